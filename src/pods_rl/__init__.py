@@ -1,0 +1,37 @@
+"""PODS: generate many rollouts, train on the few that teach most (arXiv 2504.13818).
+
+Names are loaded on first use, so that ``import pods_rl`` costs nothing and ``pods_rl.selection`` never loads TRL.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .engines.trl import PODSConfig, PODSTrainer
+    from .selection import RULES, Selection, advantages, pods_objective, select
+
+_HOME = {
+    "PODSConfig": ".engines.trl",
+    "PODSTrainer": ".engines.trl",
+    "RULES": ".selection",
+    "Selection": ".selection",
+    "advantages": ".selection",
+    "pods_objective": ".selection",
+    "select": ".selection",
+}
+
+__all__ = ["RULES", "PODSConfig", "PODSTrainer", "Selection", "advantages", "pods_objective", "select"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(_HOME[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])
