@@ -1,0 +1,210 @@
+"""The batch arithmetic of GRPO and PODS, and what to say when the numbers do not fit. No torch.
+
+Three units, always named: a **prompt**; a **rollout**, one completion generated for it (n =
+``num_rollouts`` each); a **row**, a rollout that was kept and is trained on (m = ``num_generations`` a
+prompt). Batch sizes count rows.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+
+from .errors import UserError
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How many prompts, rollouts and rows each part of training handles.
+
+    A generation batch is what is sampled at once, from one fixed policy; an optimizer step consumes all of
+    it, or a part where ``steps_per_generation`` exceeds ``gradient_accumulation_steps``.
+    """
+
+    num_generations: int
+    num_rollouts: int
+    processes: int
+    micro_batch_rows: int
+    micro_batches: int
+    steps_per_generation: int
+    rollout_batch_size: int | None
+
+    @property
+    def rows_per_process(self) -> int:
+        """Rows one process trains on in an optimizer step."""
+        return self.micro_batch_rows * self.micro_batches
+
+    @property
+    def rows_per_step(self) -> int:
+        return self.rows_per_process * self.processes
+
+    @property
+    def rows_per_generation(self) -> int:
+        return self.micro_batch_rows * self.processes * self.steps_per_generation
+
+    @property
+    def prompts_per_generation(self) -> int:
+        return self.rows_per_generation // self.num_generations
+
+    @property
+    def prompts_per_step(self) -> float:
+        """Prompts an optimizer step learns from; a fraction where a group is spread over several steps."""
+        return self.rows_per_step / self.num_generations
+
+    @property
+    def rollouts_per_generation(self) -> int:
+        return self.prompts_per_generation * self.num_rollouts
+
+    @property
+    def rollouts_per_step(self) -> float:
+        return self.prompts_per_step * self.num_rollouts
+
+    @property
+    def rollout_chunks(self) -> int:
+        """Calls of ``generate`` that one process makes for a generation batch."""
+        per_process = math.ceil(self.rollouts_per_generation / self.processes)
+        return math.ceil(per_process / (self.rollout_batch_size or per_process))
+
+    @property
+    def is_plain_grpo(self) -> bool:
+        return self.num_rollouts == self.num_generations
+
+    def describe(self) -> list[tuple[str, str]]:
+        """(label, value) lines for a person.
+
+        >>> check_batch(num_generations=16, num_rollouts=64, per_device_train_batch_size=8,
+        ...             gradient_accumulation_steps=4, processes=1).describe()[2]
+        ('an optimizer step', '2 prompts, 128 rollouts generated, 32 rows trained')
+        """
+        method = "plain GRPO" if self.is_plain_grpo else "PODS"
+        split = f"{_count(self.micro_batches, 'micro-batch', 'es')} of {_count(self.micro_batch_rows, 'row')}"
+        lines = [
+            ("method", f"{method}: {self.num_rollouts} rollouts a prompt, {self.num_generations} trained on"),
+            ("processes", str(self.processes)),
+            (
+                "an optimizer step",
+                f"{_count(self.prompts_per_step, 'prompt')}, {_count(self.rollouts_per_step, 'rollout')} "
+                "generated, "
+                f"{_count(self.rows_per_step, 'row')} trained",
+            ),
+            ("on each process", f"{split}, generated in {_count(self.rollout_chunks, 'call')}"),
+        ]
+        if self.steps_per_generation != self.micro_batches:
+            lines.append(
+                (
+                    "a generation batch",
+                    f"{_count(self.prompts_per_generation, 'prompt')}, "
+                    f"{_count(self.rollouts_per_generation, 'rollout')}, "
+                    f"used for {self.steps_per_generation / self.micro_batches:g} optimizer steps",
+                )
+            )
+        return lines
+
+
+def check_batch(
+    *,
+    num_generations: int | None,
+    num_rollouts: int | None = None,
+    per_device_train_batch_size: int = 8,
+    gradient_accumulation_steps: int = 1,
+    steps_per_generation: int | None = None,
+    generation_batch_size: int | None = None,
+    rollout_batch_size: int | None = None,
+    processes: int | None = None,
+) -> BatchPlan:
+    """The plan these settings give; names and meanings are TRL's.
+
+    Args:
+        num_generations: m, at least 2 (one row has no spread, so no advantage).
+        num_rollouts: n, at least m; None means m, plain GRPO.
+        generation_batch_size: rows of one generation batch; None derives it from ``steps_per_generation``,
+            which defaults to ``gradient_accumulation_steps``. Only one of the two may be set.
+        processes: None reads ``WORLD_SIZE``, as torchrun and accelerate set it.
+
+    Raises:
+        UserError: a number below its minimum, n < m, or batches that do not hold whole groups of m rows;
+            the message gives the unit and two values that work.
+
+    >>> check_batch(num_generations=8, per_device_train_batch_size=4, gradient_accumulation_steps=6).micro_batches
+    6
+    >>> check_batch(num_generations=8, num_rollouts=4)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    pods_rl.errors.UserError: num_rollouts = 4 is less than num_generations = 8: cannot keep 8 of 4 rollouts...
+    """
+    processes = processes_from_environment() if processes is None else processes
+    m = _at_least("num_generations", num_generations, 2, "one row has no spread, so it teaches nothing")
+    n = m if num_rollouts is None else _at_least("num_rollouts", num_rollouts, 1)
+    if n < m:
+        raise UserError(
+            f"num_rollouts = {n} is less than num_generations = {m}: cannot keep {m} of {n} rollouts. "
+            "num_rollouts is n, generated per prompt; num_generations is m, trained on. "
+            f"Raise num_rollouts to {m} or more, or lower num_generations to {max(n, 2)} or less."
+        )
+    rows = _at_least("per_device_train_batch_size", per_device_train_batch_size, 1)
+    accumulation = _at_least("gradient_accumulation_steps", gradient_accumulation_steps, 1)
+    _at_least("processes", processes, 1)
+    if rollout_batch_size is not None:
+        _at_least(
+            "rollout_batch_size", rollout_batch_size, 1, "leave it out to generate all rollouts at once"
+        )
+    if generation_batch_size is not None:
+        if steps_per_generation is not None:
+            raise UserError(
+                f"generation_batch_size = {generation_batch_size} and steps_per_generation = "
+                f"{steps_per_generation} say the same thing twice: keep one of them."
+            )
+        steps = _steps_of_generation_batch(generation_batch_size, m, rows, processes)
+    else:
+        unit = "gradient_accumulation_steps" if steps_per_generation is None else "steps_per_generation"
+        steps = accumulation if steps_per_generation is None else _at_least(unit, steps_per_generation, 1)
+        _check_whole_groups(m, rows, processes, steps, unit)
+    return BatchPlan(m, n, processes, rows, accumulation, steps, rollout_batch_size)
+
+
+def processes_from_environment() -> int:
+    """``WORLD_SIZE`` as torchrun and accelerate set it; 1 where it is not a number."""
+    size = os.environ.get("WORLD_SIZE", "1")
+    return max(1, int(size)) if size.isdigit() else 1
+
+
+def _check_whole_groups(m: int, rows: int, processes: int, steps: int, unit: str) -> None:
+    held = rows * processes * steps
+    if held % m:
+        low, high = _neighbours(rows, m // math.gcd(m, processes * steps))
+        raise UserError(
+            f"A generation batch must hold whole groups of num_generations = {m} rows, but it holds "
+            f"{held} rows (per_device_train_batch_size {rows} x processes {processes} x {unit} {steps}). "
+            f"Rows are kept rollouts, not prompts. Set per_device_train_batch_size to {low} or {high}."
+        )
+
+
+def _steps_of_generation_batch(size: int, m: int, rows: int, processes: int) -> int:
+    _at_least("generation_batch_size", size, 1)
+    whole = math.lcm(m, rows * processes)
+    if size % whole:
+        low, high = _neighbours(size, whole)
+        raise UserError(
+            f"generation_batch_size = {size} rows must be a multiple of num_generations ({m} rows a "
+            f"group) and of per_device_train_batch_size x processes ({rows} x {processes} rows a micro-batch). "
+            f"Rows are kept rollouts, not prompts. Set generation_batch_size to {low} or {high}."
+        )
+    return size // (rows * processes)
+
+
+def _neighbours(value: int, step: int) -> tuple[int, int]:
+    """The two multiples of ``step`` next to ``value``, both at least ``step``."""
+    low = max(value // step, 1) * step
+    return low, low + step
+
+
+def _at_least(key: str, value: int | None, minimum: int, why: str = "") -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        reason = f" ({why})" if why else ""
+        raise UserError(f"{key} = {value!r}: expected a whole number of at least {minimum}{reason}.")
+    return value
+
+
+def _count(number: float, noun: str, plural: str = "s") -> str:
+    return f"{number:g} {noun}{'' if number == 1 else plural}"

@@ -1,0 +1,122 @@
+"""Batch arithmetic: worked values, and advice that is itself valid."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pods_rl.batching import check_batch
+from pods_rl.errors import UserError
+
+
+def test_the_papers_single_gpu_setting():
+    plan = check_batch(
+        num_generations=16, num_rollouts=64, per_device_train_batch_size=4, gradient_accumulation_steps=4
+    )
+    assert (plan.prompts_per_step, plan.rollouts_per_step, plan.rows_per_step) == (1, 64, 16)
+    assert (plan.micro_batches, plan.micro_batch_rows, plan.rows_per_process) == (4, 4, 16)
+    assert not plan.is_plain_grpo
+
+
+def test_groups_may_straddle_processes():
+    plan = check_batch(num_generations=16, num_rollouts=64, per_device_train_batch_size=2, processes=8)
+    assert (plan.prompts_per_generation, plan.rows_per_process, plan.rollouts_per_generation) == (1, 2, 64)
+
+
+def test_several_steps_share_one_generation():
+    plan = check_batch(
+        num_generations=4,
+        num_rollouts=8,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        steps_per_generation=6,
+    )
+    assert (plan.prompts_per_generation, plan.prompts_per_step, plan.rows_per_step) == (6, 2, 8)
+    assert ("a generation batch", "6 prompts, 48 rollouts, used for 3 optimizer steps") in plan.describe()
+
+
+def test_generation_batch_size_counts_rows():
+    plan = check_batch(num_generations=4, per_device_train_batch_size=2, generation_batch_size=8, processes=2)
+    assert (plan.steps_per_generation, plan.rows_per_generation, plan.num_rollouts) == (2, 8, 4)
+    assert plan.is_plain_grpo
+
+
+@pytest.mark.parametrize(("size", "chunks"), [(None, 1), (64, 2), (50, 3), (128, 1), (1, 128)])
+def test_rollouts_are_generated_in_chunks(size, chunks):
+    plan = check_batch(
+        num_generations=16, num_rollouts=64, per_device_train_batch_size=32, rollout_batch_size=size
+    )
+    assert plan.rollout_chunks == chunks
+
+
+def test_processes_come_from_the_launcher(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert check_batch(num_generations=8, per_device_train_batch_size=2).processes == 4
+    monkeypatch.setenv("WORLD_SIZE", "nonsense")
+    assert check_batch(num_generations=8).processes == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_generations": 1}, "num_generations = 1: expected a whole number of at least 2"),
+        ({"num_generations": None}, "num_generations = None: expected"),
+        ({"num_generations": True}, "num_generations = True: expected"),
+        ({"num_generations": 8, "num_rollouts": 4}, "cannot keep 8 of 4 rollouts.*Raise num_rollouts to 8"),
+        ({"num_generations": 8, "rollout_batch_size": 0}, "rollout_batch_size = 0: .* at least 1"),
+        ({"num_generations": 8, "per_device_train_batch_size": 0}, "per_device_train_batch_size = 0"),
+        ({"num_generations": 8, "gradient_accumulation_steps": 0}, "gradient_accumulation_steps = 0"),
+        ({"num_generations": 8, "generation_batch_size": 8, "steps_per_generation": 1}, "keep one of them"),
+        (
+            {"num_generations": 8, "generation_batch_size": 12},
+            "generation_batch_size = 12 rows .* to 8 or 16",
+        ),
+        ({"num_generations": 8, "per_device_train_batch_size": 6}, r"holds 6 rows .* to 8 or 16"),
+        (
+            {"num_generations": 16, "per_device_train_batch_size": 6, "gradient_accumulation_steps": 4},
+            r"holds 24 rows \(per_device_train_batch_size 6 x processes 1 x gradient_accumulation_steps 4\)"
+            ".* not prompts.* to 4 or 8",
+        ),
+        (
+            {"num_generations": 3, "per_device_train_batch_size": 4, "steps_per_generation": 2},
+            "steps_per_generation 2.* to 3 or 6",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_its_unit(settings, message):
+    with pytest.raises(UserError, match=message):
+        check_batch(**settings)
+
+
+small = st.integers(1, 12)
+
+
+@given(m=st.integers(2, 20), rows=small, accumulation=small, processes=small)
+def test_the_two_values_it_names_work(m, rows, accumulation, processes):
+    settings = {
+        "num_generations": m,
+        "gradient_accumulation_steps": accumulation,
+        "processes": processes,
+    }
+    try:
+        plan = check_batch(**settings, per_device_train_batch_size=rows)
+    except UserError as error:
+        for value in re.search(r"to (\d+) or (\d+)\.$", str(error)).groups():
+            check_batch(**settings, per_device_train_batch_size=int(value))
+    else:
+        assert plan.prompts_per_generation * m == rows * accumulation * processes
+
+
+@given(m=st.integers(2, 20), rows=small, size=st.integers(1, 200), processes=small)
+def test_the_two_generation_batches_it_names_work(m, rows, size, processes):
+    settings = {"num_generations": m, "per_device_train_batch_size": rows, "processes": processes}
+    try:
+        plan = check_batch(**settings, generation_batch_size=size)
+    except UserError as error:
+        for value in re.search(r"to (\d+) or (\d+)\.$", str(error)).groups():
+            check_batch(**settings, generation_batch_size=int(value))
+    else:
+        assert plan.rows_per_generation == size
