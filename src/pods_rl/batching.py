@@ -126,12 +126,12 @@ def check_batch(
         UserError: a number below its minimum, n < m, or batches that do not hold whole groups of m rows;
             the message gives the unit and two values that work.
 
-    >>> check_batch(num_generations=8, per_device_train_batch_size=4, gradient_accumulation_steps=6).micro_batches
-    6
+    >>> check_batch(num_generations=8, num_rollouts=32, per_device_train_batch_size=16).rollouts_per_step
+    64.0
     >>> check_batch(num_generations=8, num_rollouts=4)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
-    pods_rl.errors.UserError: num_rollouts = 4 is less than num_generations = 8: cannot keep 8 of 4 rollouts...
+    pods_rl.errors.UserError: num_rollouts = 4 is less than num_generations = 8: cannot keep 8...
     """
     processes = processes_from_environment() if processes is None else processes
     m = _at_least("num_generations", num_generations, 2, "one row has no spread, so it teaches nothing")
@@ -187,7 +187,7 @@ def _steps_of_generation_batch(size: int, m: int, rows: int, processes: int) -> 
         low, high = _neighbours(size, whole)
         raise UserError(
             f"generation_batch_size = {size} rows must be a multiple of num_generations ({m} rows a "
-            f"group) and of per_device_train_batch_size x processes ({rows} x {processes} rows a micro-batch). "
+            f"group) and of per_device_train_batch_size x processes ({rows} x {processes} rows). "
             f"Rows are kept rollouts, not prompts. Set generation_batch_size to {low} or {high}."
         )
     return size // (rows * processes)
