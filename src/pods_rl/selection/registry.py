@@ -1,0 +1,111 @@
+"""Find a rule by its name or import path, and run it with its input and output checked."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from importlib import import_module
+
+import torch
+from torch import Tensor
+
+from ..errors import UserError
+from .rules import RULES
+from .types import Rule, Selection
+from .validation import check_rewards, check_size, describe
+
+
+def get_rule(name: str) -> Rule:
+    """The rule of that name in `RULES`, or at that import path.
+
+    Args:
+        name: a key of `RULES`, or a function's path, `package.module:function` or `package.module.function`.
+
+    Raises:
+        UserError: an unknown name (with the nearest one), or a path that does not lead to a function.
+
+    >>> get_rule("max_variance").__name__
+    'max_variance'
+    >>> get_rule("max_varience")
+    Traceback (most recent call last):
+    pods_rl.errors.UserError: unknown rule 'max_varience': did you mean 'max_variance'? ...
+    """
+    if not isinstance(name, str):
+        raise UserError(f"a rule is given by its name, a string; got {name!r}. {_choices()}")
+    if name in RULES:
+        return RULES[name]
+    if ":" in name or "." in name:
+        return _import_rule(name)
+    near = get_close_matches(name, RULES, n=1)
+    hint = f": did you mean '{near[0]}'?" if near else "."
+    raise UserError(f"unknown rule '{name}'{hint} {_choices()}")
+
+
+def select(
+    rewards_PN: Tensor,
+    m: int,
+    rule: str | Rule = "max_variance",
+    generator: torch.Generator | None = None,
+) -> Selection:
+    """Keep m of each prompt's rollouts.
+
+    Source: PODS (arXiv 2504.13818), Algorithm 1, the step S = D(o, r; m).
+
+    Args:
+        rewards_PN: `[P, N]`, any real dtype; NaN where nobody could score, finite elsewhere.
+        m: rollouts to keep of each prompt, 1 to n.
+        rule: a name or import path as `get_rule` takes, or the function itself.
+        generator: handed to the rule.
+
+    Returns:
+        A `Selection` without weights.
+
+    Raises:
+        TypeError, ValueError: bad rewards or m; a rule that did not return m different rollouts each.
+
+    >>> select(torch.tensor([[0.0, 1.0, 0.0, 0.0]]), 2).indices
+    tensor([[0, 1]])
+    """
+    function = get_rule(rule) if isinstance(rule, str) else rule
+    if function in RULES.values():  # these check their own input, and tests their output
+        return Selection(function(rewards_PN, m, generator=generator))
+    check_rewards(rewards_PN)
+    check_size(m, rewards_PN.shape[1])
+    indices_PM = function(rewards_PN, m, generator=generator)
+    _check_indices(indices_PM, rewards_PN, m, rule)
+    return Selection(indices_PM)
+
+
+def _import_rule(path: str) -> Rule:
+    module_name, _, function_name = path.rpartition(":" if ":" in path else ".")
+    try:
+        function = getattr(import_module(module_name), function_name)
+    except Exception as error:  # a user's module may fail in any way
+        raise UserError(
+            f"the rule '{path}' could not be imported: {type(error).__name__}: {error}. {_choices()}"
+        ) from error
+    if not callable(function):
+        raise UserError(f"the rule '{path}' is {describe(function)}, not a function. {_choices()}")
+    return function
+
+
+def _choices() -> str:
+    return f"Choose one of {', '.join(RULES)}, or give your own as package.module:function."
+
+
+def _check_indices(indices_PM: Tensor, rewards_PN: Tensor, m: int, rule: str | Rule) -> None:
+    name = rule if isinstance(rule, str) else getattr(rule, "__name__", repr(rule))
+    prompts, n = rewards_PN.shape
+    wanted = f"int64 indices of shape {[prompts, m]} on {rewards_PN.device}"
+    if not isinstance(indices_PM, Tensor) or indices_PM.dtype != torch.int64:
+        raise TypeError(f"the rule '{name}' must return {wanted}; it returned {describe(indices_PM)}.")
+    if indices_PM.shape != (prompts, m) or indices_PM.device != rewards_PN.device:
+        came = f"{describe(indices_PM)} on {indices_PM.device}"
+        raise ValueError(f"the rule '{name}' must return {wanted}; it returned {came}.")
+    ascending_PM = indices_PM.sort(dim=1).values
+    bad_P = ((ascending_PM < 0) | (ascending_PM >= n)).any(dim=1) | (ascending_PM.diff(dim=1) == 0).any(dim=1)
+    if bad_P.any():
+        group = int(bad_P.nonzero()[0])
+        raise ValueError(
+            f"the rule '{name}' must return {m} different rollouts between 0 and {n - 1} for each prompt; "
+            f"for group {group} it returned {indices_PM[group].tolist()}."
+        )

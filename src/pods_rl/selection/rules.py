@@ -1,0 +1,179 @@
+"""The rules: which m of a prompt's n rollouts to train on.
+
+Each is a pure function of rewards `[P, N]`, batched over prompts, on the rewards' own device (which must know
+float64). Each returns int64 `[P, M]`, distinct and ascending within a row: m = n keeps every row in place.
+
+Common to all: NaN marks a rollout nobody could score. It is kept only where a group has fewer than m scored
+ones, the lowest rollout index first. Infinite rewards are a ValueError. Among equal rewards the lower rollout
+index is kept first, at the high end as at the low end.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from .types import Rule
+from .validation import check_rewards, check_size
+
+# Variances closer than this share of the largest are equal: rounding never decides how many to keep on top.
+VARIANCE_TOLERANCE = 1e-9
+
+
+def max_variance(rewards_PN: Tensor, m: int, *, generator: torch.Generator | None = None) -> Tensor:
+    """Keep the m rollouts whose rewards have the largest variance: the k highest and the m - k lowest.
+
+    Source: PODS (arXiv 2504.13818), section 3.3, Lemma 3.1 and Algorithm 2, with the prefix sums of
+    the remark on Theorem 1: O(n log n + m) a group.
+
+    Args:
+        rewards_PN: `[P, N]`, any real dtype, finite or NaN.
+        m: rollouts to keep of each prompt, 1 to n.
+        generator: not used; every rule takes one.
+
+    Returns:
+        int64 `[P, M]`, ascending rollout index.
+
+    Ties: among k of equal variance (relative 1e-9) the most balanced, and of two such the one with more high
+    rewards. So binary rewards with both outcomes plentiful give m/2 : m/2 (odd m: one more high), m = 1 keeps
+    the highest reward, and a constant group keeps its first m rollouts.
+
+    Raises:
+        TypeError, ValueError: shape, dtype, m or an infinite reward. Huge finite rewards do not overflow.
+
+    >>> max_variance(torch.tensor([[0.0, 1.0, 0.5, 1.0, 0.0, 0.4]]), 4)
+    tensor([[0, 1, 3, 4]])
+    """
+    sorted_PN, order_PN, scored_P1 = _sort(_checked(rewards_PN, m))
+    k_P1 = _best_split(sorted_PN, scored_P1, m)
+    return _pick(order_PN, _ends(sorted_PN, scored_P1, k_P1, m))
+
+
+def max_reward(rewards_PN: Tensor, m: int, *, generator: torch.Generator | None = None) -> Tensor:
+    """Keep the m highest rewards.
+
+    Source: PODS (arXiv 2504.13818), section 3.2, the max-reward rule.
+
+    Args, returns, raises: as `max_variance`. Ties: the lower rollout index first.
+
+    >>> max_reward(torch.tensor([[0.2, 0.9, float("nan"), 0.9, 0.9]]), 2)
+    tensor([[1, 3]])
+    """
+    sorted_PN, order_PN, scored_P1 = _sort(_checked(rewards_PN, m))
+    k_P1 = torch.where(scored_P1 > m, m, 0)
+    return _pick(order_PN, _ends(sorted_PN, scored_P1, k_P1, m))
+
+
+def random(rewards_PN: Tensor, m: int, *, generator: torch.Generator | None = None) -> Tensor:
+    """Keep m rollouts uniformly at random: GRPO with m, at the price of n.
+
+    Source: PODS (arXiv 2504.13818), section 3.2, the random rule.
+
+    Args, returns, raises: as `max_variance`, except for
+        generator: where the draw comes from; None takes PyTorch's global one. It may live on another device
+            than the rewards. The draw depends on it, the shape and where NaN is, on no reward.
+
+    >>> random(torch.zeros(1, 8), 3, generator=torch.Generator().manual_seed(0))
+    tensor([[2, 6, 7]])
+    """
+    rewards_PN = _checked(rewards_PN, m)
+    device = rewards_PN.device if generator is None else generator.device
+    keys_PN = torch.rand(rewards_PN.shape, generator=generator, device=device, dtype=torch.float64)
+    keys_PN = keys_PN.to(rewards_PN.device).masked_fill(rewards_PN.isnan(), math.inf)
+    order_PN = keys_PN.argsort(dim=1, stable=True)
+    return order_PN[:, :m].sort(dim=1).values
+
+
+def percentile(rewards_PN: Tensor, m: int, *, generator: torch.Generator | None = None) -> Tensor:
+    """Keep the rewards at the evenly spaced quantiles (i - 1/2) / m, i = 1..m, of a group's scored rewards.
+
+    Source: PODS (arXiv 2504.13818), the percentile rule. Of s scored rollouts, sorted, it keeps those at
+    positions floor(s (i - 1/2) / m), counted from 0: at least 1 apart, so always m different ones.
+
+    Args, returns, raises: as `max_variance`. Ties: equal rewards are sorted by rollout index, lower first.
+
+    >>> percentile(torch.tensor([[0.7, 0.1, 0.5, 0.3, 0.2, 0.6]]), 3)
+    tensor([[0, 2, 4]])
+    """
+    _, order_PN, scored_P1 = _sort(_checked(rewards_PN, m))
+    rank_M = torch.arange(m, device=order_PN.device)
+    positions_PM = torch.where(scored_P1 > m, (2 * rank_M + 1) * scored_P1 // (2 * m), rank_M)
+    return _pick(order_PN, positions_PM)
+
+
+RULES: dict[str, Rule] = {
+    "max_variance": max_variance,
+    "max_reward": max_reward,
+    "random": random,
+    "percentile": percentile,
+}
+
+
+def _checked(rewards_PN: Tensor, m: int) -> Tensor:
+    rewards_PN = check_rewards(rewards_PN)
+    check_size(m, rewards_PN.shape[1])
+    return rewards_PN
+
+
+def _sort(rewards_PN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rewards ascending with NaN (as inf) last, the rollout at each rank, and how many were scored, `[P, 1]`.
+
+    Equal rewards, and NaN among themselves, stay in rollout order.
+    """
+    rewards_PN = rewards_PN.masked_fill(rewards_PN.isnan(), math.inf)
+    sorted_PN, order_PN = rewards_PN.sort(dim=1, stable=True)
+    return (
+        sorted_PN,
+        order_PN,
+        torch.searchsorted(sorted_PN, rewards_PN.new_full((len(rewards_PN), 1), math.inf)),
+    )
+
+
+def _best_split(sorted_PN: Tensor, scored_P1: Tensor, m: int) -> Tensor:
+    """How many of the m to keep from the high end, `[P, 1]`: all k = 0..m are compared at once.
+
+    0 where a group has no more than m scored rollouts: its lowest m ranks are all it has, filled up with NaN.
+    """
+    rank_M = torch.arange(m, device=sorted_PN.device)
+    highest_PM = sorted_PN.gather(1, (scored_P1 - 1 - rank_M).clamp(min=0))
+    ends_2PM = torch.stack([sorted_PN[:, :m], highest_PM]).double()
+    lowest_P1, highest_P1 = ends_2PM[0, :, :1], ends_2PM[1, :, :1]
+    # The midrange, unlike a rounded mean, does not depend on the rollouts' order; halves do not overflow.
+    half_range_P1 = highest_P1 / 2 - lowest_P1 / 2
+    scale_P1 = torch.where(half_range_P1 > 0, half_range_P1, 1.0)
+    ends_2PM = (ends_2PM - (lowest_P1 + half_range_P1)) / scale_P1
+
+    low_PK, high_PK = pad(ends_2PM.cumsum(dim=2), (1, 0))
+    low_square_PK, high_square_PK = pad(ends_2PM.square().cumsum(dim=2), (1, 0))
+    sum_PK = high_PK + low_PK.flip(1)
+    variance_PK = high_square_PK + low_square_PK.flip(1) - sum_PK.square() / m
+
+    k_K = torch.arange(m + 1, device=sorted_PN.device)
+    balance_K = 2 * (m - (2 * k_K - m).abs()) + (2 * k_K > m)
+    best_PK = variance_PK >= variance_PK.amax(dim=1, keepdim=True) * (1 - VARIANCE_TOLERANCE)
+    k_P1 = torch.where(best_PK, balance_K, -1).argmax(dim=1, keepdim=True)
+    return torch.where(scored_P1 > m, k_P1, 0)
+
+
+def _ends(sorted_PN: Tensor, scored_P1: Tensor, k_P1: Tensor, m: int) -> Tensor:
+    """The ranks of the m - k lowest and the k highest scored rewards, `[P, M]`.
+
+    A stable sort would give the high end the last of a run of equal rewards. Where the high end begins inside
+    such a run it takes the run's first ones instead, after those the low end has taken.
+    """
+    rank_M = torch.arange(m, device=sorted_PN.device)
+    low_P1, top_P1 = m - k_P1, scored_P1 - k_P1
+    threshold_P1 = sorted_PN.gather(1, top_P1.clamp(max=sorted_PN.shape[1] - 1))
+    run_start_P1 = torch.searchsorted(sorted_PN, threshold_P1)
+    run_end_P1 = torch.searchsorted(sorted_PN, threshold_P1, right=True)
+    high_PM = rank_M - low_P1 + top_P1
+    shift_P1 = torch.maximum(run_start_P1, low_P1) - top_P1
+    high_PM = torch.where(high_PM < run_end_P1, high_PM + shift_P1, high_PM)
+    return torch.where(rank_M < low_P1, rank_M, high_PM)
+
+
+def _pick(order_PN: Tensor, ranks_PM: Tensor) -> Tensor:
+    return order_PN.gather(1, ranks_PM).sort(dim=1).values
