@@ -1,0 +1,80 @@
+"""Is the final answer right? Numbers and strings are compared here; the rest goes to the verifier pool."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from .extract import extract_answer
+from .numeric import MAX_LENGTH, plain, read_number, read_number_in_words
+from .pool import default_pool
+
+_SYMBOLIC = re.compile(r"[\\^_{}+*/=()\[\]|!√π×÷·]|[0-9]\s*-\s*[0-9]")
+_LIST = re.compile(r"[0-9]\s*,")
+_NEEDLESS_SPACE = re.compile(r"(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])")
+
+Pair = tuple[str, str]
+
+
+def accuracy(text: str, gold: str) -> float:
+    """Give 1.0 if the final answer of `text` is `gold`, else 0.0.
+
+    Source: arXiv 2504.13818, experiments: reward 1.0 for a right answer. Range {0.0, 1.0}.
+
+    `text` is a completion, its answer found by `extract_answer`; `gold` is the bare gold answer. Numbers are
+    compared exactly (0.333 is not 1/3), then strings up to dress and spacing; only symbolic mathematics goes
+    to math-verify, in a process that is killed at its time limit and then scores 0.0. Numeric answers never
+    start that process. An answer longer than `numeric.MAX_LENGTH` characters is right only if it equals the
+    gold one to the letter.
+
+    >>> accuracy("<think>9*2</think><answer>$18.00 a day</answer>", "18")
+    1.0
+    >>> accuracy("<answer>17 or 18</answer>", "18")
+    0.0
+    """
+    return accuracy_batch([text], [gold])[0]
+
+
+def accuracy_batch(texts: Sequence[str], golds: Sequence[str]) -> list[float]:
+    """Score many completions as `accuracy` does; symbolic ones side by side, equal ones once.
+
+    Raises ValueError where the lengths differ.
+
+    >>> accuracy_batch(["#### 4", "#### 5"], ["4", "4"])
+    [1.0, 0.0]
+    """
+    if len(texts) != len(golds):
+        raise ValueError(
+            f"{len(texts)} texts came with {len(golds)} gold answers; give one gold answer to each text"
+        )
+    verdicts = [_decide(text, gold) for text, gold in zip(texts, golds, strict=True)]
+    pairs = list(dict.fromkeys(verdict for verdict in verdicts if isinstance(verdict, tuple)))
+    verified = dict(zip(pairs, default_pool().verify(pairs), strict=True)) if pairs else {}
+    return [float(verified[verdict] if isinstance(verdict, tuple) else verdict) for verdict in verdicts]
+
+
+def _decide(text: str, gold: str) -> bool | Pair:
+    """Decide without mathematics, or give the pair (gold, answer) that needs it."""
+    answer, gold = extract_answer(text), gold.strip()
+    if answer is None or not gold:
+        return False
+    if answer == gold:
+        return True
+    if len(answer) > MAX_LENGTH or len(gold) > MAX_LENGTH:
+        return False
+    answer, gold = plain(answer), plain(gold)
+    gold_number = read_number(gold)
+    if gold_number:
+        number = read_number(answer) or read_number_in_words(answer)
+        if number:
+            return number.equals(gold_number)
+    if _key(answer) == _key(gold):
+        return True
+    # Mathematics decides only where there is some: in the answer to a number, else in the gold answer.
+    symbolic = _SYMBOLIC.search(answer) if gold_number else _SYMBOLIC.search(gold) or _LIST.search(gold)
+    return (gold, answer) if symbolic else False
+
+
+def _key(text: str) -> str:
+    text = _NEEDLESS_SPACE.sub("", text)
+    return text if _SYMBOLIC.search(text) else text.casefold()

@@ -1,0 +1,178 @@
+"""A small pool of verifier processes that are killed and replaced when an answer takes too long.
+
+math-verify's own time limits work in the main thread only, and some answers keep it busy for ever. The
+processes are started as plain commands: no fork of a process with threads, and the user's main module is not
+imported again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from queue import LifoQueue
+
+DEFAULT_LIMIT = 5.0  # seconds an answer: math-verify's own default (its parsing_timeout and timeout_seconds)
+START_LIMIT = 120.0  # seconds for a process to import math-verify, on the busiest of machines
+MAX_WORKERS = 4
+
+_PROGRAM = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from pods_rl.rewards.worker import main
+main()
+"""
+
+
+class VerifierPool:
+    """Decide whether pairs of expressions are equal, `size` at a time, `limit` seconds at most each.
+
+    Processes are started when first needed and end with `close`, at the interpreter's exit, or when this
+    process dies. `timeouts` counts the answers that were given up at the limit, `crashes` those whose process
+    ended by itself (out of memory, recursion); both score False. Safe to call from several threads.
+    """
+
+    def __init__(self, size: int | None = None, limit: float = DEFAULT_LIMIT) -> None:
+        if limit <= 0 or (size is not None and size < 1):
+            raise ValueError(f"a pool needs size >= 1 and limit > 0 seconds, but came {size} and {limit}")
+        self.size = size or min(MAX_WORKERS, os.cpu_count() or 1)
+        self.limit = limit
+        self.timeouts = 0
+        self.crashes = 0
+        self.owner = os.getpid()
+        self._lock = threading.Lock()
+        self._workers: LifoQueue[_Worker] = LifoQueue()  # the last one used is the one most likely running
+        self._all = [_Worker() for _ in range(self.size)]
+        for worker in self._all:
+            self._workers.put(worker)
+        self._threads = ThreadPoolExecutor(self.size, thread_name_prefix="pods-verifier")
+        atexit.register(self.close)
+
+    def verify(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
+        """Say of each (gold, answer) whether the two are mathematically equal, in order.
+
+        Raises RuntimeError where a process cannot be started: no score is made up for lack of a verifier.
+
+        >>> pool = VerifierPool(size=1)
+        >>> pool.verify([(r"\\\\sqrt{8}", r"2\\\\sqrt{2}"), ("x+1", "x")])
+        [True, False]
+        >>> pool.close()
+        """
+        return list(self._threads.map(self._verify_one, pairs))
+
+    def close(self) -> None:
+        """End every process. A closed pool cannot be used again; closing twice is fine."""
+        if self.owner != os.getpid():
+            return  # a forked child shares the pipes, but the processes are its parent's
+        atexit.unregister(self.close)
+        for worker in self._all:
+            worker.stop()
+        self._threads.shutdown(cancel_futures=True)
+        for worker in self._all:
+            worker.stop()  # one that a running check had just replaced
+
+    def _verify_one(self, pair: tuple[str, str]) -> bool:
+        worker = self._workers.get()
+        try:
+            verdict = worker.ask(pair, self.limit)
+        finally:
+            self._workers.put(worker)
+        with self._lock:
+            self.timeouts += verdict == "timeout"
+            self.crashes += verdict == "crash"
+        return verdict == "1"
+
+
+class _Worker:
+    """One verifier process, started when first asked and again after it was killed."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def ask(self, pair: tuple[str, str], limit: float) -> str:
+        """Give "1" or "0", or "timeout" or "crash" where no answer came."""
+        process = self._process
+        if process is None or process.poll() is not None:
+            process = self._start()
+        reply, late = _exchange(process, json.dumps([*pair, limit]), limit)
+        if late or reply not in ("0", "1"):
+            self.stop()
+        return reply or ("timeout" if late else "crash")
+
+    def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            with suppress(OSError):  # what was not yet sent cannot be
+                if stream:
+                    stream.close()
+
+    def _start(self) -> subprocess.Popen[str]:
+        self.stop()
+        self._process = process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, json.dumps(sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            encoding="utf-8",
+            start_new_session=True,  # Ctrl-C is for the training process alone
+        )
+        reply, _ = _exchange(process, None, START_LIMIT)
+        if reply != "ready":
+            self.stop()
+            raise RuntimeError(
+                f"the answer verifier did not start with {sys.executable}; "
+                "check that `python -c 'import math_verify'` works there"
+            )
+        return process
+
+
+def _exchange(process: subprocess.Popen[str], line: str | None, limit: float) -> tuple[str, bool]:
+    """Send a line and wait for one, at most `limit` seconds; give it (or "") and whether time ran out."""
+    assert process.stdin
+    assert process.stdout
+    late = threading.Event()
+
+    def give_up() -> None:
+        late.set()
+        process.kill()
+
+    timer = threading.Timer(limit, give_up)
+    timer.daemon = True
+    timer.start()
+    reply = ""
+    with suppress(OSError, ValueError):  # the process, or its pipe, is gone
+        if line is not None:
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+        reply = process.stdout.readline().strip()
+    timer.cancel()
+    timer.join()  # a kill under way is over now, so that it cannot hit the next answer
+    return reply, late.is_set()
+
+
+_default: VerifierPool | None = None
+_default_lock = threading.Lock()
+
+
+def default_pool() -> VerifierPool:
+    """Give this process's own pool, made on first use (a forked child makes its own).
+
+    >>> default_pool() is default_pool()
+    True
+    """
+    global _default
+    with _default_lock:
+        if _default is None or _default.owner != os.getpid():
+            _default = VerifierPool()
+        return _default
