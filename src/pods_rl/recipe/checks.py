@@ -1,0 +1,192 @@
+"""What makes a recipe impossible, found before torch is loaded."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ..batching import check_batch
+from ..errors import UserError
+from .fields import describe, suggest
+from .schema import REWARDS, RULES, TINY
+
+_DATA_FILES = (".jsonl", ".json", ".parquet", ".csv")
+_DECAYING = (
+    "linear",
+    "cosine",
+    "polynomial",
+    "cosine_with_restarts",
+    "cosine_with_min_lr",
+    "warmup_stable_decay",
+)
+_MINIMA: dict[str, tuple[float, bool]] = {  # (smallest value, whether it is allowed itself)
+    "max_seconds": (0, False), "eval_seconds": (0, False), "eval_prompts": (0, True),
+    "eval_repeats": (1, True), "eval_temperature": (0, True), "eval_batch_size": (1, True),
+    "ledger_every": (0, True), "threads": (1, True), "task_train_size": (1, True),
+    "task_test_size": (1, True), "temperature": (0, False), "learning_rate": (0, True),
+    "max_completion_length": (1, True), "num_iterations": (1, True), "beta": (0, True),
+    "epsilon": (0, False), "logging_steps": (0, False), "seed": (0, True),
+}  # fmt: skip
+
+
+def check_values(values: Mapping[str, Any]) -> None:
+    """Raises UserError for the first thing in a resolved recipe that cannot work."""
+    for check in (_check_ranges, _check_length, _check_rows, _check_rule, _check_precision, _check_extras):
+        check(values)
+    _check_task(values)
+    _check_model(values)
+
+
+def _check_ranges(values: Mapping[str, Any]) -> None:
+    for key, (minimum, inclusive) in _MINIMA.items():
+        value = values.get(key)
+        if value is not None and (value < minimum or (value == minimum and not inclusive)):
+            bound = f"at least {minimum:g}" if inclusive else f"more than {minimum:g}"
+            raise UserError(f"{key} = {value}: expected {bound}.")
+
+
+def _check_length(values: Mapping[str, Any]) -> None:
+    steps = values.get("max_steps", -1)
+    if steps <= 0 and values.get("num_train_epochs") is None:
+        if values.get("max_seconds") is None:
+            raise UserError("Nothing says when to stop: set max_seconds (training clock), max_steps or both.")
+        if values["lr_scheduler_type"] in _DECAYING:
+            raise UserError(
+                f"lr_scheduler_type = {values['lr_scheduler_type']} decays over a number of steps, and "
+                "max_seconds "
+                "gives none: set max_steps as well, or lr_scheduler_type: constant."
+            )
+
+
+def _check_rows(values: Mapping[str, Any]) -> None:
+    keys = (
+        "num_generations", "num_rollouts", "per_device_train_batch_size", "gradient_accumulation_steps",
+        "steps_per_generation", "generation_batch_size", "rollout_batch_size",
+    )  # fmt: skip
+    check_batch(**{key: values[key] for key in keys if key in values})
+
+
+def _check_rule(values: Mapping[str, Any]) -> None:
+    rule = values["rule"]
+    if rule not in RULES and not re.search(r"[.:]", rule):
+        raise UserError(
+            f"rule = {rule}: expected one of {', '.join(RULES)}, or your own as package.module:function."
+            f"{suggest(rule, RULES)}"
+        )
+
+
+def _check_precision(values: Mapping[str, Any]) -> None:
+    if values.get("bf16") and values.get("fp16"):
+        raise UserError("bf16 and fp16 are both true: choose one, or leave both out.")
+    if values.get("bf16") and values.get("use_cpu") and cpu_has_bf16() is False:
+        raise UserError(
+            "bf16 = true, but this processor has no bf16 instructions and would be slower than in "
+            "float32: leave "
+            "bf16 out (it is then used where there are some), or set bf16: false."
+        )
+    if values.get("load_in_4bit") and values.get("load_in_8bit"):
+        raise UserError("load_in_4bit and load_in_8bit are both true: choose one.")
+    quantised = next((key for key in ("load_in_4bit", "load_in_8bit") if values.get(key)), None)
+    if quantised and not values.get("use_peft"):
+        raise UserError(f"{quantised} = true trains adapters only: set use_peft: true as well.")
+
+
+def _check_extras(values: Mapping[str, Any]) -> None:
+    quantised = values.get("load_in_4bit") or values.get("load_in_8bit")
+    needs = ((values.get("use_vllm"), "vllm", "vllm"), (quantised, "bitsandbytes", "quant"))
+    for wanted, package, extra in needs:
+        if wanted and find_spec(package) is None:
+            raise UserError(
+                f"This recipe needs {package}, which is not installed: pip install 'pods-rl[{extra}]'."
+            )
+
+
+def _check_task(values: Mapping[str, Any]) -> None:
+    for name, weight in (values["task_rewards"] or {}).items():
+        if name not in REWARDS and not re.search(r"[.:]", str(name)):
+            raise UserError(
+                f"task_rewards: unknown reward {name}: expected {', '.join(REWARDS)}, or your own as "
+                f"package.module:function.{suggest(str(name), REWARDS)}"
+            )
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)):
+            raise UserError(f"task_rewards: {name}: got {describe(weight)}, expected a weight, such as 1.0.")
+    if values["task"] == "arithmetic" and values["dataset_name"]:
+        raise UserError(
+            "task = arithmetic generates its prompts, so it reads no dataset_name: set task: dataset (or "
+            "gsm8k)."
+        )
+    if values["task"] == "dataset" and not values["dataset_name"]:
+        raise UserError("task = dataset needs dataset_name: a JSONL or parquet file, a directory or hub id.")
+    for key in ("dataset_name", "dataset_test_name"):
+        if values[key] is not None:
+            _check_data(key, values[key], values)
+
+
+def _check_data(key: str, name: str, values: Mapping[str, Any]) -> None:
+    path = Path(name).expanduser()
+    if not path.exists():
+        if looks_like_path(name) or path.suffix in _DATA_FILES:
+            raise UserError(f"{key} = {name}: there is no such file or directory (looked in {Path.cwd()}).")
+        return
+    if path.suffix == ".jsonl":
+        columns = _first_columns(path, key)
+        for column in ("question_column", "answer_column"):
+            wanted = values[column]
+            if wanted is not None and wanted not in columns:
+                raise UserError(
+                    f"{column} = {wanted}: {name} has the columns "
+                    f"{', '.join(columns)}.{suggest(wanted, columns)}"
+                )
+
+
+def _first_columns(path: Path, key: str) -> list[str]:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        line = next((line for line in file if line.strip()), "")
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict):
+        raise UserError(f"{key} = {path}: its first line is no JSON object: expected one on each line.")
+    return list(row)
+
+
+def _check_model(values: Mapping[str, Any]) -> None:
+    name = values["model_name_or_path"]
+    if name is None:
+        raise UserError(
+            f"model_name_or_path is not set: give a local path, a hub id, or {TINY} (the policy shipped "
+            "for the "
+            "arithmetic task)."
+        )
+    path = Path(name).expanduser()
+    if name == TINY or (not path.exists() and not looks_like_path(name)):
+        return
+    if not path.is_dir():
+        raise UserError(f"model_name_or_path = {name}: there is no such directory (looked in {Path.cwd()}).")
+    if not any((path / file).is_file() for file in ("config.json", "adapter_config.json")):
+        raise UserError(f"model_name_or_path = {name}: holds no config.json, so it is no saved model.")
+
+
+def looks_like_path(name: str) -> bool:
+    """Whether a name can only be a path: a hub id is ``name`` or ``owner/name``.
+
+    >>> looks_like_path("./model"), looks_like_path("a/b/c"), looks_like_path("Qwen/Qwen2.5-0.5B")
+    (True, True, False)
+    """
+    return name.startswith(("/", "./", "../", "~", ".\\")) or name.count("/") > 1 or "\\" in name
+
+
+def cpu_has_bf16() -> bool | None:
+    """Whether the processor has bf16 instructions; None where the system does not say."""
+    info = Path("/proc/cpuinfo")
+    if platform.system() != "Linux" or not info.is_file():
+        return None
+    match = re.search(r"^(?:flags|Features)\s*:(.*)$", info.read_text(errors="replace"), re.MULTILINE)
+    wanted = {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"}
+    return bool(wanted & set(match[1].split())) if match else None

@@ -1,0 +1,209 @@
+"""One key of a recipe: its type, default and help, and how a value from YAML or the command line becomes
+it."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+COMPUTED = "(chosen at run time)"  # a default that is no literal in the source
+_NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_NAMES = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "list": "a list",
+    "dict": "a mapping",
+    "None": "null",
+}
+
+
+@dataclass(frozen=True)
+class Field:
+    """A key: ``kinds`` names the YAML types it takes (keys of _NAMES, or ``Any``), ``item`` those of a
+    list's items.
+
+    ``section`` says which part of a run reads it (engine, model, task, run), ``source`` where its default
+    is from.
+    """
+
+    name: str
+    kinds: frozenset[str]
+    default: Any
+    help: str
+    section: str
+    source: str
+    item: frozenset[str] | None = None
+    choices: tuple[str, ...] = ()
+
+    @property
+    def expected(self) -> str:
+        """What it takes, in words.
+
+        >>> Field("x", frozenset({"float", "None"}), None, "", "run", "").expected
+        'a number or null'
+        """
+        if self.choices and self.kinds <= {"str", "None"}:
+            kinds = ["one of " + ", ".join(self.choices)]
+            return " or ".join(kinds + (["null"] if "None" in self.kinds else []))
+        if "Any" in self.kinds:
+            return "anything"
+        return " or ".join(words for kind, words in _NAMES.items() if kind in self.kinds)
+
+    def convert(self, value: Any) -> Any:
+        """The value as this key's type; ValueError (what came, what was expected) where it is of another.
+
+        Numbers written as text are read as numbers: YAML 1.1 calls ``1e-6`` text, and its meaning is clear.
+
+        >>> Field("learning_rate", frozenset({"float"}), 1e-6, "", "engine", "").convert("1e-6")
+        1e-06
+        """
+        if "Any" in self.kinds:
+            return value
+        converted = _convert(value, self.kinds, self.choices)
+        if converted is _WRONG:
+            raise ValueError(f"got {describe(value)}, expected {self.expected}")
+        if self.choices and isinstance(converted, str) and converted not in self.choices:
+            raise ValueError(f"got {describe(value)}, expected {self.expected}")
+        if isinstance(converted, list) and self.item is not None:
+            return [self._item(place, item) for place, item in enumerate(converted)]
+        return converted
+
+    def parse(self, text: str) -> Any:
+        """The value of a command-line word, read as YAML unless the key takes nothing but text.
+
+        >>> Field("seeds", frozenset({"list"}), None, "", "run", "").parse("[1, 2]")
+        [1, 2]
+        """
+        if self.kinds <= {"str"}:
+            return self.convert(text)
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            value = text
+        takes_text = "str" in self.kinds and not isinstance(value, (str, list, dict))
+        if takes_text and _convert(value, self.kinds - {"str"}, self.choices) is _WRONG:
+            value = text  # `--run_name 12` is a name, not a number
+        return self.convert(value)
+
+    def _item(self, place: int, item: Any) -> Any:
+        converted = _convert(item, self.item or frozenset(), ())
+        if converted is _WRONG:
+            wanted = " or ".join(words for kind, words in _NAMES.items() if kind in (self.item or ()))
+            raise ValueError(f"got {describe(item)} as item {place + 1} of the list, expected {wanted}")
+        return converted
+
+
+def describe(value: Any) -> str:
+    """A value and its type, short enough for a message.
+
+    >>> describe([1, 2]), describe(True), describe(None)
+    ('the list [1, 2]', 'true', 'null')
+    """
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."
+    kind = {str: "the text ", list: "the list ", dict: "the mapping ", int: "", float: ""}.get(type(value))
+    return f"{type(value).__name__} {text}" if kind is None else kind + text
+
+
+def parse_annotation(node: ast.expr) -> tuple[frozenset[str], frozenset[str] | None, str | None]:
+    """(kinds, kinds of a list's items, enumeration) of a dataclass annotation; an enumeration is text in
+    YAML.
+
+    >>> parse_annotation(ast.parse("list[float] | None", mode="eval").body)[1]
+    frozenset({'float'})
+    """
+    if isinstance(node, ast.BinOp):
+        left, left_item, left_enum = parse_annotation(node.left)
+        right, right_item, right_enum = parse_annotation(node.right)
+        return left | right, left_item or right_item, left_enum or right_enum
+    if isinstance(node, ast.Constant):
+        if isinstance(node.value, str):
+            return parse_annotation(ast.parse(node.value, mode="eval").body)
+        return frozenset({type(node.value).__name__.replace("NoneType", "None")}), None, None
+    if isinstance(node, ast.Subscript):
+        return _parse_subscript(node)
+    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else "Any"
+    if name in _NAMES or name == "Any":
+        return frozenset({name}), None, None
+    return frozenset({"str"}), None, name
+
+
+def _parse_subscript(node: ast.Subscript) -> tuple[frozenset[str], frozenset[str] | None, str | None]:
+    outer = node.value.id if isinstance(node.value, ast.Name) else ""
+    if outer == "Optional":
+        kinds, item, enum = parse_annotation(node.slice)
+        return kinds | {"None"}, item, enum
+    if outer == "Union" and isinstance(node.slice, ast.Tuple):
+        parts = [parse_annotation(part) for part in node.slice.elts]
+        kinds = frozenset().union(*(part[0] for part in parts))
+        return kinds, next((p[1] for p in parts if p[1]), None), next((p[2] for p in parts if p[2]), None)
+    if outer == "Literal":
+        values = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        return frozenset().union(*({type(ast.literal_eval(v)).__name__} for v in values)), None, None
+    if outer in ("list", "List"):
+        return frozenset({"list"}), parse_annotation(node.slice)[0], None
+    return frozenset({"dict" if outer in ("dict", "Dict") else "Any"}), None, None
+
+
+class _Wrong:
+    """The answer where a value is of no type that its key takes."""
+
+
+_WRONG = _Wrong()
+
+
+def _convert(value: Any, kinds: frozenset[str], choices: tuple[str, ...]) -> Any:
+    if value is None:
+        return None if "None" in kinds else _WRONG
+    if isinstance(value, bool):
+        return _convert_bool(value, kinds, choices)
+    if isinstance(value, (int, float)):
+        return _convert_number(value, kinds)
+    if isinstance(value, str):
+        if "str" in kinds:
+            return value
+        if kinds & {"int", "float"} and _NUMBER.fullmatch(value.strip()):
+            return _convert_number(float(value), kinds)
+        return [value] if "list" in kinds else _WRONG  # `lora_target_modules: all-linear`
+    if "list" in kinds and isinstance(value, tuple):
+        value = list(value)
+    wanted = "list" if isinstance(value, list) else "dict" if isinstance(value, Mapping) else None
+    return value if wanted in kinds else _WRONG
+
+
+def _convert_bool(value: bool, kinds: frozenset[str], choices: tuple[str, ...]) -> Any:
+    if "bool" in kinds:
+        return value
+    if not value and "no" in choices:  # YAML 1.1 reads a bare `no` as false
+        return "no"
+    return _WRONG
+
+
+def _convert_number(value: int | float, kinds: frozenset[str]) -> Any:
+    if not math.isfinite(value):
+        return _WRONG
+    if isinstance(value, int):
+        return value if kinds & {"int", "float"} else _WRONG
+    if "float" in kinds:
+        return value
+    return int(value) if "int" in kinds and value == int(value) else _WRONG
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """`` Did you mean ...?``, or nothing where no known word is near.
+
+    >>> suggest("num_rolouts", ["num_rollouts", "seed"])
+    ' Did you mean num_rollouts?'
+    """
+    near = difflib.get_close_matches(word.replace("-", "_"), list(known), n=1, cutoff=0.7)
+    return f" Did you mean {near[0]}?" if near else ""

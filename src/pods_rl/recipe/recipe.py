@@ -1,0 +1,161 @@
+"""A recipe: what a run does, resolved and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ..batching import BatchPlan, check_batch
+from ..errors import UserError
+from .checks import check_values
+from .fields import suggest
+from .reading import Source, dump_yaml, read_yaml
+from .schema import TINY, UNSUPPORTED, defaults, fields
+
+_RECIPES = Path(__file__).parent.parent / "recipes"
+_ENDLESS = 10**9  # steps of a run that only the clock stops; TRL would stop after 3 epochs
+_TITLES = {"model": "the policy", "engine": "training", "task": "the task", "run": "this run"}
+_BATCH_KEYS = (
+    "num_generations", "num_rollouts", "per_device_train_batch_size", "gradient_accumulation_steps",
+    "steps_per_generation", "generation_batch_size", "rollout_batch_size",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """``values``: every key that decides the run, resolved; ``given``: what the user set; ``source``:
+    where."""
+
+    values: Mapping[str, Any]
+    given: Mapping[str, Any]
+    source: str
+
+    @property
+    def name(self) -> str:
+        """The file's name without its ending, for naming a run.
+
+        >>> Recipe({}, {}, "recipes/my.yaml").name
+        'my'
+        """
+        return Path(self.source).stem
+
+    def engine_arguments(self) -> dict[str, Any]:
+        """Keywords of PODSConfig, without ``output_dir``. ``bf16`` is there only where it was set."""
+        arguments = self._section("engine")
+        if arguments.get("max_steps", -1) <= 0 and "num_train_epochs" not in arguments:
+            arguments["max_steps"] = _ENDLESS
+        return arguments
+
+    def model_arguments(self) -> dict[str, Any]:
+        """Keywords of TRL's ModelConfig; ``model_name_or_path`` may be ``tiny``."""
+        return self._section("model")
+
+    def task_settings(self) -> dict[str, Any]:
+        """What ``tasks.load_task`` takes."""
+        return self._section("task")
+
+    def run_settings(self) -> dict[str, Any]:
+        """The budget, evaluation, ledger and threads."""
+        return self._section("run")
+
+    def batch_plan(self) -> BatchPlan:
+        return check_batch(**{key: self.values[key] for key in _BATCH_KEYS if key in self.values})
+
+    def to_yaml(self) -> str:
+        """The resolved recipe, by section; loading it gives equal values."""
+        return "".join(
+            f"# {title}\n{dump_yaml(self._section(section))}" for section, title in _TITLES.items()
+        )
+
+    def _section(self, section: str) -> dict[str, Any]:
+        return {key: value for key, value in self.values.items() if fields()[key].section == section}
+
+
+def load_recipe(path_or_name: str | Path, overrides: Mapping[str, Any] | None = None) -> Recipe:
+    """Load a recipe from a file, or one that is shipped by its name, and check everything that can be.
+
+    Args:
+        path_or_name: a YAML file, or a name that ``shipped_recipes`` lists.
+        overrides: values that replace the file's; text is read as the key's type, as from the command line.
+
+    Raises:
+        UserError: it cannot be found or read, or a key, value or combination is wrong.
+    """
+    values, source = read_yaml(find_recipe(path_or_name))
+    if "arms" in values:
+        raise UserError(f"{source.name} compares several runs (it has arms): use `pods compare --config`.")
+    return build_recipe(values, source, overrides or {})
+
+
+def build_recipe(
+    values: Mapping[str, Any], source: Source, overrides: Mapping[str, Any] | None = None
+) -> Recipe:
+    """As load_recipe, from a mapping; ``source`` says where it is from, for messages."""
+    given = _convert(values, source)
+    given.update(_convert(overrides or {}, Source("command line"), dashes=True))
+    for key in [key for key in given if key in UNSUPPORTED]:
+        if given.pop(key) != fields()[key].default:
+            where = "command line: " if key in (overrides or {}) else source.where(key)
+            raise UserError(f"{where}{key} cannot be set in a recipe: {UNSUPPORTED[key]}.")
+    resolved = defaults() | given
+    _resolve(resolved, given)
+    try:
+        check_values(resolved)
+    except UserError as error:
+        raise UserError(f"{source.name}: {error}") from None
+    return Recipe(MappingProxyType(resolved), MappingProxyType(given), source.name)
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """The recipes in the package, by name."""
+    return {path.stem: path for path in sorted(_RECIPES.glob("*.yaml"))}
+
+
+def find_recipe(path_or_name: str | Path) -> Path:
+    """The file of a recipe or experiment; raises UserError with the nearest name where there is none."""
+    path = Path(path_or_name).expanduser()
+    if path.is_file():
+        return path
+    shipped = shipped_recipes()
+    if str(path_or_name) in shipped:
+        return shipped[str(path_or_name)]
+    what = "is a directory" if path.is_dir() else "is neither a file nor a shipped recipe"
+    raise UserError(
+        f"{path_or_name} {what}: expected a YAML file or one of {', '.join(shipped)}."
+        f"{suggest(path.stem, shipped)}"
+    )
+
+
+def _convert(values: Mapping[str, Any], source: Source, *, dashes: bool = False) -> dict[str, Any]:
+    """Values as their keys' types; one UserError names every key that is unknown or of a wrong type."""
+    converted, problems = {}, []
+    for key, value in values.items():
+        field = fields().get(key)
+        where = f"--{key}: " if dashes else f"{source.where(key)}{key}: "
+        if field is None:
+            problems.append(f"{where}unknown key.{suggest(key, fields()) or ' See `pods train --explain`.'}")
+            continue
+        if key == "scale_rewards" and isinstance(value, bool):
+            value = "group" if value else "none"  # as TRL reads it
+        try:
+            converted[key] = field.parse(value) if dashes and isinstance(value, str) else field.convert(value)
+        except ValueError as error:
+            problems.append(f"{where}{error}.")
+    if problems:
+        raise UserError("\n".join(problems))
+    return converted
+
+
+def _resolve(values: dict[str, Any], given: Mapping[str, Any]) -> None:
+    """Fill in what follows from other keys."""
+    if values["num_rollouts"] is None:
+        values["num_rollouts"] = values["num_generations"]
+    if values["eval_temperature"] is None:
+        values["eval_temperature"] = values["temperature"]
+    if "task" not in given and values["dataset_name"]:
+        values["task"] = "dataset"
+    if values["model_name_or_path"] is None and values["task"] == "arithmetic":
+        values["model_name_or_path"] = TINY
