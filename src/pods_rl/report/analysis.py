@@ -1,0 +1,198 @@
+"""What the runs say: speedups, final scores, seconds by phase, and what must be said beside them."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..errors import UserError
+from ..runs import Run
+from .arms import Arm, Curve, finite
+from .statistics import Criterion, Speedup, bootstrap_band, normal_band, speedup
+from .text import plain
+from .wording import headlines, notes
+
+PHASES = ("rollout", "reward", "selection", "update")
+_CRITERIA: tuple[Criterion, ...] = ("p99", "peak")
+
+
+@dataclass(frozen=True)
+class Final:
+    """An arm's scores at the ends of its curve; NaN intervals with one run."""
+
+    start: float
+    final: float
+    final_seconds: float
+    final_runs: int
+    low: float  # 1.96 standard errors, as the paper's band
+    high: float
+    bootstrap_low: float
+    bootstrap_high: float
+    peak: float
+    peak_seconds: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Mean seconds of a step over the runs of an arm, in all and by phase; NaN where it was not logged."""
+
+    steps: float
+    seconds_per_step: float
+    phases: dict[str, float]
+
+    @property
+    def other(self) -> float:
+        """What no phase accounts for: data loading, logging, saving."""
+        known = sum(value for value in self.phases.values() if not math.isnan(value))
+        return max(self.seconds_per_step - known, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """All that the figures, tables and pages are made from."""
+
+    arms: tuple[Arm, ...]  # the baseline first
+    baseline: Arm | None
+    metric: str
+    horizon: float  # nominal seconds at which final scores are compared
+    speedups: dict[tuple[str, str, bool], Speedup]
+    finals: dict[str, Final]
+    costs: dict[str, Cost]
+    headlines: tuple[str, ...]
+    notes: tuple[str, ...]
+    resamples: int
+    seed: int
+
+    def speedup_of(self, arm: str, criterion: str = "p99", interpolated: bool = False) -> Speedup | None:
+        return self.speedups.get((arm, criterion, interpolated))
+
+
+def analyse(
+    arms: Sequence[Arm], *, baseline: str | None, metric: str, resamples: int = 2000, seed: int = 0
+) -> Analysis:
+    """Compare arms.
+
+    Args:
+        arms: at least one; arms without an evaluation are kept, and shown without numbers.
+        baseline: name of the arm that the others are measured against, or None for no comparison.
+        metric: name of the score, for sentences.
+        resamples: bootstrap resamples of the runs.
+        seed: of the bootstrap.
+
+    Raises:
+        UserError: when none of several arms has the baseline's name. A single arm needs no baseline.
+    """
+    base = find_baseline(arms, baseline)
+    ordered = tuple(sorted(arms, key=lambda arm: arm is not base))
+    curved = [arm for arm in ordered if arm.curve]
+    speedups: dict[tuple[str, str, bool], Speedup] = {}
+    if base and base.curve:
+        for arm in curved:
+            speedups |= _speedups(base.curve, arm, is_baseline=arm is base, resamples=resamples, seed=seed)
+    reference = [base] if base and base.curve else curved
+    horizon = min((float(arm.curve.due[arm.curve.last()]) for arm in reference if arm.curve), default=0.0)
+    finals = {
+        arm.name: final_of(arm.curve, horizon, resamples=resamples, seed=seed) for arm in curved if arm.curve
+    }
+    draft = Analysis(
+        arms=ordered,
+        baseline=base,
+        metric=metric,
+        horizon=horizon,
+        speedups=speedups,
+        finals=finals,
+        costs={arm.name: cost_of(arm.runs) for arm in ordered if arm.runs},
+        headlines=(),
+        notes=(),
+        resamples=resamples,
+        seed=seed,
+    )
+    return replace(draft, headlines=headlines(draft), notes=notes(draft))
+
+
+def find_baseline(arms: Sequence[Arm], name: str | None) -> Arm | None:
+    """The arm of that name; None for no name, and for a lone arm of another name."""
+    by_name = {arm.name: arm for arm in arms}
+    if name is None or (len(by_name) == 1 and name not in by_name):
+        return None
+    if name not in by_name:
+        names = ", ".join(plain(other) for other in by_name)
+        close = difflib.get_close_matches(name, by_name, n=1)
+        hint = f" Did you mean {plain(close[0])!r}?" if close else ""
+        raise UserError(
+            f"No arm is called {name!r}: the arms are {names}.{hint} "
+            "Name one with --baseline, or 'none' for no comparison."
+        )
+    return by_name[name]
+
+
+def _speedups(
+    base: Curve, arm: Arm, *, is_baseline: bool, resamples: int, seed: int
+) -> dict[tuple[str, str, bool], Speedup]:
+    assert arm.curve is not None
+    found: dict[tuple[str, str, bool], Speedup] = {}
+    for criterion in _CRITERIA:
+        for interpolated in (False, True):
+            found[arm.name, criterion, interpolated] = speedup(
+                base.scores,
+                base.seconds,
+                arm.curve.scores,
+                arm.curve.seconds,
+                criterion=criterion,
+                interpolated=interpolated,
+                resamples=0 if is_baseline else resamples,  # against itself an interval means nothing
+                seed=seed,
+            )
+    return found
+
+
+def final_of(curve: Curve, horizon: float, *, resamples: int, seed: int) -> Final:
+    """Scores at the first checkpoint, at the last one within the horizon, and at the peak."""
+    at = curve.last(horizon)
+    low, high = normal_band(curve.scores)
+    boot_low, boot_high = bootstrap_band(curve.scores, resamples, seed)
+    known = np.flatnonzero(~np.isnan(curve.mean))
+    start = int(known[0])
+    within = known[known <= at] if at >= start else known
+    peak = int(within[np.argmax(curve.mean[within])])
+    return Final(
+        start=float(curve.mean[start]),
+        final=float(curve.mean[at]),
+        final_seconds=float(curve.times[at]),
+        final_runs=int((~np.isnan(curve.scores[:, at])).sum()),
+        low=float(low[at]),
+        high=float(high[at]),
+        bootstrap_low=float(boot_low[at]),
+        bootstrap_high=float(boot_high[at]),
+        peak=float(curve.mean[peak]),
+        peak_seconds=float(curve.times[peak]),
+    )
+
+
+def cost_of(runs: Sequence[Run]) -> Cost:
+    """Steps, seconds a step and seconds by phase: the mean of each run, then the mean over runs."""
+    steps, seconds = [], []
+    phases: dict[str, list[float]] = {phase: [] for phase in PHASES}
+    for run in runs:
+        rows = [row for row in run.metrics if finite(row.get("step"))]
+        if not rows:
+            continue
+        last = rows[-1]
+        steps.append(float(last["step"]))
+        clock = finite(last.get("seconds"))
+        if clock is not None:
+            seconds.append(clock / float(last["step"]))
+        for phase in PHASES:
+            key = f"pods/seconds/{phase}"
+            logged = [value for row in rows if (value := finite(row.get(key))) is not None]
+            if logged:
+                phases[phase].append(float(np.mean(logged)))
+    return Cost(_mean(steps), _mean(seconds), {phase: _mean(values) for phase, values in phases.items()})
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else math.nan

@@ -1,0 +1,291 @@
+"""Figures: functions take arrays and return matplotlib Figures; no global state is touched."""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from .statistics import Array, mean_curve, normal_band
+from .text import UNITS, unit_for
+
+# Okabe and Ito's palette without its yellow, which is lost on white; the baseline is grey
+BASELINE_COLOUR = "#5f6368"
+COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+LINES = ("-", "--", ":")
+PHASE_COLOURS = ("#0072B2", "#E69F00", "#CC79A7", "#009E73", "#c8ccd0")
+
+_STYLE: dict[str, Any] = {
+    "font.size": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e8ea",
+    "axes.edgecolor": "#8a9099",
+    "text.parse_math": False,  # names may hold dollar signs
+    "svg.fonttype": "path",
+    "svg.hashsalt": "pods",  # the same figure gives the same bytes
+    "legend.frameon": False,
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One arm of a figure over training time: R runs, C checkpoints, seconds."""
+
+    label: str
+    seconds: Array  # [R, C]
+    scores: Array  # [R, C]
+    is_baseline: bool = False
+    crossing: float = math.inf  # seconds; inf: none to mark
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One arm of the time-to-threshold figure."""
+
+    label: str
+    seconds: float  # inf: never
+    text: str
+    is_baseline: bool = False
+
+
+@dataclass(frozen=True)
+class Series:
+    """One arm's logged metrics over steps: for each metric, one (steps, values) pair a run."""
+
+    label: str
+    values: dict[str, list[tuple[Array, Array]]] = field(default_factory=dict)
+    is_baseline: bool = False
+
+
+def _styled(make: Callable[..., Figure]) -> Callable[..., Figure]:
+    @wraps(make)
+    def draw(*args: Any, **kwargs: Any) -> Figure:
+        with mpl.rc_context(_STYLE):
+            return make(*args, **kwargs)
+
+    return draw
+
+
+def line_styles(baselines: Sequence[bool]) -> list[dict[str, Any]]:
+    """Colour and dash for each arm: grey for the baseline, the palette in order for the rest.
+
+    >>> [style["color"] for style in line_styles([True, False])]
+    ['#5f6368', '#D55E00']
+    """
+    styles, used = [], 0
+    for is_baseline in baselines:
+        if is_baseline:
+            styles.append({"color": BASELINE_COLOUR, "linestyle": "-"})
+            continue
+        dash = LINES[(used // len(COLOURS)) % len(LINES)]
+        styles.append({"color": COLOURS[used % len(COLOURS)], "linestyle": dash})
+        used += 1
+    return styles
+
+
+@_styled
+def curves_figure(
+    lines: Sequence[Line],
+    *,
+    metric: str = "accuracy",
+    threshold: float | None = None,
+    threshold_label: str = "",
+) -> Figure:
+    """Score against training time: every run thin, the mean thick with its 95 % band, crossings marked.
+
+    Args:
+        lines: at least one arm; a run's NaN checkpoints are passed over.
+        metric: for the axis.
+        threshold: a score to draw as a dashed line; each line's ``crossing`` is marked on it.
+
+    Bands are left out above four arms, where they hide each other.
+    """
+    figure = Figure(figsize=(8.4, 4.9), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    longest = max((float(np.nanmax(line.seconds)) for line in lines), default=1.0)
+    unit = unit_for(longest)
+    handles = []
+    styles = line_styles([line.is_baseline for line in lines])
+    for rank, (line, style) in enumerate(zip(lines, styles, strict=True)):
+        handles.append(_draw_line(axes, line, style, UNITS[unit], crowd=len(lines), layer=3 + 0.1 * rank))
+    if threshold is not None and math.isfinite(threshold):
+        axes.axhline(threshold, color="#3c4043", linewidth=1, linestyle=(0, (4, 3)), zorder=2.5)
+        axes.annotate(
+            threshold_label,
+            (1, threshold),
+            xycoords=("axes fraction", "data"),
+            xytext=(-2, -4),
+            textcoords="offset points",
+            ha="right",
+            va="top",
+            fontsize=9,
+            color="#3c4043",
+        )
+        for line, style in zip(lines, styles, strict=True):
+            if math.isfinite(line.crossing):
+                _mark_crossing(axes, line, style["color"], threshold, UNITS[unit])
+    axes.set_xlabel(f"training time ({unit})")
+    axes.set_ylabel(metric)
+    axes.set_xlim(0, longest / UNITS[unit] * 1.02 or 1)
+    columns = 1 if len(lines) <= 4 else 2
+    _legend(axes, handles, [line.label for line in lines], loc="best", ncols=columns)
+    return figure
+
+
+def _draw_line(
+    axes: Axes, line: Line, style: dict[str, Any], unit: float, *, crowd: int, layer: float
+) -> Any:
+    time_C, mean_C = mean_curve(line.seconds) / unit, mean_curve(line.scores)
+    faint = 0.28 if crowd <= 4 else 0.1
+    for seconds_C, scores_C in zip(line.seconds, line.scores, strict=True):
+        known = ~np.isnan(scores_C)
+        look = {**style, "marker": "." if known.sum() == 1 else None, "alpha": faint, "linewidth": 0.8}
+        axes.plot(seconds_C[known] / unit, scores_C[known], zorder=2, **look)
+    known = ~np.isnan(mean_C)
+    if crowd <= 4 and len(line.scores) > 1:
+        low_C, high_C = normal_band(line.scores)
+        look = {"color": style["color"], "alpha": 0.17, "linewidth": 0}
+        axes.fill_between(time_C[known], low_C[known], high_C[known], zorder=2.2, **look)
+    (handle,) = axes.plot(time_C[known], mean_C[known], linewidth=2.4, zorder=layer, **style)
+    return handle
+
+
+def _mark_crossing(axes: Axes, line: Line, colour: str, threshold: float, unit: float) -> None:
+    x = line.crossing / unit
+    foot = axes.get_ylim()[0]
+    axes.plot([x, x], [foot, threshold], ":", color=colour, linewidth=1, zorder=2.6, scaley=False)
+    axes.plot([x], [threshold], "o", color=colour, markeredgecolor="white", markersize=7, zorder=6)
+
+
+def _legend(where: Axes | Figure, handles: Sequence[Any], labels: Sequence[str], **place: Any) -> None:
+    legend = where.legend(handles, ["x"] * len(handles), fontsize=9.5, **place)
+    for entry, label in zip(legend.get_texts(), labels, strict=True):
+        entry.set_text(label)  # set afterwards: a label that starts with "_" would be left out
+
+
+@_styled
+def threshold_figure(bars: Sequence[Bar], *, title: str = "") -> Figure:
+    """Time to the threshold for each arm; an arm that never gets there is hatched, full width."""
+    figure = Figure(figsize=(8.4, 0.9 + 0.42 * len(bars)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    reached = [bar.seconds for bar in bars if math.isfinite(bar.seconds)]
+    longest = max(reached, default=1.0) or 1.0
+    unit = unit_for(longest)
+    styles = line_styles([bar.is_baseline for bar in bars])
+    for y, (bar, style) in enumerate(zip(bars, styles, strict=True)):
+        never = not math.isfinite(bar.seconds)
+        width = (longest if never else bar.seconds) / UNITS[unit]
+        look = {"facecolor": "none", "hatch": "///"} if never else {"facecolor": style["color"]}
+        axes.barh(y, width, height=0.62, edgecolor="#c8ccd0" if never else style["color"], **look)
+        offset: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points"}
+        axes.annotate(bar.text, (width, y), va="center", fontsize=9.5, **offset)
+    _name_rows(axes, [bar.label for bar in bars])
+    axes.set_xlim(0, longest / UNITS[unit] * 1.38)
+    axes.set_xlabel(f"{title} ({unit})" if title else unit)
+    return figure
+
+
+@_styled
+def phases_figure(labels: Sequence[str], phases: Sequence[str], seconds: Array) -> Figure:
+    """Seconds of a step by phase, a stacked bar for each arm.
+
+    Args:
+        labels: of the A arms.
+        phases: of the K phases.
+        seconds: ``[A, K]``; NaN (not logged) draws nothing.
+    """
+    figure = Figure(figsize=(8.4, 1.35 + 0.45 * len(labels)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    left = np.zeros(len(labels))
+    total = float(np.nansum(seconds, axis=1).max(initial=0.0))
+    for phase, values, colour in zip(phases, np.nan_to_num(seconds).T, PHASE_COLOURS, strict=False):
+        bars = axes.barh(range(len(labels)), values, left=left, height=0.62, color=colour, label=phase)
+        texts = [f"{value:.2g}" if value > 0.06 * total else "" for value in values]
+        ink = "#202124" if phase == "other" else "white"
+        axes.bar_label(bars, texts, label_type="center", fontsize=9, color=ink)
+        left += values
+    _name_rows(axes, labels)
+    axes.set_xlabel("seconds a step")
+    figure.legend(loc="outside upper center", ncols=len(phases), fontsize=9.5)
+    return figure
+
+
+def _name_rows(axes: Axes, labels: Sequence[str]) -> None:
+    axes.set_yticks(range(len(labels)), labels)
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+
+
+@_styled
+def steps_figure(series: Sequence[Series], titles: dict[str, str], *, bins: int = 120) -> Figure:
+    """Logged metrics over steps, a panel each: the mean over runs, in at most ``bins`` stretches of steps.
+
+    Args:
+        series: an entry for each arm.
+        titles: metric to panel title, in order; a metric that no arm logged has no panel.
+    """
+    shown = [metric for metric in titles if any(s.values.get(metric) for s in series)]
+    rows = max(1, math.ceil(len(shown) / 2))
+    figure = Figure(figsize=(8.4, 0.4 + 2.3 * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    styles = line_styles([arm.is_baseline for arm in series])
+    handles: dict[int, Any] = {}
+    for panel, metric in enumerate(shown, start=1):
+        axes = figure.add_subplot(rows, 2, panel)
+        axes.set_title(titles[metric], fontsize=10.5, loc="left")
+        for index, arm in enumerate(series):
+            if arm.values.get(metric):
+                steps, values = binned(arm.values[metric], bins)
+                (handles[index],) = axes.plot(steps, values, linewidth=1.4, **styles[index])
+        axes.set_xlabel("step", fontsize=9.5)
+        axes.margins(x=0.01)
+    if handles:
+        labels = [series[index].label for index in handles]
+        place = {"loc": "outside upper center", "ncols": min(len(handles), 4)}
+        _legend(figure, list(handles.values()), labels, **place)
+    return figure
+
+
+def binned(runs: Sequence[tuple[Array, Array]], bins: int) -> tuple[Array, Array]:
+    """Mean of several runs' values within equal stretches of steps; stretches without a value are left out.
+
+    >>> steps, values = binned([(np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 3.0, 5.0, 7.0]))], bins=2)
+    >>> steps, values
+    (array([1.5, 3.5]), array([2., 6.]))
+    """
+    steps = np.concatenate([steps for steps, _ in runs])
+    values = np.concatenate([values for _, values in runs])
+    low, high = float(steps.min()), float(steps.max())
+    width = (high - low) / bins or 1.0
+    place = np.minimum(((steps - low) / width).astype(int), bins - 1)
+    count = np.bincount(place, minlength=bins)
+    used = count > 0
+    mean_step = np.bincount(place, steps, minlength=bins)[used] / count[used]
+    return mean_step, np.bincount(place, values, minlength=bins)[used] / count[used]
+
+
+def to_bytes(figure: Figure, kind: str, dpi: int = 180) -> bytes:
+    """The figure as ``svg`` or ``png``, the same bytes each time."""
+    buffer = io.BytesIO()
+    metadata: dict[str, Any] = {"Date": None} if kind == "svg" else {"Software": None}
+    with mpl.rc_context(_STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name in a script the font lacks
+        figure.savefig(buffer, format=kind, dpi=dpi, metadata=metadata)
+    return buffer.getvalue()

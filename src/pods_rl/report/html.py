@@ -1,0 +1,131 @@
+"""The report as one HTML file: no network, no script but ours, everything from outside escaped."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from .analysis import Analysis
+from .ledger import Group, Page
+from .tables import Table
+from .text import encodable, number, plain
+
+
+@dataclass(frozen=True)
+class Image:
+    data: bytes
+    alt: str
+    kind: str = "image/svg+xml"
+
+    @property
+    def uri(self) -> str:
+        return f"data:{self.kind};base64,{base64.b64encode(self.data).decode('ascii')}"
+
+
+def render(
+    analysis: Analysis,
+    tables: Mapping[str, Table],
+    images: Mapping[str, Image],
+    page: Page,
+    *,
+    title: str,
+    method: tuple[str, ...],
+) -> str:
+    """The page. Names, logs and model output are escaped by the template; only our own CSS and script are not."""
+    script = _asset("ledger.js")
+    ledger_arms = list(dict.fromkeys(group.arm for group in page.groups))
+    labels = {arm.name: arm.label for arm in analysis.arms}
+    text = _template().render(
+        csp=content_security_policy(script if page.groups else None),
+        title=plain(title),
+        style=Markup(_asset("report.css")),  # noqa: S704 -- ours, not from outside
+        script=Markup(script),  # noqa: S704
+        headline=analysis.headlines[0] if analysis.headlines else f"No evaluation of {analysis.metric} yet.",
+        further=analysis.headlines[1:4],
+        notes=analysis.notes,
+        sections=_sections(tables, images, page),
+        tables=tables,
+        images=images,
+        page=page,
+        labels=labels,
+        ledger_arms=[labels[arm] for arm in ledger_arms],
+        ledger_index={arm: index for index, arm in enumerate(ledger_arms)},
+        strip=strip,
+        environment=_environment(analysis),
+        method=method,
+    )
+    return encodable(text)
+
+
+def content_security_policy(script: str | None) -> str:
+    """Nothing but inline style, data: images and, by its hash, one script.
+
+    >>> content_security_policy(None)
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+    """
+    parts = ["default-src 'none'", "style-src 'unsafe-inline'", "img-src data:"]
+    if script is not None:
+        digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
+        parts.append(f"script-src 'sha256-{digest}'")
+    return "; ".join([*parts, "base-uri 'none'", "form-action 'none'"])
+
+
+def strip(group: Group) -> list[tuple[int, bool]]:
+    """Height in percent and kept or not, for the bar of each rollout; equal rewards are half height."""
+    rewards = [rollout.reward for rollout in group.rollouts if not math.isnan(rollout.reward)]
+    low, high = min(rewards, default=0.0), max(rewards, default=0.0)
+    span = high - low
+
+    def height(reward: float) -> int:
+        if math.isnan(reward):
+            return 0
+        return round(12 + 88 * (reward - low) / span) if span > 0 else 50
+
+    return [(height(rollout.reward), rollout.kept) for rollout in group.rollouts]
+
+
+@cache
+def _asset(name: str) -> str:
+    return files(__package__).joinpath("templates", name).read_text(encoding="utf-8")
+
+
+@cache
+def _template() -> Any:
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["num"] = number
+    return environment.from_string(_asset("report.html.j2"))
+
+
+def _sections(tables: Mapping[str, Table], images: Mapping[str, Image], page: Page) -> list[tuple[str, str]]:
+    shown = [
+        ("arms", "Arms", True),
+        ("speedup", "Speedup", tables["speedup"].rows),
+        ("phases", "Phases", tables["phases"].rows),
+        ("steps", "Steps", "steps" in images),
+        ("ledger", "Ledger", page.groups),
+        ("runs", "Runs", tables["runs"].rows),
+        ("config", "Settings", tables["config"].rows),
+        ("method", "Method", True),
+    ]
+    return [(key, name) for key, name, there in shown if there]
+
+
+def _environment(analysis: Analysis) -> list[tuple[str, str]]:
+    """The first run's environment.json, one level deep."""
+    first = next((run.environment for arm in analysis.arms for run in arm.runs if run.environment), {})
+    flat: list[tuple[str, str]] = []
+    for key, value in first.items():
+        entries = value.items() if isinstance(value, dict) else [("", value)]
+        flat += [(plain(f"{key} {name}"), plain(entry, limit=300)) for name, entry in entries]
+    return flat

@@ -1,0 +1,190 @@
+"""A page of the ledger: groups of rollouts, sampled evenly over the run, bounded in size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..runs import Run
+from .arms import Arm, finite
+from .text import encodable, plain
+
+TEXT_BUDGET = 1_600_000
+"""Bytes of HTML that the ledger may take, about; the rest of the page needs a megabyte at most."""
+
+GROUPS_PER_ARM = 24
+TEXT_LIMIT = 2_000
+_MARKUP = 340  # bytes of HTML around one rollout
+
+
+@dataclass(frozen=True)
+class Rollout:
+    index: int
+    reward: float  # NaN: nobody could score it
+    parts: tuple[tuple[str, float], ...]
+    kept: bool
+    advantage: float | None
+    tokens: int | None
+    text: str
+    cut: int  # characters left out
+
+
+@dataclass(frozen=True)
+class Group:
+    """One prompt's rollouts, highest reward first; of equal rewards the kept come first, then generation order."""
+
+    arm: str
+    run: str
+    step: int
+    group: int
+    prompt: str
+    answer: str
+    rollouts: tuple[Rollout, ...]
+
+    @property
+    def kept(self) -> int:
+        return sum(rollout.kept for rollout in self.rollouts)
+
+    def spread(self, *, kept_only: bool) -> tuple[float, float]:
+        """Mean and standard deviation (ddof = 1) of the rewards; NaN where there are too few."""
+        rewards = [r.reward for r in self.rollouts if (r.kept or not kept_only) and not math.isnan(r.reward)]
+        mean = float(np.mean(rewards)) if rewards else math.nan
+        return mean, float(np.std(rewards, ddof=1)) if len(rewards) > 1 else math.nan
+
+
+@dataclass(frozen=True)
+class Page:
+    groups: tuple[Group, ...]
+    total: int
+    unreadable: tuple[str, ...]  # names of files that could not be read
+
+
+def ledger_page(
+    arms: Sequence[Arm], *, groups_per_arm: int = GROUPS_PER_ARM, budget: int = TEXT_BUDGET
+) -> Page:
+    """Groups of every arm, evenly over its steps and runs, until the budget of bytes is spent.
+
+    A file that cannot be read (torn, or of other columns) is named, not fatal. Long texts are cut at ``TEXT_LIMIT``
+    characters, shorter where one group alone would break the budget.
+    """
+    logged = [arm for arm in arms if any(run.rollout_files() for run in arm.runs)]
+    shown: list[Group] = []
+    unreadable: list[str] = []
+    total = 0
+    for arm in logged:
+        entries = sorted(_index(arm.runs, unreadable), key=lambda entry: entry[:3])
+        total += len(entries)
+        groups = [
+            _read_group(arm, arm.runs[run_index], path, group_id)
+            for _, group_id, run_index, path in evenly(entries, groups_per_arm)
+        ]
+        shown += fit(groups, budget // len(logged))
+    return Page(tuple(shown), total, tuple(unreadable))
+
+
+def evenly(items: Sequence[Any], count: int) -> list[Any]:
+    """``count`` items spread over a sequence, first and last included; all of them where there are no more.
+
+    >>> evenly([0, 1, 2, 3, 4, 5, 6], 3), evenly([1, 2], 5), evenly([1, 2], 1)
+    ([0, 3, 6], [1, 2], [1])
+    """
+    if len(items) <= count:
+        return list(items)
+    return [items[round(i * (len(items) - 1) / max(count - 1, 1))] for i in range(count)]
+
+
+def fit(groups: list[Group], budget: int) -> list[Group]:
+    """Fewer groups, still evenly spread, until they fit; the texts of a last single group are cut instead."""
+    while len(groups) > 1 and (size := sum(map(_size, groups))) > budget:
+        groups = evenly(groups, max(1, min(len(groups) - 1, int(len(groups) * budget / size))))
+    if len(groups) == 1 and _size(groups[0]) > budget:
+        group = groups[0]
+        limit = max(80, (budget // len(group.rollouts) - _MARKUP) // 2)
+        groups = [replace(group, rollouts=tuple(_shorten(rollout, limit) for rollout in group.rollouts))]
+    return groups
+
+
+def _size(group: Group) -> int:
+    return sum(_MARKUP + len(rollout.text.encode()) for rollout in group.rollouts) + len(
+        group.prompt.encode()
+    )
+
+
+def _shorten(rollout: Rollout, limit: int) -> Rollout:
+    left_out = max(len(rollout.text) - limit, 0)
+    return replace(rollout, text=rollout.text[:limit], cut=rollout.cut + left_out)
+
+
+def _index(runs: Sequence[Run], unreadable: list[str]) -> Iterable[tuple[int, int, int, Path]]:
+    """(step, group, run, file) of every group; reads two columns a file."""
+    for run_index, run in enumerate(runs):
+        for path in run.rollout_files():
+            try:
+                table = pq.read_table(path, columns=["step", "group"])
+                pairs = zip(table["step"].to_pylist(), table["group"].to_pylist(), strict=True)
+                found = sorted({(int(step), int(group)) for step, group in pairs})
+            except (OSError, ValueError, TypeError, KeyError, pa.ArrowException):
+                unreadable.append(plain(f"{run.path.name}/{path.name}"))
+                continue
+            for step, group in found:
+                yield step, group, run_index, path
+
+
+def _read_group(arm: Arm, run: Run, path: Path, group_id: int) -> Group:
+    rows = pq.read_table(path, filters=[("group", "==", group_id)]).to_pylist()
+    rollouts = [_rollout(row, index) for index, row in enumerate(rows)]
+    rollouts.sort(
+        key=lambda r: (math.isnan(r.reward), -r.reward if r.reward == r.reward else 0, not r.kept, r.index)
+    )
+    prompt, _ = _clip(message_text(rows[0].get("prompt")), TEXT_LIMIT)
+    answer, _ = _clip(message_text(rows[0].get("answer")), 200)
+    step = int(rows[0]["step"])
+    return Group(arm.name, plain(run.path.name), step, group_id, prompt, answer, tuple(rollouts))
+
+
+def _rollout(row: dict[str, Any], position: int) -> Rollout:
+    text, cut = _clip(message_text(row.get("completion")), TEXT_LIMIT)
+    parts = [
+        (plain(key.removeprefix("reward/")), value)
+        for key, raw in row.items()
+        if key.startswith("reward/") and (value := finite(raw)) is not None
+    ]
+    tokens = finite(row.get("completion_tokens"))
+    reward = finite(row.get("reward"))
+    index = finite(row.get("rollout"))
+    return Rollout(
+        index=position if index is None else int(index),
+        reward=math.nan if reward is None else reward,
+        parts=tuple(parts),
+        kept=bool(row.get("selected")),
+        advantage=finite(row.get("advantage")),
+        tokens=None if tokens is None else int(tokens),
+        text=text,
+        cut=cut,
+    )
+
+
+def message_text(value: Any) -> str:
+    """A prompt or completion as text: itself, or a chat's messages with their roles.
+
+    >>> message_text([{"role": "user", "content": "1+1"}])
+    'user: 1+1'
+    """
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return "\n".join(
+            f"{m.get('role', '')}: {m.get('content', '')}" if isinstance(m, dict) else str(m) for m in value
+        )
+    return encodable(value)
+
+
+def _clip(text: str, limit: int) -> tuple[str, int]:
+    return encodable(text[:limit]), max(len(text) - limit, 0)

@@ -1,0 +1,262 @@
+"""Curves, bands, time to a threshold and speedup: pure numpy on arrays.
+
+Axes: R runs (seeds) of one arm, C checkpoints, B bootstrap resamples. Scores and seconds are ``[R, C]`` with NaN where
+a run has no evaluation at that checkpoint (it was killed, or failed, earlier).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[np.float64]
+Criterion = Literal["p99", "peak"]
+
+CRITERIA: dict[str, float] = {"p99": 0.99, "peak": 1.0}
+"""Share of the baseline's peak that a criterion asks for; 0.99 is the authors' rule."""
+
+Z_95 = 1.96
+"""Half width of the paper's band in standard errors."""
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """How much sooner an arm reaches the baseline's threshold; times in the unit of the seconds given."""
+
+    criterion: str
+    interpolated: bool
+    threshold: float
+    baseline_time: float
+    arm_time: float  # inf: never reached
+    speedup: float  # 0: never reached; inf: reached at time 0
+    ci_low: float  # NaN with fewer than two runs on either side
+    ci_high: float
+    never_reached: float  # share of resamples; NaN where there is no interval
+
+
+def mean_curve(scores_RC: ArrayLike, min_share: float = 0.5) -> Array:
+    """Mean over the runs that have each checkpoint.
+
+    Args:
+        scores_RC: ``[..., R, C]``, NaN where a run has no evaluation.
+        min_share: a checkpoint that fewer than this share of the runs have gets NaN: a mean over the one run that
+            happened to live longest says nothing about the arm.
+
+    Returns:
+        ``[..., C]``, NaN where too few runs have the checkpoint.
+
+    >>> mean_curve([[0.2, 0.4, 0.9], [0.4, 0.6, np.nan], [0.3, np.nan, np.nan]]).round(3)
+    array([0.3, 0.5, nan])
+    """
+    scores = np.asarray(scores_RC, dtype=np.float64)
+    if scores.ndim < 2 or scores.shape[-2] == 0:
+        raise ValueError(
+            f"scores must be [runs, checkpoints] with at least one run, got shape {scores.shape}"
+        )
+    present = ~np.isnan(scores)
+    count = present.sum(axis=-2)
+    total = np.where(present, scores, 0.0).sum(axis=-2)
+    enough = (count > 0) & (count >= min_share * scores.shape[-2])
+    return np.where(enough, total / np.maximum(count, 1), np.nan)
+
+
+def normal_band(scores_RC: ArrayLike) -> tuple[Array, Array]:
+    """The paper's 95 % band: mean plus or minus 1.96 standard errors over runs (ddof = 1).
+
+    Returns:
+        low and high, each ``[C]``; NaN at a checkpoint that fewer than two runs have: one run has no spread.
+
+    >>> low, high = normal_band([[0.2, 0.5], [0.4, np.nan]])
+    >>> low.round(3), high.round(3)
+    (array([0.104,   nan]), array([0.496,   nan]))
+    """
+    scores = np.asarray(scores_RC, dtype=np.float64)
+    mean = mean_curve(scores)
+    count = (~np.isnan(scores)).sum(axis=0)
+    squares = np.nansum((scores - mean) ** 2, axis=0)
+    spread = np.sqrt(squares / np.maximum(count - 1, 1))
+    half = np.where(count > 1, Z_95 * spread / np.sqrt(np.maximum(count, 1)), np.nan)
+    return mean - half, mean + half
+
+
+def bootstrap_band(scores_RC: ArrayLike, resamples: int = 2000, seed: int = 0) -> tuple[Array, Array]:
+    """95 % percentile interval of the mean curve when whole runs are resampled.
+
+    Returns:
+        low and high, each ``[C]``; NaN everywhere with fewer than two runs.
+
+    >>> low, high = bootstrap_band([[0.2], [0.4], [0.6]], seed=1)
+    >>> bool(0.2 <= low[0] < 0.4 < high[0] <= 0.6)
+    True
+    """
+    scores = np.asarray(scores_RC, dtype=np.float64)
+    R, C = scores.shape
+    if R < 2:
+        return np.full(C, np.nan), np.full(C, np.nan)
+    draws_BR = np.random.default_rng(seed).integers(R, size=(resamples, R))
+    means_BC = mean_curve(scores[draws_BR])
+    known = ~np.isnan(means_BC).all(axis=0)
+    low, high = np.full(C, np.nan), np.full(C, np.nan)
+    low[known], high[known] = np.nanquantile(means_BC[:, known], [0.025, 0.975], axis=0)
+    return low, high
+
+
+def threshold(mean_C: ArrayLike, criterion: str = "p99") -> Array:
+    """The score to reach: 0.99 (``p99``, the authors' rule) or 1.0 (``peak``) times the maximum of a mean curve.
+
+    Args:
+        mean_C: ``[..., C]``; NaN checkpoints are passed over, and an all-NaN curve has a NaN threshold.
+
+    >>> float(threshold([0.5, 0.8, 0.7]))
+    0.792
+    """
+    if criterion not in CRITERIA:
+        raise ValueError(f"criterion must be one of {', '.join(CRITERIA)}, got {criterion!r}")
+    mean = np.asarray(mean_C, dtype=np.float64)
+    peak = np.max(np.where(np.isnan(mean), -np.inf, mean), axis=-1)
+    return CRITERIA[criterion] * np.where(np.isinf(peak), np.nan, peak)
+
+
+def time_to(mean_C: ArrayLike, time_C: ArrayLike, target: ArrayLike, *, interpolated: bool = False) -> Array:
+    """Time at which a mean curve first reaches a score.
+
+    Args:
+        mean_C: ``[..., C]`` scores; NaN checkpoints are passed over.
+        time_C: ``[..., C]`` times of the checkpoints, any unit.
+        target: ``[...]`` the score to reach; equal counts as reached.
+        interpolated: take the straight line between the checkpoint before and the one that reaches it. A curve that
+            starts at or above the target has no checkpoint before: its first checkpoint's time is the answer either way.
+
+    Returns:
+        ``[...]`` in the unit of ``time_C``; inf where the target is never reached.
+
+    >>> float(time_to([0.2, 0.6, 0.8], [0, 10, 20], 0.7)), float(time_to([0.2, 0.6], [0, 10], 0.7))
+    (20.0, inf)
+    >>> float(time_to([0.2, 0.6, 0.8], [0, 10, 20], 0.7, interpolated=True).round(6))
+    15.0
+    """
+    mean, time = np.broadcast_arrays(np.asarray(mean_C, float), np.asarray(time_C, float))
+    goal = np.asarray(target, dtype=np.float64)[..., None]
+    known = ~(np.isnan(mean) | np.isnan(time))
+    reached = known & (np.where(known, mean, -np.inf) >= goal)
+    first = reached.argmax(axis=-1)[..., None]
+    found = np.take_along_axis(time, first, axis=-1)
+    if interpolated:
+        position = np.where(known, np.arange(mean.shape[-1]), -1)
+        latest = np.maximum.accumulate(position, axis=-1)
+        before = np.where(first > 0, np.take_along_axis(latest, np.maximum(first - 1, 0), axis=-1), -1)
+        at = np.maximum(before, 0)
+        low, high = np.take_along_axis(mean, at, axis=-1), np.take_along_axis(mean, first, axis=-1)
+        start = np.take_along_axis(time, at, axis=-1)
+        rise = np.where(high > low, high - low, 1.0)
+        crossing = start + (found - start) * np.clip((goal - low) / rise, 0.0, 1.0)
+        found = np.where(before >= 0, crossing, found)
+    return np.where(reached.any(axis=-1), found[..., 0], np.inf)
+
+
+def time_ratio(baseline_time: ArrayLike, arm_time: ArrayLike) -> Array:
+    """Baseline time over arm time, with a value for every pair of times.
+
+    An arm that never arrives (inf) has speedup 0. One that is there at time 0 has speedup inf, unless the baseline is
+    there at time 0 too: equal times are speedup 1, as neither is sooner. A baseline without a time gives NaN.
+
+    >>> time_ratio([60, 60, 60, 0], [30, np.inf, 0, 0])
+    array([ 2.,  0., inf,  1.])
+    """
+    baseline, arm = np.asarray(baseline_time, float), np.asarray(arm_time, float)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = baseline / arm
+    ratio = np.where(baseline == arm, 1.0, ratio)
+    ratio = np.where(np.isinf(arm), 0.0, ratio)
+    return np.where(np.isfinite(baseline), ratio, np.nan)
+
+
+def speedup(
+    baseline_scores_RC: ArrayLike,
+    baseline_seconds_RC: ArrayLike,
+    arm_scores_RC: ArrayLike,
+    arm_seconds_RC: ArrayLike,
+    *,
+    criterion: Criterion = "p99",
+    interpolated: bool = False,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> Speedup:
+    """How much sooner an arm reaches the level of the baseline, with a 95 % bootstrap interval.
+
+    Source: the rule of the authors' published analysis. T is 0.99 (``p99``) or 1.0 (``peak``) times the
+    maximum of the baseline's mean curve; the speedup is the time of the first checkpoint at which the
+    baseline's mean curve reaches T over that of the arm's. ``interpolated`` takes the linear crossing
+    between checkpoints instead.
+
+    Interval: runs of the baseline and runs of the arm are drawn with replacement, independently of each
+    other, and T, both mean curves and both clocks are computed anew in each resample. A resample in which
+    the arm never reaches T counts as speedup 0, and their share is ``never_reached``. The interval is the
+    2.5 and 97.5 percentile, taken at values that occur (no interpolation between resamples, so that an
+    infinite speedup stays infinite). The same ``seed`` draws the same baseline for every arm and criterion,
+    so that results do not depend on the other arms.
+
+    Args:
+        baseline_scores_RC: ``[R, C]``; baseline and arm may differ in runs and in checkpoints.
+        baseline_seconds_RC: ``[R, C]`` real times; the time of a checkpoint is their mean over runs.
+        arm_scores_RC: ``[R, C]``.
+        arm_seconds_RC: ``[R, C]``.
+        resamples: 0 for no interval.
+
+    Returns:
+        A ``Speedup``. Checkpoints that fewer than half of the runs have are passed over (``mean_curve``).
+        An arm that reaches T at time 0 has speedup inf (1 if the baseline does too: ``time_ratio``). With
+        one run on either side there is no interval: it is NaN.
+
+    >>> grpo, pods = np.array([[0.2, 0.5, 0.8]] * 2), np.array([[0.2, 0.8, 0.9]] * 2)
+    >>> clock = np.array([[0.0, 30.0, 60.0]] * 2)
+    >>> s = speedup(grpo, clock, pods, clock)
+    >>> s.speedup, s.ci_low, s.ci_high, s.never_reached
+    (2.0, 2.0, 2.0, 0.0)
+    """
+    baseline_scores, baseline_seconds = _checked(baseline_scores_RC, baseline_seconds_RC, "baseline")
+    arm_scores, arm_seconds = _checked(arm_scores_RC, arm_seconds_RC, "arm")
+
+    def compare(pick_base: Callable[[Array], Array], pick_arm: Callable[[Array], Array]) -> tuple[Array, ...]:
+        base_mean, arm_mean = mean_curve(pick_base(baseline_scores)), mean_curve(pick_arm(arm_scores))
+        base_clock, arm_clock = mean_curve(pick_base(baseline_seconds)), mean_curve(pick_arm(arm_seconds))
+        goal = threshold(base_mean, criterion)
+        base_time = time_to(base_mean, base_clock, goal, interpolated=interpolated)
+        return goal, base_time, time_to(arm_mean, arm_clock, goal, interpolated=interpolated)
+
+    goal, base_time, arm_time = compare(lambda x: x, lambda x: x)
+    low = high = never = float("nan")
+    if min(len(baseline_scores), len(arm_scores)) > 1 and resamples > 0 and np.isfinite(goal):
+        random = np.random.default_rng(seed)
+        base_draws = random.integers(len(baseline_scores), size=(resamples, len(baseline_scores)))
+        arm_draws = random.integers(len(arm_scores), size=(resamples, len(arm_scores)))
+        _, base_times_B, arm_times_B = compare(lambda x: x[base_draws], lambda x: x[arm_draws])
+        ratios_B = time_ratio(base_times_B, arm_times_B)
+        ratios_B = ratios_B[~np.isnan(ratios_B)]
+        low, high = (float(q) for q in np.quantile(ratios_B, [0.025, 0.975], method="inverted_cdf"))
+        never = float(np.isinf(arm_times_B).mean())
+    return Speedup(
+        criterion=criterion,
+        interpolated=interpolated,
+        threshold=float(goal),
+        baseline_time=float(base_time),
+        arm_time=float(arm_time),
+        speedup=float(time_ratio(base_time, arm_time)),
+        ci_low=low,
+        ci_high=high,
+        never_reached=never,
+    )
+
+
+def _checked(scores_RC: ArrayLike, seconds_RC: ArrayLike, what: str) -> tuple[Array, Array]:
+    scores, seconds = np.asarray(scores_RC, float), np.asarray(seconds_RC, float)
+    if scores.ndim != 2 or 0 in scores.shape or scores.shape != seconds.shape:
+        raise ValueError(
+            f"{what} scores and seconds must both be [runs, checkpoints] with at least one of each, "
+            f"got {scores.shape} and {seconds.shape}"
+        )
+    return scores, seconds

@@ -1,0 +1,90 @@
+"""Names, numbers and times as text. Names are hostile until they have passed through here."""
+
+from __future__ import annotations
+
+import math
+import re
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]+")
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#!|~$])")
+
+UNITS: dict[str, float] = {"s": 1.0, "min": 60.0, "h": 3600.0}
+"""Seconds in each unit of time."""
+
+
+def encodable(text: object) -> str:
+    """Text that UTF-8 can hold: a lone surrogate (a torn file name, a JSON escape) becomes a question mark.
+
+    >>> encodable("a" + chr(0xD800))
+    'a?'
+    """
+    return str(text).encode("utf-8", errors="replace").decode("utf-8")
+
+
+def plain(text: object, limit: int = 60) -> str:
+    """A name on one line: control and direction characters become spaces, long names are cut.
+
+    >>> plain("grpo" + chr(10) + chr(27) + "[31m"), plain("abcdef", limit=4)
+    ('grpo [31m', 'abc…')
+    """
+    line = _CONTROL.sub(" ", encodable(text)).strip()
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def markdown(text: object) -> str:
+    """Text for a Markdown table cell: nothing in it is read as Markdown or HTML.
+
+    >>> markdown("a|b <i>")
+    'a\\\\|b &lt;i&gt;'
+    """
+    line = plain(text, limit=200).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _MARKDOWN.sub(r"\\\1", line)
+
+
+def unit_for(seconds: float) -> str:
+    """The unit in which a range of time reads best: s below 5 minutes, min below 3 hours, h from there.
+
+    >>> unit_for(150), unit_for(1800), unit_for(21600)
+    ('s', 'min', 'h')
+    """
+    return "s" if not seconds > 300 else "min" if seconds < 3 * 3600 else "h"
+
+
+def duration(seconds: float) -> str:
+    """A time with its unit, each in the unit that fits it.
+
+    >>> duration(42.31), duration(5400), duration(21600), duration(float("inf"))
+    ('42.3 s', '90.0 min', '6.00 h', 'never')
+    """
+    if not math.isfinite(seconds):
+        return "never" if seconds > 0 else "–"
+    unit = unit_for(seconds)
+    return f"{seconds / UNITS[unit]:.{2 if unit == 'h' else 1}f} {unit}"
+
+
+def number(value: object, digits: int = 3) -> str:
+    """A number for reading; a dash where there is none.
+
+    >>> number(0.80761, 4), number(float("nan")), number(None), number(12)
+    ('0.8076', '–', '–', '12')
+    """
+    if value is None or isinstance(value, str):
+        return "–" if not value else str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return str(value)
+    if not isinstance(value, float) or math.isnan(value):
+        return "–"
+    return "∞" if math.isinf(value) else f"{value:.{digits}f}"
+
+
+def interval(low: float, high: float, digits: int = 2) -> str:
+    """An interval for reading, or a dash where there is none.
+
+    >>> interval(1.0, 2.6666), interval(float("nan"), float("nan"))
+    ('[1.00, 2.67]', '–')
+    """
+    if math.isnan(low) or math.isnan(high):
+        return "–"
+    return f"[{number(float(low), digits)}, {number(float(high), digits)}]"

@@ -1,0 +1,147 @@
+"""The sentences of a report: the headline, and what a reader must know to trust the numbers."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .statistics import Speedup
+from .text import duration, interval, number, plain
+
+if TYPE_CHECKING:
+    from .analysis import Analysis
+    from .arms import Arm
+
+
+def headlines(analysis: Analysis) -> tuple[str, ...]:
+    """A sentence for each arm, largest speedup first; without a baseline, its first and last score."""
+    base = analysis.baseline
+    if base is None or analysis.speedup_of(base.name) is None:
+        ranked = sorted(analysis.finals, key=lambda name: -analysis.finals[name].final)
+        arms = {arm.name: arm for arm in analysis.arms}
+        return tuple(_progress(analysis, arms[name]) for name in ranked)
+    found = [(s, arm) for arm in analysis.arms if arm is not base and (s := analysis.speedup_of(arm.name))]
+    if not found:
+        return (_progress(analysis, base),)
+    found.sort(key=lambda pair: -pair[0].speedup)
+    return tuple(_comparison(analysis, base, arm, result) for result, arm in found)
+
+
+def _progress(analysis: Analysis, arm: Arm) -> str:
+    end = analysis.finals[arm.name]
+    spread = "" if math.isnan(end.low) else f" {interval(end.low, end.high, 3)}"
+    return (
+        f"{arm.label} went from {number(end.start)} to {number(end.final)}{spread} {words(analysis.metric)} "
+        f"in {duration(end.final_seconds)}, {_runs(arm)}."
+    )
+
+
+def _comparison(analysis: Analysis, base: Arm, arm: Arm, result: Speedup) -> str:
+    goal = f"99 % of {base.label}’s peak {words(analysis.metric)}"
+    count = f"{_runs(arm)}" if arm.run_count == base.run_count else f"{_runs(arm)} against {base.run_count}"
+    if math.isinf(result.arm_time):
+        end = analysis.finals[arm.name]
+        level, time = number(result.threshold), duration(end.final_seconds)
+        return f"{arm.label} never reached {goal} ({level}) in {time}, {count}."
+    if math.isinf(result.speedup):
+        return f"{arm.label} was at {goal} from its first evaluation on, {count}."
+    spread = interval(result.ci_low, result.ci_high)
+    times = f"{duration(result.arm_time)} against {duration(result.baseline_time)}"
+    if result.speedup > 1:
+        how = f"{result.speedup:.2f}x sooner"
+        how += "" if spread == "–" else f" {spread}"
+    elif result.speedup < 1:
+        speedup = f"{result.speedup:.2f}" + ("" if spread == "–" else f" {spread}")
+        how = f"{1 / result.speedup:.2f}x later (speedup {speedup})"
+    else:
+        how = "no sooner and no later" + ("" if spread == "–" else f" (speedup 1.00 {spread})")
+    settled = spread == "–" or not result.ci_low <= 1 <= result.ci_high
+    doubt = "" if settled else " The interval includes 1: the difference is not settled."
+    return f"{arm.label} reached {goal} {how}: {times}, {count}.{doubt}"
+
+
+def notes(analysis: Analysis) -> tuple[str, ...]:
+    """What limits the numbers of this report, each a sentence; empty when nothing does."""
+    found = [*_run_notes(analysis), *_curve_notes(analysis), *_baseline_notes(analysis)]
+    runs = [run for arm in analysis.arms for run in arm.runs]
+    devices = Counter(plain(run.environment["device"]) for run in runs if run.environment.get("device"))
+    if len(devices) > 1:
+        parts = ", ".join(f"{count} on {device}" for device, count in devices.items())
+        found.append(f"Runs used different devices ({parts}): their clocks do not compare.")
+    return tuple(found)
+
+
+def _run_notes(analysis: Analysis) -> list[str]:
+    runs = [run for arm in analysis.arms for run in arm.runs]
+    states = Counter(run.state for run in runs if run.state != "finished")
+    found = []
+    if states:
+        parts = ", ".join(f"{count} {plain(state)}" for state, count in sorted(states.items()))
+        found.append(
+            f"{sum(states.values())} of {len(runs)} runs did not finish ({parts}; see Runs). "
+            "Each counts up to its last evaluation."
+        )
+    for arm in analysis.arms:
+        silent = arm.run_count - (len(arm.curve.runs) if arm.curve else 0)
+        if silent:
+            found.append(
+                f"{arm.label}: {silent} of {arm.run_count} runs have no evaluation of {analysis.metric} "
+                "and are in no curve."
+            )
+        if arm.curve and len(arm.curve.runs) == 1:
+            found.append(f"{arm.label} has one run: no interval can be given.")
+    return found
+
+
+def _curve_notes(analysis: Analysis) -> list[str]:
+    found = []
+    for arm in analysis.arms:
+        curve = arm.curve
+        if not curve:
+            continue
+        thin = int(np.isnan(curve.mean).sum())
+        if thin:
+            found.append(
+                f"{arm.label}: {thin} checkpoint{'' if thin == 1 else 's'} that fewer than half of its runs have: "
+                "drawn for those runs, in no mean."
+            )
+        end = analysis.finals[arm.name]
+        if end.final_runs < len(curve.runs):
+            found.append(
+                f"{arm.label}: its final score is the mean of the {end.final_runs} of {len(curve.runs)} runs "
+                "that got so far."
+            )
+        if curve.due[curve.last()] < analysis.horizon * (1 - 1e-9):
+            ends, horizon = duration(end.final_seconds), duration(analysis.horizon)
+            found.append(f"{arm.label} ends at {ends}; scores are compared at {horizon}.")
+    return found
+
+
+def _baseline_notes(analysis: Analysis) -> list[str]:
+    base = analysis.baseline
+    if base is None:
+        return ["There is no baseline: no speedup is computed."] if len(analysis.arms) > 1 else []
+    result = analysis.speedup_of(base.name, "peak")
+    if result is None or base.curve is None:
+        return [f"{base.label}, the baseline, has no evaluation: no speedup is computed."]
+    found = []
+    if result.arm_time <= float(np.nanmin(base.curve.times)):
+        found.append(f"{base.label} peaks at its first evaluation: its level says nothing about training.")
+    others = len(analysis.speedups) // 4 - 1
+    if others > 1:
+        found.append(
+            f"The headline names the largest of {others} speedups, which flatters it; the table has all."
+        )
+    return found
+
+
+def _runs(arm: Arm) -> str:
+    return f"{arm.run_count} run{'' if arm.run_count == 1 else 's'}"
+
+
+def words(metric: str) -> str:
+    """``answer_accuracy`` as a reader says it."""
+    return plain(metric).replace("_", " ")
