@@ -47,7 +47,7 @@ def advantages(
     """
     _check_choice("when", when, ("after", "before"))
     _check_choice("scale", scale, ("group", "batch", "none"))
-    rewards_PN = check_rewards(rewards_PN)
+    rewards_PN, _ = check_rewards(rewards_PN)
     kept_PM = selection.take(rewards_PN)
     reference_PR = kept_PM if when == "after" else rewards_PN
 

@@ -14,7 +14,6 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from .types import Rule
 from .validation import check_rewards, check_size
@@ -47,7 +46,7 @@ def max_variance(rewards_PN: Tensor, m: int, *, generator: torch.Generator | Non
     >>> max_variance(torch.tensor([[0.0, 1.0, 0.5, 1.0, 0.0, 0.4]]), 4)
     tensor([[0, 1, 3, 4]])
     """
-    sorted_PN, order_PN, scored_P1 = _sort(_checked(rewards_PN, m))
+    sorted_PN, order_PN, scored_P1 = _sort(*_checked(rewards_PN, m))
     k_P1 = _best_split(sorted_PN, scored_P1, m)
     return _pick(order_PN, _ends(sorted_PN, scored_P1, k_P1, m))
 
@@ -62,7 +61,7 @@ def max_reward(rewards_PN: Tensor, m: int, *, generator: torch.Generator | None 
     >>> max_reward(torch.tensor([[0.2, 0.9, float("nan"), 0.9, 0.9]]), 2)
     tensor([[1, 3]])
     """
-    sorted_PN, order_PN, scored_P1 = _sort(_checked(rewards_PN, m))
+    sorted_PN, order_PN, scored_P1 = _sort(*_checked(rewards_PN, m))
     k_P1 = torch.where(scored_P1 > m, m, 0)
     return _pick(order_PN, _ends(sorted_PN, scored_P1, k_P1, m))
 
@@ -79,7 +78,7 @@ def random(rewards_PN: Tensor, m: int, *, generator: torch.Generator | None = No
     >>> random(torch.zeros(1, 8), 3, generator=torch.Generator().manual_seed(0))
     tensor([[2, 6, 7]])
     """
-    rewards_PN = _checked(rewards_PN, m)
+    rewards_PN, _ = _checked(rewards_PN, m)
     device = rewards_PN.device if generator is None else generator.device
     keys_PN = torch.rand(rewards_PN.shape, generator=generator, device=device, dtype=torch.float64)
     keys_PN = keys_PN.to(rewards_PN.device).masked_fill(rewards_PN.isnan(), math.inf)
@@ -98,7 +97,7 @@ def percentile(rewards_PN: Tensor, m: int, *, generator: torch.Generator | None 
     >>> percentile(torch.tensor([[0.7, 0.1, 0.5, 0.3, 0.2, 0.6]]), 3)
     tensor([[0, 2, 4]])
     """
-    _, order_PN, scored_P1 = _sort(_checked(rewards_PN, m))
+    _, order_PN, scored_P1 = _sort(*_checked(rewards_PN, m))
     rank_M = torch.arange(m, device=order_PN.device)
     positions_PM = torch.where(scored_P1 > m, (2 * rank_M + 1) * scored_P1 // (2 * m), rank_M)
     return _pick(order_PN, positions_PM)
@@ -112,18 +111,19 @@ RULES: dict[str, Rule] = {
 }
 
 
-def _checked(rewards_PN: Tensor, m: int) -> Tensor:
-    rewards_PN = check_rewards(rewards_PN)
+def _checked(rewards_PN: Tensor, m: int) -> tuple[Tensor, bool]:
+    rewards_PN, all_scored = check_rewards(rewards_PN)
     check_size(m, rewards_PN.shape[1])
-    return rewards_PN
+    return rewards_PN, all_scored
 
 
-def _sort(rewards_PN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _sort(rewards_PN: Tensor, all_scored: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Rewards ascending with NaN (as inf) last, the rollout at each rank, and how many were scored, `[P, 1]`.
 
     Equal rewards, and NaN among themselves, stay in rollout order.
     """
-    rewards_PN = rewards_PN.masked_fill(rewards_PN.isnan(), math.inf)
+    if not all_scored:
+        rewards_PN = rewards_PN.masked_fill(rewards_PN.isnan(), math.inf)
     sorted_PN, order_PN = rewards_PN.sort(dim=1, stable=True)
     return (
         sorted_PN,
@@ -138,23 +138,27 @@ def _best_split(sorted_PN: Tensor, scored_P1: Tensor, m: int) -> Tensor:
     0 where a group has no more than m scored rollouts: its lowest m ranks are all it has, filled up with NaN.
     """
     rank_M = torch.arange(m, device=sorted_PN.device)
-    highest_PM = sorted_PN.gather(1, (scored_P1 - 1 - rank_M).clamp(min=0))
-    ends_2PM = torch.stack([sorted_PN[:, :m], highest_PM]).double()
-    lowest_P1, highest_P1 = ends_2PM[0, :, :1], ends_2PM[1, :, :1]
+    lowest_PM = sorted_PN[:, :m].flip(1)
+    highest_PM = sorted_PN.gather(1, (scored_P1 - 1 - rank_M).clamp_(min=0))
+    low_P1, high_P1 = lowest_PM[:, -1:].double(), highest_PM[:, :1].double()
     # The midrange, unlike a rounded mean, does not depend on the rollouts' order; halves do not overflow.
-    half_range_P1 = highest_P1 / 2 - lowest_P1 / 2
-    scale_P1 = torch.where(half_range_P1 > 0, half_range_P1, 1.0)
-    ends_2PM = (ends_2PM - (lowest_P1 + half_range_P1)) / scale_P1
+    half_range_P1 = high_P1 / 2 - low_P1 / 2
+    scale_P1 = half_range_P1.masked_fill(half_range_P1 == 0, 1.0)
+    lowest_PM = (lowest_PM - (low_P1 + half_range_P1)).div_(scale_P1)
+    highest_PM = (highest_PM - (low_P1 + half_range_P1)).div_(scale_P1)
 
-    low_PK, high_PK = pad(ends_2PM.cumsum(dim=2), (1, 0))
-    low_square_PK, high_square_PK = pad(ends_2PM.square().cumsum(dim=2), (1, 0))
-    sum_PK = high_PK + low_PK.flip(1)
-    variance_PK = high_square_PK + low_square_PK.flip(1) - sum_PK.square() / m
+    # One more from the high end is one less from the low end, so the sums for all k are one running sum.
+    change_PM = highest_PM - lowest_PM
+    sum_PK = torch.cat([lowest_PM.sum(dim=1, keepdim=True), change_PM], dim=1).cumsum_(1)
+    change_PM.mul_(highest_PM.add_(lowest_PM))
+    square_PK = torch.cat([lowest_PM.square_().sum(dim=1, keepdim=True), change_PM], dim=1).cumsum_(1)
+    variance_PK = square_PK.sub_(sum_PK.square_().div_(m))
 
     k_K = torch.arange(m + 1, device=sorted_PN.device)
-    balance_K = 2 * (m - (2 * k_K - m).abs()) + (2 * k_K > m)
-    best_PK = variance_PK >= variance_PK.amax(dim=1, keepdim=True) * (1 - VARIANCE_TOLERANCE)
-    k_P1 = torch.where(best_PK, balance_K, -1).argmax(dim=1, keepdim=True)
+    balance_K = 2 * (m - (2 * k_K - m).abs()) + (2 * k_K > m) + 1
+    most_P1 = variance_PK.amax(dim=1, keepdim=True)
+    tied_PK = variance_PK >= most_P1 - VARIANCE_TOLERANCE * (most_P1 + 1)
+    k_P1 = (tied_PK * balance_K).argmax(dim=1, keepdim=True)
     return torch.where(scored_P1 > m, k_P1, 0)
 
 
@@ -169,9 +173,9 @@ def _ends(sorted_PN: Tensor, scored_P1: Tensor, k_P1: Tensor, m: int) -> Tensor:
     threshold_P1 = sorted_PN.gather(1, top_P1.clamp(max=sorted_PN.shape[1] - 1))
     run_start_P1 = torch.searchsorted(sorted_PN, threshold_P1)
     run_end_P1 = torch.searchsorted(sorted_PN, threshold_P1, right=True)
-    high_PM = rank_M - low_P1 + top_P1
+    high_PM = rank_M + (top_P1 - low_P1)
     shift_P1 = torch.maximum(run_start_P1, low_P1) - top_P1
-    high_PM = torch.where(high_PM < run_end_P1, high_PM + shift_P1, high_PM)
+    high_PM += shift_P1 * (high_PM < run_end_P1)
     return torch.where(rank_M < low_P1, rank_M, high_PM)
 
 

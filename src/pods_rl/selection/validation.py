@@ -19,22 +19,22 @@ def describe(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def check_rewards(rewards_PN: Tensor) -> Tensor:
-    """The rewards as every rule computes on them: detached, float32 or float64, free of infinities.
+def check_rewards(rewards_PN: Tensor) -> tuple[Tensor, bool]:
+    """The rewards as this room computes on them: detached, float32 or float64, free of infinities.
 
     Args:
         rewards_PN: `[P, N]`, any real dtype. float64 stays; float32 and half precision become float32,
             integers and booleans float64, so no order or tie changes (integers up to 2^53).
 
     Returns:
-        The converted rewards on their own device. NaN stays: it marks a rollout nobody could score.
+        The converted rewards on their own device, and whether all are scored (NaN marks one that is not).
 
     Raises:
         TypeError: no tensor, or complex numbers.
         ValueError: not two axes, no rollouts, or an infinite reward (one device synchronisation finds it).
 
     >>> check_rewards(torch.tensor([[True, False]]))
-    tensor([[1., 0.]], dtype=torch.float64)
+    (tensor([[1., 0.]], dtype=torch.float64), True)
     """
     if not isinstance(rewards_PN, Tensor) or rewards_PN.is_complex():
         raise TypeError(
@@ -46,13 +46,13 @@ def check_rewards(rewards_PN: Tensor) -> Tensor:
             f"rewards must have shape [prompts, rollouts], at least one rollout; got {describe(rewards_PN)}. "
             "For one group pass rewards[None]; for a flat list of rows pass rewards.view(-1, num_rollouts)."
         )
-    infinite_PN = torch.isinf(rewards_PN)
-    if infinite_PN.any():
-        _refuse_infinite(rewards_PN, infinite_PN)
-    if not rewards_PN.is_floating_point():
-        return rewards_PN.double()
-    rewards_PN = rewards_PN.detach()
-    return rewards_PN if rewards_PN.dtype == torch.float64 else rewards_PN.float()
+    single = rewards_PN.is_floating_point() and rewards_PN.dtype != torch.float64
+    rewards_PN = rewards_PN.detach().float() if single else rewards_PN.detach().double()
+    # A sum is far cheaper than a look at each reward; it is finite only where all rewards are.
+    if rewards_PN.sum().isfinite():
+        return rewards_PN, True
+    _refuse_infinite(rewards_PN)
+    return rewards_PN, not bool(rewards_PN.isnan().any())
 
 
 def check_size(m: int, n: int) -> None:
@@ -71,8 +71,11 @@ def check_size(m: int, n: int) -> None:
         )
 
 
-def _refuse_infinite(rewards_PN: Tensor, infinite_PN: Tensor) -> None:
+def _refuse_infinite(rewards_PN: Tensor) -> None:
+    infinite_PN = rewards_PN.isinf()
     groups = infinite_PN.any(dim=1).nonzero().flatten().tolist()
+    if not groups:
+        return
     rollout = int(infinite_PN[groups[0]].nonzero()[0])
     more = f" and {len(groups) - 1} more groups" if len(groups) > 1 else ""
     raise ValueError(
