@@ -12,6 +12,7 @@ from .pool import default_pool
 _SYMBOLIC = re.compile(r"[\\^_{}+*/=()\[\]|!√π×÷·]|[0-9]\s*-\s*[0-9]")
 _LIST = re.compile(r"[0-9]\s*,")
 _NEEDLESS_SPACE = re.compile(r"(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])")
+_CHOICE = re.compile(r"^\(([A-Za-z])\)$")
 
 Pair = tuple[str, str]
 
@@ -66,8 +67,11 @@ def _decide(text: str, gold: str) -> bool | Pair:
     gold_number = read_number(gold)
     if gold_number:
         number = read_number(answer) or read_number_in_words(answer)
-        if number:
-            return number.equals(gold_number)
+    else:  # a gold answer with its unit ("6 cm") is met by the bare number
+        number = read_number(answer)
+    target = gold_number or (number and read_number_in_words(gold))
+    if number and target:
+        return number.equals(target)
     if _key(answer) == _key(gold):
         return True
     # Mathematics decides only where there is some: in the answer to a number, else in the gold answer.
@@ -76,5 +80,5 @@ def _decide(text: str, gold: str) -> bool | Pair:
 
 
 def _key(text: str) -> str:
-    text = _NEEDLESS_SPACE.sub("", text)
+    text = _CHOICE.sub(r"\1", _NEEDLESS_SPACE.sub("", text))
     return text if _SYMBOLIC.search(text) else text.casefold()
