@@ -1,0 +1,9 @@
+"""The TRL engine: PODS as a subclass of TRL's GRPO trainer (the only room that imports TRL)."""
+
+from __future__ import annotations
+
+from .config import PODSConfig
+from .rollouts import Rollouts
+from .trainer import PODSTrainer
+
+__all__ = ["PODSConfig", "PODSTrainer", "Rollouts"]

@@ -1,0 +1,81 @@
+"""How the kept rows are laid out for the forward passes: micro-batches of similar length, no padding computed.
+
+Rows are `[B, T]` tensors as TRL lays them out: prompts padded on the left, completions on the right.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MicroBatch = dict[str, Any]
+
+
+def real_columns(attention_mask: Tensor, prompt_width: int, multiple_of: int | None = None) -> slice:
+    """The columns of `[B, T]` between the first and the last token of any row.
+
+    Args:
+        attention_mask: `[B, T]`, 0 on padding.
+        prompt_width: columns of the prompt; one column of it and one of the completion are always kept.
+        multiple_of: widen the completion's part to a multiple of this, within what there is.
+
+    Example:
+        >>> real_columns(torch.tensor([[0, 0, 1, 1, 0], [0, 1, 1, 0, 0]]), prompt_width=3)
+        slice(1, 4, None)
+    """
+    width = attention_mask.size(1)
+    used = attention_mask.any(dim=0).nonzero().flatten()
+    start, stop = (int(used[0]), int(used[-1]) + 1) if len(used) else (prompt_width - 1, width)
+    start, stop = min(start, prompt_width - 1), max(stop, prompt_width + 1)
+    if multiple_of:
+        stop = min(width, prompt_width - (prompt_width - stop) // multiple_of * multiple_of)
+        start = max(0, prompt_width - -(-(prompt_width - start) // multiple_of) * multiple_of)
+    return slice(start, stop)
+
+
+def completion_lengths(batch: MicroBatch) -> Tensor:
+    """Tokens of each row's completion, `[B]`, masked-out rows counting as 0."""
+    return batch["completion_mask"].sum(dim=1)
+
+
+def _row_keys(batch: MicroBatch, rows: int) -> list[str]:
+    return [k for k, v in batch.items() if isinstance(v, Tensor) and v.ndim > 0 and v.size(0) == rows]
+
+
+def sort_windows(micro_batches: list[MicroBatch], window: int) -> list[MicroBatch]:
+    """Regroup the rows of each run of `window` micro-batches by completion length.
+
+    A window is one optimizer step: the same rows are trained in it, so its gradient is the same up to rounding;
+    only the way they are split changes. Ties keep their order.
+
+    Args:
+        micro_batches: equal-sized dictionaries of row tensors `[B, ...]` (0-dim tensors are shared).
+        window: micro-batches per optimizer step; the list's length is a multiple of it.
+    """
+    arranged: list[MicroBatch] = []
+    for start in range(0, len(micro_batches), window):
+        step = micro_batches[start : start + window]
+        rows = step[0]["completion_ids"].size(0)
+        keys = _row_keys(step[0], rows)
+        joined = {k: torch.cat([b[k] for b in step]) for k in keys}
+        order = completion_lengths(joined).argsort(stable=True)
+        for i, batch in enumerate(step):
+            chosen = order[i * rows : (i + 1) * rows]
+            arranged.append({**batch, **{k: joined[k][chosen] for k in keys}})
+    return arranged
+
+
+def steps_window(steps_per_generation: int, gradient_accumulation_steps: int) -> int | None:
+    """Micro-batches of one generation that surely belong to one optimizer step, or None when steps straddle.
+
+    Example:
+        >>> steps_window(8, 4), steps_window(2, 4), steps_window(4, 3)
+        (4, 2, None)
+    """
+    if steps_per_generation % gradient_accumulation_steps == 0:
+        return gradient_accumulation_steps
+    if gradient_accumulation_steps % steps_per_generation == 0:
+        return steps_per_generation
+    return None

@@ -1,0 +1,104 @@
+"""One generation: n rollouts a prompt, their rewards, and the m that are kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# A float32 variance of larger rewards overflows within a group of 1024.
+REWARD_LIMIT = 1e15
+
+
+@dataclass
+class Rollouts:
+    """The rollouts of one generation on this process, kept for the ledger and for metrics.
+
+    Shapes: P prompts of this process, N rollouts each, F reward functions. Lists are flat, prompt-major (P x N).
+    """
+
+    step: int
+    inputs: list[dict[str, Any]]
+    prompts: list[Any]
+    completions: list[Any]
+    completion_tokens: list[int]
+    reward_names: list[str]
+    rewards_per_func: Tensor  # [P * N, F]
+    rewards: Tensor  # [P, N]
+    kept: Tensor  # [P, M] int64
+    advantages: Tensor | None = None  # [P, M], known once the batch is built
+
+    def columns(self) -> dict[str, list[Any]]:
+        """The ledger's columns, a value per rollout (see `docs/architecture.md`)."""
+        P, N = self.rewards.shape
+        assert self.advantages is not None
+        advantages = torch.full((P, N), torch.nan).scatter_(1, self.kept, self.advantages.float())
+        selected = torch.zeros(P, N, dtype=torch.bool).scatter_(1, self.kept, True)
+        flat_advantages = advantages.flatten().tolist()
+        columns: dict[str, list[Any]] = {
+            "step": [self.step] * (P * N),
+            "group": [p for p in range(P) for _ in range(N)],
+            "rollout": list(range(N)) * P,
+            "prompt": [as_text(x) for x in self.prompts],
+            "completion": [as_text(x) for x in self.completions],
+            "answer": [str(row["answer"]) if "answer" in row else None for row in self.inputs],
+            "reward": self.rewards.flatten().tolist(),
+        }
+        for i, name in enumerate(self.reward_names):
+            columns[f"reward/{name}"] = self.rewards_per_func[:, i].tolist()
+        columns["selected"] = selected.flatten().tolist()
+        columns["advantage"] = [None if a != a else a for a in flat_advantages]
+        columns["completion_tokens"] = list(self.completion_tokens)
+        return columns
+
+
+def as_text(value: Any) -> str:
+    """A prompt or completion as text: chat messages become `role: content` blocks; one assistant turn its content."""
+    if isinstance(value, str):
+        return value
+    if len(value) == 1 and value[0].get("role") == "assistant":
+        return str(value[0].get("content") or "")
+    return "\n\n".join(f"{m.get('role')}: {m.get('content')}" for m in value)
+
+
+def refuse_unusable(rewards_per_func: Tensor) -> tuple[Tensor, Tensor]:
+    """Mark rollouts whose rewards cannot be trained on as unscored (NaN in every column).
+
+    Infinite rewards, and rewards beyond 1e15 in size, turn a group's variance, and with it the loss, into inf or NaN.
+    An unscored rollout is never selected while scored ones remain, and its advantage is 0.
+
+    Args:
+        rewards_per_func: `[rows, F]`; NaN means that one function had nothing to say, which is allowed.
+
+    Returns:
+        The cleaned rewards, and for each function how many rollouts it spoiled, `[F]`.
+
+    Example:
+        >>> clean, spoiled = refuse_unusable(torch.tensor([[1.0, 0.0], [float("inf"), 1.0]]))
+        >>> clean.tolist(), spoiled.tolist()
+        ([[1.0, 0.0], [nan, nan]], [1, 0])
+    """
+    bad = rewards_per_func.abs() > REWARD_LIMIT  # false for NaN, true for both infinities
+    return rewards_per_func.masked_fill(bad.any(dim=1, keepdim=True), torch.nan), bad.sum(dim=0)
+
+
+def total_reward(rewards_per_func: Tensor, weights: Tensor, group: int, aggregation: str) -> Tensor:
+    """One reward per rollout, `[P, group]`, as TRL adds several functions up; NaN where every function gave NaN.
+
+    Args:
+        rewards_per_func: `[P * group, F]`.
+        weights: `[F]`.
+        group: rollouts per prompt.
+        aggregation: TRL's `multi_objective_aggregation`.
+    """
+    unscored = rewards_per_func.isnan().all(dim=1)
+    if aggregation == "normalize_then_sum":
+        grouped = rewards_per_func.view(-1, group, rewards_per_func.size(1))
+        centred = grouped - grouped.nanmean(dim=1, keepdim=True)
+        count = (~grouped.isnan()).sum(dim=1, keepdim=True)
+        std = (centred.square().nansum(dim=1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
+        rewards_per_func = (centred / (std + 1e-4)).view_as(rewards_per_func)
+    total = (rewards_per_func * weights.to(rewards_per_func)).nansum(dim=1)
+    return total.masked_fill(unscored, torch.nan).view(-1, group)

@@ -1,0 +1,312 @@
+"""PODSTrainer: TRL's GRPOTrainer that generates n rollouts a prompt and trains on m of them.
+
+An overlay: nothing of TRL's methods is copied. What is overridden, in the order in which a step meets it:
+
+- `_prepare_inputs`: after TRL split a generation into micro-batches, regroup them by length and see which carry signal.
+- `_generate_and_score_completions`: mark a training generation; afterwards log over all n.
+- `_generate`: expand each prompt to n, generate, score, select, and hand back only the m kept rows.
+- `_generate_single_turn`: ask the generator for n, in parts of `rollout_batch_size` rows.
+- `_calculate_rewards`: give TRL the scores of the kept rows, so that each rollout is scored once.
+- `_get_per_token_logps_and_entropies`: compute no padding.
+- `compute_loss`: skip the passes of a step without any signal; count the tokens trained.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from trl import GRPOTrainer
+
+from ...selection import Selection, advantages, select
+from .config import PODSConfig
+from .layout import MicroBatch, completion_lengths, real_columns, sort_windows, steps_window
+from .metrics import log_all_rollouts, log_selection
+from .phases import PhaseClock
+from .refusals import refuse_unsupported
+from .rollouts import Rollouts, refuse_unusable, total_reward
+from .step import StepCallback
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Round:
+    """What one training generation hands from override to override."""
+
+    inputs: list[dict[str, Any]]
+    kept_rewards: Tensor | None = None  # [P * M, F] over all processes
+    all_rewards: Tensor | None = None  # [P * N, F] over all processes
+    advantages: Tensor | None = None  # [P, M] over all processes, only when normalised before selection
+    rollouts: Rollouts | None = None
+
+
+class PODSTrainer(GRPOTrainer):
+    """GRPO with down-sampling (paper Algorithm 1): generate n, keep m by a rule, train on those.
+
+    Takes what TRL's `GRPOTrainer` takes, with a `PODSConfig` as `args`. Only selected rows reach a log-probability,
+    reference or update pass; each rollout is scored once; evaluation never down-samples. With `num_rollouts` equal to
+    `num_generations` and `trim_padding`, `sort_by_length` and `skip_zero_advantage_steps` off it is TRL's trainer to
+    the last bit. After each generation `trainer.rollouts` holds what was generated, kept and why.
+
+    Raises:
+        UserError: tools, environments, a rollout function or images (not supported yet); groups that straddle
+            processes.
+        TypeError: `args` is a GRPOConfig and not a PODSConfig.
+    """
+
+    _tag_names = ["trl", "grpo", "pods"]  # noqa: RUF012  (TRL's own form)
+    _name = "PODS"
+    _paper = {  # noqa: RUF012
+        "title": "Not All Rollouts are Useful: Down-Sampling Rollouts in LLM Reinforcement Learning",
+        "id": "2504.13818",
+        "citation": "@article{xu2025rollouts, title={Not All Rollouts are Useful: Down-Sampling Rollouts in LLM "
+        "Reinforcement Learning}, author={Xu, Yixuan Even and Savani, Yash and Fang, Fei and Kolter, J. Zico}, "
+        "journal={arXiv preprint arXiv:2504.13818}, year={2025}}",
+    }
+
+    args: PODSConfig
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        given = inspect.signature(GRPOTrainer.__init__).bind(self, *args, **kwargs)
+        if given.arguments.get("args") is None:
+            given.arguments["args"] = PODSConfig("PODS")
+        refuse_unsupported(given.arguments)
+        self._round: _Round | None = None
+        self.rollouts: Rollouts | None = None
+        self._generations_done = (-1, 0)  # (global step, generations in it), seeds the random rule
+        self._warned_rewards: set[str] = set()
+        self.clock = PhaseClock(device=None)
+        self.step_tokens = {"generated": 0, "trained": 0}
+        self.step_has_signal = False
+        super().__init__(*given.args[1:], **given.kwargs)
+        self.clock = PhaseClock(self.accelerator.device)
+        self.add_callback(StepCallback(self))
+
+    # -- generation and selection -------------------------------------------------------------------------------
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if not self.model.training:
+            return super()._generate_and_score_completions(inputs)
+        self._round = _Round(inputs)
+        try:
+            output = super()._generate_and_score_completions(inputs)
+            self._finish_round(self._round, output)
+        finally:
+            self._round = None
+        return output
+
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        if self._round is None:
+            return super()._generate(prompts)
+        n, m = self._group_sizes()
+        inputs = self._round.inputs
+        if n != m:
+            prompts = [prompt for prompt in prompts[::m] for _ in range(n)]
+            inputs = [row for row in inputs[::m] for _ in range(n)]
+        self.clock.enter("rollout")
+        generated = super()._generate(prompts)
+        completion_ids, completions = generated[1], generated[3]
+        self.step_tokens["generated"] += sum(len(ids) for ids in completion_ids)
+        self.clock.enter("reward")
+        rewards_per_func = self._clean(super()._calculate_rewards(inputs, prompts, completions, completion_ids))
+        self.clock.enter("selection")
+        rewards, kept = self._select(rewards_per_func)
+        mine = self._local(len(prompts) // n)
+        kept_rows = (torch.arange(len(prompts) // n).unsqueeze(1) * n + kept[mine]).flatten().tolist()
+        self._round.rollouts = Rollouts(
+            step=self.state.global_step + 1,
+            inputs=inputs,
+            prompts=prompts,
+            completions=completions,
+            completion_tokens=[len(ids) for ids in completion_ids],
+            reward_names=list(self.reward_func_names),
+            rewards_per_func=rewards_per_func[self._local(len(prompts))],
+            rewards=rewards[mine],
+            kept=kept[mine],
+        )
+        self._keep_extra_logs(kept_rows, len(prompts))
+        self.clock.enter("update")
+        return tuple([part[i] for i in kept_rows] if isinstance(part, list) and part else part for part in generated)
+
+    def _generate_single_turn(
+        self,
+        prompt_ids: Any,
+        images: Any,
+        multimodal_fields: Any,
+        num_generations: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        generate = super()._generate_single_turn
+        if self._round is None:
+            return generate(prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs)
+        n, _ = self._group_sizes()
+        rows = self.args.rollout_batch_size or len(prompt_ids)
+        if self.use_vllm or rows >= len(prompt_ids):
+            return generate(prompt_ids, images, multimodal_fields, n, *args, **kwargs)
+        completion_ids: list[Any] = []
+        for start in range(0, len(prompt_ids), rows):
+            part, _ = generate(prompt_ids[start : start + rows], images, multimodal_fields, n, *args, **kwargs)
+            completion_ids.extend(part)
+        return completion_ids, None  # the plain path has no sampling log-probabilities
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        if self._round is not None and self._round.kept_rewards is not None:
+            return self._round.kept_rewards
+        return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+
+    def _select(self, rewards_per_func: Tensor) -> tuple[Tensor, Tensor]:
+        """The reward of every rollout `[P, N]` and the kept ones' indices `[P, M]`, over all processes, on the CPU."""
+        assert self._round is not None
+        n, m = self._group_sizes()
+        # On the CPU: a few hundred numbers, and their indices are needed there anyway.
+        rewards = total_reward(rewards_per_func, self.reward_weights, n, self.multi_objective_aggregation).cpu()
+        if n == m:
+            kept = torch.arange(n).repeat(len(rewards), 1)
+        else:
+            chosen = select(rewards, m, self.args.rule, generator=self._selection_generator())
+            kept = chosen.indices.sort(dim=1).values
+        flat = (torch.arange(len(kept)).unsqueeze(1) * n + kept).flatten()
+        self._round.all_rewards = rewards_per_func
+        self._round.kept_rewards = rewards_per_func[flat.to(rewards_per_func.device)]
+        if self.args.advantages == "before" and n != m:
+            scale = self.scale_rewards
+            self._round.advantages = advantages(rewards, Selection(kept), when="before", scale=scale).float()
+        log_selection(self._metrics["train"], rewards, kept)
+        return rewards, kept
+
+    def _local(self, count: int) -> slice:
+        """This process's part of what was gathered in process order, `count` items each."""
+        return slice(self.accelerator.process_index * count, (self.accelerator.process_index + 1) * count)
+
+    def _finish_round(self, current: _Round, output: dict[str, Any]) -> None:
+        """Put our advantages in place, correct the statistics to all n, publish the record."""
+        n, m = self._group_sizes()
+        assert current.rollouts is not None
+        groups = len(current.rollouts.rewards)
+        if current.advantages is not None:
+            everyone = current.advantages.flatten()
+            logged = self._logs["advantages"]
+            for _ in range(min(len(logged), len(everyone))):
+                logged.pop()
+            logged.extend(everyone.tolist())
+            output["advantages"] = everyone[self._local(groups * m)].to(output["advantages"].device)
+        if n != m:
+            assert current.all_rewards is not None
+            log_all_rollouts(
+                self._metrics["train"],
+                current.all_rewards,
+                total_reward(current.all_rewards, self.reward_weights, n, "sum_then_normalize"),
+                self.reward_func_names,
+            )
+        current.rollouts.advantages = output["advantages"].view(groups, m).cpu()
+        self.rollouts = current.rollouts
+
+    def _clean(self, rewards_per_func: Tensor) -> Tensor:
+        """Take infinite and huge rewards out, counted and said once per function."""
+        clean, spoiled = refuse_unusable(rewards_per_func)
+        self._metrics["train"]["pods/unusable_rewards"].append(float(spoiled.sum()))
+        for name, count in zip(self.reward_func_names, spoiled.tolist(), strict=True):
+            if count and name not in self._warned_rewards:
+                self._warned_rewards.add(name)
+                logger.warning(
+                    "reward function %r returned %d infinite or huge rewards; those rollouts count as unscored "
+                    "(never selected while scored ones remain, advantage 0). Said once; see pods/unusable_rewards.",
+                    name,
+                    count,
+                )
+        return clean
+
+    def _keep_extra_logs(self, kept_rows: list[int], rows: int) -> None:
+        # TRL's completions table holds the kept rows only, so columns logged by reward functions must match them.
+        for column, values in self._pending_extra_logs.items():
+            if len(values) == rows:
+                self._pending_extra_logs[column] = [values[i] for i in kept_rows]
+
+    def _selection_generator(self) -> torch.Generator:
+        # From (seed, step, generation in step): the same on every process and after a resume.
+        step, count = self._generations_done
+        count = count + 1 if step == self.state.global_step else 0
+        self._generations_done = (self.state.global_step, count)
+        return torch.Generator().manual_seed(hash((self.args.seed, self.state.global_step, count)) % 2**63)
+
+    def _group_sizes(self) -> tuple[int, int]:
+        assert self.args.num_rollouts is not None
+        return self.args.num_rollouts, self.num_generations
+
+    # -- update -------------------------------------------------------------------------------------------------
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        before = self._buffered_inputs
+        inputs = super()._prepare_inputs(generation_batch)
+        if not self.model.training or self._buffered_inputs is before:
+            return inputs
+        self._buffered_inputs = self._arrange(self._buffered_inputs)
+        return self._buffered_inputs[self._step % self.args.steps_per_generation]
+
+    def _arrange(self, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
+        window = steps_window(self.args.steps_per_generation, self.args.gradient_accumulation_steps)
+        if self.args.sort_by_length and window and self._loss_ignores_layout():
+            micro_batches = sort_windows(micro_batches, window)
+        local = torch.stack([(b["advantages"] != 0).any() for b in micro_batches])
+        signal = self.accelerator.gather(local.unsqueeze(0)).any(dim=0).tolist()
+        whole = window == self.args.gradient_accumulation_steps  # no other generation feeds the same step
+        for i, batch in enumerate(micro_batches):
+            batch["has_signal"] = signal[i]
+            batch["skip"] = False
+            if whole and window is not None and self.args.skip_zero_advantage_steps:
+                start = i - i % window
+                batch["skip"] = not any(signal[start : start + window])
+        return micro_batches
+
+    def _loss_ignores_layout(self) -> bool:
+        # These terms are computed per micro-batch, so which rows share one would change the gradient.
+        per_micro_batch = self.loss_type == "bnpo" or self.top_entropy_quantile < 1.0
+        return not (per_micro_batch or self.aux_loss_enabled or self._entropy_bonus_enabled)
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
+        if not self.model.training:
+            return super().compute_loss(model, inputs, *args, **kwargs)
+        self.step_has_signal |= inputs["has_signal"]
+        if inputs["skip"]:
+            return torch.zeros((), device=self.accelerator.device, requires_grad=True)
+        self.step_tokens["trained"] += int(completion_lengths(inputs).sum())
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        compute = super()._get_per_token_logps_and_entropies
+        if not self.args.trim_padding or not self.model.training:
+            return compute(model, input_ids, attention_mask, logits_to_keep, batch_size, **kwargs)
+        rows = input_ids.size(0)
+        batch_size = batch_size or rows
+        lengths = attention_mask.sum(dim=1)
+        order = lengths.argsort(stable=True) if batch_size < rows else torch.arange(rows, device=input_ids.device)
+        prompt_width = input_ids.size(1) - logits_to_keep
+        parts: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
+        for chunk in order.split(batch_size):
+            columns = real_columns(attention_mask[chunk], prompt_width, self.pad_to_multiple_of)
+            keep = columns.stop - prompt_width
+            logps, entropies, aux = compute(
+                model, input_ids[chunk, columns], attention_mask[chunk, columns], keep, **kwargs
+            )
+            right = (0, logits_to_keep - keep)
+            parts.append((pad(logps, right), None if entropies is None else pad(entropies, right), aux))
+        back = order.argsort()
+        logps = torch.cat([p[0] for p in parts])[back]
+        entropies = None if parts[0][1] is None else torch.cat([p[1] for p in parts if p[1] is not None])[back]
+        aux = None if parts[0][2] is None else torch.stack([p[2] for p in parts if p[2] is not None]).mean()
+        return logps, entropies, aux

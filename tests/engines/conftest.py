@@ -1,0 +1,81 @@
+"""A real TRL trainer over a random-weight Qwen2 model small enough to train in a second."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import set_seed
+
+from pods_rl import PODSConfig, PODSTrainer
+from pods_rl.policies.build import build_model, build_tokenizer
+
+PROMPTS = ["1+2=", "37+4=", "5-1=", "60+60=", "9+9+9=", "8-3+1=", "77-1=", "2+2="]
+
+
+def letter_reward(completions: list[str], **_: Any) -> list[float]:
+    """A reward with many values, a function of the text alone."""
+    return [(sum(map(ord, text)) % 17) / 16 for text in completions]
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return build_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def random_model(tokenizer, tmp_path_factory):
+    """Saved and loaded again: TRL builds its reference model from where the policy came from."""
+    set_seed(7)
+    model = build_model(tokenizer, hidden_size=32, intermediate_size=64, num_attention_heads=2, num_key_value_heads=2)
+    # Every digit ends a completion too, so that random weights write rows of many lengths.
+    ends = [tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids(list("0123456789"))]
+    model.generation_config.eos_token_id = ends
+    path = tmp_path_factory.mktemp("random-model")
+    model.save_pretrained(path)
+    return type(model).from_pretrained(path)
+
+
+@pytest.fixture
+def dataset():
+    return Dataset.from_dict({"prompt": PROMPTS * 4, "answer": ["3"] * 32})
+
+
+@pytest.fixture
+def make_trainer(tmp_path, tokenizer, random_model, dataset):
+    """Builds a trainer over a fresh copy of the random model; keyword arguments go to the config."""
+
+    def make(
+        trainer_class: type = PODSTrainer,
+        config_class: type = PODSConfig,
+        reward: Any = letter_reward,
+        dtype: torch.dtype = torch.float32,
+        train_dataset: Any = None,
+        trainer_arguments: dict[str, Any] | None = None,
+        **config: Any,
+    ):
+        settings = {
+            "num_generations": 4,
+            "per_device_train_batch_size": 8,
+            "max_completion_length": 12,
+            "learning_rate": 1e-3,
+            "max_steps": 2,
+            "seed": 3,
+            "loss_type": "grpo",
+        } | config
+        settings |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "disable_tqdm": True}
+        settings |= {"report_to": "none", "save_strategy": "no", "logging_steps": 1}
+        trainer = trainer_class(
+            model=copy.deepcopy(random_model).to(dtype),
+            reward_funcs=reward,
+            args=config_class(str(tmp_path / "out"), **settings),
+            train_dataset=dataset if train_dataset is None else train_dataset,
+            processing_class=tokenizer,
+            **(trainer_arguments or {}),
+        )
+        return trainer
+
+    return make

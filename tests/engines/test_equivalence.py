@@ -1,0 +1,116 @@
+"""The same update by another way: TRL's trainer, an accumulated batch, the reference objective."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from trl import GRPOConfig, GRPOTrainer
+
+from pods_rl import pods_objective
+from pods_rl.selection import RULES
+
+PLAIN = {"trim_padding": False, "sort_by_length": False, "skip_zero_advantage_steps": False}
+
+
+def weights(trainer):
+    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+
+
+def gradients_of_first_step(trainer):
+    """Gradients as the optimizer sees them, before it moves anything."""
+    seen = {}
+
+    class Spy(type(trainer.callback_handler.callbacks[0]).__mro__[1]):
+        def on_pre_optimizer_step(self, *args, **kwargs):
+            if not seen:
+                seen.update({n: p.grad.clone() for n, p in trainer.model.named_parameters() if p.grad is not None})
+
+    trainer.add_callback(Spy())
+    trainer.train()
+    return seen
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_n_equal_to_m_is_trl_to_the_last_bit(make_trainer, rule):
+    theirs = make_trainer(GRPOTrainer, GRPOConfig, max_steps=5)
+    theirs.train()
+    ours = make_trainer(max_steps=5, num_rollouts=4, rule=rule, **PLAIN)
+    ours.train()
+    for name, weight in weights(theirs).items():
+        assert torch.equal(weight, weights(ours)[name]), name
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"beta": 0.04, "num_iterations": 2},
+        {"steps_per_generation": 2, "gradient_accumulation_steps": 1, "per_device_train_batch_size": 4},
+        {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "scale_rewards": "batch"},
+    ],
+)
+def test_n_equal_to_m_is_trl_in_other_schedules(make_trainer, config):
+    theirs = make_trainer(GRPOTrainer, GRPOConfig, max_steps=4, **config)
+    theirs.train()
+    ours = make_trainer(max_steps=4, **config, **PLAIN)
+    ours.train()
+    for name, weight in weights(theirs).items():
+        assert torch.equal(weight, weights(ours)[name]), name
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "dapo"])
+def test_trimming_and_sorting_leave_the_gradient(make_trainer, loss_type):
+    schedule = {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 2, "max_steps": 1}
+    config = {"num_rollouts": 8, "loss_type": loss_type, "beta": 0.01, **schedule}
+    plain = gradients_of_first_step(make_trainer(**config, trim_padding=False, sort_by_length=False))
+    laid_out = gradients_of_first_step(make_trainer(**config))
+    assert plain
+    for name, gradient in plain.items():
+        torch.testing.assert_close(laid_out[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_one_batch_equals_its_accumulation(make_trainer):
+    config = {"num_rollouts": 8, "max_steps": 1}
+    expected = gradients_of_first_step(make_trainer(**config, per_device_train_batch_size=8))
+    split = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+    got = gradients_of_first_step(make_trainer(**config, **split))
+    assert expected
+    for name, gradient in expected.items():
+        torch.testing.assert_close(got[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("order", ["after", "before"])
+def test_a_trained_step_is_the_reference_objective(make_trainer, order):
+    """float64 policy: the trainer's gradient and the pure function's agree to 1e-7 (TRL's are float32)."""
+    trainer = make_trainer(
+        num_rollouts=8,
+        advantages=order,
+        max_steps=1,
+        dtype=torch.float64,
+        max_grad_norm=0.0,
+        learning_rate=0.0,
+    )
+    batches = []
+    compute_loss = trainer.compute_loss
+    trainer.compute_loss = lambda model, inputs, **kw: (
+        batches.append(inputs),
+        compute_loss(model, inputs, **kw),
+    )[1]
+    got = gradients_of_first_step(trainer)
+    (batch,) = batches
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    T = batch["completion_ids"].size(1)
+    model = trainer.model
+    model.zero_grad()
+    logits = model(input_ids=ids, attention_mask=mask).logits[:, -T - 1 : -1]
+    logps = logits.double().log_softmax(-1).gather(-1, batch["completion_ids"].unsqueeze(-1)).squeeze(-1)
+    rows = (1, *logps.shape)  # one flat group: the objective is a mean over all rows
+    pods_objective(
+        logps.view(rows),
+        logps.detach().view(rows),
+        batch["advantages"].double().view(1, -1),
+        batch["completion_mask"].view(rows),
+    ).backward()
+    assert got
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(got[name], parameter.grad, rtol=1e-4, atol=1e-7)

@@ -1,0 +1,299 @@
+"""What PODSTrainer does with n rollouts: scores each once, trains on m, skips empty steps, and says so."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from datasets import Dataset
+from trl import GRPOConfig
+
+from pods_rl import PODSConfig, PODSTrainer
+from pods_rl.errors import UserError
+
+from .conftest import letter_reward
+
+
+def count_forward_rows(trainer):
+    """Rows of every pass that computes log-probabilities, by model: policy without and with gradient, reference."""
+    rows = Counter()
+
+    def hook(kind):
+        def count(module, args, kwargs):
+            if kwargs.get("labels") is None:  # generation passes no labels
+                return
+            key = kind if kind == "reference" else f"{kind}{' update' if torch.is_grad_enabled() else ' old'}"
+            rows[key] += kwargs["input_ids"].size(0)
+
+        return count
+
+    trainer.model.register_forward_pre_hook(hook("policy"), with_kwargs=True)
+    if trainer.ref_model is not None:
+        trainer.ref_model.register_forward_pre_hook(hook("reference"), with_kwargs=True)
+    return rows
+
+
+def test_only_kept_rows_reach_a_forward_pass(make_trainer):
+    trainer = make_trainer(
+        num_rollouts=16,
+        beta=0.04,
+        num_iterations=2,
+        steps_per_generation=2,
+        gradient_accumulation_steps=4,
+        per_device_train_batch_size=4,
+        max_steps=2,
+    )
+    # a generation: 2 micro-batches x 4 rows = 2 groups of m = 4; it feeds 2 x 2 micro-batches, one optimizer step
+    rows = count_forward_rows(trainer)
+    trainer.train()
+    assert rows["policy update"] == 2 * 4 * 4
+    assert rows["reference"] == 2 * 8
+    assert rows["policy old"] == 0  # four micro-batches per step, generated every four: on-policy
+
+
+def test_old_log_probabilities_see_kept_rows_only(make_trainer):
+    trainer = make_trainer(
+        num_rollouts=16, steps_per_generation=4, gradient_accumulation_steps=2, per_device_train_batch_size=4,
+        max_steps=4,
+    )  # fmt: skip
+    rows = count_forward_rows(trainer)
+    trainer.train()
+    assert rows["policy old"] == 2 * 16
+    assert rows["policy update"] == 4 * 2 * 4
+
+
+def test_each_rollout_is_scored_once(make_trainer):
+    seen = []
+
+    def reward(prompts, completions, answer, **kwargs):
+        assert len(prompts) == len(completions) == len(answer) == 2 * 16
+        seen.append(list(prompts))
+        return letter_reward(completions)
+
+    make_trainer(reward=reward, num_rollouts=16, max_steps=3).train()
+    assert len(seen) == 3
+    assert all(prompts[:16] == [prompts[0]] * 16 for prompts in seen)
+
+
+async def async_reward(completions, **_):
+    return letter_reward(completions)
+
+
+def test_async_rewards_and_several_functions(make_trainer):
+    trainer = make_trainer(reward=[letter_reward, async_reward], num_rollouts=8, reward_weights=[1.0, 0.5], max_steps=1)
+    trainer.train()
+    rollouts = trainer.rollouts
+    torch.testing.assert_close(rollouts.rewards.flatten(), rollouts.rewards_per_func @ torch.tensor([1.0, 0.5]))
+
+
+def test_the_kept_rows_have_maximal_variance_and_the_paper_s_advantages(make_trainer):
+    trainer = make_trainer(num_rollouts=12, max_steps=1)
+    trainer.train()
+    r = trainer.rollouts
+    for rewards, kept, advantages in zip(r.rewards, r.kept, r.advantages, strict=True):
+        chosen = rewards[kept]
+        best = max(torch.cat([rewards.sort().values[: 4 - k], rewards.sort().values[12 - k :]]).var() for k in range(5))
+        torch.testing.assert_close(chosen.var(), best)
+        torch.testing.assert_close(advantages, (chosen - chosen.mean()) / (chosen.std() + 1e-4))
+
+
+def test_advantages_before_selection(make_trainer):
+    trainer = make_trainer(num_rollouts=12, advantages="before", max_steps=1)
+    trainer.train()
+    r = trainer.rollouts
+    for rewards, kept, advantages in zip(r.rewards, r.kept, r.advantages, strict=True):
+        expected = ((rewards - rewards.mean()) / (rewards.std() + 1e-4))[kept]
+        torch.testing.assert_close(advantages, expected)
+    assert list(trainer._logs["advantages"]) == pytest.approx(r.advantages.flatten().tolist())
+
+
+def test_metrics_cover_all_n_and_the_kept_apart(make_trainer):
+    trainer = make_trainer(num_rollouts=12, max_steps=1)
+    trainer.train()
+    logs, r = trainer.state.log_history[0], trainer.rollouts
+    assert logs["reward"] == pytest.approx(r.rewards.mean().item())
+    assert logs["rewards/letter_reward/mean"] == pytest.approx(r.rewards.mean().item())
+    kept = r.rewards.gather(1, r.kept)
+    assert logs["pods/selected/reward_mean"] == pytest.approx(kept.mean().item())
+    assert logs["pods/selected/reward_std"] == pytest.approx(kept.std(dim=1).mean().item())
+    assert logs["pods/tokens/generated"] == sum(r.completion_tokens)
+    kept_tokens = sum(r.completion_tokens[p * 12 + i] for p, row in enumerate(r.kept.tolist()) for i in row)
+    assert logs["pods/tokens/trained"] == kept_tokens
+    assert logs["completions/mean_length"] == pytest.approx(sum(r.completion_tokens) / 24)
+    for phase in ("rollout", "reward", "selection", "update"):
+        assert logs[f"pods/seconds/{phase}"] > 0
+
+
+def test_the_ledger_s_columns(make_trainer):
+    trainer = make_trainer(num_rollouts=6, max_steps=1)
+    trainer.train()
+    columns = trainer.rollouts.columns()
+    assert {len(values) for values in columns.values()} == {12}
+    assert sum(columns["selected"]) == 8
+    assert [a is not None for a in columns["advantage"]] == columns["selected"]
+    assert columns["reward"] == columns["reward/letter_reward"]
+    assert columns["answer"] == ["3"] * 12
+
+
+def test_rollout_batch_size_bounds_a_generation(make_trainer, monkeypatch):
+    trainer = make_trainer(num_rollouts=12, rollout_batch_size=5, max_steps=1)
+    rows = []
+    generate = trainer.model.generate
+    monkeypatch.setattr(trainer.model, "generate", lambda **kw: (rows.append(len(kw["input_ids"])), generate(**kw))[1])
+    trainer.train()
+    assert rows == [5, 5, 5, 5, 4]
+    assert len(trainer.rollouts.completions) == 24
+
+
+def test_evaluation_is_not_down_sampled(make_trainer, dataset):
+    trainer = make_trainer(
+        num_rollouts=12, trainer_arguments={"eval_dataset": dataset.select(range(2))},
+        per_device_eval_batch_size=4, num_generations_eval=4,
+    )  # fmt: skip
+    metrics = trainer.evaluate()
+    assert trainer.rollouts is None
+    assert "eval_reward" in metrics
+
+
+# -- steps without signal ------------------------------------------------------------------------------------------
+
+
+def constant(completions, **_):
+    return [1.0] * len(completions)
+
+
+def test_a_step_without_signal_moves_nothing(make_trainer):
+    """Even after a step that filled the momentum, and with weight decay."""
+    calls = []
+
+    def first_then_constant(completions, **_):
+        calls.append(1)
+        return letter_reward(completions) if len(calls) == 1 else constant(completions)
+
+    trainer = make_trainer(reward=first_then_constant, num_rollouts=8, max_steps=1, weight_decay=0.1)
+    trainer.train()
+    calls.clear()
+    after_one = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
+    more = make_trainer(reward=first_then_constant, num_rollouts=8, max_steps=3, weight_decay=0.1)
+    more.train()
+    assert all(torch.equal(after_one[n], p) for n, p in more.model.named_parameters())
+    history = more.state.log_history
+    assert [row["pods/skipped_step"] for row in history[:3]] == [0.0, 1.0, 1.0]
+    assert [row["pods/zero_variance_share"] for row in history[:3]] == [0.0, 1.0, 1.0]
+    assert [row["pods/tokens/trained"] for row in history[1:3]] == [0.0, 0.0]
+
+
+def test_the_option_restores_trl_s_behaviour(make_trainer, random_model):
+    trainer = make_trainer(
+        reward=constant, num_rollouts=8, skip_zero_advantage_steps=False, weight_decay=0.1, max_steps=1
+    )
+    trainer.train()
+    moved = [not torch.equal(p, q) for p, q in zip(trainer.model.parameters(), random_model.parameters(), strict=True)]
+    assert any(moved)
+
+
+def test_a_step_of_several_generations_is_skipped_only_if_none_has_signal(make_trainer):
+    calls = []
+
+    def second_only(completions, **_):
+        calls.append(1)
+        return letter_reward(completions) if len(calls) == 2 else constant(completions)
+
+    config = {"steps_per_generation": 1, "gradient_accumulation_steps": 2, "max_steps": 2}
+    trainer = make_trainer(reward=second_only, num_rollouts=8, **config)
+    trainer.train()
+    assert [row["pods/skipped_step"] for row in trainer.state.log_history[:2]] == [0.0, 1.0]
+
+
+# -- bad rewards ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan"), 1e38, None])
+def test_bad_rewards_never_reach_the_loss(make_trainer, scale, bad):
+    def reward(completions, **_):
+        return [bad if i % 3 == 0 else v for i, v in enumerate(letter_reward(completions))]
+
+    trainer = make_trainer(reward=reward, num_rollouts=12, scale_rewards=scale, max_steps=2)
+    trainer.train()
+    r = trainer.rollouts
+    assert torch.isfinite(r.advantages).all()
+    assert not any(i % 3 == 0 for i in r.kept.flatten().tolist())
+    assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
+    expected = 8.0 if bad not in (None, bad if bad != bad else None) else 0.0
+    assert trainer.state.log_history[0]["pods/unusable_rewards"] == expected
+
+
+def test_a_group_with_too_few_scores_fills_up_with_zero_advantage(make_trainer):
+    def reward(completions, **_):
+        return [float(i) if i % 12 < 2 else None for i in range(len(completions))]
+
+    trainer = make_trainer(reward=reward, num_rollouts=12, max_steps=1)
+    trainer.train()
+    r = trainer.rollouts
+    kept = r.rewards.gather(1, r.kept)
+    assert (~kept.isnan()).sum(dim=1).tolist() == [2, 2]
+    assert (r.advantages[kept.isnan()] == 0).all()
+
+
+# -- refusals ------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_supported_yet_is_refused(make_trainer, dataset):
+    def tool(x: int) -> int:
+        """Add one.
+
+        Args:
+            x: a number
+        """
+        return x + 1
+
+    for arguments, word in (
+        ({"tools": [tool]}, "tools"),
+        ({"environment_factory": object}, "environments"),
+        ({"rollout_func": lambda *a: None}, "rollout function"),
+    ):
+        with pytest.raises(UserError, match=word):
+            make_trainer(num_rollouts=8, trainer_arguments=arguments)
+    pictures = dataset.add_column("image", [None] * len(dataset))
+    with pytest.raises(UserError, match="images"):
+        make_trainer(num_rollouts=8, train_dataset=pictures)
+
+
+def test_a_plain_grpo_config_is_refused(make_trainer):
+    with pytest.raises(TypeError, match="PODSConfig"):
+        make_trainer(config_class=GRPOConfig)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"num_rollouts": 2, "num_generations": 4}, "num_rollouts"),
+        ({"rule": "max_varianse"}, "max_variance"),
+        ({"advantages": "sideways"}, "after"),
+        ({"rollout_batch_size": 0}, "rollout_batch_size"),
+    ],
+)
+def test_impossible_configurations_are_refused(tmp_path, config, words):
+    with pytest.raises((UserError, ValueError), match=words):
+        PODSConfig(str(tmp_path), use_cpu=True, bf16=False, per_device_train_batch_size=8, **config)
+
+
+def test_trl_s_own_call_works(tokenizer, random_model, tmp_path):
+    """Positional arguments, a LoRA adapter and a conversational-free dataset, as TRL's documentation writes it."""
+    from peft import LoraConfig
+
+    trainer = PODSTrainer(
+        random_model,
+        letter_reward,
+        PODSConfig(
+            str(tmp_path), num_generations=2, num_rollouts=4, per_device_train_batch_size=2, max_steps=1,
+            use_cpu=True, bf16=False, max_completion_length=4, report_to="none", disable_tqdm=True, beta=0.01,
+        ),
+        Dataset.from_dict({"prompt": ["1+1="] * 4}),
+        processing_class=tokenizer,
+        peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
+    )  # fmt: skip
+    trainer.train()
+    assert trainer.rollouts.kept.shape == (1, 2)
