@@ -69,15 +69,13 @@ def _shrink(values_PR: Tensor, *, per_group: bool) -> Tensor:
     """A power of two that keeps squares of huge rewards finite, 1 for ordinary ones: `[P, 1]` or `[1, 1]`."""
     exponent = 1024 if values_PR.dtype == torch.float64 else 128
     largest = values_PR.nan_to_num(nan=0.0).abs().amax(dim=1 if per_group else (0, 1), keepdim=True)
-    return torch.ones_like(largest).masked_fill(
-        largest > 2.0 ** (exponent * 3 // 8), 2.0 ** (-exponent * 3 // 4)
-    )
+    return torch.ones_like(largest).masked_fill(largest > 2.0 ** (exponent * 3 // 8), 2.0 ** (-exponent * 3 // 4))
 
 
 def _nan_std(values_PR: Tensor) -> Tensor:
     """Standard deviation (ddof = 1) of a row's numbers, NaN left out; 0 for a single number: `[P, 1]`."""
     mean_P1 = values_PR.nanmean(dim=1, keepdim=True)
-    count_P1 = (~values_PR.isnan()).sum(dim=1, keepdim=True)
+    count_P1 = (~values_PR.isnan()).sum(dim=1, keepdim=True, dtype=values_PR.dtype)
     variance_P1 = (values_PR - mean_P1).square().nanmean(dim=1, keepdim=True)
     return (variance_P1 * (count_P1 / (count_P1 - 1).clamp(min=1))).sqrt()
 

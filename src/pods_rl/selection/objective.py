@@ -45,9 +45,7 @@ def pods_objective(
     tensor(-0.2500)
     """
     if beta != 0.0 and ref_logps is None:
-        raise ValueError(
-            f"beta = {beta} needs ref_logps, the reference policy's log-probabilities; got None."
-        )
+        raise ValueError(f"beta = {beta} needs ref_logps, the reference policy's log-probabilities; got None.")
     _check_shapes(logps_PMT, old_logps_PMT, advantages_PM, mask_PMT, ref_logps)
     outside_PMT = ~mask_PMT.bool()
     # Filled before exp: an infinity under the mask would otherwise reach the gradient as NaN.
@@ -71,9 +69,7 @@ def _check_shapes(
     wanted = {"old_logps": old_logps, "mask": mask, "ref_logps": ref_logps}
     for name, value in wanted.items():
         if value is not None and value.shape != logps_PMT.shape:
-            raise ValueError(
-                f"{name} must have the shape of logps, {list(logps_PMT.shape)}; got {describe(value)}."
-            )
+            raise ValueError(f"{name} must have the shape of logps, {list(logps_PMT.shape)}; got {describe(value)}.")
     if advantages_PM.shape != logps_PMT.shape[:2]:
         raise ValueError(
             f"advantages must have shape [P, M] = {list(logps_PMT.shape[:2])}; got {describe(advantages_PM)}."

@@ -124,7 +124,7 @@ def _sort(rewards_PN: Tensor, all_scored: bool) -> tuple[Tensor, Tensor, Tensor]
     """
     if not all_scored:
         rewards_PN = rewards_PN.masked_fill(rewards_PN.isnan(), math.inf)
-    sorted_PN, order_PN = rewards_PN.sort(dim=1, stable=True)
+    sorted_PN, order_PN = rewards_PN.contiguous().sort(dim=1, stable=True)
     return (
         sorted_PN,
         order_PN,

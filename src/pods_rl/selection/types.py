@@ -14,9 +14,7 @@ from .validation import describe
 class Rule(Protocol):
     """Which m of n rollouts to keep: rewards `[P, N]` to int64 indices `[P, M]`, distinct within a row."""
 
-    def __call__(
-        self, rewards_PN: Tensor, m: int, /, *, generator: torch.Generator | None = None
-    ) -> Tensor: ...
+    def __call__(self, rewards_PN: Tensor, m: int, /, *, generator: torch.Generator | None = None) -> Tensor: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,19 +37,13 @@ class Selection:
 
     def __post_init__(self) -> None:
         if not isinstance(self.indices, Tensor) or self.indices.dtype != torch.int64:
-            raise TypeError(
-                f"Selection.indices must be an int64 tensor [P, M]; got {describe(self.indices)}."
-            )
+            raise TypeError(f"Selection.indices must be an int64 tensor [P, M]; got {describe(self.indices)}.")
         if self.indices.ndim != 2 or self.indices.shape[1] == 0:
-            raise ValueError(
-                f"Selection.indices must have shape [P, M], M >= 1; got {describe(self.indices)}."
-            )
+            raise ValueError(f"Selection.indices must have shape [P, M], M >= 1; got {describe(self.indices)}.")
         if self.weights is None:
             return
         if not isinstance(self.weights, Tensor) or not self.weights.is_floating_point():
-            raise TypeError(
-                f"Selection.weights must be a floating tensor [P, M]; got {describe(self.weights)}."
-            )
+            raise TypeError(f"Selection.weights must be a floating tensor [P, M]; got {describe(self.weights)}.")
         if self.weights.shape != self.indices.shape or self.weights.device != self.indices.device:
             raise ValueError(
                 f"Selection.weights must match indices, {describe(self.indices)} on {self.indices.device}; "

@@ -66,8 +66,7 @@ def check_size(m: int, n: int) -> None:
         raise TypeError(f"m, the rollouts to keep of each prompt, must be an int; got {m!r} ({describe(m)}).")
     if not 1 <= m <= n:
         raise ValueError(
-            f"m must be between 1 and the {n} rollouts of each prompt; got m = {m}. "
-            "Keep fewer or generate more."
+            f"m must be between 1 and the {n} rollouts of each prompt; got m = {m}. Keep fewer or generate more."
         )
 
 

@@ -1,0 +1,126 @@
+"""The reference objective against worked values, a plain loop, and numerical gradients."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from pods_rl.selection import pods_objective
+
+
+def example(seed: int = 0, dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    lengths_PM = torch.tensor([[5, 1, 3], [2, 4, 0]])
+    logps_PMT = draw(2, 3, 5) - 2
+    return {
+        "logps_PMT": logps_PMT,
+        "old_logps_PMT": logps_PMT + 0.3 * draw(2, 3, 5),
+        "advantages_PM": draw(2, 3),
+        "mask_PMT": torch.arange(5) < lengths_PM.unsqueeze(-1),
+        "ref_logps": logps_PMT + 0.3 * draw(2, 3, 5),
+    }
+
+
+def by_hand(logps_PMT, old_logps_PMT, advantages_PM, mask_PMT, ref_logps, low, high, beta) -> float:
+    rows = []
+    for p in range(logps_PMT.shape[0]):
+        for m in range(logps_PMT.shape[1]):
+            terms = []
+            for t in mask_PMT[p, m].nonzero().flatten().tolist():
+                logp, a = float(logps_PMT[p, m, t]), float(advantages_PM[p, m])
+                ratio = math.exp(logp - float(old_logps_PMT[p, m, t]))
+                gap = float(ref_logps[p, m, t]) - logp
+                gain = min(ratio * a, min(max(ratio, 1 - low), 1 + high) * a)
+                terms.append(gain - beta * (math.exp(gap) - gap - 1))
+            rows.append(sum(terms) / len(terms) if terms else 0.0)
+    return -sum(rows) / len(rows)
+
+
+@pytest.mark.parametrize(("low", "high", "beta"), [(0.2, None, 0.0), (0.2, 0.28, 0.0), (0.1, 0.3, 0.04)])
+def test_agrees_with_a_plain_loop(low: float, high: float | None, beta: float) -> None:
+    inputs = example()
+    loss = pods_objective(**inputs, epsilon_low=low, epsilon_high=high, beta=beta)
+    expected = by_hand(**inputs, low=low, high=low if high is None else high, beta=beta)
+    assert loss.item() == pytest.approx(expected, rel=1e-12)
+    assert loss.shape == ()
+
+
+def test_gradient_agrees_with_differences() -> None:
+    inputs = example(1)
+    logps_PMT = inputs.pop("logps_PMT").requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: pods_objective(x, **inputs, beta=0.1), (logps_PMT,))
+
+
+def test_on_policy_gradient_is_the_advantage_shared_over_tokens() -> None:
+    inputs = example(2)
+    logps_PMT = inputs["logps_PMT"].requires_grad_()
+    mask_PMT = inputs["mask_PMT"]
+    pods_objective(logps_PMT, logps_PMT, inputs["advantages_PM"], mask_PMT).backward()
+    share_PM1 = inputs["advantages_PM"][..., None] / mask_PMT.sum(-1, keepdim=True).clamp(min=1) / 6
+    torch.testing.assert_close(logps_PMT.grad, -share_PM1 * mask_PMT)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "moves"),
+    [(1.5, 1.0, False), (1.5, -1.0, True), (0.5, 1.0, True), (0.5, -1.0, False)],
+)
+def test_clipping_stops_only_what_goes_too_far(ratio: float, advantage: float, moves: bool) -> None:
+    logps = torch.tensor([[[math.log(ratio)]]], requires_grad=True)
+    pods_objective(logps, torch.zeros(1, 1, 1), torch.tensor([[advantage]]), torch.ones(1, 1, 1)).backward()
+    assert (logps.grad.item() != 0) == moves
+
+
+@pytest.mark.parametrize("junk", [math.nan, math.inf, -math.inf, 1e9])
+def test_what_lies_outside_the_mask_is_ignored(junk: float) -> None:
+    inputs = example(3)
+    clean = inputs["logps_PMT"].clone().requires_grad_()
+    pods_objective(**{**inputs, "logps_PMT": clean}, beta=0.1).backward()
+    outside_PMT = ~inputs["mask_PMT"]
+    dirty = {name: inputs[name].masked_fill(outside_PMT, junk) for name in ("old_logps_PMT", "ref_logps")}
+    logps_PMT = inputs["logps_PMT"].masked_fill(outside_PMT, junk).requires_grad_()
+    loss = pods_objective(**{**inputs, **dirty, "logps_PMT": logps_PMT, "mask_PMT": (~outside_PMT).long()}, beta=0.1)
+    loss.backward()
+    assert loss.item() == pods_objective(**inputs, beta=0.1).item()
+    assert torch.equal(logps_PMT.grad, clean.grad)
+
+
+def test_a_completion_without_tokens_counts_as_zero() -> None:
+    logps = torch.zeros(1, 2, 3)
+    mask = torch.tensor([[[1, 1, 1], [0, 0, 0]]])
+    assert pods_objective(logps, logps, torch.tensor([[1.0, 7.0]]), mask).item() == -0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_dtypes(dtype: torch.dtype) -> None:
+    inputs = example(4)
+    mask_PMT = inputs.pop("mask_PMT")
+    rounded = {name: value.to(dtype) for name, value in inputs.items()}
+    loss = pods_objective(**rounded, mask_PMT=mask_PMT, beta=0.1)
+    exact = pods_objective(**{k: v.double() for k, v in rounded.items()}, mask_PMT=mask_PMT, beta=0.1)
+    assert loss.dtype == dtype
+    assert loss.item() == pytest.approx(exact.item(), abs=2 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"logps_PMT": torch.zeros(2, 3)}, r"logps must have shape \[P, M, T\]; got .* \[2, 3\]"),
+        (
+            {"old_logps_PMT": torch.zeros(2, 3, 4)},
+            r"old_logps must have the shape of logps, \[2, 3, 5\]; got .*4\]",
+        ),
+        ({"mask_PMT": torch.zeros(2, 3, 1)}, r"mask must .* got a torch.float32 tensor of shape \[2, 3, 1\]"),
+        ({"ref_logps": torch.zeros(6, 5)}, r"ref_logps must .* got a torch.float32 tensor of shape \[6, 5\]"),
+        ({"advantages_PM": torch.zeros(6)}, r"advantages must have shape \[P, M\] = \[2, 3\]; got .* \[6\]"),
+        ({"ref_logps": None, "beta": 0.04}, "beta = 0.04 needs ref_logps.*got None"),
+    ],
+)
+def test_misfits_are_named(change: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pods_objective(**{**example(), **change})

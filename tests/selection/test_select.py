@@ -1,0 +1,151 @@
+"""select, get_rule and Selection: what a user hands in and gets back."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from pods_rl.errors import UserError
+from pods_rl.selection import RULES, Selection, get_rule, select
+
+MINE = '''
+import torch
+
+SETTING = 3
+
+def first(rewards_PN, m, *, generator=None):
+    """Keep the first m."""
+    return torch.arange(m).expand(len(rewards_PN), m)
+
+def fails():
+    raise AssertionError
+'''
+
+
+@pytest.fixture
+def my_module(tmp_path, monkeypatch) -> str:
+    package = tmp_path / "pods_user_rules"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "mine.py").write_text(MINE)
+    (package / "broken.py").write_text("import a_module_that_is_not_there\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "pods_user_rules.mine"
+    for name in [name for name in sys.modules if name.startswith("pods_user_rules")]:
+        del sys.modules[name]
+
+
+def test_the_table_holds_the_papers_rules() -> None:
+    assert list(RULES) == ["max_variance", "max_reward", "random", "percentile"]
+    assert all(get_rule(name) is rule for name, rule in RULES.items())
+
+
+@pytest.mark.parametrize("separator", [":", "."])
+def test_a_users_rule_comes_by_its_import_path(my_module: str, separator: str) -> None:
+    path = f"{my_module}{separator}first"
+    assert get_rule(path).__doc__ == "Keep the first m."
+    assert select(torch.zeros(2, 5), 3, rule=path).indices.tolist() == [[0, 1, 2]] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("max_varience", "unknown rule 'max_varience': did you mean 'max_variance'?"),
+        ("max-reward", "did you mean 'max_reward'?"),
+        ("zzz", "unknown rule 'zzz'. Choose one of max_variance, max_reward, random, percentile, or give"),
+        (
+            "pods_user_rules.mine:second",
+            "'pods_user_rules.mine:second' could not be imported: AttributeError",
+        ),
+        ("pods_user_rules.theirs.first", "ModuleNotFoundError: No module named 'pods_user_rules.theirs'"),
+        ("pods_user_rules.broken:first", "No module named 'a_module_that_is_not_there'"),
+        ("pods_user_rules.mine:SETTING", "is a int, not a function"),
+        (":", "could not be imported"),
+        ("rule.", "could not be imported"),
+        (None, "a rule is given by its name, a string; got None"),
+    ],
+)
+def test_a_rule_that_is_not_there(my_module: str, name, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        get_rule(name)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_select_runs_the_named_rule(name: str) -> None:
+    rewards_PN = torch.randn(4, 12, generator=torch.Generator().manual_seed(0))
+    kept = select(rewards_PN, 5, rule=name, generator=torch.Generator().manual_seed(1))
+    expected_PM = RULES[name](rewards_PN, 5, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(kept.indices, expected_PM)
+    assert kept.weights is None
+
+
+def test_max_variance_is_the_default() -> None:
+    assert select(torch.tensor([[0.0, 0.5, 1.0]]), 2).indices.tolist() == [[0, 2]]
+
+
+@pytest.mark.parametrize(
+    ("returned", "error", "message"),
+    [
+        (
+            [[0, 1]],
+            TypeError,
+            r"'mine' must return int64 indices of shape \[2, 2\] on cpu; it returned a list",
+        ),
+        (torch.zeros(2, 2), TypeError, "it returned a torch.float32 tensor"),
+        (torch.tensor([[0, 1]]), ValueError, r"it returned a torch.int64 tensor of shape \[1, 2\]"),
+        (torch.tensor([[0, 1], [2, 4]]), ValueError, r"between 0 and 3 .* for group 1 it returned \[2, 4\]"),
+        (torch.tensor([[-1, 1], [2, 3]]), ValueError, r"for group 0 it returned \[-1, 1\]"),
+        (
+            torch.tensor([[0, 1], [3, 3]]),
+            ValueError,
+            r"2 different rollouts .* for group 1 it returned \[3, 3\]",
+        ),
+    ],
+)
+def test_a_users_rule_is_checked(returned, error: type[Exception], message: str) -> None:
+    def mine(rewards_PN, m, *, generator=None):
+        return returned
+
+    with pytest.raises(error, match=message):
+        select(torch.zeros(2, 4), 2, rule=mine)
+
+
+def test_a_users_rule_sees_only_checked_rewards() -> None:
+    def mine(rewards_PN, m, *, generator=None):
+        raise AssertionError("called")
+
+    with pytest.raises(ValueError, match="infinite"):
+        select(torch.tensor([[0.0, float("inf")]]), 1, rule=mine)
+    with pytest.raises(ValueError, match="got m = 3"):
+        select(torch.zeros(1, 2), 3, rule=mine)
+
+
+@pytest.mark.parametrize(
+    ("indices", "weights", "error", "message"),
+    [
+        ([[0]], None, TypeError, "indices must be an int64 tensor .* got a list"),
+        (torch.zeros(1, 2), None, TypeError, "got a torch.float32 tensor"),
+        (torch.tensor([0, 1]), None, ValueError, r"got a torch.int64 tensor of shape \[2\]"),
+        (torch.zeros(3, 0, dtype=torch.int64), None, ValueError, r"shape \[3, 0\]"),
+        (torch.tensor([[0, 1]]), torch.tensor([[1, 1]]), TypeError, "weights must be a floating tensor"),
+        (torch.tensor([[0, 1]]), torch.ones(2), ValueError, r"shape \[1, 2\] on cpu; got .* of shape \[2\]"),
+    ],
+)
+def test_a_selection_names_what_came(indices, weights, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Selection(indices, weights)
+
+
+def test_a_selection_marks_and_takes_its_rows() -> None:
+    kept = Selection(torch.tensor([[2, 0], [1, 3]]))
+    assert kept.mask(4).tolist() == [[True, False, True, False], [False, True, False, True]]
+    assert kept.take(torch.arange(8).view(2, 4)).tolist() == [[2, 0], [5, 7]]
+    for misfit in (kept.mask, lambda n: kept.take(torch.zeros(2, n))):
+        with pytest.raises(ValueError, match="between 0 and n - 1 = 2; got 0 to 3"):
+            misfit(3)
+    with pytest.raises(ValueError, match=r"2 prompts needs values \[P, N\] of as many; got .* shape \[3, 4\]"):
+        kept.take(torch.zeros(3, 4))
