@@ -117,9 +117,7 @@ def find_runs(experiment_dir: str | Path) -> dict[str, list[Run]]:
     """
     root = Path(experiment_dir)
     if not root.is_dir():
-        raise UserError(
-            f"{root} does not exist: expected a directory written by `pods compare` or `pods train`."
-        )
+        raise UserError(f"{root} does not exist: expected a directory written by `pods compare` or `pods train`.")
     if is_run(root):
         return {root.resolve().name: [Run(root)]}
     arms: dict[str, list[Run]] = {}
@@ -205,7 +203,7 @@ class RunWriter:
         write_atomic(self.path / CONFIG, text)
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
-        write_atomic(self.path / ENVIRONMENT, _to_json(environment, indent=2) + "\n")
+        write_atomic(self.path / ENVIRONMENT, to_json(environment, indent=2) + "\n")
 
     def write_status(
         self,
@@ -220,7 +218,7 @@ class RunWriter:
         if state not in STATES:
             raise ValueError(f"state is {state!r}, expected one of {', '.join(STATES)}")
         status = {"state": state, "reason": reason, "step": step, "seconds": seconds, "elapsed": elapsed}
-        write_atomic(self.path / STATUS, _to_json(status, indent=2) + "\n")
+        write_atomic(self.path / STATUS, to_json(status, indent=2) + "\n")
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         self._append(METRICS, row)
@@ -251,7 +249,7 @@ class RunWriter:
                 kept = [row for row in read_jsonl(self.path / name) if _number(row.get("step")) <= step]
                 if name in self._files:
                     self._files.pop(name).close()
-                write_atomic(self.path / name, "".join(_to_json(row) + "\n" for row in kept))
+                write_atomic(self.path / name, "".join(to_json(row) + "\n" for row in kept))
         for path in Run(self.path).rollout_files():
             if _step_of(path) > step:
                 path.unlink()
@@ -264,7 +262,7 @@ class RunWriter:
             self._files[name] = path.open("a", encoding="utf-8", errors="backslashreplace", buffering=1)
             if torn:  # a kill left half a line: end it, so that ours starts on its own
                 self._files[name].write("\n")
-        self._files[name].write(_to_json(row) + "\n")
+        self._files[name].write(to_json(row) + "\n")
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -303,7 +301,12 @@ def _take_lock(path: Path) -> IO[str]:
     return file
 
 
-def _to_json(value: Any, *, indent: int | None = None) -> str:
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """Strict JSON of anything a run logs: numpy and torch scalars unwrapped, what is not finite as null.
+
+    >>> to_json({"loss": float("nan"), "steps": (1, 2)})
+    '{"loss": null, "steps": [1, 2]}'
+    """
     return json.dumps(_plain(value), allow_nan=False, ensure_ascii=False, indent=indent)
 
 

@@ -101,9 +101,7 @@ def _check_extras(values: Mapping[str, Any]) -> None:
     needs = ((values.get("use_vllm"), "vllm", "vllm"), (quantised, "bitsandbytes", "quant"))
     for wanted, package, extra in needs:
         if wanted and find_spec(package) is None:
-            raise UserError(
-                f"This recipe needs {package}, which is not installed: pip install 'pods-rl[{extra}]'."
-            )
+            raise UserError(f"This recipe needs {package}, which is not installed: pip install 'pods-rl[{extra}]'.")
 
 
 def _check_task(values: Mapping[str, Any]) -> None:
@@ -117,8 +115,7 @@ def _check_task(values: Mapping[str, Any]) -> None:
             raise UserError(f"task_rewards: {name}: got {describe(weight)}, expected a weight, such as 1.0.")
     if values["task"] == "arithmetic" and values["dataset_name"]:
         raise UserError(
-            "task = arithmetic generates its prompts, so it reads no dataset_name: set task: dataset (or "
-            "gsm8k)."
+            "task = arithmetic generates its prompts, so it reads no dataset_name: set task: dataset (or gsm8k)."
         )
     if values["task"] == "dataset" and not values["dataset_name"]:
         raise UserError("task = dataset needs dataset_name: a JSONL or parquet file, a directory or hub id.")
@@ -139,8 +136,7 @@ def _check_data(key: str, name: str, values: Mapping[str, Any]) -> None:
             wanted = values[column]
             if wanted is not None and wanted not in columns:
                 raise UserError(
-                    f"{column} = {wanted}: {name} has the columns "
-                    f"{', '.join(columns)}.{suggest(wanted, columns)}"
+                    f"{column} = {wanted}: {name} has the columns {', '.join(columns)}.{suggest(wanted, columns)}"
                 )
 
 

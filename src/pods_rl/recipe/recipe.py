@@ -66,9 +66,7 @@ class Recipe:
 
     def to_yaml(self) -> str:
         """The resolved recipe, by section; loading it gives equal values."""
-        return "".join(
-            f"# {title}\n{dump_yaml(self._section(section))}" for section, title in _TITLES.items()
-        )
+        return "".join(f"# {title}\n{dump_yaml(self._section(section))}" for section, title in _TITLES.items())
 
     def _section(self, section: str) -> dict[str, Any]:
         return {key: value for key, value in self.values.items() if fields()[key].section == section}
@@ -90,9 +88,7 @@ def load_recipe(path_or_name: str | Path, overrides: Mapping[str, Any] | None = 
     return build_recipe(values, source, overrides or {})
 
 
-def build_recipe(
-    values: Mapping[str, Any], source: Source, overrides: Mapping[str, Any] | None = None
-) -> Recipe:
+def build_recipe(values: Mapping[str, Any], source: Source, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """As load_recipe, from a mapping; ``source`` says where it is from, for messages."""
     given = _convert(values, source)
     given.update(_convert(overrides or {}, Source("command line"), dashes=True))
@@ -124,8 +120,7 @@ def find_recipe(path_or_name: str | Path) -> Path:
         return shipped[str(path_or_name)]
     what = "is a directory" if path.is_dir() else "is neither a file nor a shipped recipe"
     raise UserError(
-        f"{path_or_name} {what}: expected a YAML file or one of {', '.join(shipped)}."
-        f"{suggest(path.stem, shipped)}"
+        f"{path_or_name} {what}: expected a YAML file or one of {', '.join(shipped)}.{suggest(path.stem, shipped)}"
     )
 
 
@@ -136,7 +131,9 @@ def _convert(values: Mapping[str, Any], source: Source, *, dashes: bool = False)
         field = fields().get(key)
         where = f"--{key}: " if dashes else f"{source.where(key)}{key}: "
         if field is None:
-            problems.append(f"{where}unknown key.{suggest(key, fields()) or ' See `pods train --explain`.'}")
+            problems.append(
+                f"{where}unknown key.{suggest(key, fields()) or ' It is neither a key of ours nor of TRL.'}"
+            )
             continue
         if key == "scale_rewards" and isinstance(value, bool):
             value = "group" if value else "none"  # as TRL reads it

@@ -32,9 +32,7 @@ def trl_fields() -> dict[str, Field]:
         enums.update(_enumerations(_parse(package, file)))
     fields: dict[str, Field] = {}
     for package, file, name, section in _CLASSES:
-        body = next(
-            (n for n in _parse(package, file).body if isinstance(n, ast.ClassDef) and n.name == name), None
-        )
+        body = next((n for n in _parse(package, file).body if isinstance(n, ast.ClassDef) and n.name == name), None)
         if body is None:
             raise UserError(f"{package} has no class {name} in {file}: install a tested version, trl>=1.16.")
         for field in _fields_of(body, section, enums):

@@ -1,0 +1,142 @@
+"""``pods doctor``: whether this machine can train, and what a recipe would do on it."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+import typer
+
+from ..errors import UserError
+from ..terminal import console, safe_text
+
+TESTED_TRL = ("1.16", "1.16")  # first and last version the tests have run with
+_PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "math-verify", "pyarrow")
+_EXTRAS = ("vllm", "bitsandbytes")
+_GIB = 2**30
+_LOOKS = {"ok": "green", "note": "yellow", "bad": "red"}
+
+
+class Finding(NamedTuple):
+    """One line of the doctor: ``bad`` means that training cannot work."""
+
+    grade: Literal["ok", "note", "bad"]
+    what: str
+    value: str
+
+
+def doctor(
+    context: typer.Context,
+    config: Annotated[str | None, typer.Option(help="Show what a step of this recipe handles.")] = None,
+) -> None:
+    """Check whether this machine can train.
+
+    Looks at versions, processor, disk and the files of the package; with --config shows the batch plan.
+
+    \b
+    Examples:
+      pods doctor
+      pods doctor --config tiny-pods --num_rollouts 128
+    """
+    from ..recipe import load_recipe
+    from ..recipe.reading import parse_overrides
+
+    recipe = load_recipe(config, parse_overrides(context.args)) if config is not None else None
+    findings = [*check_versions(), *check_torch(), *check_machine(), *check_package()]
+    out = console()
+    for grade, what, value in findings:
+        out.print(f"[{_LOOKS[grade]}]{grade:<4}[/{_LOOKS[grade]}]  {what:<16} {safe_text(value)}")
+    if recipe is not None:
+        from .train import show_plan
+
+        out.print()
+        show_plan(recipe.batch_plan())
+    if any(finding.grade == "bad" for finding in findings):
+        raise typer.Exit(1)
+
+
+def check_versions() -> Iterator[Finding]:
+    """Python, the packages we stand on, and TRL against the versions that were tested."""
+    yield Finding("ok", "python", f"{platform.python_version()} on {platform.platform()}")
+    for name in _PACKAGES:
+        version = _version(name)
+        if version is None:
+            yield Finding("bad", name, "not installed: pip install pods-rl")
+        elif name == "trl" and not _tested(version):
+            yield Finding("note", name, f"{version}; tested with {' to '.join(dict.fromkeys(TESTED_TRL))}")
+        else:
+            yield Finding("ok", name, version)
+    for name in _EXTRAS:
+        yield Finding("ok", name, _version(name) or "not installed (optional)")
+
+
+def check_torch() -> Iterator[Finding]:
+    """Device, precision and threads."""
+    from ..recipe.checks import cpu_has_bf16
+
+    try:
+        import torch
+    except ImportError as error:
+        yield Finding("bad", "device", f"torch cannot be imported: {error}")
+        return
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            found = torch.cuda.get_device_properties(index)
+            yield Finding("ok", f"GPU {index}", f"{found.name}, {found.total_memory / _GIB:.0f} GiB")
+        bf16 = torch.cuda.is_bf16_supported()
+    else:
+        yield Finding("note", "device", "CPU only: fine for the tiny policy; set use_cpu: true")
+        bf16 = cpu_has_bf16()
+    words = {True: "yes", False: "no: training runs in float32", None: "unknown"}
+    yield Finding("ok" if bf16 else "note", "bf16", words[bf16])
+    yield Finding("ok", "CPU threads", str(torch.get_num_threads()))
+
+
+def check_machine() -> Iterator[Finding]:
+    """Room on the disk that runs are written to."""
+    free = shutil.disk_usage(Path.cwd()).free / _GIB
+    grade: Literal["ok", "note"] = "ok" if free > 5 else "note"
+    yield Finding(grade, "disk", f"{free:.1f} GiB free in {Path.cwd()}")
+
+
+def check_package() -> Iterator[Finding]:
+    """The recipes and the policy that are shipped, and the command itself."""
+    from ..recipe import shipped_recipes
+    from ..recipe.reading import read_yaml
+
+    for name, path in shipped_recipes().items():
+        try:
+            read_yaml(path)
+        except UserError as error:
+            yield Finding("bad", "recipe", f"{name}: {error}")
+    yield Finding("ok", "recipes", ", ".join(shipped_recipes()) or "none")
+    tiny = Path(__file__).parent.parent / "policies" / "tiny"
+    missing = [file for file in ("config.json", "model.safetensors", "tokenizer.json") if not (tiny / file).is_file()]
+    if missing:
+        yield Finding("bad", "tiny policy", f"{', '.join(missing)} missing: install pods-rl again")
+    else:
+        yield Finding("ok", "tiny policy", f"{(tiny / 'model.safetensors').stat().st_size / 2**20:.1f} MiB")
+    yield Finding("ok", "command", f"{sys.executable} -m pods_rl")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _tested(version: str) -> bool:
+    """Whether a version lies in the tested range, compared by its first two numbers.
+
+    >>> _tested("1.16.2"), _tested("1.9"), _tested("2.0")
+    (True, False, False)
+    """
+    first, last = (tuple(map(int, end.split("."))) for end in TESTED_TRL)
+    numbers = tuple(int(part) if part.isdigit() else 0 for part in version.split(".")[:2])
+    return first <= numbers <= last

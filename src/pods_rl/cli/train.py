@@ -1,0 +1,108 @@
+"""``pods train``: one run from one recipe."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import UserError
+from ..terminal import console, plain_text, safe_text
+
+if TYPE_CHECKING:
+    from ..batching import BatchPlan
+    from ..recipe import Recipe
+
+
+def train(
+    context: typer.Context,
+    config: Annotated[
+        str | None, typer.Option(help="A recipe: a YAML file, or a name that `pods recipes` lists.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Directory of the run. [default: runs/<recipe>-<date>-<time>]")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --output from its last checkpoint.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the resolved recipe and the batch plan, and stop.")
+    ] = False,
+    explain: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Show type, default and meaning of a recipe key.")
+    ] = None,
+) -> None:
+    """Train a policy from a recipe.
+
+    Any key of a recipe can be set with --KEY VALUE; TRL's own names are used. A GRPO user turns PODS on with
+    --num_rollouts 64. Ctrl-C saves the policy and leaves a usable run directory.
+
+    \b
+    Examples:
+      pods train --config tiny-pods
+      pods train --config my.yaml --num_rollouts 64 --learning_rate 5e-6 --output runs/mine
+      pods train --config my.yaml --dry-run
+      pods train --explain num_rollouts
+    """
+    from ..recipe import load_recipe
+    from ..recipe.reading import parse_overrides
+
+    if explain is not None:
+        show_key(explain)
+        return
+    if config is None and resume and output is not None:
+        config = str(output / "config.yaml")
+    if config is None:
+        raise UserError("No recipe: give --config FILE, or a name that `pods recipes` lists.")
+    recipe = load_recipe(config, parse_overrides(context.args))
+    if dry_run:
+        print(plain_text(recipe.to_yaml()))
+        show_plan(recipe.batch_plan())
+        return
+    output = output or _default_output(recipe)
+    _check_output(output, resume=resume)
+    from ..train import train as run_training
+
+    run = run_training(recipe, output, resume=resume)
+    if run.state == "stopped":
+        raise typer.Exit(130)
+    if run.state != "finished":
+        raise typer.Exit(1)
+
+
+def show_key(key: str) -> None:
+    """Print what a recipe key means; raises UserError for one there is not."""
+    from ..recipe import explain
+    from ..recipe.fields import suggest
+    from ..recipe.schema import fields
+
+    key = key.lstrip("-").replace("-", "_")
+    if key not in fields():
+        raise UserError(f"{key} is no recipe key.{suggest(key, fields())}")
+    print(explain(key))
+
+
+def show_plan(plan: BatchPlan) -> None:
+    """Print what a step generates and trains."""
+    out = console()
+    for label, value in plan.describe():
+        out.print(f"{label:<20} {safe_text(value)}")
+
+
+def _default_output(recipe: Recipe) -> Path:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError("Several processes must agree on one run directory: give it with --output.")
+    return Path("runs") / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _check_output(output: Path, *, resume: bool) -> None:
+    """Refuse a directory that cannot take the run now, rather than after torch and the model are loaded."""
+    from ..runs import RunWriter, is_run
+
+    if resume and not is_run(output):
+        raise UserError(f"--resume: {output} holds no run to go on with.")
+    if os.environ.get("RANK", "0") == "0":
+        RunWriter(output, resume=resume).close()

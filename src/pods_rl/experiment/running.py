@@ -1,0 +1,180 @@
+"""Make the runs of an experiment, each in a process of its own, and go on where an earlier call stopped.
+
+A process per run keeps runs alike (the same clean state) and apart (a crash, or a kill for want of memory,
+costs one run).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ..errors import UserError
+from ..recipe.reading import parse_yaml
+from ..runs import Run, RunWriter, is_run, write_atomic
+from .plan import Experiment, Planned
+
+Kind = Literal["started", "skipped", "finished", "stopped", "failed"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened to a run: ``position`` of ``total``, counted from 1."""
+
+    kind: Kind
+    run: Planned
+    path: Path
+    position: int
+    total: int
+    reason: str | None = None
+
+
+def run_experiment(
+    experiment: Experiment,
+    output: str | Path,
+    on_event: Callable[[Event], None] = lambda event: None,
+    *,
+    force: bool = False,
+    launch: Callable[[Path, Path], int] | None = None,
+) -> dict[Kind, int]:
+    """Make every run that is not finished yet, one after the other, and count what came of them.
+
+    A run that failed or was stopped is made again; what it left is kept under ``.attempts/``. A failed run
+    never stops the others.
+
+    Args:
+        on_event: called as runs start and end.
+        force: make finished runs again where their recipe has changed, rather than refuse.
+        launch: trains a recipe's file into a directory and returns the exit code; by default a `pods train`.
+
+    Raises:
+        UserError: a recipe is wrong, or a finished run has another recipe; nothing has started then.
+        KeyboardInterrupt: after the run in progress has saved itself.
+    """
+    output = Path(output)
+    plan = experiment.plan()
+    finished = {run.path: _is_finished(output / run.path, run, force=force) for run in plan}
+    try:
+        (output / "configs").mkdir(parents=True, exist_ok=True)
+        write_atomic(output / "experiment.yaml", experiment.to_yaml())
+    except OSError as error:
+        raise UserError(f"Cannot write to {output}: {error.strerror}. Choose another --output.") from error
+    counts: dict[Kind, int] = {}
+    for position, run in enumerate(plan, start=1):
+        path = output / run.path
+
+        def tell(kind: Kind, reason: str | None = None, run: Planned = run, at: int = position) -> None:
+            on_event(Event(kind, run, output / run.path, at, len(plan), reason))
+
+        if finished[run.path]:
+            tell("skipped")
+            counts["skipped"] = counts.get("skipped", 0) + 1
+            continue
+        _set_aside(path, output)
+        tell("started")
+        kind, reason = _make(run, output, launch or train_in_process)
+        tell(kind, reason)
+        counts[kind] = counts.get(kind, 0) + 1
+    return counts
+
+
+def train_in_process(config: Path, output: Path) -> int:
+    """`pods train` in a process of its own that shares our terminal; its exit code.
+
+    Ctrl-C reaches both of us: the run saves itself, we wait for it; a second one ends it at once.
+    """
+    command = [sys.executable, "-m", "pods_rl", "train", "--config", str(config), "--output", str(output)]
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # a file of the user's must not stand in for a module
+    process = subprocess.Popen(command, env=environment)
+    with _termination_as_interrupt():
+        try:
+            return process.wait()
+        except KeyboardInterrupt as interrupt:
+            if isinstance(interrupt, _Terminated) or not _at_terminal():
+                process.send_signal(signal.SIGINT)
+            try:
+                process.wait()
+            except KeyboardInterrupt:
+                process.kill()
+                process.wait()
+            raise
+
+
+def _make(run: Planned, output: Path, launch: Callable[[Path, Path], int]) -> tuple[Kind, str | None]:
+    config = output / "configs" / f"{run.arm}-seed-{run.seed}.yaml"
+    write_atomic(config, run.recipe.to_yaml())
+    path = output / run.path
+    code = launch(config, path)
+    state = Run(path).state
+    if code == 0 and state == "finished":
+        return "finished", None
+    if state == "stopped":
+        return "stopped", Run(path).status.get("reason")
+    if state != "failed":  # it had no time to say so itself
+        reason = "killed by the system, perhaps out of memory" if code in (-9, 137) else f"exit code {code}"
+        status = Run(path).status
+        with RunWriter(path, resume=True) as writer:
+            writer.write_status(
+                "failed", reason=reason, **{k: status.get(k) or 0 for k in ("step", "seconds", "elapsed")}
+            )
+    return "failed", Run(path).status.get("reason")
+
+
+def _is_finished(path: Path, run: Planned, *, force: bool) -> bool:
+    """Whether a run is there and done; raises UserError where it is in use, or was made of another recipe."""
+    if not is_run(path):
+        return False
+    found = Run(path)
+    RunWriter(path, resume=True).close()  # in use? then it says so
+    if found.state != "finished":
+        return False
+    wanted, _ = parse_yaml(run.recipe.to_yaml(), run.recipe.source)
+    changed = [key for key in {**wanted, **found.config} if wanted.get(key) != found.config.get(key)]
+    if changed and not force:
+        was = ", ".join(f"{key} (was {found.config.get(key)}, now {wanted.get(key)})" for key in changed)
+        raise UserError(
+            f"{path} is finished, with another recipe: {was}. Choose another --output, or --force to make "
+            "it again."
+        )
+    return not changed
+
+
+def _set_aside(path: Path, output: Path) -> None:
+    if path.exists():
+        attempts = output / ".attempts"
+        attempts.mkdir(exist_ok=True)
+        number = 1 + sum(1 for _ in attempts.glob(f"{path.parent.name}-{path.name}-*"))
+        os.replace(path, attempts / f"{path.parent.name}-{path.name}-{number}")
+
+
+def _at_terminal() -> bool:
+    """Whether Ctrl-C comes from a terminal, which sends it to the run as well."""
+    return sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGHUP, which reach us alone and not the run."""
+
+
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    def raise_terminated(number: int, frame: object) -> None:
+        raise _Terminated
+
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    try:
+        before = {name: signal.signal(getattr(signal, name), raise_terminated) for name in names}
+    except ValueError:  # not the main thread, where no handler can be set
+        before = {}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(getattr(signal, name), handler)
