@@ -95,9 +95,7 @@ def analyse(
             speedups |= _speedups(base.curve, arm, is_baseline=arm is base, resamples=resamples, seed=seed)
     reference = [base] if base and base.curve else curved
     horizon = min((float(arm.curve.due[arm.curve.last()]) for arm in reference if arm.curve), default=0.0)
-    finals = {
-        arm.name: final_of(arm.curve, horizon, resamples=resamples, seed=seed) for arm in curved if arm.curve
-    }
+    finals = {arm.name: final_of(arm.curve, horizon, resamples=resamples, seed=seed) for arm in curved if arm.curve}
     draft = Analysis(
         arms=ordered,
         baseline=base,

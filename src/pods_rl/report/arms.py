@@ -106,8 +106,7 @@ def arms_from_runs(sources: Sequence[str | Path], metric: str) -> list[Arm]:
     if not found:
         where = ", ".join(str(source) for source in sources) or "an empty list"
         raise UserError(
-            f"No run found in {where}: expected run directories, or a directory of them, "
-            "as `pods compare` writes it."
+            f"No run found in {where}: expected run directories, or a directory of them, as `pods compare` writes it."
         )
     return [_arm(name, runs, metric) for name, runs in found.items()]
 

@@ -23,6 +23,7 @@ from .text import UNITS, unit_for
 BASELINE_COLOUR = "#5f6368"
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINES = ("-", "--", ":")
+WIDE, NARROW = 8.4, 4.4  # inches: a desktop page or a README, and a phone
 PHASE_COLOURS = ("#0072B2", "#E69F00", "#CC79A7", "#009E73", "#c8ccd0")
 
 _STYLE: dict[str, Any] = {
@@ -103,6 +104,7 @@ def curves_figure(
     metric: str = "accuracy",
     threshold: float | None = None,
     threshold_label: str = "",
+    width: float = WIDE,
 ) -> Figure:
     """Score against training time: every run thin, the mean thick with its 95 % band, crossings marked.
 
@@ -110,11 +112,12 @@ def curves_figure(
         lines: at least one arm; a run's NaN checkpoints are passed over.
         metric: for the axis.
         threshold: a score to draw as a dashed line; each line's ``crossing`` is marked on it.
+        threshold_label: written along that line.
+        width: inches.
 
     Bands are left out above four arms, where they hide each other.
     """
-    figure = Figure(figsize=(8.4, 4.9), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _figure(width, 4.2 if width == WIDE else 4.0)
     axes = figure.add_subplot()
     longest = max((float(np.nanmax(line.seconds)) for line in lines), default=1.0)
     unit = unit_for(longest)
@@ -122,33 +125,26 @@ def curves_figure(
     styles = line_styles([line.is_baseline for line in lines])
     for rank, (line, style) in enumerate(zip(lines, styles, strict=True)):
         handles.append(_draw_line(axes, line, style, UNITS[unit], crowd=len(lines), layer=3 + 0.1 * rank))
+    axes.set_ylim(axes.get_ylim())
     if threshold is not None and math.isfinite(threshold):
-        axes.axhline(threshold, color="#3c4043", linewidth=1, linestyle=(0, (4, 3)), zorder=2.5)
+        _mark_threshold(axes, lines, [style["color"] for style in styles], threshold, unit)
+        offset: dict[str, Any] = {"xytext": (6, 4), "textcoords": "offset points"}
         axes.annotate(
             threshold_label,
-            (1, threshold),
+            (0, threshold),
             xycoords=("axes fraction", "data"),
-            xytext=(-2, -4),
-            textcoords="offset points",
-            ha="right",
-            va="top",
             fontsize=9,
-            color="#3c4043",
+            zorder=7,
+            **offset,
         )
-        for line, style in zip(lines, styles, strict=True):
-            if math.isfinite(line.crossing):
-                _mark_crossing(axes, line, style["color"], threshold, UNITS[unit])
     axes.set_xlabel(f"training time ({unit})")
     axes.set_ylabel(metric)
     axes.set_xlim(0, longest / UNITS[unit] * 1.02 or 1)
-    columns = 1 if len(lines) <= 4 else 2
-    _legend(axes, handles, [line.label for line in lines], loc="best", ncols=columns)
+    _legend(figure, handles, [line.label for line in lines], width)
     return figure
 
 
-def _draw_line(
-    axes: Axes, line: Line, style: dict[str, Any], unit: float, *, crowd: int, layer: float
-) -> Any:
+def _draw_line(axes: Axes, line: Line, style: dict[str, Any], unit: float, *, crowd: int, layer: float) -> Any:
     time_C, mean_C = mean_curve(line.seconds) / unit, mean_curve(line.scores)
     faint = 0.28 if crowd <= 4 else 0.1
     for seconds_C, scores_C in zip(line.seconds, line.scores, strict=True):
@@ -164,65 +160,86 @@ def _draw_line(
     return handle
 
 
-def _mark_crossing(axes: Axes, line: Line, colour: str, threshold: float, unit: float) -> None:
-    x = line.crossing / unit
+def _mark_threshold(axes: Axes, lines: Sequence[Line], colours: Sequence[str], threshold: float, unit: str) -> None:
+    """The dashed line, and for each arm that crosses it a dot, a drop line and the time at its foot."""
+    axes.axhline(threshold, color="#3c4043", linewidth=1, linestyle=(0, (4, 3)), zorder=2.5)
     foot = axes.get_ylim()[0]
-    axes.plot([x, x], [foot, threshold], ":", color=colour, linewidth=1, zorder=2.6, scaley=False)
-    axes.plot([x], [threshold], "o", color=colour, markeredgecolor="white", markersize=7, zorder=6)
+    named = len(lines) <= 4  # the times of more arms would lie over each other
+    for rank, (line, colour) in enumerate(zip(lines, colours, strict=True)):
+        if not math.isfinite(line.crossing):
+            continue
+        x = line.crossing / UNITS[unit]
+        axes.plot([x, x], [foot, threshold], ":", color=colour, linewidth=1.2, zorder=2.6)
+        axes.plot([x], [threshold], "o", color=colour, markeredgecolor="white", markersize=7, zorder=6)
+        if named:
+            offset: dict[str, Any] = {
+                "xytext": (-4, 5 + 13 * rank),
+                "textcoords": "offset points",
+                "ha": "right",
+            }
+            axes.annotate(f"{x:.3g} {unit}", (x, foot), color=colour, fontsize=9.5, fontweight="bold", **offset)
 
 
-def _legend(where: Axes | Figure, handles: Sequence[Any], labels: Sequence[str], **place: Any) -> None:
-    legend = where.legend(handles, ["x"] * len(handles), fontsize=9.5, **place)
+def _figure(width: float, height: float) -> Figure:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str], width: float) -> None:
+    """Above the axes, in as many columns as the longest label leaves room for."""
+    columns = max(1, min(len(labels), int(width * 12 / (6 + max(map(len, labels), default=0)))))
+    place: dict[str, Any] = {"loc": "outside upper left", "ncols": columns, "fontsize": 9.5}
+    legend = figure.legend(handles, ["x"] * len(handles), **place)
     for entry, label in zip(legend.get_texts(), labels, strict=True):
         entry.set_text(label)  # set afterwards: a label that starts with "_" would be left out
 
 
 @_styled
-def threshold_figure(bars: Sequence[Bar], *, title: str = "") -> Figure:
-    """Time to the threshold for each arm; an arm that never gets there is hatched, full width."""
-    figure = Figure(figsize=(8.4, 0.9 + 0.42 * len(bars)), layout="constrained")
-    FigureCanvasAgg(figure)
+def threshold_figure(bars: Sequence[Bar], *, horizon: float, title: str = "", width: float = WIDE) -> Figure:
+    """Time to the threshold for each arm; one that never gets there is hatched up to ``horizon`` (seconds)."""
+    figure = _figure(width, 0.9 + 0.42 * len(bars))
     axes = figure.add_subplot()
-    reached = [bar.seconds for bar in bars if math.isfinite(bar.seconds)]
-    longest = max(reached, default=1.0) or 1.0
+    longest = max([horizon, *(bar.seconds for bar in bars if math.isfinite(bar.seconds))]) or 1.0
     unit = unit_for(longest)
     styles = line_styles([bar.is_baseline for bar in bars])
     for y, (bar, style) in enumerate(zip(bars, styles, strict=True)):
         never = not math.isfinite(bar.seconds)
-        width = (longest if never else bar.seconds) / UNITS[unit]
+        length = (horizon if never else bar.seconds) / UNITS[unit]
         look = {"facecolor": "none", "hatch": "///"} if never else {"facecolor": style["color"]}
-        axes.barh(y, width, height=0.62, edgecolor="#c8ccd0" if never else style["color"], **look)
+        axes.barh(y, length, height=0.62, edgecolor="#c8ccd0" if never else style["color"], **look)
         offset: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points"}
-        axes.annotate(bar.text, (width, y), va="center", fontsize=9.5, **offset)
+        axes.annotate(bar.text, (length, y), va="center", fontsize=9.5, **offset)
     _name_rows(axes, [bar.label for bar in bars])
-    axes.set_xlim(0, longest / UNITS[unit] * 1.38)
+    axes.set_xlim(0, longest / UNITS[unit] * (1.35 if width == WIDE else 1.9))
     axes.set_xlabel(f"{title} ({unit})" if title else unit)
     return figure
 
 
 @_styled
-def phases_figure(labels: Sequence[str], phases: Sequence[str], seconds: Array) -> Figure:
+def phases_figure(labels: Sequence[str], phases: Sequence[str], seconds: Array, *, width: float = WIDE) -> Figure:
     """Seconds of a step by phase, a stacked bar for each arm.
 
     Args:
         labels: of the A arms.
         phases: of the K phases.
         seconds: ``[A, K]``; NaN (not logged) draws nothing.
+        width: inches.
     """
-    figure = Figure(figsize=(8.4, 1.35 + 0.45 * len(labels)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _figure(width, 1.3 + 0.42 * len(labels))
     axes = figure.add_subplot()
     left = np.zeros(len(labels))
     total = float(np.nansum(seconds, axis=1).max(initial=0.0))
+    bars = []
     for phase, values, colour in zip(phases, np.nan_to_num(seconds).T, PHASE_COLOURS, strict=False):
-        bars = axes.barh(range(len(labels)), values, left=left, height=0.62, color=colour, label=phase)
-        texts = [f"{value:.2g}" if value > 0.06 * total else "" for value in values]
+        bars.append(axes.barh(range(len(labels)), values, left=left, height=0.62, color=colour))
+        texts = [f"{value:.2g}" if value > (0.06 if width == WIDE else 0.12) * total else "" for value in values]
         ink = "#202124" if phase == "other" else "white"
-        axes.bar_label(bars, texts, label_type="center", fontsize=9, color=ink)
+        axes.bar_label(bars[-1], texts, label_type="center", fontsize=9, color=ink)
         left += values
     _name_rows(axes, labels)
     axes.set_xlabel("seconds a step")
-    figure.legend(loc="outside upper center", ncols=len(phases), fontsize=9.5)
+    _legend(figure, bars, phases, width)
     return figure
 
 
@@ -234,21 +251,23 @@ def _name_rows(axes: Axes, labels: Sequence[str]) -> None:
 
 
 @_styled
-def steps_figure(series: Sequence[Series], titles: dict[str, str], *, bins: int = 120) -> Figure:
+def steps_figure(series: Sequence[Series], titles: dict[str, str], *, bins: int = 120, width: float = WIDE) -> Figure:
     """Logged metrics over steps, a panel each: the mean over runs, in at most ``bins`` stretches of steps.
 
     Args:
         series: an entry for each arm.
         titles: metric to panel title, in order; a metric that no arm logged has no panel.
+        bins: at most this many points a line.
+        width: inches; a narrow figure has one column of panels.
     """
     shown = [metric for metric in titles if any(s.values.get(metric) for s in series)]
-    rows = max(1, math.ceil(len(shown) / 2))
-    figure = Figure(figsize=(8.4, 0.4 + 2.3 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
+    columns = 2 if width == WIDE else 1
+    rows = max(1, math.ceil(len(shown) / columns))
+    figure = _figure(width, 0.4 + 2.1 * rows)
     styles = line_styles([arm.is_baseline for arm in series])
     handles: dict[int, Any] = {}
     for panel, metric in enumerate(shown, start=1):
-        axes = figure.add_subplot(rows, 2, panel)
+        axes = figure.add_subplot(rows, columns, panel)
         axes.set_title(titles[metric], fontsize=10.5, loc="left")
         for index, arm in enumerate(series):
             if arm.values.get(metric):
@@ -257,9 +276,7 @@ def steps_figure(series: Sequence[Series], titles: dict[str, str], *, bins: int 
         axes.set_xlabel("step", fontsize=9.5)
         axes.margins(x=0.01)
     if handles:
-        labels = [series[index].label for index in handles]
-        place = {"loc": "outside upper center", "ncols": min(len(handles), 4)}
-        _legend(figure, list(handles.values()), labels, **place)
+        _legend(figure, list(handles.values()), [series[index].label for index in handles], width)
     return figure
 
 

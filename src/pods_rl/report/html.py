@@ -6,7 +6,6 @@ import base64
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -16,19 +15,9 @@ from markupsafe import Markup
 
 from .analysis import Analysis
 from .ledger import Group, Page
+from .pictures import Image
 from .tables import Table
 from .text import encodable, number, plain
-
-
-@dataclass(frozen=True)
-class Image:
-    data: bytes
-    alt: str
-    kind: str = "image/svg+xml"
-
-    @property
-    def uri(self) -> str:
-        return f"data:{self.kind};base64,{base64.b64encode(self.data).decode('ascii')}"
 
 
 def render(
@@ -40,15 +29,15 @@ def render(
     title: str,
     method: tuple[str, ...],
 ) -> str:
-    """The page. Names, logs and model output are escaped by the template; only our own CSS and script are not."""
+    """The page. The template escapes names, logs and model output; only our CSS and script go in as is."""
     script = _asset("ledger.js")
     ledger_arms = list(dict.fromkeys(group.arm for group in page.groups))
     labels = {arm.name: arm.label for arm in analysis.arms}
     text = _template().render(
         csp=content_security_policy(script if page.groups else None),
         title=plain(title),
-        style=Markup(_asset("report.css")),  # noqa: S704 -- ours, not from outside
-        script=Markup(script),  # noqa: S704
+        style=Markup(_asset("report.css")),  # ours, not from outside
+        script=Markup(script),
         headline=analysis.headlines[0] if analysis.headlines else f"No evaluation of {analysis.metric} yet.",
         further=analysis.headlines[1:4],
         notes=analysis.notes,
@@ -60,6 +49,7 @@ def render(
         ledger_arms=[labels[arm] for arm in ledger_arms],
         ledger_index={arm: index for index, arm in enumerate(ledger_arms)},
         strip=strip,
+        opened=next((i for i, group in enumerate(page.groups) if group.kept < len(group.rollouts)), 0),
         environment=_environment(analysis),
         method=method,
     )
@@ -100,9 +90,7 @@ def _asset(name: str) -> str:
 
 @cache
 def _template() -> Any:
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["num"] = number
     return environment.from_string(_asset("report.html.j2"))
 

@@ -38,7 +38,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Group:
-    """One prompt's rollouts, highest reward first; of equal rewards the kept come first, then generation order."""
+    """One prompt's rollouts, highest reward first; of equal rewards the kept first, then as generated."""
 
     arm: str
     run: str
@@ -66,13 +66,11 @@ class Page:
     unreadable: tuple[str, ...]  # names of files that could not be read
 
 
-def ledger_page(
-    arms: Sequence[Arm], *, groups_per_arm: int = GROUPS_PER_ARM, budget: int = TEXT_BUDGET
-) -> Page:
+def ledger_page(arms: Sequence[Arm], *, groups_per_arm: int = GROUPS_PER_ARM, budget: int = TEXT_BUDGET) -> Page:
     """Groups of every arm, evenly over its steps and runs, until the budget of bytes is spent.
 
-    A file that cannot be read (torn, or of other columns) is named, not fatal. Long texts are cut at ``TEXT_LIMIT``
-    characters, shorter where one group alone would break the budget.
+    A file that cannot be read (torn, or of other columns) is named, not fatal. Long texts are cut at
+    ``TEXT_LIMIT`` characters, shorter where one group alone would break the budget.
     """
     logged = [arm for arm in arms if any(run.rollout_files() for run in arm.runs)]
     shown: list[Group] = []
@@ -112,9 +110,7 @@ def fit(groups: list[Group], budget: int) -> list[Group]:
 
 
 def _size(group: Group) -> int:
-    return sum(_MARKUP + len(rollout.text.encode()) for rollout in group.rollouts) + len(
-        group.prompt.encode()
-    )
+    return sum(_MARKUP + len(rollout.text.encode()) for rollout in group.rollouts) + len(group.prompt.encode())
 
 
 def _shorten(rollout: Rollout, limit: int) -> Rollout:
@@ -140,9 +136,7 @@ def _index(runs: Sequence[Run], unreadable: list[str]) -> Iterable[tuple[int, in
 def _read_group(arm: Arm, run: Run, path: Path, group_id: int) -> Group:
     rows = pq.read_table(path, filters=[("group", "==", group_id)]).to_pylist()
     rollouts = [_rollout(row, index) for index, row in enumerate(rows)]
-    rollouts.sort(
-        key=lambda r: (math.isnan(r.reward), -r.reward if r.reward == r.reward else 0, not r.kept, r.index)
-    )
+    rollouts.sort(key=lambda r: (math.isnan(r.reward), -r.reward if r.reward == r.reward else 0, not r.kept, r.index))
     prompt, _ = _clip(message_text(rows[0].get("prompt")), TEXT_LIMIT)
     answer, _ = _clip(message_text(rows[0].get("answer")), 200)
     step = int(rows[0]["step"])

@@ -1,7 +1,7 @@
 """Curves, bands, time to a threshold and speedup: pure numpy on arrays.
 
-Axes: R runs (seeds) of one arm, C checkpoints, B bootstrap resamples. Scores and seconds are ``[R, C]`` with NaN where
-a run has no evaluation at that checkpoint (it was killed, or failed, earlier).
+Axes: R runs (seeds) of one arm, C checkpoints, B bootstrap resamples. Scores and seconds are ``[R, C]``, NaN
+where a run has no evaluation at that checkpoint (it was killed, or failed, earlier).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def mean_curve(scores_RC: ArrayLike, min_share: float = 0.5) -> Array:
 
     Args:
         scores_RC: ``[..., R, C]``, NaN where a run has no evaluation.
-        min_share: a checkpoint that fewer than this share of the runs have gets NaN: a mean over the one run that
-            happened to live longest says nothing about the arm.
+        min_share: a checkpoint that fewer than this share of the runs have gets NaN: a mean over the one run
+            that happened to live longest says nothing about the arm.
 
     Returns:
         ``[..., C]``, NaN where too few runs have the checkpoint.
@@ -54,9 +54,7 @@ def mean_curve(scores_RC: ArrayLike, min_share: float = 0.5) -> Array:
     """
     scores = np.asarray(scores_RC, dtype=np.float64)
     if scores.ndim < 2 or scores.shape[-2] == 0:
-        raise ValueError(
-            f"scores must be [runs, checkpoints] with at least one run, got shape {scores.shape}"
-        )
+        raise ValueError(f"scores must be [runs, checkpoints] with at least one run, got shape {scores.shape}")
     present = ~np.isnan(scores)
     count = present.sum(axis=-2)
     total = np.where(present, scores, 0.0).sum(axis=-2)
@@ -106,7 +104,7 @@ def bootstrap_band(scores_RC: ArrayLike, resamples: int = 2000, seed: int = 0) -
 
 
 def threshold(mean_C: ArrayLike, criterion: str = "p99") -> Array:
-    """The score to reach: 0.99 (``p99``, the authors' rule) or 1.0 (``peak``) times the maximum of a mean curve.
+    """The score to reach: 0.99 (``p99``, the authors' rule) or 1.0 (``peak``) times a mean curve's maximum.
 
     Args:
         mean_C: ``[..., C]``; NaN checkpoints are passed over, and an all-NaN curve has a NaN threshold.
@@ -115,7 +113,7 @@ def threshold(mean_C: ArrayLike, criterion: str = "p99") -> Array:
     0.792
     """
     if criterion not in CRITERIA:
-        raise ValueError(f"criterion must be one of {', '.join(CRITERIA)}, got {criterion!r}")
+        raise ValueError(f"criterion is {criterion!r}, expected one of {', '.join(CRITERIA)}")
     mean = np.asarray(mean_C, dtype=np.float64)
     peak = np.max(np.where(np.isnan(mean), -np.inf, mean), axis=-1)
     return CRITERIA[criterion] * np.where(np.isinf(peak), np.nan, peak)
@@ -128,8 +126,8 @@ def time_to(mean_C: ArrayLike, time_C: ArrayLike, target: ArrayLike, *, interpol
         mean_C: ``[..., C]`` scores; NaN checkpoints are passed over.
         time_C: ``[..., C]`` times of the checkpoints, any unit.
         target: ``[...]`` the score to reach; equal counts as reached.
-        interpolated: take the straight line between the checkpoint before and the one that reaches it. A curve that
-            starts at or above the target has no checkpoint before: its first checkpoint's time is the answer either way.
+        interpolated: take the straight line between that checkpoint and the one before. A curve
+            that starts at or above the target has none before: its first checkpoint's time is the answer.
 
     Returns:
         ``[...]`` in the unit of ``time_C``; inf where the target is never reached.
@@ -161,8 +159,8 @@ def time_to(mean_C: ArrayLike, time_C: ArrayLike, target: ArrayLike, *, interpol
 def time_ratio(baseline_time: ArrayLike, arm_time: ArrayLike) -> Array:
     """Baseline time over arm time, with a value for every pair of times.
 
-    An arm that never arrives (inf) has speedup 0. One that is there at time 0 has speedup inf, unless the baseline is
-    there at time 0 too: equal times are speedup 1, as neither is sooner. A baseline without a time gives NaN.
+    An arm that never arrives (inf) has speedup 0. One that is there at time 0 has speedup inf, unless the
+    baseline is there at time 0 too: equal times are speedup 1. A baseline without a time gives NaN.
 
     >>> time_ratio([60, 60, 60, 0], [30, np.inf, 0, 0])
     array([ 2.,  0., inf,  1.])

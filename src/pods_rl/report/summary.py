@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
@@ -37,4 +35,4 @@ def print_summary(report: ReportFiles, console: Console) -> None:
     for note in report.analysis.notes:
         console.print(f"[yellow]Note:[/yellow] {escape(note)}", width=width, highlight=False)
     for path in (report.html, report.png, report.speedup):
-        console.print(escape(plain(os.path.relpath(path), limit=400)), soft_wrap=True, highlight=False)
+        console.print(escape(plain(path, limit=400)), soft_wrap=True, highlight=False)

@@ -12,7 +12,7 @@ from typing import Any
 
 from .analysis import PHASES, Analysis
 from .arms import HOUR, Arm, finite, rollouts_of
-from .text import duration, encodable, interval, markdown, number, plain
+from .text import duration, encodable, interval, markdown, number, plain, unit_for
 from .wording import words
 
 Row = dict[str, Any]
@@ -31,19 +31,22 @@ class Column:
 class Table:
     name: str
     title: str
-    keys: tuple[str, ...]  # of the CSV
+    keys: tuple[str, ...]  # of a row, in the order of the CSV
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     note: str = ""
+    header: tuple[str, ...] = ()  # of the CSV, where it is not the keys
 
     def cells(self) -> list[list[str]]:
-        return [[encodable(column.show(row)) for column in self.columns] for row in self.rows]
+        """What a reader sees; a row marked ``csv_only`` is left out."""
+        rows = [row for row in self.rows if not row.get("csv_only")]
+        return [[encodable(column.show(row)) for column in self.columns] for row in rows]
 
     def to_csv(self) -> str:
         """Raw values; a value there is none of is an empty field, a bool is true or false."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(self.keys)
+        writer.writerow(self.header or self.keys)
         writer.writerows([[_raw(row.get(key)) for key in self.keys] for row in self.rows])
         return encodable(text.getvalue())
 
@@ -73,9 +76,9 @@ def _name(row: Row) -> str:
 def arms_table(analysis: Analysis) -> Table:
     """One row an arm: what it was, where it started and ended, how soon it got there and what a step cost."""
     rows = tuple(_arm_row(analysis, arm) for arm in analysis.arms)
+    unit = unit_for(analysis.horizon)
     columns = [
         Column("arm", _name, is_text=True),
-        Column("runs", _field("runs")),
         Column("start", _field("start")),
         Column("final, 95 % interval", _with_interval("final", "final_low", "final_high", 3)),
         Column("peak", _field("peak")),
@@ -84,15 +87,15 @@ def arms_table(analysis: Analysis) -> Table:
         columns.append(Column("final format", _field("format_accuracy")))
     if analysis.speedups:
         columns += [
-            Column("to 99 %", lambda row: duration(row["seconds_to_p99"])),
+            Column("to\u00a099\u00a0%", lambda row: duration(row["seconds_to_p99"], unit)),
             Column("speedup, 95 % interval", _with_interval("speedup", "ci_low", "ci_high", 2)),
         ]
+    columns.append(Column("runs", _field("runs")))
     if analysis.costs:
         columns += [Column("steps", _field("steps", 0)), Column("s/step", _field("seconds_per_step", 3))]
     keys = (
-        "arm rule n m runs start final final_hours final_runs final_low final_high bootstrap_low bootstrap_high "
-        "peak peak_hours format_accuracy hours_to_p99 speedup ci_low ci_high never_reached steps "
-        "seconds_per_step"
+        "arm rule n m runs start final final_hours final_runs final_low final_high bootstrap_low bootstrap_high peak "
+        "peak_hours format_accuracy hours_to_p99 speedup ci_low ci_high never_reached steps seconds_per_step"
     )
     title = f"Arms: {words(analysis.metric)}"
     base = f" 99 % is of {analysis.baseline.label}’s peak." if analysis.speedups and analysis.baseline else ""
@@ -145,22 +148,23 @@ def speedup_table(analysis: Analysis) -> Table:
     """Both criteria, with and without interpolation, for every arm."""
     rows = []
     labels = {arm.name: arm.label for arm in analysis.arms}
+    unit = unit_for(analysis.horizon)
+    base = analysis.baseline.name if analysis.baseline else None
     for (arm, _, _), result in analysis.speedups.items():
         rows.append(
             vars(result)
+            | {"csv_only": arm == base}
             | {"arm": arm, "label": labels[arm]}
             | {"baseline_hours": _hours(result.baseline_time), "arm_hours": _hours(result.arm_time)}
         )
-    keys = (
-        "arm criterion interpolated threshold baseline_hours arm_hours speedup ci_low ci_high never_reached"
-    )
+    keys = "arm criterion interpolated threshold baseline_hours arm_hours speedup ci_low ci_high never_reached"
     columns = (
         Column("arm", _name, is_text=True),
         Column("to reach", lambda row: "99 % of peak" if row["criterion"] == "p99" else "peak", is_text=True),
         Column("time of", lambda row: "crossing" if row["interpolated"] else "checkpoint", is_text=True),
         Column("score", _field("threshold", 4)),
-        Column("baseline", lambda row: duration(row["baseline_time"])),
-        Column("arm’s time", lambda row: duration(row["arm_time"])),
+        Column("baseline", lambda row: duration(row["baseline_time"], unit)),
+        Column("arm’s time", lambda row: duration(row["arm_time"], unit)),
         Column("speedup, 95 % interval", _with_interval("speedup", "ci_low", "ci_high", 2)),
         Column("never", lambda row: _percent(row["never_reached"])),
     )
@@ -247,7 +251,8 @@ def config_table(analysis: Analysis) -> Table:
     )
     columns = [Column("setting", lambda row: row["setting"], is_text=True)]
     columns += [Column(label, _getter(key), is_text=True) for key, label in labels.items()]
-    return Table("config", "What differs between the arms", ("setting", *labels), tuple(columns), rows)
+    title, header = "What differs between the arms", ("setting", *(arm.name for arm in arms))
+    return Table("config", title, ("setting", *labels), tuple(columns), rows, header=header)
 
 
 def _getter(key: str) -> Callable[[Row], str]:

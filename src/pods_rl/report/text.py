@@ -37,7 +37,7 @@ def markdown(text: object) -> str:
     >>> markdown("a|b <i>")
     'a\\\\|b &lt;i&gt;'
     """
-    line = plain(text, limit=200).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    line = plain(text, limit=1000).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _MARKDOWN.sub(r"\\\1", line)
 
 
@@ -50,15 +50,15 @@ def unit_for(seconds: float) -> str:
     return "s" if not seconds > 300 else "min" if seconds < 3 * 3600 else "h"
 
 
-def duration(seconds: float) -> str:
-    """A time with its unit, each in the unit that fits it.
+def duration(seconds: float, unit: str | None = None) -> str:
+    """A time with its unit: by default the one that fits it; ``unit`` where several times are compared.
 
-    >>> duration(42.31), duration(5400), duration(21600), duration(float("inf"))
-    ('42.3 s', '90.0 min', '6.00 h', 'never')
+    >>> duration(42.31), duration(5400), duration(5400, "h"), duration(float("inf"))
+    ('42.3 s', '90.0 min', '1.50 h', 'never')
     """
     if not math.isfinite(seconds):
         return "never" if seconds > 0 else "–"
-    unit = unit_for(seconds)
+    unit = unit or unit_for(seconds)
     return f"{seconds / UNITS[unit]:.{2 if unit == 'h' else 1}f} {unit}"
 
 

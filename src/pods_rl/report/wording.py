@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .statistics import Speedup
-from .text import duration, interval, number, plain
+from .text import duration, interval, number, plain, unit_for
 
 if TYPE_CHECKING:
     from .analysis import Analysis
@@ -49,7 +49,8 @@ def _comparison(analysis: Analysis, base: Arm, arm: Arm, result: Speedup) -> str
     if math.isinf(result.speedup):
         return f"{arm.label} was at {goal} from its first evaluation on, {count}."
     spread = interval(result.ci_low, result.ci_high)
-    times = f"{duration(result.arm_time)} against {duration(result.baseline_time)}"
+    unit = unit_for(max(result.arm_time, result.baseline_time))
+    times = f"{duration(result.arm_time, unit)} against {duration(result.baseline_time, unit)}"
     if result.speedup > 1:
         how = f"{result.speedup:.2f}x sooner"
         how += "" if spread == "–" else f" {spread}"
@@ -105,8 +106,8 @@ def _curve_notes(analysis: Analysis) -> list[str]:
         thin = int(np.isnan(curve.mean).sum())
         if thin:
             found.append(
-                f"{arm.label}: {thin} checkpoint{'' if thin == 1 else 's'} that fewer than half of its runs have: "
-                "drawn for those runs, in no mean."
+                f"{arm.label}: fewer than half of its runs have {thin} of the {len(curve.due)} checkpoints; "
+                "those are drawn run by run, and are in no mean."
             )
         end = analysis.finals[arm.name]
         if end.final_runs < len(curve.runs):
@@ -132,9 +133,7 @@ def _baseline_notes(analysis: Analysis) -> list[str]:
         found.append(f"{base.label} peaks at its first evaluation: its level says nothing about training.")
     others = len(analysis.speedups) // 4 - 1
     if others > 1:
-        found.append(
-            f"The headline names the largest of {others} speedups, which flatters it; the table has all."
-        )
+        found.append(f"The headline names the largest of {others} speedups, which flatters it; the table has all.")
     return found
 
 

@@ -1,0 +1,115 @@
+"""Synthetic run directories, written as plain files: what the report reads, without the code that trains."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+PHASES = {"grpo": (0.10, 0.004, 0.0, 0.09), "pods": (0.19, 0.016, 0.0002, 0.09)}
+RATES = {"grpo": 0.6, "pods": 1.5}
+
+
+def write_run(
+    path: Path,
+    arm: str = "pods",
+    seed: int = 0,
+    *,
+    config: dict | None = None,
+    budget: float = 150.0,
+    every: float = 15.0,
+    rate: float | None = None,
+    end: float | None = None,
+    state: str = "finished",
+    reason: str | None = None,
+    rollouts: int = 0,
+) -> Path:
+    """A run that learns along 1 - exp(-t), evaluated every ``every`` seconds until ``end``."""
+    random = np.random.default_rng([seed, *arm.encode()])
+    rate = RATES.get(arm, 1.0) if rate is None else rate
+    end = budget if end is None else end
+    n, m = (16, 16) if arm == "grpo" else (64, 16)
+    settings = {"num_rollouts": n, "num_generations": m, "rule": "max_variance", "seed": seed, "lr": 1e-5}
+    path.mkdir(parents=True)
+    (path / "config.yaml").write_text(json.dumps(settings | (config or {})))
+    about = {"device": "cpu", "dtype": "bfloat16", "seed": seed, "versions": {"torch": "2.13.0"}}
+    (path / "environment.json").write_text(json.dumps(about))
+    costs = PHASES.get(arm, PHASES["pods"])
+    step_seconds = sum(costs) + 0.01
+    steps = int(end / step_seconds)
+    status = {"state": state, "reason": reason, "step": steps, "seconds": end, "elapsed": end * 1.2}
+    (path / "status.json").write_text(json.dumps(status))
+
+    def accuracy(t: float) -> float:
+        return 0.30 + 0.52 * (1 - np.exp(-rate * t / 40))
+
+    with (path / "metrics.jsonl").open("w") as file:
+        for step in range(1, steps + 1):
+            t = step * step_seconds
+            row = {"step": step, "seconds": t, "elapsed": t * 1.2, "reward": accuracy(t) + random.normal(0, 0.1)}
+            row |= {"pods/selected/reward_mean": 0.55 + random.normal(0, 0.05)}
+            row |= {"pods/selected/reward_std": 0.5 - 0.2 * t / budget, "pods/zero_variance_share": 0.3 * t / budget}
+            phases = zip(("rollout", "reward", "selection", "update"), costs, strict=True)
+            row |= {f"pods/seconds/{name}": cost for name, cost in phases}
+            file.write(json.dumps(row) + "\n")
+    with (path / "evals.jsonl").open("w") as file:
+        for due in np.arange(0, end + 1e-9, every):
+            seconds = due + random.uniform(0, step_seconds) * (due > 0)
+            score = accuracy(seconds) + random.normal(0, 0.012)
+            row = {"step": int(seconds / step_seconds), "due": due, "seconds": seconds, "accuracy": score}
+            row |= {"format_accuracy": min(1.0, score + 0.1), "both_accuracy": score - 0.02}
+            file.write(json.dumps(row) + "\n")
+    for step in range(1, rollouts + 1):
+        write_rollouts(path, step * 20, n=n, m=m, random=random)
+    return path
+
+
+def write_rollouts(
+    path: Path,
+    step: int,
+    *,
+    n: int,
+    m: int,
+    random: np.random.Generator,
+    groups: int = 2,
+    text: str | None = None,
+    prompt: str = "What is 12 + 7 - 3?",
+) -> None:
+    rows = []
+    for group in range(groups):
+        rewards = np.where(random.random(n) < 0.4, 1.0, 0.0) + random.integers(0, 5, n) * 0.025
+        order = np.argsort(-rewards, kind="stable")
+        kept = {*order[: m // 2].tolist(), *order[n - (m - m // 2) :].tolist()}
+        for rollout in range(n):
+            completion = text or f"<think>12 + 7 = 19; 19 - 3 = {random.integers(10, 30)}</think><answer>16</answer>"
+            is_kept = rollout in kept
+            row = {"step": step, "group": group, "rollout": rollout, "prompt": prompt, "completion": completion}
+            row |= {"answer": "16", "reward": float(rewards[rollout]), "selected": is_kept}
+            row |= {"reward/accuracy": float(rewards[rollout] >= 1), "reward/format": float(rewards[rollout] % 1)}
+            row |= {"advantage": float(rewards[rollout] - 0.5) if is_kept else None, "completion_tokens": len(completion)}
+            rows.append(row)
+    (path / "rollouts").mkdir(exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), path / "rollouts" / f"step-{step:06d}.parquet")
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    """Two arms of three seeds; one PODS run died on the way."""
+    root = tmp_path / "quickstart"
+    for arm in ("grpo", "pods"):
+        for seed in range(3):
+            died = arm == "pods" and seed == 2
+            write_run(
+                root / arm / f"seed-{seed}",
+                arm,
+                seed,
+                end=70 if died else None,
+                state="failed" if died else "finished",
+                reason="out of memory" if died else None,
+                rollouts=3,
+            )
+    return root
