@@ -48,9 +48,7 @@ class Reward:
     def _number(self, score: object) -> float:
         if isinstance(score, (int, float)):
             return float(score)
-        raise TypeError(
-            f"reward {self.name!r} gave {score!r} of type {type(score).__name__}; it must give a float"
-        )
+        raise TypeError(f"reward {self.name!r} gave {score!r} of type {type(score).__name__}; it must give a float")
 
 
 REWARDS: dict[str, Reward] = {
@@ -91,9 +89,7 @@ def _import(name: str, module: str, function: str) -> Callable[[str, str], float
             f"has a function {function!r}"
         ) from error
     if not callable(found):
-        raise UserError(
-            f"reward {name!r} is a {type(found).__name__}; expected a function (text, gold) -> float"
-        )
+        raise UserError(f"reward {name!r} is a {type(found).__name__}; expected a function (text, gold) -> float")
     return found
 
 

@@ -9,7 +9,10 @@ from .extract import extract_answer
 from .numeric import MAX_LENGTH, plain, read_number, read_number_in_words
 from .pool import default_pool
 
-_SYMBOLIC = re.compile(r"[\\^_{}+*/=()\[\]|!√π×÷·]|[0-9]\s*-\s*[0-9]")
+# An operator; a minus sign counts between digits or single letters only, so that hyphenated words stay words.
+_SYMBOLIC = re.compile(
+    r"[\\^_{}+*/=()\[\]|!√π×÷·]|(?:(?<![A-Za-z])[A-Za-z]|[0-9])\s*-\s*(?:[A-Za-z](?![A-Za-z])|[0-9])"
+)
 _LIST = re.compile(r"[0-9]\s*,")
 _NEEDLESS_SPACE = re.compile(r"(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])")
 _CHOICE = re.compile(r"^\(([A-Za-z])\)$")
@@ -45,9 +48,7 @@ def accuracy_batch(texts: Sequence[str], golds: Sequence[str]) -> list[float]:
     [1.0, 0.0]
     """
     if len(texts) != len(golds):
-        raise ValueError(
-            f"{len(texts)} texts came with {len(golds)} gold answers; give one gold answer to each text"
-        )
+        raise ValueError(f"{len(texts)} texts came with {len(golds)} gold answers; give one gold answer to each text")
     verdicts = [_decide(text, gold) for text, gold in zip(texts, golds, strict=True)]
     pairs = list(dict.fromkeys(verdict for verdict in verdicts if isinstance(verdict, tuple)))
     verified = dict(zip(pairs, default_pool().verify(pairs), strict=True)) if pairs else {}

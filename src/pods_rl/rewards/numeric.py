@@ -16,9 +16,7 @@ _NUMBER = re.compile(
     rf"(?P<top>{_PART})(?:\s*/\s*(?P<bottom>{_PART}))?"
 )
 _SIMPLE = r"-?[0-9.,]+"
-_FRACTION = re.compile(
-    rf"\\[dt]?frac\s*(?:\{{\s*({_SIMPLE})\s*\}}\s*\{{\s*({_SIMPLE})\s*\}}|([0-9])\s*([0-9]))"
-)
+_FRACTION = re.compile(rf"\\[dt]?frac\s*(?:\{{\s*({_SIMPLE})\s*\}}\s*\{{\s*({_SIMPLE})\s*\}}|([0-9])\s*([0-9]))")
 _STYLED = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 _DROPPED = re.compile(
     r"\\(?:left|right)(?![a-z])|\\displaystyle|(?<!\\)\\[!,;:()\[\]]"

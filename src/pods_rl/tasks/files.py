@@ -33,7 +33,7 @@ Prompt = str | list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class PromptForm:
-    """How a question becomes a prompt: `chat` gives messages, `plain` text; an empty system prompt is dropped.
+    """How a question becomes a prompt: `chat` gives messages, `plain` text; an empty system prompt is none.
 
     Raises UserError for an unknown style.
 
@@ -146,18 +146,14 @@ def _build(source: Source, settings: Mapping[str, Any], form: PromptForm, size: 
         raise UserError(f"{source} has no rows; expected at least one")
     rows = rows.select(range(min(size or len(rows), len(rows))))
     prompts, answers = [], []
-    for number, (question, answer) in enumerate(
-        zip(rows[question_column], rows[answer_column], strict=True), 1
-    ):
+    for number, (question, answer) in enumerate(zip(rows[question_column], rows[answer_column], strict=True), 1):
         where = f"{source}, row {number} (counted from 1)"
         prompts.append(_prompt(question, form, f"{where}, column {question_column!r}"))
         answers.append(_gold(answer, settings.get("answer_after"), f"{where}, column {answer_column!r}"))
     return Dataset.from_dict({"prompt": prompts, "answer": answers})
 
 
-def _column(
-    rows: Dataset, source: Source, settings: Mapping[str, Any], key: str, usual: tuple[str, ...]
-) -> str:
+def _column(rows: Dataset, source: Source, settings: Mapping[str, Any], key: str, usual: tuple[str, ...]) -> str:
     given, present = settings.get(key), rows.column_names
     if given is None:
         found = next((column for column in usual if column in present), None)
@@ -167,9 +163,7 @@ def _column(
             f"{source} has the columns {', '.join(present)}, none of {', '.join(usual)}; name yours as {key}"
         )
     if given not in present:
-        raise UserError(
-            f"{key} is {given!r}, but {source} has the columns {', '.join(present)}; name one of them"
-        )
+        raise UserError(f"{key} is {given!r}, but {source} has the columns {', '.join(present)}; name one of them")
     return given
 
 
@@ -189,9 +183,7 @@ def _gold(value: Any, after: str | None, where: str) -> str:
     gold = extract_gold(str(value), after)
     if gold is None:
         wanted = f"something after {after!r}" if after else "an answer"
-        raise UserError(
-            f"{where}: no gold answer in {_shown(value)}; expected {wanted}. Mend it, or set answer_after"
-        )
+        raise UserError(f"{where}: no gold answer in {_shown(value)}; expected {wanted}. Mend it, or set answer_after")
     if accuracy(f"<answer>{gold}</answer>", gold) != 1:
         raise UserError(f"{where}: the grader does not accept {_shown(gold)} as its own answer; mend the row")
     return gold

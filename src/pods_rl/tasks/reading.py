@@ -42,9 +42,7 @@ def read_split(name: str, split: str, config: str | None = None) -> Dataset:
 def _read_file(path: Path, split: str) -> Dataset:
     reader = READERS.get(path.suffix.lower())
     if reader is None:
-        raise UserError(
-            f"{path} is a {path.suffix or 'file without an ending'}; expected one of {', '.join(READERS)}"
-        )
+        raise UserError(f"{path} is a {path.suffix or 'file without an ending'}; expected one of {', '.join(READERS)}")
     if path.stat().st_size == 0:
         raise UserError(f"{path} is empty; expected at least one row")
     bare = re.split(r"[\[+]", split)[0] or "train"
@@ -77,12 +75,7 @@ def _read_folder(path: Path, split: str) -> Dataset:
 
 def _looks_local(name: str, path: Path) -> bool:
     """Whether a name that does not exist was meant as a path: hub names are `name` or `owner/name`."""
-    return (
-        path.suffix.lower() in READERS
-        or name.startswith((".", "~"))
-        or path.is_absolute()
-        or name.count("/") > 1
-    )
+    return path.suffix.lower() in READERS or name.startswith((".", "~")) or path.is_absolute() or name.count("/") > 1
 
 
 def _nearby(path: Path) -> str:

@@ -1,0 +1,74 @@
+"""Where the final answer is found, and that finding it costs no more on a hostile text."""
+
+from __future__ import annotations
+
+import pytest
+
+from pods_rl.rewards import extract_answer, extract_gold
+
+CASES = [
+    ("<answer>18</answer>", "18"),
+    ("<think>9</think>\n<answer> 18 </answer> Hope this helps!", "18"),
+    ("<answer>17</answer><answer>18</answer>", "18"),
+    ("<answer>18</answer><answer>17", "18"),
+    ("<answer>18</answer></answer>", "18"),
+    ("</answer><answer>18</answer>", "18"),
+    ("<answer>1<answer>18</answer>", "18"),
+    (r"<answer>So \boxed{18}.</answer>", "18"),
+    ("<answer>so\n#### 18</answer>", "18"),
+    (r"\boxed{17}<answer>18</answer>", "18"),
+    (r"\boxed{17} <answer></answer>", None),
+    ("<answer>18", None),
+    ("18</answer>", None),
+    ("</answer><answer>", None),
+    (r"\boxed{17} then \boxed{18}", "18"),
+    (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+    (r"\boxed {18}", "18"),
+    (r"\boxed{\boxed{18}}", "18"),
+    (r"\boxed{\{1,2\}}", r"\{1,2\}"),
+    (r"\boxed{18} and \boxed{17", "18"),
+    (r"{ \boxed{18}", "18"),
+    (r"}} \boxed{18}", "18"),
+    (r"\boxed{}", None),
+    ("9*2=18\n#### 18\nThat is all.", "18"),
+    ("#### 17\n#### 18", "18"),
+    ("####", None),
+    ("no answer", None),
+    ("", None),
+]
+
+
+@pytest.mark.parametrize(("text", "answer"), CASES)
+def test_extract_answer(text, answer):
+    assert extract_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "after", "gold"),
+    [
+        ("9*2=18\n#### 18", "####", "18"),
+        ("#### 1,200\n", "####", "1,200"),
+        ("a #### b #### 18", "####", "18"),
+        ("18", "####", None),
+        ("#### ", "####", None),
+        ("Answer: 18", "Answer:", "18"),
+        (r"we get \boxed{18}", None, "18"),
+        (" p - q ", None, "p - q"),
+        ("", None, None),
+    ],
+)
+def test_extract_gold(text, after, gold):
+    assert extract_gold(text, after) == gold
+
+
+# Each of these takes minutes where the work grows with the square of the length.
+@pytest.mark.parametrize(
+    "unit",
+    ["<answer>", "</answer>", "</answer><answer>", "<answer></answer>", "\\boxed{", "\\boxed", "{", "}", "\\", "####"],
+)
+@pytest.mark.timeout(30)
+def test_a_hostile_megabyte_is_read_in_one_pass(unit):
+    text = unit * (1_000_000 // len(unit))
+    extract_answer(text)
+    extract_answer(text + r"\boxed{18")
+    assert extract_answer(text + "<answer>18</answer>") == "18"

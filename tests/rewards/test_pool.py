@@ -1,0 +1,179 @@
+"""The verifier pool: it answers, it gives up, it leaves no process behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from pods_rl.rewards import pool as pool_module
+from pods_rl.rewards.pool import VerifierPool
+
+HANG = ("18", "10^{999999999}")
+RIGHT = ("18", "9*2")
+WRONG = ("18", "9*3")
+
+
+@pytest.fixture
+def pool():
+    pool = VerifierPool(size=2, limit=1.0)
+    yield pool
+    pool.close()
+
+
+def pids(pool: VerifierPool) -> list[int]:
+    return [worker._process.pid for worker in pool._all if worker._process]
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process exists and is no zombie that merely waits for its parent."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until_gone(pid: int) -> bool:
+    for _ in range(200):
+        if not is_running(pid):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="watches processes through /proc")
+
+
+def test_no_process_before_the_first_question(pool):
+    assert pids(pool) == []
+    assert pool.verify([]) == []
+    assert pids(pool) == []
+
+
+def test_answers_come_in_order_and_one_by_one_takes_one_process(pool):
+    assert pool.verify([RIGHT]) == [True]
+    assert pool.verify([WRONG]) == [False]
+    assert len(pids(pool)) == 1
+    assert pool.verify([RIGHT, WRONG] * 32) == [True, False] * 32
+    assert (pool.timeouts, pool.crashes) == (0, 0)
+
+
+def test_what_hangs_is_killed_counted_and_replaced():
+    pool = VerifierPool(size=1, limit=1.0)
+    pool.verify([RIGHT])
+    (before,) = pids(pool)
+    assert pool.verify([RIGHT, HANG, RIGHT]) == [True, False, True]
+    assert pool.timeouts + pool.crashes == 1
+    (after,) = pids(pool)
+    assert after != before
+    assert not is_running(before)
+    pool.close()
+    assert not is_running(after)
+
+
+def test_a_process_that_dies_costs_its_answer_alone():
+    pool = VerifierPool(size=1)
+    pool.verify([RIGHT])
+    os.kill(pids(pool)[0], signal.SIGKILL)
+    pool._all[0]._process.wait()
+    assert pool.verify([RIGHT]) == [True]  # replaced before it was asked
+    pool.close()
+
+
+def test_text_that_would_break_the_channel(pool):
+    odd = ["\n1\n", "\x00", '"', "\udcff", "é", "1\r\n1", "", "x" * 200_000]
+    assert pool.verify([("18", text) for text in odd]) == [False] * len(odd)
+    assert pool.verify([RIGHT]) == [True]
+
+
+def test_several_threads_may_ask_at_once(pool):
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(lambda _: pool.verify([RIGHT, WRONG]), range(16))) == [[True, False]] * 16
+
+
+def test_closing_twice_is_fine(pool):
+    pool.verify([RIGHT])
+    pool.close()
+    pool.close()
+    assert pids(pool) == []
+
+
+def test_a_verifier_that_cannot_start_makes_up_no_score(monkeypatch):
+    monkeypatch.setattr(pool_module, "_PROGRAM", "raise SystemExit('no such library')")
+    pool = VerifierPool(size=1)
+    with pytest.raises(RuntimeError, match="did not start"):
+        pool.verify([RIGHT])
+    pool.close()
+
+
+@pytest.mark.parametrize("arguments", [{"size": 0}, {"limit": 0}, {"limit": -1.0}])
+def test_impossible_pools_are_refused(arguments):
+    with pytest.raises(ValueError, match="size >= 1 and limit > 0"):
+        VerifierPool(**arguments)
+
+
+SCRIPT = """
+    import os, sys, threading, time
+    from pods_rl.rewards.pool import VerifierPool
+    pool = VerifierPool(size=1, limit=1.0)
+    print("main module ran", flush=True)  # once: the workers must not import it again
+    pool.verify([("18", "9*2")])
+    print(pool._all[0]._process.pid, flush=True)
+    {ending}
+"""
+
+
+def run_script(ending: str, **options) -> subprocess.Popen[str]:
+    program = textwrap.dedent(SCRIPT).format(ending=ending)
+    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, **options)
+
+
+@needs_proc
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "pass",
+        "raise SystemExit(3)",
+        "os._exit(0)",
+        "os.kill(os.getpid(), 9)",
+        # Killed while a hopeless answer is being computed: the worker must notice by itself.
+        "threading.Timer(0.3, os._exit, [0]).start(); pool.verify([('18', '10^{{999999999}}')])",
+    ],
+)
+def test_no_process_outlives_its_owner(ending):
+    process = run_script(ending)
+    output, _ = process.communicate(timeout=60)
+    first, pid = output.split("\n")[:2]
+    assert first == "main module ran"
+    assert output.count("main module ran") == 1
+    assert wait_until_gone(int(pid))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_makes_its_own_pool_and_leaves_its_parents_alone():
+    ending = textwrap.dedent(
+        """
+        from pods_rl.rewards import pool as pools
+        ours = pools.default_pool()
+        assert ours.verify([("18", "9*2")]) == [True]
+        if os.fork() == 0:
+            ours.close()  # not its to close
+            theirs = pools.default_pool()
+            code = 0 if theirs is not ours and theirs.verify([("18", "9*2")]) == [True] else 1
+            theirs.close()
+            os._exit(code)
+        code = os.waitstatus_to_exitcode(os.wait()[1])
+        assert ours.verify([("18", "9*2")]) == [True]
+        assert (ours.crashes, code) == (0, 0)
+        """
+    )
+    process = run_script(ending)
+    process.communicate(timeout=60)
+    assert process.returncode == 0

@@ -1,0 +1,77 @@
+"""The table of rewards, and a user's own by dotted path."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from pods_rl.errors import UserError
+from pods_rl.rewards import REWARDS, Reward, get_reward
+
+TEXT = "<think>9*2=18</think><answer>18</answer>"
+
+
+def shout(text: str, gold: str) -> float:
+    return float(text.isupper())
+
+
+def wordy(text: str, gold: str):
+    return "good"
+
+
+NOT_A_FUNCTION = 3
+
+
+def test_the_paper_s_reward_of_a_perfect_completion():
+    weights = {"accuracy": 1.0, "format": 0.1, "tag_count": 1.0}
+    assert sum(weight * REWARDS[name](TEXT, "18") for name, weight in weights.items()) == pytest.approx(1.2)
+
+
+def test_names_are_keys_and_every_reward_says_its_range_and_source():
+    for name, reward in REWARDS.items():
+        assert reward.name == name
+        assert "Range" in reward.score.__doc__
+        assert "2504.13818" in reward.score.__doc__
+        assert reward.batch([TEXT, ""], ["18", "18"]) == [reward(TEXT, "18"), 0.0]
+
+
+@pytest.mark.parametrize("path", [f"{__name__}:shout", f"{__name__}.shout"])
+def test_your_own_reward(path):
+    reward = get_reward(path)
+    assert reward.name == path
+    assert (reward("A", ""), reward.batch(["A", "a"], ["", ""])) == (1.0, [1.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("acuracy", "did you mean 'accuracy'"),
+        ("zzz", "There are accuracy, format, tag_count"),
+        ("no_such_package:reward", "cannot be imported"),
+        (f"{__name__}:missing", "has a function 'missing'"),
+        (f"{__name__}:NOT_A_FUNCTION", "is a int"),
+        (":", "unknown reward"),
+        ("", "unknown reward"),
+    ],
+)
+def test_unknown_rewards_are_refused_with_a_hint(name, message):
+    with pytest.raises(UserError, match=message):
+        get_reward(name)
+
+
+def test_a_reward_must_give_numbers_and_one_gold_answer_each():
+    with pytest.raises(TypeError, match="gave 'good' of type str"):
+        get_reward(f"{__name__}:wordy")("a", "b")
+    with pytest.raises(ValueError, match="argument"):
+        Reward("own", shout).batch(["a"], [])
+
+
+def test_rewards_load_neither_torch_nor_the_verifier():
+    program = "import sys, pods_rl.rewards as r; r.accuracy('#### 4', '4'); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "sympy", "math_verify", "datasets", "transformers"} & set(loaded)
+    assert not [
+        name for name in loaded if name.startswith("pods_rl.") and name.split(".")[1] not in ("rewards", "errors")
+    ]

@@ -1,0 +1,247 @@
+"""Tasks from files: GSM8K as it is, small files of every kind, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import datasets
+import pytest
+
+from pods_rl.errors import UserError
+from pods_rl.rewards import accuracy
+from pods_rl.tasks import TASKS, load_task
+from pods_rl.tasks.files import SYSTEM_PROMPT
+
+GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
+ROWS = [{"question": "9*2?", "answer": "9*2=18\n#### 18"}, {"question": "600*2?", "answer": "#### 1,200"}]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+
+
+def write_jsonl(path: Path, rows) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def files(tmp_path) -> dict[str, str]:
+    return {
+        "dataset_name": write_jsonl(tmp_path / "train.jsonl", ROWS),
+        "dataset_test_name": write_jsonl(tmp_path / "test.jsonl", ROWS[:1]),
+    }
+
+
+@pytest.mark.skipif(not GSM8K.is_dir(), reason=f"the GSM8K files are not at {GSM8K.name} beside the repository")
+def test_every_gold_answer_of_gsm8k_is_extracted_and_accepted():
+    settings = {"dataset_name": str(GSM8K / "train.jsonl"), "dataset_test_name": str(GSM8K / "test.jsonl")}
+    task = load_task({"task": "gsm8k", **settings})
+    assert (len(task.train), len(task.test)) == (7473, 1319)
+    golds = [*task.train["answer"], *task.test["answer"]]
+    assert all(task.grade(f"<think>so</think>\n<answer>{gold}</answer>", gold).both for gold in golds)
+    assert all(task.grade(f"<answer>${gold}.00 a day</answer>", gold).answer for gold in golds)
+    assert not any(accuracy(f"#### {a}", b) for a, b in pairwise(golds) if a.replace(",", "") != b.replace(",", ""))
+    assert task.train[0]["prompt"][1]["content"].startswith("Natalia sold clips")
+    assert task.train[0]["answer"] == "72"
+
+
+@pytest.mark.skipif(not GSM8K.is_dir(), reason=f"the GSM8K files are not at {GSM8K.name} beside the repository")
+def test_the_folder_and_the_plain_dataset_task_give_the_same_answers():
+    folder = load_task({"dataset_name": str(GSM8K), "task_train_size": 50, "task_test_size": 20})
+    assert (folder.name, len(folder.train), len(folder.test)) == ("dataset", 50, 20)
+    assert folder.train[0]["answer"] == "72"
+
+
+def test_chat_prompts_are_the_default(files):
+    task = load_task({"task": "gsm8k", **files})
+    assert task.name == "gsm8k"
+    assert task.train["answer"][:] == ["18", "1,200"]
+    assert task.train[0]["prompt"] == [
+        {"role": "system", "content": SYSTEM_PROMPT},
+        {"role": "user", "content": "9*2?"},
+    ]
+    assert dict(task.rewards) == {"accuracy": 1.0, "format": 0.1, "tag_count": 1.0}
+
+
+def test_the_system_prompt_shows_a_completion_that_the_grader_finds_in_form(files):
+    shown = SYSTEM_PROMPT.split("\n")[-1].replace("your final answer", "18")
+    assert load_task(files).grade(shown, "18").both
+
+
+def test_plain_prompts_and_no_system_prompt(files):
+    plain = load_task({**files, "prompt_style": "plain", "system_prompt": "Add."})
+    assert plain.train[0]["prompt"] == "Add.\n\n9*2?\n"
+    bare = load_task({**files, "system_prompt": ""})
+    assert bare.train[0]["prompt"] == [{"role": "user", "content": "9*2?"}]
+
+
+def test_the_version_follows_the_prompt(files):
+    settings = [{}, {"system_prompt": "Add."}, {"system_prompt": ""}, {"prompt_style": "plain"}, {"task_train_size": 1}]
+    versions = [load_task({**files, **extra}).version for extra in settings]
+    assert len(set(versions)) == 4
+    assert versions[0] == versions[4]
+
+
+def test_questions_may_be_chat_messages(tmp_path):
+    turns = [{"role": "user", "content": "9*2?"}]
+    own = [{"role": "system", "content": "Add."}, *turns]
+    name = write_jsonl(tmp_path / "a.jsonl", [{"prompt": turns, "answer": 18}, {"prompt": own, "answer": "18"}])
+    task = load_task({"dataset_name": name, "dataset_test_name": name, "system_prompt": "Think."})
+    assert task.train[0]["prompt"] == [{"role": "system", "content": "Think."}, *turns]
+    assert task.train[1]["prompt"] == own
+    with pytest.raises(UserError, match=r"row 1 .*set prompt_style: chat"):
+        load_task({"dataset_name": name, "dataset_test_name": name, "prompt_style": "plain"})
+
+
+def test_columns_are_found_or_named(tmp_path):
+    rows = [{"problem": "2+2?", "solution": r"so \boxed{4}", "other": "5"}]
+    name = write_jsonl(tmp_path / "a.jsonl", rows)
+    both = {"dataset_name": name, "dataset_test_name": name}
+    assert load_task(both).train[0]["answer"] == "4"
+    assert load_task({**both, "question_column": "other", "answer_column": "other"}).train[0]["answer"] == "5"
+
+
+@pytest.mark.parametrize("kind", ["json", "csv", "parquet", "saved", "saved_splits"])
+def test_every_kind_of_file(tmp_path, kind):
+    rows = datasets.Dataset.from_list([{"question": "9*2?", "answer": "18"}])
+    path = tmp_path / f"data.{kind}"
+    if kind == "json":
+        path.write_text(json.dumps(rows.to_list()))
+    elif kind == "csv":
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([["question", "answer"], ["9*2?", "18"]])
+    elif kind == "parquet":
+        rows.to_parquet(str(path))
+    elif kind == "saved":
+        rows.save_to_disk(str(path))
+    else:
+        datasets.DatasetDict(train=rows, test=rows).save_to_disk(str(path))
+    extra = {} if kind.startswith("saved") else {"dataset_test_name": str(path)}
+    task = load_task({"dataset_name": str(path), **extra})
+    assert (task.train[0]["answer"], task.test[0]["answer"]) == ("18", "18")
+
+
+def test_one_file_can_be_cut_in_two(tmp_path):
+    name = write_jsonl(tmp_path / "a.jsonl", [{"question": f"{i}?", "answer": i} for i in range(10)])
+    cut = {"dataset_train_split": "train[:80%]", "dataset_test_split": "train[80%:]"}
+    task = load_task({"dataset_name": name, **cut})
+    assert (task.train["answer"][-1], task.test["answer"][0]) == ("7", "8")
+    with pytest.raises(UserError, match="nothing to test on"):
+        load_task({"dataset_name": name})
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"question": "2+2?", "answer": "four, I think"}, "row 3 .* no gold answer in 'four, I think'.*after '####'"),
+        ({"question": "2+2?", "answer": "####"}, "row 3 .* no gold answer"),
+        ({"question": "2+2?", "answer": None}, "row 3 .* the answer is None"),
+        ({"question": "2+2?"}, "row 3 .* the answer is None"),
+        ({"question": " ", "answer": "#### 4"}, "row 3 .* the question is ' '"),
+        ({"question": None, "answer": "#### 4"}, "row 3 .* the question is None"),
+        ({"question": "2+2?", "answer": "#### </answer>4"}, "row 3 .* does not accept '</answer>4'"),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path, row, message):
+    name = write_jsonl(tmp_path / "a.jsonl", [*ROWS, row])
+    settings = {"task": "gsm8k", "dataset_name": name, "dataset_test_name": name}
+    with pytest.raises(UserError, match=message):
+        load_task(settings)
+
+
+def test_missing_things_are_refused_with_what_exists(tmp_path, files):
+    train = files["dataset_name"]
+    cases = [
+        ({"dataset_name": train.replace("train", "trian")}, "did you mean .*train.jsonl"),
+        ({"dataset_name": str(tmp_path / "no" / "such" / "file.parquet")}, "holds test.jsonl, train.jsonl"),
+        ({**files, "question_column": "quesiton"}, "has the columns question, answer; name one of them"),
+        ({**files, "answer_column": "gold"}, "has the columns question, answer"),
+        ({**files, "prompt_style": "poem"}, "expected one of chat, plain"),
+        ({"task": "dataset"}, "needs dataset_name"),
+        ({"dataset_name": str(tmp_path), "dataset_train_split": "dev"}, "no split 'dev'.*test.jsonl, train.jsonl"),
+    ]
+    for settings, message in cases:
+        with pytest.raises(UserError, match=message):
+            load_task(settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("empty.jsonl", "", "is empty"),
+        ("broken.jsonl", '{"question": "a", "answer": "1"}\n{"question": ', "could not be read as json"),
+        ("words.jsonl", "hello\n", "could not be read as json"),
+        ("only_header.csv", "question,answer\n", "no data"),
+        ("odd.jsonl", '{"q": "a", "a": "1"}\n', "has the columns q, a, none of prompt, question, problem"),
+        ("notes.txt", "hello", r"is a \.txt; expected one of \.jsonl"),
+        ("plain", "hello", "is a file without an ending"),
+    ],
+)
+def test_files_that_hold_no_dataset(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(UserError, match=message):
+        load_task({"dataset_name": str(path), "dataset_test_name": str(path)})
+
+
+def test_the_hub_that_cannot_be_reached(monkeypatch):
+    def unreachable(*args, **kwargs):
+        raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub")
+
+    monkeypatch.setattr("pods_rl.tasks.reading.load_dataset", unreachable)
+    with pytest.raises(UserError, match=r"config 'main', split 'train'.*Couldn't reach.*name a local file"):
+        load_task({"task": "gsm8k"})
+
+
+def test_the_hub_is_asked_for_what_the_recipe_names(monkeypatch):
+    asked = []
+
+    def load(name, config, split):
+        asked.append((name, config, split))
+        return datasets.Dataset.from_list(ROWS)
+
+    monkeypatch.setattr("pods_rl.tasks.reading.load_dataset", load)
+    load_task({"task": "gsm8k", "dataset_train_split": "train", "dataset_test_split": "test"})
+    load_task({"dataset_name": "owner/maths", "dataset_test_split": "validation"})
+    assert asked == [
+        ("openai/gsm8k", "main", "train"),
+        ("openai/gsm8k", "main", "test"),
+        ("owner/maths", None, "train"),
+        ("owner/maths", None, "validation"),
+    ]
+
+
+def test_every_task_is_in_the_table():
+    assert list(TASKS) == ["arithmetic", "gsm8k", "dataset"]
+
+
+def test_unknown_tasks_and_rewards_are_refused():
+    small = {"task_train_size": 4, "task_test_size": 2}
+    cases = [
+        ({"task": "gsmk8"}, "did you mean 'gsm8k'"),
+        ({"task_difficulty": "extreme"}, "expected one of easy"),
+        ({**small, "task_rewards": {"acuracy": 1.0}}, "did you mean 'accuracy'"),
+        ({**small, "task_rewards": {"accuracy": float("nan")}}, "expected a finite number"),
+        ({**small, "task_rewards": {"accuracy": "1"}}, "expected a finite number"),
+        ({**small, "task_rewards": {}}, "expected names and weights"),
+        ({**small, "task_rewards": ["accuracy"]}, "expected names and weights"),
+    ]
+    for settings, message in cases:
+        with pytest.raises(UserError, match=message):
+            load_task(settings)
+
+
+def test_settings_reach_the_arithmetic_task():
+    settings = {"task": "arithmetic", "task_difficulty": "easy", "task_train_size": 4, "task_test_size": 2}
+    task = load_task(
+        {**settings, "task_seed": 1, "task_rewards": {"accuracy": 1, "builtins:max": 0.0}, "dataset_name": None}
+    )
+    assert (len(task.train), len(task.test)) == (4, 2)
+    assert dict(task.rewards) == {"accuracy": 1.0, "builtins:max": 0.0}
+    again, other = (load_task({**settings, "task_seed": seed}) for seed in (1, 2))
+    assert again.train["prompt"][:] == task.train["prompt"][:] != other.train["prompt"][:]
