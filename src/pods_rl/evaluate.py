@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
-from .tasks import Task
+from .environment import quiet_libraries, set_threads
+from .recipe import Recipe
+from .tasks import Task, load_task
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,37 @@ def evaluate(
         temperature=temperature,
         eval_seconds=time.perf_counter() - started,
     )
+
+
+def evaluate_checkpoint(recipe: Recipe, policy: str) -> Evaluation:
+    """Evaluate a policy on a recipe's task, with the recipe's evaluation settings and precision.
+
+    Args:
+        recipe: its task, run and engine parts are read.
+        policy: a local path, a hub id, or `tiny`.
+    """
+    quiet_libraries()
+    from transformers import AutoModelForCausalLM
+
+    from .engines.trl.build import bf16_here, load_tokenizer, policy_path
+
+    settings = recipe.run_settings()
+    set_threads(settings["threads"])
+    path = policy_path(policy)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=recipe.values.get("dtype") or "float32").to(device)
+    with torch.autocast(device, torch.bfloat16, enabled=bf16_here(device == "cpu")):
+        return evaluate(
+            model,
+            load_tokenizer(path),
+            load_task(recipe.task_settings()),
+            prompts=settings["eval_prompts"],
+            repeats=settings["eval_repeats"],
+            temperature=settings["eval_temperature"],
+            max_completion_length=recipe.values["max_completion_length"],
+            batch_size=settings["eval_batch_size"],
+            seed=recipe.values["seed"],
+        )
 
 
 @torch.no_grad()

@@ -71,6 +71,7 @@ class PODSTrainer(GRPOTrainer):
     }
 
     args: PODSConfig
+    _buffered_inputs: list[MicroBatch] | None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         given = inspect.signature(GRPOTrainer.__init__).bind(self, *args, **kwargs)
@@ -245,7 +246,7 @@ class PODSTrainer(GRPOTrainer):
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         before = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
-        if not self.model.training or self._buffered_inputs is before:
+        if not self.model.training or self._buffered_inputs is None or self._buffered_inputs is before:
             return inputs
         self._buffered_inputs = self._arrange(self._buffered_inputs)
         return self._buffered_inputs[self._step % self.args.steps_per_generation]

@@ -1,0 +1,96 @@
+"""From a recipe and a task to a trainer that is ready to train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+from trl import ModelConfig, get_peft_config, get_quantization_config
+
+from ...policies import tiny_policy_path
+from ...recipe import Recipe
+from ...recipe.checks import cpu_has_bf16
+from ...recipe.schema import TINY
+from ...rewards import Reward, get_reward
+from ...tasks import Task
+from .config import PODSConfig
+from .rollouts import as_text
+from .trainer import PODSTrainer
+
+# A run keeps its own files; TRL writes what it is asked for and nothing else.
+_QUIET = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+
+
+def build_trainer(recipe: Recipe, task: Task, output_dir: Path) -> PODSTrainer:
+    """The trainer a recipe describes: policy, tokenizer, rewards and data; nothing is trained yet.
+
+    Args:
+        recipe: checked already.
+        task: what to train on.
+        output_dir: where TRL's checkpoints go.
+    """
+    arguments = engine_arguments(recipe)
+    model = ModelConfig(**recipe.model_arguments())
+    path = policy_path(str(model.model_name_or_path))
+    init: dict[str, Any] = dict(arguments.get("model_init_kwargs") or {})
+    init |= {"revision": model.model_revision, "dtype": model.dtype}
+    if model.attn_implementation:
+        init["attn_implementation"] = model.attn_implementation
+    arguments["model_init_kwargs"] = init
+    names = list(task.rewards)
+    return PODSTrainer(
+        model=path,
+        reward_funcs=[trl_reward(get_reward(name)) for name in names],
+        args=PODSConfig(str(output_dir), **arguments, reward_weights=[task.rewards[name] for name in names]),
+        train_dataset=task.train,
+        processing_class=load_tokenizer(path, model.model_revision),
+        quantization_config=get_quantization_config(model),
+        peft_config=get_peft_config(model),
+    )
+
+
+def engine_arguments(recipe: Recipe) -> dict[str, Any]:
+    """PODSConfig's keywords with what the machine decides: CPU or not, bf16 or not."""
+    arguments = recipe.engine_arguments()
+    if save_wanted(recipe):
+        arguments = {k: v for k, v in _QUIET.items() if k != "save_strategy"} | arguments
+    else:
+        arguments = _QUIET | arguments
+    if not torch.cuda.is_available():
+        arguments.setdefault("use_cpu", True)
+    if arguments.get("bf16") is None:
+        arguments["bf16"] = not arguments.get("fp16") and bf16_here(bool(arguments.get("use_cpu")))
+    return arguments
+
+
+def save_wanted(recipe: Recipe) -> bool:
+    """Whether the recipe asks for checkpoints before the final one."""
+    return "save_steps" in recipe.given or "save_strategy" in recipe.given
+
+
+def bf16_here(on_cpu: bool) -> bool:
+    """Whether the processor multiplies bf16 matrices in hardware."""
+    return bool(cpu_has_bf16()) if on_cpu else torch.cuda.is_bf16_supported()
+
+
+def policy_path(name: str) -> str:
+    """`tiny` is the policy in the package; anything else is a local path or a hub id."""
+    return str(tiny_policy_path()) if name == TINY else name
+
+
+def load_tokenizer(path: str, revision: str = "main") -> Any:
+    """A tokenizer that pads on the left, as generation needs it."""
+    return AutoTokenizer.from_pretrained(path, revision=revision, padding_side="left", truncation_side="left")
+
+
+def trl_reward(reward: Reward) -> Callable[..., list[float]]:
+    """A reward in TRL's signature: completions and the dataset's `answer` column in, a list of floats out."""
+
+    def score(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+        return reward.batch([as_text(completion) for completion in completions], answer)
+
+    score.__name__ = reward.name
+    return score

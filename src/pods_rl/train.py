@@ -1,0 +1,189 @@
+"""One training run: recipe -> task -> trainer -> run directory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .environment import describe, device_line, quiet_libraries, set_threads
+from .evaluate import Evaluation, evaluate
+from .progress import Progress
+from .recipe import Recipe
+from .runs import Run, RunWriter
+from .tasks import Task, load_task
+
+if TYPE_CHECKING:
+    from .engines.trl import PODSTrainer
+    from .recorder import Recorder
+
+
+def train(recipe: Recipe, output: Path, *, resume: bool = False, progress: bool = True) -> Run:
+    """Train a policy as a recipe says, and leave a run directory.
+
+    SIGINT and SIGTERM end the run after the current step, with its final policy saved and its files whole; a second
+    SIGINT ends it at once.
+
+    Args:
+        recipe: from `load_recipe`.
+        output: the run directory, made here; one that holds a run is refused unless `resume`.
+        resume: go on from the last checkpoint of the run in `output`.
+        progress: show steps and evaluations.
+
+    Returns:
+        The run, opened for reading; its `state` is finished or stopped.
+
+    Raises:
+        UserError: the recipe, the task or the directory cannot be used.
+    """
+    quiet_libraries()
+    main = os.environ.get("RANK", "0") == "0"
+    with RunWriter(output, resume=resume) if main else nullcontext() as writer:
+        started = time.perf_counter()
+        checkpoint = last_checkpoint(output) if resume else None
+        if writer:
+            writer.write_config(recipe.to_yaml())
+            writer.write_status("running", reason="loading")
+        try:
+            task = load_task(recipe.task_settings())
+            set_threads(recipe.run_settings()["threads"])
+            trainer, recorder, show = _assemble(recipe, task, output, writer, checkpoint, progress=progress and main)
+            with show, _graceful_stop() as asked:
+                recorder._stop_requested = asked.reason
+                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            _finish(trainer, recorder, output, asked.reason())
+        except BaseException as error:
+            if writer:
+                state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+                status = Run(output).status
+                writer.write_status(
+                    state,
+                    reason=f"{type(error).__name__}: {error}",
+                    step=int(status.get("step") or 0),
+                    seconds=float(status.get("seconds") or 0.0),
+                    elapsed=time.perf_counter() - started,
+                )
+            raise
+    return Run.open(output)
+
+
+def last_checkpoint(output: Path) -> Path | None:
+    """The newest checkpoint of a run, if it has any."""
+    checkpoints = Run(output).checkpoints()
+    return checkpoints[-1] if checkpoints else None
+
+
+def _assemble(
+    recipe: Recipe, task: Task, output: Path, writer: RunWriter | None, checkpoint: Path | None, *, progress: bool
+) -> tuple[PODSTrainer, Recorder, Any]:
+    """Trainer, recorder and display, wired to each other."""
+    from .engines.trl.build import build_trainer
+    from .recorder import Recorder
+
+    trainer = build_trainer(recipe, task, output / "checkpoints")
+    settings = recipe.run_settings()
+    show: Any = nullcontext()
+    if progress:
+        steps = recipe.values.get("max_steps")
+        show = Progress(
+            _label(output),
+            max_seconds=settings["max_seconds"],
+            max_steps=steps if isinstance(steps, int) and steps > 0 else None,
+        )
+        show.say(f"{_label(output)}: {device_line(trainer)}; {task.name} {len(task.train)} prompts")
+    offset = 0.0
+    if writer:
+        writer.write_environment(describe(trainer, task))
+        step = int(checkpoint.name.rsplit("-", 1)[1]) if checkpoint else 0
+        writer.rewind(step)
+        offset = next((row["seconds"] for row in reversed(Run(output).metrics)), 0.0)
+    recorder = Recorder(
+        writer,
+        show if progress else None,
+        evaluate=_evaluator(trainer, task, recipe),
+        ledger=lambda: trainer.rollouts.columns() if trainer.rollouts else None,
+        stop_requested=lambda: None,
+        max_seconds=settings["max_seconds"],
+        eval_seconds=settings["eval_seconds"],
+        ledger_every=settings["ledger_every"],
+        clock_offset=offset,
+    )
+    from transformers import PrinterCallback
+
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(recorder)
+    return trainer, recorder, show
+
+
+def _evaluator(trainer: PODSTrainer, task: Task, recipe: Recipe) -> Any:
+    settings = recipe.run_settings()
+    if settings["eval_prompts"] == 0:
+        return None
+
+    def run(index: int) -> Evaluation:
+        return evaluate(
+            trainer.model,
+            trainer.processing_class,
+            task,
+            prompts=settings["eval_prompts"],
+            repeats=settings["eval_repeats"],
+            temperature=settings["eval_temperature"],
+            max_completion_length=trainer.args.max_completion_length,
+            batch_size=settings["eval_batch_size"],
+            seed=10_007 * trainer.args.seed + index,  # the same draws for every arm of a seed
+        )
+
+    return run
+
+
+def _finish(trainer: PODSTrainer, recorder: Recorder, output: Path, interrupted: str | None) -> None:
+    """Save the final policy and close the status."""
+    if trainer.is_world_process_zero():
+        final = output / "checkpoints" / "final"
+        trainer.accelerator.unwrap_model(trainer.model).save_pretrained(final)
+        trainer.processing_class.save_pretrained(final)
+    if interrupted:
+        recorder.write_status("stopped", interrupted)
+    else:
+        recorder.write_status("finished", recorder.stop_reason or "all steps done")
+
+
+class _Stop:
+    """Which signal asked for an end, if any."""
+
+    def __init__(self) -> None:
+        self._reason: str | None = None
+
+    def reason(self) -> str | None:
+        return self._reason
+
+    def ask(self, number: int, _: Any) -> None:
+        if self._reason is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._reason = f"interrupted by {signal.Signals(number).name}"
+
+
+@contextmanager
+def _graceful_stop() -> Iterator[_Stop]:
+    """Turn SIGINT and SIGTERM into a request that is met after the current step."""
+    stop = _Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop  # only the main thread may set handlers
+        return
+    before = {number: signal.signal(number, stop.ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _label(output: Path) -> str:
+    """`pods seed-0` for a run of an experiment, else the directory's name."""
+    output = output.resolve()
+    return f"{output.parent.name} {output.name}" if output.name.startswith("seed-") else output.name
