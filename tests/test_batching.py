@@ -46,9 +46,7 @@ def test_generation_batch_size_counts_rows():
 
 @pytest.mark.parametrize(("size", "chunks"), [(None, 1), (64, 2), (50, 3), (128, 1), (1, 128)])
 def test_rollouts_are_generated_in_chunks(size, chunks):
-    plan = check_batch(
-        num_generations=16, num_rollouts=64, per_device_train_batch_size=32, rollout_batch_size=size
-    )
+    plan = check_batch(num_generations=16, num_rollouts=64, per_device_train_batch_size=32, rollout_batch_size=size)
     assert plan.rollout_chunks == chunks
 
 

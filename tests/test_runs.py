@@ -98,9 +98,7 @@ def test_numpy_scalars_paths_and_lone_surrogates_are_written(tmp_path):
     import numpy as np
 
     with RunWriter(tmp_path) as writer:
-        writer.append_metrics(
-            {"a": np.float32(0.5), "b": np.arange(2), "c": tmp_path, "d": "\udc80", "e": True}
-        )
+        writer.append_metrics({"a": np.float32(0.5), "b": np.arange(2), "c": tmp_path, "d": "\udc80", "e": True})
     row = json.loads((tmp_path / "metrics.jsonl").read_text())
     assert row == {"a": 0.5, "b": [0, 1], "c": str(tmp_path), "d": "\udc80", "e": True}
 

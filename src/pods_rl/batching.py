@@ -146,9 +146,7 @@ def check_batch(
     accumulation = _at_least("gradient_accumulation_steps", gradient_accumulation_steps, 1)
     _at_least("processes", processes, 1)
     if rollout_batch_size is not None:
-        _at_least(
-            "rollout_batch_size", rollout_batch_size, 1, "leave it out to generate all rollouts at once"
-        )
+        _at_least("rollout_batch_size", rollout_batch_size, 1, "leave it out to generate all rollouts at once")
     if generation_batch_size is not None:
         if steps_per_generation is not None:
             raise UserError(

@@ -26,8 +26,9 @@ def evaluate(
 ) -> None:
     """Evaluate a policy on a task.
 
-    Prints answer accuracy with its standard error, format accuracy and lengths. What to evaluate on is the recipe's task; --eval_prompts, --eval_repeats, --eval_temperature and every other
-    key can be set.
+    Prints answer accuracy with its standard error, format accuracy and lengths. What to
+    evaluate on is the recipe's task; --eval_prompts, --eval_repeats, --eval_temperature and every other key can
+    be set.
 
     \b
     Examples:

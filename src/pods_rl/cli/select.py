@@ -56,8 +56,9 @@ def select(
 ) -> None:
     """Down-sample rollouts that any framework wrote.
 
-    Keeps the m rollouts of each group that the rule chooses. Kept rows gain selected_rank (1: highest reward) and advantage, and stay in the file's order. Groups may
-    differ in size; one of fewer than m rows is kept whole.
+    Keeps the m rollouts of each group that the rule chooses. Kept rows gain selected_rank (1:
+    highest reward) and advantage, and stay in the file's order. Groups may differ in size; one of fewer than m
+    rows is kept whole.
 
     \b
     Examples:
@@ -68,8 +69,8 @@ def select(
     if bad and not skip_bad:
         more = f"\n... and {len(bad) - _BAD_LINES_SHOWN} more" if len(bad) > _BAD_LINES_SHOWN else ""
         raise UserError(
-            f"{rollouts} has {len(bad)} bad lines; nothing was written. Mend them, or leave them out with "
-            f"--skip-bad:\n" + "\n".join(bad[:_BAD_LINES_SHOWN]) + more
+            f"{rollouts} has {len(bad)} bad line{'s' * (len(bad) > 1)}; nothing was written. "
+            "Mend them, or leave them out with --skip-bad:\n" + "\n".join(bad[:_BAD_LINES_SHOWN]) + more
         )
     if not rows:
         raise UserError(f"{rollouts} holds no rollouts: expected a JSON object on each line.")

@@ -89,9 +89,7 @@ def build_experiment(
     for arm, keys in arms.items():
         for key in keys:
             if key in overrides:
-                raise UserError(
-                    f"--{key} would make the arms alike: {source.name} sets it for the arm {arm}."
-                )
+                raise UserError(f"--{key} would make the arms alike: {source.name} sets it for the arm {arm}.")
     baseline = values.get("baseline", next(iter(arms)))
     if baseline not in arms:
         raise UserError(f"{source.where('baseline')}baseline: {baseline} is no arm: expected {_list(arms)}.")
@@ -109,9 +107,7 @@ def build_experiment(
 def _arms(arms: Any, source: Source) -> dict[str, dict[str, Any]]:
     where = source.where("arms")
     if not isinstance(arms, dict) or not arms:
-        raise UserError(
-            f"{where}arms: expected names with the keys each sets, as in `pods: {{num_rollouts: 64}}`."
-        )
+        raise UserError(f"{where}arms: expected names with the keys each sets, as in `pods: {{num_rollouts: 64}}`.")
     for name, keys in arms.items():
         if not isinstance(name, str) or not _ARM_NAME.fullmatch(name) or name in _TAKEN:
             raise UserError(
@@ -130,9 +126,7 @@ def _base(base: Any, source: Source) -> dict[str, Any]:
     if isinstance(base, dict):
         return dict(base)
     if not isinstance(base, str):
-        raise UserError(
-            f"{source.where('base')}base: got {base!r}, expected a recipe's name or path, or its keys."
-        )
+        raise UserError(f"{source.where('base')}base: got {base!r}, expected a recipe's name or path, or its keys.")
     beside = Path(source.name).parent / base
     values, _ = read_yaml(find_recipe(beside if beside.is_file() else base))
     return values

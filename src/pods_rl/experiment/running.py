@@ -140,8 +140,7 @@ def _is_finished(path: Path, run: Planned, *, force: bool) -> bool:
     if changed and not force:
         was = ", ".join(f"{key} (was {found.config.get(key)}, now {wanted.get(key)})" for key in changed)
         raise UserError(
-            f"{path} is finished, with another recipe: {was}. Choose another --output, or --force to make "
-            "it again."
+            f"{path} is finished, with another recipe: {was}. Choose another --output, or --force to make it again."
         )
     return not changed
 

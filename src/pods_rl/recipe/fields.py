@@ -89,9 +89,10 @@ class Field:
             value = yaml.safe_load(text)
         except yaml.YAMLError:
             value = text
-        takes_text = "str" in self.kinds and not isinstance(value, (str, list, dict))
-        if takes_text and _convert(value, self.kinds - {"str"}, self.choices) is _WRONG:
-            value = text  # `--run_name 12` is a name, not a number
+        if "str" in self.kinds:  # `--run_name 12` is a name, `--answer_after ####` no comment
+            empty = value is None and text.strip() not in ("null", "~")
+            if empty or _convert(value, self.kinds - {"str"}, self.choices) is _WRONG:
+                value = text
         return self.convert(value)
 
     def _item(self, place: int, item: Any) -> Any:

@@ -43,8 +43,8 @@ def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], Source]:
     >>> values, source.where("beta")
     ({'seed': 1, 'beta': 0.04}, 'my.yaml:2: ')
     """
-    loader = _Loader(text)
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
         values = loader.construct_document(node) if node is not None else None
     except yaml.MarkedYAMLError as error:
@@ -53,8 +53,6 @@ def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], Source]:
         raise UserError(f"{name}{line}: {error.problem}. Expected `key: value` on each line.") from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise UserError(f"{name}: is not YAML: {error}".splitlines()[0]) from error
-    finally:
-        loader.dispose()
     if not isinstance(values, dict) or not isinstance(node, yaml.MappingNode):
         came = "nothing" if values is None else f"a {type(values).__name__}"
         raise UserError(f"{name}: holds {came}: expected `key: value` lines.")

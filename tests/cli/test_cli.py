@@ -1,0 +1,274 @@
+"""The commands, up to where training starts: what they print, refuse and write."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+import pods_rl.cli
+from pods_rl import __version__
+from pods_rl.cli import app, main
+from pods_rl.errors import UserError
+from pods_rl.recipe import shipped_recipes
+from pods_rl.runs import Run, RunWriter
+
+COMMANDS = ("train", "eval", "compare", "report", "select", "doctor", "recipes")
+
+
+def pods(*words: object):
+    """Run a command in this process; a mistake of the user's is raised as UserError."""
+    result = CliRunner().invoke(app, list(map(str, words)))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.fixture
+def trained(monkeypatch, tmp_path):
+    """Stands in for training: records what was asked for and leaves a run in the state asked for."""
+    calls = SimpleNamespace(state="finished", made=[])
+
+    def train(recipe, output, *, progress=True, resume=False):
+        calls.made.append((recipe, output, resume))
+        with RunWriter(output, resume=resume) as writer:
+            writer.write_config(recipe.to_yaml())
+            writer.write_status(calls.state)
+        return Run.open(output)
+
+    monkeypatch.setitem(sys.modules, "pods_rl.train", SimpleNamespace(train=train))
+    monkeypatch.chdir(tmp_path)
+    return calls
+
+
+def test_help_names_every_command_and_shows_examples():
+    assert all(command in pods("--help").output for command in COMMANDS)
+    for command in COMMANDS:
+        output = pods(command, "--help").output
+        assert "Examples:" in output
+        assert f"    pods {command}" in output
+
+
+def test_version():
+    assert pods("--version").output.strip() == f"pods-rl {__version__}"
+
+
+def test_mistakes_are_told_in_a_line_without_traceback(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["pods", "train", "--config", "[red]\x1b[2Jgone"])
+    with pytest.raises(SystemExit) as exit:
+        main()
+    assert exit.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith(r"Error: [red]\x1b[2Jgone is neither a file nor a shipped recipe")
+    assert error.count("\n") == 1
+
+
+def test_python_m_pods_rl_is_the_same_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "pods_rl", "train", "--config", "tiny-pods", "--num_rolouts", "3"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "Error: --num_rolouts: unknown key. Did you mean num_rollouts?\n"
+
+
+def test_train_gives_the_recipe_and_the_place(trained):
+    result = pods("train", "--config", "tiny-pods", "--num-rollouts", "32", "--output", "out", "--beta=0.04")
+    assert result.exit_code == 0
+    recipe, output, resume = trained.made[0]
+    assert (recipe.values["num_rollouts"], recipe.values["beta"], str(output), resume) == (32, 0.04, "out", False)
+
+
+def test_train_names_a_run_after_its_recipe(trained):
+    pods("train", "--config", "tiny-pods")
+    assert str(trained.made[0][1]).startswith("runs/tiny-pods-20")
+
+
+@pytest.mark.parametrize(("state", "code"), [("finished", 0), ("stopped", 130), ("failed", 1)])
+def test_trains_exit_code_says_how_it_ended(trained, state, code):
+    trained.state = state
+    assert pods("train", "--config", "tiny-pods", "--output", "out").exit_code == code
+
+
+def test_train_refuses_a_place_that_is_taken_before_it_loads_anything(trained):
+    pods("train", "--config", "tiny-pods", "--output", "out")
+    with pytest.raises(UserError, match=r"already holds a run \(finished\)"):
+        pods("train", "--config", "tiny-pods", "--output", "out")
+    assert len(trained.made) == 1
+
+
+def test_resume_takes_the_runs_own_recipe(trained):
+    pods("train", "--config", "tiny-pods", "--output", "out", "--seed", "7")
+    pods("train", "--output", "out", "--resume")
+    assert trained.made[1][2] is True
+    assert trained.made[1][0].values["seed"] == 7
+    with pytest.raises(UserError, match="empty holds no run to go on with"):
+        pods("train", "--config", "tiny-pods", "--output", "empty", "--resume")
+
+
+def test_several_processes_need_one_place(trained, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="give it with --output"):
+        pods("train", "--config", "tiny-pods")
+
+
+def test_dry_run_shows_the_recipe_and_the_plan(trained):
+    output = pods("train", "--config", "tiny-pods", "--dry-run").output
+    assert "num_rollouts: 64" in output
+    assert "1 prompt, 64 rollouts generated, 16 rows trained" in output
+    assert trained.made == []
+
+
+def test_explain():
+    assert "n: rollouts generated per prompt" in pods("train", "--explain", "--num-rollouts").output
+    with pytest.raises(UserError, match=r"rulee is no recipe key\. Did you mean rule\?"):
+        pods("train", "--explain", "rulee")
+
+
+def test_train_needs_a_recipe():
+    with pytest.raises(UserError, match="No recipe: give --config"):
+        pods("train")
+
+
+def test_compare_shows_its_plan():
+    output = pods("compare", "--config", "quickstart", "--seeds", "3", "--dry-run").output
+    assert "6 runs" in output
+    assert "64 rollouts a prompt, 16 trained on" in output
+
+
+def test_compare_makes_runs_and_reports(monkeypatch, tmp_path):
+    import pods_rl.experiment.running as running
+
+    def finish(config, output):
+        with RunWriter(output) as writer:
+            writer.write_config(config.read_text())
+            for step in range(3):
+                good = 0.2 + 0.1 * step * (2 if "pods" in str(output) else 1)
+                writer.append_eval({"step": step, "due": step, "seconds": step, "accuracy": good})
+            writer.write_status("finished")
+        return 0
+
+    monkeypatch.setattr(running, "train_in_process", finish)
+    result = pods("compare", "--config", "quickstart", "--output", tmp_path / "out")
+    assert result.exit_code == 0
+    assert "[1/2] grpo seed 1 started" in result.output
+    assert "[2/2] pods seed 1 finished" in result.output
+    assert (tmp_path / "out/report/report.html").is_file()
+    assert "report.html" in pods("report", tmp_path / "out").output
+
+
+def test_compare_says_how_to_go_on(monkeypatch, tmp_path):
+    import pods_rl.experiment.running as running
+
+    def interrupted(config, output):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "train_in_process", interrupted)
+    result = pods("compare", "--config", "quickstart", "--output", tmp_path / "out")
+    assert result.exit_code == 130
+    assert "the same command goes on from there" in result.output
+
+
+def test_report_needs_something_to_report_on(tmp_path):
+    with pytest.raises(UserError, match="Name the runs to report on"):
+        pods("report")
+    with pytest.raises(UserError, match="--csv needs --output"):
+        pods("report", "--csv", "x.csv")
+    with pytest.raises(UserError, match="does not exist"):
+        pods("report", tmp_path / "gone")
+
+
+def test_recipes_are_listed_and_printed():
+    output = pods("recipes").output
+    for name, path in shipped_recipes().items():
+        assert name in output
+        assert pods("recipes", name).output == path.read_text()
+    assert "tiny-pods    train " in output
+    assert "quickstart   compare" in output
+
+
+@pytest.fixture
+def evaluated(monkeypatch):
+    import dataclasses
+
+    @dataclasses.dataclass
+    class Result:
+        accuracy: float = 0.5
+        prompts: int = 4
+
+        def row(self):
+            return dataclasses.asdict(self)
+
+    made = []
+
+    def evaluate_checkpoint(recipe, model_path, **options):
+        made.append((recipe, model_path))
+        return Result()
+
+    monkeypatch.setitem(sys.modules, "pods_rl.evaluate", SimpleNamespace(evaluate_checkpoint=evaluate_checkpoint))
+    return made
+
+
+def test_eval_of_a_run_takes_its_task_and_final_policy(evaluated, trained, tmp_path):
+    pods("train", "--config", "tiny-pods", "--output", "out", "--task_seed", "5")
+    with pytest.raises(UserError, match=r"has no policy under checkpoints/"):
+        pods("eval", "--run", "out")
+    for name in ("checkpoint-9", "checkpoint-10"):
+        (tmp_path / "out/checkpoints" / name).mkdir(parents=True)
+        (tmp_path / "out/checkpoints" / name / "config.json").write_text("{}")
+    pods("eval", "--run", "out")
+    (tmp_path / "out/checkpoints/final").mkdir()
+    (tmp_path / "out/checkpoints/final/config.json").write_text("{}")
+    result = pods("eval", "--run", "out", "--eval_repeats", "5", "--output", "new/result.json")
+    assert [policy for _, policy in evaluated] == ["out/checkpoints/checkpoint-10", "out/checkpoints/final"]
+    assert (evaluated[1][0].values["task_seed"], evaluated[1][0].values["eval_repeats"]) == (5, 5)
+    assert "accuracy                 0.5" in result.output
+    assert json.loads((tmp_path / "new/result.json").read_text())["accuracy"] == 0.5
+
+
+def test_eval_of_a_model_needs_no_recipe(evaluated):
+    pods("eval", "--model", "tiny", "--task_difficulty", "hard")
+    recipe, policy = evaluated[0]
+    assert (policy, recipe.values["task_difficulty"], recipe.values["model_name_or_path"]) == ("tiny", "hard", "tiny")
+    pods("eval", "--model", "tiny", "--config", "tiny-pods")
+    assert evaluated[1][0].values["eval_prompts"] == 256
+
+
+def test_eval_needs_something_to_evaluate(tmp_path):
+    with pytest.raises(UserError, match="Nothing to evaluate"):
+        pods("eval")
+    with pytest.raises(UserError, match="give one of them"):
+        pods("eval", "--run", tmp_path, "--config", "tiny-pods")
+    with pytest.raises(UserError, match="there is no such directory"):
+        pods("eval", "--model", "./gone")
+
+
+def test_doctor_shows_versions_and_a_plan(monkeypatch):
+    result = pods("doctor", "--config", "tiny-pods", "--num_rollouts", "128")
+    for word in ("python", "torch", "trl", "bf16", "CPU threads", "disk", "tiny-pods"):
+        assert word in result.output
+    assert "1 prompt, 128 rollouts generated, 16 rows trained" in result.output
+
+
+def test_doctor_finds_what_is_missing(monkeypatch):
+    from pods_rl.cli import doctor
+
+    monkeypatch.setattr(doctor, "_version", lambda name: {"trl": "2.3.0"}.get(name))
+    findings = {finding.what: finding for finding in doctor.check_versions()}
+    assert findings["trl"].grade == "note"
+    assert findings["trl"].value == "2.3.0; tested with 1.16"
+    assert findings["torch"].grade == "bad"
+    assert findings["vllm"] == ("ok", "vllm", "not installed (optional)")
+
+
+def test_the_current_directory_comes_last_on_the_path(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(pods_rl.cli, "app", lambda: None)
+    main()
+    assert sys.path[-1] == str(tmp_path)

@@ -1,0 +1,149 @@
+"""`pods select`: worked rows, bad lines, and groups of any size."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from pods_rl.cli import app
+from pods_rl.errors import UserError
+
+
+def select(*words: object, stdin: str | None = None):
+    result = CliRunner().invoke(app, ["select", *map(str, words)], input=stdin)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def write(path, rows):
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def rows_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def rollouts(group, rewards):
+    return [{"prompt": group, "reward": reward, "id": f"{group}{i}"} for i, reward in enumerate(rewards)]
+
+
+def test_the_extremes_of_each_group_are_kept_in_the_files_order(tmp_path):
+    rows = rollouts("a", [3, 1, 2, 6, 5, 4]) + rollouts("b", [0, 0, 1, 0])
+    mixed = rows[::2] + rows[1::2]
+    source = write(tmp_path / "r.jsonl", mixed)
+    result = select(source, "-m", 2, "--output", tmp_path / "k.jsonl")
+    kept = rows_of(tmp_path / "k.jsonl")
+    assert {row["id"] for row in kept} == {"a1", "a3", "b2", *({"b0", "b1", "b3"} & {row["id"] for row in kept})}
+    assert len(kept) == 4
+    assert [row["id"] for row in kept] == [row["id"] for row in mixed if row["id"] in {k["id"] for k in kept}]
+    by_id = {row["id"]: row for row in kept}
+    assert (by_id["a3"]["selected_rank"], by_id["a1"]["selected_rank"]) == (1, 2)
+    deviation = 12.5**0.5  # of 1 and 6, ddof = 1
+    assert by_id["a3"]["advantage"] == pytest.approx(2.5 / (deviation + 1e-4))
+    assert by_id["a1"]["advantage"] == -by_id["a3"]["advantage"]
+    assert "2 groups, 0 of them without spread" in result.output
+
+
+def test_advantages_before_selection_use_the_whole_group(tmp_path):
+    source = write(tmp_path / "r.jsonl", rollouts("a", [0, 1, 1, 1]))
+    select(source, "-m", 2, "--advantages", "before", "--output", tmp_path / "k.jsonl")
+    assert {round(row["advantage"], 2) for row in rows_of(tmp_path / "k.jsonl")} == {-1.5, 0.5}
+
+
+def test_small_groups_are_kept_whole_and_counted(tmp_path):
+    source = write(tmp_path / "r.jsonl", rollouts("a", [1, 2, 3]) + rollouts("b", [1]))
+    result = select(source, "-m", 4, "--output", tmp_path / "k.jsonl")
+    assert len(rows_of(tmp_path / "k.jsonl")) == 4
+    assert "2 groups had fewer than 4 rows and are kept whole" in result.output
+    assert "1 of them without spread" in result.output
+
+
+def test_other_keys_any_group_value_null_and_true(tmp_path):
+    rows = [{"g": {"id": [1]}, "score": score} for score in (None, True, False, 0.5)]
+    rows += [{"g": 1, "score": 1}, {"g": "1", "score": 2}]
+    source = write(tmp_path / "r.jsonl", rows)
+    select(source, "-m", 2, "--group-by", "g", "--reward-key", "score", "--output", tmp_path / "k.jsonl")
+    kept = rows_of(tmp_path / "k.jsonl")
+    assert [row["score"] for row in kept] == [True, False, 1, 2]
+    assert [row["selected_rank"] for row in kept] == [1, 2, 1, 1]
+
+
+def test_an_unscored_row_that_must_be_kept_ranks_last_with_no_advantage(tmp_path):
+    source = write(tmp_path / "r.jsonl", rollouts("a", [None, 1]))
+    select(source, "-m", 2, "--output", tmp_path / "k.jsonl")
+    unscored, scored = rows_of(tmp_path / "k.jsonl")
+    assert (unscored["selected_rank"], unscored["advantage"], unscored["reward"]) == (2, 0, None)
+    assert scored["selected_rank"] == 1
+
+
+def test_a_random_rule_is_seeded(tmp_path):
+    source = write(tmp_path / "r.jsonl", rollouts("a", range(50)))
+
+    def ids(seed):
+        select(source, "-m", 5, "--rule", "random", "--seed", seed, "--output", tmp_path / "k.jsonl")
+        return [row["id"] for row in rows_of(tmp_path / "k.jsonl")]
+
+    assert ids(1) == ids(1)
+    assert ids(1) != ids(2)
+
+
+BAD = [
+    ("x", "line 2: is not JSON"),
+    ("[1]", r"line 2: is no JSON object but \[1\]"),
+    ('{"prompt": 1}', "line 2: has no key 'reward'; it has 'prompt'"),
+    ('{"reward": 1}', "line 2: has no key 'prompt'"),
+    ('{"prompt": 1, "reward": "high"}', "line 2: its reward is 'high', expected a finite number"),
+    ('{"prompt": 1, "reward": Infinity}', "line 2: its reward is inf"),
+    ("[" * 20_000, "line 2: is n"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "message"), BAD)
+def test_bad_lines_are_named_and_nothing_is_written(tmp_path, line, message):
+    source = write(tmp_path / "r.jsonl", [*rollouts("a", [1]), line, *rollouts("a", [2, 3])])
+    with pytest.raises(UserError, match=message):
+        select(source, "-m", 2, "--output", tmp_path / "k.jsonl")
+    assert not (tmp_path / "k.jsonl").exists()
+    result = select(source, "-m", 2, "--output", tmp_path / "k.jsonl", "--skip-bad")
+    assert [row["reward"] for row in rows_of(tmp_path / "k.jsonl")] == [1, 3]
+    assert "1 bad lines left out" in result.output
+
+
+def test_many_bad_lines_are_counted(tmp_path):
+    source = write(tmp_path / "r.jsonl", ["x"] * 25)
+    with pytest.raises(UserError, match=r"(?s)has 25 bad lines.*line 10: .*and 15 more$"):
+        select(source)
+
+
+def test_other_mistakes(tmp_path):
+    source = write(tmp_path / "r.jsonl", rollouts("a", [1, 2, 3]))
+    with pytest.raises(UserError, match="did you mean 'max_variance'"):
+        select(source, "-m", 2, "--rule", "max_varience")
+    with pytest.raises(UserError, match="'during'"):
+        select(source, "-m", 2, "--advantages", "during")
+    with pytest.raises(UserError, match=r"Cannot read .*No such file"):
+        select(tmp_path / "gone")
+    with pytest.raises(UserError, match="holds no rollouts"):
+        select(write(tmp_path / "empty.jsonl", ["", " "]))
+    with pytest.raises(UserError, match="Cannot write"):
+        select(source, "-m", 2, "--output", tmp_path / "gone" / "k.jsonl")
+    assert select(source, "-m", 0).exit_code == 2
+
+
+def test_it_is_a_filter(monkeypatch):
+    lines = "".join(json.dumps(row) + "\n" for row in rollouts("a", [1, 2, 3]))
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    result = select("-", "-m", 2, "--output", "-", stdin=lines)
+    assert [json.loads(line)["reward"] for line in result.stdout.splitlines()] == [1, 3]
+    assert "1 groups" in result.stderr
+
+
+def test_without_an_output_nothing_is_written(tmp_path):
+    source = write(tmp_path / "r.jsonl", rollouts("a", [1, 2, 3]))
+    assert "Nothing written: give --output" in select(source, "-m", 2).output
+    assert list(tmp_path.iterdir()) == [source]

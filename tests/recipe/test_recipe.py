@@ -1,0 +1,279 @@
+"""Recipes: resolution, what is shipped, and everything that is refused before torch is loaded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from pods_rl.errors import UserError
+from pods_rl.recipe import build_recipe, checks, load_recipe, shipped_recipes
+from pods_rl.recipe.reading import Source
+
+MINIMAL = {"max_seconds": 1}
+EXPERIMENTS = {name for name, path in shipped_recipes().items() if "arms" in yaml.safe_load(path.read_text())}
+
+
+def build(**values):
+    return build_recipe({**MINIMAL, **values}, Source("r.yaml", {"max_seconds": 1}))
+
+
+@pytest.fixture
+def gsm8k(tmp_path):
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text('{"question": "1+1?", "answer": "2 #### 2"}\n')
+    return {"dataset_name": str(tmp_path / "train.jsonl"), "dataset_test_name": str(tmp_path / "test.jsonl")}
+
+
+@pytest.mark.parametrize("name", sorted(set(shipped_recipes()) - EXPERIMENTS))
+def test_every_shipped_recipe_loads(name, gsm8k):
+    recipe = load_recipe(name, gsm8k if name.startswith("gsm8k") else {})
+    assert recipe.name == name
+    assert recipe.batch_plan().num_rollouts >= recipe.batch_plan().num_generations
+    header = shipped_recipes()[name].read_text().split("\n\n")[0]
+    for part in (f"pods train --config {name}", "Hardware:", "Time:", "Expected"):
+        assert part in header
+
+
+@pytest.mark.parametrize("name", sorted(EXPERIMENTS))
+def test_every_shipped_experiment_loads(name):
+    from pods_rl.experiment import load_experiment
+
+    experiment = load_experiment(name)
+    assert experiment.name == name
+    assert len(experiment.plan()) == len(experiment.arms) * len(experiment.seeds)
+    header = shipped_recipes()[name].read_text()
+    for part in (f"pods compare --config {name}", "Hardware:", "Time:", "Expected"):
+        assert part in header
+
+
+def test_the_resolved_recipe_loads_to_itself(tmp_path):
+    first = build(learning_rate="1e-6", num_rollouts=32, task_rewards={"accuracy": 1.0}, save_strategy=False)
+    (tmp_path / "config.yaml").write_text(first.to_yaml())
+    again = load_recipe(tmp_path / "config.yaml")
+    assert dict(again.values) == dict(first.values)
+    assert again.to_yaml() == first.to_yaml()
+
+
+def test_defaults_are_the_papers_objective_and_keys_follow_from_others():
+    values = build(num_generations=4, temperature=0.5).values
+    assert (values["loss_type"], values["beta"], values["epsilon"]) == ("grpo", 0.0, 0.2)
+    assert (values["num_rollouts"], values["eval_temperature"]) == (4, 0.5)
+    assert (values["task"], values["model_name_or_path"]) == ("arithmetic", "tiny")
+    assert build(eval_temperature=0).values["eval_temperature"] == 0
+
+
+def test_a_dataset_names_the_task(gsm8k):
+    recipe = build(model_name_or_path="tiny", **gsm8k)
+    assert recipe.values["task"] == "dataset"
+
+
+def test_each_part_gets_its_own_keys():
+    recipe = build(num_rollouts=64, use_peft=True, lora_r=8, task_seed=3, threads=1, trust_remote_code=True)
+    engine, model = recipe.engine_arguments(), recipe.model_arguments()
+    assert engine["num_rollouts"] == 64
+    assert "trust_remote_code" in engine
+    assert "bf16" not in engine  # the machine decides
+    assert model == {"model_name_or_path": "tiny", "dtype": "float32", "use_peft": True, "lora_r": 8}
+    assert recipe.task_settings()["task_seed"] == 3
+    assert recipe.run_settings()["threads"] == 1
+    assert not set(engine) & (set(model) | set(recipe.task_settings()) | set(recipe.run_settings()))
+
+
+def test_the_engine_takes_its_part(tmp_path):
+    from pods_rl.engines.trl import PODSConfig
+
+    arguments = build(num_rollouts=32, use_cpu=True, bf16=False).engine_arguments()
+    config = PODSConfig(output_dir=str(tmp_path), **arguments)
+    assert (config.num_rollouts, config.loss_type, config.max_steps) == (32, "grpo", 10**9)
+
+
+@pytest.mark.parametrize(
+    ("values", "steps"),
+    [
+        ({}, 10**9),
+        ({"max_steps": 5}, 5),
+        ({"num_train_epochs": 2}, None),
+        ({"max_steps": -1, "num_train_epochs": 2}, -1),
+    ],
+)
+def test_only_the_clock_stops_a_run_without_steps(values, steps):
+    assert build(**values).engine_arguments().get("max_steps") == steps
+
+
+def test_overrides_replace_the_file(tmp_path):
+    (tmp_path / "r.yaml").write_text("max_seconds: 1\nseed: 1\n")
+    recipe = load_recipe(tmp_path / "r.yaml", {"seed": "2", "rule": "random", "trim_padding": "no"})
+    assert (recipe.values["seed"], recipe.values["rule"], recipe.values["trim_padding"]) == (2, "random", False)
+    assert recipe.given == {"max_seconds": 1, "seed": 2, "rule": "random", "trim_padding": False}
+
+
+def test_a_recipe_cannot_be_changed():
+    with pytest.raises(TypeError):
+        build().values["seed"] = 1
+
+
+def test_trls_own_default_of_an_unsupported_key_is_no_mistake():
+    assert "eval_strategy" not in build(eval_strategy=False, do_train=False, output_dir=None).values
+
+
+# (what is in the recipe, what the message must say)
+REFUSED = [
+    ({"num_rolouts": 64}, "r.yaml: num_rolouts: unknown key. Did you mean num_rollouts?"),
+    ({"xyzzy": 1}, "xyzzy: unknown key. It is neither a key of ours nor of TRL."),
+    ({"learning_rate": "fast"}, "learning_rate: got the text 'fast', expected a number."),
+    ({"num_rollouts": 4.5}, "num_rollouts: got 4.5, expected a whole number or null."),
+    ({"num_generations": 16}, "holds 8 rows (per_device_train_batch_size 8 x processes 1"),
+    ({"num_generations": 16}, "Set per_device_train_batch_size to 16 or 32."),
+    ({"num_rollouts": 4}, "cannot keep 8 of 4 rollouts"),
+    ({"num_generations": 1}, "num_generations = 1: expected a whole number of at least 2"),
+    ({"rollout_batch_size": 0}, "rollout_batch_size = 0: expected a whole number of at least 1"),
+    ({"generation_batch_size": 8, "steps_per_generation": 1}, "keep one of them"),
+    ({"max_seconds": None}, "set max_seconds (training clock), max_steps or both"),
+    ({"max_seconds": 0}, "max_seconds = 0: expected more than 0."),
+    ({"eval_repeats": 0}, "eval_repeats = 0: expected at least 1."),
+    ({"temperature": 0}, "temperature = 0: expected more than 0."),
+    ({"lr_scheduler_type": "cosine"}, "set max_steps as well, or lr_scheduler_type: constant"),
+    ({"rule": "max_varience"}, "Did you mean max_variance?"),
+    ({"advantages": "both"}, "expected one of after, before"),
+    ({"loss_type": "gpro"}, "loss_type: got the text 'gpro', expected one of grpo"),
+    ({"bf16": True, "fp16": True}, "bf16 and fp16 are both true: choose one"),
+    ({"load_in_4bit": True}, "set use_peft: true as well"),
+    ({"load_in_4bit": True, "load_in_8bit": True}, "choose one"),
+    ({"task_rewards": {"acuracy": 1}}, "Did you mean accuracy?"),
+    ({"task_rewards": {"accuracy": True}}, "accuracy: got true, expected a weight, such as 1.0."),
+    ({"task": "dataset", "model_name_or_path": "tiny"}, "task = dataset needs dataset_name"),
+    ({"task": "arithmetic", "dataset_name": "x.jsonl"}, "set task: dataset (or gsm8k)"),
+    ({"dataset_name": "gone.jsonl", "model_name_or_path": "tiny"}, "there is no such file or directory"),
+    ({"task": "gsm8k"}, "model_name_or_path is not set"),
+    ({"model_name_or_path": "./gone"}, "there is no such directory (looked in"),
+    ({"output_dir": "x"}, "choose it with --output"),
+    ({"resume_from_checkpoint": "x"}, "continue a run with --resume"),
+    ({"hub_token": "hf_abc"}, "set HF_TOKEN in the environment"),
+    ({"eval_strategy": "steps"}, "use eval_seconds"),
+    ({"reward_weights": [1.0]}, "task_rewards: {accuracy: 1.0"),
+    ({"max_tool_calling_iterations": 3}, "tools and environments are not supported yet"),
+    ({"auto_find_batch_size": True}, "set rollout_batch_size"),
+    ({"use_transformers_paged": True}, "use use_transformers_continuous_batching"),
+    ({"arms": {}}, "use `pods compare --config`"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("values", "message"), REFUSED[:-1])
+def test_what_cannot_work_is_refused_with_what_to_do(values, message):
+    with pytest.raises(UserError) as refusal:
+        build(**values)
+    assert message in str(refusal.value)
+    assert "hf_abc" not in str(refusal.value)
+
+
+def test_all_of_it_is_refused_before_torch_is_loaded(tmp_path):
+    paths = []
+    for number, (values, _) in enumerate(REFUSED):
+        paths.append(tmp_path / f"{number}.yaml")
+        paths[-1].write_text(yaml.safe_dump({**MINIMAL, **values}))
+    code = """
+import json, sys
+from pods_rl.errors import UserError
+from pods_rl.recipe import load_recipe
+messages = []
+for path in sys.argv[1:]:
+    try:
+        load_recipe(path)
+        messages.append("accepted")
+    except UserError as error:
+        messages.append(str(error))
+heavy = [name for name in ("torch", "trl", "transformers", "datasets", "pyarrow") if name in sys.modules]
+print(json.dumps({"messages": messages, "heavy": heavy}))
+"""
+    done = subprocess.run([sys.executable, "-c", code, *map(str, paths)], capture_output=True, text=True)
+    result = json.loads(done.stdout)
+    assert result["heavy"] == []
+    for message, (_, expected) in zip(result["messages"], REFUSED, strict=True):
+        assert expected.removeprefix("r.yaml: ") in message
+
+
+def test_every_wrong_key_is_named_with_its_line(tmp_path):
+    (tmp_path / "r.yaml").write_text("max_seconds: 1\n\nsed: 1\nbeta: x\n")
+    with pytest.raises(UserError) as refusal:
+        load_recipe(tmp_path / "r.yaml", {"rulee": "random"})
+    first, second = str(refusal.value).split("\n")
+    assert first.endswith("r.yaml:3: sed: unknown key. Did you mean seed?")
+    assert second.endswith("r.yaml:4: beta: got the text 'x', expected a number.")
+    (tmp_path / "r.yaml").write_text("max_seconds: 1\n")
+    with pytest.raises(UserError, match=r"^--rulee: unknown key\. Did you mean rule\?"):
+        load_recipe(tmp_path / "r.yaml", {"rulee": "random"})
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tiny-pod", r"neither a file nor a shipped recipe.*Did you mean tiny-pods\?"),
+        ("gone/mine.yaml", "neither a file nor a shipped recipe: expected a YAML file or one of"),
+    ],
+)
+def test_a_recipe_that_is_not_there(name, message):
+    with pytest.raises(UserError, match=message):
+        load_recipe(name)
+
+
+def test_files_that_are_no_recipes(tmp_path):
+    with pytest.raises(UserError, match="is a directory"):
+        load_recipe(tmp_path)
+    (tmp_path / "weights.bin").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="is not text in UTF-8"):
+        load_recipe(tmp_path / "weights.bin")
+
+
+def test_columns_are_checked_against_the_file(gsm8k, tmp_path):
+    build(model_name_or_path="tiny", question_column="question", **gsm8k)
+    with pytest.raises(UserError, match=r"has the columns question, answer\. Did you mean question\?"):
+        build(model_name_or_path="tiny", question_column="qestion", **gsm8k)
+    (tmp_path / "train.jsonl").write_text("[1]\n")
+    with pytest.raises(UserError, match="its first line is no JSON object"):
+        build(model_name_or_path="tiny", **gsm8k)
+
+
+def test_a_model_directory_must_hold_a_model(tmp_path):
+    with pytest.raises(UserError, match=r"holds no config\.json"):
+        build(model_name_or_path=str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    build(model_name_or_path=str(tmp_path))
+    build(model_name_or_path="Qwen/Qwen2.5-3B-Instruct")
+
+
+def test_bf16_needs_a_processor_that_has_it(monkeypatch):
+    monkeypatch.setattr("pods_rl.recipe.checks.cpu_has_bf16", lambda: False)
+    build(bf16=True)  # a GPU may be there
+    build(use_cpu=True)
+    with pytest.raises(UserError, match=r"no bf16 instructions.*or set bf16: false"):
+        build(bf16=True, use_cpu=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("flags\t\t: fpu avx512f avx512_bf16 amx_tile\n", True),
+        ("Features\t: fp asimd bf16\n", True),
+        ("flags\t\t: fpu avx2\n", False),
+        ("model name: x\n", None),
+    ],
+)
+def test_the_processor_says_what_it_has(tmp_path, monkeypatch, text, answer):
+    (tmp_path / "cpuinfo").write_text(text)
+    monkeypatch.setattr(checks, "Path", lambda _: tmp_path / "cpuinfo")
+    monkeypatch.setattr(checks.platform, "system", lambda: "Linux")
+    assert checks.cpu_has_bf16() is answer
+
+
+@pytest.mark.parametrize(
+    ("values", "package"),
+    [({"use_vllm": True}, "vllm"), ({"load_in_8bit": True, "use_peft": True}, "bitsandbytes")],
+)
+def test_an_extra_that_is_not_installed_is_named(monkeypatch, values, package):
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=rf"needs {package}, .* pip install 'pods-rl\["):
+        build(**values)

@@ -1,0 +1,121 @@
+"""What is read from TRL's source is what TRL's dataclasses say."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from pods_rl.errors import UserError
+from pods_rl.recipe import trl_source
+from pods_rl.recipe.fields import COMPUTED
+from pods_rl.recipe.schema import REWARDS, RULES, UNSUPPORTED, fields, is_ours
+from pods_rl.recipe.trl_source import trl_fields
+
+
+@pytest.fixture(scope="module")
+def dataclass_fields():
+    from trl import GRPOConfig, ModelConfig
+
+    both = (*dataclasses.fields(ModelConfig), *dataclasses.fields(GRPOConfig))  # GRPOConfig decides
+    return {field.name: field for field in both if field.init}
+
+
+def test_no_field_is_missing_or_invented(dataclass_fields):
+    assert set(trl_fields()) == set(dataclass_fields)
+
+
+def test_defaults_agree(dataclass_fields):
+    computed = set()
+    for name, ours in trl_fields().items():
+        theirs = dataclass_fields[name]
+        if ours.default == COMPUTED:
+            computed.add(name)
+        else:
+            assert ours.default == theirs.default, name
+    assert computed == {"optim", "include_for_metrics"}  # no literal: by torch's version, and a list
+
+
+def test_help_and_choices_agree(dataclass_fields):
+    for name, ours in trl_fields().items():
+        theirs = dataclass_fields[name].metadata
+        assert ours.help == " ".join(theirs.get("help", "").replace("%%", "%").split()), name
+        if ours.choices and "choices" in theirs:
+            assert list(ours.choices) == list(theirs["choices"]), name
+
+
+def test_every_default_is_of_its_own_type():
+    for name, field in fields().items():
+        if field.default != COMPUTED:
+            assert field.convert(field.default) == field.default, name
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("learning_rate", "a number"),
+        ("num_generations", "a whole number or null"),
+        ("bf16", "true or false or null"),
+        ("save_strategy", "one of no, steps, epoch, best"),
+        ("dtype", "one of auto, bfloat16, float16, float32 or null"),
+        ("lora_target_modules", "a list or null"),
+        ("generation_kwargs", "text or a mapping or null"),
+        ("trackio_static_space_id", "true or false or text or null"),
+    ],
+)
+def test_types_are_said_in_words(name, expected):
+    assert fields()[name].expected == expected
+
+
+def test_enumerations_come_from_the_source():
+    from transformers.trainer_utils import SchedulerType
+
+    assert set(fields()["lr_scheduler_type"].choices) == {member.value for member in SchedulerType}
+
+
+def test_names_that_are_written_down_again_are_the_real_ones():
+    from pods_rl import rewards, selection
+    from pods_rl.tasks.arithmetic import DIFFICULTIES
+    from pods_rl.tasks.files import PROMPT_STYLES
+
+    assert set(RULES) == set(selection.RULES)
+    assert set(REWARDS) == set(rewards.REWARDS)
+    assert set(fields()["task_difficulty"].choices) == set(DIFFICULTIES)
+    assert set(fields()["prompt_style"].choices) == set(PROMPT_STYLES)
+    assert set(UNSUPPORTED) <= set(trl_fields())
+
+
+def test_the_engines_own_fields_are_the_ones_we_document():
+    from trl import GRPOConfig
+
+    from pods_rl.engines.trl import PODSConfig
+
+    added = {f.name: f for f in dataclasses.fields(PODSConfig)}
+    for field in dataclasses.fields(GRPOConfig):
+        added.pop(field.name)
+    ours = {name: field for name, field in fields().items() if is_ours(name) and field.section == "engine"}
+    assert {name: field.default for name, field in added.items()} == {
+        name: field.default for name, field in ours.items()
+    }
+
+
+@pytest.mark.parametrize("name", ["loss_type", "scale_rewards", "importance_sampling_level", "vllm_mode"])
+def test_choices_we_add_are_the_ones_that_trl_compares_with(name):
+    import inspect
+    from importlib import import_module
+
+    trainer = inspect.getsource(import_module("trl.trainer.grpo_trainer"))
+    prose = trl_fields()[name].help
+    for choice in fields()[name].choices:
+        assert f'"{choice}"' in trainer or choice in prose, choice
+
+
+def test_a_missing_package_or_a_moved_class_is_told(monkeypatch):
+    trl_source._parse.cache_clear()
+    monkeypatch.setattr(trl_source, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"trl is not installed: run `pip install pods-rl`"):
+        trl_source._parse("trl", "trainer/grpo_config.py")
+    monkeypatch.undo()
+    with pytest.raises(UserError, match=r"trl has no file gone\.py: install a tested version"):
+        trl_source._parse("trl", "gone.py")
+    trl_source._parse.cache_clear()

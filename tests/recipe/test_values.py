@@ -1,0 +1,133 @@
+"""How words and YAML values become a key's type."""
+
+from __future__ import annotations
+
+import pytest
+
+from pods_rl.errors import UserError
+from pods_rl.recipe.fields import suggest
+from pods_rl.recipe.reading import parse_overrides, parse_yaml
+from pods_rl.recipe.schema import explain, fields
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "converted"),
+    [
+        ("learning_rate", "1e-6", 1e-6),  # YAML 1.1 reads this as text
+        ("learning_rate", 1, 1),
+        ("max_steps", 1e3, 1000),
+        ("max_steps", "1e3", 1000),
+        ("bf16", None, None),
+        ("save_strategy", False, "no"),  # YAML 1.1 reads a bare no as false
+        ("lora_target_modules", "all-linear", ["all-linear"]),
+        ("lora_target_modules", ["q", "v"], ["q", "v"]),
+        ("task_rewards", {"accuracy": 1}, {"accuracy": 1}),
+        ("generation_kwargs", {"a": 1}, {"a": 1}),
+        ("fsdp", True, True),
+    ],
+)
+def test_values_of_yaml(key, value, converted):
+    assert fields()[key].convert(value) == converted
+    assert type(fields()[key].convert(value)) is type(converted)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("learning_rate", "fast", "got the text 'fast', expected a number"),
+        ("learning_rate", True, "got true, expected a number"),
+        ("learning_rate", float("inf"), "got inf, expected a number"),
+        ("max_steps", 1.5, r"got 1\.5, expected a whole number"),
+        ("max_steps", None, "got null, expected a whole number"),
+        ("trim_padding", 1, "got 1, expected true or false"),
+        ("trim_padding", "maybe", "got the text 'maybe', expected true or false"),
+        ("rule", 3, "got 3, expected text"),
+        ("rule", ["a"], r"got the list \['a'\], expected text"),
+        ("task_rewards", [1], r"got the list \[1\], expected a mapping or null"),
+        ("advantages", "during", "got the text 'during', expected one of after, before"),
+        ("loss_type", "gropo", "expected one of grpo, bnpo"),
+        ("lora_target_modules", ["q", 3], "got 3 as item 2 of the list, expected text"),
+    ],
+)
+def test_values_of_another_type_are_refused(key, value, message):
+    with pytest.raises(ValueError, match=message):
+        fields()[key].convert(value)
+
+
+@pytest.mark.parametrize(
+    ("key", "word", "value"),
+    [
+        ("num_rollouts", "64", 64),
+        ("num_rollouts", "null", None),
+        ("learning_rate", "1e-6", 1e-6),
+        ("trim_padding", "false", False),
+        ("rule", "12", "12"),
+        ("run_name", "12", "12"),
+        ("run_name", "null", None),
+        ("run_name", "a: [", "a: ["),
+        ("answer_after", "####", "####"),
+        ("system_prompt", "Add: up", "Add: up"),
+        ("task_rewards", "{accuracy: 1.0}", {"accuracy": 1.0}),
+        ("lora_target_modules", "[q, v]", ["q", "v"]),
+        ("pad_to_multiple_of", "8", 8),
+        ("pad_to_multiple_of", "auto", "auto"),
+        ("deepspeed", "ds.json", "ds.json"),
+    ],
+)
+def test_words_of_the_command_line(key, word, value):
+    parsed = fields()[key].parse(word)
+    assert parsed == value
+    assert type(parsed) is type(value)
+
+
+def test_overrides():
+    words = ["--a-b", "1", "--c=x=y", "--flag", "--d", "-1", "--a-b", "2"]
+    assert parse_overrides(words) == {"a_b": "2", "c": "x=y", "flag": True, "d": "-1"}
+    for words in (["stray"], ["-x", "1"], ["--"]):
+        with pytest.raises(UserError, match="expected --key value"):
+            parse_overrides(words)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed: 1\nbeta: 0\nseed: 2\n", r"r\.yaml:3: seed is there twice \(first on line 1\): keep one"),
+        ("task_rewards: {a: 1, a: 2}\n", r"r\.yaml:1: a is there twice"),
+        ("seed: [1\n", r"r\.yaml:2: "),
+        ("seed: 1\n\tbeta: 0\n", r"r\.yaml:2: found character '\\t'"),
+        ("", "holds nothing: expected"),
+        ("- seed\n", "holds a list: expected"),
+        ("seed\n", "holds a str: expected"),
+        ("1: 2\n", "the key 1 is no text"),
+        ("no: 2\n", "the key False is no text"),
+        ("seed: !!python/object/apply:os.system ['true']\n", r"r\.yaml:1: could not determine a constructor"),
+        ("seed: 2020-99-99\n", "is not YAML"),
+        ("a: " + "[" * 1200, "is not YAML|r.yaml:1"),
+        ("seed: 1\n---\nseed: 2\n", r"r\.yaml:2: but found another document"),
+        ("seed: \x00\n", "is not YAML"),
+    ],
+)
+def test_yaml_that_is_no_recipe(text, message):
+    with pytest.raises(UserError, match=message):
+        parse_yaml(text, "r.yaml")
+
+
+def test_lines_survive_comments_and_merges():
+    values, source = parse_yaml("# head\na: &x {p: 1}\n\nb: {<<: *x, q: 2}\n", "r.yaml")
+    assert values == {"a": {"p": 1}, "b": {"p": 1, "q": 2}}
+    assert (source.where("b"), source.where("c")) == ("r.yaml:4: ", "r.yaml: ")
+
+
+def test_explain_knows_our_keys_and_trls():
+    assert explain("num_rollouts").startswith("num_rollouts: a whole number or null\n  default  null")
+    assert "from     transformers / TRL, part: engine" in explain("temperature")
+    assert "default  grpo (paper" in explain("loss_type")
+    assert "Not in a recipe: continue a run with --resume" in explain("resume_from_checkpoint")
+    for name in fields():
+        assert explain(name).count("\n") >= 2
+
+
+def test_suggestions():
+    assert suggest("num-rolouts", fields()) == " Did you mean num_rollouts?"
+    assert suggest("learning_rte", fields()) == " Did you mean learning_rate?"
+    assert suggest("zzz", fields()) == ""
