@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pods_rl.rewards import accuracy, accuracy_batch, answers
-from pods_rl.rewards.numeric import MAX_LENGTH
+from pods_rl.rewards.numeric import MAX_LENGTH, read_number
 from pods_rl.rewards.pool import VerifierPool
 
 # (completion's answer, gold, right): decided without mathematics.
@@ -123,6 +123,7 @@ SYMBOLIC = [
     ("9i+6", "6+9i", True),
     ("-q+p", "p-q", True),
     ("q-p", "p-q", False),
+    ("-1+e", "e-1", True),
     (r"(3,\pi/2)", r"\left( 3, \frac{\pi}{2} \right)", True),
     ("-2, 1", "1,-2", True),
     ("7,5,3", "3, 5, 7", True),
@@ -194,6 +195,13 @@ def test_long_answers_are_right_only_to_the_letter(no_pool):
     assert accuracy(f"<answer>{gold}</answer>", gold) == 1.0
     assert accuracy(f"<answer>{gold} </answer>", gold) == 1.0
     assert accuracy(f"<answer>{gold}y</answer>", gold) == 0.0
+
+
+def test_numbers_too_long_to_read_are_none():
+    assert read_number("9" * (MAX_LENGTH + 1)) is None
+    assert read_number(f"1/{'9' * 5000}") is None
+    assert read_number(f"1e{'9' * 900}") is None
+    assert read_number("1/0") is None
 
 
 def test_no_answer_or_no_gold_is_wrong(no_pool):

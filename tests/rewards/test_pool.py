@@ -87,8 +87,18 @@ def test_a_process_that_dies_costs_its_answer_alone():
     pool.close()
 
 
+def test_a_process_whose_answer_came_at_the_limit_is_not_asked_again(pool, monkeypatch):
+    pool.verify([RIGHT])
+    (before,) = pids(pool)
+    with monkeypatch.context() as patch:
+        patch.setattr(pool_module, "_exchange", lambda process, line, limit: ("1", True))
+        assert pool.verify([RIGHT]) == [True]
+    assert not is_running(before)
+    assert pool.verify([RIGHT]) == [True]
+
+
 def test_text_that_would_break_the_channel(pool):
-    odd = ["\n1\n", "\x00", '"', "\udcff", "é", "1\r\n1", "", "x" * 200_000]
+    odd = ["\n1\n", "\x00", '"', "\udcff", "é", "1\r\n1", "", " " * 200_000]
     assert pool.verify([("18", text) for text in odd]) == [False] * len(odd)
     assert pool.verify([RIGHT]) == [True]
 
@@ -140,7 +150,6 @@ def run_script(ending: str, **options) -> subprocess.Popen[str]:
     "ending",
     [
         "pass",
-        "raise SystemExit(3)",
         "os._exit(0)",
         "os.kill(os.getpid(), 9)",
         # Killed while a hopeless answer is being computed: the worker must notice by itself.
@@ -163,6 +172,7 @@ def test_a_forked_child_makes_its_own_pool_and_leaves_its_parents_alone():
         from pods_rl.rewards import pool as pools
         ours = pools.default_pool()
         assert ours.verify([("18", "9*2")]) == [True]
+        workers = [worker._process for worker in ours._all]
         if os.fork() == 0:
             ours.close()  # not its to close
             theirs = pools.default_pool()
@@ -172,6 +182,7 @@ def test_a_forked_child_makes_its_own_pool_and_leaves_its_parents_alone():
         code = os.waitstatus_to_exitcode(os.wait()[1])
         assert ours.verify([("18", "9*2")]) == [True]
         assert (ours.crashes, code) == (0, 0)
+        assert workers == [worker._process for worker in ours._all]
         """
     )
     process = run_script(ending)

@@ -10,9 +10,8 @@ from .numeric import MAX_LENGTH, plain, read_number, read_number_in_words
 from .pool import default_pool
 
 # An operator; a minus sign counts between digits or single letters only, so that hyphenated words stay words.
-_SYMBOLIC = re.compile(
-    r"[\\^_{}+*/=()\[\]|!√π×÷·]|(?:(?<![A-Za-z])[A-Za-z]|[0-9])\s*-\s*(?:[A-Za-z](?![A-Za-z])|[0-9])"
-)
+_LETTER = r"(?<![A-Za-z])(?:[A-DF-Za-df-z]|(?<![0-9.])[eE])"  # the e of 1e-9 is no variable
+_SYMBOLIC = re.compile(rf"[\\^_{{}}+*/=()\[\]|!√π×÷·]|(?:{_LETTER}|[0-9])\s*-\s*(?:[A-Za-z](?![A-Za-z])|[0-9])")
 _LIST = re.compile(r"[0-9]\s*,")
 _NEEDLESS_SPACE = re.compile(r"(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])")
 _CHOICE = re.compile(r"^\(([A-Za-z])\)$")
@@ -65,11 +64,10 @@ def _decide(text: str, gold: str) -> bool | Pair:
     if len(answer) > MAX_LENGTH or len(gold) > MAX_LENGTH:
         return False
     answer, gold = plain(answer), plain(gold)
-    gold_number = read_number(gold)
+    gold_number, number = read_number(gold), read_number(answer)
     if gold_number:
-        number = read_number(answer) or read_number_in_words(answer)
-    else:  # a gold answer with its unit ("6 cm") is met by the bare number
-        number = read_number(answer)
+        number = number or read_number_in_words(answer)
+    # A gold answer with its unit ("6 cm") is met by the bare number.
     target = gold_number or (number and read_number_in_words(gold))
     if number and target:
         return number.equals(target)

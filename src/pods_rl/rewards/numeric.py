@@ -55,9 +55,7 @@ class Number(NamedTuple):
         >>> Number(Fraction(50), percent=True).equals(Number(Fraction(1, 2)))
         True
         """
-        if self.value == other.value:
-            return True
-        return self.percent != other.percent and self.fraction == other.fraction
+        return self.value == other.value or self.fraction == other.fraction
 
     @property
     def fraction(self) -> Fraction:
@@ -129,7 +127,9 @@ def _value(match: re.Match[str], *, percent: bool) -> Number | None:
 
 
 def _exact(part: str) -> Fraction | None:
+    if len(part) > MAX_LENGTH:
+        return None
     mantissa, _, exponent = part.replace(",", "").lower().partition("e")
-    if len(mantissa) > MAX_LENGTH or len(exponent) > 5 or abs(int(exponent or 0)) > MAX_EXPONENT:
+    if abs(int(exponent or 0)) > MAX_EXPONENT:
         return None
     return Fraction(mantissa) * Fraction(10) ** int(exponent or 0)
