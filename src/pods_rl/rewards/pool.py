@@ -67,9 +67,10 @@ class VerifierPool:
         return list(self._threads.map(self._verify_one, pairs))
 
     def close(self) -> None:
-        """End every process. A closed pool cannot be used again; closing twice is fine."""
-        if self.owner != os.getpid():
-            return  # a forked child shares the pipes, but the processes are its parent's
+        """End every process. A closed pool cannot be used again; closing twice is fine.
+
+        In a forked child it ends nothing: the processes are its parent's.
+        """
         atexit.unregister(self.close)
         for worker in self._all:
             worker.stop()
