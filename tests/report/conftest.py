@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pods_rl.report import ReportFiles, build_report
+
 PHASES = {"grpo": (0.10, 0.004, 0.0, 0.09), "pods": (0.19, 0.016, 0.0002, 0.09)}
 RATES = {"grpo": 0.6, "pods": 1.5}
 
@@ -27,9 +29,11 @@ def write_run(
     state: str = "finished",
     reason: str | None = None,
     rollouts: int = 0,
+    noise: float = 0.012,
 ) -> Path:
     """A run that learns along 1 - exp(-t), evaluated every ``every`` seconds until ``end``."""
     random = np.random.default_rng([seed, *arm.encode()])
+    eval_random = np.random.default_rng([seed, 1])
     rate = RATES.get(arm, 1.0) if rate is None else rate
     end = budget if end is None else end
     n, m = (16, 16) if arm == "grpo" else (64, 16)
@@ -48,7 +52,7 @@ def write_run(
         return 0.30 + 0.52 * (1 - np.exp(-rate * t / 40))
 
     with (path / "metrics.jsonl").open("w") as file:
-        for step in range(1, steps + 1):
+        for step in range(1, steps + 1, 7):
             t = step * step_seconds
             row = {"step": step, "seconds": t, "elapsed": t * 1.2, "reward": accuracy(t) + random.normal(0, 0.1)}
             row |= {"pods/selected/reward_mean": 0.55 + random.normal(0, 0.05)}
@@ -58,8 +62,8 @@ def write_run(
             file.write(json.dumps(row) + "\n")
     with (path / "evals.jsonl").open("w") as file:
         for due in np.arange(0, end + 1e-9, every):
-            seconds = due + random.uniform(0, step_seconds) * (due > 0)
-            score = accuracy(seconds) + random.normal(0, 0.012)
+            seconds = due + eval_random.uniform(0, step_seconds) * (due > 0)
+            score = accuracy(seconds) + eval_random.normal(0, noise)
             row = {"step": int(seconds / step_seconds), "due": due, "seconds": seconds, "accuracy": score}
             row |= {"format_accuracy": min(1.0, score + 0.1), "both_accuracy": score - 0.02}
             file.write(json.dumps(row) + "\n")
@@ -90,7 +94,10 @@ def write_rollouts(
             row = {"step": step, "group": group, "rollout": rollout, "prompt": prompt, "completion": completion}
             row |= {"answer": "16", "reward": float(rewards[rollout]), "selected": is_kept}
             row |= {"reward/accuracy": float(rewards[rollout] >= 1), "reward/format": float(rewards[rollout] % 1)}
-            row |= {"advantage": float(rewards[rollout] - 0.5) if is_kept else None, "completion_tokens": len(completion)}
+            row |= {
+                "advantage": float(rewards[rollout] - 0.5) if is_kept else None,
+                "completion_tokens": len(completion),
+            }
             rows.append(row)
     (path / "rollouts").mkdir(exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows), path / "rollouts" / f"step-{step:06d}.parquet")
@@ -98,8 +105,17 @@ def write_rollouts(
 
 @pytest.fixture
 def experiment(tmp_path: Path) -> Path:
+    return write_experiment(tmp_path / "quickstart")
+
+
+@pytest.fixture(scope="session")
+def report(tmp_path_factory: pytest.TempPathFactory) -> ReportFiles:
+    """The report of the same experiment, made once: for tests that only read it."""
+    return build_report(write_experiment(tmp_path_factory.mktemp("report") / "quickstart"), resamples=100)
+
+
+def write_experiment(root: Path) -> Path:
     """Two arms of three seeds; one PODS run died on the way."""
-    root = tmp_path / "quickstart"
     for arm in ("grpo", "pods"):
         for seed in range(3):
             died = arm == "pods" and seed == 2

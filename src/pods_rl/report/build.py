@@ -101,7 +101,6 @@ def _check_metric(arms: Sequence[Arm], metric: str) -> None:
 def _write(analysis: Analysis, page: Page, folder: Path, title: str) -> ReportFiles:
     makers = (arms_table, speedup_table, phases_table, runs_table, config_table)
     tables = {table.name: table for table in (make(analysis) for make in makers)}
-    images = pictures(analysis)
     method = method_lines(analysis)
     files = ReportFiles(
         folder=folder,
@@ -114,6 +113,7 @@ def _write(analysis: Analysis, page: Page, folder: Path, title: str) -> ReportFi
     )
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        images = pictures(analysis)
         write_atomic(files.html, render(analysis, tables, images, page, title=title, method=method))
         files.png.write_bytes(to_bytes(draw_curves(analysis), "png"))
         write_atomic(files.markdown, to_markdown(analysis, tables, title, method))
@@ -143,7 +143,7 @@ def method_lines(analysis: Analysis) -> tuple[str, ...]:
             "and linear crossings between checkpoints too.",
             f"Its interval is the 2.5 and 97.5 percentile of {analysis.resamples} bootstrap resamples (seed "
             f"{analysis.seed}): runs of baseline and arm are drawn independently, T is computed anew in "
-            "each, and a resample that never reaches T counts as speedup 0.",
+            "each, and a resample that never reaches T, be it that most of its runs died, counts as speedup 0.",
         ]
     return tuple(lines)
 

@@ -17,7 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from .statistics import Array, mean_curve, normal_band
-from .text import UNITS, unit_for
+from .text import UNITS, plain, unit_for
 
 # Okabe and Ito's palette without its yellow, which is lost on white; the baseline is grey
 BASELINE_COLOUR = "#5f6368"
@@ -187,8 +187,10 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def _legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str], width: float) -> None:
-    """Above the axes, in as many columns as the longest label leaves room for."""
+    """Above the axes, in as many columns as the longest label leaves room for; the figure grows with its rows."""
+    labels = [_short(label, width, 40) for label in labels]
     columns = max(1, min(len(labels), int(width * 12 / (6 + max(map(len, labels), default=0)))))
+    figure.set_figheight(figure.get_figheight() + 0.2 * (math.ceil(len(labels) / columns) - 1))
     place: dict[str, Any] = {"loc": "outside upper left", "ncols": columns, "fontsize": 9.5}
     legend = figure.legend(handles, ["x"] * len(handles), **place)
     for entry, label in zip(legend.get_texts(), labels, strict=True):
@@ -210,7 +212,7 @@ def threshold_figure(bars: Sequence[Bar], *, horizon: float, title: str = "", wi
         axes.barh(y, length, height=0.62, edgecolor="#c8ccd0" if never else style["color"], **look)
         offset: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points"}
         axes.annotate(bar.text, (length, y), va="center", fontsize=9.5, **offset)
-    _name_rows(axes, [bar.label for bar in bars])
+    _name_rows(axes, [bar.label for bar in bars], width)
     axes.set_xlim(0, longest / UNITS[unit] * (1.35 if width == WIDE else 1.9))
     axes.set_xlabel(f"{title} ({unit})" if title else unit)
     return figure
@@ -237,14 +239,18 @@ def phases_figure(labels: Sequence[str], phases: Sequence[str], seconds: Array, 
         ink = "#202124" if phase == "other" else "white"
         axes.bar_label(bars[-1], texts, label_type="center", fontsize=9, color=ink)
         left += values
-    _name_rows(axes, labels)
+    _name_rows(axes, labels, width)
     axes.set_xlabel("seconds a step")
     _legend(figure, bars, phases, width)
     return figure
 
 
-def _name_rows(axes: Axes, labels: Sequence[str]) -> None:
-    axes.set_yticks(range(len(labels)), labels)
+def _short(label: str, width: float, limit: int) -> str:
+    return plain(label, limit if width == WIDE else limit // 2)
+
+
+def _name_rows(axes: Axes, labels: Sequence[str], width: float) -> None:
+    axes.set_yticks(range(len(labels)), [_short(label, width, 30) for label in labels])
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)

@@ -49,7 +49,6 @@ def render(
         ledger_arms=[labels[arm] for arm in ledger_arms],
         ledger_index={arm: index for index, arm in enumerate(ledger_arms)},
         strip=strip,
-        opened=next((i for i, group in enumerate(page.groups) if group.kept < len(group.rollouts)), 0),
         environment=_environment(analysis),
         method=method,
     )

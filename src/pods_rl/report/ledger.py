@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from markupsafe import escape
 
 from ..runs import Run
 from .arms import Arm, finite
@@ -19,7 +20,7 @@ from .text import encodable, plain
 TEXT_BUDGET = 1_600_000
 """Bytes of HTML that the ledger may take, about; the rest of the page needs a megabyte at most."""
 
-GROUPS_PER_ARM = 24
+GROUPS_PER_ARM = 16
 TEXT_LIMIT = 2_000
 _MARKUP = 340  # bytes of HTML around one rollout
 
@@ -38,7 +39,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Group:
-    """One prompt's rollouts, highest reward first; of equal rewards the kept first, then as generated."""
+    """One prompt's rollouts, highest reward first; of equal rewards the kept lie outward."""
 
     arm: str
     run: str
@@ -51,6 +52,12 @@ class Group:
     @property
     def kept(self) -> int:
         return sum(rollout.kept for rollout in self.rollouts)
+
+    @property
+    def gist(self) -> str:
+        """The end of the prompt on one line: where the question is, after instructions common to all."""
+        line = plain(self.prompt, limit=TEXT_LIMIT)
+        return line if len(line) <= 90 else "…" + line[-89:]
 
     def spread(self, *, kept_only: bool) -> tuple[float, float]:
         """Mean and standard deviation (ddof = 1) of the rewards; NaN where there are too few."""
@@ -84,6 +91,8 @@ def ledger_page(arms: Sequence[Arm], *, groups_per_arm: int = GROUPS_PER_ARM, bu
             for _, group_id, run_index, path in evenly(entries, groups_per_arm)
         ]
         shown += fit(groups, budget // len(logged))
+    dropping = {group.arm for group in shown if group.kept < len(group.rollouts)}
+    shown.sort(key=lambda group: group.arm not in dropping)  # an arm that trains on all it generates comes last
     return Page(tuple(shown), total, tuple(unreadable))
 
 
@@ -102,15 +111,17 @@ def fit(groups: list[Group], budget: int) -> list[Group]:
     """Fewer groups, still evenly spread, until they fit; the texts of a last single group are cut instead."""
     while len(groups) > 1 and (size := sum(map(_size, groups))) > budget:
         groups = evenly(groups, max(1, min(len(groups) - 1, int(len(groups) * budget / size))))
-    if len(groups) == 1 and _size(groups[0]) > budget:
-        group = groups[0]
-        limit = max(80, (budget // len(group.rollouts) - _MARKUP) // 2)
-        groups = [replace(group, rollouts=tuple(_shorten(rollout, limit) for rollout in group.rollouts))]
+    limit = TEXT_LIMIT
+    while len(groups) == 1 and _size(groups[0]) > budget and limit > 60:
+        limit //= 2
+        shorter = tuple(_shorten(rollout, limit) for rollout in groups[0].rollouts)
+        groups = [replace(groups[0], rollouts=shorter)]
     return groups
 
 
 def _size(group: Group) -> int:
-    return sum(_MARKUP + len(rollout.text.encode()) for rollout in group.rollouts) + len(group.prompt.encode())
+    texts = [group.prompt, *(rollout.text for rollout in group.rollouts)]
+    return _MARKUP * len(texts) + sum(len(escape(text).encode()) for text in texts)
 
 
 def _shorten(rollout: Rollout, limit: int) -> Rollout:
@@ -135,12 +146,29 @@ def _index(runs: Sequence[Run], unreadable: list[str]) -> Iterable[tuple[int, in
 
 def _read_group(arm: Arm, run: Run, path: Path, group_id: int) -> Group:
     rows = pq.read_table(path, filters=[("group", "==", group_id)]).to_pylist()
-    rollouts = [_rollout(row, index) for index, row in enumerate(rows)]
-    rollouts.sort(key=lambda r: (math.isnan(r.reward), -r.reward if r.reward == r.reward else 0, not r.kept, r.index))
+    rollouts = outward([_rollout(row, index) for index, row in enumerate(rows)])
     prompt, _ = _clip(message_text(rows[0].get("prompt")), TEXT_LIMIT)
     answer, _ = _clip(message_text(rows[0].get("answer")), 200)
     step = int(rows[0]["step"])
     return Group(arm.name, plain(run.path.name), step, group_id, prompt, answer, tuple(rollouts))
+
+
+def outward(rollouts: Iterable[Rollout]) -> list[Rollout]:
+    """Highest reward first, those without one last.
+
+    Of equal rewards the kept come first above the group's mean and last below it, so that a choice of extremes
+    (Lemma 3.1) looks like one; then in the order of generation.
+    """
+    rollouts = list(rollouts)
+    scored = [r.reward for r in rollouts if not math.isnan(r.reward)]
+    mean = float(np.mean(scored)) if scored else 0.0
+
+    def place(r: Rollout) -> tuple[bool, float, bool, int]:
+        if math.isnan(r.reward):
+            return True, 0.0, r.kept, r.index
+        return False, -r.reward, r.kept if r.reward < mean else not r.kept, r.index
+
+    return sorted(rollouts, key=place)
 
 
 def _rollout(row: dict[str, Any], position: int) -> Rollout:

@@ -88,7 +88,7 @@ def draw_curves(analysis: Analysis, width: float = WIDE) -> Figure:
         lines,
         metric=words(analysis.metric),
         threshold=result.threshold,
-        threshold_label=f"99 % of {base.label}’s peak: {number(result.threshold)}",
+        threshold_label=(f"99 % of {base.label}’s peak: " if width == WIDE else "") + number(result.threshold),
         width=width,
     )
 

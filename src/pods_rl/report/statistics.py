@@ -206,9 +206,10 @@ def speedup(
         resamples: 0 for no interval.
 
     Returns:
-        A ``Speedup``. Checkpoints that fewer than half of the runs have are passed over (``mean_curve``).
-        An arm that reaches T at time 0 has speedup inf (1 if the baseline does too: ``time_ratio``). With
-        one run on either side there is no interval: it is NaN.
+        A ``Speedup``. Checkpoints that fewer than half of the runs have are passed over (``mean_curve``),
+        so a resample made mostly of runs that died early ends with them: an arm whose runs die is not
+        credited with what they might have reached. An arm that reaches T at time 0 has speedup inf (1 if
+        the baseline does too: ``time_ratio``). With one run on either side there is no interval: it is NaN.
 
     >>> grpo, pods = np.array([[0.2, 0.5, 0.8]] * 2), np.array([[0.2, 0.8, 0.9]] * 2)
     >>> clock = np.array([[0.0, 30.0, 60.0]] * 2)

@@ -59,7 +59,7 @@ def _comparison(analysis: Analysis, base: Arm, arm: Arm, result: Speedup) -> str
         how = f"{1 / result.speedup:.2f}x later (speedup {speedup})"
     else:
         how = "no sooner and no later" + ("" if spread == "–" else f" (speedup 1.00 {spread})")
-    settled = spread == "–" or not result.ci_low <= 1 <= result.ci_high
+    settled = spread == "–" or not round(result.ci_low, 2) <= 1 <= round(result.ci_high, 2)
     doubt = "" if settled else " The interval includes 1: the difference is not settled."
     return f"{arm.label} reached {goal} {how}: {times}, {count}.{doubt}"
 

@@ -1,0 +1,196 @@
+"""The ledger's page: order, sampling, size, damage; and that nothing in it is ever live."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import write_rollouts, write_run
+from markupsafe import escape
+
+from pods_rl.report import ReportFiles, build_report
+from pods_rl.report.arms import arms_from_runs
+from pods_rl.report.ledger import Rollout, ledger_page, outward
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+PAYLOADS = [
+    "<script>document.title='pwned'</script>",
+    "</script><script>document.title='pwned'</script>",
+    "</style><script>document.title='pwned'</script>",
+    "<img src=x onerror=\"document.title='pwned'\">",
+    "<svg/onload=document.title='pwned'>",
+    "<a href=\"javascript:document.title='pwned'\">x</a>",
+    "<iframe srcdoc=\"<script>parent.document.title='pwned'</script>\"></iframe>",
+    "'\" onmouseover=document.title='pwned' x=\"",
+    "</pre></details></section><form action=https://example.invalid><input autofocus onfocus=document.title='pwned'>",
+    "{{ 7 * 7 }}{% raw %}",
+    "<!--",
+    "<base href=https://example.invalid/><meta http-equiv=refresh content='0;url=https://example.invalid'>",
+    "\u202e\x00\x1b]0;pwned\x07&lt;b&gt;",
+]
+
+
+def rollout(reward: float, *, kept: bool, index: int = 0) -> Rollout:
+    return Rollout(index, reward, (), kept, None, None, "", 0)
+
+
+def test_kept_lie_outward_among_equal_rewards() -> None:
+    group = [rollout(r, kept=k, index=i) for i, (r, k) in enumerate([(0, True), (1, False), (0, False), (1, True)])]
+    assert [(r.reward, r.kept) for r in outward(group)] == [(1, True), (1, False), (0, False), (0, True)]
+
+
+def test_rollouts_nobody_could_score_come_last() -> None:
+    group = [rollout(math.nan, kept=False, index=0), rollout(-5, kept=True, index=1)]
+    assert [r.index for r in outward(group)] == [1, 0]
+
+
+def test_groups_are_sampled_over_the_whole_run(experiment: Path) -> None:
+    page = ledger_page(arms_from_runs([experiment], "accuracy"), groups_per_arm=5)
+    assert page.total == 2 * 3 * 3 * 2  # arms, runs, logged steps, groups
+    assert len(page.groups) == 10
+    pods = [group for group in page.groups if group.arm == "pods"]
+    assert (pods[0].step, pods[-1].step) == (20, 60)
+    assert {group.run for group in pods} == {"seed-0", "seed-1", "seed-2"}
+    assert [(len(group.rollouts), group.kept) for group in pods] == [(64, 16)] * 5
+    assert [group.arm for group in page.groups] == ["pods"] * 5 + ["grpo"] * 5  # the one that drops rollouts first
+
+
+def test_page_stays_within_its_budget(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "pods" / "seed-0", "pods")
+    for step in range(1, 6):
+        write_rollouts(path, step, n=64, m=16, random=np.random.default_rng(step), text="é<" * 5_000)
+    arms = arms_from_runs([tmp_path], "accuracy")
+    for budget, groups in ((1_000_000, 2), (60_000, 1)):
+        page = ledger_page(arms, budget=budget)
+        assert len(page.groups) == groups
+        size = sum(len(escape(r.text).encode()) for group in page.groups for r in group.rollouts)
+        assert size <= budget
+        assert all(len(r.text) + r.cut == 10_000 for group in page.groups for r in group.rollouts)
+    report = build_report(tmp_path, resamples=10)
+    assert report.html.stat().st_size < 3_000_000
+    assert f"{len(ledger_page(arms).groups)} of 10 logged groups" in report.html.read_text()
+
+
+def test_torn_and_foreign_files_are_named(experiment: Path) -> None:
+    folder = experiment / "pods" / "seed-0" / "rollouts"
+    whole = (folder / "step-000020.parquet").read_bytes()
+    (folder / "step-000040.parquet").write_bytes(whole[: len(whole) // 2])
+    (folder / "step-000060.parquet").write_text("not parquet")
+    page = ledger_page(arms_from_runs([experiment], "accuracy"))
+    assert page.unreadable == ("seed-0/step-000040.parquet", "seed-0/step-000060.parquet")
+    assert page.total == 36 - 4
+
+
+def test_parts_advantage_and_length_are_shown(report: ReportFiles) -> None:
+    text = report.html.read_text()
+    assert re.search(r"rollout \d+ · accuracy 1\.000 · format 0\.\d+ · \d+ tokens", text)
+    assert re.search(r'<span class="a">[+-]\d\.\d\d</span>', text)
+    assert "of 36 logged groups" in text
+
+
+# ---------------------------------------------------------------------------------- hostile input
+
+
+class Elements(HTMLParser):
+    """Counts what is live in a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> ReportFiles:
+    """Payloads in prompts, completions, arm and run names, reasons, settings, the environment and metrics."""
+    root = tmp_path_factory.mktemp("hostile") / "<img src=x onerror=document.title=1>"
+    arms = ["grpo", *(f"arm {payload.replace('/', '∕')}".replace("\x00", "") for payload in PAYLOADS)]
+    for arm, payload in zip(arms, ["", *PAYLOADS], strict=True):
+        path = root / arm / f"seed-0 {arm[:40]}"
+        write_run(path, arm, config={f"key {payload}": payload, "rule": payload}, reason=payload, state=f"s {payload}")
+        about = {"device": payload, f"key {payload}": {payload: payload}}
+        (path / "environment.json").write_text(json.dumps(about))
+        random = np.random.default_rng(0)
+        write_rollouts(path, 1, n=4, m=2, random=random, groups=1, text=payload or "x", prompt=payload or "x")
+    return build_report([root], root.parent / "out", resamples=10)
+
+
+def test_hostile_text_gives_no_element(hostile: ReportFiles) -> None:
+    page = Elements()
+    page.feed(hostile.html.read_text())
+    assert page.tags.count("script") == 1
+    assert page.tags.count("img") == 4  # ours: curves, threshold, phases, steps
+    for tag in ("svg", "iframe", "form", "base", "object", "embed", "link"):
+        assert tag not in page.tags
+    assert page.tags.count("meta") == 5
+    assert not [name for name, _ in page.attributes if name.startswith("on")]
+    addresses = [value or "" for name, value in page.attributes if name in ("href", "src", "srcset", "action")]
+    assert all(value.startswith(("#", "data:image/svg+xml;base64,")) for value in addresses)
+
+
+def test_hostile_text_breaks_no_table(hostile: ReportFiles) -> None:
+    for line in hostile.markdown.read_text().splitlines():
+        assert "<" not in line
+        assert not re.search(r"(?<!\\)[`\[](?!main figure)", line.removeprefix("!"))
+
+
+def test_policy_allows_our_script_by_hash_and_nothing_else(report: ReportFiles) -> None:
+    text = report.html.read_text()
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert policy
+    parts = dict(part.split(" ", 1) for part in policy[1].replace("&#39;", "'").split("; "))
+    assert parts["default-src"] == "'none'"
+    assert parts["img-src"] == "data:"
+    assert re.fullmatch(r"'sha256-[\w+/]+='", parts["script-src"])
+    assert not re.search(r"https?://", text.replace("http-equiv", ""))
+
+
+def dump(page: Path, profile: Path) -> str:
+    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    flags += " --disable-component-update --disable-sync --virtual-time-budget=3000 --dump-dom"
+    assert CHROMIUM
+    command = [CHROMIUM, *flags.split(), f"--user-data-dir={profile}", page.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+
+
+@needs_chromium
+def test_hostile_text_runs_nothing_in_a_browser(hostile: ReportFiles, tmp_path: Path) -> None:
+    dom = Elements()
+    text = dump(hostile.html, tmp_path / "profile")
+    dom.feed(text)
+    assert "<title>PODS report:" in text  # no payload changed it
+    assert dom.tags.count("script") == 1
+    assert dom.tags.count("img") == 4
+    for tag in ("iframe", "form", "base", "svg"):
+        assert tag not in dom.tags
+    assert not [name for name, _ in dom.attributes if name.startswith("on")]
+
+
+@needs_chromium
+def test_filter_works_under_the_policy(report: ReportFiles, tmp_path: Path) -> None:
+    text = dump(report.html, tmp_path / "profile")
+    assert '<div id="filter" role="search">' in text  # the script has shown it
+    assert re.search(r'<output id="f-count">\d+ of \d+ groups, \d+ rollouts</output>', text)
+
+
+@needs_chromium
+def test_policy_stops_a_script_that_is_not_ours(report: ReportFiles, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    foreign = "<script>document.title='pwned'</script><img src=x onerror=\"document.title='pwned'\"></body>"
+    page.write_text(report.html.read_text().replace("</body>", foreign))
+    assert "pwned</title>" not in dump(page, tmp_path / "profile")
