@@ -1,0 +1,207 @@
+"""The built-in task: sums of several integers, worked out step by step. Generated, so it needs no download.
+
+A prompt is `37+58-14+10=`; a full-marks completion spells out every running total and repeats the last one:
+
+    <think>37
+    +58=95
+    -14=81
+    +10=91</think><answer>91</answer>
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+from datasets import Dataset
+
+from ..rewards import GRADER_VERSION, REWARDS
+from .base import Grade, Task
+
+VERSION = f"{GRADER_VERSION}-1"
+REWARD_WEIGHTS = {"accuracy": 1.0, "format": 0.1, "tag_count": 1.0}
+# One prompt in five is held out, whatever the seed: no seed trains on what another seed tests.
+_HELD_OUT_ONE_IN = 5
+_DRAWS_PER_PROMPT = 200
+
+
+@dataclass(frozen=True)
+class Difficulty:
+    """How long the sums are and how large their numbers get.
+
+    `min_terms` to `max_terms` integers are added or subtracted, each length equally often; every term's size and every
+    running total stays within `smallest` and `largest`.
+
+    Raises ValueError where the range of terms is empty or starts below 2, or where the numbers have no room to add up.
+
+    >>> Difficulty(min_terms=2, max_terms=3, smallest=1, largest=20).max_terms
+    3
+    """
+
+    min_terms: int
+    max_terms: int
+    smallest: int = 10
+    largest: int = 99
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.min_terms <= self.max_terms:
+            raise ValueError(
+                f"a sum needs 2 <= min_terms <= max_terms, but came {self.min_terms} and {self.max_terms}; "
+                "give for example min_terms=2, max_terms=6"
+            )
+        if self.smallest < 1 or self.largest < 4 * self.smallest:
+            raise ValueError(
+                f"numbers from {self.smallest} to {self.largest} leave no room for sums; smallest must be at least 1 "
+                "and largest at least 4 times it, for example 10 and 99"
+            )
+
+
+DIFFICULTIES = {
+    "easy": Difficulty(min_terms=2, max_terms=3),
+    "mixed": Difficulty(min_terms=2, max_terms=6),
+    "hard": Difficulty(min_terms=5, max_terms=6),
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One sum: its terms with their signs, the first one positive.
+
+    >>> problem = Problem((37, 58, -14))
+    >>> problem.prompt, problem.answer
+    ('37+58-14=', '81')
+    >>> problem.held_out
+    True
+    """
+
+    terms: tuple[int, ...]
+
+    @property
+    def prompt(self) -> str:
+        """The sum as the policy reads it, ending in the equals sign."""
+        return str(self.terms[0]) + "".join(f"{term:+d}" for term in self.terms[1:]) + "="
+
+    @property
+    def totals(self) -> list[int]:
+        """The running totals after each term but the first."""
+        return list(accumulate(self.terms))[1:]
+
+    @property
+    def answer(self) -> str:
+        """The gold answer."""
+        return str(sum(self.terms))
+
+    @property
+    def held_out(self) -> bool:
+        """Whether the prompt belongs to the test side; a hash of its text decides, so every seed agrees."""
+        return zlib.crc32(self.prompt.encode()) % _HELD_OUT_ONE_IN == 0
+
+
+def write_steps(problem: Problem, totals: list[int]) -> str:
+    r"""Lay out running totals as a chain of thought, a line a term, whether or not they are right.
+
+    >>> write_steps(Problem((37, 58, -14)), [95, 81])
+    '37\n+58=95\n-14=81'
+    """
+    lines = [f"{term:+d}={total}" for term, total in zip(problem.terms[1:], totals, strict=True)]
+    return "\n".join([str(problem.terms[0]), *lines])
+
+
+def write_completion(problem: Problem, totals: list[int] | None = None) -> str:
+    r"""Write a completion in the required form, by default the one that earns full marks.
+
+    `totals` replaces the right running totals; the last one is the answer given.
+
+    >>> write_completion(Problem((8, 5)))
+    '<think>8\n+5=13</think><answer>13</answer>'
+    """
+    totals = problem.totals if totals is None else totals
+    return f"<think>{write_steps(problem, totals)}</think><answer>{totals[-1]}</answer>"
+
+
+def draw_problem(rng: random.Random, difficulty: Difficulty) -> Problem:
+    """Draw one sum; where only one of the two signs leaves room for another number, that one is taken.
+
+    >>> problem = draw_problem(random.Random(0), DIFFICULTIES["easy"])
+    >>> 10 <= min(problem.totals) and max(problem.totals) <= 99
+    True
+    """
+    low, high = difficulty.smallest, difficulty.largest
+    total = rng.randint(low, high)
+    terms = [total]
+    for _ in range(rng.randint(difficulty.min_terms, difficulty.max_terms) - 1):
+        room_above, room_below = high - total, total - low
+        adding = room_below < low or (room_above >= low and rng.random() < 0.5)
+        size = rng.randint(low, room_above if adding else room_below)
+        terms.append(size if adding else -size)
+        total += terms[-1]
+    return Problem(tuple(terms))
+
+
+def arithmetic_task(
+    difficulty: str | Difficulty = "mixed", train_size: int = 4096, test_size: int = 512, seed: int = 0
+) -> Task:
+    """Generate the arithmetic task: distinct prompts, the same ones for the same arguments.
+
+    Rewards are the paper's for a single GPU (accuracy 1.0, 0.1 x format, 0.025 per tag). Train and test are disjoint
+    over all seeds and difficulties.
+
+    `difficulty` is a name of `DIFFICULTIES` or a `Difficulty`. Raises ValueError for an unknown name, a size below 1,
+    or more prompts than the difficulty has.
+
+    >>> task = arithmetic_task("easy", train_size=8, test_size=4, seed=1)
+    >>> len(task.train), len(task.test), task.grade("<think>1+1=2</think><answer>2</answer>", "2").both
+    (8, 4, True)
+    """
+    level = _resolve(difficulty)
+    rng = random.Random(seed)
+    return Task(
+        name="arithmetic",
+        version=VERSION,
+        train=_split(rng, level, train_size, held_out=False),
+        test=_split(rng, level, test_size, held_out=True),
+        rewards=dict(REWARD_WEIGHTS),
+        grade=grade,
+    )
+
+
+def grade(text: str, gold: str) -> Grade:
+    """Judge a completion by the paper's own rewards: the answer by accuracy, the form by full format marks.
+
+    >>> grade("<answer>2</answer>", "2")
+    Grade(answer=True, format=False)
+    """
+    return Grade(answer=REWARDS["accuracy"](text, gold) > 0, format=REWARDS["format"](text, gold) >= 1)
+
+
+def _resolve(difficulty: str | Difficulty) -> Difficulty:
+    if isinstance(difficulty, Difficulty):
+        return difficulty
+    if difficulty not in DIFFICULTIES:
+        raise ValueError(
+            f"difficulty is {difficulty!r}; expected one of {', '.join(DIFFICULTIES)}, or a Difficulty of your own"
+        )
+    return DIFFICULTIES[difficulty]
+
+
+def _split(rng: random.Random, difficulty: Difficulty, size: int, *, held_out: bool) -> Dataset:
+    if size < 1:
+        raise ValueError(f"a split of {size} prompts was asked for; ask for at least 1")
+    problems: dict[str, str] = {}
+    for problem in _draws(rng, difficulty, _DRAWS_PER_PROMPT * size):
+        if problem.held_out == held_out:
+            problems.setdefault(problem.prompt, problem.answer)
+        if len(problems) == size:
+            return Dataset.from_dict({"prompt": list(problems), "answer": list(problems.values())})
+    side = "test" if held_out else "train"
+    raise ValueError(
+        f"{size} distinct {side} prompts were asked for, but {difficulty} gave only {len(problems)}; "
+        "ask for fewer, or allow more terms or larger numbers"
+    )
+
+
+def _draws(rng: random.Random, difficulty: Difficulty, count: int) -> Iterator[Problem]:
+    return (draw_problem(rng, difficulty) for _ in range(count))
