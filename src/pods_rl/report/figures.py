@@ -23,6 +23,7 @@ from .text import UNITS, plain, unit_for
 BASELINE_COLOUR = "#5f6368"
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINES = ("-", "--", ":")
+CROWD = 4  # arms beyond which bands and times lie over each other
 WIDE, NARROW = 8.4, 4.4  # inches: a desktop page or a README, and a phone
 PHASE_COLOURS = ("#0072B2", "#E69F00", "#CC79A7", "#009E73", "#c8ccd0")
 
@@ -115,7 +116,7 @@ def curves_figure(
         threshold_label: written along that line.
         width: inches.
 
-    Bands are left out above four arms, where they hide each other.
+    Above four arms, bands are left out, as they hide each other, and the axis holds the means, not every run.
     """
     figure = _figure(width, 4.2 if width == WIDE else 4.0)
     axes = figure.add_subplot()
@@ -124,8 +125,8 @@ def curves_figure(
     handles = []
     styles = line_styles([line.is_baseline for line in lines])
     for rank, (line, style) in enumerate(zip(lines, styles, strict=True)):
-        handles.append(_draw_line(axes, line, style, UNITS[unit], crowd=len(lines), layer=3 + 0.1 * rank))
-    axes.set_ylim(axes.get_ylim())
+        handles.append(_draw_line(axes, line, style, UNITS[unit], crowded=len(lines) > CROWD, layer=3 + 0.1 * rank))
+    axes.set_ylim(*_mean_limits(lines) if len(lines) > CROWD else axes.get_ylim())
     if threshold is not None and math.isfinite(threshold):
         _mark_threshold(axes, lines, [style["color"] for style in styles], threshold, unit)
         offset: dict[str, Any] = {"xytext": (6, 4), "textcoords": "offset points"}
@@ -144,15 +145,15 @@ def curves_figure(
     return figure
 
 
-def _draw_line(axes: Axes, line: Line, style: dict[str, Any], unit: float, *, crowd: int, layer: float) -> Any:
+def _draw_line(axes: Axes, line: Line, style: dict[str, Any], unit: float, *, crowded: bool, layer: float) -> Any:
     time_C, mean_C = mean_curve(line.seconds) / unit, mean_curve(line.scores)
-    faint = 0.28 if crowd <= 4 else 0.1
+    faint = 0.1 if crowded else 0.28
     for seconds_C, scores_C in zip(line.seconds, line.scores, strict=True):
         known = ~np.isnan(scores_C)
         look = {**style, "marker": "." if known.sum() == 1 else None, "alpha": faint, "linewidth": 0.8}
         axes.plot(seconds_C[known] / unit, scores_C[known], zorder=2, **look)
     known = ~np.isnan(mean_C)
-    if crowd <= 4 and len(line.scores) > 1:
+    if not crowded and len(line.scores) > 1:
         low_C, high_C = normal_band(line.scores)
         look = {"color": style["color"], "alpha": 0.17, "linewidth": 0}
         axes.fill_between(time_C[known], low_C[known], high_C[known], zorder=2.2, **look)
@@ -160,11 +161,18 @@ def _draw_line(axes: Axes, line: Line, style: dict[str, Any], unit: float, *, cr
     return handle
 
 
+def _mean_limits(lines: Sequence[Line]) -> tuple[float, float]:
+    means = np.concatenate([mean_curve(line.scores) for line in lines])
+    low, high = float(np.nanmin(means)), float(np.nanmax(means))
+    margin = 0.08 * (high - low) or 0.05
+    return low - margin, high + margin
+
+
 def _mark_threshold(axes: Axes, lines: Sequence[Line], colours: Sequence[str], threshold: float, unit: str) -> None:
     """The dashed line, and for each arm that crosses it a dot, a drop line and the time at its foot."""
     axes.axhline(threshold, color="#3c4043", linewidth=1, linestyle=(0, (4, 3)), zorder=2.5)
     foot = axes.get_ylim()[0]
-    named = len(lines) <= 4  # the times of more arms would lie over each other
+    named = len(lines) <= CROWD  # the times of more arms would lie over each other
     for rank, (line, colour) in enumerate(zip(lines, colours, strict=True)):
         if not math.isfinite(line.crossing):
             continue

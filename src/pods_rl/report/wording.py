@@ -92,8 +92,9 @@ def _run_notes(analysis: Analysis) -> list[str]:
                 f"{arm.label}: {silent} of {arm.run_count} runs have no evaluation of {analysis.metric} "
                 "and are in no curve."
             )
-        if arm.curve and len(arm.curve.runs) == 1:
-            found.append(f"{arm.label} has one run: no interval can be given.")
+    lone = [arm.label for arm in analysis.arms if arm.curve and len(arm.curve.runs) == 1]
+    if lone:
+        found.append(f"No interval can be given for arms with one run: {', '.join(lone)}.")
     return found
 
 
