@@ -147,7 +147,8 @@ def test_a_failed_run_costs_one_run_and_is_made_again(tmp_path):
     assert counts == {"finished": 1, "skipped": 3}
     assert events[:2] == [("started", "pods", 1), ("finished", "pods", 1)]
     assert Run.open(tmp_path / ".attempts/pods-seed-1-1").state == "failed"
-    assert [r.seed for r in find_runs(tmp_path)["pods"]] == [1, 2]
+    found = find_runs(tmp_path)
+    assert {arm: [r.seed for r in runs] for arm, runs in found.items()} == {"pods": [1, 2], "grpo": [1, 2]}
 
 
 def test_a_run_that_never_began_is_recorded(tmp_path):
@@ -189,11 +190,15 @@ def test_a_run_that_another_process_makes_is_left_alone(tmp_path):
 def test_ctrl_c_leaves_what_is_done(tmp_path):
     def interrupted(config, output):
         if "grpo" in str(output):
+            with RunWriter(output) as writer:
+                writer.write_status("running", step=5)
             raise KeyboardInterrupt
         return finish(config, output)
 
     with pytest.raises(KeyboardInterrupt):
         run(experiment(), tmp_path, interrupted)
+    status = Run.open(tmp_path / "grpo/seed-1").status
+    assert (status["state"], status["reason"], status["step"]) == ("stopped", "interrupted", 5)
     assert run(experiment(), tmp_path)[0] == {"skipped": 1, "finished": 3}
 
 
@@ -203,25 +208,27 @@ def test_a_place_that_cannot_be_written(tmp_path):
         run(experiment(), tmp_path / "file")
 
 
-def test_termination_reaches_the_run_and_waits_for_it(tmp_path):
-    """`pods compare` gets SIGTERM; its run, a process of its own, is interrupted and saves itself first."""
+@pytest.mark.parametrize("sent", ["SIGTERM", "SIGINT", "SIGHUP"])
+def test_termination_reaches_the_run_and_waits_for_it(tmp_path, sent):
+    """`pods compare` gets a signal; its run, a process of its own, is told to end and saves itself first."""
     stand_in = tmp_path / "pods_rl" / "__main__.py"
     stand_in.parent.mkdir()
     (stand_in.parent / "__init__.py").write_text("")
     stand_in.write_text(
         textwrap.dedent(f"""
-        import os, pathlib, signal, time
-        try:
-            os.kill(os.getppid(), signal.SIGTERM)
-            time.sleep(60)
-        except KeyboardInterrupt:
+        import os, pathlib, signal, sys, time
+        def save(number, frame):
             pathlib.Path({str(tmp_path / "saved")!r}).write_text("saved")
+            sys.exit(130)
+        signal.signal(signal.SIGTERM, save)
+        os.kill(os.getppid(), getattr(signal, os.environ["SENT"]))
+        time.sleep(60)
         """)
     )
     code = textwrap.dedent(f"""
         import os, pathlib
         from pods_rl.experiment.running import train_in_process
-        os.environ["PYTHONPATH"] = {str(tmp_path)!r}
+        os.environ |= {{"PYTHONPATH": {str(tmp_path)!r}, "SENT": {sent!r}}}
         try:
             train_in_process(pathlib.Path("c"), pathlib.Path("o"))
         except KeyboardInterrupt:

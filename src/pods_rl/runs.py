@@ -113,7 +113,7 @@ def is_run(path: str | Path) -> bool:
 def find_runs(experiment_dir: str | Path) -> dict[str, list[Run]]:
     """Every run below a directory, by arm: ``<arm>/seed-<k>/``, ``<run>/``, or the directory itself.
 
-    Arms come in the order of ``experiment.yaml`` where there is one, else by name; runs by seed.
+    Hidden directories are passed over (an experiment keeps earlier attempts in one). Arms come in the order of ``experiment.yaml`` where there is one, else by name; runs by seed.
     """
     root = Path(experiment_dir)
     if not root.is_dir():
@@ -121,7 +121,7 @@ def find_runs(experiment_dir: str | Path) -> dict[str, list[Run]]:
     if is_run(root):
         return {root.resolve().name: [Run(root)]}
     arms: dict[str, list[Run]] = {}
-    for child in sorted(p for p in root.iterdir() if p.is_dir()):
+    for child in sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")):
         paths = [child] if is_run(child) else [p for p in child.iterdir() if p.is_dir() and is_run(p)]
         if paths:
             arms[child.name] = [Run(p) for p in sorted(paths, key=lambda p: (_step_of(p), p.name))]

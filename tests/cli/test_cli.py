@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -104,6 +105,9 @@ def test_train_refuses_a_place_that_is_taken_before_it_loads_anything(trained):
 
 def test_resume_takes_the_runs_own_recipe(trained):
     pods("train", "--config", "tiny-pods", "--output", "out", "--seed", "7")
+    with pytest.raises(UserError, match=r"out \(finished\) has no checkpoint to go on from"):
+        pods("train", "--output", "out", "--resume")
+    Path("out/checkpoints/checkpoint-3").mkdir(parents=True)
     pods("train", "--output", "out", "--resume")
     assert trained.made[1][2] is True
     assert trained.made[1][0].values["seed"] == 7

@@ -66,7 +66,10 @@ def train(
     _check_output(output, resume=resume)
     from ..train import train as run_training
 
-    run = run_training(recipe, output, resume=resume)
+    try:
+        run = run_training(recipe, output, resume=resume)
+    except KeyboardInterrupt:  # before the first step, or a second Ctrl-C
+        raise typer.Exit(130) from None
     if run.state == "stopped":
         raise typer.Exit(130)
     if run.state != "finished":
@@ -100,9 +103,14 @@ def _default_output(recipe: Recipe) -> Path:
 
 def _check_output(output: Path, *, resume: bool) -> None:
     """Refuse a directory that cannot take the run now, rather than after torch and the model are loaded."""
-    from ..runs import RunWriter, is_run
+    from ..runs import Run, RunWriter, is_run
 
     if resume and not is_run(output):
         raise UserError(f"--resume: {output} holds no run to go on with.")
+    if resume and not Run(output).checkpoints():
+        raise UserError(
+            f"--resume: {output} ({Run(output).state}) has no checkpoint to go on from, and what it holds would "
+            "be lost: start again in another --output, with save_steps low enough."
+        )
     if os.environ.get("RANK", "0") == "0":
         RunWriter(output, resume=resume).close()

@@ -88,7 +88,8 @@ def run_experiment(
 def train_in_process(config: Path, output: Path) -> int:
     """`pods train` in a process of its own that shares our terminal; its exit code.
 
-    Ctrl-C reaches both of us: the run saves itself, we wait for it; a second one ends it at once.
+    When we are interrupted the run is asked to end too: it saves itself after its step and we wait for it. A second
+    interrupt ends it at once.
     """
     command = [sys.executable, "-m", "pods_rl", "train", "--config", str(config), "--output", str(output)]
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # a file of the user's must not stand in for a module
@@ -96,9 +97,8 @@ def train_in_process(config: Path, output: Path) -> int:
     with _termination_as_interrupt():
         try:
             return process.wait()
-        except KeyboardInterrupt as interrupt:
-            if isinstance(interrupt, _Terminated) or not _at_terminal():
-                process.send_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            process.terminate()  # not SIGINT: a terminal has sent that to the run already, and twice means at once
             try:
                 process.wait()
             except KeyboardInterrupt:
@@ -111,20 +111,25 @@ def _make(run: Planned, output: Path, launch: Callable[[Path, Path], int]) -> tu
     config = output / "configs" / f"{run.arm}-seed-{run.seed}.yaml"
     write_atomic(config, run.recipe.to_yaml())
     path = output / run.path
-    code = launch(config, path)
-    state = Run(path).state
-    if code == 0 and state == "finished":
-        return "finished", None
-    if state == "stopped":
-        return "stopped", Run(path).status.get("reason")
-    if state != "failed":  # it had no time to say so itself
-        reason = "killed by the system, perhaps out of memory" if code in (-9, 137) else f"exit code {code}"
-        status = Run(path).status
+    try:
+        code = launch(config, path)
+    except KeyboardInterrupt:
+        _close(path, "stopped", "interrupted")
+        raise
+    reason = "killed by the system, perhaps out of memory" if code in (-9, 137) else f"exit code {code}"
+    _close(path, "failed", reason)
+    status = Run(path).status
+    kind: Kind = status["state"]
+    return kind, status.get("reason") if kind != "finished" else None
+
+
+def _close(path: Path, state: Kind, reason: str) -> None:
+    """Say how a run ended that had no time to say so itself."""
+    found = Run(path)
+    if found.state not in ("finished", "stopped", "failed"):
         with RunWriter(path, resume=True) as writer:
-            writer.write_status(
-                "failed", reason=reason, **{k: status.get(k) or 0 for k in ("step", "seconds", "elapsed")}
-            )
-    return "failed", Run(path).status.get("reason")
+            kept = {key: found.status.get(key) or 0 for key in ("step", "seconds", "elapsed")}
+            writer.write_status(state, reason=reason, **kept)
 
 
 def _is_finished(path: Path, run: Planned, *, force: bool) -> bool:
@@ -153,23 +158,14 @@ def _set_aside(path: Path, output: Path) -> None:
         os.replace(path, attempts / f"{path.parent.name}-{path.name}-{number}")
 
 
-def _at_terminal() -> bool:
-    """Whether Ctrl-C comes from a terminal, which sends it to the run as well."""
-    return sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
-
-
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP, which reach us alone and not the run."""
-
-
 @contextmanager
 def _termination_as_interrupt() -> Iterator[None]:
-    def raise_terminated(number: int, frame: object) -> None:
-        raise _Terminated
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
 
     names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     try:
-        before = {name: signal.signal(getattr(signal, name), raise_terminated) for name in names}
+        before = {name: signal.signal(getattr(signal, name), interrupt) for name in names}
     except ValueError:  # not the main thread, where no handler can be set
         before = {}
     try:
