@@ -113,7 +113,8 @@ def is_run(path: str | Path) -> bool:
 def find_runs(experiment_dir: str | Path) -> dict[str, list[Run]]:
     """Every run below a directory, by arm: ``<arm>/seed-<k>/``, ``<run>/``, or the directory itself.
 
-    Hidden directories are passed over (an experiment keeps earlier attempts in one). Arms come in the order of ``experiment.yaml`` where there is one, else by name; runs by seed.
+    Hidden directories are passed over (an experiment keeps earlier attempts in one). Arms come in
+    the order of ``experiment.yaml`` where there is one, else by name; runs by seed.
     """
     root = Path(experiment_dir)
     if not root.is_dir():

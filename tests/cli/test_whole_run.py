@@ -1,0 +1,82 @@
+"""Whole runs through the real commands, with a random policy small enough to train in a second."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from pods_rl.cli import app
+from pods_rl.runs import Run
+
+GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
+RECIPE = {
+    "num_generations": 2,
+    "num_rollouts": 4,
+    "per_device_train_batch_size": 2,
+    "max_completion_length": 6,
+    "max_steps": 3,
+    "save_steps": 2,
+    "gradient_checkpointing": False,
+    "use_cpu": True,
+    "eval_prompts": 4,
+    "ledger_every": 1,
+    "threads": 1,
+}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A directory with a policy in ``policy/`` and a recipe for it in ``r.yaml``."""
+    from pods_rl.policies.build import build_model, build_tokenizer
+
+    monkeypatch.chdir(tmp_path)
+    tokenizer = build_tokenizer()
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+    build_model(tokenizer, **sizes).save_pretrained("policy")
+    tokenizer.save_pretrained("policy")
+    Path("r.yaml").write_text(yaml.safe_dump({"model_name_or_path": "./policy", **RECIPE}))
+    return tmp_path
+
+
+def pods(*words: str):
+    result = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_train_resume_and_evaluate(place):
+    pods("train", "--config", "r.yaml", "--output", "run")
+    run = Run.open("run")
+    assert run.state == "finished"
+    assert run.config["num_rollouts"] == 4
+    assert [row["step"] for row in run.metrics] == [1, 2, 3]
+    assert [row["step"] for row in run.evals] == [0, 3]
+    assert [path.name for path in run.rollout_files()] == [f"step-00000{step}.parquet" for step in (1, 2, 3)]
+    pods("train", "--output", "run", "--resume", "--max_steps", "4")
+    run = Run.open("run")
+    assert [row["step"] for row in run.metrics] == [1, 2, 3, 4]
+    pods("eval", "--run", "run", "--output", "result.json")
+    assert json.loads(Path("result.json").read_text())["prompts"] == 4
+
+
+def test_gsm8k_trains_by_naming_a_file_and_its_columns(place):
+    if not GSM8K.is_dir():
+        pytest.skip(f"no GSM8K in {GSM8K}")
+    words = ["--dataset_name", str(GSM8K / "train.jsonl"), "--dataset_test_name", str(GSM8K / "test.jsonl")]
+    words += ["--question_column", "question", "--answer_column", "answer", "--answer_after", "####"]
+    words += ["--prompt_style", "plain", "--system_prompt", "", "--task_train_size", "8", "--task_test_size", "4"]
+    pods("train", "--config", "r.yaml", "--output", "run", *words)
+    run = Run.open("run")
+    assert run.state == "finished"
+    assert run.evals[-1]["prompts"] == 4
+    import pyarrow.parquet as pq
+
+    rows = pq.read_table(run.rollout_files()[0]).to_pylist()
+    assert len(rows) == 4
+    assert all(row["answer"].strip().lstrip("-").replace(".", "").isdigit() for row in rows)
