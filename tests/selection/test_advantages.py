@@ -119,7 +119,10 @@ def test_huge_rewards_do_not_overflow(when: str, dtype: torch.dtype, huge: float
     beside_PN = torch.cat([shape_PN, shape_PN * huge])
     beside = Selection(torch.cat([kept.indices, kept.indices]))
     assert torch.equal(advantages(beside_PN, beside, when=when)[:2], advantages(shape_PN, kept, when=when))
-    assert advantages(beside_PN, beside, when=when, scale="batch").isfinite().all()
+    batch_PM = advantages(beside_PN, beside, when=when, scale="batch")
+    exact_PN = (torch.cat([shape_PN * 0.0, shape_PN]) * 1e6).double().numpy()  # 1 beside 1e20 and more is nothing
+    expected_PM = by_hand(exact_PN, beside.indices.numpy(), when, "batch")
+    np.testing.assert_allclose(batch_PM.numpy(), expected_PM, rtol=1e-5, atol=1e-15)
     halved_PM = advantages(shape_PN * (huge / 4), kept, when=when, scale="none")
     torch.testing.assert_close(halved_PM / (huge / 4), advantages(shape_PN, kept, when=when, scale="none"))
 

@@ -68,6 +68,19 @@ def test_ties_are_broken_as_stated(n: int, m: int) -> None:
     assert max_variance(rewards_PN, m).tolist() == [stated_rule(row, m) for row in rewards_PN.tolist()]
 
 
+@pytest.mark.parametrize("m", [1, 15, 16, 100, 199])
+def test_ties_are_broken_as_stated_in_large_groups(m: int) -> None:
+    """Long runs of equal values: what an unstable sort would shuffle."""
+    generator = torch.Generator().manual_seed(m)
+    rewards_PN = torch.randint(0, 4, (6, 200), generator=generator).double() - 1.5
+    rewards_PN[4:].masked_fill_(torch.rand(2, 200, generator=generator) < 0.3, NAN)
+    assert max_variance(rewards_PN, m).tolist() == [stated_rule(row, m) for row in rewards_PN.tolist()]
+
+
+def test_negative_zero_is_zero() -> None:
+    assert max_variance(torch.tensor([[0.0, -0.0, 1.0, 0.0, -0.0]]), 2).tolist() == [[0, 2]]
+
+
 @st.composite
 def groups(draw: st.DrawFn, nan: bool = True) -> tuple[list[float], int]:
     reward = st.integers(-40, 40).map(float) | st.sampled_from([0.0, 1.0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -62,8 +63,11 @@ def test_every_real_dtype_gives_the_same_indices(rule, dtype: torch.dtype) -> No
 def test_input_is_left_alone(rule) -> None:
     rewards_PN = torch.randn(4, 8, generator=seeded(), requires_grad=True)
     before = rewards_PN.detach().clone()
-    rule(rewards_PN, 3, generator=seeded())
-    rule(rewards_PN.detach().t().contiguous().t(), 3, generator=seeded())
+    expected = rule(rewards_PN, 3, generator=seeded())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # PyTorch warns of slow layouts
+        transposed_PN = rewards_PN.detach().t().contiguous().t()
+        assert torch.equal(rule(transposed_PN, 3, generator=seeded()), expected)
     assert torch.equal(rewards_PN, before)
 
 
@@ -157,6 +161,9 @@ def test_random_is_repeatable_and_looks_at_no_reward() -> None:
 
 
 def test_random_keeps_each_scored_rollout_equally_often() -> None:
+    unscored_PN = torch.full((2, 100), NAN)
+    unscored_PN[:, 50:52] = 0.0
+    assert RULES["random"](unscored_PN, 40).tolist() == [[*range(38), 50, 51]] * 2
     rewards_PN = torch.zeros(20000, 6)
     rewards_PN[:, 2] = NAN
     counts_N = RULES["random"](rewards_PN, 2, generator=seeded()).flatten().bincount(minlength=6)

@@ -73,11 +73,11 @@ def _shrink(values_PR: Tensor, *, per_group: bool) -> Tensor:
 
 
 def _nan_std(values_PR: Tensor) -> Tensor:
-    """Standard deviation (ddof = 1) of a row's numbers, NaN left out; 0 for a single number: `[P, 1]`."""
+    """Standard deviation (ddof = 1) of a row's numbers, NaN left out; NaN if there is one alone: `[P, 1]`."""
     mean_P1 = values_PR.nanmean(dim=1, keepdim=True)
     count_P1 = (~values_PR.isnan()).sum(dim=1, keepdim=True, dtype=values_PR.dtype)
     variance_P1 = (values_PR - mean_P1).square().nanmean(dim=1, keepdim=True)
-    return (variance_P1 * (count_P1 / (count_P1 - 1).clamp(min=1))).sqrt()
+    return (variance_P1 * (count_P1 / (count_P1 - 1))).sqrt()
 
 
 def _constant(values_PR: Tensor) -> Tensor:

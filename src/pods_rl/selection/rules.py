@@ -82,7 +82,7 @@ def random(rewards_PN: Tensor, m: int, *, generator: torch.Generator | None = No
     device = rewards_PN.device if generator is None else generator.device
     keys_PN = torch.rand(rewards_PN.shape, generator=generator, device=device, dtype=torch.float64)
     keys_PN = keys_PN.to(rewards_PN.device).masked_fill(rewards_PN.isnan(), math.inf)
-    order_PN = keys_PN.argsort(dim=1, stable=True)
+    _, order_PN = _stable_sort(keys_PN)
     return order_PN[:, :m].sort(dim=1).values
 
 
@@ -124,12 +124,26 @@ def _sort(rewards_PN: Tensor, all_scored: bool) -> tuple[Tensor, Tensor, Tensor]
     """
     if not all_scored:
         rewards_PN = rewards_PN.masked_fill(rewards_PN.isnan(), math.inf)
-    sorted_PN, order_PN = rewards_PN.contiguous().sort(dim=1, stable=True)
-    return (
-        sorted_PN,
-        order_PN,
-        torch.searchsorted(sorted_PN, rewards_PN.new_full((len(rewards_PN), 1), math.inf)),
-    )
+    sorted_PN, order_PN = _stable_sort(rewards_PN)
+    end_P1 = sorted_PN.new_full((len(sorted_PN), 1), math.inf)
+    return sorted_PN, order_PN, torch.searchsorted(sorted_PN, end_P1)
+
+
+def _stable_sort(values_PN: Tensor) -> tuple[Tensor, Tensor]:
+    """Values ascending and the column each came from; equal values stay in column order. None may be NaN.
+
+    Sorts the floats' bits as integers: on a CPU that takes two thirds of the time, as no comparison looks for NaN.
+    """
+    integer = torch.int64 if values_PN.dtype == torch.float64 else torch.int32
+    bits_PN = (values_PN.contiguous() + 0.0).view(integer)  # + 0.0 makes -0.0 equal to 0.0
+    bits_PN, order_PN = _flip_negatives(bits_PN).sort(dim=1, stable=True)
+    return _flip_negatives(bits_PN).view(values_PN.dtype), order_PN
+
+
+def _flip_negatives(bits_PN: Tensor) -> Tensor:
+    """Floats' bits as integers in the floats' order, and back: of negative ones, all but the sign is turned over."""
+    size = torch.iinfo(bits_PN.dtype)
+    return (bits_PN >> (size.bits - 1)).bitwise_and_(size.max).bitwise_xor_(bits_PN)
 
 
 def _best_split(sorted_PN: Tensor, scored_P1: Tensor, m: int) -> Tensor:
@@ -142,10 +156,10 @@ def _best_split(sorted_PN: Tensor, scored_P1: Tensor, m: int) -> Tensor:
     highest_PM = sorted_PN.gather(1, (scored_P1 - 1 - rank_M).clamp_(min=0))
     low_P1, high_P1 = lowest_PM[:, -1:].double(), highest_PM[:, :1].double()
     # The midrange, unlike a rounded mean, does not depend on the rollouts' order; halves do not overflow.
+    # A group without spread becomes NaN here: it has no best k, and needs none, as any k gives it the same set.
     half_range_P1 = high_P1 / 2 - low_P1 / 2
-    scale_P1 = half_range_P1.masked_fill(half_range_P1 == 0, 1.0)
-    lowest_PM = (lowest_PM - (low_P1 + half_range_P1)).div_(scale_P1)
-    highest_PM = (highest_PM - (low_P1 + half_range_P1)).div_(scale_P1)
+    lowest_PM = (lowest_PM - (low_P1 + half_range_P1)).div_(half_range_P1)
+    highest_PM = (highest_PM - (low_P1 + half_range_P1)).div_(half_range_P1)
 
     # One more from the high end is one less from the low end, so the sums for all k are one running sum.
     change_PM = highest_PM - lowest_PM

@@ -1,0 +1,144 @@
+"""How fast is the max-variance rule? Against the paper's Algorithm 2 in a Python loop, and against a sort.
+
+    python benchmarks/selection.py [--repeats 31] [--json FILE]
+
+One thread, in CPU time, so that waiting for a busy machine does not count. A round times every contender once; a ratio
+is taken within each round, and the table gives its median with its quartiles. The limit is a plain `torch.sort` of the
+same rewards in the same dtype: float32, as the engine's are, and in float64 below the table. `normal` rewards are all
+different; `binary` ones, 0 or 1, are what a verifier gives, and sort three times faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pods_rl.selection import RULES, select
+
+SETTINGS = [(256, 512, 128), (1, 64, 16), (4096, 64, 16)]
+GOAL_SETTING, GOAL_LOOP, GOAL_SORT = (256, 512, 128), 100.0, 2.0
+KINDS: dict[str, Callable[[Tensor], Tensor]] = {"normal": lambda x_PN: x_PN, "binary": lambda x_PN: (x_PN > 0).float()}
+
+
+def algorithm_2(rewards_PN: Tensor, m: int) -> Tensor:
+    """Algorithm 2 of the paper (arXiv 2504.13818, section 3.3), line by line, one prompt after the other."""
+    chosen = []
+    for rewards_N in rewards_PN:
+        order_N = rewards_N.argsort()
+        answer_M = order_N[:m]
+        for k in range(1, m + 1):
+            this_M = torch.cat([order_N[: m - k], order_N[len(order_N) - k :]])
+            if rewards_N[this_M].var() > rewards_N[answer_M].var():
+                answer_M = this_M
+        chosen.append(answer_M)
+    return torch.stack(chosen)
+
+
+def measure(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[str, np.ndarray]:
+    """Seconds of each contender in each round, `[rounds]`, after one round that does not count.
+
+    A contender quicker than half a millisecond is repeated within a round, so that the clock itself costs nothing.
+    """
+    calls = {}
+    for name, contender in contenders.items():
+        start = time.process_time()
+        contender()
+        calls[name] = max(1, round(5e-4 / (time.process_time() - start)))
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, contender in contenders.items():
+            start = time.process_time()
+            for _ in range(calls[name]):
+                contender()
+            seconds[name].append((time.process_time() - start) / calls[name])
+    return {name: np.array(values) for name, values in seconds.items()}
+
+
+def quartiles(values: np.ndarray) -> list[float]:
+    """First quartile, median, third quartile."""
+    return [float(q) for q in np.quantile(values, [0.25, 0.5, 0.75])]
+
+
+def compare(prompts: int, n: int, m: int, kind: str, repeats: int, loop_repeats: int) -> dict:
+    """One setting: seconds of each contender, and the rule's ratios to the loop and to the sorts."""
+    normal_PN = torch.randn(prompts, n, generator=torch.Generator().manual_seed(0))
+    rewards_PN = KINDS[kind](normal_PN)
+    double_PN = rewards_PN.double()
+    max_variance = RULES["max_variance"]
+    kept, looped = rewards_PN.gather(1, max_variance(rewards_PN, m)), rewards_PN.gather(1, algorithm_2(rewards_PN, m))
+    torch.testing.assert_close(kept.var(dim=1), looped.var(dim=1), rtol=1e-5, atol=0)
+
+    contenders: dict[str, Callable[[], object]] = {
+        "rule": lambda: max_variance(rewards_PN, m),
+        "select": lambda: select(rewards_PN, m),
+        "sort_float32": lambda: rewards_PN.sort(dim=1),
+        "rule_float64": lambda: max_variance(double_PN, m),
+        "sort_float64": lambda: double_PN.sort(dim=1),
+    }
+    seconds = measure(contenders, repeats)
+    loop = {"rule": contenders["rule"], "loop": lambda: algorithm_2(rewards_PN, m)}
+    beside_loop = measure(loop, loop_repeats)
+    return {
+        "setting": [prompts, n, m],
+        "rewards": kind,
+        "seconds": {name: quartiles(v) for name, v in {**beside_loop, **seconds}.items()},
+        "times_faster_than_loop": quartiles(beside_loop["loop"] / beside_loop["rule"]),
+        "times_sort_float32": quartiles(seconds["rule"] / seconds["sort_float32"]),
+        "times_sort_float64": quartiles(seconds["rule_float64"] / seconds["sort_float64"]),
+    }
+
+
+def table(results: list[dict]) -> str:
+    """A line per setting, within 80 columns: medians in ms, ratios with their quartiles."""
+
+    def ratio(values: list[float]) -> str:
+        low, middle, high = (f"{v:.3g}" for v in values)
+        return f"{middle} ({low}-{high})"
+
+    header = f"{'P x n -> m':17}{'rewards':7}{'rule ms':>9}{'sort ms':>9}{'loop / rule':>18}{'rule / sort':>18}"
+    lines = [header, "-" * len(header)]
+    for result in results:
+        prompts, n, m = result["setting"]
+        rule, sort = (result["seconds"][name][1] * 1e3 for name in ("rule", "sort_float32"))
+        loop, limit = ratio(result["times_faster_than_loop"]), ratio(result["times_sort_float32"])
+        name = f"{prompts} x {n} -> {m}"
+        lines.append(f"{name:17}{result['rewards']:7}{rule:9.3f}{sort:9.3f}{loop:>18}{limit:>18}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Time the max-variance rule beside Algorithm 2 and torch.sort.")
+    parser.add_argument("--repeats", type=int, default=31, help="rounds beside the sorts (default: %(default)s)")
+    parser.add_argument("--loop-repeats", type=int, default=3, help="rounds beside the loop (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
+    arguments = parser.parse_args()
+
+    torch.set_num_threads(1)
+    # glibc keeps freed memory once a larger block was freed, as in any training process; else each call faults it in.
+    torch.zeros(16 << 20, dtype=torch.uint8)
+    results = [
+        compare(*setting, kind, arguments.repeats, arguments.loop_repeats) for setting in SETTINGS for kind in KINDS
+    ]
+    print(table(results))
+    print("float32 rewards, one thread; medians, and quartiles of the ratios within rounds.")
+    in_float64 = ", ".join(f"{result['times_sort_float64'][1]:.2f}" for result in results)
+    print(f"The same in float64, rule / sort: {in_float64}")
+    goal = next(r for r in results if tuple(r["setting"]) == GOAL_SETTING)
+    met = goal["times_faster_than_loop"][1] >= GOAL_LOOP and goal["times_sort_float32"][1] <= GOAL_SORT
+    setting = "{} x {} -> {}".format(*GOAL_SETTING)
+    print(f"Goal at {setting}: >= {GOAL_LOOP:.0f} x the loop, <= {GOAL_SORT:.0f} sorts: {'met' if met else 'MISSED'}")
+    if arguments.json:
+        environment = {"torch": torch.__version__, "processor": platform.processor(), "threads": 1}
+        arguments.json.write_text(json.dumps({"environment": environment, "results": results}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
