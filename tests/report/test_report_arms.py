@@ -128,8 +128,9 @@ def test_unknown_baseline_is_refused_with_the_names(experiment: Path) -> None:
         analysis_of(experiment, baseline="grop")
 
 
-def test_no_baseline_gives_no_speedup(experiment: Path) -> None:
-    analysis = analysis_of(experiment, baseline=None)
+@pytest.mark.parametrize("baseline", [None, "none"])
+def test_no_baseline_gives_no_speedup(experiment: Path, baseline: str | None) -> None:
+    analysis = analysis_of(experiment, baseline=baseline)
     assert not analysis.speedups
     assert analysis.headlines[0].startswith("pods (64→16) went from 0.")
 

@@ -25,7 +25,7 @@ PAPER_RUNS = Path(__file__).parents[3] / "shared" / "data" / "paper_runs" / "gsm
 
 def test_mean_leaves_out_what_few_runs_have() -> None:
     scores = [[0.1, 0.3, 0.9], [0.3, NAN, NAN], [0.2, NAN, NAN], [0.4, 0.5, NAN]]
-    np.testing.assert_allclose(mean_curve(scores), [0.25, 0.4, NAN])
+    np.testing.assert_allclose(mean_curve(scores), [0.25, NAN, NAN])  # two of four are no majority
     np.testing.assert_allclose(mean_curve(scores, min_share=0.0), [0.25, 0.4, 0.9])
 
 

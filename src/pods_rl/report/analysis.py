@@ -113,9 +113,9 @@ def analyse(
 
 
 def find_baseline(arms: Sequence[Arm], name: str | None) -> Arm | None:
-    """The arm of that name; None for no name, and for a lone arm of another name."""
+    """The arm of that name; None for no name (or ``none``), and for a lone arm of another name."""
     by_name = {arm.name: arm for arm in arms}
-    if name is None or (len(by_name) == 1 and name not in by_name):
+    if name is None or (name == "none" and name not in by_name) or (len(by_name) == 1 and name not in by_name):
         return None
     if name not in by_name:
         names = ", ".join(plain(other) for other in by_name)

@@ -132,8 +132,8 @@ def method_lines(analysis: Analysis) -> tuple[str, ...]:
         "Time is the training clock: evaluation is not in it. A checkpoint’s time is the mean over runs of "
         "the real seconds at which it was made; checkpoints of runs are matched by their nominal second.",
         "Thick lines are means over runs; bands and the interval of the final score are 1.96 standard errors "
-        "over runs, as in the paper (final.csv has the bootstrap’s too). Checkpoints that fewer than half "
-        "of an arm’s runs have are in no mean. No run is left out: killed and failed runs count as far as "
+        "over runs, as in the paper (final.csv has the bootstrap’s too). Checkpoints that half of an "
+        "arm’s runs or fewer have are in no mean. No run is left out: killed and failed runs count as far as "
         "they got.",
     ]
     if analysis.speedups:

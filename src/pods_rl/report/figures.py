@@ -126,7 +126,7 @@ def curves_figure(
     styles = line_styles([line.is_baseline for line in lines])
     for rank, (line, style) in enumerate(zip(lines, styles, strict=True)):
         handles.append(_draw_line(axes, line, style, UNITS[unit], crowded=len(lines) > CROWD, layer=3 + 0.1 * rank))
-    axes.set_ylim(*_mean_limits(lines) if len(lines) > CROWD else axes.get_ylim())
+    axes.set_ylim(*_mean_limits(lines, threshold) if len(lines) > CROWD else axes.get_ylim())
     if threshold is not None and math.isfinite(threshold):
         _mark_threshold(axes, lines, [style["color"] for style in styles], threshold, unit)
         offset: dict[str, Any] = {"xytext": (6, 4), "textcoords": "offset points"}
@@ -161,8 +161,9 @@ def _draw_line(axes: Axes, line: Line, style: dict[str, Any], unit: float, *, cr
     return handle
 
 
-def _mean_limits(lines: Sequence[Line]) -> tuple[float, float]:
-    means = np.concatenate([mean_curve(line.scores) for line in lines])
+def _mean_limits(lines: Sequence[Line], threshold: float | None) -> tuple[float, float]:
+    level = [math.nan if threshold is None else threshold]
+    means = np.concatenate([level, *(mean_curve(line.scores) for line in lines)])
     low, high = float(np.nanmin(means)), float(np.nanmax(means))
     margin = 0.08 * (high - low) or 0.05
     return low - margin, high + margin

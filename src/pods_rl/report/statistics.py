@@ -43,7 +43,7 @@ def mean_curve(scores_RC: ArrayLike, min_share: float = 0.5) -> Array:
 
     Args:
         scores_RC: ``[..., R, C]``, NaN where a run has no evaluation.
-        min_share: a checkpoint that fewer than this share of the runs have gets NaN: a mean over the one run
+        min_share: a checkpoint that no more than this share of the runs have gets NaN: a mean over the one run
             that happened to live longest says nothing about the arm.
 
     Returns:
@@ -58,7 +58,7 @@ def mean_curve(scores_RC: ArrayLike, min_share: float = 0.5) -> Array:
     present = ~np.isnan(scores)
     count = present.sum(axis=-2)
     total = np.where(present, scores, 0.0).sum(axis=-2)
-    enough = (count > 0) & (count >= min_share * scores.shape[-2])
+    enough = count > min_share * scores.shape[-2]
     return np.where(enough, total / np.maximum(count, 1), np.nan)
 
 
@@ -169,7 +169,6 @@ def time_ratio(baseline_time: ArrayLike, arm_time: ArrayLike) -> Array:
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = baseline / arm
     ratio = np.where(baseline == arm, 1.0, ratio)
-    ratio = np.where(np.isinf(arm), 0.0, ratio)
     return np.where(np.isfinite(baseline), ratio, np.nan)
 
 
@@ -206,7 +205,7 @@ def speedup(
         resamples: 0 for no interval.
 
     Returns:
-        A ``Speedup``. Checkpoints that fewer than half of the runs have are passed over (``mean_curve``),
+        A ``Speedup``. Checkpoints that half of the runs or fewer have are passed over (``mean_curve``),
         so a resample made mostly of runs that died early ends with them: an arm whose runs die is not
         credited with what they might have reached. An arm that reaches T at time 0 has speedup inf (1 if
         the baseline does too: ``time_ratio``). With one run on either side there is no interval: it is NaN.

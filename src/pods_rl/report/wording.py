@@ -107,7 +107,7 @@ def _curve_notes(analysis: Analysis) -> list[str]:
         thin = int(np.isnan(curve.mean).sum())
         if thin:
             found.append(
-                f"{arm.label}: fewer than half of its runs have {thin} of the {len(curve.due)} checkpoints; "
+                f"{arm.label}: half of its runs or fewer have {thin} of the {len(curve.due)} checkpoints; "
                 "those are drawn run by run, and are in no mean."
             )
         end = analysis.finals[arm.name]
