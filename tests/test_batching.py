@@ -64,6 +64,7 @@ def test_processes_come_from_the_launcher(monkeypatch):
         ({"num_generations": None}, "num_generations = None: expected"),
         ({"num_generations": True}, "num_generations = True: expected"),
         ({"num_generations": 8, "num_rollouts": 4}, "cannot keep 8 of 4 rollouts.*Raise num_rollouts to 8"),
+        ({"num_generations": 8, "num_rollouts": 7}, "cannot keep 8 of 7 rollouts"),
         ({"num_generations": 8, "rollout_batch_size": 0}, "rollout_batch_size = 0: .* at least 1"),
         ({"num_generations": 8, "per_device_train_batch_size": 0}, "per_device_train_batch_size = 0"),
         ({"num_generations": 8, "gradient_accumulation_steps": 0}, "gradient_accumulation_steps = 0"),

@@ -143,6 +143,14 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [target]
 
 
+def test_a_reader_of_the_old_file_keeps_it(tmp_path):
+    write_atomic(tmp_path / "status.json", "old")
+    with (tmp_path / "status.json").open() as reader:
+        write_atomic(tmp_path / "status.json", "new")
+        assert reader.read() == "old"
+    assert (tmp_path / "status.json").read_text() == "new"
+
+
 def test_a_failed_ledger_leaves_no_part(tmp_path):
     with RunWriter(tmp_path) as writer:
         with pytest.raises(Exception, match="expected length"):

@@ -17,8 +17,9 @@ from pods_rl.recipe.trl_source import trl_fields
 def dataclass_fields():
     from trl import GRPOConfig, ModelConfig
 
-    both = (*dataclasses.fields(ModelConfig), *dataclasses.fields(GRPOConfig))  # GRPOConfig decides
-    return {field.name: field for field in both if field.init}
+    both = [f for config in (ModelConfig, GRPOConfig) for f in dataclasses.fields(config) if f.init]
+    assert len({field.name for field in both}) == len(both)  # else a key would belong to two parts
+    return {field.name: field for field in both}
 
 
 def test_no_field_is_missing_or_invented(dataclass_fields):

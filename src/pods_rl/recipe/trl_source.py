@@ -36,8 +36,6 @@ def trl_fields() -> dict[str, Field]:
         if body is None:
             raise UserError(f"{package} has no class {name} in {file}: install a tested version, trl>=1.16.")
         for field in _fields_of(body, section, enums):
-            if section == "model" and field.name in fields:
-                continue  # GRPOConfig decides where both define a key (trust_remote_code)
             fields[field.name] = field
     return fields
 
