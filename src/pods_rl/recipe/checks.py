@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..batching import check_batch
+from ..batching import BatchPlan, check_batch
 from ..errors import UserError
 from .fields import describe, suggest
 from .schema import REWARDS, RULES, TINY
@@ -24,6 +24,10 @@ _DECAYING = (
     "cosine_with_min_lr",
     "warmup_stable_decay",
 )
+_BATCH_KEYS = (
+    "num_generations", "num_rollouts", "per_device_train_batch_size", "gradient_accumulation_steps",
+    "steps_per_generation", "generation_batch_size", "rollout_batch_size",
+)  # fmt: skip
 _MINIMA: dict[str, tuple[float, bool]] = {  # (smallest value, whether it is allowed itself)
     "max_seconds": (0, False), "eval_seconds": (0, False), "eval_prompts": (0, True),
     "eval_repeats": (1, True), "eval_temperature": (0, True), "eval_batch_size": (1, True),
@@ -36,7 +40,7 @@ _MINIMA: dict[str, tuple[float, bool]] = {  # (smallest value, whether it is all
 
 def check_values(values: Mapping[str, Any]) -> None:
     """Raises UserError for the first thing in a resolved recipe that cannot work."""
-    for check in (_check_ranges, _check_length, _check_rows, _check_rule, _check_precision, _check_extras):
+    for check in (_check_ranges, _check_length, batch_plan, _check_rule, _check_precision, _check_extras):
         check(values)
     _check_task(values)
     _check_model(values)
@@ -63,12 +67,9 @@ def _check_length(values: Mapping[str, Any]) -> None:
             )
 
 
-def _check_rows(values: Mapping[str, Any]) -> None:
-    keys = (
-        "num_generations", "num_rollouts", "per_device_train_batch_size", "gradient_accumulation_steps",
-        "steps_per_generation", "generation_batch_size", "rollout_batch_size",
-    )  # fmt: skip
-    check_batch(**{key: values[key] for key in keys if key in values})
+def batch_plan(values: Mapping[str, Any]) -> BatchPlan:
+    """What a step handles; raises UserError where the batches do not hold whole groups."""
+    return check_batch(**{key: values[key] for key in _BATCH_KEYS if key in values})
 
 
 def _check_rule(values: Mapping[str, Any]) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ..batching import BatchPlan, check_batch
+from ..batching import BatchPlan
 from ..errors import UserError
-from .checks import check_values
+from .checks import batch_plan, check_values
 from .fields import suggest
 from .reading import Source, dump_yaml, read_yaml
 from .schema import TINY, UNSUPPORTED, defaults, fields
@@ -18,10 +18,6 @@ from .schema import TINY, UNSUPPORTED, defaults, fields
 _RECIPES = Path(__file__).parent.parent / "recipes"
 _ENDLESS = 10**9  # steps of a run that only the clock stops; TRL would stop after 3 epochs
 _TITLES = {"model": "the policy", "engine": "training", "task": "the task", "run": "this run"}
-_BATCH_KEYS = (
-    "num_generations", "num_rollouts", "per_device_train_batch_size", "gradient_accumulation_steps",
-    "steps_per_generation", "generation_batch_size", "rollout_batch_size",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -62,7 +58,7 @@ class Recipe:
         return self._section("run")
 
     def batch_plan(self) -> BatchPlan:
-        return check_batch(**{key: self.values[key] for key in _BATCH_KEYS if key in self.values})
+        return batch_plan(self.values)
 
     def to_yaml(self) -> str:
         """The resolved recipe, by section; loading it gives equal values."""
