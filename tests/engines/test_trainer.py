@@ -184,6 +184,21 @@ def test_a_step_without_signal_moves_nothing(make_trainer):
     assert [row["pods/tokens/trained"] for row in history[1:3]] == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("n", [6, 12])
+def test_equal_rewards_whose_mean_is_rounded_teach_nothing(make_trainer, random_model, n):
+    """In float32 the mean of six times 0.975 is not 0.975: without care, noise of 1e-3 would pass for an advantage."""
+    rewards = torch.full((6,), 0.975)
+    assert (rewards.nanmean() != rewards).all()
+    trainer = make_trainer(
+        reward=lambda completions, **_: [0.975] * len(completions),
+        num_generations=6, num_rollouts=n, per_device_train_batch_size=6, max_steps=2,
+    )  # fmt: skip
+    trainer.train()
+    assert [row["pods/skipped_step"] for row in trainer.state.log_history[:2]] == [1.0, 1.0]
+    for p, q in zip(trainer.model.parameters(), random_model.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
 def test_the_option_restores_trl_s_behaviour(make_trainer, random_model):
     trainer = make_trainer(
         reward=constant, num_rollouts=8, skip_zero_advantage_steps=False, weight_decay=0.1, max_steps=1

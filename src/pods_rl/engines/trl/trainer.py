@@ -26,7 +26,7 @@ from trl import GRPOTrainer
 from ...selection import Selection, advantages, select
 from .config import PODSConfig
 from .layout import MicroBatch, completion_lengths, real_columns, sort_windows, steps_window
-from .metrics import log_all_rollouts, log_selection
+from .metrics import is_constant, log_all_rollouts, log_selection
 from .phases import PhaseClock
 from .refusals import refuse_unsupported
 from .rollouts import Rollouts, refuse_unusable, total_reward
@@ -198,6 +198,11 @@ class PODSTrainer(GRPOTrainer):
                 logged.pop()
             logged.extend(everyone.tolist())
             output["advantages"] = everyone[self._local(groups * m)].to(output["advantages"].device)
+        elif self.args.skip_zero_advantage_steps and self.multi_objective_aggregation == "sum_then_normalize":
+            # The mean of equal float32 rewards can differ from them: TRL's advantages are then noise, not zero.
+            kept = current.rollouts.rewards.gather(1, current.rollouts.kept)
+            constant = is_constant(kept).repeat_interleave(m).to(output["advantages"].device)
+            output["advantages"] = output["advantages"].masked_fill(constant, 0.0)
         if n != m:
             assert current.all_rewards is not None
             log_all_rollouts(
