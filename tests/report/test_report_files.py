@@ -166,7 +166,7 @@ def test_report_loads_neither_torch_nor_trl() -> None:
 
 # -------------------------------------------------------------------------------------------- figures
 
-AWKWARD = ["$\\frac{1}{", "_hidden", "", "日本 🙂", "x" * 40]
+AWKWARD = ["$\\frac{1}{$", "_hidden", "", "日本 🙂", "x" * 40]
 
 
 @pytest.mark.parametrize("width", [8.4, 4.4])
