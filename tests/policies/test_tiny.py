@@ -66,13 +66,9 @@ def test_end_and_padding_are_special_and_distinct(tokenizer):
 
 def test_every_prompt_and_chain_survives_the_round_trip(tokenizer):
     texts = [*arithmetic_task(train_size=200, test_size=50).train["prompt"], write_completion(Problem((37, 58, -14)))]
-    texts += [string.printable[:95], "two  spaces , a comma", "x</think>y<think>"]
+    texts += [string.printable[:95], "two  spaces , a comma", "x</think>y<think>", "3 × 4 = zwölf"]
     for text in texts:
         assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text
-
-
-def test_a_character_outside_ascii_is_read_as_a_question_mark(tokenizer):
-    assert tokenizer.decode(tokenizer.encode("1é2")) == "1?2"
 
 
 def test_samples_from_the_whole_distribution_by_default(model):

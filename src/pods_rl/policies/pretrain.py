@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
 from ..tasks.arithmetic import DIFFICULTIES, Problem, draw_problem
 from .build import build_model, build_tokenizer
@@ -27,7 +27,10 @@ def main(arguments: list[str] | None = None) -> None:
     torch.manual_seed(options.seed)
     tokenizer = build_tokenizer()
     model = build_model(tokenizer)
-    for name, mixture, steps, lr in (("skill", CLEAN, options.skill_steps, options.lr), ("mistakes", Mixture(), options.mistake_steps, options.lr / 3)):
+    for name, mixture, steps, lr in (
+        ("skill", CLEAN, options.skill_steps, options.lr),
+        ("mistakes", Mixture(), options.mistake_steps, options.lr / 3),
+    ):
         print(name)
         train(model, tokenizer, mixture, steps=steps, batch_size=options.batch_size, lr=lr, seed=options.seed)
     save(model, tokenizer, options.output)
@@ -36,7 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def train(
     model: Qwen2ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
+    tokenizer: Qwen2Tokenizer,
     mixture: Mixture,
     *,
     steps: int,
@@ -69,7 +72,7 @@ def train(
 
 
 def batches(
-    tokenizer: PreTrainedTokenizerFast, mixture: Mixture, batch_size: int, seed: int
+    tokenizer: Qwen2Tokenizer, mixture: Mixture, batch_size: int, seed: int
 ) -> Iterator[dict[str, torch.Tensor]]:
     """Yield batches for ever; sums of one length go together, so that little padding is computed."""
     rng = random.Random(seed)
@@ -82,14 +85,14 @@ def batches(
             yield _collate(pool[start : start + batch_size], tokenizer.pad_token_id)
 
 
-def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, output: Path) -> None:
+def save(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, output: Path) -> None:
     """Write weights (safetensors), tokenizer and configuration, as `from_pretrained` reads them."""
     model.generation_config.update(do_sample=True, temperature=1.0, top_k=0, top_p=1.0)
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)
 
 
-def _example(rng: random.Random, tokenizer: PreTrainedTokenizerFast, mixture: Mixture) -> tuple[list[int], list[int]]:
+def _example(rng: random.Random, tokenizer: Qwen2Tokenizer, mixture: Mixture) -> tuple[list[int], list[int]]:
     problem = _train_problem(rng)
     completion = tokenizer.encode(mixture.draw_completion(rng, problem)) + [tokenizer.eos_token_id]
     return tokenizer.encode(problem.prompt), completion
