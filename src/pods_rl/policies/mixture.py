@@ -57,3 +57,4 @@ class Mixture:
 
 
 _SLIPS = (-20, -11, -10, -9, -3, -2, -1, 1, 2, 3, 9, 10, 11, 20)
+RIGHT = Mixture(sure=1.0, weak_share=0.0, broken_form=0.0)
