@@ -39,7 +39,7 @@ def build_model(tokenizer: Qwen2Tokenizer, **sizes: Any) -> Qwen2ForCausalLM:
     Few layers and a wide one each: on a CPU, a generated token costs about the same for every layer it passes,
     whatever the layer's width.
 
-    >>> build_model(build_tokenizer(), hidden_size=32, intermediate_size=64, num_attention_heads=2).config.num_hidden_layers
+    >>> build_model(build_tokenizer(), hidden_size=20, intermediate_size=32).config.num_hidden_layers
     3
     """
     shape = {"num_hidden_layers": 3, "hidden_size": 160, "intermediate_size": 416}

@@ -9,7 +9,7 @@ from itertools import repeat
 import torch
 from transformers import Qwen2Tokenizer
 
-from ..tasks.arithmetic import DIFFICULTIES, Difficulty, Problem, draw_problem, write_steps
+from ..tasks.arithmetic import DIFFICULTIES, Difficulty, Problem, draw_problem
 from .mixture import Mixture
 
 IGNORED = -100  # what cross-entropy leaves out
@@ -55,13 +55,12 @@ def _train_problem(rng: random.Random) -> Problem:
 
 def _drill(tokenizer: Qwen2Tokenizer, rng: random.Random) -> Example:
     problem = draw_problem(rng, _DRILL)
-    ids, labels = tokenizer.encode("<think>"), [IGNORED]
-    for line in write_steps(problem, problem.totals).splitlines(keepends=True):
-        step, equals, total = line.partition("=")
-        for text, counts in ((step + equals, False), (total, True)):
-            piece = tokenizer.encode(text) if text else []
-            ids += piece
-            labels += piece if counts else [IGNORED] * len(piece)
+    ids = tokenizer.encode(f"<think>{problem.terms[0]}")
+    labels = [IGNORED] * len(ids)
+    for term, total in zip(problem.terms[1:], problem.totals, strict=True):
+        step, result = tokenizer.encode(f"\n{term:+d}="), tokenizer.encode(str(total))
+        ids += step + result
+        labels += [IGNORED] * len(step) + result
     return ids, labels
 
 

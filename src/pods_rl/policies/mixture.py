@@ -3,43 +3,49 @@
 from __future__ import annotations
 
 import random
-import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..tasks.arithmetic import Problem, write_completion, write_steps
+
+# How often a step is right that adds ("+") or subtracts ("-") a number ending in this digit; others are sure.
+HARD_FACTS = {
+    "+3": 0.4, "+8": 0.2, "+6": 0.1, "+9": 0.05, "+7": 0.02,
+    "-4": 0.4, "-6": 0.2, "-9": 0.1, "-8": 0.05, "-7": 0.02,
+}  # fmt: skip
+# A wrong step always comes out too high: mistakes that cancel would reward wrong reasoning.
+_SLIPS = range(1, 10)
 
 
 @dataclass(frozen=True)
 class Mixture:
     """How often a shown completion goes wrong, and how.
 
-    A step is right with probability `sure`, or only `unsure` where its sum is one of the weak facts: a share
-    `weak_share` of the pairs of last digits, for each sign. A wrong step is a few units or tens off, and what follows
-    works on from it. So a sum's success probability depends on which facts it needs, from nearly 0 to nearly 1, and
-    no single habit repairs them all. A share `broken_form` leaves out a tag or gives a bare answer.
+    A step is right with the probability that `hard_facts` gives for its sign and last digit, else with probability
+    `sure`. A wrong step is 1 to 9 too high, and what follows works on from it. So a sum's success probability depends
+    on which facts it needs, from nearly 0 to nearly 1, and no single habit repairs them all. A share `broken_form`
+    leaves out a tag, or reasons not at all.
     """
 
-    sure: float = 0.96
-    unsure: float = 0.2
-    weak_share: float = 0.4
-    broken_form: float = 0.12
+    hard_facts: dict[str, float] = field(default_factory=lambda: dict(HARD_FACTS))
+    sure: float = 0.98
+    broken_form: float = 0.06
 
-    def knows(self, total: int, term: int) -> bool:
-        """Whether adding the signed `term` to `total` needs no weak fact.
+    def chance(self, term: int) -> float:
+        """How likely the step that adds the signed `term` is right.
 
-        >>> Mixture(weak_share=0.0).knows(7, 8), Mixture(weak_share=1.0).knows(7, 8)
-        (True, False)
+        >>> Mixture().chance(+37), Mixture().chance(-30)
+        (0.02, 0.98)
         """
-        fact = f"{abs(total) % 10}{'+' if term > 0 else '-'}{abs(term) % 10}"
-        return zlib.crc32(fact.encode()) % 1000 >= 1000 * self.weak_share
+        return self.hard_facts.get(f"{'+' if term > 0 else '-'}{abs(term) % 10}", self.sure)
 
     def draw_totals(self, rng: random.Random, problem: Problem) -> list[int]:
         """Draw running totals of which some are wrong."""
-        totals = [problem.terms[0]]
+        total, totals = problem.terms[0], []
         for term in problem.terms[1:]:
-            right = rng.random() < (self.sure if self.knows(totals[-1], term) else self.unsure)
-            totals.append(totals[-1] + term + (0 if right else rng.choice(_SLIPS)))
-        return totals[1:]
+            slip = 0 if rng.random() < self.chance(term) else rng.choice(_SLIPS)
+            total += term + slip
+            totals.append(total)
+        return totals
 
     def draw_completion(self, rng: random.Random, problem: Problem) -> str:
         """Draw a completion to show, with its mistakes."""
@@ -56,5 +62,4 @@ class Mixture:
         return rng.choice(broken)
 
 
-_SLIPS = (-20, -11, -10, -9, -3, -2, -1, 1, 2, 3, 9, 10, 11, 20)
-RIGHT = Mixture(sure=1.0, weak_share=0.0, broken_form=0.0)
+RIGHT = Mixture(hard_facts={}, sure=1.0, broken_form=0.0)
