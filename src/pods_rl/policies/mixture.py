@@ -9,8 +9,8 @@ from ..tasks.arithmetic import Problem, write_completion, write_steps
 
 # How often a step is right that adds ("+") or subtracts ("-") a number ending in this digit; others are sure.
 HARD_FACTS = {
-    "+3": 0.4, "+8": 0.2, "+6": 0.1, "+9": 0.05, "+7": 0.02,
-    "-4": 0.4, "-6": 0.2, "-9": 0.1, "-8": 0.05, "-7": 0.02,
+    "+3": 0.2, "+8": 0.1, "+6": 0.06, "+9": 0.03, "+7": 0.015,
+    "-4": 0.2, "-6": 0.1, "-9": 0.06, "-8": 0.03, "-7": 0.015,
 }  # fmt: skip
 # A wrong step always comes out too high: mistakes that cancel would reward wrong reasoning.
 _SLIPS = range(1, 10)
@@ -34,7 +34,7 @@ class Mixture:
         """How likely the step that adds the signed `term` is right.
 
         >>> Mixture().chance(+37), Mixture().chance(-30)
-        (0.02, 0.98)
+        (0.015, 0.98)
         """
         return self.hard_facts.get(f"{'+' if term > 0 else '-'}{abs(term) % 10}", self.sure)
 

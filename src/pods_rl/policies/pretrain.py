@@ -82,11 +82,11 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--output", type=Path, required=True, help="folder to write the policy to")
-    parser.add_argument("--skill-steps", type=int, default=1500, help="optimizer steps on right chains and drills")
+    parser.add_argument("--skill-steps", type=int, default=900, help="optimizer steps on right chains and drills")
     parser.add_argument("--mistake-steps", type=int, default=400, help="optimizer steps on chains with mistakes")
     parser.add_argument("--batch-size", type=int, default=64, help="rows a step")
     parser.add_argument("--seed", type=int, default=0, help="seed of the data and the first weights")
-    parser.add_argument("--threads", type=int, default=2, help="processor threads; another number rounds otherwise")
+    parser.add_argument("--threads", type=int, default=1, help="processor threads; another number rounds otherwise")
     return parser.parse_args(arguments)
 
 
