@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 quickstart: $(STAMP)
-	$(BIN)/pods compare --config quickstart --output runs/quickstart
+	$(BIN)/pods compare --config quickstart --output runs/quickstart --parallel 2
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

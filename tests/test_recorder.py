@@ -80,7 +80,8 @@ def test_evaluation_is_outside_the_training_clock(tmp_path, clock):
 
 def test_a_step_longer_than_an_interval_evaluates_once(tmp_path, clock):
     run, _, _ = run_steps(tmp_path, clock, [35.0, 1.0], eval_seconds=10.0)
-    assert [row["due"] for row in run.evals] == [0.0, 30.0, 36.0]
+    assert [row["due"] for row in run.evals] == [0.0, 30.0, 40.0]
+    assert run.evals[-1]["seconds"] == 36.0
 
 
 def test_without_an_interval_it_evaluates_at_both_ends(tmp_path, clock):

@@ -44,7 +44,8 @@ class Progress:
         self._out = out or console()
         self._printed = -every
         self._accuracy: float | None = None
-        self._live = Live(console=self._out, refresh_per_second=8, transient=True) if self._out.is_terminal else None
+        redraws = self._out.is_terminal and not self._out.is_dumb_terminal
+        self._live = Live(console=self._out, refresh_per_second=8, transient=True) if redraws else None
 
     def __enter__(self) -> Progress:
         self._context: AbstractContextManager[Any] = self._live or nullcontext()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -122,8 +123,7 @@ class Recorder(TrainerCallback):
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         if self._last_evaluated != self.step:
-            spent = self.stop_reason == self._budget_spent() is not None
-            self._run_evaluation(due=float(self._max_seconds or 0.0) if spent else self.seconds)
+            self._run_evaluation(due=self._due_at_the_end())
 
     def write_status(self, state: str, reason: str | None = None) -> None:
         """Say how the run stands."""
@@ -136,6 +136,14 @@ class Recorder(TrainerCallback):
         if self._max_seconds and self.seconds >= self._max_seconds:
             return f"max_seconds {self._max_seconds:g} reached"
         return None
+
+    def _due_at_the_end(self) -> float:
+        """The budget where it was spent; else the next multiple of `eval_seconds`, so that runs can be aligned."""
+        if self._max_seconds and self._budget_spent():
+            return float(self._max_seconds)
+        if self._eval_seconds:
+            return math.ceil(self.seconds / self._eval_seconds) * self._eval_seconds
+        return self.seconds
 
     def _run_evaluation(self, due: float) -> None:
         if self._evaluate is None:

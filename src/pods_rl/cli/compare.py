@@ -22,6 +22,7 @@ def compare(
     ],
     output: Annotated[Path | None, typer.Option(help="Directory of the experiment. [default: runs/<name>]")] = None,
     force: Annotated[bool, typer.Option("--force", help="Make finished runs again whose recipe has changed.")] = False,
+    parallel: Annotated[int, typer.Option(help="Runs made side by side; give each its own cores (threads).")] = 1,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check every run, show what would be made, and stop.")
     ] = False,
@@ -45,7 +46,7 @@ def compare(
         _show(experiment)
         return
     try:
-        counts = run_experiment(experiment, output, _tell, force=force)
+        counts = run_experiment(experiment, output, _tell, force=force, parallel=parallel)
     except KeyboardInterrupt:
         console(stderr=True).print(
             f"\nStopped. What is done is kept in {safe_text(output)}; the same command goes on from there."

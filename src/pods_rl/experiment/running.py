@@ -10,10 +10,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Literal
 
 from ..errors import UserError
@@ -42,22 +46,26 @@ def run_experiment(
     on_event: Callable[[Event], None] = lambda event: None,
     *,
     force: bool = False,
+    parallel: int = 1,
     launch: Callable[[Path, Path], int] | None = None,
 ) -> dict[Kind, int]:
-    """Make every run that is not finished yet, one after the other, and count what came of them.
+    """Make every run that is not finished yet, `parallel` at a time, and count what came of them.
 
     A run that failed or was stopped is made again; what it left is kept under ``.attempts/``. A failed run
     never stops the others.
 
     Args:
-        on_event: called as runs start and end.
+        on_event: called as runs start and end, one call at a time.
         force: make finished runs again where their recipe has changed, rather than refuse.
+        parallel: runs made side by side. They share the machine, so give each its own cores (``threads``).
         launch: trains a recipe's file into a directory and returns the exit code; by default a `pods train`.
 
     Raises:
         UserError: a recipe is wrong, or a finished run has another recipe; nothing has started then.
-        KeyboardInterrupt: after the run in progress has saved itself.
+        KeyboardInterrupt: after the runs in progress have saved themselves.
     """
+    if parallel < 1:
+        raise UserError(f"parallel is {parallel}: expected 1 (one run after the other) or more.")
     output = Path(output)
     plan = experiment.plan()
     finished = {run.path: _is_finished(output / run.path, run, force=force) for run in plan}
@@ -66,34 +74,67 @@ def run_experiment(
         write_atomic(output / "experiment.yaml", experiment.to_yaml())
     except OSError as error:
         raise UserError(f"Cannot write to {output}: {error.strerror}. Choose another --output.") from error
-    counts: dict[Kind, int] = {}
+    counts: Counter[Kind] = Counter()
+    telling = Lock()
+
+    def tell(kind: Kind, position: int, run: Planned, reason: str | None = None) -> None:
+        with telling:
+            if kind != "started":
+                counts[kind] += 1
+            on_event(Event(kind, run, output / run.path, position, len(plan), reason))
+
+    def make(position: int, run: Planned) -> None:
+        _set_aside(output / run.path, output)
+        tell("started", position, run)
+        kind, reason = _make(run, output, launch or partial(train_in_process, plain=parallel > 1))
+        tell(kind, position, run, reason)
+
+    waiting: list[tuple[int, Planned]] = []
     for position, run in enumerate(plan, start=1):
-        path = output / run.path
-
-        def tell(kind: Kind, reason: str | None = None, run: Planned = run, at: int = position) -> None:
-            on_event(Event(kind, run, output / run.path, at, len(plan), reason))
-
         if finished[run.path]:
-            tell("skipped")
-            counts["skipped"] = counts.get("skipped", 0) + 1
-            continue
-        _set_aside(path, output)
-        tell("started")
-        kind, reason = _make(run, output, launch or train_in_process)
-        tell(kind, reason)
-        counts[kind] = counts.get(kind, 0) + 1
-    return counts
+            tell("skipped", position, run)
+        else:
+            waiting.append((position, run))
+    _work_off(waiting, make, parallel)
+    return dict(counts)
 
 
-def train_in_process(config: Path, output: Path) -> int:
+def _work_off(waiting: Sequence[tuple[int, Planned]], make: Callable[[int, Planned], None], parallel: int) -> None:
+    """Make the runs, `parallel` at a time; an interrupt asks those in progress to save themselves and end."""
+    if parallel == 1:
+        for position, run in waiting:
+            make(position, run)
+        return
+    with ThreadPoolExecutor(parallel) as pool, _termination_as_interrupt():
+        futures = [pool.submit(make, position, run) for position, run in waiting]
+        try:
+            for future in as_completed(futures):
+                future.result()
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            for process in list(_in_progress):
+                process.terminate()
+            raise
+
+
+_in_progress: set[subprocess.Popen[bytes]] = set()
+
+
+def train_in_process(config: Path, output: Path, *, plain: bool = False) -> int:
     """`pods train` in a process of its own that shares our terminal; its exit code.
+
+    `plain` keeps it from redrawing lines, for runs that print side by side.
 
     When we are interrupted the run is asked to end too: it saves itself after its step and we wait for it. A second
     interrupt ends it at once.
     """
     command = [sys.executable, "-m", "pods_rl", "train", "--config", str(config), "--output", str(output)]
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # a file of the user's must not stand in for a module
+    if plain:
+        environment["TERM"] = "dumb"
     process = subprocess.Popen(command, env=environment)
+    _in_progress.add(process)
     with _termination_as_interrupt():
         try:
             return process.wait()
@@ -105,6 +146,8 @@ def train_in_process(config: Path, output: Path) -> int:
                 process.kill()
                 process.wait()
             raise
+        finally:
+            _in_progress.discard(process)
 
 
 def _make(run: Planned, output: Path, launch: Callable[[Path, Path], int]) -> tuple[Kind, str | None]:
