@@ -48,7 +48,8 @@ def test_drills_count_running_totals_only():
     ("terms", "expected"), [((20, 31, 11), 0.98**2), ((20, 13, 17), 0.4 * 0.02), ((90, -48), 0.05)]
 )
 def test_chance_of_a_right_chain_is_the_product_over_its_facts(terms, expected):
-    mixture, problem, rng = Mixture(), Problem(terms), random.Random(0)
+    facts = {"+3": 0.4, "+7": 0.02, "-8": 0.05}
+    mixture, problem, rng = Mixture(hard_facts=facts), Problem(terms), random.Random(0)
     draws = 20_000
     right = sum(mixture.draw_totals(rng, problem) == problem.totals for _ in range(draws)) / draws
     assert right == pytest.approx(expected, abs=4 * (expected * (1 - expected) / draws) ** 0.5)
