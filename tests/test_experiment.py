@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
@@ -238,3 +239,33 @@ def test_termination_reaches_the_run_and_waits_for_it(tmp_path, sent):
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
     )
     assert done.stdout == "interrupted saved\n"
+
+
+def test_runs_side_by_side_are_in_progress_together(tmp_path):
+    together = threading.Barrier(2)
+
+    def meet(config, output):
+        together.wait(timeout=30)  # breaks unless two runs are in progress at once
+        return finish(config, output)
+
+    counts, events = run(experiment(), tmp_path, meet, parallel=2)
+    assert counts == {"finished": 4}
+    assert sorted(events) == sorted(
+        (kind, arm, seed) for kind in ("started", "finished") for arm in ("pods", "grpo") for seed in (1, 2)
+    )
+
+
+def test_an_interrupt_of_runs_side_by_side_starts_no_more(tmp_path):
+    def interrupted(config, output):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(experiment(seeds="9"), tmp_path, interrupted, parallel=2)
+    made = [found for runs in find_runs(tmp_path).values() for found in runs]
+    assert len(made) < 18
+    assert {found.state for found in made} <= {"stopped"}
+
+
+def test_fewer_than_one_run_at_a_time_is_refused(tmp_path):
+    with pytest.raises(UserError, match="parallel is 0"):
+        run(experiment(), tmp_path, parallel=0)

@@ -7,13 +7,10 @@ from dataclasses import dataclass, field
 
 from ..tasks.arithmetic import Problem, write_completion, write_steps
 
-# How often a step is right that adds ("+") or subtracts ("-") a number ending in this digit; others are sure.
-HARD_FACTS = {
-    "+3": 0.2, "+8": 0.1, "+6": 0.06, "+9": 0.03, "+7": 0.015,
-    "-4": 0.2, "-6": 0.1, "-9": 0.06, "-8": 0.03, "-7": 0.015,
-}  # fmt: skip
-# A wrong step always comes out too high: mistakes that cancel would reward wrong reasoning.
-_SLIPS = range(1, 10)
+# Steps that add ("+") or subtract ("-") a number ending in these digits are right this often; others are sure.
+HARD_FACTS = dict.fromkeys(("+3", "+6", "+7", "+9", "-2", "-4", "-7", "-8"), 0.06)
+# A wrong step is off by a few units or tens.
+_SLIPS = (-20, -11, -10, -9, -3, -2, -1, 1, 2, 3, 9, 10, 11, 20)
 
 
 @dataclass(frozen=True)
@@ -21,20 +18,20 @@ class Mixture:
     """How often a shown completion goes wrong, and how.
 
     A step is right with the probability that `hard_facts` gives for its sign and last digit, else with probability
-    `sure`. A wrong step is 1 to 9 too high, and what follows works on from it. So a sum's success probability depends
-    on which facts it needs, from nearly 0 to nearly 1, and no single habit repairs them all. A share `broken_form`
-    leaves out a tag, or reasons not at all.
+    `sure`. A wrong step is a few units or tens off, and what follows works on from it. So a sum's success probability
+    depends on which facts it needs, from nearly 0 to nearly 1, and no single habit repairs them all. A share
+    `broken_form` leaves out a tag, or reasons not at all.
     """
 
     hard_facts: dict[str, float] = field(default_factory=lambda: dict(HARD_FACTS))
-    sure: float = 0.98
-    broken_form: float = 0.06
+    sure: float = 0.97
+    broken_form: float = 0.12
 
     def chance(self, term: int) -> float:
         """How likely the step that adds the signed `term` is right.
 
         >>> Mixture().chance(+37), Mixture().chance(-30)
-        (0.015, 0.98)
+        (0.06, 0.97)
         """
         return self.hard_facts.get(f"{'+' if term > 0 else '-'}{abs(term) % 10}", self.sure)
 

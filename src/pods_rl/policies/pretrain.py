@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
     skill = zip(drill_batches(tokenizer, size, seed), completion_batches(tokenizer, RIGHT, size, seed), strict=True)
     fit(model, islice(chain.from_iterable(skill), options.skill_steps), options.skill_steps, 1.5e-3, "skill")
     mistakes = completion_batches(tokenizer, Mixture(), size, seed + 1)
-    fit(model, islice(mistakes, options.mistake_steps), options.mistake_steps, 7e-4, "mistakes")
+    fit(model, islice(mistakes, options.mistake_steps), options.mistake_steps, 5e-4, "mistakes")
     save(model, tokenizer, options.output)
     print(f"wrote {options.output}")
 
@@ -83,7 +83,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--output", type=Path, required=True, help="folder to write the policy to")
     parser.add_argument("--skill-steps", type=int, default=900, help="optimizer steps on right chains and drills")
-    parser.add_argument("--mistake-steps", type=int, default=400, help="optimizer steps on chains with mistakes")
+    parser.add_argument("--mistake-steps", type=int, default=150, help="optimizer steps on chains with mistakes")
     parser.add_argument("--batch-size", type=int, default=64, help="rows a step")
     parser.add_argument("--seed", type=int, default=0, help="seed of the data and the first weights")
     parser.add_argument("--threads", type=int, default=1, help="processor threads; another number rounds otherwise")

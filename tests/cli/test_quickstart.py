@@ -1,0 +1,43 @@
+"""The quickstart as a person runs it, only shorter: the real command, the shipped policy, two processes."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+
+import pytest
+
+from pods_rl.runs import find_runs
+
+pytestmark = pytest.mark.slow
+
+SHORT = {"max_seconds": "4", "eval_seconds": "2", "eval_prompts": "48", "ledger_every": "2"}
+
+
+def test_quickstart_trains_both_arms_and_reports(tmp_path):
+    output = tmp_path / "quickstart"
+    command = [sys.executable, "-m", "pods_rl", "compare", "--config", "quickstart", "--output", str(output)]
+    command += ["--parallel", "2", *(word for key, value in SHORT.items() for word in (f"--{key}", value))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert max(map(len, done.stdout.splitlines())) < 200  # the longest are paths
+    for name in ("report.html", "report.png", "speedup.csv"):
+        assert (output / "report" / name).stat().st_size > 0
+        assert name in done.stdout.replace("\n", "")
+    arms = find_runs(output)
+    assert list(arms) == ["grpo", "pods"]
+    (grpo,), (pods,) = arms["grpo"], arms["pods"]
+    assert grpo.state == pods.state == "finished"
+    assert grpo.evals[0]["accuracy"] == pods.evals[0]["accuracy"] <= 0.35
+    for run, n in ((grpo, 16), (pods, 64)):
+        assert [row["due"] for row in run.evals] == [0.0, 2.0, 4.0]
+        assert all(row["seconds"] >= row["due"] for row in run.evals)
+        assert run.metrics[0]["pods/tokens/generated"] > 5 * n
+    with (output / "report" / "speedup.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["arm"] for row in rows} >= {"pods"}
+
+    again = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert again.returncode == 0
+    assert again.stdout.count("skipped") == 2  # finished runs are not repeated
