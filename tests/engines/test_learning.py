@@ -11,9 +11,7 @@ def vowels(completions, **_):
 
 
 def test_the_reward_rises(make_trainer):
-    trainer = make_trainer(
-        reward=vowels, num_rollouts=16, max_steps=40, learning_rate=1e-2, max_completion_length=8
-    )
+    trainer = make_trainer(reward=vowels, num_rollouts=16, max_steps=40, learning_rate=1e-2, max_completion_length=8)
     trainer.train()
     rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
     assert statistics.mean(rewards[-5:]) > statistics.mean(rewards[:5]) + 0.3
