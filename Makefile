@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 .PHONY: quickstart test lint types clean help
 
 help:
-	@echo "make quickstart  train GRPO and PODS on the shipped policy, then write a report (about 6 minutes)"
+	@echo "make quickstart  train GRPO and PODS on the shipped policy, then write a report (about 4 minutes)"
 	@echo "make test        lint, type check and tests (about 8 minutes)"
 
 $(STAMP): pyproject.toml constraints.txt
