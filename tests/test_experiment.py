@@ -227,8 +227,9 @@ def test_termination_reaches_the_run_and_waits_for_it(tmp_path, sent):
         """)
     )
     code = textwrap.dedent(f"""
-        import os, pathlib
+        import os, pathlib, signal
         from pods_rl.experiment.running import train_in_process
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in a shell's background ignores it
         os.environ |= {{"PYTHONPATH": {str(tmp_path)!r}, "SENT": {sent!r}}}
         try:
             train_in_process(pathlib.Path("c"), pathlib.Path("o"))

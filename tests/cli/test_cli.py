@@ -141,7 +141,7 @@ def test_train_needs_a_recipe():
 
 def test_compare_shows_its_plan():
     output = pods("compare", "--config", "quickstart", "--seeds", "3", "--dry-run").output
-    assert "6 runs" in output
+    assert "9 runs" in output
     assert "64 rollouts a prompt, 16 trained on" in output
 
 
@@ -160,8 +160,8 @@ def test_compare_makes_runs_and_reports(monkeypatch, tmp_path):
     monkeypatch.setattr(running, "train_in_process", finish)
     result = pods("compare", "--config", "quickstart", "--output", tmp_path / "out")
     assert result.exit_code == 0
-    assert "[1/2] grpo seed 1 started" in result.output
-    assert "[2/2] pods seed 1 finished" in result.output
+    assert "[1/3] grpo seed 1 started" in result.output
+    assert "[2/3] pods seed 1 finished" in result.output
     assert (tmp_path / "out/report/report.html").is_file()
     assert "report.html" in pods("report", tmp_path / "out").output
 

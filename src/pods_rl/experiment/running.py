@@ -83,19 +83,19 @@ def run_experiment(
                 counts[kind] += 1
             on_event(Event(kind, run, output / run.path, position, len(plan), reason))
 
-    def make(position: int, run: Planned) -> None:
-        _set_aside(output / run.path, output)
-        tell("started", position, run)
-        kind, reason = _make(run, output, launch or partial(train_in_process, plain=parallel > 1))
-        tell(kind, position, run, reason)
+    if launch is None:
+        launch = train_in_process if parallel == 1 else partial(train_in_process, plain=True)
 
-    waiting: list[tuple[int, Planned]] = []
-    for position, run in enumerate(plan, start=1):
+    def make(position: int, run: Planned) -> None:
         if finished[run.path]:
             tell("skipped", position, run)
-        else:
-            waiting.append((position, run))
-    _work_off(waiting, make, parallel)
+            return
+        _set_aside(output / run.path, output)
+        tell("started", position, run)
+        kind, reason = _make(run, output, launch)
+        tell(kind, position, run, reason)
+
+    _work_off(list(enumerate(plan, start=1)), make, parallel)
     return dict(counts)
 
 
