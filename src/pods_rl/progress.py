@@ -13,7 +13,7 @@ from rich.text import Text
 
 from .terminal import console
 
-PHASES = ("rollout", "reward", "selection", "update")
+_PHASE = "pods/seconds/"
 
 
 class Progress:
@@ -77,7 +77,7 @@ class Progress:
             self._out.print(Text(line))
 
     def _line(self, row: Mapping[str, Any]) -> str:
-        phases = "/".join(f"{row.get(f'pods/seconds/{phase}') or 0.0:.2f}" for phase in PHASES)
+        phases = "/".join(f"{value or 0.0:.2f}" for key, value in row.items() if key.startswith(_PHASE))
         reward = row.get("reward")
         parts = [
             f"{self._label:<18} {row['seconds']:6.0f} s  step {row['step']:>5}",

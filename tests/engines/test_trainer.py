@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 
 import pytest
@@ -215,10 +216,29 @@ def test_a_step_of_several_generations_is_skipped_only_if_none_has_signal(make_t
         calls.append(1)
         return letter_reward(completions) if len(calls) == 2 else constant(completions)
 
-    config = {"steps_per_generation": 1, "gradient_accumulation_steps": 2, "max_steps": 2}
-    trainer = make_trainer(reward=second_only, num_rollouts=8, **config)
-    trainer.train()
-    assert [row["pods/skipped_step"] for row in trainer.state.log_history[:2]] == [0.0, 1.0]
+    def train(max_steps):
+        calls.clear()
+        schedule = {"steps_per_generation": 1, "gradient_accumulation_steps": 2, "weight_decay": 0.1}
+        trainer = make_trainer(
+            reward=second_only, num_rollouts=8, max_steps=max_steps, lr_scheduler_type="constant", **schedule
+        )
+        trainer.train()
+        return trainer
+
+    one, two = train(1), train(2)
+    assert [row["pods/skipped_step"] for row in two.state.log_history[:2]] == [0.0, 1.0]
+    assert all(torch.equal(p, q) for p, q in zip(one.model.parameters(), two.model.parameters(), strict=True))
+
+
+def test_a_micro_batch_without_signal_is_passed_where_its_step_has_some(make_trainer):
+    """Its KL term counts; only a step without any signal is left out."""
+    schedule = {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "per_device_train_batch_size": 4}
+    trainer = make_trainer(num_rollouts=8, sort_by_length=False, **schedule)
+    signals = [True, False, False, False]
+    micro_batches = [{"advantages": torch.full((4,), float(signal))} for signal in signals]
+    arranged = trainer._arrange(micro_batches)
+    assert [batch["has_signal"] for batch in arranged] == signals
+    assert [batch["skip"] for batch in arranged] == [False, False, True, True]
 
 
 # -- bad rewards ---------------------------------------------------------------------------------------------------
@@ -300,7 +320,7 @@ def test_trl_s_own_call_works(tokenizer, random_model, tmp_path):
     from peft import LoraConfig
 
     trainer = PODSTrainer(
-        random_model,
+        copy.deepcopy(random_model),  # LoRA is put into the model it is given
         letter_reward,
         PODSConfig(
             str(tmp_path), num_generations=2, num_rollouts=4, per_device_train_batch_size=2, max_steps=1,
