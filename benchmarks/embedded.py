@@ -1,6 +1,6 @@
 """GRPO 16, GRPO 64 and PODS 64 -> 16 on the shipped policy, eight seeds: python benchmarks/embedded.py
 
-Trains what is not trained yet (24 runs, two at a time, one core each, about 35 minutes), then writes
+Trains what is not trained yet (24 runs, two at a time, one core each, about 18 minutes), then writes
 `docs/results/embedded/`: the report against each GRPO baseline, and what each arm had spent when it reached the
 threshold (seconds, optimizer steps, tokens generated, tokens trained).
 """
