@@ -89,7 +89,7 @@ def evaluate(
         batch_size=batch_size,
         seed=seed,
     )
-    grades = [task.grade(c.text, gold) for c, gold in zip(completions, golds, strict=True)]
+    grades = task.grade([c.text for c in completions], golds)
     answer = torch.tensor([float(g.answer) for g in grades]).view(-1, repeats)
     per_prompt = answer.mean(dim=1)
     error = per_prompt.std().item() / math.sqrt(len(per_prompt)) if len(per_prompt) > 1 else math.nan

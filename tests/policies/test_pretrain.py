@@ -11,7 +11,8 @@ from pods_rl.policies.build import build_tokenizer
 from pods_rl.policies.examples import IGNORED, completion_batches, drill_batches
 from pods_rl.policies.mixture import RIGHT, Mixture
 from pods_rl.policies.pretrain import main
-from pods_rl.tasks.arithmetic import Problem, grade, write_completion
+from pods_rl.rewards.forms import format_reward
+from pods_rl.tasks.arithmetic import Problem, write_completion
 
 
 def labelled(tokenizer, labels):
@@ -65,7 +66,7 @@ def test_what_follows_a_mistake_works_on_from_it():
 
 def test_share_of_broken_form_is_kept():
     mixture, problem, rng = Mixture(broken_form=0.25), Problem((20, 30)), random.Random(0)
-    broken = sum(not grade(mixture.draw_completion(rng, problem), "50").format for _ in range(4000)) / 4000
+    broken = sum(format_reward(mixture.draw_completion(rng, problem)) < 1 for _ in range(4000)) / 4000
     assert broken == pytest.approx(0.25, abs=0.03)
 
 

@@ -12,7 +12,6 @@ from pods_rl.tasks.arithmetic import (
     Problem,
     arithmetic_task,
     draw_problem,
-    grade,
     write_completion,
 )
 
@@ -79,7 +78,7 @@ def test_canonical_completion_earns_full_marks_for_every_gold_answer():
     task = arithmetic_task(train_size=1, test_size=1)
     for problem in problems(500):
         text = write_completion(problem)
-        assert task.grade(text, problem.answer).both
+        assert task.grade([text], [problem.answer])[0].both
         marks = sum(weight * REWARDS[name](text, problem.answer) for name, weight in task.rewards.items())
         assert marks == pytest.approx(1.0 + 0.1 + 4 * 0.025)
 
@@ -108,7 +107,8 @@ def test_every_line_of_the_canonical_chain_is_a_right_step():
     ],
 )
 def test_grade_judges_answer_and_form_apart(text, expected):
-    assert grade(text, "2") == expected
+    task = arithmetic_task("easy", train_size=1, test_size=1)
+    assert task.grade([text], ["2"]) == [expected]
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,8 @@ def test_every_gold_answer_of_gsm8k_is_extracted_and_accepted():
     task = load_task({"task": "gsm8k", **settings})
     assert (len(task.train), len(task.test)) == (7473, 1319)
     golds = [*task.train["answer"], *task.test["answer"]]
-    assert all(task.grade(f"<think>so</think>\n<answer>{gold}</answer>", gold).both for gold in golds)
-    assert all(task.grade(f"<answer>${gold}.00 a day</answer>", gold).answer for gold in golds)
+    assert all(g.both for g in task.grade([f"<think>so</think>\n<answer>{gold}</answer>" for gold in golds], golds))
+    assert all(g.answer for g in task.grade([f"<answer>${gold}.00 a day</answer>" for gold in golds], golds))
     assert not any(accuracy(f"#### {a}", b) for a, b in pairwise(golds) if a.replace(",", "") != b.replace(",", ""))
     assert task.train[0]["prompt"][1]["content"].startswith("Natalia sold clips")
     assert task.train[0]["answer"] == "72"
@@ -70,7 +70,7 @@ def test_chat_prompts_are_the_default(files):
 
 def test_the_system_prompt_shows_a_completion_that_the_grader_finds_in_form(files):
     shown = SYSTEM_PROMPT.split("\n")[-1].replace("your final answer", "18")
-    assert load_task(files).grade(shown, "18").both
+    assert load_task(files).grade([shown], ["18"])[0].both
 
 
 def test_plain_prompts_and_no_system_prompt(files):

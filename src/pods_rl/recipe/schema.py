@@ -11,8 +11,13 @@ from .fields import Field, parse_annotation
 from .trl_source import trl_fields
 
 RULES = ("max_variance", "max_reward", "random", "percentile")
-REWARDS = ("accuracy", "format", "tag_count")
-TASKS = ("arithmetic", "gsm8k", "dataset")
+REWARDS = (
+    "accuracy", "format", "tag_count", "choice", "equation", "chemistry", "countdown", "positions", "overlong",
+)  # fmt: skip
+TASKS = (
+    "arithmetic", "countdown", "sorting", "gsm8k", "math", "amc23", "sciknoweval_chemistry", "dataset",
+    "reasoning_gym",
+)  # fmt: skip
 TINY = "tiny"  # the policy shipped with the package
 
 # name, type, default, where the default is from, help; one section a part of the run that reads it
@@ -40,7 +45,9 @@ _TASK = (
      "What to train on: arithmetic (built in), gsm8k, or dataset (your own prompts and answers: "
      "dataset_name, question_column, answer_column)."),
     ("task_difficulty", "str", "mixed", "the tiny policy's own",
-     "arithmetic: easy, mixed or hard."),
+     "arithmetic, countdown, sorting: easy, mixed or hard."),
+    ("task_options", "dict[str, Any] | None", None, "",
+     "Settings of a generator; reasoning_gym: {dataset: chain_sum, ...}."),
     ("task_train_size", "int | None", None, "the whole split",
      "Use so many training prompts; arithmetic generates as many (4096 where null)."),
     ("task_test_size", "int | None", None, "the whole split",
@@ -48,6 +55,8 @@ _TASK = (
     ("task_seed", "int", 0, "one task for all seeds",
      "arithmetic: seed of the generated prompts. Apart from seed, so that runs of different seeds train "
      "on the same task."),
+    ("data_dir", "str | None", None, "the hub",
+     "Read the task's files from this folder instead of the hub; the prompts are the same."),
     ("dataset_name", "str | None", None, "",
      "A JSONL or parquet file, a directory, or a hub id, with the training prompts."),
     ("dataset_config", "str | None", None, "",
@@ -71,6 +80,12 @@ _TASK = (
      "(text)."),
     ("task_rewards", "dict[str, float] | None", None, "the task's own",
      "Rewards and their weights, such as {accuracy: 1.0, format: 0.1}."),
+    ("task_binary", "float | None", None, "graded rewards",
+     "Turn each reward into 1 where it has at least this share of its range, else 0 (1.0: full marks only)."),
+    ("overlong_buffer", "int | None", None, "a fifth of max_completion_length, as in DAPO",
+     "Tokens before max_completion_length over which the reward overlong falls from 0 to -1."),
+    ("max_prompt_length", "int | None", None, "no limit; the paper has 512",
+     "Leave out prompts longer than so many tokens, and say how many there were."),
 )  # fmt: skip
 _RUN = (
     ("max_seconds", "float | None", None, "",
@@ -85,6 +100,8 @@ _RUN = (
      "Temperature of sampling in evaluation; 0 is greedy."),
     ("eval_batch_size", "int", 256, "fits the tiny policy",
      "Completions generated at once in an evaluation."),
+    ("eval_completions", "bool", True, "to look at later",
+     "Keep every completion of an evaluation under evaluations/, as parquet."),
     ("ledger_every", "int", 10, "a page of every tenth step",
      "Keep every rollout of each so-manieth step under rollouts/; 0: never."),
     ("threads", "int | None", None, "torch's own",

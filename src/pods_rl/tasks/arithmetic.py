@@ -18,11 +18,10 @@ from itertools import accumulate
 
 from datasets import Dataset
 
-from ..rewards import GRADER_VERSION, REWARDS
-from .base import Grade, Task
+from ..rewards import GRADER_VERSION
+from .base import PAPER_REWARDS, Task
 
 VERSION = f"{GRADER_VERSION}-1"
-REWARD_WEIGHTS = {"accuracy": 1.0, "format": 0.1, "tag_count": 1.0}
 # One prompt in five is held out, whatever the seed: no seed trains on what another seed tests.
 _HELD_OUT_ONE_IN = 5
 _DRAWS_PER_PROMPT = 200
@@ -153,7 +152,7 @@ def arithmetic_task(
     or more prompts than the difficulty has.
 
     >>> task = arithmetic_task("easy", train_size=8, test_size=4, seed=1)
-    >>> len(task.train), len(task.test), task.grade("<think>1+1=2</think><answer>2</answer>", "2").both
+    >>> len(task.train), len(task.test), task.grade(["<think>1+1=2</think><answer>2</answer>"], ["2"])[0].both
     (8, 4, True)
     """
     level = _resolve(difficulty)
@@ -163,18 +162,8 @@ def arithmetic_task(
         version=VERSION,
         train=_split(rng, level, train_size, held_out=False),
         test=_split(rng, level, test_size, held_out=True),
-        rewards=dict(REWARD_WEIGHTS),
-        grade=grade,
+        rewards=dict(PAPER_REWARDS),
     )
-
-
-def grade(text: str, gold: str) -> Grade:
-    """Judge a completion by the paper's own rewards: the answer by accuracy, the form by full format marks.
-
-    >>> grade("<answer>2</answer>", "2")
-    Grade(answer=True, format=False)
-    """
-    return Grade(answer=REWARDS["accuracy"](text, gold) > 0, format=REWARDS["format"](text, gold) >= 1)
 
 
 def _resolve(difficulty: str | Difficulty) -> Difficulty:

@@ -13,8 +13,7 @@ from datasets import Dataset
 
 from ..errors import UserError
 from ..rewards import GRADER_VERSION, accuracy, extract_gold
-from .arithmetic import REWARD_WEIGHTS, grade
-from .base import Task
+from .base import PAPER_REWARDS, Task
 from .reading import read_split
 
 QUESTION_COLUMNS = ("prompt", "question", "problem")
@@ -101,8 +100,7 @@ def dataset_task(settings: Mapping[str, Any], name: str = "dataset") -> Task:
         version=f"{GRADER_VERSION}-{form.version}",
         train=_build(train, settings, form, settings.get("task_train_size")),
         test=_build(test, settings, form, settings.get("task_test_size")),
-        rewards=dict(REWARD_WEIGHTS),
-        grade=grade,
+        rewards=dict(PAPER_REWARDS),
     )
 
 
