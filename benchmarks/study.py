@@ -1,0 +1,122 @@
+"""The paper's comparison and ablations on the shipped policy: python benchmarks/study.py
+
+Trains what is not trained yet (`study.yaml`: 12 arms, eight seeds, one core, about 2 hours), then writes
+`docs/results/study/`: the report against each GRPO baseline, what each arm had spent when it reached the baseline's
+threshold, and `claims.csv`: the paper's claims as differences between two arms, paired by seed, with intervals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pods_rl.report import ReportFiles, build_report
+from pods_rl.report.statistics import bootstrap_band
+from pods_rl.runs import Run, find_runs
+
+HERE = Path(__file__).parent
+BASELINES = ("grpo-16", "grpo-ga-64")
+SPENT = ("seconds", "steps", "tokens generated", "tokens trained", "seconds a step")
+# what the paper says of two arms: the first is better than the second
+CLAIMS = (
+    ("PODS against GRPO", "pods-64-16", "grpo-16"),
+    ("PODS against GRPO-GA", "pods-64-16", "grpo-ga-64"),
+    ("n = 64 against 32", "pods-64-16", "pods-32-16"),
+    ("n = 64 against 128", "pods-64-16", "pods-128-16"),
+    ("m = 16 against 8", "pods-64-16", "pods-64-8"),
+    ("m = 16 against 4", "pods-64-16", "pods-64-4"),
+    ("m = 16 against 2", "pods-64-16", "pods-64-2"),
+    ("max-variance against max-reward", "pods-64-16", "max-reward-64-16"),
+    ("max-variance against random", "pods-64-16", "random-64-16"),
+    ("max-variance against percentile", "pods-64-16", "percentile-64-16"),
+    ("advantages after against before", "pods-64-16", "before-64-16"),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, default=Path("runs/study"), help="where the runs are, or will be")
+    parser.add_argument("--output", type=Path, default=HERE.parent / "docs" / "results" / "study")
+    parser.add_argument("--parallel", type=int, default=1, help="runs side by side, a core each")
+    parser.add_argument("--report-only", action="store_true", help="train nothing: report on the runs that are there")
+    options = parser.parse_args()
+    if not options.report_only:
+        command = ["compare", "--config", str(HERE / "study.yaml"), "--output", str(options.runs)]
+        subprocess.run([sys.executable, "-m", "pods_rl", *command, "--parallel", str(options.parallel)], check=True)
+    options.output.mkdir(parents=True, exist_ok=True)
+    for baseline in BASELINES:
+        keep(
+            build_report(options.runs, options.runs / f"report-{baseline}", baseline=baseline), baseline, options.output
+        )
+    arms = find_runs(options.runs)
+    write_spent(arms, options.output / "spent.csv")
+    write_claims(arms, options.output / "claims.csv")
+
+
+def keep(files: ReportFiles, baseline: str, output: Path) -> None:
+    """Copy the tables against one baseline, and once what does not depend on it: figures and the other tables."""
+    shutil.copy(files.speedup, output / f"speedup-{baseline}.csv")
+    shutil.copy(files.markdown, output / f"report-{baseline}.md")
+    if baseline == BASELINES[0]:
+        for name in ("final", "phases", "runs"):
+            shutil.copy(files.csv[name], output / f"{name}.csv")
+        shutil.copytree(files.folder / "figures", output / "figures", dirs_exist_ok=True)
+
+
+def scores(runs: Iterable[Run]) -> np.ndarray:
+    """Accuracy `[runs, checkpoints]`, runs in the order of their seeds."""
+    return np.array([[row["accuracy"] for row in run.evals] for run in sorted(runs, key=lambda run: str(run.path))])
+
+
+def write_claims(arms: dict[str, list[Run]], path: Path) -> None:
+    """Differences of paired seeds: the score at the end, and its mean over the whole time (how soon, and how high)."""
+    rows = []
+    for claim, arm, other in CLAIMS:
+        difference = scores(arms[arm]) - scores(arms[other])
+        for measure, values in (("at the end", difference[:, -1]), ("mean over time", difference.mean(axis=1))):
+            low, high = bootstrap_band(values[:, None])
+            wins = f"{(values > 0).sum()}/{len(values)}"
+            rows.append([claim, arm, other, measure, *(f"{v:+.4f}" for v in (values.mean(), low[0], high[0])), wins])
+    write(path, ["claim", "arm", "against", "accuracy", "difference", "ci_low", "ci_high", "seeds won"], rows)
+
+
+def write_spent(arms: dict[str, list[Run]], path: Path) -> None:
+    """What each arm had spent when its mean accuracy first reached 99 % of each baseline's peak."""
+    curves = {arm: scores(runs).mean(axis=0) for arm, runs in arms.items()}
+    rows = []
+    for baseline in BASELINES:
+        threshold = 0.99 * curves[baseline].max()
+        for arm, runs in arms.items():
+            reached = np.flatnonzero(curves[arm] >= threshold)
+            spent = [spent_at(run, int(reached[0])) for run in runs] if len(reached) else []
+            means = [f"{statistics.mean(values):.4g}" for values in zip(*spent, strict=True)]
+            rows.append([baseline, f"{threshold:.4f}", arm, *(means or ["never"] * len(SPENT))])
+    write(path, ["baseline", "threshold", "arm", *SPENT], rows)
+
+
+def spent_at(run: Run, evaluation: int) -> tuple[float, ...]:
+    at = run.evals[evaluation]
+    rows = [row for row in run.metrics if row["step"] <= at["step"]]
+    generated = sum(row["pods/tokens/generated"] for row in rows)
+    trained = sum(row["pods/tokens/trained"] for row in rows)
+    return at["seconds"], at["step"], generated, trained, at["seconds"] / max(1, at["step"])
+
+
+def write(path: Path, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    print(path.name)
+    for row in [header, *rows]:
+        print("  ".join(f"{cell:>16}" for cell in row))
+
+
+if __name__ == "__main__":
+    main()
