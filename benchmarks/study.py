@@ -1,6 +1,6 @@
 """The paper's comparison and ablations on the shipped policy: python benchmarks/study.py
 
-Trains what is not trained yet (`study.yaml`: 12 arms, eight seeds, one core, about 2 hours), then writes
+Trains what is not trained yet (`study.yaml`: 13 arms, eight seeds, one core, about 2 hours), then writes
 `docs/results/study/`: the report against each GRPO baseline, what each arm had spent when it reached the baseline's
 threshold, and `claims.csv`: the paper's claims as differences between two arms, paired by seed, with intervals.
 """
@@ -23,11 +23,12 @@ from pods_rl.report.statistics import bootstrap_band
 from pods_rl.runs import Run, find_runs
 
 HERE = Path(__file__).parent
-BASELINES = ("grpo-16", "grpo-ga-64")
+BASELINES = ("grpo-16", "grpo-16-trl", "grpo-ga-64")
 SPENT = ("seconds", "steps", "tokens generated", "tokens trained", "seconds a step")
 # what the paper says of two arms: the first is better than the second
 CLAIMS = (
     ("PODS against GRPO", "pods-64-16", "grpo-16"),
+    ("PODS against TRL's GRPO", "pods-64-16", "grpo-16-trl"),
     ("PODS against GRPO-GA", "pods-64-16", "grpo-ga-64"),
     ("n = 64 against 32", "pods-64-16", "pods-32-16"),
     ("n = 64 against 128", "pods-64-16", "pods-128-16"),
