@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from pods_rl import recorder as recorder_module
-from pods_rl.evaluate import Evaluation
+from pods_rl.evaluation import Evaluation
 from pods_rl.recorder import Recorder
 from pods_rl.runs import Run, RunWriter
 

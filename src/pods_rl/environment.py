@@ -63,7 +63,7 @@ def describe(trainer: PODSTrainer, task: Task) -> dict[str, Any]:
     import torch
 
     return {
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        "versions": versions(),
         "device": str(trainer.accelerator.device),
         "device_name": device_line(trainer).split(",")[0],
         "platform": platform.platform(),
@@ -74,10 +74,15 @@ def describe(trainer: PODSTrainer, task: Task) -> dict[str, Any]:
         "trained_parameters": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
         "seed": trainer.args.seed,
         "task": {"name": task.name, "version": task.version, "train": len(task.train), "test": len(task.test)},
-        "git_commit": _git_commit(),
+        "git_commit": git_commit(),
         "command": sys.argv,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of Python and of the packages that decide a result."""
+    return {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
 
 
 def _version(package: str) -> str | None:
@@ -87,7 +92,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _git_commit() -> str | None:
+def git_commit() -> str | None:
     """The commit of the working directory, where it is a checkout."""
     try:
         done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)

@@ -9,7 +9,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from .evaluate import Evaluation
+from .evaluation import Evaluation
+from .evaluation.processes import agree
 from .progress import Progress
 from .runs import RunWriter
 
@@ -54,13 +55,15 @@ class Recorder(TrainerCallback):
     """Writes metrics, evaluations and the ledger; stops the run when its budget is spent.
 
     Evaluation and the ledger are outside the training clock. Evaluations come at the start, when the clock passes a
-    multiple of `eval_seconds` (`due` names it) and at the end.
+    multiple of `eval_seconds` (`due` names it) and at the end. Several processes evaluate together, so the first one's
+    clock decides for all of them when.
 
     Args:
         writer: None on the processes that do not write.
         evaluate: called with the evaluation's index; None: never evaluate.
         ledger: the columns of the latest generation.
         stop_requested: asked after each step; a reason, or None to go on.
+        eval_completions: keep the completions of each evaluation.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Recorder(TrainerCallback):
         stop_requested: Callable[[], str | None],
         max_seconds: float | None = None,
         eval_seconds: float | None = None,
+        eval_completions: bool = False,
         ledger_every: int = 0,
         clock_offset: float = 0.0,
     ) -> None:
@@ -83,6 +87,7 @@ class Recorder(TrainerCallback):
         self._stop_requested = stop_requested
         self._max_seconds = max_seconds
         self._eval_seconds = eval_seconds
+        self._eval_completions = eval_completions
         self._ledger_every = ledger_every
         self.clock = TrainingClock(clock_offset)
         self.started = time.perf_counter()
@@ -98,15 +103,17 @@ class Recorder(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
         self.step = state.global_step
+        self.seconds = agree(self.seconds)
         if self.seconds == 0.0:
             self._run_evaluation(due=0.0)
         self.clock.start()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        before, self.seconds, self.step = self.seconds, self.clock.seconds(), state.global_step
+        before, self.step = self.seconds, state.global_step
+        self.seconds, asked = agree((self.clock.seconds(), self._stop_requested()))
         with self.clock.paused():
             self._write_ledger()
-            self.stop_reason = self._stop_requested() or self._budget_spent()
+            self.stop_reason = asked or self._budget_spent()
             if self.stop_reason:
                 control.should_training_stop = True
             elif self._eval_seconds and self.seconds // self._eval_seconds > before // self._eval_seconds:
@@ -154,6 +161,8 @@ class Recorder(TrainerCallback):
         row = {"step": self.step, "due": due, "seconds": self.seconds, "elapsed": self.elapsed(), **result.row()}
         if self._writer:
             self._writer.append_eval(row)
+            if self._eval_completions and result.answers:
+                self._writer.write_evaluation(self.step, result.columns())
         if self._progress:
             self._progress.evaluation(row)
         self.write_status("running")

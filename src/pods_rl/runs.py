@@ -26,9 +26,14 @@ except ImportError:  # Windows has no fcntl: two writers are then not told apart
 
 CONFIG, ENVIRONMENT, STATUS = "config.yaml", "environment.json", "status.json"
 METRICS, EVALS, ROLLOUTS, CHECKPOINTS = "metrics.jsonl", "evals.jsonl", "rollouts", "checkpoints"
+EVALUATIONS = "evaluations"
 STATES = ("running", "finished", "stopped", "failed")
 _LOCK = ".lock"
 _locked_here: set[Path] = set()  # POSIX record locks do not tell two writers of one process apart
+
+
+class RunInUse(UserError):
+    """Another process, or another writer of this one, holds the run."""
 
 
 # ------------------------------------------------------------------------------------------------ reading
@@ -94,6 +99,10 @@ class Run:
     def rollout_files(self) -> list[Path]:
         """The ledger's files, ordered by step."""
         return sorted((self.path / ROLLOUTS).glob("step-*.parquet"), key=_step_of)
+
+    def evaluation_files(self) -> list[Path]:
+        """The completions of each evaluation, ordered by step."""
+        return sorted((self.path / EVALUATIONS).glob("step-*.parquet"), key=_step_of)
 
     def checkpoints(self) -> list[Path]:
         """TRL's checkpoints, ordered by step; ``final/`` is not among them."""
@@ -229,19 +238,11 @@ class RunWriter:
 
     def write_rollouts(self, step: int, columns: Mapping[str, Sequence[Any]]) -> Path:
         """A parquet file with one row per rollout of a step; every column has the same length."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+        return write_parquet(self.path / ROLLOUTS / f"step-{step:06d}.parquet", columns)
 
-        folder = self.path / ROLLOUTS
-        folder.mkdir(exist_ok=True)
-        target = folder / f"step-{step:06d}.parquet"
-        part = target.with_suffix(".part")
-        try:
-            pq.write_table(pa.table(dict(columns)), part, compression="zstd")
-            os.replace(part, target)
-        finally:
-            part.unlink(missing_ok=True)
-        return target
+    def write_evaluation(self, step: int, columns: Mapping[str, Sequence[Any]]) -> Path:
+        """A parquet file with one row per completion of the evaluation after a step; a later one replaces it."""
+        return write_parquet(self.path / EVALUATIONS / f"step-{step:06d}.parquet", columns)
 
     def rewind(self, step: int) -> None:
         """Forget what came after ``step``: a resumed run makes those steps again."""
@@ -251,7 +252,7 @@ class RunWriter:
                 if name in self._files:
                     self._files.pop(name).close()
                 write_atomic(self.path / name, "".join(to_json(row) + "\n" for row in kept))
-        for path in Run(self.path).rollout_files():
+        for path in (*Run(self.path).rollout_files(), *Run(self.path).evaluation_files()):
             if _step_of(path) > step:
                 path.unlink()
 
@@ -279,6 +280,27 @@ def write_atomic(path: Path, text: str) -> None:
         part.unlink(missing_ok=True)
 
 
+def write_parquet(target: Path, columns: Mapping[str, Sequence[Any]]) -> Path:
+    """A table in one move, its folder made where there is none; text that UTF-8 cannot hold is escaped."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_suffix(".part")
+    try:
+        table = pa.table({name: [_storable(value) for value in column] for name, column in columns.items()})
+        pq.write_table(table, part, compression="zstd")
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+    return target
+
+
+def _storable(value: Any) -> Any:
+    """A lone surrogate becomes an escape, as in our JSON."""
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+
+
 def _take_lock(path: Path) -> IO[str]:
     """The kernel drops this lock when its process dies, so a crash leaves nothing to clean up."""
     where = path.resolve()
@@ -292,7 +314,7 @@ def _take_lock(path: Path) -> IO[str]:
         file.seek(0)
         holder = file.read().strip() or "another process"
         file.close()
-        raise UserError(
+        raise RunInUse(
             f"{path} is in use: {holder} is writing this run. Wait for it, or choose another --output."
         ) from None
     file.truncate(0)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .environment import describe, device_line, quiet_libraries, set_threads
-from .evaluate import Evaluation, evaluate
+from .evaluation import Evaluation, GenerateSampler, Sampling, evaluate
 from .progress import Progress
 from .recipe import Recipe
 from .runs import Run, RunWriter
@@ -110,6 +110,7 @@ def _assemble(
         stop_requested=lambda: None,
         max_seconds=settings["max_seconds"],
         eval_seconds=settings["eval_seconds"],
+        eval_completions=settings["eval_completions"],
         ledger_every=settings["ledger_every"],
         clock_offset=offset,
     )
@@ -126,17 +127,14 @@ def _evaluator(trainer: PODSTrainer, task: Task, recipe: Recipe) -> Any:
         return None
 
     def run(index: int) -> Evaluation:
-        return evaluate(
-            trainer.model,
-            trainer.processing_class,
-            task,
-            prompts=settings["eval_prompts"],
-            repeats=settings["eval_repeats"],
+        sampling = Sampling(
             temperature=settings["eval_temperature"],
             max_completion_length=trainer.args.max_completion_length,
             batch_size=settings["eval_batch_size"],
             seed=10_007 * trainer.args.seed + index,  # the same draws for every arm of a seed
         )
+        sampler = GenerateSampler(trainer.model, trainer.processing_class)
+        return evaluate(sampler, task, sampling, prompts=settings["eval_prompts"], repeats=settings["eval_repeats"])
 
     return run
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -194,62 +193,6 @@ def test_recipes_are_listed_and_printed():
         assert pods("recipes", name).output == path.read_text()
     assert "tiny-pods    train " in output
     assert "quickstart   compare" in output
-
-
-@pytest.fixture
-def evaluated(monkeypatch):
-    import dataclasses
-
-    @dataclasses.dataclass
-    class Result:
-        accuracy: float = 0.5
-        prompts: int = 4
-
-        def row(self):
-            return dataclasses.asdict(self)
-
-    made = []
-
-    def evaluate_checkpoint(recipe, model_path, **options):
-        made.append((recipe, model_path))
-        return Result()
-
-    monkeypatch.setitem(sys.modules, "pods_rl.evaluate", SimpleNamespace(evaluate_checkpoint=evaluate_checkpoint))
-    return made
-
-
-def test_eval_of_a_run_takes_its_task_and_final_policy(evaluated, trained, tmp_path):
-    pods("train", "--config", "tiny-pods", "--output", "out", "--task_seed", "5")
-    with pytest.raises(UserError, match=r"has no policy under checkpoints/"):
-        pods("eval", "--run", "out")
-    for name in ("checkpoint-9", "checkpoint-10"):
-        (tmp_path / "out/checkpoints" / name).mkdir(parents=True)
-        (tmp_path / "out/checkpoints" / name / "config.json").write_text("{}")
-    pods("eval", "--run", "out")
-    (tmp_path / "out/checkpoints/final").mkdir()
-    (tmp_path / "out/checkpoints/final/config.json").write_text("{}")
-    result = pods("eval", "--run", "out", "--eval_repeats", "5", "--output", "new/result.json")
-    assert [policy for _, policy in evaluated] == ["out/checkpoints/checkpoint-10", "out/checkpoints/final"]
-    assert (evaluated[1][0].values["task_seed"], evaluated[1][0].values["eval_repeats"]) == (5, 5)
-    assert "accuracy                 0.5" in result.output
-    assert json.loads((tmp_path / "new/result.json").read_text())["accuracy"] == 0.5
-
-
-def test_eval_of_a_model_needs_no_recipe(evaluated):
-    pods("eval", "--model", "tiny", "--task_difficulty", "hard")
-    recipe, policy = evaluated[0]
-    assert (policy, recipe.values["task_difficulty"], recipe.values["model_name_or_path"]) == ("tiny", "hard", "tiny")
-    pods("eval", "--model", "tiny", "--config", "tiny-pods")
-    assert evaluated[1][0].values["eval_prompts"] == 256
-
-
-def test_eval_needs_something_to_evaluate(tmp_path):
-    with pytest.raises(UserError, match="Nothing to evaluate"):
-        pods("eval")
-    with pytest.raises(UserError, match="give one of them"):
-        pods("eval", "--run", tmp_path, "--config", "tiny-pods")
-    with pytest.raises(UserError, match="there is no such directory"):
-        pods("eval", "--model", "./gone")
 
 
 def test_doctor_shows_versions_and_a_plan(monkeypatch):

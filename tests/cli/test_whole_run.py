@@ -61,8 +61,9 @@ def test_train_resume_and_evaluate(place):
     pods("train", "--output", "run", "--resume", "--max_steps", "4")
     run = Run.open("run")
     assert [row["step"] for row in run.metrics] == [1, 2, 3, 4]
-    pods("eval", "--run", "run", "--output", "result.json")
-    assert json.loads(Path("result.json").read_text())["prompts"] == 4
+    pods("eval", "--run", "run", "--output", "results")
+    (line,) = Path("results/results.jsonl").read_text().splitlines()
+    assert json.loads(line)["n-samples"] == {"arithmetic": {"original": 512, "effective": 4}}
 
 
 def test_gsm8k_trains_by_naming_a_file_and_its_columns(place):

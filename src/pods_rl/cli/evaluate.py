@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import os
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -12,7 +14,20 @@ from ..errors import UserError
 from ..terminal import console, safe_text
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ..recipe import Recipe
+    from ..runs import Run
+
+_LOG_SECONDS = 60.0  # between lines of progress where the output is no terminal
+
+
+class _What(NamedTuple):
+    """The recipe with the task, and the policy."""
+
+    recipe: Recipe
+    model: str
+    adapter: str | None
 
 
 def evaluate(
@@ -21,40 +36,77 @@ def evaluate(
     model: Annotated[
         str | None, typer.Option(help="A policy: a local path, a hub id, or tiny. With --run: instead of its.")
     ] = None,
+    adapter: Annotated[str | None, typer.Option(help="A LoRA adapter for --model: a local path or a hub id.")] = None,
     config: Annotated[str | None, typer.Option(help="A recipe that says which task.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Write the result to this JSON file as well.")] = None,
+    backend: Annotated[
+        str, typer.Option(help="auto, generate or vllm. auto: vllm where it is installed and there is a GPU.")
+    ] = "auto",
+    output: Annotated[
+        Path | None, typer.Option(help="Directory: a line is added to results.jsonl, completions are kept beside it.")
+    ] = None,
 ) -> None:
     """Evaluate a policy on a task.
 
-    Prints answer accuracy with its standard error, format accuracy and lengths. What to
-    evaluate on is the recipe's task; --eval_prompts, --eval_repeats, --eval_temperature and every other key can
-    be set.
+    Prints answer accuracy with its standard error, pass@k, format accuracy and lengths. What to evaluate on is the
+    recipe's task; --eval_prompts, --eval_repeats, --eval_temperature and every other key can be set.
 
     \b
     Examples:
-      pods eval --run runs/mine
-      pods eval --model tiny --task_difficulty hard --eval_repeats 5
-      pods eval --model Qwen/Qwen2.5-3B-Instruct --task gsm8k --eval_temperature 0
+      pods eval --run runs/mine --eval_repeats 5 --output results
+      pods eval --model tiny --task_difficulty hard
+      pods eval --model Qwen/Qwen2.5-3B-Instruct --adapter runs/lora/checkpoints/final --task gsm8k
     """
     from ..recipe.reading import parse_overrides
 
-    recipe, policy = _what(run, model, config, parse_overrides(context.args))
-    from ..evaluate import evaluate_checkpoint
+    if output is not None and output.exists() and not output.is_dir():
+        raise UserError(f"--output {output} is a file: give a directory, results.jsonl is written in it.")
+    what = _what(run, model, adapter, config, parse_overrides(context.args))
+    from ..evaluation.checkpoint import evaluate_checkpoint
+    from ..evaluation.results import write_results
 
-    result = evaluate_checkpoint(recipe, policy).row()
+    out, first = console(), os.environ.get("RANK", "0") == "0"
+    done = _progress(console(stderr=True)) if first else lambda rows, of: None
+    outcome = evaluate_checkpoint(what.recipe, what.model, adapter=what.adapter, backend=backend, done=done)
+    if not first:
+        return
     if output is not None:
-        from ..runs import write_atomic
-
-        output.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(output, json.dumps({"model": policy, **result}, indent=2) + "\n")
-    out = console()
-    out.print(f"{'policy':<24} {safe_text(policy)}")
-    for name, value in result.items():
+        written = write_results(outcome, output)
+    lines = {
+        "policy": what.model,
+        **({"adapter": what.adapter} if what.adapter else {}),
+        "task": f"{outcome.task.name} {outcome.task.version}",
+        "backend": outcome.settings["backend"],
+        **outcome.evaluation.row(),
+    }
+    for name, value in lines.items():
         out.print(f"{name:<24} {value:.4g}" if isinstance(value, float) else f"{name:<24} {safe_text(value)}")
+    if output is not None:
+        for path in written:
+            out.print(f"{'written':<24} {safe_text(path)}")
 
 
-def _what(run: Path | None, model: str | None, config: str | None, overrides: dict[str, Any]) -> tuple[Recipe, str]:
-    """The recipe with the task, and the policy."""
+def _progress(out: Console) -> Callable[[int, int], None]:
+    """Rows done and seconds left: one line redrawn on a terminal, now and then a line in a log."""
+    started = printed = time.monotonic()
+    redraws = out.is_terminal and not out.is_dumb_terminal
+
+    def done(rows: int, of: int) -> None:
+        nonlocal printed
+        now = time.monotonic()
+        left = (now - started) / rows * (of - rows)
+        line = f"{rows} of {of} completions, {left:.0f} s left"
+        if redraws:
+            out.print(f"\r{line:<60}", end="" if rows < of else "\n")
+        elif now - printed >= _LOG_SECONDS and rows < of:
+            printed = now
+            out.print(line)
+
+    return done
+
+
+def _what(
+    run: Path | None, model: str | None, adapter: str | None, config: str | None, overrides: dict[str, Any]
+) -> _What:
     from ..recipe import build_recipe, load_recipe
     from ..recipe.reading import Source
     from ..runs import Run
@@ -63,18 +115,25 @@ def _what(run: Path | None, model: str | None, config: str | None, overrides: di
         raise UserError("Nothing to evaluate: give --run DIRECTORY or --model PATH.")
     if run is not None and config is not None:
         raise UserError("--run and --config both name a task: give one of them.")
+    if adapter is not None and model is None:
+        raise UserError("--adapter needs the model it is for: give it with --model BASE.")
     found = Run.open(run) if run is not None else None
     if model is None and found is not None:
-        model = str(_policy_of(found))
+        policy = _policy_of(found)
+        if (policy / "adapter_config.json").is_file():  # the base as the recipe has it, wherever the run was made
+            recipe = load_recipe(found.path / "config.yaml", overrides)
+            return _What(recipe, str(recipe.values["model_name_or_path"]), str(policy))
+        model = str(policy)
+    assert model is not None
     overrides = {**overrides, "model_name_or_path": model}
     if found is not None:
-        return load_recipe(found.path / "config.yaml", overrides), str(model)
+        return _What(load_recipe(found.path / "config.yaml", overrides), model, adapter)
     if config is not None:
-        return load_recipe(config, overrides), str(model)
-    return build_recipe({"max_steps": 1}, Source("pods eval"), overrides), str(model)
+        return _What(load_recipe(config, overrides), model, adapter)
+    return _What(build_recipe({"max_steps": 1}, Source("pods eval"), overrides), model, adapter)
 
 
-def _policy_of(run: Any) -> Path:
+def _policy_of(run: Run) -> Path:
     policy = run.final_checkpoint or next(reversed(run.checkpoints()), None)
     if policy is None:
         raise UserError(f"{run.path} ({run.state}) has no policy under checkpoints/: give one with --model.")

@@ -35,11 +35,9 @@ def build_trainer(recipe: Recipe, task: Task, output_dir: Path) -> PODSTrainer:
     arguments = engine_arguments(recipe)
     model = ModelConfig(**recipe.model_arguments())
     path = policy_path(str(model.model_name_or_path))
-    init: dict[str, Any] = dict(arguments.get("model_init_kwargs") or {})
-    init |= {"revision": model.model_revision, "dtype": model.dtype}
-    if model.attn_implementation:
-        init["attn_implementation"] = model.attn_implementation
-    arguments["model_init_kwargs"] = init
+    options = load_options(recipe)
+    quantization = options.pop("quantization_config", None)  # TRL takes it apart
+    arguments["model_init_kwargs"] = dict(arguments.get("model_init_kwargs") or {}) | options
     names = list(task.rewards)
     return PODSTrainer(
         model=path,
@@ -47,9 +45,21 @@ def build_trainer(recipe: Recipe, task: Task, output_dir: Path) -> PODSTrainer:
         args=PODSConfig(str(output_dir), **arguments, reward_weights=[task.rewards[name] for name in names]),
         train_dataset=task.train,
         processing_class=load_tokenizer(path, model.model_revision),
-        quantization_config=get_quantization_config(model),
+        quantization_config=quantization,
         peft_config=get_peft_config(model),
     )
+
+
+def load_options(recipe: Recipe) -> dict[str, Any]:
+    """Keywords of `from_pretrained` for a recipe's policy: revision, precision, attention, quantisation where set."""
+    model = ModelConfig(**recipe.model_arguments())
+    options = {
+        "revision": model.model_revision,
+        "dtype": model.dtype,
+        "attn_implementation": model.attn_implementation,
+        "quantization_config": get_quantization_config(model),
+    }
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def engine_arguments(recipe: Recipe) -> dict[str, Any]:
@@ -83,7 +93,8 @@ def policy_path(name: str) -> str:
 
 def load_tokenizer(path: str, revision: str = "main") -> Any:
     """A tokenizer that pads on the left, as generation needs it."""
-    return AutoTokenizer.from_pretrained(path, revision=revision, padding_side="left", truncation_side="left")
+    sides = {"padding_side": "left", "truncation_side": "left"}
+    return AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False, **sides)
 
 
 def trl_reward(reward: Reward) -> Callable[..., list[float]]:

@@ -1,0 +1,121 @@
+"""Completions by `model.generate`: any model, any device, several processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+from .sampling import Completion, RowsDone, Sampling
+
+
+class GenerateSampler:
+    """Completes prompts with `model.generate`.
+
+    The random state and the mode of the model are left as they were, so evaluating never changes a run. Rows of like
+    length share a batch; since each row has draws of its own, its completion is the same in every batch, up to
+    rounding.
+
+    Args:
+        model: a causal language model, on any device.
+        tokenizer: the one that goes with it.
+    """
+
+    backend = "generate"
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        ends = model.generation_config.eos_token_id
+        self._ends = {*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id} - {None}
+        pad = tokenizer.pad_token_id
+        self._pad = pad if pad is not None else min(self._ends, default=0)
+
+    @torch.no_grad()
+    def sample(
+        self, prompts_ids: Sequence[Sequence[int]], rows: Sequence[int], how: Sampling, done: RowsDone
+    ) -> list[Completion]:
+        """One completion to each prompt, in order (see `Sampler`)."""
+        # the longest first: where memory is too small it shows at once, and the seconds left are no promise broken
+        order = sorted(range(len(rows)), key=lambda i: (-len(prompts_ids[i]), i))
+        completions: list[Completion | None] = [None] * len(rows)
+        was_training = self.model.training
+        try:
+            self.model.eval()
+            for start in range(0, len(order), how.batch_size):
+                batch = order[start : start + how.batch_size]
+                ids = self._generate([prompts_ids[i] for i in batch], [rows[i] for i in batch], how)
+                for i, completion in zip(batch, map(self._cut, ids.tolist()), strict=True):
+                    completions[i] = completion
+                done(start + len(batch), len(order))
+        finally:
+            self.model.train(was_training)
+        return [completion for completion in completions if completion is not None]
+
+    def _generate(self, prompts_ids: Sequence[Sequence[int]], rows: Sequence[int], how: Sampling) -> Tensor:
+        """Completion ids [rows, T] of a batch, padded on both sides."""
+        width = max(map(len, prompts_ids))
+        device = self.model.device
+        padded = torch.tensor([[self._pad] * (width - len(ids)) + list(ids) for ids in prompts_ids], device=device)
+        mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts_ids], device=device)
+        draws = RowDraws(rows, width, how, device) if how.temperature else None
+        # greedy to `generate`: the draws decide; the model's own sampling defaults, penalties included, are left out
+        config = GenerationConfig(
+            do_sample=False,
+            num_beams=1,
+            repetition_penalty=1.0,
+            no_repeat_ngram_size=0,
+            max_new_tokens=how.max_completion_length,
+            pad_token_id=self._pad,
+            eos_token_id=sorted(self._ends) or None,
+        )
+        output = self.model.generate(
+            input_ids=padded,
+            attention_mask=mask,
+            generation_config=config,
+            logits_processor=LogitsProcessorList([draws] if draws else []),
+        )
+        return output[:, width:]
+
+    def _cut(self, ids: list[int]) -> Completion:
+        """A completion up to its first end token."""
+        length = next((i + 1 for i, token in enumerate(ids) if token in self._ends), None)
+        kept = ids[:length]
+        return Completion(self.tokenizer.decode(kept, skip_special_tokens=True), len(kept), length is not None)
+
+
+class RowDraws(LogitsProcessor):
+    """Samples each row with uniform draws of its own, by inverting the cumulative distribution.
+
+    A draw belongs to (seed, row, token), so a row is completed the same way alone, in any batch, on any process.
+
+    Args:
+        rows: the numbers of the batch's rows.
+        prompt_width: columns before the first completion token.
+        how: temperature (above 0), length and seed.
+        device: where the scores are.
+    """
+
+    def __init__(self, rows: Sequence[int], prompt_width: int, how: Sampling, device: Any) -> None:
+        T = how.max_completion_length
+        draws = [np.random.default_rng((how.seed, row)).random(T, dtype=np.float32) for row in rows]
+        self._draws = torch.from_numpy(np.stack(draws)).to(device)
+        self._prompt_width = prompt_width
+        self._temperature = how.temperature
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores [rows, vocabulary] that leave one token: the first whose cumulative chance exceeds the draw."""
+        cumulative = torch.softmax(scores.float() / self._temperature, dim=-1).cumsum(dim=-1)
+        total = cumulative[:, -1:]
+        # below the total, whatever rounding did to it: a token without a chance is never drawn
+        below = torch.minimum(
+            self._draws[:, input_ids.size(1) - self._prompt_width, None] * total,
+            torch.nextafter(total, torch.zeros_like(total)),
+        )
+        token = torch.searchsorted(cumulative, below, right=True)
+        token.clamp_(max=scores.size(1) - 1)  # a policy of NaNs answers nonsense; it must not stop the run
+        return torch.full_like(scores, -torch.inf).scatter_(1, token, 0.0)

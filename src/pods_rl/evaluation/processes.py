@@ -1,0 +1,53 @@
+"""Several processes that evaluate together: who has which rows, and one result for all. One process needs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch.distributed as dist
+
+_T = TypeVar("_T")
+
+
+def own_rows(total: int) -> range:
+    """The rows this process answers: every so-manieth from its rank, none twice and none added.
+
+    >>> own_rows(5)
+    range(0, 5)
+    """
+    return range(_rank(), total, _world())
+
+
+def gather(items: Sequence[_T]) -> list[_T]:
+    """The items of all processes, on every one of them, by rank. Each process must call it.
+
+    >>> gather(["a", "b"])
+    ['a', 'b']
+    """
+    if _world() == 1:
+        return list(items)
+    parts: list[Sequence[_T]] = [[] for _ in range(_world())]
+    dist.all_gather_object(parts, items)
+    return [item for part in parts for item in part]
+
+
+def agree(value: _T) -> _T:
+    """The first process's value, on every process: clocks and signals differ. Each process must call it.
+
+    >>> agree(1.5)
+    1.5
+    """
+    if _world() == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def _world() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _rank() -> int:
+    return dist.get_rank() if _world() > 1 else 0

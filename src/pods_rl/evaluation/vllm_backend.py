@@ -1,0 +1,110 @@
+"""Completions by vLLM, where it is installed: the one module that knows its interface (vLLM 0.22 to 0.31)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from ..errors import UserError
+from ..recipe import Recipe
+from .policy import Policy, load_tokenizer_of, lora_rank
+from .sampling import Completion, RowsDone, Sampling
+
+_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM makes room for
+_SEED_SPAN = 2**31
+
+
+def is_installed() -> bool:
+    """Whether vLLM can be imported."""
+    return find_spec("vllm") is not None
+
+
+class VLLMSampler:
+    """Completes prompts with an engine of vLLM's own.
+
+    It gets token ids, one request a row, each with a seed of its own; weights are read as safetensors, and no code of
+    the model's repository is run.
+
+    Args:
+        policy: where the model and its adapter are.
+        recipe: its `dtype` and `load_in_4bit` where set, `vllm_tensor_parallel_size`, `vllm_max_model_length` and
+            `vllm_gpu_memory_utilization` (0.9 where not set: nothing else is on the device).
+        seed: of the engine.
+
+    Raises UserError where vLLM is not installed or has no room for the adapter's rank.
+    """
+
+    backend = "vllm"
+
+    def __init__(self, policy: Policy, recipe: Recipe, seed: int = 0) -> None:
+        if not is_installed():
+            raise UserError(
+                "--backend vllm: vLLM is not installed: pip install 'pods-rl[vllm]', or --backend generate."
+            )
+        vllm: Any = import_module("vllm")
+        self.tokenizer = load_tokenizer_of(policy)
+        self._params = vllm.SamplingParams
+        self._lora: Any = None
+        self._llm = vllm.LLM(**engine_arguments(policy, recipe, seed))
+        if policy.adapter is not None:
+            request: Any = import_module("vllm.lora.request")
+            self._lora = request.LoRARequest("adapter", 1, str(policy.adapter))
+
+    def sample(
+        self, prompts_ids: Sequence[Sequence[int]], rows: Sequence[int], how: Sampling, done: RowsDone
+    ) -> list[Completion]:
+        """One completion to each prompt, in order (see `Sampler`); all rows are one batch, which vLLM divides."""
+        params = [
+            self._params(
+                n=1,
+                temperature=how.temperature,
+                top_p=1.0,
+                top_k=0,
+                max_tokens=how.max_completion_length,
+                seed=row_seed(how.seed, row),
+            )
+            for row in rows
+        ]
+        requests = [{"prompt_token_ids": list(ids)} for ids in prompts_ids]
+        outputs = self._llm.generate(requests, sampling_params=params, use_tqdm=False, lora_request=self._lora)
+        done(len(rows), len(rows))
+        first = [output.outputs[0] for output in outputs]
+        return [Completion(o.text, len(o.token_ids), o.finish_reason == "stop") for o in first]
+
+
+def engine_arguments(policy: Policy, recipe: Recipe, seed: int) -> dict[str, Any]:
+    """Keywords of `vllm.LLM`."""
+    quantised = recipe.values.get("load_in_4bit")
+    arguments: dict[str, Any] = {
+        "model": str(policy.model),
+        "tokenizer": str(policy.tokenizer),
+        "dtype": recipe.given.get("dtype") or "auto",
+        "seed": seed,
+        "tensor_parallel_size": recipe.given.get("vllm_tensor_parallel_size", 1),
+        "gpu_memory_utilization": recipe.given.get("vllm_gpu_memory_utilization", 0.9),
+        "max_model_len": recipe.given.get("vllm_max_model_length"),
+        "load_format": "bitsandbytes" if quantised else "safetensors",
+        "quantization": "bitsandbytes" if quantised else None,
+        "trust_remote_code": False,
+    }
+    if policy.adapter is not None:
+        arguments |= {"enable_lora": True, "max_lora_rank": _room_for(lora_rank(policy.adapter))}
+    return arguments
+
+
+def row_seed(seed: int, row: int) -> int:
+    """A seed for each row, apart from those of the next evaluation's rows.
+
+    >>> row_seed(0, 3), row_seed(1, 3)
+    (3, 1000006)
+    """
+    return (1_000_003 * seed + row) % _SEED_SPAN
+
+
+def _room_for(rank: int) -> int:
+    for room in _LORA_RANKS:
+        if rank <= room:
+            return room
+    raise UserError(f"The adapter has rank {rank}, and vLLM takes {_LORA_RANKS[-1]} at most: use --backend generate.")

@@ -1,0 +1,338 @@
+"""Evaluating in one process: pass@k, standard errors, how rows are drawn, and what a policy's files must be."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+
+from pods_rl.errors import UserError
+from pods_rl.evaluation import Answer, Completion, GenerateSampler, Sampling, evaluate, pass_at_k
+from pods_rl.evaluation.generate import RowDraws
+from pods_rl.evaluation.sampling import encode, render
+from pods_rl.evaluation.scores import mean_and_error, powers_of_two, summarise
+from pods_rl.evaluation.weights import weight_files, weights_hash
+from pods_rl.policies import tiny_policy_path
+from pods_rl.policies.build import build_model, build_tokenizer
+from pods_rl.tasks import Task
+from pods_rl.tasks.arithmetic import arithmetic_task
+
+GREEDY = Sampling(temperature=0.0, max_completion_length=8)
+
+
+# ------------------------------------------------------------------------------------------------ scores
+
+
+@pytest.mark.parametrize(("n", "c"), [(n, c) for n in range(1, 8) for c in range(n + 1)])
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(n, c):
+    right = [True] * c + [False] * (n - c)
+    for k in range(1, n + 1):
+        subsets = list(itertools.combinations(right, k))
+        assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, subsets)) / len(subsets), abs=1e-15)
+
+
+@pytest.mark.parametrize(("n", "c", "k"), [(10_000, 1, 1), (10_000, 3, 5_000), (5_000, 1, 2), (2_000, 1_999, 1)])
+def test_pass_at_k_is_exact_where_factorials_are_huge(n, c, k):
+    exact = 1 - math.prod(Fraction(n - k - i, n - i) for i in range(c))  # none of the c right ones among the k
+    assert pass_at_k(n, c, k) == float(exact)
+
+
+@pytest.mark.parametrize(("n", "c", "k"), [(4, 5, 1), (4, -1, 1), (4, 1, 0), (4, 1, 5)])
+def test_pass_at_k_refuses_counts_that_cannot_be(n, c, k):
+    with pytest.raises(ValueError, match="expected 0 <= right <= repeats"):
+        pass_at_k(n, c, k)
+
+
+def test_powers_of_two():
+    assert [powers_of_two(n) for n in (1, 2, 3, 4, 5, 8)] == [[1], [1, 2], [1, 2], [1, 2, 4], [1, 2, 4], [1, 2, 4, 8]]
+
+
+def answers(right, formed=None, repeats=2):
+    """Graded completions of given outcomes, in order."""
+    formed = formed or [True] * len(right)
+    return [
+        Answer(i // repeats, i % repeats, "p", "g", "c", r, f, 10 + i, i % 3 != 0)
+        for i, (r, f) in enumerate(zip(right, formed, strict=True))
+    ]
+
+
+def test_an_evaluation_of_worked_values():
+    # prompts right in 2, 1, 0 and 0 of 2 repeats; in form in 1, 2, 0 and 1
+    given = answers([1, 1, 1, 0, 0, 0, 0, 0], [1, 0, 1, 1, 0, 0, 0, 1])
+    found = summarise(given, repeats=2, temperature=0.5, seconds=3.0)
+    assert (found.accuracy, found.format_accuracy, found.both_accuracy) == (3 / 8, 4 / 8, 2 / 8)
+    assert found.accuracy_se == pytest.approx(np.std([1, 0.5, 0, 0], ddof=1) / 2)
+    assert found.format_accuracy_se == pytest.approx(np.std([0.5, 1, 0, 0.5], ddof=1) / 2)
+    assert found.both_accuracy_se == pytest.approx(np.std([0.5, 0.5, 0, 0], ddof=1) / 2)
+    assert found.pass_at == {2: (0.5, pytest.approx(np.std([1, 1, 0, 0], ddof=1) / 2))}
+    assert (found.mean_completion_tokens, found.truncated_share) == (13.5, 3 / 8)
+    assert (found.prompts, found.repeats, found.temperature, found.eval_seconds) == (4, 2, 0.5, 3.0)
+
+
+def test_the_row_is_flat_and_keeps_its_old_names():
+    row = summarise(answers([1, 0, 0, 0, 1, 1, 1, 1], repeats=4), repeats=4, temperature=1.0, seconds=1.0).row()
+    old = "accuracy accuracy_se format_accuracy both_accuracy mean_completion_tokens truncated_share"
+    old += " prompts repeats temperature eval_seconds"
+    assert set(row) - set(old.split()) == {
+        "format_accuracy_se", "both_accuracy_se", "pass@2", "pass@2_se", "pass@4", "pass@4_se",
+    }  # fmt: skip
+    assert all(isinstance(value, (int, float)) for value in row.values())
+
+
+def test_one_repeat_gives_no_pass_at_k():
+    assert not any(
+        "pass@" in name for name in summarise(answers([1, 0], repeats=1), repeats=1, temperature=0.0, seconds=0.0).row()
+    )
+
+
+def test_one_prompt_has_no_standard_error():
+    mean, error = mean_and_error([1.0])
+    assert mean == 1.0
+    assert math.isnan(error)
+
+
+# ------------------------------------------------------------------------------------------------ draws
+
+
+def test_a_draw_takes_the_token_whose_share_of_the_line_it_falls_in():
+    draws = RowDraws([0], 3, Sampling(1.0, 2), "cpu")
+    scores = torch.log(torch.tensor([[0.2, 0.0, 0.5, 0.3]]))
+    for draw, token in [(0.0, 0), (0.19, 0), (0.21, 2), (0.69, 2), (0.71, 3), (1 - 2**-24, 3)]:
+        draws._draws = torch.tensor([[draw, 0.0]])
+        assert draws(torch.zeros(1, 3), scores).argmax().item() == token, draw
+
+
+def test_a_token_without_a_chance_is_never_drawn():
+    draws = RowDraws([0], 0, Sampling(1.0, 1), "cpu")
+    for draw in (0.0, 1 - 2**-24):
+        draws._draws = torch.tensor([[draw]])
+        chosen = draws(torch.zeros(1, 0), torch.tensor([[-torch.inf, 0.0, 0.1, -torch.inf]])).argmax().item()
+        assert chosen in (1, 2)
+
+
+def test_nan_scores_do_not_stop_a_run():
+    assert RowDraws([0], 0, Sampling(1.0, 1), "cpu")(torch.zeros(1, 0), torch.full((1, 5), torch.nan)).shape == (1, 5)
+
+
+def test_draws_follow_the_softmax_at_their_temperature():
+    logits = torch.tensor([1.0, 0.0, -1.0, 2.0])
+    rows = 20_000
+    draws = RowDraws(range(rows), 0, Sampling(0.5, 1, seed=3), "cpu")
+    counts = torch.bincount(draws(torch.zeros(rows, 0), logits.expand(rows, 4)).argmax(1), minlength=4)
+    expected = torch.softmax(logits / 0.5, 0) * rows
+    assert ((counts - expected) ** 2 / expected).sum().item() < 16.3  # chi-square, 3 degrees of freedom, p = 0.001
+
+
+def test_draws_differ_between_seeds_rows_and_steps():
+    def line(seed, row):
+        return RowDraws([row], 0, Sampling(1.0, 4, seed=seed), "cpu")._draws[0].tolist()
+
+    assert line(1, 2) == line(1, 2)
+    assert len({*line(1, 2), *line(1, 3), *line(2, 2)}) == 12
+
+
+# ------------------------------------------------------------------------------------------------ whole evaluations
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+    model = build_model(tokenizer, **sizes)
+    # digits end a completion too, so that random weights write rows of many lengths
+    model.generation_config.eos_token_id = [
+        tokenizer.eos_token_id,
+        *tokenizer.convert_tokens_to_ids(list("0123456789")),
+    ]
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def task():
+    return arithmetic_task(train_size=1, test_size=12)
+
+
+def told(found):
+    """What an evaluation says, without its clock."""
+    return {name: value for name, value in found.row().items() if name != "eval_seconds"}, found.answers
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_batches_decide_nothing(model, tokenizer, task, temperature):
+    def run(batch_size):
+        sampling = Sampling(temperature, 12, batch_size, seed=5)
+        return told(evaluate(GenerateSampler(model, tokenizer), task, sampling, repeats=3))
+
+    assert run(5) == run(36) == run(1)
+
+
+def test_seeds_and_repeats_differ_and_a_seed_repeats(model, tokenizer, task):
+    def texts(seed):
+        found = evaluate(GenerateSampler(model, tokenizer), task, Sampling(1.0, 12, seed=seed), prompts=4, repeats=2)
+        return [answer.completion for answer in found.answers]
+
+    assert texts(0) == texts(0) != texts(1)
+    assert texts(0)[0::2] != texts(0)[1::2]
+
+
+def test_greedy_is_generates_own_greedy(model, tokenizer, task):
+    found = evaluate(GenerateSampler(model, tokenizer), task, Sampling(0.0, 12), prompts=3)
+    for answer in found.answers:
+        ids = tokenizer(answer.prompt, return_tensors="pt")["input_ids"]
+        out = model.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=tokenizer.pad_token_id)[
+            0, ids.size(1) :
+        ]
+        assert answer.completion == tokenizer.decode(out, skip_special_tokens=True)
+        assert answer.completion_tokens == len(out)
+        assert answer.ended == (out[-1].item() in model.generation_config.eos_token_id)
+
+
+def test_the_models_own_penalties_are_left_out(model, tokenizer, task):
+    plain = evaluate(GenerateSampler(model, tokenizer), task, GREEDY)
+    before = model.generation_config.repetition_penalty
+    model.generation_config.repetition_penalty = 5.0
+    try:
+        assert told(evaluate(GenerateSampler(model, tokenizer), task, GREEDY)) == told(plain)
+    finally:
+        model.generation_config.repetition_penalty = before
+
+
+def test_evaluating_leaves_random_state_and_mode_alone(model, tokenizer, task):
+    model.train()
+    torch.manual_seed(1)
+    random.seed(1)
+    before = torch.get_rng_state(), random.getstate()
+    evaluate(GenerateSampler(model, tokenizer), task, Sampling(1.0, 4), prompts=2)
+    assert model.training
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == random.getstate()
+    model.eval()
+
+
+def test_answers_are_in_order_with_their_columns(model, tokenizer, task):
+    found = evaluate(GenerateSampler(model, tokenizer), task, Sampling(1.0, 6, batch_size=4), prompts=3, repeats=2)
+    columns = found.columns()
+    assert (columns["index"], columns["repeat"]) == ([0, 0, 1, 1, 2, 2], [0, 1] * 3)
+    assert columns["prompt"] == [prompt for prompt in task.test["prompt"][:3] for _ in range(2)]
+    assert columns["answer"] == [gold for gold in task.test["answer"][:3] for _ in range(2)]
+    assert {len(column) for column in columns.values()} == {6}
+
+
+class Parrot:
+    """Stands in for a policy: answers with the gold answer to every even row, and tells what it was asked."""
+
+    backend = "parrot"
+
+    def __init__(self, tokenizer, golds):
+        self.tokenizer, self.golds, self.asked = tokenizer, golds, []
+
+    def sample(self, prompts_ids, rows, how, done):
+        self.asked = [list(ids) for ids in prompts_ids]
+        done(len(rows), len(rows))
+        repeats = len(rows) // len(self.golds)
+        texts = [f"<answer>{self.golds[row // repeats] if row % 2 == 0 else 'none'}</answer>" for row in rows]
+        return [Completion(text, 3, True) for text in texts]
+
+
+def test_grades_are_the_tasks(tokenizer, task):
+    seen = []
+    parrot = Parrot(tokenizer, task.test["answer"])
+    found = evaluate(parrot, task, GREEDY, repeats=4, done=lambda rows, of: seen.append((rows, of)))
+    assert (found.accuracy, found.format_accuracy, found.both_accuracy) == (0.5, 0.0, 0.0)
+    assert found.pass_at[2][0] == pytest.approx(5 / 6)  # of the 6 pairs of 4 repeats, one has no right one
+    assert found.pass_at[4] == (1.0, 0.0)
+    assert seen == [(48, 48)]
+
+
+def test_nothing_to_evaluate_is_refused(model, tokenizer, task):
+    for arguments in ({"repeats": 0}, {"prompts": 0}):
+        with pytest.raises(ValueError, match="expected at least 1 of each"):
+            evaluate(GenerateSampler(model, tokenizer), task, GREEDY, **arguments)
+    with pytest.raises(ValueError, match="temperature"):
+        Sampling(temperature=-1.0)
+
+
+# ------------------------------------------------------------------------------------------------ prompts
+
+
+TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}[assistant]"
+CHAT = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="}]
+
+
+def test_messages_are_written_in_the_models_template():
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    assert render(tokenizer, CHAT) == "[system]Add.[user]1+1=[assistant]"
+    assert render(tokenizer, "1+1=") == "1+1="
+    split = Dataset.from_dict({"prompt": [CHAT], "answer": ["2"]})
+    parrot = Parrot(tokenizer, ["2"])
+    evaluate(parrot, Task("chat", "1", split, split, {"accuracy": 1.0}), GREEDY)
+    assert tokenizer.decode(parrot.asked[0]) == "[system]Add.[user]1+1=[assistant]"
+
+
+def test_messages_without_a_template_are_refused(tokenizer):
+    with pytest.raises(UserError, match="has no chat template, and the task's prompts are chat messages"):
+        render(tokenizer, CHAT)
+
+
+def test_a_templates_special_tokens_are_not_written_twice():
+    class Tokenizer:
+        """Stands in for one that starts every text with a special token, as Llama's does."""
+
+        def __call__(self, text, add_special_tokens):
+            return {"input_ids": [1] * add_special_tokens + [7] * len(text)}
+
+    assert encode(Tokenizer(), "ab", "ab") == [1, 7, 7]
+    assert encode(Tokenizer(), CHAT, "ab") == [7, 7]
+
+
+# ------------------------------------------------------------------------------------------------ weights
+
+
+def test_the_hash_is_of_names_and_contents(tmp_path):
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(b"1234" if name != "c" else b"1235")
+    (tmp_path / "b" / "config.json").write_text("{}")
+    a, b, c = (weights_hash(tmp_path / name) for name in ("a", "b", "c"))
+    assert a == b != c
+    (tmp_path / "a" / "model.safetensors").rename(tmp_path / "a" / "model-00001-of-00001.safetensors")
+    assert weights_hash(tmp_path / "a") != a
+
+
+def test_the_hash_of_a_file_is_its_sha256(tmp_path):
+    import hashlib
+
+    data = bytes(range(256)) * 40_000  # longer than one read
+    (tmp_path / "model.safetensors").write_bytes(data)
+    line = f"model.safetensors {hashlib.sha256(data).hexdigest()}\n"
+    assert weights_hash(tmp_path) == hashlib.sha256(line.encode()).hexdigest()
+
+
+def test_weights_changed_in_place_get_another_hash(tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"1234")
+    before = weights_hash(tmp_path)
+    path.write_bytes(b"12345")
+    assert weights_hash(tmp_path) != before
+
+
+def test_pickles_are_refused(tmp_path):
+    (tmp_path / "training_args.bin").write_bytes(b"x")
+    with pytest.raises(UserError, match="holds no weights"):
+        weight_files(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(UserError, match=r"as a pickle \(pytorch_model.bin\), which can run code"):
+        weight_files(tmp_path)
+    assert [path.name for path in weight_files(tiny_policy_path())] == ["model.safetensors"]
