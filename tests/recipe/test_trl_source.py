@@ -77,7 +77,7 @@ def test_enumerations_come_from_the_source():
 def test_names_that_are_written_down_again_are_the_real_ones():
     from pods_rl import rewards, selection
     from pods_rl.tasks.arithmetic import DIFFICULTIES
-    from pods_rl.tasks.files import PROMPT_STYLES
+    from pods_rl.tasks.prompts import PROMPT_STYLES
 
     assert set(RULES) == set(selection.RULES)
     assert set(REWARDS) == set(rewards.REWARDS)

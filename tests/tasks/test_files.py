@@ -11,9 +11,10 @@ import datasets
 import pytest
 
 from pods_rl.errors import UserError
+from pods_rl.recipe import schema
 from pods_rl.rewards import accuracy
 from pods_rl.tasks import TASKS, load_task
-from pods_rl.tasks.files import SYSTEM_PROMPT
+from pods_rl.tasks.prompts import SYSTEM_PROMPT
 
 GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
 ROWS = [{"question": "9*2?", "answer": "9*2=18\n#### 18"}, {"question": "600*2?", "answer": "#### 1,200"}]
@@ -94,8 +95,17 @@ def test_questions_may_be_chat_messages(tmp_path):
     task = load_task({"dataset_name": name, "dataset_test_name": name, "system_prompt": "Think."})
     assert task.train[0]["prompt"] == [{"role": "system", "content": "Think."}, *turns]
     assert task.train[1]["prompt"] == own
-    with pytest.raises(UserError, match=r"row 1 .*set prompt_style: chat"):
-        load_task({"dataset_name": name, "dataset_test_name": name, "prompt_style": "plain"})
+    plain = load_task({"dataset_name": name, "dataset_test_name": name, "prompt_style": "plain"})
+    assert plain.train[1]["prompt"] == "Add.\n\n9*2?\n"
+
+
+def test_a_conversation_cannot_be_written_as_plain_text(tmp_path):
+    turns = [{"role": role, "content": "9*2?"} for role in ("user", "assistant", "user")]
+    name = write_jsonl(tmp_path / "a.jsonl", [{"prompt": turns, "answer": 18}])
+    both = {"dataset_name": name, "dataset_test_name": name}
+    assert len(load_task(both).train[0]["prompt"]) == 4
+    with pytest.raises(UserError, match=r"row 1 .*a turn of assistant cannot be written as plain text"):
+        load_task({**both, "prompt_style": "plain"})
 
 
 def test_columns_are_found_or_named(tmp_path):
@@ -216,8 +226,8 @@ def test_the_hub_is_asked_for_what_the_recipe_names(monkeypatch):
     ]
 
 
-def test_every_task_is_in_the_table():
-    assert list(TASKS) == ["arithmetic", "gsm8k", "dataset"]
+def test_every_task_of_a_recipe_is_in_the_table():
+    assert tuple(TASKS) == schema.TASKS
 
 
 def test_unknown_tasks_and_rewards_are_refused():

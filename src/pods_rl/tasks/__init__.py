@@ -9,25 +9,52 @@ import dataclasses
 import difflib
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from ..errors import UserError
 from ..rewards import get_reward
 from .arithmetic import arithmetic_task
-from .base import Grade, Task
-from .files import dataset_task, gsm8k_task
+from .base import FORM_REWARDS, PAPER_REWARDS, Grade, Task
+from .chemistry import chemistry_task
+from .countdown import countdown_task
+from .files import dataset_task
+from .gym import gym_task
+from .prompts import Fitted, Prompt, fit_prompts, plain_prompt
+from .published import amc23_task, gsm8k_task, math_task
+from .sorting import sorting_task
+
+
+@dataclass(frozen=True)
+class TaskEntry:
+    """How a task is made, what it is in a few words, where its rows are from, and the reward that decides it."""
+
+    make: Callable[[Mapping[str, Any]], Task]
+    what: str
+    source: str
+    answer: str = "accuracy"
+
+    @property
+    def rewards(self) -> dict[str, float]:
+        """The rewards it is trained on where a recipe names no others, with their weights."""
+        return {self.answer: 1.0, **FORM_REWARDS}
 
 
 def load_task(settings: Mapping[str, Any]) -> Task:
     """Make the task that a recipe describes. A setting that is absent or None is the task's own.
 
-    `task` is a key of `TASKS` (default: `dataset` where `dataset_name` is given, else `arithmetic`);
-    `task_rewards` maps names of rewards, or dotted paths, to weights, and replaces the task's own.
-    Arithmetic reads `task_difficulty`, `task_train_size`, `task_test_size` and `task_seed`. The others read
-    `dataset_name` (a local file or folder, or a hub id), `dataset_config`, `dataset_train_split`,
-    `dataset_test_split`, `dataset_test_name` (where the test rows are elsewhere), `question_column`,
-    `answer_column`, `answer_after` (the gold answer is what follows it), `system_prompt`, `prompt_style`
-    (`chat`, `plain`), `task_train_size` and `task_test_size`.
+    `task` is a key of `TASKS` (default: `dataset` where `dataset_name` is given, else `arithmetic`), or the dotted
+    path of a function of your own that takes the settings and gives a `Task`. `task_rewards` maps names of rewards,
+    or dotted paths, to weights, and replaces the task's own.
+
+    Generated tasks (`arithmetic`, `countdown`, `sorting`, `reasoning_gym`) read `task_train_size`,
+    `task_test_size` and `task_seed`; the first three `task_difficulty`; the last `task_options`. Published ones
+    (`gsm8k`, `math`, `amc23`, `sciknoweval_chemistry`) read `data_dir`, a local folder in place of the hub. `dataset`,
+    and the published tasks of mathematics in place of their own source, read `dataset_name` (a local file or folder,
+    or a hub id), `dataset_config`, `dataset_train_split`, `dataset_test_split`, `dataset_test_name` (where the test
+    rows are elsewhere), `question_column`, `answer_column` and `answer_after` (the gold answer is what follows it).
+    All but arithmetic read `system_prompt` and `prompt_style` (`chat`, `plain`).
 
     Raises UserError for an unknown task, an unknown reward, a weight that is no finite number, and whatever
     the task itself refuses.
@@ -36,13 +63,35 @@ def load_task(settings: Mapping[str, Any]) -> Task:
     'arithmetic'
     """
     name = settings.get("task") or ("dataset" if settings.get("dataset_name") else "arithmetic")
-    if name not in TASKS:
-        near = difflib.get_close_matches(str(name), TASKS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UserError(f"unknown task {name!r}; {hint}There are {', '.join(TASKS)}")
-    task = TASKS[name](settings)
+    task = TASKS[name].make(settings) if name in TASKS else _own_task(str(name), settings)
     weights = settings.get("task_rewards")
     return task if weights is None else dataclasses.replace(task, rewards=_checked(weights))
+
+
+def _own_task(name: str, settings: Mapping[str, Any]) -> Task:
+    """The task that a function of the user's makes."""
+    module, _, function = name.replace(":", ".").rpartition(".")
+    if not module or not function:
+        near = difflib.get_close_matches(name, TASKS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise UserError(
+            f"unknown task {name!r}; {hint}There are {', '.join(TASKS)}; your own is named by its path, as in "
+            "'package.module:function'"
+        )
+    try:
+        make = getattr(import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise UserError(
+            f"task {name!r} cannot be imported: {error}; check that {module!r} is on the Python path and has a "
+            f"function {function!r}"
+        ) from error
+    task = make(settings) if callable(make) else make
+    if not isinstance(task, Task):
+        raise UserError(
+            f"task {name!r} gave a {type(task).__name__}; expected a function of the settings that gives a "
+            "pods_rl.tasks.Task"
+        )
+    return task
 
 
 def _arithmetic(settings: Mapping[str, Any]) -> Task:
@@ -66,10 +115,39 @@ def _checked(weights: object) -> dict[str, float]:
     return {name: float(weight) for name, weight in weights.items()}
 
 
-TASKS: dict[str, Callable[[Mapping[str, Any]], Task]] = {
-    "arithmetic": _arithmetic,
-    "gsm8k": gsm8k_task,
-    "dataset": dataset_task,
+TASKS: dict[str, TaskEntry] = {
+    "arithmetic": TaskEntry(_arithmetic, "sums of two to six integers, for the tiny policy", "generated"),
+    "countdown": TaskEntry(
+        countdown_task, "an expression of given numbers with a given value", "generated", "countdown"
+    ),
+    "sorting": TaskEntry(sorting_task, "integers to sort, marked by position", "generated", "positions"),
+    "gsm8k": TaskEntry(gsm8k_task, "grade-school word problems", "openai/gsm8k"),
+    "math": TaskEntry(
+        math_task,
+        "competition mathematics, tested on MATH-500",
+        "DigitalLearningGmbH/MATH-lighteval, HuggingFaceH4/MATH-500",
+    ),
+    "amc23": TaskEntry(
+        amc23_task, "AMC 2023 to test, MATH to train on", "DigitalLearningGmbH/MATH-lighteval, math-ai/amc23"
+    ),
+    "sciknoweval_chemistry": TaskEntry(
+        chemistry_task, "chemistry: choices, judgements, equations", "hicai-zju/SciKnowEval", "chemistry"
+    ),
+    "dataset": TaskEntry(dataset_task, "your own questions and answers", "dataset_name: a file, folder or hub id"),
+    "reasoning_gym": TaskEntry(
+        gym_task, "any generator of reasoning-gym with one right answer", "generated; pods-rl[reasoning-gym]"
+    ),
 }
 
-__all__ = ["TASKS", "Grade", "Task", "load_task"]
+__all__ = [
+    "PAPER_REWARDS",
+    "TASKS",
+    "Fitted",
+    "Grade",
+    "Prompt",
+    "Task",
+    "TaskEntry",
+    "fit_prompts",
+    "load_task",
+    "plain_prompt",
+]

@@ -11,20 +11,16 @@ A prompt is `37+58-14+10=`; a full-marks completion spells out every running tot
 from __future__ import annotations
 
 import random
-import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, count
 
 from datasets import Dataset
 
 from ..rewards import GRADER_VERSION
 from .base import PAPER_REWARDS, Task
+from .procedural import TEST_SIZE, TRAIN_SIZE, distinct, is_held_out
 
 VERSION = f"{GRADER_VERSION}-1"
-# One prompt in five is held out, whatever the seed: no seed trains on what another seed tests.
-_HELD_OUT_ONE_IN = 5
-_DRAWS_PER_PROMPT = 200
 
 
 @dataclass(frozen=True)
@@ -96,7 +92,7 @@ class Problem:
     @property
     def held_out(self) -> bool:
         """Whether the prompt belongs to the test side; a hash of its text decides, so every seed agrees."""
-        return zlib.crc32(self.prompt.encode()) % _HELD_OUT_ONE_IN == 0
+        return is_held_out(self.prompt)
 
 
 def write_steps(problem: Problem, totals: list[int]) -> str:
@@ -141,7 +137,7 @@ def draw_problem(rng: random.Random, difficulty: Difficulty) -> Problem:
 
 
 def arithmetic_task(
-    difficulty: str | Difficulty = "mixed", train_size: int = 4096, test_size: int = 512, seed: int = 0
+    difficulty: str | Difficulty = "mixed", train_size: int = TRAIN_SIZE, test_size: int = TEST_SIZE, seed: int = 0
 ) -> Task:
     """Generate the arithmetic task: distinct prompts, the same ones for the same arguments.
 
@@ -177,20 +173,8 @@ def _resolve(difficulty: str | Difficulty) -> Difficulty:
 
 
 def _split(rng: random.Random, difficulty: Difficulty, size: int, *, held_out: bool) -> Dataset:
-    if size < 1:
-        raise ValueError(f"a split of {size} prompts was asked for; ask for at least 1")
-    problems: dict[str, str] = {}
-    for problem in _draws(rng, difficulty, _DRAWS_PER_PROMPT * size):
-        if problem.held_out == held_out:
-            problems.setdefault(problem.prompt, problem.answer)
-        if len(problems) == size:
-            return Dataset.from_dict({"prompt": list(problems), "answer": list(problems.values())})
-    side = "test" if held_out else "train"
-    raise ValueError(
-        f"{size} distinct {side} prompts were asked for, but {difficulty} gave only {len(problems)}; "
-        "ask for fewer, or allow more terms or larger numbers"
+    drawn = (draw_problem(rng, difficulty) for _ in count())
+    problems = distinct(
+        ((problem.prompt, problem.answer) for problem in drawn), size, held_out=held_out, of=str(difficulty)
     )
-
-
-def _draws(rng: random.Random, difficulty: Difficulty, count: int) -> Iterator[Problem]:
-    return (draw_problem(rng, difficulty) for _ in range(count))
+    return Dataset.from_dict({"prompt": list(problems), "answer": list(problems.values())})

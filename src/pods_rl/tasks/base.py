@@ -12,7 +12,8 @@ from ..rewards import REWARDS, get_reward
 
 COLUMNS = ("prompt", "answer")
 # arXiv 2504.13818, single-GPU experiments: accuracy 1.0, 0.1 x format, 0.025 per tag (in tag_count itself).
-PAPER_REWARDS = {"accuracy": 1.0, "format": 0.1, "tag_count": 1.0}
+FORM_REWARDS = {"format": 0.1, "tag_count": 1.0}
+PAPER_REWARDS = {"accuracy": 1.0, **FORM_REWARDS}
 
 
 class Grade(NamedTuple):
@@ -41,9 +42,9 @@ class Task:
     (the gold answer, a string). `rewards` maps names of `pods_rl.rewards.REWARDS` (or dotted paths) to weights, in
     order; it is what the policy is trained on. `answer` names the reward whose full marks (1.0) mean a right answer.
     `version` changes whenever the same settings give other prompts or other grades, so that results of different
-    versions are never compared by mistake.
+    versions are never compared by mistake. A task without training rows can be evaluated only.
 
-    Raises ValueError where a split is empty or lacks a column, or where no reward is named.
+    Raises ValueError where a split lacks a column, the test split is empty, or no reward is named.
 
     >>> split = Dataset.from_dict({"prompt": ["1+1="], "answer": ["2"]})
     >>> task = Task("sums", "1", split, split, {"accuracy": 1.0})
@@ -66,8 +67,8 @@ class Task:
                     f"task {self.name!r}: its {split} split has the columns {dataset.column_names}, "
                     f"without {missing}; name the columns that hold the prompt and the answer"
                 )
-            if len(dataset) == 0:
-                raise ValueError(f"task {self.name!r}: its {split} split has no rows; give it at least one")
+        if len(self.test) == 0:
+            raise ValueError(f"task {self.name!r}: its test split has no rows; give it at least one")
         if not self.rewards:
             raise ValueError(f"task {self.name!r}: no reward is named; name at least one with its weight")
 

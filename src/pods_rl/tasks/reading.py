@@ -64,7 +64,7 @@ def _read_folder(path: Path, split: str) -> Dataset:
     except Exception as error:  # as for a file
         raise UserError(
             f"the folder {path} gives no split {split!r}: {_first_line(error.__cause__ or error)}. It holds "
-            f"{_listing(path)}; name one file of it instead"
+            f"{listing(path)}; name one file of it instead"
         ) from error
     if isinstance(found, Dataset):
         return found
@@ -84,10 +84,11 @@ def _nearby(path: Path) -> str:
         folder = folder.parent
     near = difflib.get_close_matches(path.name, [entry.name for entry in folder.iterdir()], n=1)
     hint = f"did you mean {folder / near[0]}? " if near else ""
-    return f"{hint}{folder.resolve()} holds {_listing(folder)}"
+    return f"{hint}{folder.resolve()} holds {listing(folder)}"
 
 
-def _listing(folder: Path, most: int = 8) -> str:
+def listing(folder: Path, most: int = 8) -> str:
+    """The first names of a folder, for a message."""
     names = sorted(entry.name + "/" * entry.is_dir() for entry in folder.iterdir() if entry.name[0] != ".")
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return (", ".join(names[:most]) or "nothing") + more

@@ -1,0 +1,130 @@
+"""SciKnowEval's chemistry: multiple choice, true or false, and equations to balance."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from datasets import Dataset
+
+from ..errors import UserError
+from .base import FORM_REWARDS, Task
+from .files import Source, check_golds, shown
+from .procedural import is_held_out
+from .prompts import PromptForm
+from .published import local_folder
+from .reading import listing
+
+NAME = "sciknoweval_chemistry"
+_NUMBER = 1
+_HUB = Source("hicai-zju/SciKnowEval", "test", "v2")
+_FILES = "L*.jsonl"
+_YES_NO = "Is this right? Answer Yes or No."
+_BALANCE = "Answer with the balanced equation alone, its reactants and products in the order given."
+
+
+class Question(NamedTuple):
+    """One row as it is asked: the text, the gold answer, its kind, and where it was read.
+
+    `kind` is `multiple choice`, `true or false` or `equation`; `stem` is the question without its options.
+    """
+
+    text: str
+    gold: str
+    kind: str
+    stem: str
+    place: str
+
+    @property
+    def held_out(self) -> bool:
+        """Whether it belongs to the test side; two rows that ask the same, whatever the options, never part."""
+        return is_held_out(" ".join(self.stem.split()).casefold())
+
+
+def chemistry_task(settings: Mapping[str, Any]) -> Task:
+    """Make the chemistry part of SciKnowEval v2 (arXiv 2406.09098): choices, judgements and equations.
+
+    Only a test set is published. One question in five, by a hash of its text, is kept to test; questions that read
+    the same are on the same side. Within a side the order is that of another hash, so that the kinds are mixed and
+    the first k questions are a fair sample; it does not depend on the order of the files. Rows that no rule can
+    grade (open questions, other fillings) are left out. Splits have a third column, `kind`.
+
+    Read from the `L*.jsonl` files of `data_dir` (or of its folder `sciknoweval_chemistry`), else from the hub
+    (hicai-zju/SciKnowEval, configuration v2). Raises UserError for a row that cannot be used, by its place.
+    """
+    questions = list(read_questions(settings))
+    check_golds([q.gold for q in questions], [q.place for q in questions], "chemistry")
+    form = PromptForm.of(settings)
+    train, test = (
+        _split([q for q in questions if q.held_out == held_out], form, settings.get(size))
+        for held_out, size in ((False, "task_train_size"), (True, "task_test_size"))
+    )
+    return Task(NAME, form.version(_NUMBER), train, test, {"chemistry": 1.0, **FORM_REWARDS}, answer="chemistry")
+
+
+def read_questions(settings: Mapping[str, Any]) -> Iterator[Question]:
+    """Read every question of the set that can be graded, in the order of its files."""
+    for source in _sources(settings):
+        for number, row in enumerate(source.read(), 1):
+            question = _question(row, f"{source}, row {number} (counted from 1)")
+            if question is not None:
+                yield question
+
+
+def _sources(settings: Mapping[str, Any]) -> Iterable[Source]:
+    if not settings.get("data_dir"):
+        return [_HUB]
+    folder = local_folder(settings["data_dir"])
+    folder = folder / NAME if (folder / NAME).is_dir() else folder
+    files = sorted(Path(folder).glob(_FILES))
+    if not files:
+        raise UserError(
+            f"data_dir = {folder}: task {NAME} found none of its files {_FILES} there; it holds {listing(folder)}"
+        )
+    return [Source(str(file), "test") for file in files]
+
+
+def _question(row: Mapping[str, Any], place: str) -> Question | None:
+    """How a row is asked; None for a row of another science, or of a kind that cannot be graded."""
+    if row.get("domain") != "Chemistry":
+        return None
+    stem, kind = str(row.get("question") or "").strip(), str(row.get("type") or "")
+    if not stem:
+        raise UserError(f"{place}: the question is {shown(row.get('question'))}; expected text")
+    if kind.startswith("mcq"):
+        return _choice(row, stem, place)
+    answer = str(row.get("answer") or "").strip()
+    if kind == "true_or_false":
+        if answer not in ("Yes", "No"):
+            raise UserError(f"{place}: the answer is {shown(answer)}; expected Yes or No")
+        return Question(f"{stem}\n\n{_YES_NO}", answer, "true or false", stem, place)
+    if kind == "filling" and (row.get("details") or {}).get("task") == "balancing_chemical_equation":
+        return Question(f"{stem}\n\n{_BALANCE}", answer, "equation", stem, place)
+    return None
+
+
+def _choice(row: Mapping[str, Any], stem: str, place: str) -> Question:
+    choices = row.get("choices") or {}
+    letters, texts = list(choices.get("label") or []), list(choices.get("text") or [])
+    gold = str(row.get("answerKey") or "").strip()
+    if len(letters) != len(texts) or gold not in letters:
+        raise UserError(
+            f"{place}: the answer is {shown(gold)} among the options {shown(letters)} with {len(texts)} texts; "
+            "expected one of the letters, and a text for each"
+        )
+    options = "\n".join(f"{letter}) {text}" for letter, text in zip(letters, texts, strict=True))
+    question = f"{stem}\n\n{options}\n\nAnswer with the letter of the right option."
+    return Question(question, gold, "multiple choice", stem, place)
+
+
+def _split(questions: list[Question], form: PromptForm, size: int | None) -> Dataset:
+    ordered = sorted(questions, key=lambda q: (hashlib.sha256(q.text.encode()).digest(), q.gold))[:size]
+    return Dataset.from_dict(
+        {
+            "prompt": [form.write(question.text) for question in ordered],
+            "answer": [question.gold for question in ordered],
+            "kind": [question.kind for question in ordered],
+        }
+    )

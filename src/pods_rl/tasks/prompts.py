@@ -1,0 +1,174 @@
+"""How a question becomes a prompt, and how prompts are fitted to the policy that reads them."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from datasets import Dataset
+
+from ..errors import UserError
+from ..rewards import GRADER_VERSION
+from .base import Task
+
+PROMPT_STYLES = ("chat", "plain")
+
+# Asks for the form that the paper's format reward looks for (arXiv 2504.13818), in our own words.
+SYSTEM_PROMPT = (
+    "Solve the problem you are given. First reason step by step between <think> and </think>, and check your "
+    "work there. Then state the final answer alone, without explanation, between <answer> and </answer>:\n"
+    "<think>your reasoning</think><answer>your final answer</answer>"
+)
+
+Prompt = str | list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class PromptForm:
+    """How a question becomes a prompt: `chat` gives messages, `plain` text; an empty system prompt is none.
+
+    Raises UserError for an unknown style.
+
+    >>> PromptForm("chat", "Add.").write("1+1?")
+    [{'role': 'system', 'content': 'Add.'}, {'role': 'user', 'content': '1+1?'}]
+    >>> PromptForm("plain", "").write("1+1?")
+    '1+1?\\n'
+    """
+
+    style: str = "chat"
+    system: str = SYSTEM_PROMPT
+
+    def __post_init__(self) -> None:
+        if self.style not in PROMPT_STYLES:
+            raise UserError(f"prompt_style is {self.style!r}; expected one of {', '.join(PROMPT_STYLES)}")
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> PromptForm:
+        """The form that a recipe's `prompt_style` and `system_prompt` ask for."""
+        system = settings.get("system_prompt")
+        return cls(settings.get("prompt_style") or "chat", SYSTEM_PROMPT if system is None else system)
+
+    def write(self, question: str) -> Prompt:
+        """Write the prompt for one question."""
+        messages = self.prepend([{"role": "user", "content": question}])
+        return messages if self.style == "chat" else plain_prompt(messages)
+
+    def prepend(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Put the system prompt before chat messages that have none of their own."""
+        if not self.system or any(message.get("role") == "system" for message in messages):
+            return messages
+        return [{"role": "system", "content": self.system}, *messages]
+
+    def version(self, number: int | str) -> str:
+        """The version of a task whose prompts this writes: grader, the task's own `number`, system prompt, style.
+
+        >>> PromptForm("plain").version(3).split("-")[1::2]
+        ['3', 'plain']
+        """
+        mark = hashlib.sha256(json.dumps(self.system).encode()).hexdigest()[:8]
+        return f"{GRADER_VERSION}-{number}-{mark}-{self.style}"
+
+
+def plain_prompt(prompt: Prompt) -> str:
+    r"""Write chat messages as plain text: their contents in order, a blank line between, a line break at the end.
+
+    Text stays as it is. Raises UserError for a conversation that somebody else than system and user speaks in: without
+    a template nothing would tell the turns apart.
+
+    >>> plain_prompt([{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1?"}])
+    'Add.\n\n1+1?\n'
+    """
+    if isinstance(prompt, str):
+        return prompt
+    others = {str(message.get("role")) for message in prompt} - {"system", "user"}
+    if others:
+        raise UserError(
+            f"a prompt with a turn of {', '.join(sorted(others))} cannot be written as plain text; use a policy with a "
+            "chat template, or prompts of one question"
+        )
+    return "\n\n".join(str(message["content"]) for message in prompt if message.get("content")) + "\n"
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What `fit_prompts` found: the longest prompt allowed (tokens), and how many prompts are longer.
+
+    `train_left_out` were taken out of training; `test_over` stay in the test split.
+    """
+
+    limit: int
+    train_left_out: int
+    test_over: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.train_left_out} training prompts longer than {self.limit} tokens are left out; "
+            f"{self.test_over} such test prompts are kept, so that the test set stays as published"
+        )
+
+
+def fit_prompts(
+    task: Task,
+    *,
+    chat: bool,
+    limit: int | None = None,
+    count_tokens: Callable[[Sequence[Prompt]], Sequence[int]] | None = None,
+) -> tuple[Task, Fitted | None]:
+    """Fit a task's prompts to a policy: plain text where it has no chat template, and none too long to train on.
+
+    The test split keeps every prompt: an accuracy is comparable only on the whole set. Its long ones are counted.
+
+    Args:
+        chat: whether the policy's tokenizer has a chat template.
+        limit: most tokens of a training prompt. None: any length.
+        count_tokens: the length of each prompt in tokens, as the policy reads it; needed with `limit`.
+
+    Returns:
+        The task, with another version where its prompts were rewritten, and what was found (None without a limit).
+
+    Raises:
+        UserError: every training prompt is too long.
+        ValueError: a limit came without a way to count.
+
+    >>> split = Dataset.from_dict({"prompt": ["1+1=", "1+1+1+1="], "answer": ["2", "4"]})
+    >>> task, found = fit_prompts(
+    ...     Task("sums", "1", split, split, {"accuracy": 1.0}),
+    ...     chat=False, limit=4, count_tokens=lambda prompts: [len(prompt) for prompt in prompts],
+    ... )
+    >>> task.train["prompt"][:], len(task.test), found
+    (['1+1='], 2, Fitted(limit=4, train_left_out=1, test_over=1))
+    """
+    if not chat:
+        task = _as_plain(task)
+    if limit is None:
+        return task, None
+    if count_tokens is None:
+        raise ValueError(f"a limit of {limit} tokens came without count_tokens; give a function that counts them")
+    lengths = [list(count_tokens(split["prompt"][:])) if len(split) else [] for split in (task.train, task.test)]
+    short = [row for row, length in enumerate(lengths[0]) if length <= limit]
+    found = Fitted(limit, len(lengths[0]) - len(short), sum(length > limit for length in lengths[1]))
+    if lengths[0] and not short:
+        raise UserError(
+            f"max_prompt_length = {limit}: every training prompt of task {task.name!r} is longer (the shortest has "
+            f"{min(lengths[0])} tokens); raise it, or shorten system_prompt"
+        )
+    if found.train_left_out:
+        task = dataclasses.replace(task, train=task.train.select(short))
+    return task, found
+
+
+def _as_plain(task: Task) -> Task:
+    """The task with its chat prompts as text; the same task where they are text already."""
+    if all(isinstance(split[0]["prompt"], str) for split in (task.train, task.test) if len(split)):
+        return task
+    splits = {name: _plain_split(split) for name, split in (("train", task.train), ("test", task.test))}
+    return dataclasses.replace(task, version=task.version.removesuffix("-chat") + "-plain", **splits)
+
+
+def _plain_split(split: Dataset) -> Dataset:
+    columns = {name: split[name][:] for name in split.column_names}
+    return Dataset.from_dict({**columns, "prompt": [plain_prompt(prompt) for prompt in columns["prompt"]]})
