@@ -8,15 +8,17 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .environment import describe, device_line, quiet_libraries, set_threads
+from .errors import UserError
 from .evaluation import Evaluation, GenerateSampler, Sampling, evaluate
 from .progress import Progress
 from .recipe import Recipe
 from .runs import Run, RunWriter
-from .tasks import Task, load_task
+from .tasks import Fitted, Task, fit_prompts, load_task
 
 if TYPE_CHECKING:
     from .engines.trl import PODSTrainer
@@ -50,9 +52,9 @@ def train(recipe: Recipe, output: Path, *, resume: bool = False, progress: bool 
             writer.write_config(recipe.to_yaml())
             writer.write_status("running", reason="loading")
         try:
-            task = load_task(recipe.task_settings())
             set_threads(recipe.run_settings()["threads"])
-            trainer, recorder, show = _assemble(recipe, task, output, writer, checkpoint, progress=progress and main)
+            fitted = fitted_task(recipe)
+            trainer, recorder, show = _assemble(recipe, fitted, output, writer, checkpoint, progress=progress and main)
             with show, _graceful_stop() as asked:
                 recorder._stop_requested = asked.reason
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -72,6 +74,30 @@ def train(recipe: Recipe, output: Path, *, resume: bool = False, progress: bool 
     return Run.open(output)
 
 
+def fitted_task(recipe: Recipe) -> tuple[Task, Fitted | None]:
+    """The recipe's task as its policy reads it: plain without a chat template, no training prompt too long.
+
+    Raises UserError where the task cannot be made, or has nothing to train on.
+    """
+    from .engines.trl.build import load_tokenizer, policy_path
+    from .evaluation.sampling import encode, render
+
+    settings, model = recipe.task_settings(), recipe.model_arguments()
+    task = load_task(settings)
+    if len(task.train) == 0:
+        raise UserError(
+            f"task {task.name} has {len(task.test)} prompts to test and none to train on: data_dir = "
+            f"{settings['data_dir']} holds no training file. Put its train.jsonl there, or leave data_dir out"
+        )
+    tokenizer = load_tokenizer(policy_path(str(model["model_name_or_path"])), model.get("model_revision") or "main")
+    return fit_prompts(
+        task,
+        chat=tokenizer.chat_template is not None,
+        limit=settings["max_prompt_length"],
+        count_tokens=lambda prompts: [len(encode(tokenizer, prompt, render(tokenizer, prompt))) for prompt in prompts],
+    )
+
+
 def last_checkpoint(output: Path) -> Path | None:
     """The newest checkpoint of a run, if it has any."""
     checkpoints = Run(output).checkpoints()
@@ -79,12 +105,19 @@ def last_checkpoint(output: Path) -> Path | None:
 
 
 def _assemble(
-    recipe: Recipe, task: Task, output: Path, writer: RunWriter | None, checkpoint: Path | None, *, progress: bool
+    recipe: Recipe,
+    fitted: tuple[Task, Fitted | None],
+    output: Path,
+    writer: RunWriter | None,
+    checkpoint: Path | None,
+    *,
+    progress: bool,
 ) -> tuple[PODSTrainer, Recorder, Any]:
     """Trainer, recorder and display, wired to each other."""
     from .engines.trl.build import build_trainer
     from .recorder import Recorder
 
+    task, too_long = fitted
     trainer = build_trainer(recipe, task, output / "checkpoints")
     settings = recipe.run_settings()
     show: Any = nullcontext()
@@ -96,9 +129,13 @@ def _assemble(
             max_steps=steps if isinstance(steps, int) and steps > 0 else None,
         )
         show.say(f"{_label(output)}: {device_line(trainer)}; {task.name} {len(task.train)} prompts")
+        if too_long:
+            show.say(f"{_label(output)}: {too_long}")
     offset = 0.0
     if writer:
-        writer.write_environment(describe(trainer, task))
+        environment = describe(trainer, task)
+        environment["task"] |= {"too_long": asdict(too_long)} if too_long else {}
+        writer.write_environment(environment)
         step = int(checkpoint.name.rsplit("-", 1)[1]) if checkpoint else 0
         writer.rewind(step)
         offset = next((row["seconds"] for row in reversed(Run(output).metrics)), 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import re
 from collections.abc import Mapping
@@ -13,9 +14,15 @@ from typing import Any
 from ..batching import BatchPlan, check_batch
 from ..errors import UserError
 from .fields import describe, suggest
-from .schema import REWARDS, RULES, TINY
+from .schema import REWARDS, RULES, TASKS, TINY
 
+_GENERATED = ("arithmetic", "countdown", "sorting", "reasoning_gym")
 _DATA_FILES = (".jsonl", ".json", ".parquet", ".csv")
+_BITSANDBYTES = (  # optimizers that come from there
+    "adamw_8bit", "adamw_bnb_8bit", "paged_adamw_32bit", "paged_adamw_8bit", "lion_8bit", "lion_32bit",
+    "paged_lion_8bit", "paged_lion_32bit", "ademamix", "ademamix_8bit", "paged_ademamix_32bit",
+    "paged_ademamix_8bit", "rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit",
+)  # fmt: skip
 _DECAYING = (
     "linear",
     "cosine",
@@ -69,9 +76,17 @@ def _check_length(values: Mapping[str, Any]) -> None:
             )
 
 
-def batch_plan(values: Mapping[str, Any]) -> BatchPlan:
-    """What a step handles; raises UserError where the batches do not hold whole groups."""
-    return check_batch(**{key: values[key] for key in _BATCH_KEYS if key in values})
+def batch_plan(values: Mapping[str, Any], processes: int | None = None) -> BatchPlan:
+    """What a step handles; raises UserError where the batches, or one process's part, do not hold whole groups."""
+    plan = check_batch(**{key: values[key] for key in _BATCH_KEYS if key in values}, processes=processes)
+    rows, m = plan.rows_per_generation // plan.processes, plan.num_generations
+    if rows % m:
+        raise UserError(
+            f"Each of the {plan.processes} processes must hold whole groups of num_generations = {m} rows, but "
+            f"holds {rows} (per_device_train_batch_size {plan.micro_batch_rows} x {plan.steps_per_generation} "
+            f"micro-batches). Set gradient_accumulation_steps to a multiple of {m // math.gcd(m, plan.micro_batch_rows)}."
+        )
+    return plan
 
 
 def _check_rule(values: Mapping[str, Any]) -> None:
@@ -97,10 +112,16 @@ def _check_precision(values: Mapping[str, Any]) -> None:
     quantised = next((key for key in ("load_in_4bit", "load_in_8bit") if values.get(key)), None)
     if quantised and not values.get("use_peft"):
         raise UserError(f"{quantised} = true trains adapters only: set use_peft: true as well.")
+    if quantised and values.get("use_vllm"):
+        raise UserError(
+            f"{quantised} and use_vllm are both true: TRL would merge the adapter into the quantised weights before "
+            "each generation, which rounds most of it away and wears the base off (huggingface/trl issues 3466 and "
+            f"4973). Leave out {quantised} (LoRA on a bf16 base), or set use_vllm: false."
+        )
 
 
 def _check_extras(values: Mapping[str, Any]) -> None:
-    quantised = values.get("load_in_4bit") or values.get("load_in_8bit")
+    quantised = values.get("load_in_4bit") or values.get("load_in_8bit") or values.get("optim") in _BITSANDBYTES
     needs = ((values.get("use_vllm"), "vllm", "vllm"), (quantised, "bitsandbytes", "quant"))
     for wanted, package, extra in needs:
         if wanted and find_spec(package) is None:
@@ -116,15 +137,47 @@ def _check_task(values: Mapping[str, Any]) -> None:
             )
         if isinstance(weight, bool) or not isinstance(weight, (int, float)):
             raise UserError(f"task_rewards: {name}: got {describe(weight)}, expected a weight, such as 1.0.")
-    if values["task"] == "arithmetic" and values["dataset_name"]:
-        raise UserError(
-            "task = arithmetic generates its prompts, so it reads no dataset_name: set task: dataset (or gsm8k)."
-        )
-    if values["task"] == "dataset" and not values["dataset_name"]:
-        raise UserError("task = dataset needs dataset_name: a JSONL or parquet file, a directory or hub id.")
+    _check_task_source(values)
     for key in ("dataset_name", "dataset_test_name"):
         if values[key] is not None:
             _check_data(key, values[key], values)
+
+
+def _check_task_source(values: Mapping[str, Any]) -> None:
+    """Whether the task is known, and what it reads is given and there."""
+    task = values["task"]
+    if task not in TASKS:
+        if re.search(r"[.:]", task):
+            return
+        raise UserError(
+            f"task = {task}: expected one of {', '.join(TASKS)}, or your own as package.module:function."
+            f"{suggest(task, TASKS)}"
+        )
+    if values["dataset_name"] and (task in _GENERATED or task == "sciknoweval_chemistry"):
+        reads = "generates its prompts" if task in _GENERATED else "has a form of its own (data_dir or the hub)"
+        raise UserError(f"task = {task} {reads}, so it reads no dataset_name: set task: dataset (or gsm8k).")
+    if task == "dataset" and not values["dataset_name"]:
+        raise UserError("task = dataset needs dataset_name: a JSONL or parquet file, a directory or hub id.")
+    if values["data_dir"] is not None:
+        _check_data_dir(values)
+    if values["task_options"] is not None and task != "reasoning_gym":
+        raise UserError(f"task = {task} reads no task_options: leave it out, or set task: reasoning_gym.")
+    if task == "reasoning_gym":
+        if "dataset" not in (values["task_options"] or {}):
+            raise UserError("task = reasoning_gym needs task_options with its data set, as in {dataset: chain_sum}.")
+        if find_spec("reasoning_gym") is None:
+            raise UserError("task = reasoning_gym is not installed: pip install 'pods-rl[reasoning-gym]'.")
+
+
+def _check_data_dir(values: Mapping[str, Any]) -> None:
+    task, folder = values["task"], values["data_dir"]
+    if task in (*_GENERATED, "dataset"):
+        instead = "generates its prompts" if task in _GENERATED else "is named by dataset_name"
+        raise UserError(f"task = {task} {instead}, so it reads no data_dir: leave it out.")
+    if values["dataset_name"]:
+        raise UserError("data_dir and dataset_name both say where the task is: leave one of them out.")
+    if not Path(folder).expanduser().is_dir():
+        raise UserError(f"data_dir = {folder}: there is no such folder (looked in {Path.cwd()}).")
 
 
 def _check_data(key: str, name: str, values: Mapping[str, Any]) -> None:

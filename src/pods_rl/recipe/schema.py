@@ -42,25 +42,25 @@ _ENGINE = (
 )  # fmt: skip
 _TASK = (
     ("task", "str", "arithmetic", "needs no download",
-     "What to train on: arithmetic (built in), gsm8k, or dataset (your own prompts and answers: "
-     "dataset_name, question_column, answer_column)."),
+     f"What to train on: {', '.join(TASKS)} (dataset: your own prompts and answers; `pods tasks` says what "
+     "each is), or a function of your own as package.module:function."),
     ("task_difficulty", "str", "mixed", "the tiny policy's own",
      "arithmetic, countdown, sorting: easy, mixed or hard."),
     ("task_options", "dict[str, Any] | None", None, "",
-     "Settings of a generator; reasoning_gym: {dataset: chain_sum, ...}."),
+     "reasoning_gym: the data set and its own options, as in {dataset: chain_sum, max_terms: 4}."),
     ("task_train_size", "int | None", None, "the whole split",
-     "Use so many training prompts; arithmetic generates as many (4096 where null)."),
+     "Use so many training prompts, the first ones; generated tasks make as many (4096 where null)."),
     ("task_test_size", "int | None", None, "the whole split",
-     "Use so many test prompts; arithmetic generates as many (512 where null)."),
+     "Use so many test prompts, the first ones; generated tasks make as many (512 where null)."),
     ("task_seed", "int", 0, "one task for all seeds",
-     "arithmetic: seed of the generated prompts. Apart from seed, so that runs of different seeds train "
-     "on the same task."),
+     "Seed of generated prompts. Apart from seed, so that runs of different seeds train on the same task."),
     ("data_dir", "str | None", None, "the hub",
-     "Read the task's files from this folder instead of the hub; the prompts are the same."),
+     "gsm8k, math, amc23, sciknoweval_chemistry: read train.jsonl and test.jsonl (chemistry: L*.jsonl) from this "
+     "folder, or its folder gsm8k, math500, ..., instead of the hub; the prompts are the same."),
     ("dataset_name", "str | None", None, "",
      "A JSONL or parquet file, a directory, or a hub id, with the training prompts."),
     ("dataset_config", "str | None", None, "",
-     "Configuration of a hub data set (gsm8k has main)."),
+     "Configuration of dataset_name, where it is a hub data set."),
     ("dataset_train_split", "str", "train", "hub custom",
      "Split of dataset_name to train on."),
     ("dataset_test_split", "str", "test", "hub custom",
@@ -77,7 +77,7 @@ _TASK = (
      "System message put before every question."),
     ("prompt_style", "str | None", None, "the task's own",
      "How a question becomes a prompt: chat (messages, rendered with the model's template) or plain "
-     "(text)."),
+     "(text). A model without a template gets text either way."),
     ("task_rewards", "dict[str, float] | None", None, "the task's own",
      "Rewards and their weights, such as {accuracy: 1.0, format: 0.1}."),
     ("task_binary", "float | None", None, "graded rewards",
@@ -85,7 +85,8 @@ _TASK = (
     ("overlong_buffer", "int | None", None, "a fifth of max_completion_length, as in DAPO",
      "Tokens before max_completion_length over which the reward overlong falls from 0 to -1."),
     ("max_prompt_length", "int | None", None, "no limit; the paper has 512",
-     "Leave out prompts longer than so many tokens, and say how many there were."),
+     "Leave training prompts longer than so many tokens out, and say how many there were; test prompts are "
+     "counted and kept, so that the test set stays as published."),
 )  # fmt: skip
 _RUN = (
     ("max_seconds", "float | None", None, "",
@@ -121,7 +122,6 @@ _DEFAULTS: dict[str, tuple[Any, str]] = {
 # choices that TRL gives in prose or code only; it finds some of them wrong only after the first rollouts
 _CHOICES = {
     "advantages": ("after", "before"),
-    "task": TASKS,
     "task_difficulty": ("easy", "mixed", "hard"),
     "prompt_style": ("chat", "plain"),
     "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"),
