@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -32,9 +33,22 @@ def test_the_paper_s_reward_of_a_perfect_completion():
 def test_names_are_keys_and_every_reward_says_its_range_and_source():
     for name, reward in REWARDS.items():
         assert reward.name == name
-        assert "Range" in reward.score.__doc__
-        assert "2504.13818" in reward.score.__doc__
-        assert reward.batch([TEXT, ""], ["18", "18"]) == [reward(TEXT, "18"), 0.0]
+        low, high = reward.range
+        assert re.search(rf"Range [\[{{]{low:g}(\.0)?, {high:g}(\.0)?[\]}}]", reward.score.__doc__), name
+        assert "arXiv 25" in reward.score.__doc__
+
+
+def test_a_batch_scores_as_one_by_one():
+    for reward in REWARDS.values():
+        if reward.reads == "text":
+            assert reward.batch([TEXT, ""], ["18", "18"]) == [reward(TEXT, "18"), 0.0]
+
+
+def test_a_reward_of_lengths_refuses_text_and_the_others_refuse_lengths():
+    with pytest.raises(ValueError, match=r"'overlong' reads tokens, not text; call its of_lengths"):
+        REWARDS["overlong"].batch([TEXT], ["18"])
+    with pytest.raises(ValueError, match=r"'accuracy' reads text, not tokens; call its batch"):
+        REWARDS["accuracy"].of_lengths([5], limit=10)
 
 
 @pytest.mark.parametrize("path", [f"{__name__}:shout", f"{__name__}.shout"])

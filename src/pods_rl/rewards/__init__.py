@@ -1,6 +1,7 @@
 """Rewards: pure functions `(text, gold) -> float` of a completion's text and the gold answer.
 
-A reward is one function and one entry in `REWARDS`; a user's own comes in by dotted path (`get_reward`).
+A reward is one function and one entry in `REWARDS`; a user's own comes in by dotted path (`get_reward`). One of them,
+`overlong`, reads how many tokens a completion has instead. What each gives is in `docs/rewards.md`.
 """
 
 from __future__ import annotations
@@ -9,34 +10,45 @@ import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from math import isnan
+from typing import Literal
 
 from ..errors import UserError
 from .answers import accuracy, accuracy_batch
+from .chemistry import chemistry, equation
+from .choice import choice
+from .countdown import countdown
 from .extract import extract_answer, extract_gold
 from .forms import format_reward, tag_count
+from .lengths import overlong
 from .pool import VerifierPool, default_pool
+from .positions import positions
 
 # Raise it whenever some completion would be scored differently: tasks carry it in their version.
-GRADER_VERSION = "1"
+GRADER_VERSION = "2"
 
 
 @dataclass(frozen=True)
 class Reward:
     """A named reward: call it with a completion's text and the gold answer.
 
-    `score_many` scores a batch faster than one by one, where there is such a way. A score may be NaN: nobody
-    could tell.
+    `range` is the least and the most it gives, or None where nobody said. `score_many` scores a batch faster than one
+    by one, where there is such a way. With `reads="tokens"` the function takes `(tokens, limit, buffer)` and is asked
+    through `of_lengths` instead. A score may be NaN: nobody could tell.
 
     >>> Reward("length", lambda text, gold: len(text))("abc", "")
     3.0
     """
 
     name: str
-    score: Callable[[str, str], float]
+    score: Callable[..., float]
     score_many: Callable[[Sequence[str], Sequence[str]], list[float]] | None = None
+    range: tuple[float, float] | None = None
+    reads: Literal["text", "tokens"] = "text"
 
     def __call__(self, text: str, gold: str) -> float:
         """Score one completion. Raises TypeError where the function gives something other than a number."""
+        self._must_read("text", "of_lengths(tokens, limit, buffer)")
         return self._number(self.score(text, gold))
 
     def batch(self, texts: Sequence[str], golds: Sequence[str]) -> list[float]:
@@ -45,17 +57,58 @@ class Reward:
             return self.score_many(texts, golds)
         return [self(text, gold) for text, gold in zip(texts, golds, strict=True)]
 
+    def of_lengths(self, tokens: Sequence[int], limit: int, buffer: int | None = None) -> list[float]:
+        """Score completions by their length in tokens, of at most `limit`; `buffer` as in `overlong`.
+
+        >>> REWARDS["overlong"].of_lengths([50, 100], limit=100)
+        [0.0, -1.0]
+        """
+        self._must_read("tokens", "batch(texts, golds)")
+        return [self._number(self.score(count, limit, buffer)) for count in tokens]
+
+    def _must_read(self, what: str, instead: str) -> None:
+        if self.reads != what:
+            raise ValueError(f"reward {self.name!r} reads {self.reads}, not {what}; call its {instead}")
+
     def _number(self, score: object) -> float:
         if isinstance(score, (int, float)):
             return float(score)
         raise TypeError(f"reward {self.name!r} gave {score!r} of type {type(score).__name__}; it must give a float")
 
 
-REWARDS: dict[str, Reward] = {
-    "accuracy": Reward("accuracy", accuracy, accuracy_batch),
-    "format": Reward("format", format_reward),
-    "tag_count": Reward("tag_count", tag_count),
-}
+_BUILT_IN = (
+    Reward("accuracy", accuracy, accuracy_batch, range=(0.0, 1.0)),
+    Reward("format", format_reward, range=(0.0, 1.0)),
+    Reward("tag_count", tag_count, range=(0.0, 0.1)),
+    Reward("choice", choice, range=(0.0, 1.0)),
+    Reward("equation", equation, range=(0.0, 1.0)),
+    Reward("chemistry", chemistry, range=(0.0, 1.0)),
+    Reward("countdown", countdown, range=(0.0, 1.0)),
+    Reward("positions", positions, range=(0.0, 1.0)),
+    Reward("overlong", overlong, range=(-1.0, 0.0), reads="tokens"),
+)
+REWARDS: dict[str, Reward] = {reward.name: reward for reward in _BUILT_IN}
+
+
+def binarise(reward: Reward, scores: Sequence[float], share: float) -> list[float]:
+    """Turn each score into 1.0 where it has at least this share of the reward's range, else 0.0; NaN stays NaN.
+
+    `share` is above 0 and at most 1 (full marks only). Raises ValueError for another one, and UserError where the
+    reward's range is not known.
+
+    >>> binarise(REWARDS["positions"], [0.4, 0.5, 1.0], share=0.5), binarise(REWARDS["overlong"], [-0.2, 0.0], share=1)
+    ([0.0, 1.0, 1.0], [0.0, 1.0])
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"share is {share}; expected a share of the reward's range above 0 and at most 1")
+    if reward.range is None:
+        raise UserError(
+            f"task_binary needs the range of every reward, and {reward.name!r} has none: set the function's attribute "
+            "range, as in `my_reward.range = (0.0, 1.0)`"
+        )
+    low, high = reward.range
+    enough = low + (share - 1e-9) * (high - low)  # a share such as 0.1 is not exact in binary
+    return [score if isnan(score) else float(score >= enough) for score in scores]
 
 
 def get_reward(name: str) -> Reward:
@@ -77,7 +130,8 @@ def get_reward(name: str) -> Reward:
             f"unknown reward {name!r}" + (f"; did you mean {near[0]!r}?" if near else ";") + f" There are "
             f"{', '.join(REWARDS)}; your own is named by its path, as in 'package.module:function'"
         )
-    return Reward(name, _import(name, module, function))
+    score = _import(name, module, function)
+    return Reward(name, score, range=getattr(score, "range", None))
 
 
 def _import(name: str, module: str, function: str) -> Callable[[str, str], float]:
@@ -100,10 +154,17 @@ __all__ = [
     "VerifierPool",
     "accuracy",
     "accuracy_batch",
+    "binarise",
+    "chemistry",
+    "choice",
+    "countdown",
     "default_pool",
+    "equation",
     "extract_answer",
     "extract_gold",
     "format_reward",
     "get_reward",
+    "overlong",
+    "positions",
     "tag_count",
 ]
