@@ -1,4 +1,4 @@
-"""The command line: ``pods train | eval | compare | report | select | doctor | recipes``.
+"""The command line: ``pods train | eval | compare | report | select | doctor | recipes | tasks``.
 
 Every command imports what is heavy inside its function, so that ``pods --help`` answers at once.
 """
@@ -14,7 +14,7 @@ import typer
 from .. import __version__
 from ..errors import UserError
 from ..terminal import console, safe_text
-from . import compare, doctor, evaluate, recipes, report, select, train
+from . import compare, doctor, evaluate, recipes, report, select, tasks, train
 
 app = typer.Typer(
     name="pods",
@@ -51,6 +51,7 @@ app.command()(report.report)
 app.command()(select.select)
 app.command(context_settings=_ANY_KEY)(doctor.doctor)
 app.command()(recipes.recipes)
+app.add_typer(tasks.app, name="tasks")
 
 
 def main() -> None:

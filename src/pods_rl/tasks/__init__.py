@@ -17,23 +17,27 @@ from ..errors import UserError
 from ..rewards import get_reward
 from .arithmetic import arithmetic_task
 from .base import FORM_REWARDS, PAPER_REWARDS, Grade, Task
-from .chemistry import chemistry_task
+from .chemistry import CHEMISTRY, chemistry_task
 from .countdown import countdown_task
 from .files import dataset_task
 from .gym import gym_task
 from .prompts import Fitted, Prompt, fit_prompts, plain_prompt
-from .published import amc23_task, gsm8k_task, math_task
+from .published import AMC23, GSM8K, MATH_500, amc23_task, gsm8k_task, math_task
 from .sorting import sorting_task
 
 
 @dataclass(frozen=True)
 class TaskEntry:
-    """How a task is made, what it is in a few words, where its rows are from, and the reward that decides it."""
+    """How a task is made, what it is in a few words, where its rows are from, and the reward that decides it.
+
+    `folders` are what its folder under `data_dir` may be called, for a task that reads one.
+    """
 
     make: Callable[[Mapping[str, Any]], Task]
     what: str
     source: str
     answer: str = "accuracy"
+    folders: tuple[str, ...] = ()
 
     @property
     def rewards(self) -> dict[str, float]:
@@ -121,17 +125,25 @@ TASKS: dict[str, TaskEntry] = {
         countdown_task, "an expression of given numbers with a given value", "generated", "countdown"
     ),
     "sorting": TaskEntry(sorting_task, "integers to sort, marked by position", "generated", "positions"),
-    "gsm8k": TaskEntry(gsm8k_task, "grade-school word problems", "openai/gsm8k"),
+    "gsm8k": TaskEntry(gsm8k_task, "grade-school word problems", "openai/gsm8k", folders=GSM8K.folders),
     "math": TaskEntry(
         math_task,
         "competition mathematics, tested on MATH-500",
         "DigitalLearningGmbH/MATH-lighteval, HuggingFaceH4/MATH-500",
+        folders=MATH_500.folders,
     ),
     "amc23": TaskEntry(
-        amc23_task, "AMC 2023 to test, MATH to train on", "DigitalLearningGmbH/MATH-lighteval, math-ai/amc23"
+        amc23_task,
+        "AMC 2023 to test, MATH to train on",
+        "DigitalLearningGmbH/MATH-lighteval, math-ai/amc23",
+        folders=AMC23.folders,
     ),
-    "sciknoweval_chemistry": TaskEntry(
-        chemistry_task, "chemistry: choices, judgements, equations", "hicai-zju/SciKnowEval", "chemistry"
+    CHEMISTRY: TaskEntry(
+        chemistry_task,
+        "chemistry: choices, judgements, equations",
+        "hicai-zju/SciKnowEval",
+        "chemistry",
+        folders=(CHEMISTRY,),
     ),
     "dataset": TaskEntry(dataset_task, "your own questions and answers", "dataset_name: a file, folder or hub id"),
     "reasoning_gym": TaskEntry(

@@ -17,7 +17,7 @@ from .prompts import PromptForm
 from .published import local_folder
 from .reading import listing
 
-NAME = "sciknoweval_chemistry"
+CHEMISTRY = "sciknoweval_chemistry"
 _NUMBER = 1
 _HUB = Source("hicai-zju/SciKnowEval", "test", "v2")
 _FILES = "L*.jsonl"
@@ -61,7 +61,7 @@ def chemistry_task(settings: Mapping[str, Any]) -> Task:
         _split([q for q in questions if q.held_out == held_out], form, settings.get(size))
         for held_out, size in ((False, "task_train_size"), (True, "task_test_size"))
     )
-    return Task(NAME, form.version(_NUMBER), train, test, {"chemistry": 1.0, **FORM_REWARDS}, answer="chemistry")
+    return Task(CHEMISTRY, form.version(_NUMBER), train, test, {"chemistry": 1.0, **FORM_REWARDS}, answer="chemistry")
 
 
 def read_questions(settings: Mapping[str, Any]) -> Iterator[Question]:
@@ -77,11 +77,11 @@ def _sources(settings: Mapping[str, Any]) -> Iterable[Source]:
     if not settings.get("data_dir"):
         return [_HUB]
     folder = local_folder(settings["data_dir"])
-    folder = folder / NAME if (folder / NAME).is_dir() else folder
+    folder = folder / CHEMISTRY if (folder / CHEMISTRY).is_dir() else folder
     files = sorted(Path(folder).glob(_FILES))
     if not files:
         raise UserError(
-            f"data_dir = {folder}: task {NAME} found none of its files {_FILES} there; it holds {listing(folder)}"
+            f"data_dir = {folder}: task {CHEMISTRY} found none of its files {_FILES} there; it holds {listing(folder)}"
         )
     return [Source(str(file), "test") for file in files]
 

@@ -118,11 +118,15 @@ def _build(source: Source, settings: Mapping[str, Any], form: PromptForm, size: 
 
 
 def check_golds(golds: Sequence[str], places: Sequence[str], reward: str) -> None:
-    """Raise UserError for the first gold answer that the reward does not accept as its own; `places` names each."""
+    """Raise UserError where the reward does not accept some gold answers as their own; `places` names each."""
     marks = get_reward(reward).batch([f"<answer>{gold}</answer>" for gold in golds], golds)
-    for gold, place, mark in zip(golds, places, marks, strict=True):
-        if not mark >= 1:
-            raise UserError(f"{place}: the grader does not accept {shown(gold)} as its own answer; mend the row")
+    refused = [row for row, mark in enumerate(marks) if not mark >= 1]
+    if refused:
+        first, others = refused[0], len(refused) - 1
+        more = f" ({others} more rows are like it)" if others else ""
+        raise UserError(
+            f"{places[first]}: the grader does not accept {shown(golds[first])} as its own answer{more}; mend the row"
+        )
 
 
 def _column(rows: Dataset, source: Source, settings: Mapping[str, Any], key: str, usual: tuple[str, ...]) -> str:

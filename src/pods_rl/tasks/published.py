@@ -22,10 +22,10 @@ class Home:
     folders: tuple[str, ...]
 
 
-_GSM8K = Home("openai/gsm8k", "main", ("gsm8k",))
-_MATH_TRAIN = Home("DigitalLearningGmbH/MATH-lighteval", "default", ("math",))
-_MATH_500 = Home("HuggingFaceH4/MATH-500", None, ("math500", "math"))
-_AMC23 = Home("math-ai/amc23", None, ("amc23",))
+GSM8K = Home("openai/gsm8k", "main", ("gsm8k",))
+MATH_TRAIN = Home("DigitalLearningGmbH/MATH-lighteval", "default", ("math",))
+MATH_500 = Home("HuggingFaceH4/MATH-500", None, ("math500", "math"))
+AMC23 = Home("math-ai/amc23", None, ("amc23",))
 
 
 def gsm8k_task(settings: Mapping[str, Any]) -> Task:
@@ -34,7 +34,7 @@ def gsm8k_task(settings: Mapping[str, Any]) -> Task:
     Read from `dataset_name` or `data_dir` where given, else from the hub (openai/gsm8k). Raises UserError as
     `dataset_task` does.
     """
-    return _published("gsm8k", _GSM8K, _GSM8K, {"answer_after": "####"}, settings)
+    return _published("gsm8k", GSM8K, GSM8K, {"answer_after": "####"}, settings)
 
 
 def math_task(settings: Mapping[str, Any]) -> Task:
@@ -43,12 +43,12 @@ def math_task(settings: Mapping[str, Any]) -> Task:
     Gold answers are the last box of `solution`, or `answer` where there is one. Read from `dataset_name` or
     `data_dir` where given, else from the hub (DigitalLearningGmbH/MATH-lighteval, HuggingFaceH4/MATH-500).
     """
-    return _published("math", _MATH_TRAIN, _MATH_500, {}, settings)
+    return _published("math", MATH_TRAIN, MATH_500, {}, settings)
 
 
 def amc23_task(settings: Mapping[str, Any]) -> Task:
     """Make AMC 2023: its 40 problems to test (hub: math-ai/amc23), and those of `math` to train on."""
-    return _published("amc23", _MATH_TRAIN, _AMC23, {}, settings)
+    return _published("amc23", MATH_TRAIN, AMC23, {}, settings)
 
 
 def _published(
