@@ -186,6 +186,7 @@ def _finish(trainer: PODSTrainer, recorder: Recorder, output: Path, interrupted:
         recorder.write_status("stopped", interrupted)
     else:
         recorder.write_status("finished", recorder.stop_reason or "all steps done")
+    trainer.accelerator.wait_for_everyone()  # the others read the status next
 
 
 class _Stop:

@@ -63,9 +63,12 @@ class GenerateSampler:
         padded = torch.tensor([[self._pad] * (width - len(ids)) + list(ids) for ids in prompts_ids], device=device)
         mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts_ids], device=device)
         draws = RowDraws(rows, width, how, device) if how.temperature else None
-        # greedy to `generate`: the draws decide; the model's own sampling defaults, penalties included, are left out
+        # greedy to `generate`: the draws decide; the model's own defaults, penalties included, are left out
         config = GenerationConfig(
             do_sample=False,
+            temperature=1.0,
+            top_k=50,
+            top_p=1.0,
             num_beams=1,
             repetition_penalty=1.0,
             no_repeat_ngram_size=0,

@@ -119,9 +119,7 @@ def lora_rank(adapter: Path) -> int:
     config = _read_json(adapter / ADAPTER_CONFIG)
     ranks = [config.get("r"), *(config.get("rank_pattern") or {}).values()]
     if not all(isinstance(rank, int) and rank > 0 for rank in ranks):
-        raise UserError(
-            f"{adapter / ADAPTER_CONFIG} gives the ranks {ranks}: expected a LoRA adapter with whole ranks."
-        )
+        raise UserError(f"{adapter / ADAPTER_CONFIG} gives the ranks {ranks}: expected those of a LoRA adapter.")
     return max(ranks)
 
 

@@ -40,9 +40,7 @@ class VLLMSampler:
 
     def __init__(self, policy: Policy, recipe: Recipe, seed: int = 0) -> None:
         if not is_installed():
-            raise UserError(
-                "--backend vllm: vLLM is not installed: pip install 'pods-rl[vllm]', or --backend generate."
-            )
+            raise UserError("vLLM is not installed: pip install 'pods-rl[vllm]', or use --backend generate.")
         vllm: Any = import_module("vllm")
         self.tokenizer = load_tokenizer_of(policy)
         self._params = vllm.SamplingParams

@@ -1,0 +1,108 @@
+"""Two processes evaluate as one does: no row twice, none left out, one writer, one clock. Real processes over gloo."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from pods_rl.evaluation import processes
+from pods_rl.evaluation.checkpoint import evaluate_checkpoint
+from pods_rl.evaluation.results import task_metrics
+from pods_rl.recipe import build_recipe
+from pods_rl.recipe.reading import Source
+from pods_rl.runs import Run
+
+
+def launch(*words: object, folder: Path) -> list[str]:
+    """What each of two processes of one command printed; both must end well."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "pods_rl", *map(str, words)],
+            cwd=folder,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank)} | group,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    printed = []
+    try:
+        for process in started:
+            out, error = process.communicate(timeout=200)
+            assert process.returncode == 0, error
+            printed.append(out)
+    finally:
+        for process in started:
+            process.kill()
+    return printed
+
+
+def of_one_process(recipe: dict, seed: int):
+    """The shipped policy's evaluation, in this process."""
+    made = build_recipe(recipe | {"seed": seed}, Source("test"))
+    return evaluate_checkpoint(made, "tiny", backend="generate").evaluation
+
+
+RECIPE = {
+    "model_name_or_path": "tiny", "task": "arithmetic", "num_generations": 2, "num_rollouts": 4, "max_steps": 2,
+    "per_device_train_batch_size": 2, "max_completion_length": 40, "use_cpu": True, "bf16": False,
+    "gradient_checkpointing": False, "eval_seconds": 0.001, "ledger_every": 0, "threads": 1,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_result_of_one(tmp_path):
+    recipe = RECIPE | {"eval_prompts": 7, "eval_repeats": 3}  # 21 rows: one process has a row more
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
+    first, second = launch(
+        "eval", "--model", "tiny", "--config", "r.yaml", "--seed", 5, "--output", "o", folder=tmp_path
+    )
+    assert "accuracy" in first
+    assert second == ""
+    one = of_one_process(recipe, seed=5)
+    (line,) = (tmp_path / "o" / "results.jsonl").read_text().splitlines()
+    assert json.loads(line)["results"]["arithmetic"] == task_metrics(one)
+    assert json.loads(line)["n-samples"]["arithmetic"]["effective"] == 7
+    (table,) = (tmp_path / "o").glob("*.parquet")
+    assert pq.read_table(table).to_pydict() == one.columns()
+    assert one.accuracy > 0  # the policy is able: the equality is of something
+
+
+@pytest.mark.slow
+def test_two_processes_train_and_evaluate_together(tmp_path):
+    """The evaluations of a run: split among its processes, by the first one's clock, written once."""
+    recipe = RECIPE | {"eval_prompts": 5, "eval_temperature": 0.0}
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
+    launch("train", "--config", "r.yaml", "--output", "run", folder=tmp_path)
+    run = Run.open(tmp_path / "run")
+    assert run.state == "finished"
+    assert run.environment["processes"] == 2
+    assert [row["step"] for row in run.evals] == [0, 1, 2]
+    assert [row["prompts"] for row in run.evals] == [5] * 3
+    assert [path.name for path in run.evaluation_files()] == [f"step-{step:06d}.parquet" for step in range(3)]
+    one = of_one_process(recipe, seed=42)
+    assert pq.read_table(run.evaluation_files()[0]).to_pydict() == one.columns()
+    assert run.evals[0]["accuracy"] == one.accuracy > 0
+
+
+@pytest.mark.parametrize("total", [0, 1, 5, 6])
+def test_every_row_has_one_process(monkeypatch, total):
+    shares = []
+    for rank in range(3):
+        monkeypatch.setattr(processes, "_world", lambda: 3)
+        monkeypatch.setattr(processes, "_rank", lambda rank=rank: rank)
+        shares.append(list(processes.own_rows(total)))
+    assert sorted(row for share in shares for row in share) == list(range(total))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
