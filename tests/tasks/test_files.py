@@ -16,18 +16,10 @@ from pods_rl.rewards import accuracy
 from pods_rl.tasks import TASKS, load_task
 from pods_rl.tasks.prompts import SYSTEM_PROMPT
 
+from .conftest import write_jsonl
+
 GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
 ROWS = [{"question": "9*2?", "answer": "9*2=18\n#### 18"}, {"question": "600*2?", "answer": "#### 1,200"}]
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
-
-
-def write_jsonl(path: Path, rows) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
 @pytest.fixture

@@ -105,6 +105,8 @@ class Fitted:
     test_over: int
 
     def __str__(self) -> str:
+        if not (self.train_left_out or self.test_over):
+            return f"no prompt is longer than {self.limit} tokens"
         return (
             f"{self.train_left_out} training prompts longer than {self.limit} tokens are left out; "
             f"{self.test_over} such test prompts are kept, so that the test set stays as published"

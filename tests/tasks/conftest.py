@@ -1,0 +1,50 @@
+"""What the tests of tasks share: a cache of their own, and the hub replaced by rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import datasets
+import pytest
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """`datasets.load_dataset` replaced by name: `hub.rows[(id, config, split)]` is what is there, `hub.asked` what was."""
+
+    class Hub:
+        def __init__(self):
+            self.rows, self.asked = {}, []
+
+        def load(self, name, config=None, *, split, **files):
+            if name == "json":
+                return local(name, split=split, **files)
+            self.asked.append((name, config, split))
+            return datasets.Dataset.from_list(self.rows[(name, config, split)])
+
+    local = datasets.load_dataset
+    hub = Hub()
+    monkeypatch.setattr("pods_rl.tasks.reading.load_dataset", hub.load)
+    return hub
+
+
+@pytest.fixture
+def shared():
+    """The published files beside the repository."""
+    if not SHARED.is_dir():
+        pytest.skip(f"no published data in {SHARED}")
+    return SHARED
+
+
+def write_jsonl(path: Path, rows) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)

@@ -1,0 +1,112 @@
+"""Published mathematics: the hub (replaced) and a folder give the same; what is asked of the hub; what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from pods_rl.errors import UserError
+from pods_rl.tasks import load_task
+
+from .conftest import write_jsonl
+
+GSM8K = [{"question": f"{i}+1?", "answer": f"one more\n#### {i + 1},000"} for i in range(4)]
+MATH = [{"problem": f"{i}/7?", "solution": rf"not \boxed{{1}} but \boxed{{\frac{{{i}}}{{7}}}}"} for i in range(4)]
+MATH_500 = [{"problem": "f?", "solution": r"\boxed{7}", "answer": r"\left( 3, \frac{\pi}{2} \right)"}]
+AMC = [{"question": "x?", "answer": 27.0}]
+HUB = {
+    ("openai/gsm8k", "main", "train"): GSM8K[:3],
+    ("openai/gsm8k", "main", "test"): GSM8K[3:],
+    ("DigitalLearningGmbH/MATH-lighteval", "default", "train"): MATH,
+    ("HuggingFaceH4/MATH-500", None, "test"): MATH_500,
+    ("math-ai/amc23", None, "test"): AMC,
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The parent folder of the three sets, as they are published."""
+    write_jsonl(tmp_path / "gsm8k" / "train.jsonl", GSM8K[:3])
+    write_jsonl(tmp_path / "gsm8k" / "test.jsonl", GSM8K[3:])
+    write_jsonl(tmp_path / "math" / "train.jsonl", MATH)
+    write_jsonl(tmp_path / "math500" / "test.jsonl", MATH_500)
+    write_jsonl(tmp_path / "amc23" / "test.jsonl", AMC)
+    return tmp_path
+
+
+def rows(task):
+    return [(split["prompt"][:], split["answer"][:]) for split in (task.train, task.test)]
+
+
+@pytest.mark.parametrize(
+    ("name", "trained", "tested"),
+    [
+        ("gsm8k", ["1,000", "2,000", "3,000"], ["4,000"]),
+        ("math", [rf"\frac{{{i}}}{{7}}" for i in range(4)], [MATH_500[0]["answer"]]),
+        ("amc23", [rf"\frac{{{i}}}{{7}}" for i in range(4)], ["27.0"]),
+    ],
+)
+def test_hub_and_folder_give_the_same_prompts_and_gold_answers(hub, folder, name, trained, tested):
+    hub.rows = HUB
+    settings = {"task": name, "dataset_train_split": "train", "dataset_test_split": "test", "dataset_name": None}
+    from_hub, local = load_task(settings), load_task({**settings, "data_dir": str(folder)})
+    assert rows(from_hub) == rows(local)
+    assert from_hub.version == local.version
+    assert from_hub.name == name
+    assert (from_hub.train["answer"][:], from_hub.test["answer"][:]) == (trained, tested)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("gsm8k", [("openai/gsm8k", "main", "train"), ("openai/gsm8k", "main", "test")]),
+        (
+            "math",
+            [("DigitalLearningGmbH/MATH-lighteval", "default", "train"), ("HuggingFaceH4/MATH-500", None, "test")],
+        ),
+        ("amc23", [("DigitalLearningGmbH/MATH-lighteval", "default", "train"), ("math-ai/amc23", None, "test")]),
+    ],
+)
+def test_the_hub_is_asked_for_the_real_sets(hub, name, asked):
+    hub.rows = HUB
+    load_task({"task": name})
+    assert hub.asked == asked
+
+
+def test_a_tasks_own_folder_does_as_well_as_the_one_above(folder):
+    above = load_task({"task": "gsm8k", "data_dir": str(folder)})
+    assert rows(load_task({"task": "gsm8k", "data_dir": str(folder / "gsm8k")})) == rows(above)
+
+
+def test_a_folder_without_training_rows_gives_a_task_to_evaluate_on(folder):
+    task = load_task({"task": "math", "data_dir": str(folder / "math500")})
+    assert (len(task.train), len(task.test)) == (0, 1)
+
+
+def test_other_endings_and_slices(tmp_path):
+    import datasets
+
+    datasets.Dataset.from_list(GSM8K).to_parquet(str(tmp_path / "train.parquet"))
+    write_jsonl(tmp_path / "test.jsonl", GSM8K)
+    task = load_task({"task": "gsm8k", "data_dir": str(tmp_path), "dataset_train_split": "train[:50%]"})
+    assert (len(task.train), len(task.test)) == (2, 4)
+
+
+def test_what_is_not_there_is_refused(tmp_path, folder):
+    (tmp_path / "empty").mkdir()
+    cases = [
+        (str(tmp_path / "nowhere"), "there is no such folder"),
+        (str(tmp_path / "empty"), r"task gsm8k found no test file there or in its folder gsm8k/.*holds nothing"),
+    ]
+    for data_dir, message in cases:
+        with pytest.raises(UserError, match=message):
+            load_task({"task": "gsm8k", "data_dir": data_dir})
+
+
+def test_the_published_files_are_read_whole(shared):
+    gsm8k = load_task({"task": "gsm8k", "data_dir": str(shared)})
+    math = load_task({"task": "math", "data_dir": str(shared)})
+    assert (len(gsm8k.train), len(gsm8k.test), len(math.test)) == (7473, 1319, 500)
+    assert gsm8k.train[0]["answer"] == "72"
+    assert math.test[0]["answer"] == r"\left( 3, \frac{\pi}{2} \right)"
+    golds = math.test["answer"][:]
+    assert all(grade.answer for grade in math.grade([rf"So it is $\boxed{{{gold}}}$." for gold in golds], golds))
