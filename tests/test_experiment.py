@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 import textwrap
@@ -12,7 +14,7 @@ import pytest
 import yaml
 
 from pods_rl.errors import UserError
-from pods_rl.experiment import build_experiment, load_experiment, run_experiment
+from pods_rl.experiment import Job, build_experiment, load_experiment, process, run_experiment, running, standing
 from pods_rl.recipe.reading import Source, parse_yaml
 from pods_rl.runs import Run, RunWriter, find_runs
 
@@ -31,12 +33,16 @@ def experiment(text=TEXT, **overrides):
     return build_experiment(*parse_yaml(text, "mine.yaml"), overrides)
 
 
-def finish(config: Path, output: Path) -> int:
+def finish(job: Job) -> int:
     """A run that ends well."""
-    with RunWriter(output) as writer:
-        writer.write_config(config.read_text())
+    with RunWriter(job.output) as writer:
+        writer.write_config(job.config.read_text())
         writer.write_status("finished", step=3)
     return 0
+
+
+def load_text(text):
+    return build_experiment(*parse_yaml(text, "experiment.yaml"))
 
 
 def run(what, output, launch=finish, **options):
@@ -130,13 +136,13 @@ def test_finished_runs_are_not_repeated(tmp_path):
 
 
 def test_a_failed_run_costs_one_run_and_is_made_again(tmp_path):
-    def fail_once(config, output):
-        if "pods/seed-1" in str(output) and not (tmp_path / ".attempts").exists():
-            with RunWriter(output) as writer:
-                writer.write_config(config.read_text())
+    def fail_once(job):
+        if "pods/seed-1" in str(job.output) and not (tmp_path / ".attempts").exists():
+            with RunWriter(job.output) as writer:
+                writer.write_config(job.config.read_text())
                 writer.write_status("running", step=2, seconds=1.5)
             return -9
-        return finish(config, output)
+        return finish(job)
 
     counts, events = run(experiment(), tmp_path, fail_once)
     assert counts == {"failed": 1, "finished": 3}
@@ -144,7 +150,7 @@ def test_a_failed_run_costs_one_run_and_is_made_again(tmp_path):
     assert failed["state"] == "failed"
     assert failed["reason"] == "killed by the system, perhaps out of memory"
     assert (failed["step"], failed["seconds"]) == (2, 1.5)
-    counts, events = run(experiment(), tmp_path, lambda c, o: finish(c, o))
+    counts, events = run(experiment(), tmp_path)
     assert counts == {"finished": 1, "skipped": 3}
     assert events[:2] == [("started", "pods", 1), ("finished", "pods", 1)]
     assert Run.open(tmp_path / ".attempts/pods-seed-1-1").state == "failed"
@@ -153,14 +159,24 @@ def test_a_failed_run_costs_one_run_and_is_made_again(tmp_path):
 
 
 def test_a_run_that_never_began_is_recorded(tmp_path):
-    counts, _ = run(experiment(seeds="1"), tmp_path, lambda config, output: 2)
+    counts, _ = run(experiment(seeds="1"), tmp_path, lambda job: 2)
     assert counts == {"failed": 2}
     assert Run.open(tmp_path / "pods/seed-1").status["reason"] == "exit code 2"
 
 
+def test_a_run_that_never_began_is_told_with_the_last_line_it_printed(tmp_path):
+    def refuse(job):
+        job.output.mkdir(parents=True)
+        (job.output / "log.txt").write_text("loading\nError: no such model\n\n")
+        return 2
+
+    run(experiment(seeds="1"), tmp_path, refuse)
+    assert Run.open(tmp_path / "pods/seed-1").status["reason"] == "exit code 2: Error: no such model"
+
+
 def test_a_run_that_says_why_it_failed_is_believed(tmp_path):
-    def fail(config, output):
-        with RunWriter(output) as writer:
+    def fail(job):
+        with RunWriter(job.output) as writer:
             writer.write_status("failed", reason="NaN loss")
         return 1
 
@@ -179,22 +195,208 @@ def test_a_finished_run_of_another_recipe_is_refused_by_name(tmp_path):
     assert Run.open(tmp_path / ".attempts/pods-seed-1-1").config["learning_rate"] == 1e-6
 
 
-def test_a_run_that_another_process_makes_is_left_alone(tmp_path):
-    path = tmp_path / "pods" / "seed-1"
-    with RunWriter(path) as writer:
-        writer.write_status("running")
-        with pytest.raises(UserError, match="is in use"):
+def test_a_run_that_another_process_makes_is_waited_for(tmp_path, monkeypatch):
+    """As after a kill of an earlier call that left a run: it is neither made twice nor lost."""
+    monkeypatch.setattr(running, "_POLL", 0.01)
+    path = tmp_path / "grpo" / "seed-1"
+    other = RunWriter(path)
+    other.write_config(experiment().plan()[1].recipe.to_yaml())
+    other.write_status("running")
+    events, made = [], []
+
+    def on_event(event):
+        events.append((event.kind, str(event.run.path)))
+        if event.kind == "waiting":
+            other.write_status("finished")
+            other.close()
+
+    def launch(job):
+        made.append(str(job.output.relative_to(tmp_path)))
+        return finish(job)
+
+    assert run_experiment(experiment(), tmp_path, on_event, launch=launch) == {"finished": 4}
+    assert events[:3] == [("waiting", "grpo/seed-1"), ("finished", "grpo/seed-1"), ("started", "pods/seed-1")]
+    assert made == ["pods/seed-1", "pods/seed-2", "grpo/seed-2"]
+
+
+def test_a_run_that_began_before_ours_could_is_waited_for(tmp_path, monkeypatch):
+    """A run left by a killed call loads for seconds before it takes its place: ours then finds that taken."""
+    monkeypatch.setattr(running, "_POLL", 0.01)
+    others, events = [], []
+
+    def launch(job):
+        if job.output.parent.name == "pods" and not others:
+            others.append(RunWriter(job.output))
+            others[0].write_config(job.config.read_text())
+            others[0].write_status("running")
+            return 2  # ours found the place taken
+        return finish(job)
+
+    def on_event(event):
+        events.append(event.kind)
+        if event.kind == "waiting":
+            others[0].write_status("finished", step=7)
+            others[0].close()
+
+    assert run_experiment(experiment(seeds="1"), tmp_path, on_event, launch=launch) == {"finished": 2}
+    assert events == ["started", "waiting", "finished", "started", "finished"]
+    assert Run.open(tmp_path / "pods/seed-1").status["step"] == 7
+
+
+def test_a_second_call_on_the_same_place_is_refused(tmp_path):
+    def again(job):
+        with pytest.raises(UserError, match="another `pods compare` is making this experiment"):
             run(experiment(), tmp_path)
-        assert Run.open(path).state == "running"
+        return finish(job)
+
+    assert run(experiment(seeds="1"), tmp_path, again)[0] == {"finished": 2}
+    assert run(experiment(seeds="1"), tmp_path)[0] == {"skipped": 2}
+
+
+def test_the_directory_of_a_run_takes_no_experiment(tmp_path):
+    (tmp_path / "e.yaml").write_text("seed: 1\n")
+    finish(Job(tmp_path / "e.yaml", tmp_path / "run"))
+    with pytest.raises(UserError, match="holds a single run"):
+        run(experiment(), tmp_path / "run")
+
+
+def test_a_full_disk_costs_the_runs_it_hits_and_is_told(tmp_path, monkeypatch):
+    """Neither the run nor we can write its status; replaces the disk by a writer that fails for one arm."""
+
+    class Full(RunWriter):
+        def write_status(self, state, **values):
+            if "pods" in str(self.path):
+                raise OSError(errno.ENOSPC, "No space left on device", str(self.path / "status.json"))
+            super().write_status(state, **values)
+
+    monkeypatch.setattr(running, "RunWriter", Full)
+    events = []
+    counts = run_experiment(
+        experiment(seeds="1"),
+        tmp_path,
+        events.append,
+        launch=lambda job: 1 if "pods" in str(job.output) else finish(job),
+    )
+    assert counts == {"failed": 1, "finished": 1}
+    (failed,) = [event for event in events if event.kind == "failed"]
+    assert failed.reason.startswith("cannot write ")
+    assert failed.reason.endswith("status.json: No space left on device")
+
+
+def test_attempts_never_replace_each_other(tmp_path):
+    for _ in range(3):
+        run(experiment(seeds="1"), tmp_path, lambda job: 1)
+    assert sorted(path.name for path in (tmp_path / ".attempts").glob("pods-*")) == ["pods-seed-1-1", "pods-seed-1-2"]
+    (tmp_path / ".attempts/pods-seed-1-1").rename(tmp_path / ".attempts/kept")
+    run(experiment(seeds="1"), tmp_path, lambda job: 1)
+    run(experiment(seeds="1"), tmp_path, lambda job: 1)
+    assert sorted(path.name for path in (tmp_path / ".attempts").glob("pods-*")) == [
+        "pods-seed-1-1",
+        "pods-seed-1-2",
+        "pods-seed-1-3",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "parallel", "places"),
+    [(None, 2, {None}), ("", 2, {None}), ("4,7", 1, {"4"}), ("4,7", 2, {"4", "7"}), ("4,7", 3, {"4", "7"})],
+)
+def test_each_place_has_a_gpu_of_its_own(tmp_path, monkeypatch, chosen, parallel, places):
+    """`nvidia-smi` is taken away: what is visible is what CUDA_VISIBLE_DEVICES says."""
+    monkeypatch.setattr(process.shutil, "which", lambda name: None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    together = threading.Barrier(min(parallel, 2))
+    given = []
+
+    def launch(job):
+        if parallel > 1:
+            together.wait(timeout=30)
+        given.append(job.environment.get("CUDA_VISIBLE_DEVICES"))
+        return finish(job)
+
+    run(experiment(seeds="3"), tmp_path, launch, parallel=parallel)
+    assert set(given) == places
+
+
+def test_gpus_are_counted_by_nvidia_smi(tmp_path, monkeypatch):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'GPU 0: one'; echo '  MIG 1g'; echo 'GPU 1: two'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert process.visible_gpus() == ["0", "1"]
+
+
+def test_several_processes_a_run_are_launched_by_accelerate(tmp_path):
+    jobs = []
+
+    def launch(job):
+        jobs.append(job)
+        return finish(job)
+
+    what = experiment(TEXT + "accelerate: zero2\n")
+    assert what.processes == 8
+    assert load_text(what.to_yaml()).accelerate == "zero2"
+    run(what, tmp_path / "out", launch)
+    words = jobs[0].command
+    assert words[1:4] == ["-m", "accelerate.commands.launch", "--config_file"]
+    assert Path(words[4]).name == "zero2.yaml"
+    assert words[5:8] == ["-m", "pods_rl", "train"]
+    with pytest.raises(UserError, match=r"each run takes 8 processes .*leave --parallel out"):
+        run(what, tmp_path / "other", launch, parallel=2)
+    with pytest.raises(UserError, match=r"accelerate: zero22 is neither.*Did you mean zero2\?"):
+        experiment(TEXT + "accelerate: zero22\n")
+
+
+def test_groups_must_fit_a_process(tmp_path):
+    """8 processes x 4 rows hold four whole groups of 8, but no process holds one."""
+    text = TEXT + "accelerate: zero2\nper_device_train_batch_size: 4\n"
+    with pytest.raises(UserError, match=r"Each of the 8 processes .* but holds 4 .*until it holds 8 or 16 rows"):
+        experiment(text + "generation_batch_size: 32\n").plan()
+    assert experiment(text + "gradient_accumulation_steps: 2\n").plan()[0].recipe.batch_plan(8).rows_per_step == 64
+
+
+def test_unknown_keys_of_base_and_arms_are_refused_together():
+    with pytest.raises(UserError) as refusal:
+        experiment("arms:\n  a: {num_rolouts: 3}\n  b: {rul: random}\nbase: {temprature: 1}\nbasline: b\n")
+    assert str(refusal.value).split("\n") == [
+        "mine.yaml, base: temprature: unknown key. Did you mean temperature?",
+        "mine.yaml:5: basline: unknown key. Did you mean baseline?",
+        "mine.yaml, arm a: num_rolouts: unknown key. Did you mean num_rollouts?",
+        "mine.yaml, arm b: rul: unknown key. Did you mean rule?",
+    ]
+
+
+def test_a_base_may_be_another_experiments_or_one_of_its_arms():
+    for base, rollouts in (("quickstart", 8), ("quickstart-pods", 64)):
+        what = build_experiment({"arms": {"a": {}}, "base": base, "num_generations": 8}, Source("e"))
+        values = what.plan()[0].recipe.values
+        assert (values["num_rollouts"], values["learning_rate"]) == (rollouts, 1e-4)
+
+
+def test_how_far_a_run_is(tmp_path):
+    assert standing(tmp_path / "gone").state == "unknown"
+    with RunWriter(tmp_path / "run") as writer:
+        writer.write_status("running", step=1, seconds=2.0, elapsed=5.0)
+        for step in range(3000):
+            writer.append_metrics({"step": step, "seconds": step / 10, "elapsed": step / 5, "reward": 0.123456789})
+        writer.append_eval({"step": 2000, "accuracy": 0.25})
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3000, "sec')  # a kill tore it
+    found = standing(tmp_path / "run")
+    assert (found.state, found.step, found.seconds, found.elapsed) == ("running", 2999, 299.9, 599.8)
+    assert found.accuracy == 0.25
 
 
 def test_ctrl_c_leaves_what_is_done(tmp_path):
-    def interrupted(config, output):
-        if "grpo" in str(output):
-            with RunWriter(output) as writer:
+    def interrupted(job):
+        if "grpo" in str(job.output):
+            with RunWriter(job.output) as writer:
                 writer.write_status("running", step=5)
             raise KeyboardInterrupt
-        return finish(config, output)
+        return finish(job)
 
     with pytest.raises(KeyboardInterrupt):
         run(experiment(), tmp_path, interrupted)
@@ -228,11 +430,11 @@ def test_termination_reaches_the_run_and_waits_for_it(tmp_path, sent):
     )
     code = textwrap.dedent(f"""
         import os, pathlib, signal
-        from pods_rl.experiment.running import train_in_process
+        from pods_rl.experiment.process import Job, train_in_process
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in a shell's background ignores it
         os.environ |= {{"PYTHONPATH": {str(tmp_path)!r}, "SENT": {sent!r}}}
         try:
-            train_in_process(pathlib.Path("c"), pathlib.Path("o"))
+            train_in_process(Job(pathlib.Path("c"), pathlib.Path({str(tmp_path / "o")!r})))
         except KeyboardInterrupt:
             print("interrupted", pathlib.Path({str(tmp_path / "saved")!r}).read_text())
     """)
@@ -245,9 +447,9 @@ def test_termination_reaches_the_run_and_waits_for_it(tmp_path, sent):
 def test_runs_side_by_side_are_in_progress_together(tmp_path):
     together = threading.Barrier(2)
 
-    def meet(config, output):
+    def meet(job):
         together.wait(timeout=30)  # breaks unless two runs are in progress at once
-        return finish(config, output)
+        return finish(job)
 
     counts, events = run(experiment(), tmp_path, meet, parallel=2)
     assert counts == {"finished": 4}
@@ -257,7 +459,7 @@ def test_runs_side_by_side_are_in_progress_together(tmp_path):
 
 
 def test_an_interrupt_of_runs_side_by_side_starts_no_more(tmp_path):
-    def interrupted(config, output):
+    def interrupted(job):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -8,13 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 import pods_rl.cli
 from pods_rl import __version__
 from pods_rl.cli import app, main
 from pods_rl.errors import UserError
-from pods_rl.recipe import shipped_recipes
+from pods_rl.recipe import load_recipe, shipped_recipes
 from pods_rl.runs import Run, RunWriter
 
 COMMANDS = ("train", "eval", "compare", "report", "select", "doctor", "recipes")
@@ -138,37 +139,115 @@ def test_train_needs_a_recipe():
         pods("train")
 
 
+def test_train_runs_a_shipped_recipe_by_name(trained):
+    pods("train", "--recipe", "quickstart-pods", "--output", "out")
+    assert trained.made[0][0].values["num_rollouts"] == 64
+    pods("train", "--recipe", "tiny-pods")
+    pods("train", "--recipe=quickstart-grpo-64")
+    assert str(trained.made[2][1]).startswith("runs/quickstart-grpo-64-20")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--recipe"], "--recipe a name is missing. Choose one of"),
+        (["--recipe", "--dry-run"], "--recipe a name is missing."),
+        (["--recipe", "quickstart-podz"], "quickstart-podz: no such recipe is shipped. Did you mean quickstart-pods?"),
+    ],
+)  # fmt: skip
+def test_train_without_a_good_name_lists_them(words, message):
+    with pytest.raises(UserError) as refusal:
+        pods("train", *words)
+    assert message in str(refusal.value)
+    assert {"tiny-pods", "quickstart-grpo", "gsm8k-qwen2.5-3b-pods"} <= set(str(refusal.value).split())
+
+
+def test_train_takes_one_recipe():
+    with pytest.raises(UserError, match="give one of them"):
+        pods("train", "--recipe", "tiny-pods", "--config", "tiny-pods")
+
+
+def test_an_experiment_is_no_recipe_of_one_run():
+    with pytest.raises(UserError, match=r"use `pods compare --config`.*--recipe quickstart-grpo or quickstart-pods"):
+        pods("train", "--config", "quickstart")
+
+
 def test_compare_shows_its_plan():
     output = pods("compare", "--config", "quickstart", "--seeds", "3", "--dry-run").output
-    assert "9 runs" in output
+    assert "9 runs: 3 arms x 3 seeds, 540 seconds of training clock together" in output
     assert "64 rollouts a prompt, 16 trained on" in output
+    assert "grpo  (the baseline)" in output
+    assert "sets                 per_device_train_batch_size: 64" in output
 
 
 def test_compare_makes_runs_and_reports(monkeypatch, tmp_path):
     import pods_rl.experiment.running as running
 
-    def finish(config, output):
-        with RunWriter(output) as writer:
-            writer.write_config(config.read_text())
+    def finish(job):
+        with RunWriter(job.output) as writer:
+            writer.write_config(job.config.read_text())
             for step in range(3):
-                good = 0.2 + 0.1 * step * (2 if "pods" in str(output) else 1)
+                good = 0.2 + 0.1 * step * (2 if "pods" in str(job.output) else 1)
                 writer.append_eval({"step": step, "due": step, "seconds": step, "accuracy": good})
             writer.write_status("finished")
         return 0
 
     monkeypatch.setattr(running, "train_in_process", finish)
     result = pods("compare", "--config", "quickstart", "--output", tmp_path / "out")
-    assert result.exit_code == 0
+    assert result.exit_code == 0, result.output
     assert "[1/3] grpo seed 1 started" in result.output
     assert "[2/3] pods seed 1 finished" in result.output
+    assert "pods seed 1                   2 s  step 2  accuracy 0.600" in result.output
     assert (tmp_path / "out/report/report.html").is_file()
     assert "report.html" in pods("report", tmp_path / "out").output
+
+
+def test_compare_tells_failures_last_and_says_so_in_its_exit_code(monkeypatch, tmp_path):
+    import pods_rl.experiment.running as running
+
+    def launch(job):
+        with RunWriter(job.output) as writer:
+            writer.write_config(job.config.read_text())
+            writer.append_eval({"step": 0, "due": 0, "seconds": 0, "accuracy": 0.2})
+            writer.append_eval({"step": 1, "due": 1, "seconds": 1, "accuracy": 0.3})
+            if "pods" in str(job.output):
+                writer.write_status("failed", reason="ValueError: [red]bad\x1b[2J")
+                return 1
+            writer.write_status("finished")
+        return 0
+
+    monkeypatch.setattr(running, "train_in_process", launch)
+    result = pods("compare", "--config", "quickstart", "--output", tmp_path / "out")
+    assert result.exit_code == 1
+    assert "[3/3] grpo-64 seed 1 finished" in result.output  # one failure stops no other run
+    assert r"Failed: pods seed 1: ValueError: [red]bad\x1b[2J" in result.stderr
+    assert "The same command makes it again." in result.stderr
+    assert (tmp_path / "out/report/report.html").is_file()
+    monkeypatch.setattr(running, "train_in_process", lambda job: 2)
+    result = pods("compare", "--config", "quickstart", "--output", tmp_path / "none")
+    assert result.exit_code == 1
+    assert result.stderr.count("exit code 2\n") == 3
+
+
+def test_a_report_that_cannot_be_written_is_told(monkeypatch, tmp_path):
+    """As where the disk is full: what was trained is kept, the exit code says that something is missing."""
+    import pods_rl.experiment.running as running
+    import pods_rl.report
+
+    def full(*args, **options):
+        raise OSError(28, "No space left on device", "report.html")
+
+    monkeypatch.setattr(running, "train_in_process", lambda job: 0)
+    monkeypatch.setattr(pods_rl.report, "build_report", full)
+    result = pods("compare", "--config", "quickstart", "--output", tmp_path / "out")
+    assert result.exit_code == 1
+    assert "No report: [Errno 28] No space left on device" in result.stderr
 
 
 def test_compare_says_how_to_go_on(monkeypatch, tmp_path):
     import pods_rl.experiment.running as running
 
-    def interrupted(config, output):
+    def interrupted(job):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(running, "train_in_process", interrupted)
@@ -188,11 +267,29 @@ def test_report_needs_something_to_report_on(tmp_path):
 
 def test_recipes_are_listed_and_printed():
     output = pods("recipes").output
+    assert max(map(len, output.splitlines())) <= 80
     for name, path in shipped_recipes().items():
-        assert name in output
+        assert f"  {name}\n" in output
         assert pods("recipes", name).output == path.read_text()
-    assert "tiny-pods    train " in output
-    assert "quickstart   compare" in output
+        assert pods("recipes", "--path", name).output == f"{path}\n"
+    assert "arms: grpo, grpo-ga, pods" in output
+    settings = [output.index(f"Paper, setting {letter}:") for letter in "abcdef"]
+    assert output.index("tiny-pods") < settings[0]
+    assert settings == sorted(settings)
+    assert settings[-1] < output.index("Paper, ablation")
+
+
+def test_an_arm_is_printed_as_a_recipe_to_copy(tmp_path):
+    (tmp_path / "mine.yaml").write_text(pods("recipes", "quickstart-pods").output)
+    assert dict(load_recipe(tmp_path / "mine.yaml").values) == dict(load_recipe("quickstart-pods").values)
+
+
+def test_accelerate_configurations_are_found():
+    path = Path(pods("recipes", "--path", "zero2").output.strip())
+    assert yaml.safe_load(path.read_text())["deepspeed_config"]["zero_stage"] == 2
+    assert pods("recipes", "zero2").output == path.read_text()
+    with pytest.raises(UserError, match="--path needs a NAME"):
+        pods("recipes", "--path")
 
 
 def test_doctor_shows_versions_and_a_plan(monkeypatch):

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..errors import UserError
 from ..terminal import console, safe_text
 
 if TYPE_CHECKING:
     from ..experiment import Event, Experiment
-
-_LOOKS = {"started": "bold", "skipped": "dim", "finished": "green", "stopped": "yellow", "failed": "red"}
 
 
 def compare(
@@ -22,10 +22,10 @@ def compare(
     ],
     output: Annotated[Path | None, typer.Option(help="Directory of the experiment. [default: runs/<name>]")] = None,
     force: Annotated[bool, typer.Option("--force", help="Make finished runs again whose recipe has changed.")] = False,
-    parallel: Annotated[int, typer.Option(help="Runs made side by side; give each its own cores (threads).")] = 1,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check every run, show what would be made, and stop.")
-    ] = False,
+    parallel: Annotated[
+        int, typer.Option(help="Runs made side by side: on a GPU each where there are some, else with cores (threads).")
+    ] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check every run, show every arm, and stop.")] = False,
 ) -> None:
     """Train every arm with every seed, then report which was faster.
 
@@ -39,6 +39,7 @@ def compare(
     """
     from ..experiment import load_experiment, run_experiment
     from ..recipe.reading import parse_overrides
+    from .board import Board
 
     experiment = load_experiment(config, parse_overrides(context.args))
     output = output or Path("runs") / experiment.name
@@ -46,34 +47,59 @@ def compare(
         _show(experiment)
         return
     try:
-        counts = run_experiment(experiment, output, _tell, force=force, parallel=parallel)
+        with Board(experiment.plan(), parallel=parallel) as board:
+            run_experiment(experiment, output, board, force=force, parallel=parallel)
     except KeyboardInterrupt:
         console(stderr=True).print(
             f"\nStopped. What is done is kept in {safe_text(output)}; the same command goes on from there."
         )
         raise typer.Exit(130) from None
-    from ..report import build_report, print_summary
-
-    print_summary(build_report(output, baseline=experiment.baseline), console())
-    if counts.get("failed", 0) + counts.get("stopped", 0):
+    complete = _report(experiment, output)
+    _tell_failures(board.failures)
+    if board.failures or not complete:
         raise typer.Exit(1)
 
 
+def _report(experiment: Experiment, output: Path) -> bool:
+    """Write the report and print its summary; whether that could be done."""
+    from ..report import build_report, print_summary
+
+    try:
+        print_summary(build_report(output, baseline=experiment.baseline), console())
+    except (OSError, UserError) as error:  # no run has an evaluation, or the disk is full
+        console(stderr=True).print(f"[red]No report:[/red] {safe_text(error)}")
+        return False
+    return True
+
+
+def _tell_failures(failures: Sequence[Event]) -> None:
+    """Last, so that it is what stays on the screen: each run that is missing from the comparison, and why."""
+    from ..experiment.process import LOG
+
+    for event in failures:
+        log = event.path / LOG
+        more = f"  (what it printed: {safe_text(log)})" if log.is_file() else ""
+        console(stderr=True).print(
+            f"[red]{event.kind.capitalize()}:[/red] {safe_text(event.run.arm)} seed {event.run.seed}: "
+            f"{safe_text(event.reason or 'no reason given')}{more}"
+        )
+    if failures:
+        console(stderr=True).print(f"The same command makes {'it' if len(failures) == 1 else 'them'} again.")
+
+
 def _show(experiment: Experiment) -> None:
+    from ..recipe.reading import dump_yaml
     from .train import show_plan
 
     plan = experiment.plan()
     for run in plan[: len(experiment.arms)]:
-        console().print(f"[bold]{safe_text(run.arm)}[/bold]")
-        show_plan(run.recipe.batch_plan())
+        mark = "  (the baseline)" if run.arm == experiment.baseline else ""
+        console().print(f"[bold]{safe_text(run.arm)}[/bold]{mark}")
+        for line in dump_yaml(experiment.arms[run.arm]).splitlines() if experiment.arms[run.arm] else []:
+            console().print(f"{'sets':<20} {safe_text(line)}")
+        show_plan(run.recipe.batch_plan(experiment.processes))
     seconds = sum(run.recipe.values["max_seconds"] or 0 for run in plan)
-    console().print(f"{len(plan)} runs, {seconds:g} seconds of training clock together")
-
-
-def _tell(event: Event) -> None:
-    reason = f": {safe_text(event.reason)}" if event.reason else ""
-    look = _LOOKS[event.kind]
     console().print(
-        f"[{look}][{event.position}/{event.total}] {safe_text(event.run.arm)} seed {event.run.seed} "
-        f"{event.kind}{reason}[/{look}]  {safe_text(event.path)}"
+        f"{len(plan)} runs: {len(experiment.arms)} arms x {len(experiment.seeds)} seeds, {seconds:g} seconds of "
+        "training clock together"
     )

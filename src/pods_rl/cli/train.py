@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from ..errors import UserError
 from ..terminal import console, plain_text, safe_text
@@ -17,10 +19,23 @@ if TYPE_CHECKING:
     from ..recipe import Recipe
 
 
+class TrainCommand(TyperCommand):
+    """`--recipe` without a name is asked for one too, rather than told off."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        pairs = itertools.zip_longest(args, args[1:], fillvalue="--")
+        bare = [word == "--recipe" and after.startswith("--") for word, after in pairs]
+        return super().parse_args(ctx, ["--recipe=" if alone else word for word, alone in zip(args, bare, strict=True)])
+
+
 def train(
     context: typer.Context,
     config: Annotated[
         str | None, typer.Option(help="A recipe: a YAML file, or a name that `pods recipes` lists.")
+    ] = None,
+    recipe_name: Annotated[
+        str | None,
+        typer.Option("--recipe", metavar="NAME", help="A shipped recipe, or <experiment>-<arm>; no NAME: list them."),
     ] = None,
     output: Annotated[
         Path | None, typer.Option(help="Directory of the run. [default: runs/<recipe>-<date>-<time>]")
@@ -42,7 +57,8 @@ def train(
 
     \b
     Examples:
-      pods train --config tiny-pods
+      pods train --recipe tiny-pods
+      pods train --recipe gsm8k-qwen2.5-3b-pods --data_dir gsm8k/ --dry-run
       pods train --config my.yaml --num_rollouts 64 --learning_rate 5e-6 --output runs/mine
       pods train --config my.yaml --dry-run
       pods train --explain num_rollouts
@@ -53,10 +69,12 @@ def train(
     if explain is not None:
         show_key(explain)
         return
+    if recipe_name is not None:
+        config = _shipped(recipe_name, config)
     if config is None and resume and output is not None:
         config = str(output / "config.yaml")
     if config is None:
-        raise UserError("No recipe: give --config FILE, or a name that `pods recipes` lists.")
+        raise UserError("No recipe: give --config FILE, or --recipe NAME, one that `pods recipes` lists.")
     recipe = load_recipe(config, parse_overrides(context.args))
     if dry_run:
         print(plain_text(recipe.to_yaml()))
@@ -93,6 +111,22 @@ def show_plan(plan: BatchPlan) -> None:
     out = console()
     for label, value in plan.describe():
         out.print(f"{label:<20} {safe_text(value)}")
+
+
+def _shipped(name: str, config: str | None) -> str:
+    """A name of what is shipped; raises UserError with all names where it is none."""
+    from ..recipe import shipped_arms, shipped_recipes
+    from ..recipe.fields import suggest
+    from .recipes import is_experiment
+
+    if config is not None:
+        raise UserError(f"--recipe {name} and --config {config}: give one of them.")
+    single = [recipe for recipe, path in shipped_recipes().items() if not is_experiment(path)]
+    known = [*single, *shipped_arms()]
+    if name not in known:
+        what = f"{name}: no such recipe is shipped.{suggest(name, known)}" if name else "a name is missing."
+        raise UserError("\n  ".join([f"--recipe {what} Choose one of", *known]))
+    return name
 
 
 def _default_output(recipe: Recipe) -> Path:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..recipe import Recipe, build_recipe, find_recipe
+from ..recipe import Recipe, build_recipe, find_accelerate_config, find_recipe
+from ..recipe.arms import EXPERIMENT_KEYS, split_experiment
+from ..recipe.fields import suggest
 from ..recipe.reading import Source, dump_yaml, parse_yaml, read_yaml
 from ..recipe.schema import fields
+from ..recipe.shipped import read_base
 
-_KEYS = ("name", "base", "baseline", "arms", "seeds")
-_ARM_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
-_TAKEN = ("report", "configs")  # directories of the experiment itself
+_OVERRIDES = ("baseline", "seeds", "accelerate")  # of an experiment itself, from the command line
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,18 @@ class Experiment:
     seeds: tuple[int, ...]
     baseline: str
     source: str
+    accelerate: str | None = None
+
+    @property
+    def processes(self) -> int:
+        """Processes of each run: 1, or as many as its accelerate configuration starts."""
+        if self.accelerate is None:
+            return 1
+        path = find_accelerate_config(self.accelerate)
+        count = read_yaml(path)[0].get("num_processes", 1)
+        if not isinstance(count, int) or count < 1:
+            raise UserError(f"{path}: num_processes: got {count!r}, expected a whole number of at least 1.")
+        return count
 
     def plan(self) -> list[Planned]:
         """Every run, in the order they are made: seeds outside, arms inside, so that the arms of a seed share
@@ -49,27 +61,30 @@ class Experiment:
 
     def to_yaml(self) -> str:
         """As ``experiment.yaml``; loading it gives an equal experiment."""
-        return dump_yaml(
-            {
-                "name": self.name,
-                "baseline": self.baseline,
-                "arms": {name: dict(keys) for name, keys in self.arms.items()},
-                "seeds": list(self.seeds),
-                "base": dict(self.base),
-            }
-        )
+        settings = {
+            "name": self.name,
+            "baseline": self.baseline,
+            "accelerate": self.accelerate,
+            "arms": {name: dict(keys) for name, keys in self.arms.items()},
+            "seeds": list(self.seeds),
+            "base": dict(self.base),
+        }
+        return dump_yaml({key: value for key, value in settings.items() if value is not None})
 
     def _recipe(self, arm: str, seed: int) -> Recipe:
         values = {**self.base, **self.arms[arm], "seed": seed}
-        return build_recipe(values, Source(f"{self.source}, arm {arm}"))
+        recipe = build_recipe(values, Source(f"{self.source}, arm {arm}"))
+        recipe.batch_plan(self.processes)  # raises where the batches do not fit
+        return recipe
 
 
 def load_experiment(path_or_name: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
     """Load an experiment from a YAML file, or one that is shipped by its name.
 
     Its keys: ``arms`` (name -> recipe keys), ``base`` (a recipe's name or path, or recipe keys),
-    ``baseline`` (an arm; the first by default), ``seeds`` (a count k for 1..k, or a list), ``name``; any
-    other key is a recipe key of all arms. ``overrides`` replace keys of all arms, or ``seeds`` and ``baseline``.
+    ``baseline`` (an arm; the first by default), ``seeds`` (a count k for 1..k, or a list), ``name``,
+    ``accelerate`` (runs of several processes: a configuration's name, such as zero2, or path); any other key is a
+    recipe key of all arms. ``overrides`` replace keys of all arms, or ``seeds``, ``baseline`` and ``accelerate``.
 
     Raises:
         UserError: it cannot be found or read, or does not say what an experiment needs.
@@ -84,8 +99,8 @@ def build_experiment(
 ) -> Experiment:
     """As load_experiment, from a mapping."""
     overrides = dict(overrides or {})
-    values = {**values, **{key: overrides.pop(key) for key in _KEYS[2:] if key in overrides}}
-    arms = _arms(values.get("arms"), source)
+    values = {**values, **{key: overrides.pop(key) for key in _OVERRIDES if key in overrides}}
+    base, arms = split_experiment(values, source, read_base)
     for arm, keys in arms.items():
         for key in keys:
             if key in overrides:
@@ -93,43 +108,34 @@ def build_experiment(
     baseline = values.get("baseline", next(iter(arms)))
     if baseline not in arms:
         raise UserError(f"{source.where('baseline')}baseline: {baseline} is no arm: expected {_list(arms)}.")
-    base = _base(values.get("base", {}), source)
-    for key, value in values.items():
-        if key not in _KEYS:
-            base[key] = value
+    _check_keys(base, arms, source)
     _convert(overrides, base)
-    if "seed" in base:
-        raise UserError(f"{source.where('seed')}seed: an experiment has seeds: a count or a list.")
     name = values.get("name") or Path(source.name).stem
-    return Experiment(str(name), base, arms, _seeds(values.get("seeds", 1), source), baseline, source.name)
+    seeds = _seeds(values.get("seeds", 1), source)
+    accelerate = _accelerate(values.get("accelerate"), source)
+    return Experiment(str(name), base, arms, seeds, baseline, source.name, accelerate)
 
 
-def _arms(arms: Any, source: Source) -> dict[str, dict[str, Any]]:
-    where = source.where("arms")
-    if not isinstance(arms, dict) or not arms:
-        raise UserError(f"{where}arms: expected names with the keys each sets, as in `pods: {{num_rollouts: 64}}`.")
-    for name, keys in arms.items():
-        if not isinstance(name, str) or not _ARM_NAME.fullmatch(name) or name in _TAKEN:
-            raise UserError(
-                f"{where}arms: {name!r} cannot name a directory of runs: use letters, digits, '-', '_' "
-                "and '.', and "
-                f"none of {_list(_TAKEN)}."
-            )
-        if keys is not None and not isinstance(keys, dict):
-            raise UserError(f"{where}arms: {name}: got {keys!r}, expected keys, as in {{num_rollouts: 64}}.")
-        if "seed" in (keys or {}):
-            raise UserError(f"{where}arms: {name}: seed: arms share their seeds: use seeds.")
-    return {name: dict(keys or {}) for name, keys in arms.items()}
+def _check_keys(base: Mapping[str, Any], arms: Mapping[str, Mapping[str, Any]], source: Source) -> None:
+    """Refuse every unknown key at once, with where it stands and what was meant."""
+    places = [(source.where(key) if key in source.lines else f"{source.name}, base: ", key) for key in base]
+    places += [(f"{source.name}, arm {arm}: ", key) for arm, keys in arms.items() for key in keys]
+    known = {**fields(), **dict.fromkeys(EXPERIMENT_KEYS)}
+    unknown = [f"{where}{key}: unknown key.{suggest(key, known)}" for where, key in places if key not in fields()]
+    if unknown:
+        raise UserError("\n".join(unknown))
 
 
-def _base(base: Any, source: Source) -> dict[str, Any]:
-    if isinstance(base, dict):
-        return dict(base)
-    if not isinstance(base, str):
-        raise UserError(f"{source.where('base')}base: got {base!r}, expected a recipe's name or path, or its keys.")
-    beside = Path(source.name).parent / base
-    values, _ = read_yaml(find_recipe(beside if beside.is_file() else base))
-    return values
+def _accelerate(config: Any, source: Source) -> str | None:
+    if config is None:
+        return None
+    if not isinstance(config, str):
+        where = source.where("accelerate")
+        raise UserError(
+            f"{where}accelerate: got {config!r}, expected a name, such as zero2, or a configuration's path."
+        )
+    find_accelerate_config(config)
+    return config
 
 
 def _seeds(seeds: Any, source: Source) -> tuple[int, ...]:

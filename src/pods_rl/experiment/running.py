@@ -7,25 +7,27 @@ costs one run).
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Event as Flag
 from threading import Lock
 from typing import Literal
 
 from ..errors import UserError
+from ..recipe import find_accelerate_config
 from ..recipe.reading import parse_yaml
-from ..runs import Run, RunWriter, is_run, write_atomic
+from ..runs import Run, RunInUse, RunWriter, is_run, write_atomic
 from .plan import Experiment, Planned
+from .process import LOG, Job, in_progress, termination_as_interrupt, train_in_process, visible_gpus, why
 
-Kind = Literal["started", "skipped", "finished", "stopped", "failed"]
+Kind = Literal["started", "waiting", "skipped", "finished", "stopped", "failed"]
+Launch = Callable[[Job], int]
+_POLL = 1.0  # seconds between looks at a run that another process is making
 
 
 @dataclass(frozen=True)
@@ -47,123 +49,180 @@ def run_experiment(
     *,
     force: bool = False,
     parallel: int = 1,
-    launch: Callable[[Path, Path], int] | None = None,
+    launch: Launch | None = None,
 ) -> dict[Kind, int]:
     """Make every run that is not finished yet, `parallel` at a time, and count what came of them.
 
-    A run that failed or was stopped is made again; what it left is kept under ``.attempts/``. A failed run
-    never stops the others.
+    A run that failed or was stopped is made again; what it left is kept under ``.attempts/``. A failed run never
+    stops the others. A run that is still being made, as after a kill of an earlier call, is waited for.
 
     Args:
         on_event: called as runs start and end, one call at a time.
         force: make finished runs again where their recipe has changed, rather than refuse.
-        parallel: runs made side by side. They share the machine, so give each its own cores (``threads``).
-        launch: trains a recipe's file into a directory and returns the exit code; by default a `pods train`.
+        parallel: runs made side by side, each on a GPU of its own where there are as many. On a CPU they share the
+            cores, so give each its own (``threads``).
+        launch: makes a run and returns the exit code; by default a `pods train`.
 
     Raises:
-        UserError: a recipe is wrong, or a finished run has another recipe; nothing has started then.
+        UserError: a recipe is wrong, a finished run has another recipe, or another call is making this experiment;
+            nothing has started then.
         KeyboardInterrupt: after the runs in progress have saved themselves.
     """
     if parallel < 1:
         raise UserError(f"parallel is {parallel}: expected 1 (one run after the other) or more.")
-    output = Path(output)
-    plan = experiment.plan()
-    finished = {run.path: _is_finished(output / run.path, run, force=force) for run in plan}
-    try:
-        (output / "configs").mkdir(parents=True, exist_ok=True)
-        write_atomic(output / "experiment.yaml", experiment.to_yaml())
-    except OSError as error:
-        raise UserError(f"Cannot write to {output}: {error.strerror}. Choose another --output.") from error
-    counts: Counter[Kind] = Counter()
-    telling = Lock()
+    if parallel > 1 and experiment.accelerate is not None:
+        raise UserError(
+            f"parallel is {parallel}, but each run takes {experiment.processes} processes "
+            f"(accelerate: {experiment.accelerate}): leave --parallel out."
+        )
+    output, plan = Path(output), experiment.plan()
+    if is_run(output):
+        raise UserError(f"{output} holds a single run: choose another --output for an experiment.")
+    with _hold(output):
+        found = {run.path: _found(output / run.path, run, force=force) for run in plan}
+        try:
+            (output / "configs").mkdir(exist_ok=True)
+            write_atomic(output / "experiment.yaml", experiment.to_yaml())
+        except OSError as error:
+            raise UserError(f"Cannot write to {output}: {error.strerror}. Choose another --output.") from error
+        making = _Making(experiment, output, len(plan), on_event, launch or train_in_process, parallel)
 
-    def tell(kind: Kind, position: int, run: Planned, reason: str | None = None) -> None:
-        with telling:
-            if kind != "started":
-                counts[kind] += 1
-            on_event(Event(kind, run, output / run.path, position, len(plan), reason))
+        def make(position: int, run: Planned) -> None:
+            if found[run.path] == "finished":
+                making.tell("skipped", position, run)
+            else:
+                making.make(position, run, force=force)
 
-    if launch is None:
-        launch = train_in_process if parallel == 1 else partial(train_in_process, plain=True)
-
-    def make(position: int, run: Planned) -> None:
-        if finished[run.path]:
-            tell("skipped", position, run)
-            return
-        _set_aside(output / run.path, output)
-        tell("started", position, run)
-        kind, reason = _make(run, output, launch)
-        tell(kind, position, run, reason)
-
-    _work_off(list(enumerate(plan, start=1)), make, parallel)
-    return dict(counts)
+        numbered = list(enumerate(plan, start=1))
+        numbered.sort(key=lambda item: found[item[1].path] != "in use")  # those take a place already
+        _work_off(numbered, make, parallel, making.stopping)
+    return dict(making.counts)
 
 
-def _work_off(waiting: Sequence[tuple[int, Planned]], make: Callable[[int, Planned], None], parallel: int) -> None:
+class _Making:
+    """Makes one run at a time for each of its callers, and tells what comes of it."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        output: Path,
+        total: int,
+        on_event: Callable[[Event], None],
+        launch: Launch,
+        parallel: int,
+    ) -> None:
+        self._output, self._total, self._on_event, self._launch = output, total, on_event, launch
+        self._accelerate = find_accelerate_config(experiment.accelerate) if experiment.accelerate else None
+        gpus = visible_gpus() if self._accelerate is None else []
+        self._places: SimpleQueue[dict[str, str]] = SimpleQueue()
+        for place in range(parallel):
+            self._places.put({"CUDA_VISIBLE_DEVICES": gpus[place % len(gpus)]} if gpus else {})
+        self._telling = Lock()
+        self.counts: Counter[Kind] = Counter()
+        self.stopping = Flag()
+
+    def tell(self, kind: Kind, position: int, run: Planned, reason: str | None = None) -> None:
+        with self._telling:
+            if kind not in ("started", "waiting"):
+                self.counts[kind] += 1
+            self._on_event(Event(kind, run, self._output / run.path, position, self._total, reason))
+
+    def make(self, position: int, run: Planned, *, force: bool) -> None:
+        """Make a run, or wait for the process that is making it; what goes wrong is told and costs this run alone."""
+        place = self._places.get()
+        try:
+            kind, reason = self._make(position, run, place, force=force)
+        except OSError as error:
+            kind, reason = "failed", f"cannot write {error.filename or self._output}: {error.strerror or error}"
+        except UserError as error:
+            kind, reason = "failed", str(error)
+        finally:
+            self._places.put(place)
+        self.tell(kind, position, run, reason)
+
+    def _make(self, position: int, run: Planned, place: dict[str, str], *, force: bool) -> tuple[Kind, str | None]:
+        path = self._output / run.path
+        while True:
+            if self._wait_for_others(position, run) and _found(path, run, force=force) == "finished":
+                return "finished", None
+            _set_aside(path, self._output)
+            self.tell("started", position, run)
+            try:
+                return self._train(run, place)
+            except RunInUse:  # a process that an earlier call left had begun, but not yet taken its place
+                continue
+
+    def _wait_for_others(self, position: int, run: Planned) -> bool:
+        """Whether another process was making the run; it has ended by now."""
+        path = self._output / run.path
+        if not _is_in_use(path):
+            return False
+        self.tell("waiting", position, run, "another process is making it")
+        while _is_in_use(path):
+            if self.stopping.wait(_POLL):
+                raise KeyboardInterrupt
+        return True
+
+    def _train(self, run: Planned, environment: dict[str, str]) -> tuple[Kind, str | None]:
+        if self.stopping.is_set():
+            raise KeyboardInterrupt
+        config, path = self._output / "configs" / f"{run.arm}-seed-{run.seed}.yaml", self._output / run.path
+        write_atomic(config, run.recipe.to_yaml())
+        try:
+            code = self._launch(Job(config, path, self._accelerate, environment))
+        except KeyboardInterrupt:
+            _close(path, "stopped", "interrupted")
+            raise
+        stopped = self.stopping.is_set()
+        _close(path, "stopped" if stopped else "failed", "interrupted" if stopped else why(code, path / LOG))
+        status = Run(path).status
+        kind: Kind = status["state"]
+        return kind, status.get("reason") if kind != "finished" else None
+
+
+def _work_off(
+    waiting: Sequence[tuple[int, Planned]], make: Callable[[int, Planned], None], parallel: int, stopping: Flag
+) -> None:
     """Make the runs, `parallel` at a time; an interrupt asks those in progress to save themselves and end."""
     if parallel == 1:
         for position, run in waiting:
             make(position, run)
         return
-    with ThreadPoolExecutor(parallel) as pool, _termination_as_interrupt():
+    with ThreadPoolExecutor(parallel) as pool, termination_as_interrupt():
         futures = [pool.submit(make, position, run) for position, run in waiting]
         try:
             for future in as_completed(futures):
                 future.result()
         except BaseException:
-            for future in futures:
-                future.cancel()
-            for process in list(_in_progress):
-                process.terminate()
+            stopping.set()
+            _end(futures)
             raise
 
 
-_in_progress: set[subprocess.Popen[bytes]] = set()
-
-
-def train_in_process(config: Path, output: Path, *, plain: bool = False) -> int:
-    """`pods train` in a process of its own that shares our terminal; its exit code.
-
-    `plain` keeps it from redrawing lines, for runs that print side by side.
-
-    When we are interrupted the run is asked to end too: it saves itself after its step and we wait for it. A second
-    interrupt ends it at once.
-    """
-    command = [sys.executable, "-m", "pods_rl", "train", "--config", str(config), "--output", str(output)]
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # a file of the user's must not stand in for a module
-    if plain:
-        environment["TERM"] = "dumb"
-    process = subprocess.Popen(command, env=environment)
-    _in_progress.add(process)
-    with _termination_as_interrupt():
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            process.terminate()  # not SIGINT: a terminal has sent that to the run already, and twice means at once
-            try:
-                process.wait()
-            except KeyboardInterrupt:
-                process.kill()
-                process.wait()
-            raise
-        finally:
-            _in_progress.discard(process)
-
-
-def _make(run: Planned, output: Path, launch: Callable[[Path, Path], int]) -> tuple[Kind, str | None]:
-    config = output / "configs" / f"{run.arm}-seed-{run.seed}.yaml"
-    write_atomic(config, run.recipe.to_yaml())
-    path = output / run.path
+def _end(futures: Sequence[Future[None]]) -> None:
+    """Start no more runs, and wait until those in progress have saved themselves; an interrupt ends them at once."""
+    for future in futures:
+        future.cancel()
+    for process in list(in_progress):
+        process.terminate()
     try:
-        code = launch(config, path)
+        wait(futures)
     except KeyboardInterrupt:
-        _close(path, "stopped", "interrupted")
-        raise
-    reason = "killed by the system, perhaps out of memory" if code in (-9, 137) else f"exit code {code}"
-    _close(path, "failed", reason)
-    status = Run(path).status
-    kind: Kind = status["state"]
-    return kind, status.get("reason") if kind != "finished" else None
+        for process in list(in_progress):
+            process.kill()
+
+
+@contextmanager
+def _hold(output: Path) -> Iterator[None]:
+    """Keep other calls from making the same experiment; the lock goes with our process, however it ends."""
+    try:
+        holder = RunWriter(output, resume=True)
+    except RunInUse as error:
+        raise UserError(
+            f"{output}: another `pods compare` is making this experiment. Wait for it, or choose another --output."
+        ) from error
+    with holder:
+        yield
 
 
 def _close(path: Path, state: Kind, reason: str) -> None:
@@ -175,14 +234,15 @@ def _close(path: Path, state: Kind, reason: str) -> None:
             writer.write_status(state, reason=reason, **kept)
 
 
-def _is_finished(path: Path, run: Planned, *, force: bool) -> bool:
-    """Whether a run is there and done; raises UserError where it is in use, or was made of another recipe."""
+def _found(path: Path, run: Planned, *, force: bool) -> Literal["finished", "in use", "to do"]:
+    """What there is of a run; raises UserError where it is finished, but was made of another recipe."""
     if not is_run(path):
-        return False
+        return "to do"
+    if _is_in_use(path):
+        return "in use"
     found = Run(path)
-    RunWriter(path, resume=True).close()  # in use? then it says so
     if found.state != "finished":
-        return False
+        return "to do"
     wanted, _ = parse_yaml(run.recipe.to_yaml(), run.recipe.source)
     changed = [key for key in {**wanted, **found.config} if wanted.get(key) != found.config.get(key)]
     if changed and not force:
@@ -190,29 +250,27 @@ def _is_finished(path: Path, run: Planned, *, force: bool) -> bool:
         raise UserError(
             f"{path} is finished, with another recipe: {was}. Choose another --output, or --force to make it again."
         )
-    return not changed
+    return "to do" if changed else "finished"
+
+
+def _is_in_use(path: Path) -> bool:
+    if not is_run(path):
+        return False
+    try:
+        RunWriter(path, resume=True).close()
+    except RunInUse:
+        return True
+    return False
 
 
 def _set_aside(path: Path, output: Path) -> None:
-    if path.exists():
-        attempts = output / ".attempts"
-        attempts.mkdir(exist_ok=True)
-        number = 1 + sum(1 for _ in attempts.glob(f"{path.parent.name}-{path.name}-*"))
+    """Keep what an earlier attempt left, under the first free number."""
+    if not path.exists():
+        return
+    attempts = output / ".attempts"
+    attempts.mkdir(exist_ok=True)
+    number = 1
+    while (attempts / f"{path.parent.name}-{path.name}-{number}").exists():
+        number += 1
+    with suppress(FileNotFoundError):
         os.replace(path, attempts / f"{path.parent.name}-{path.name}-{number}")
-
-
-@contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    try:
-        before = {name: signal.signal(getattr(signal, name), interrupt) for name in names}
-    except ValueError:  # not the main thread, where no handler can be set
-        before = {}
-    try:
-        yield
-    finally:
-        for name, handler in before.items():
-            signal.signal(getattr(signal, name), handler)

@@ -1,6 +1,17 @@
 """Recipes: one flat mapping of TRL's own names and ours, checked before torch is loaded."""
 
-from .recipe import Recipe, build_recipe, find_recipe, load_recipe, shipped_recipes
+from .recipe import Recipe, build_recipe, load_recipe
 from .schema import explain
+from .shipped import accelerate_configs, find_accelerate_config, find_recipe, shipped_arms, shipped_recipes
 
-__all__ = ["Recipe", "build_recipe", "explain", "find_recipe", "load_recipe", "shipped_recipes"]
+__all__ = [
+    "Recipe",
+    "accelerate_configs",
+    "build_recipe",
+    "explain",
+    "find_accelerate_config",
+    "find_recipe",
+    "load_recipe",
+    "shipped_arms",
+    "shipped_recipes",
+]

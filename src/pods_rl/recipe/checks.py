@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import platform
 import re
 from collections.abc import Mapping
@@ -84,7 +83,7 @@ def batch_plan(values: Mapping[str, Any], processes: int | None = None) -> Batch
         raise UserError(
             f"Each of the {plan.processes} processes must hold whole groups of num_generations = {m} rows, but "
             f"holds {rows} (per_device_train_batch_size {plan.micro_batch_rows} x {plan.steps_per_generation} "
-            f"micro-batches). Set gradient_accumulation_steps to a multiple of {m // math.gcd(m, plan.micro_batch_rows)}."
+            f"micro-batches). Raise a batch size or gradient_accumulation_steps until it holds {m} or {2 * m} rows."
         )
     return plan
 

@@ -206,5 +206,6 @@ def suggest(word: str, known: Iterable[str]) -> str:
     >>> suggest("num_rolouts", ["num_rollouts", "seed"])
     ' Did you mean num_rollouts?'
     """
-    near = difflib.get_close_matches(word.replace("-", "_"), list(known), n=1, cutoff=0.7)
-    return f" Did you mean {near[0]}?" if near else ""
+    plain = {name.replace("-", "_"): name for name in known}
+    near = difflib.get_close_matches(word.replace("-", "_"), plain, n=1, cutoff=0.7)
+    return f" Did you mean {plain[near[0]]}?" if near else ""

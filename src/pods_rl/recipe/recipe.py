@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,10 @@ from ..batching import BatchPlan
 from ..errors import UserError
 from .checks import batch_plan, check_values
 from .fields import suggest
-from .reading import Source, dump_yaml, read_yaml
+from .reading import Source, dump_yaml
 from .schema import TINY, UNSUPPORTED, defaults, fields
+from .shipped import read_recipe
 
-_RECIPES = Path(__file__).parent.parent / "recipes"
 _ENDLESS = 10**9  # steps of a run that only the clock stops; TRL would stop after 3 epochs
 _TITLES = {"model": "the policy", "engine": "training", "task": "the task", "run": "this run"}
 
@@ -33,10 +34,10 @@ class Recipe:
     def name(self) -> str:
         """The file's name without its ending, for naming a run.
 
-        >>> Recipe({}, {}, "recipes/my.yaml").name
-        'my'
+        >>> Recipe({}, {}, "recipes/my.yaml").name, Recipe({}, {}, "gsm8k-qwen2.5-3b-pods").name
+        ('my', 'gsm8k-qwen2.5-3b-pods')
         """
-        return Path(self.source).stem
+        return re.sub(r"\.ya?ml$", "", Path(self.source).name)
 
     def engine_arguments(self) -> dict[str, Any]:
         """Keywords of PODSConfig, without ``output_dir``. ``bf16`` is there only where it was set."""
@@ -57,8 +58,9 @@ class Recipe:
         """The budget, evaluation, ledger and threads."""
         return self._section("run")
 
-    def batch_plan(self) -> BatchPlan:
-        return batch_plan(self.values)
+    def batch_plan(self, processes: int | None = None) -> BatchPlan:
+        """What a step handles on so many processes; None: as many as the launcher started."""
+        return batch_plan(self.values, processes)
 
     def to_yaml(self) -> str:
         """The resolved recipe, by section; loading it gives equal values."""
@@ -69,18 +71,17 @@ class Recipe:
 
 
 def load_recipe(path_or_name: str | Path, overrides: Mapping[str, Any] | None = None) -> Recipe:
-    """Load a recipe from a file, or one that is shipped by its name, and check everything that can be.
+    """Load a recipe from a file, or a shipped one by its name, and check everything that can be.
 
     Args:
-        path_or_name: a YAML file, or a name that ``shipped_recipes`` lists.
+        path_or_name: a YAML file, a shipped recipe's name, or ``<experiment>-<arm>`` for one arm of a shipped
+            experiment.
         overrides: values that replace the file's; text is read as the key's type, as from the command line.
 
     Raises:
         UserError: it cannot be found or read, or a key, value or combination is wrong.
     """
-    values, source = read_yaml(find_recipe(path_or_name))
-    if "arms" in values:
-        raise UserError(f"{source.name} compares several runs (it has arms): use `pods compare --config`.")
+    values, source = read_recipe(path_or_name)
     return build_recipe(values, source, overrides or {})
 
 
@@ -99,25 +100,6 @@ def build_recipe(values: Mapping[str, Any], source: Source, overrides: Mapping[s
     except UserError as error:
         raise UserError(f"{source.name}: {error}") from None
     return Recipe(MappingProxyType(resolved), MappingProxyType(given), source.name)
-
-
-def shipped_recipes() -> dict[str, Path]:
-    """The recipes in the package, by name."""
-    return {path.stem: path for path in sorted(_RECIPES.glob("*.yaml"))}
-
-
-def find_recipe(path_or_name: str | Path) -> Path:
-    """The file of a recipe or experiment; raises UserError with the nearest name where there is none."""
-    path = Path(path_or_name).expanduser()
-    if path.is_file():
-        return path
-    shipped = shipped_recipes()
-    if str(path_or_name) in shipped:
-        return shipped[str(path_or_name)]
-    what = "is a directory" if path.is_dir() else "is neither a file nor a shipped recipe"
-    raise UserError(
-        f"{path_or_name} {what}: expected a YAML file or one of {', '.join(shipped)}.{suggest(path.stem, shipped)}"
-    )
 
 
 def _convert(values: Mapping[str, Any], source: Source, *, dashes: bool = False) -> dict[str, Any]:

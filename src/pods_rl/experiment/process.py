@@ -1,0 +1,111 @@
+"""One run of an experiment in a process of its own: which GPU it gets, where its words go, and how it is ended."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LOG = "log.txt"  # in the run's directory: what it printed
+
+in_progress: set[subprocess.Popen[bytes]] = set()
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to make: the recipe's file, the run's directory, and how it is started.
+
+    ``accelerate``: the configuration to launch several processes with; None: one process.
+    ``environment``: what it gets besides ours.
+    """
+
+    config: Path
+    output: Path
+    accelerate: Path | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def command(self) -> list[str]:
+        launcher = [sys.executable]
+        if self.accelerate is not None:
+            launcher += ["-m", "accelerate.commands.launch", "--config_file", str(self.accelerate)]
+        return [*launcher, "-m", "pods_rl", "train", "--config", str(self.config), "--output", str(self.output)]
+
+
+def train_in_process(job: Job) -> int:
+    """`pods train` in a process of its own, its words in ``log.txt`` of the run's directory; its exit code.
+
+    When we are interrupted the run is asked to end too: it saves itself after its step and we wait for it. A second
+    interrupt ends it at once.
+    """
+    job.output.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "PYTHONSAFEPATH": "1", **job.environment}  # no file of the user's poses as a module
+    with (job.output / LOG).open("wb") as log:
+        process = subprocess.Popen(
+            job.command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        )
+    in_progress.add(process)
+    with termination_as_interrupt():
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.terminate()  # not SIGINT: a terminal has sent that to the run already, and twice means at once
+            try:
+                process.wait()
+            except KeyboardInterrupt:
+                process.kill()
+                process.wait()
+            raise
+        finally:
+            in_progress.discard(process)
+
+
+def why(code: int, log: Path) -> str:
+    """Why a run failed that did not say so in its status: its exit code, and the last line it printed."""
+    if code in (-9, 137):
+        return "killed by the system, perhaps out of memory"
+    try:
+        lines = log.read_bytes()[-4096:].decode("utf-8", "replace").split("\n")
+    except OSError:
+        lines = []
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f"exit code {code}: {last[:300]}" if last else f"exit code {code}"
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs we may use, as CUDA_VISIBLE_DEVICES names them; none on a machine without, or where it hides them."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return [name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1")]
+    if shutil.which("nvidia-smi") is None:
+        return []
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [str(index) for index, _ in enumerate(line for line in listed.splitlines() if line.startswith("GPU "))]
+
+
+@contextmanager
+def termination_as_interrupt() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into KeyboardInterrupt, in the main thread."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    try:
+        before = {name: signal.signal(getattr(signal, name), interrupt) for name in names}
+    except ValueError:  # not the main thread, where no handler can be set
+        before = {}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(getattr(signal, name), handler)
