@@ -111,12 +111,12 @@ def _what(
     from ..recipe.reading import Source
     from ..runs import Run
 
+    if adapter is not None and model is None:
+        raise UserError("--adapter needs the model it is for: give it with --model BASE.")
     if run is None and model is None:
         raise UserError("Nothing to evaluate: give --run DIRECTORY or --model PATH.")
     if run is not None and config is not None:
         raise UserError("--run and --config both name a task: give one of them.")
-    if adapter is not None and model is None:
-        raise UserError("--adapter needs the model it is for: give it with --model BASE.")
     found = Run.open(run) if run is not None else None
     if model is None and found is not None:
         policy = _policy_of(found)
