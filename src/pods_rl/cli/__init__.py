@@ -44,7 +44,7 @@ def _options(
 
 
 _ANY_KEY = {"allow_extra_args": True, "ignore_unknown_options": True}
-app.command(context_settings=_ANY_KEY)(train.train)
+app.command(cls=train.TrainCommand, context_settings=_ANY_KEY)(train.train)
 app.command(name="eval", context_settings=_ANY_KEY)(evaluate.evaluate)
 app.command(context_settings=_ANY_KEY)(compare.compare)
 app.command()(report.report)

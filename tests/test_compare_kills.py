@@ -1,0 +1,78 @@
+"""`pods compare` as a person runs it, killed at bad moments: real processes, a tiny policy, two steps a run."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pods_rl.runs import Run, find_runs, is_run
+
+pytestmark = pytest.mark.slow
+
+RUN = {
+    "num_generations": 2, "num_rollouts": 4, "per_device_train_batch_size": 2, "max_completion_length": 6,
+    "max_steps": 2, "gradient_checkpointing": False, "use_cpu": True, "bf16": False, "threads": 1,
+    "eval_prompts": 2, "task_test_size": 2, "ledger_every": 0,
+}  # fmt: skip
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A directory with an experiment of two arms, a and b, in ``e.yaml``."""
+    text = {"arms": {"a": {}, "b": {"rule": "random"}}, "base": {"model_name_or_path": "tiny", **RUN}}
+    (tmp_path / "e.yaml").write_text(yaml.safe_dump(text))
+    return tmp_path
+
+
+def start(place: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "pods_rl", "compare", "--config", "e.yaml", "--output", "out"]
+    return subprocess.Popen(command, cwd=place, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def process_of(run: Path) -> int:
+    """The process that makes a run, once it holds it and has said so."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if is_run(run) and Run(run).state == "running" and (held := re.search(r"\d+", (run / ".lock").read_text())):
+            return int(held[0])
+        time.sleep(0.02)
+    raise AssertionError(f"{run} never began: {(run / 'log.txt').read_text() if run.exists() else 'no directory'}")
+
+
+def test_compare_and_its_runs_may_be_killed_at_any_moment(place):
+    """1: compare is killed, its run goes on. 2: the next call waits for that run, its own next run is killed.
+    3: the call after makes that run alone again."""
+    first = start(place)
+    left = process_of(place / "out/a/seed-1")
+    first.kill()
+    first.wait()
+    os.kill(left, 0)  # still there
+
+    second = start(place)
+    os.kill(process_of(place / "out/b/seed-1"), signal.SIGKILL)
+    output, errors = second.communicate(timeout=240)
+    assert second.returncode == 1, output + errors
+    assert "a seed 1 waiting: another process is making it" in output
+    assert "a seed 1 finished" in output
+    assert "Failed: b seed 1: killed by the system, perhaps out of memory" in errors
+    states = {arm: runs[0].state for arm, runs in find_runs(place / "out").items()}
+    assert states == {"a": "finished", "b": "failed"}
+    assert (place / "out/report/report.html").is_file()  # of what there is
+
+    third = start(place)
+    output, errors = third.communicate(timeout=240)
+    assert third.returncode == 0, output + errors
+    assert "a seed 1 skipped" in output
+    assert "b seed 1 finished" in output
+    assert [row["step"] for row in Run.open(place / "out/b/seed-1").metrics] == [1, 2]
+    assert (
+        Run.open(place / "out/.attempts/b-seed-1-1").status["reason"] == "killed by the system, perhaps out of memory"
+    )
