@@ -18,7 +18,7 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 @pytest.fixture
 def hub(monkeypatch):
-    """`datasets.load_dataset` replaced by name: `hub.rows[(id, config, split)]` is what is there, `hub.asked` what was."""
+    """`load_dataset` replaced by name: `hub.rows[(id, config, split)]` is what is there, `hub.asked` what was asked."""
 
     class Hub:
         def __init__(self):

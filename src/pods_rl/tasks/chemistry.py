@@ -56,6 +56,9 @@ def chemistry_task(settings: Mapping[str, Any]) -> Task:
     """
     questions = list(read_questions(settings))
     check_golds([q.gold for q in questions], [q.place for q in questions], "chemistry")
+    for held_out, use in ((False, "train on"), (True, "test")):
+        if not any(question.held_out == held_out for question in questions):
+            raise UserError(f"task {CHEMISTRY}: {len(questions)} questions leave none to {use}; give it more files")
     form = PromptForm.of(settings)
     train, test = (
         _split([q for q in questions if q.held_out == held_out], form, settings.get(size))

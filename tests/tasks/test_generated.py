@@ -1,0 +1,118 @@
+"""Countdown and sorting: seeded, distinct, disjoint over seeds, right by an independent evaluator, partly rewarded."""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+from collections import Counter
+from fractions import Fraction
+
+import pytest
+import torch
+
+from pods_rl.errors import UserError
+from pods_rl.rewards import REWARDS
+from pods_rl.selection import select
+from pods_rl.tasks import load_task
+from pods_rl.tasks.countdown import combine
+from pods_rl.tasks.procedural import DIFFICULTIES, distinct
+
+NAMES = ("countdown", "sorting")
+
+
+def make(name, **settings):
+    sizes = {"task_train_size": 200, "task_test_size": 80}
+    return load_task({"task": name, "prompt_style": "plain", "system_prompt": "", **sizes, **settings})
+
+
+def rows(task):
+    return [pair for split in (task.train, task.test) for pair in zip(split["prompt"], split["answer"], strict=True)]
+
+
+def value(node: ast.expr) -> Fraction:
+    """Work an expression out from its syntax tree: independent of how the task made it and of the reward."""
+    if isinstance(node, ast.Constant):
+        return Fraction(node.value)
+    left, right = value(node.left), value(node.right)
+    apply = {ast.Add: left.__add__, ast.Sub: left.__sub__, ast.Mult: left.__mul__, ast.Div: left.__truediv__}
+    return apply[type(node.op)](right)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_same_settings_give_same_prompts_and_another_seed_gives_others(name):
+    first, again, other = (rows(make(name, task_seed=seed)) for seed in (3, 3, 4))
+    assert first == again != other
+    assert len(make(name, task_train_size=None, task_test_size=None).train) == 4096
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prompts_are_distinct_and_test_is_disjoint_over_seeds_and_difficulties(name):
+    tasks = [make(name, task_seed=seed, task_difficulty=level) for seed in (0, 1) for level in DIFFICULTIES]
+    assert all(len(set(task.train["prompt"])) == 200 and len(set(task.test["prompt"])) == 80 for task in tasks)
+    trained = {prompt for task in tasks for prompt in task.train["prompt"]}
+    assert not trained & {prompt for task in tasks for prompt in task.test["prompt"]}
+
+
+@pytest.mark.parametrize("level", DIFFICULTIES)
+def test_gold_expressions_use_every_number_once_and_have_the_value(level):
+    for prompt, gold in rows(make("countdown", task_difficulty=level)):
+        listed, target = re.search(r"numbers ([\d, ]+) exactly once and has the value (\d+)", prompt).groups()
+        numbers = [int(number) for number in listed.split(", ")]
+        assert numbers == sorted(numbers)
+        assert Counter(map(int, re.findall(r"\d+", gold))) == Counter(numbers)
+        assert value(ast.parse(gold, mode="eval").body) == int(target)
+        assert 1 <= int(target) <= 999
+
+
+def test_all_four_operations_occur_and_every_step_is_a_whole_number():
+    rng = random.Random(5)
+    golds = [combine(rng, [rng.randint(1, 30) for _ in range(4)])[1] for _ in range(200)]
+    assert all(any(sign in gold for gold in golds) for sign in "+-*/")
+    for gold in golds:
+        for node in ast.walk(ast.parse(gold, mode="eval")):
+            if isinstance(node, ast.BinOp):
+                assert value(node).denominator == 1
+                assert value(node) >= 1
+
+
+@pytest.mark.parametrize("level", DIFFICULTIES)
+def test_gold_lists_are_the_sorted_ones(level):
+    for prompt, gold in rows(make("sorting", task_difficulty=level)):
+        assert sorted(map(int, prompt.partition(": ")[2].split())) == [int(number) for number in gold.split()]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_answer_is_decided_by_the_tasks_own_reward(name):
+    task = make(name)
+    assert (task.name, task.answer) == (name, {"countdown": "countdown", "sorting": "positions"}[name])
+    assert dict(task.rewards) == {task.answer: 1.0, "format": 0.1, "tag_count": 1.0}
+    golds = task.test["answer"][:]
+    assert all(
+        grade.both for grade in task.grade([f"<think>so</think><answer>{gold}</answer>" for gold in golds], golds)
+    )
+    others = [*golds[1:], golds[0]]
+    assert not any(grade.answer for grade in task.grade([f"<answer>{gold}</answer>" for gold in others], golds))
+
+
+def test_partial_rewards_make_max_variance_keep_other_rollouts_than_a_split_into_right_and_wrong():
+    gold = "1 2 3 4"
+    answers = ["2 1 4 3", "1 2 4 3", "1 2 3 4", "1 3 2 4", "1 2 3 4", "4 1 2 3"]
+    rewards = torch.tensor([REWARDS["positions"].batch([f"<answer>{a}</answer>" for a in answers], [gold] * 6)])
+    assert rewards.tolist() == [[0.0, 0.5, 1.0, 0.5, 1.0, 0.0]]
+    kept = set(select(rewards, 4).indices[0].tolist())
+    assert kept == {0, 2, 4, 5}  # the all-wrong and the all-right; the half-right are dropped
+    binary = (rewards >= 1).float()
+    assert set(select(binary, 4).indices[0].tolist()) == {0, 1, 2, 4}  # wrong is wrong: the first of them
+
+
+def test_other_difficulties_and_sizes_are_refused():
+    with pytest.raises(UserError, match="task_difficulty is 'brutal'; expected one of easy, mixed, hard"):
+        make("sorting", task_difficulty="brutal")
+    with pytest.raises(UserError, match="a split of 0 prompts"):
+        make("countdown", task_test_size=0)
+
+
+def test_problems_that_run_out_are_said():
+    with pytest.raises(ValueError, match="5 distinct train prompts were asked for, but sums gave only 1"):
+        distinct((("1+1=", "2") for _ in range(5000)), 5, held_out=False, of="sums")

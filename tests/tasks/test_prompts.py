@@ -1,0 +1,123 @@
+"""Prompts fitted to a policy: plain without a chat template, none too long to train on, and versions that say so."""
+
+from __future__ import annotations
+
+import pytest
+from datasets import Dataset
+
+from pods_rl import tasks
+from pods_rl.errors import UserError
+from pods_rl.tasks import Fitted, Task, fit_prompts, load_task, prompts
+
+TWO = {"task_train_size": 4, "task_test_size": 2}
+
+
+def characters(rows):
+    return [len(prompts.plain_prompt(row)) for row in rows]
+
+
+def task_of(train, test=("a",)):
+    splits = (Dataset.from_dict({"prompt": list(rows), "answer": ["1"] * len(rows)}) for rows in (train, test))
+    return Task("words", "1-chat", *splits, {"accuracy": 1.0})
+
+
+def test_a_policy_without_a_template_reads_what_plain_prompts_are():
+    chat = load_task({"task": "sorting", **TWO})
+    plain = load_task({"task": "sorting", **TWO, "prompt_style": "plain"})
+    fitted, found = fit_prompts(chat, chat=False)
+    assert fitted.train.to_list() == plain.train.to_list()
+    assert fitted.test.to_list() == plain.test.to_list()
+    assert (fitted.version, found) == (plain.version, None)
+    assert fit_prompts(chat, chat=True)[0] is chat
+    assert fit_prompts(plain, chat=False)[0] is plain
+
+
+def test_other_columns_stay(tmp_path):
+    split = Dataset.from_dict({"prompt": [[{"role": "user", "content": "a?"}]], "answer": ["1"], "kind": ["x"]})
+    fitted, _ = fit_prompts(Task("words", "1-chat", split, split, {"accuracy": 1.0}), chat=False)
+    assert fitted.train.to_list() == [{"prompt": "a?\n", "answer": "1", "kind": "x"}]
+
+
+def test_long_prompts_are_left_out_of_training_and_counted():
+    task = task_of(["aa", "a", "aaa", "aaaa"], ["a", "aaaa"])
+    fitted, found = fit_prompts(task, chat=True, limit=2, count_tokens=characters)
+    assert fitted.train["prompt"][:] == ["aa", "a"]
+    assert fitted.test["prompt"][:] == ["a", "aaaa"]
+    assert found == Fitted(limit=2, train_left_out=2, test_over=1)
+    assert str(found).startswith("2 training prompts longer than 2 tokens are left out; 1 such test prompts are kept")
+    assert fitted.version == task.version
+
+
+def test_a_limit_that_nothing_exceeds_leaves_the_task_alone():
+    task = task_of(["aa", "a"])
+    fitted, found = fit_prompts(task, chat=True, limit=2, count_tokens=characters)
+    assert fitted is task
+    assert str(found) == "no prompt is longer than 2 tokens"
+
+
+def test_prompts_are_counted_as_the_policy_reads_them():
+    task = load_task({"task": "sorting", **TWO})
+    seen = []
+    fit_prompts(task, chat=False, limit=1000, count_tokens=lambda rows: [seen.append(row) or 1 for row in rows])
+    assert all(isinstance(prompt, str) for prompt in seen)
+    assert len(seen) == 6
+
+
+def test_what_cannot_be_trained_on_is_refused():
+    with pytest.raises(UserError, match=r"max_prompt_length = 2: every training prompt .*the shortest has 3 tokens"):
+        fit_prompts(task_of(["aaa", "aaaa"]), chat=True, limit=2, count_tokens=characters)
+    with pytest.raises(ValueError, match="without count_tokens"):
+        fit_prompts(task_of(["aaa"]), chat=True, limit=2)
+    talk = [{"role": role, "content": "a"} for role in ("user", "assistant", "user")]
+    with pytest.raises(UserError, match="a turn of assistant"):
+        fit_prompts(task_of([talk], [talk]), chat=False)
+
+
+def test_a_version_holds_grader_number_prompt_and_style(monkeypatch):
+    form = prompts.PromptForm()
+    versions = {form.version(1), form.version(2), prompts.PromptForm("plain").version(1)}
+    versions.add(prompts.PromptForm(system="Add.").version(1))
+    monkeypatch.setattr(prompts, "GRADER_VERSION", "99")
+    versions.add(form.version(1))
+    assert len(versions) == 5
+
+
+@pytest.mark.parametrize("name", ["countdown", "sorting"])
+def test_every_task_carries_the_graders_version(monkeypatch, name):
+    before = load_task({"task": name, **TWO}).version
+    monkeypatch.setattr(prompts, "GRADER_VERSION", "99")
+    assert load_task({"task": name, **TWO}).version == "99-" + before.partition("-")[2]
+
+
+def words(settings):
+    """A task of one's own, named by its path."""
+    return task_of(["a"] * (settings["task_train_size"] or 1))
+
+
+not_a_task = [1]
+
+
+def test_a_task_of_ones_own_is_named_by_its_path():
+    task = load_task({"task": f"{__name__}:words", "task_train_size": 3, "task_rewards": {"format": 1}})
+    assert (task.name, len(task.train), dict(task.rewards)) == ("words", 3, {"format": 1.0})
+    assert load_task({"task": f"{__name__}.words", "task_train_size": None}).name == "words"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("contdown", r"unknown task 'contdown'; did you mean 'countdown'\?"),
+        ("no_such_module:task", "cannot be imported: No module named"),
+        (f"{__name__}:nothing", "has no attribute 'nothing'"),
+        (f"{__name__}:not_a_task", "gave a list; expected a function of the settings"),
+    ],
+)
+def test_what_is_no_task_is_refused(name, message):
+    with pytest.raises(UserError, match=message):
+        load_task({"task": name})
+
+
+def test_the_table_says_the_rewards_that_a_task_has():
+    for name in ("arithmetic", "countdown", "sorting"):
+        task = load_task({"task": name, **TWO})
+        assert (dict(task.rewards), task.answer) == (tasks.TASKS[name].rewards, tasks.TASKS[name].answer)
