@@ -1,0 +1,55 @@
+"""What a recipe may say of its task, refused before anything heavy is loaded."""
+
+from __future__ import annotations
+
+import pytest
+
+from pods_rl.errors import UserError
+from pods_rl.recipe import build_recipe
+from pods_rl.recipe.reading import Source
+from pods_rl.recipe.schema import TASKS, explain
+
+
+def build(**values):
+    return build_recipe({"max_steps": 1, "model_name_or_path": "tiny", **values}, Source("test"))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"task": "gsm8"}, r"task = gsm8: expected one of arithmetic, .*package.module:function. Did you mean gsm8k\?"),
+        (
+            {"task": "sorting", "dataset_name": "openai/gsm8k"},
+            "sorting generates its prompts, so it reads no",
+        ),
+        ({"task": "sciknoweval_chemistry", "dataset_name": "a/b"}, "has a form of its own"),
+        ({"task": "gsm8k", "data_dir": "nowhere"}, "data_dir = nowhere: there is no such folder"),
+        ({"task": "gsm8k", "data_dir": ".", "dataset_name": "openai/gsm8k"}, "data_dir and dataset_name both say"),
+        ({"task": "countdown", "data_dir": "."}, "countdown generates its prompts, so it reads no data_dir"),
+        (
+            {"task": "dataset", "data_dir": ".", "dataset_name": "a/b"},
+            "is named by dataset_name, so it reads no",
+        ),
+        ({"task": "countdown", "task_options": {"a": 1}}, "countdown reads no task_options"),
+        ({"task": "reasoning_gym"}, r"needs task_options with its data set"),
+        ({"task": "reasoning_gym", "task_options": {"max_terms": 3}}, r"needs task_options with its data set"),
+        ({"max_prompt_length": 0}, "max_prompt_length = 0: expected at least 1"),
+    ],
+)
+def test_what_a_task_does_not_read_is_refused(values, message):
+    with pytest.raises(UserError, match=message):
+        build(**values)
+
+
+@pytest.mark.parametrize("name", sorted(set(TASKS) - {"dataset", "reasoning_gym"}))
+def test_every_task_needs_nothing_more_than_its_name(name):
+    assert build(task=name).task_settings()["task"] == name
+
+
+def test_a_task_of_ones_own_is_left_to_its_function(tmp_path):
+    values = {"task": "mine:task", "data_dir": str(tmp_path), "task_options": {"a": 1}}
+    assert build(**values).task_settings()["task_options"] == {"a": 1}
+
+
+def test_the_key_is_explained_with_every_name():
+    assert all(name in explain("task") for name in TASKS)
