@@ -8,6 +8,7 @@ import random
 from fractions import Fraction
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
@@ -20,6 +21,7 @@ from pods_rl.evaluation.scores import mean_and_error, powers_of_two, summarise
 from pods_rl.evaluation.weights import weight_files, weights_hash
 from pods_rl.policies import tiny_policy_path
 from pods_rl.policies.build import build_model, build_tokenizer
+from pods_rl.runs import Run, RunWriter, write_parquet
 from pods_rl.tasks import Task
 from pods_rl.tasks.arithmetic import arithmetic_task
 
@@ -110,7 +112,7 @@ def test_a_draw_takes_the_token_whose_share_of_the_line_it_falls_in():
 
 def test_a_token_without_a_chance_is_never_drawn():
     draws = RowDraws([0], 0, Sampling(1.0, 1), "cpu")
-    for draw in (0.0, 1 - 2**-24):
+    for draw in (0.0, 1.0):  # 1.0: the largest draw times a total that rounds up
         draws._draws = torch.tensor([[draw]])
         chosen = draws(torch.zeros(1, 0), torch.tensor([[-torch.inf, 0.0, 0.1, -torch.inf]])).argmax().item()
         assert chosen in (1, 2)
@@ -266,7 +268,7 @@ def test_nothing_to_evaluate_is_refused(model, tokenizer, task):
 # ------------------------------------------------------------------------------------------------ prompts
 
 
-TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}[assistant]"
+TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}[assistant]{{ suffix }}"
 CHAT = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="}]
 
 
@@ -277,8 +279,9 @@ def test_messages_are_written_in_the_models_template():
     assert render(tokenizer, "1+1=") == "1+1="
     split = Dataset.from_dict({"prompt": [CHAT], "answer": ["2"]})
     parrot = Parrot(tokenizer, ["2"])
-    evaluate(parrot, Task("chat", "1", split, split, {"accuracy": 1.0}), GREEDY)
-    assert tokenizer.decode(parrot.asked[0]) == "[system]Add.[user]1+1=[assistant]"
+    told = Sampling(0.0, chat_template_kwargs={"suffix": "!"})
+    evaluate(parrot, Task("chat", "1", split, split, {"accuracy": 1.0}), told)
+    assert tokenizer.decode(parrot.asked[0]) == "[system]Add.[user]1+1=[assistant]!"
 
 
 def test_messages_without_a_template_are_refused(tokenizer):
@@ -336,3 +339,25 @@ def test_pickles_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"as a pickle \(pytorch_model.bin\), which can run code"):
         weight_files(tmp_path)
     assert [path.name for path in weight_files(tiny_policy_path())] == ["model.safetensors"]
+
+
+# ------------------------------------------------------------------------------------------------ files
+
+
+def test_a_run_keeps_evaluations_and_forgets_those_it_makes_again(tmp_path):
+    with RunWriter(tmp_path / "run") as writer:
+        for step in (0, 9, 10):
+            writer.write_evaluation(step, {"completion": [f"at {step}"]})
+        writer.rewind(9)
+    assert [path.name for path in Run(tmp_path / "run").evaluation_files()] == [
+        "step-000000.parquet",
+        "step-000009.parquet",
+    ]
+
+
+def test_hostile_text_is_kept_as_text(tmp_path):
+    texts = ["\ud800 alone", "[red]\x1b[2J", "<script>", "\x00", ""]
+    path = write_parquet(tmp_path / "new" / "t.parquet", {"completion": texts, "ended": [True] * 5})
+    kept = pq.read_table(path).column("completion").to_pylist()
+    assert kept == ["\\ud800 alone", *texts[1:]]
+    assert [file.name for file in path.parent.iterdir()] == ["t.parquet"]

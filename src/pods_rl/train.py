@@ -80,7 +80,7 @@ def fitted_task(recipe: Recipe) -> tuple[Task, Fitted | None]:
     Raises UserError where the task cannot be made, or has nothing to train on.
     """
     from .engines.trl.build import load_tokenizer, policy_path
-    from .evaluation.sampling import encode, render
+    from .evaluation.sampling import encode, render, template_options
 
     settings, model = recipe.task_settings(), recipe.model_arguments()
     task = load_task(settings)
@@ -89,12 +89,13 @@ def fitted_task(recipe: Recipe) -> tuple[Task, Fitted | None]:
             f"task {task.name} has {len(task.test)} prompts to test and none to train on: data_dir = "
             f"{settings['data_dir']} holds no training file. Put its train.jsonl there, or leave data_dir out"
         )
+    options = template_options(recipe)
     tokenizer = load_tokenizer(policy_path(str(model["model_name_or_path"])), model.get("model_revision") or "main")
     return fit_prompts(
         task,
         chat=tokenizer.chat_template is not None,
         limit=settings["max_prompt_length"],
-        count_tokens=lambda prompts: [len(encode(tokenizer, prompt, render(tokenizer, prompt))) for prompt in prompts],
+        count_tokens=lambda prompts: [len(encode(tokenizer, p, render(tokenizer, p, **options))) for p in prompts],
     )
 
 
@@ -169,6 +170,7 @@ def _evaluator(trainer: PODSTrainer, task: Task, recipe: Recipe) -> Any:
             max_completion_length=trainer.args.max_completion_length,
             batch_size=settings["eval_batch_size"],
             seed=10_007 * trainer.args.seed + index,  # the same draws for every arm of a seed
+            chat_template_kwargs=trainer.chat_template_kwargs,
         )
         sampler = GenerateSampler(trainer.model, trainer.processing_class)
         return evaluate(sampler, task, sampling, prompts=settings["eval_prompts"], repeats=settings["eval_repeats"])

@@ -111,7 +111,7 @@ def test_what_cannot_be_evaluated_is_refused_before_anything_is_loaded(evaluated
         "is a file: give a directory": ["--model", "tiny", "--output", tmp_path / "file"],
         "sums.*expected one of arithmetic": ["--model", "tiny", "--task", "sums"],
         "eval_repeats = 0: expected at least 1": ["--model", "tiny", "--eval_repeats", "0"],
-        "eval_temperature = -1.0: expected at least 0": ["--model", "tiny", "--eval_temperature", "-1"],
+        "eval_temperature = -1: expected at least 0": ["--model", "tiny", "--eval_temperature", "-1"],
         "unknown key": ["--model", "tiny", "--eval_promts", "3"],
     }
     for message, words in refusals.items():
@@ -210,17 +210,19 @@ def test_the_template_and_the_system_prompt_are_part_of_a_result(place):
     from pods_rl.policies.build import build_tokenizer
 
     tokenizer = build_tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
+    tokenizer.chat_template = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}{{ suffix }}"
     tokenizer.save_pretrained("policy")
     Path("q.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n')
     words = ["--dataset_name", "q.jsonl", "--dataset_test_name", "q.jsonl", "--system_prompt", "Add."]
+    words += ["--chat_template_kwargs", "{suffix: '!'}"]
     pods("eval", "--model", "./policy", *words, *SHORT, "--output", "results")
     line = json.loads(Path("results/results.jsonl").read_text())
+    assert line["config"]["chat_template_kwargs"] == {"suffix": "!"}
     assert line["chat_template"] == tokenizer.chat_template
     assert line["chat_template_sha"] == hashlib.sha256(tokenizer.chat_template.encode()).hexdigest()
     assert line["system_instruction"] == "Add."
     table = pq.read_table(Path("results") / line["completions"])
-    assert table.column("prompt").to_pylist() == ["[system]Add.[user]1+1?"]
+    assert table.column("prompt").to_pylist() == ["[system]Add.[user]1+1?!"]
 
 
 def test_without_a_template_the_same_prompts_are_written_plain(place):
@@ -278,6 +280,8 @@ def test_policies_that_cannot_be_loaded_are_told(place, monkeypatch):
         pods("eval", "--model", "./policy", "--adapter", "./not-lora", *SHORT)
     with pytest.raises(UserError, match=r"adapter \./gone: there is no such directory"):
         pods("eval", "--model", "./policy", "--adapter", "./gone", *SHORT)
+    with pytest.raises(UserError, match="chat_template_kwargs = suffix: expected a mapping"):
+        pods("eval", "--model", "./policy", "--chat_template_kwargs", "suffix", *SHORT)
     with pytest.raises(UserError, match="eval_prompts = 0 leaves nothing to evaluate"):
         pods("eval", "--model", "./policy", "--eval_prompts", "0")
 

@@ -22,7 +22,7 @@ from . import vllm_backend
 from .evaluator import evaluate
 from .generate import GenerateSampler
 from .policy import Policy, find_policy, load_policy
-from .sampling import RowsDone, Sampler, Sampling
+from .sampling import RowsDone, Sampler, Sampling, template_options
 from .scores import Evaluation
 
 BACKENDS = ("auto", "generate", "vllm")
@@ -80,6 +80,7 @@ def evaluate_checkpoint(
             max_completion_length=recipe.values["max_completion_length"],
             batch_size=settings["eval_batch_size"],
             seed=recipe.values["seed"],
+            chat_template_kwargs=template_options(recipe),
         )
         started = time.time()
         evaluation = evaluate(

@@ -57,7 +57,7 @@ def _answer(
     """Complete and grade some rows; row r is repeat r % repeats of prompt r // repeats."""
     picked = task.test.select([row // repeats for row in rows])
     questions, golds = list(picked["prompt"]), list(picked["answer"])
-    texts = [render(sampler.tokenizer, question) for question in questions]
+    texts = [render(sampler.tokenizer, question, **sampling.chat_template_kwargs) for question in questions]
     ids = [encode(sampler.tokenizer, question, text) for question, text in zip(questions, texts, strict=True)]
     completions = sampler.sample(ids, rows, sampling, done)
     grades = task.grade([completion.text for completion in completions], golds)
