@@ -1,0 +1,95 @@
+"""A run reads its task as the policy does: plain without a chat template, long prompts left out, said and recorded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pods_rl.errors import UserError
+from pods_rl.policies.build import build_model, build_tokenizer
+from pods_rl.recipe import build_recipe
+from pods_rl.recipe.reading import Source
+from pods_rl.train import fitted_task, train
+
+from .conftest import write_jsonl
+
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+RECIPE = {
+    "model_name_or_path": "./policy",
+    "num_generations": 2,
+    "num_rollouts": 4,
+    "per_device_train_batch_size": 2,
+    "max_completion_length": 4,
+    "max_steps": 2,
+    "gradient_checkpointing": False,
+    "use_cpu": True,
+    "eval_prompts": 2,
+    "threads": 1,
+    "task": "sorting",
+    "task_train_size": 40,
+    "task_test_size": 10,
+    "system_prompt": "",
+}
+
+
+@pytest.fixture
+def policy(tmp_path, monkeypatch):
+    """A random policy in ``policy/``; gives a function that sets its chat template."""
+    monkeypatch.chdir(tmp_path)
+    tokenizer = build_tokenizer()
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+    build_model(tokenizer, **sizes).save_pretrained("policy")
+    tokenizer.save_pretrained("policy")
+
+    def set_template(template):
+        tokenizer.chat_template = template
+        tokenizer.save_pretrained("policy")
+
+    return set_template
+
+
+def recipe(**values):
+    return build_recipe({**RECIPE, **values}, Source("test"))
+
+
+def test_the_tokenizer_decides_between_chat_and_plain(policy):
+    task, found = fitted_task(recipe())
+    assert task.train[0]["prompt"].startswith("Sort these integers")
+    assert (task.version.rsplit("-", 1)[1], found) == ("plain", None)
+    policy(TEMPLATE)
+    task, _ = fitted_task(recipe())
+    assert task.train[0]["prompt"][0]["role"] == "user"
+    assert task.version.endswith("-chat")
+
+
+def test_prompts_are_counted_in_the_policys_tokens_with_its_template(policy):
+    plain, _ = fitted_task(recipe())
+    shortest = min(len(prompt.encode()) for prompt in plain.train["prompt"])
+    kept, found = fitted_task(recipe(max_prompt_length=shortest))
+    assert {len(prompt.encode()) for prompt in kept.train["prompt"]} == {shortest}
+    assert len(kept.train) + found.train_left_out == 40
+    policy(TEMPLATE)
+    with pytest.raises(UserError, match=f"max_prompt_length = {shortest}: .*the shortest has {shortest + 6} tokens"):
+        fitted_task(recipe(max_prompt_length=shortest))  # <user> and > for the line break at the end
+
+
+def test_a_run_says_and_records_what_it_left_out(policy, capsys):
+    limit = sorted(len(prompt.encode()) for prompt in fitted_task(recipe())[0].train["prompt"])[20]
+    run = train(recipe(max_prompt_length=limit), Path("run"))
+    said = json.loads(Path("run/environment.json").read_text())["task"]
+    assert run.state == "finished"
+    assert said["train"] + said["too_long"]["train_left_out"] == 40
+    assert said["too_long"]["limit"] == limit
+    assert said["test"] == 10
+    line = f"{said['too_long']['train_left_out']} training prompts longer than {limit} tokens are left out; "
+    assert line in capsys.readouterr().out
+
+
+def test_a_task_without_training_prompts_can_only_be_evaluated(policy, tmp_path):
+    write_jsonl(tmp_path / "math500" / "test.jsonl", [{"problem": "1+1?", "answer": "2"}])
+    with pytest.raises(
+        UserError, match=r"task math has 1 prompts to test and none to train on: data_dir = \. holds no"
+    ):
+        fitted_task(recipe(task="math", data_dir="."))
