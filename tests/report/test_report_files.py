@@ -17,7 +17,9 @@ from pods_rl.errors import UserError
 from pods_rl.report import ReportFiles, build_report, build_report_from_csv, print_summary
 from pods_rl.report.analysis import analyse
 from pods_rl.report.arms import arms_from_runs
-from pods_rl.report.figures import Bar, Line, Series, curves_figure, phases_figure, steps_figure, threshold_figure
+from pods_rl.report.figures import Bar, Line, curves_figure, phases_figure, threshold_figure
+from pods_rl.report.step_figures import Series, steps_figure
+from pods_rl.report.style import to_bytes
 from pods_rl.report.tables import speedup_table
 
 SPEEDUP_COLUMNS = "arm,criterion,interpolated,threshold,baseline_hours,arm_hours,speedup,ci_low,ci_high,never_reached"
@@ -30,9 +32,11 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 def test_every_file_is_written(report: ReportFiles) -> None:
     assert (report.folder.parent.name, report.folder.name) == ("quickstart", "report")
     names = sorted(path.name for path in report.folder.iterdir())
-    tables = ["config.csv", "final.csv", "phases.csv", "runs.csv", "speedup.csv"]
-    assert names == sorted([*tables, "report.html", "report.md", "report.png"])
-    assert report.png.read_bytes().startswith(b"\x89PNG")
+    tables = ["ablations", "config", "curves", "final", "phases", "runs", "scores", "speedup"]
+    assert names == sorted([*(f"{name}.csv" for name in tables), "figures", "report.html", "report.md", "report.png"])
+    figures = ["both_accuracy", "curves", "format_accuracy", "phases", "steps", "threshold"]
+    assert sorted(path.stem for path in (report.folder / "figures").iterdir()) == figures == sorted(report.figures)
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in [report.png, *report.figures.values()])
 
 
 def test_speedup_csv(report: ReportFiles) -> None:
@@ -56,8 +60,8 @@ def test_an_arm_that_never_arrives_has_no_time(tmp_path: Path) -> None:
 
 def test_same_runs_give_the_same_bytes_with_a_report_among_them(report: ReportFiles, tmp_path: Path) -> None:
     again = build_report(report.folder.parent, tmp_path, resamples=100)
-    for path in report.folder.iterdir():
-        assert path.read_bytes() == (again.folder / path.name).read_bytes(), path.name
+    for path in (path for path in report.folder.rglob("*") if path.is_file()):
+        assert path.read_bytes() == (again.folder / path.relative_to(report.folder)).read_bytes(), path.name
 
 
 def test_failed_run_is_in_the_table_of_runs(report: ReportFiles) -> None:
@@ -171,11 +175,12 @@ AWKWARD = ["$\\frac{1}{$", "_hidden", "", "日本 🙂", "x" * 40]
 
 @pytest.mark.parametrize("width", [8.4, 4.4])
 def test_figures_take_any_name_and_missing_values(width: float) -> None:
-    from pods_rl.report.figures import to_bytes
-
     nan = np.nan
     seconds, scores = np.array([[0.0, 10.0], [0.0, nan]]), np.array([[0.2, 0.5], [0.3, nan]])
-    lines = [Line(name, seconds, scores, is_baseline=i == 0, crossing=5.0 * i) for i, name in enumerate(AWKWARD)]
+    lines = [
+        Line(name, seconds, scores, role="baseline" if i == 0 else "arm", crossing=5.0 * i)
+        for i, name in enumerate(AWKWARD)
+    ]
     steps = np.array([1.0, 2.0])
     series = [Series(name, {"reward": [(steps, steps)]}) for name in AWKWARD]
     costs = np.array([[0.1, nan]] * 5)
@@ -193,7 +198,7 @@ def test_main_figure_draws_every_run_and_marks_the_crossing() -> None:
     seconds = np.array([[0.0, 60.0, 120.0]] * 4)
     scores = np.array([[0.2, 0.5, 0.7]] * 4) + np.arange(4)[:, None] / 100
     figure = curves_figure(
-        [Line("grpo", seconds, scores, is_baseline=True, crossing=120.0), Line("pods", seconds, scores + 0.1)],
+        [Line("grpo", seconds, scores, role="baseline", crossing=120.0), Line("pods", seconds, scores + 0.1)],
         threshold=0.69,
     )
     (axes,) = figure.axes

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..runs import Run
+from .ablations import Ablation, find_ablations
 from .arms import Arm, Curve, finite
 from .statistics import Criterion, Speedup, bootstrap_band, normal_band, speedup
 from .text import plain
@@ -66,13 +67,21 @@ class Analysis:
     notes: tuple[str, ...]
     resamples: int
     seed: int
+    ablations: tuple[Ablation, ...] = ()
+    attempts: int = 0  # runs that were made again, and are in no figure
 
     def speedup_of(self, arm: str, criterion: str = "p99", interpolated: bool = False) -> Speedup | None:
         return self.speedups.get((arm, criterion, interpolated))
 
 
 def analyse(
-    arms: Sequence[Arm], *, baseline: str | None, metric: str, resamples: int = 2000, seed: int = 0
+    arms: Sequence[Arm],
+    *,
+    baseline: str | None,
+    metric: str,
+    resamples: int = 2000,
+    seed: int = 0,
+    attempts: int = 0,
 ) -> Analysis:
     """Compare arms.
 
@@ -82,6 +91,7 @@ def analyse(
         metric: name of the score, for sentences.
         resamples: bootstrap resamples of the runs.
         seed: of the bootstrap.
+        attempts: runs that failed or were stopped and made again, to be said.
 
     Raises:
         UserError: when none of several arms has the baseline's name. A single arm needs no baseline.
@@ -108,6 +118,8 @@ def analyse(
         notes=(),
         resamples=resamples,
         seed=seed,
+        ablations=find_ablations(ordered),
+        attempts=attempts,
     )
     return replace(draft, headlines=headlines(draft), notes=notes(draft))
 

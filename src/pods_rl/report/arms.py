@@ -15,10 +15,16 @@ import numpy as np
 
 from ..errors import UserError
 from ..runs import Run, find_runs, is_run
+from .planned import Missing, missing_runs
 from .statistics import Array, mean_curve
 from .text import plain
 
 HOUR = 3600.0
+OWN_TO_A_RUN = frozenset({"seed", "data_seed", "output_dir", "run_name", "logging_dir", "resume"})
+"""Keys of a recipe that runs of one arm differ in."""
+
+ACCURACIES = ("answer_accuracy", "accuracy", "format_accuracy", "both_accuracy")
+LENGTH = "mean_completion_tokens"
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +61,7 @@ class Arm:
     config: Mapping[str, Any]
     runs: tuple[Run, ...] = ()
     other_curves: Mapping[str, Curve] = field(default_factory=dict)
+    missing: tuple[Missing, ...] = ()
 
     @property
     def run_count(self) -> int:
@@ -108,18 +115,20 @@ def arms_from_runs(sources: Sequence[str | Path], metric: str) -> list[Arm]:
         raise UserError(
             f"No run found in {where}: expected run directories, or a directory of them, as `pods compare` writes it."
         )
-    return [_arm(name, runs, metric) for name, runs in found.items()]
+    missing = missing_runs(sources, found)
+    order = [*missing, *(name for name in found if name not in missing)]
+    return [_arm(name, found.get(name, []), metric, missing.get(name, ())) for name in order]
 
 
-def _arm(name: str, runs: Sequence[Run], metric: str) -> Arm:
+def _arm(name: str, runs: Sequence[Run], metric: str, missing: tuple[Missing, ...]) -> Arm:
     evals = {str(run.path): run.evals for run in runs}
     curves = {other: curve for other in sorted(_others(metric)) if (curve := curve_of(evals, other))}
     config = next((run.config for run in runs if run.config), {})
-    return Arm(name, label_of(name, config), curve_of(evals, metric), config, tuple(runs), curves)
+    return Arm(name, label_of(name, config), curve_of(evals, metric), config, tuple(runs), curves, missing)
 
 
 def _others(metric: str) -> set[str]:
-    return {"accuracy", "format_accuracy", "both_accuracy", "mean_completion_tokens"} - {metric}
+    return {*ACCURACIES, LENGTH} - {metric}
 
 
 def curves_from_csv(path: str | Path, metric: str = "answer_accuracy") -> dict[str, Curve]:
@@ -137,16 +146,15 @@ def curves_from_csv(path: str | Path, metric: str = "answer_accuracy") -> dict[s
     return {arm: curve for arm, rows in arms.items() if (curve := _csv_curve(rows, metric))}
 
 
+_CSV_SETTINGS = (("rule", "rule"), ("num_rollouts", "n"), ("num_generations", "m"), ("advantages", "advantages"))
+
+
 def arms_from_csv(path: str | Path, metric: str = "answer_accuracy") -> list[Arm]:
-    """The arms of a CSV (``curves_from_csv``), described by its columns ``rule``, ``n``, ``m``, if any."""
+    """The arms of a CSV (``curves_from_csv``), described by ``rule``, ``n``, ``m`` and ``advantages``, if any."""
     arms = []
     for name, rows in _csv_rows(path, metric).items():
         first = rows[0]
-        config = {
-            key: first[column]
-            for key, column in (("rule", "rule"), ("num_rollouts", "n"), ("num_generations", "m"))
-            if first.get(column)
-        }
+        config = {key: first[column] for key, column in _CSV_SETTINGS if first.get(column)}
         others = _others(metric) & set(first)
         curves = {key: curve for key in sorted(others) if (curve := _csv_curve(rows, key))}
         arms.append(Arm(name, label_of(name, config), _csv_curve(rows, metric), config, other_curves=curves))

@@ -11,11 +11,13 @@ from ..errors import UserError
 from ..runs import write_atomic
 from .analysis import Analysis, analyse
 from .arms import Arm, arms_from_csv, arms_from_runs, finite
-from .figures import to_bytes
 from .html import render
 from .ledger import Page, ledger_page
-from .pictures import draw_curves, pictures
-from .tables import Table, arms_table, config_table, phases_table, runs_table, speedup_table
+from .pictures import FIGURES, Picture, pictures
+from .planned import earlier_attempts
+from .run_tables import config_table, phases_table, runs_table
+from .score_tables import ablations_table, curves_table, scores_table
+from .tables import Table, arms_table, speedup_table
 from .text import markdown
 
 
@@ -27,7 +29,8 @@ class ReportFiles:
     html: Path
     png: Path
     markdown: Path
-    csv: dict[str, Path]  # by table: speedup, final, phases, runs, config
+    figures: dict[str, Path]  # PNG by name: curves, threshold, phases, steps, format_accuracy, ablation-n, ...
+    csv: dict[str, Path]  # by table: speedup, final, scores, ablations, curves, phases, runs, config
     analysis: Analysis
     tables: dict[str, Table]
 
@@ -45,7 +48,7 @@ def build_report(
     resamples: int = 2000,
     seed: int = 0,
 ) -> ReportFiles:
-    """Read runs and write ``report.html``, ``report.png``, ``report.md`` and a CSV of every table.
+    """Read runs and write ``report.html``, ``report.png``, ``report.md``, a CSV of every table and ``figures/``.
 
     Args:
         sources: an experiment directory, a run directory, or several of either.
@@ -65,7 +68,8 @@ def build_report(
     if output is None:
         common = paths[0] if len(paths) == 1 else Path(os.path.commonpath([p.resolve() for p in paths]))
         output = common / "report"
-    analysis = analyse(arms, baseline=baseline, metric=metric, resamples=resamples, seed=seed)
+    attempts = earlier_attempts(paths)
+    analysis = analyse(arms, baseline=baseline, metric=metric, resamples=resamples, seed=seed, attempts=attempts)
     title = paths[0].resolve().name if len(paths) == 1 else f"{len(paths)} runs"
     return _write(analysis, ledger_page(analysis.arms), Path(output), title)
 
@@ -99,24 +103,34 @@ def _check_metric(arms: Sequence[Arm], metric: str) -> None:
 
 
 def _write(analysis: Analysis, page: Page, folder: Path, title: str) -> ReportFiles:
-    makers = (arms_table, speedup_table, phases_table, runs_table, config_table)
+    makers = (
+        arms_table,
+        speedup_table,
+        scores_table,
+        ablations_table,
+        curves_table,
+        phases_table,
+        runs_table,
+        config_table,
+    )
     tables = {table.name: table for table in (make(analysis) for make in makers)}
     method = method_lines(analysis)
+    images = pictures(analysis)
     files = ReportFiles(
         folder=folder,
         html=folder / "report.html",
         png=folder / "report.png",
         markdown=folder / "report.md",
+        figures={name: folder / "figures" / f"{name}.png" for name in images},
         csv={name: folder / f"{name}.csv" for name in tables},
         analysis=analysis,
         tables=tables,
     )
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        images = pictures(analysis)
+        files.folder.joinpath("figures").mkdir(parents=True, exist_ok=True)
         write_atomic(files.html, render(analysis, tables, images, page, title=title, method=method))
-        files.png.write_bytes(to_bytes(draw_curves(analysis), "png"))
-        write_atomic(files.markdown, to_markdown(analysis, tables, title, method))
+        _write_figures(files, images)
+        write_atomic(files.markdown, to_markdown(analysis, tables, images, title, method))
         for name, table in tables.items():
             write_atomic(files.csv[name], table.to_csv())
     except OSError as error:
@@ -124,6 +138,15 @@ def _write(analysis: Analysis, page: Page, folder: Path, title: str) -> ReportFi
             f"Cannot write the report to {folder}: {error.strerror}. Choose another folder with --output."
         ) from error
     return files
+
+
+def _write_figures(files: ReportFiles, images: dict[str, Picture]) -> None:
+    """The figures of this report; one that an earlier report of the folder had and this one has not goes."""
+    files.png.write_bytes(images["curves"].png)
+    for name, path in files.figures.items():
+        path.write_bytes(images[name].png)
+    for stale in {files.folder / "figures" / f"{name}.png" for name in FIGURES} - {*files.figures.values()}:
+        stale.unlink(missing_ok=True)
 
 
 def method_lines(analysis: Analysis) -> tuple[str, ...]:
@@ -148,15 +171,21 @@ def method_lines(analysis: Analysis) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def to_markdown(analysis: Analysis, tables: dict[str, Table], title: str, method: tuple[str, ...]) -> str:
-    """The headline, the notes and every table that has rows."""
-    parts = [f"# PODS report: {markdown(title)}"]
-    parts += [f"**{markdown(line)}**" for line in analysis.headlines[:1]]
-    parts += ["![main figure](report.png)", *_bullets(analysis.notes)]
+def to_markdown(
+    analysis: Analysis, tables: dict[str, Table], images: dict[str, Picture], title: str, method: tuple[str, ...]
+) -> str:
+    """The headline, the notes, every table that has rows and every figure, each with its note."""
+    first, *further = analysis.headlines or (f"No evaluation of {analysis.metric} yet.",)
+    parts = [f"# PODS report: {markdown(title)}", f"**{markdown(first)}**", *_bullets(further)]
+    parts += ["![main figure](report.png)", markdown(images["curves"].note), *_bullets(analysis.notes)]
     for table in tables.values():
-        if table.rows:
+        if table.cells():
             parts += [f"## {markdown(table.title)}", table.to_markdown()]
             parts += [markdown(table.note)] if table.note else []
+    parts += ["## Figures"]
+    for name, image in images.items():
+        if name != "curves":
+            parts += [f"![{markdown(image.alt)}](figures/{name}.png)", markdown(image.note)]
     parts += ["## How these numbers were computed", *_bullets(method)]
     return "\n\n".join(parts) + "\n"
 

@@ -14,16 +14,18 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from .analysis import Analysis
+from .arms import ACCURACIES, LENGTH
 from .ledger import Group, Page
-from .pictures import Image
+from .pictures import Picture
 from .tables import Table
 from .text import encodable, number, plain
+from .wording import words
 
 
 def render(
     analysis: Analysis,
     tables: Mapping[str, Table],
-    images: Mapping[str, Image],
+    images: Mapping[str, Picture],
     page: Page,
     *,
     title: str,
@@ -39,14 +41,17 @@ def render(
         style=Markup(_asset("report.css")),  # ours, not from outside
         script=Markup(script),
         headline=analysis.headlines[0] if analysis.headlines else f"No evaluation of {analysis.metric} yet.",
-        further=analysis.headlines[1:4],
+        further=analysis.headlines[1:],
         notes=analysis.notes,
+        ablation_images=[(f"ablation-{a.axis}", _capital(a.title)) for a in analysis.ablations],
+        score_images=[(name, _capital(words(name))) for name in (*ACCURACIES, LENGTH) if name in images],
         sections=_sections(tables, images, page),
         tables=tables,
         images=images,
         page=page,
         labels=labels,
         ledger_arms=[labels[arm] for arm in ledger_arms],
+        run_index={run: index for index, run in enumerate(page.runs)},
         ledger_index={arm: index for index, arm in enumerate(ledger_arms)},
         strip=strip,
         environment=_environment(analysis),
@@ -82,6 +87,10 @@ def strip(group: Group) -> list[tuple[int, bool]]:
     return [(height(rollout.reward), rollout.kept) for rollout in group.rollouts]
 
 
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
 @cache
 def _asset(name: str) -> str:
     return files(__package__).joinpath("templates", name).read_text(encoding="utf-8")
@@ -94,10 +103,12 @@ def _template() -> Any:
     return environment.from_string(_asset("report.html.j2"))
 
 
-def _sections(tables: Mapping[str, Table], images: Mapping[str, Image], page: Page) -> list[tuple[str, str]]:
+def _sections(tables: Mapping[str, Table], images: Mapping[str, Picture], page: Page) -> list[tuple[str, str]]:
     shown = [
         ("arms", "Arms", True),
-        ("speedup", "Speedup", tables["speedup"].rows),
+        ("speedup", "Speedup", tables["speedup"].cells()),
+        ("ablations", "Ablations", tables["ablations"].rows),
+        ("scores", "Scores", tables["scores"].cells()),
         ("phases", "Phases", tables["phases"].rows),
         ("steps", "Steps", "steps" in images),
         ("ledger", "Ledger", page.groups),

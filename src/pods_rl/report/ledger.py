@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,10 +18,11 @@ from ..runs import Run
 from .arms import Arm, finite
 from .text import encodable, plain
 
-TEXT_BUDGET = 1_600_000
-"""Bytes of HTML that the ledger may take, about; the rest of the page needs a megabyte at most."""
+TEXT_BUDGET = 2_400_000
+"""Bytes of HTML that the ledger may take, about; the rest of the page needs a megabyte or so."""
 
 GROUPS_PER_ARM = 16
+FILES_PER_ARM = 64  # read to choose the groups from; a long run may hold thousands
 TEXT_LIMIT = 2_000
 _MARKUP = 340  # bytes of HTML around one rollout
 
@@ -69,8 +71,14 @@ class Group:
 @dataclass(frozen=True)
 class Page:
     groups: tuple[Group, ...]
-    total: int
+    total: int  # groups in the files that were read
     unreadable: tuple[str, ...]  # names of files that could not be read
+    files: int = 0
+    files_read: int = 0
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(sorted((group.run for group in self.groups), key=_by_number)))
 
 
 def ledger_page(arms: Sequence[Arm], *, groups_per_arm: int = GROUPS_PER_ARM, budget: int = TEXT_BUDGET) -> Page:
@@ -79,21 +87,20 @@ def ledger_page(arms: Sequence[Arm], *, groups_per_arm: int = GROUPS_PER_ARM, bu
     A file that cannot be read (torn, or of other columns) is named, not fatal. Long texts are cut at
     ``TEXT_LIMIT`` characters, shorter where one group alone would break the budget.
     """
-    logged = [arm for arm in arms if any(run.rollout_files() for run in arm.runs)]
+    logged = [(arm, files) for arm in arms if (files := _files(arm.runs))]
     shown: list[Group] = []
     unreadable: list[str] = []
     total = 0
-    for arm in logged:
-        entries = sorted(_index(arm.runs, unreadable), key=lambda entry: entry[:3])
+    for arm, files in logged:
+        entries = list(_index(arm.runs, evenly(files, FILES_PER_ARM), unreadable))
         total += len(entries)
-        groups = [
-            _read_group(arm, arm.runs[run_index], path, group_id)
-            for _, group_id, run_index, path in evenly(entries, groups_per_arm)
-        ]
-        shown += fit(groups, budget // len(logged))
+        groups = [_read_group(arm, run, path, g, unreadable) for run, path, g in evenly(entries, groups_per_arm)]
+        shown += fit([group for group in groups if group], budget // len(logged))
     dropping = {group.arm for group in shown if group.kept < len(group.rollouts)}
     shown.sort(key=lambda group: group.arm not in dropping)  # an arm that trains on all it generates comes last
-    return Page(tuple(shown), total, tuple(unreadable))
+    count = sum(len(files) for _, files in logged)
+    read = sum(min(len(files), FILES_PER_ARM) for _, files in logged)
+    return Page(tuple(shown), total, tuple(dict.fromkeys(unreadable)), count, read)
 
 
 def evenly(items: Sequence[Any], count: int) -> list[Any]:
@@ -129,28 +136,52 @@ def _shorten(rollout: Rollout, limit: int) -> Rollout:
     return replace(rollout, text=rollout.text[:limit], cut=rollout.cut + left_out)
 
 
-def _index(runs: Sequence[Run], unreadable: list[str]) -> Iterable[tuple[int, int, int, Path]]:
-    """(step, group, run, file) of every group; reads two columns a file."""
-    for run_index, run in enumerate(runs):
-        for path in run.rollout_files():
-            try:
-                table = pq.read_table(path, columns=["step", "group"])
-                pairs = zip(table["step"].to_pylist(), table["group"].to_pylist(), strict=True)
-                found = sorted({(int(step), int(group)) for step, group in pairs})
-            except (OSError, ValueError, TypeError, KeyError, pa.ArrowException):
-                unreadable.append(plain(f"{run.path.name}/{path.name}"))
-                continue
-            for step, group in found:
-                yield step, group, run_index, path
+_UNREADABLE = (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, pa.ArrowException)
 
 
-def _read_group(arm: Arm, run: Run, path: Path, group_id: int) -> Group:
-    rows = pq.read_table(path, filters=[("group", "==", group_id)]).to_pylist()
-    rollouts = outward([_rollout(row, index) for index, row in enumerate(rows)])
-    prompt, _ = _clip(message_text(rows[0].get("prompt")), TEXT_LIMIT)
-    answer, _ = _clip(message_text(rows[0].get("answer")), 200)
-    step = int(rows[0]["step"])
+def _files(runs: Sequence[Run]) -> list[tuple[int, Path]]:
+    """(run, file), by step; the runs take turns in coming first, so that an even choice meets all of them."""
+    files = [(index, rank, path) for index, run in enumerate(runs) for rank, path in enumerate(run.rollout_files())]
+    files.sort(key=lambda entry: (entry[2].name, (entry[0] + entry[1]) % max(len(runs), 1)))
+    return [(index, path) for index, _, path in files]
+
+
+def _index(
+    runs: Sequence[Run], files: Iterable[tuple[int, Path]], unreadable: list[str]
+) -> Iterable[tuple[Run, Path, int]]:
+    """(run, file, group) of every group; reads one column a file."""
+    for run_index, path in files:
+        run = runs[run_index]
+        try:
+            groups = sorted({int(group) for group in pq.read_table(path, columns=["group"])["group"].to_pylist()})
+        except _UNREADABLE:
+            unreadable.append(_place(run, path))
+            continue
+        for group in groups:
+            yield run, path, group
+
+
+def _place(run: Run, path: Path) -> str:
+    return plain(f"{run.path.name}/{path.name}")
+
+
+def _read_group(arm: Arm, run: Run, path: Path, group_id: int, unreadable: list[str]) -> Group | None:
+    try:
+        rows = pq.read_table(path, filters=[("group", "==", group_id)]).to_pylist()
+        rollouts = outward([_rollout(row, index) for index, row in enumerate(rows)])
+        prompt, _ = _clip(message_text(rows[0].get("prompt")), TEXT_LIMIT)
+        answer, _ = _clip(message_text(rows[0].get("answer")), 200)
+        step = int(rows[0]["step"])
+    except _UNREADABLE:
+        unreadable.append(_place(run, path))
+        return None
     return Group(arm.name, plain(run.path.name), step, group_id, prompt, answer, tuple(rollouts))
+
+
+def _by_number(name: str) -> tuple[int, str]:
+    """``seed-10`` after ``seed-9``."""
+    digits = re.search(r"\d+", name)
+    return (int(digits[0]) if digits else -1), name
 
 
 def outward(rollouts: Iterable[Rollout]) -> list[Rollout]:

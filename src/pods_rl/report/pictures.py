@@ -1,4 +1,4 @@
-"""The figures of an analysis, each drawn for a wide page and for a phone."""
+"""The figures of an analysis, each drawn for a wide page, a phone and a file, with a note on how it was made."""
 
 from __future__ import annotations
 
@@ -6,25 +6,19 @@ import base64
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from .ablations import AXES, Ablation
 from .analysis import PHASES, Analysis
-from .arms import Arm, finite
-from .figures import (
-    NARROW,
-    WIDE,
-    Bar,
-    Line,
-    Series,
-    curves_figure,
-    phases_figure,
-    steps_figure,
-    threshold_figure,
-    to_bytes,
-)
+from .arms import ACCURACIES, LENGTH, Arm, Curve, finite
+from .figures import Bar, Final, Line, ablation_figure, curves_figure, phases_figure, threshold_figure
+from .roles import roles_of
 from .statistics import Array
+from .step_figures import Series, steps_figure
+from .style import NARROW, WIDE, Role, to_bytes
 from .text import duration, interval, number, unit_for
 from .wording import words
 
@@ -35,66 +29,130 @@ STEP_METRICS = {
     "pods/zero_variance_share": "share of groups with equal rewards",
 }
 
+FIGURES = ("curves", "threshold", "phases", "steps", *ACCURACIES, LENGTH, *(f"ablation-{axis}" for axis in AXES))
+"""Every name a figure may have."""
+
+_BAND = (
+    "Thin lines are runs, thick ones their mean, bands 1.96 standard errors over runs; a checkpoint’s time is the mean "
+    "of its real seconds."
+)
+
 
 @dataclass(frozen=True)
-class Image:
-    """An SVG for wide pages and one for narrow ones, as data URIs."""
+class Picture:
+    """A figure as a PNG for a file, and as SVG for wide pages and narrow ones, as data URIs."""
 
+    png: bytes
     wide: str
     narrow: str
     alt: str
+    note: str
 
 
-def pictures(analysis: Analysis) -> dict[str, Image]:
-    """The figures there is data for, by the name of their place in the page."""
-    makers: dict[str, Callable[[Analysis, float], Figure | None]] = {
-        "curves": draw_curves,
-        "threshold": _draw_threshold,
-        "phases": _draw_phases,
-        "steps": _draw_steps,
+def pictures(analysis: Analysis) -> dict[str, Picture]:
+    """The figures there is data for, by name (``FIGURES``); ``curves`` is always there."""
+    metric = words(analysis.metric)
+    others = _others_note(analysis)
+    made: dict[str, tuple[Callable[[float], Figure | None], str, str]] = {
+        "curves": (
+            partial(_draw_curves, analysis),
+            f"{metric} against training time, every run and the mean of each arm",
+            f"{_BAND} Dots: where a mean first reaches the dashed level.{others}",
+        ),
+        "threshold": (
+            partial(_draw_threshold, analysis),
+            "training time to the baseline’s level, for each arm",
+            "The first checkpoint at which an arm’s mean reaches the level, and the speedup with its 95 % interval.",
+        ),
+        "phases": (
+            partial(_draw_phases, analysis),
+            "seconds of a step by phase, for each arm",
+            "The mean over the steps of a run, then over runs. Evaluation is not in the training clock.",
+        ),
+        "steps": (
+            partial(_draw_steps, analysis),
+            "reward, kept reward, its spread and the share of groups with equal rewards, over the steps",
+            "Means over the runs of an arm within equal stretches of steps. Reward is over all n rollouts of a prompt, "
+            f"kept is over the m that were trained on.{others}",
+        ),
     }
-    alts = {
-        "curves": f"{words(analysis.metric)} against training time, every run and the mean of each arm",
-        "threshold": "training time to the baseline’s level, for each arm",
-        "phases": "seconds of a step by phase, for each arm",
-        "steps": "reward, kept reward, its spread and the share of groups with equal rewards, over the steps",
-    }
-    images = {}
-    for name, make in makers.items():
-        wide, narrow = make(analysis, WIDE), make(analysis, NARROW)
-        if wide and narrow:
-            images[name] = Image(_uri(wide), _uri(narrow), alts[name])
-    return images
+    for name in (*ACCURACIES, LENGTH):
+        made[name] = (
+            partial(_draw_other, analysis, name),
+            f"{words(name)} against training time, every run and the mean of each arm",
+            f"{_BAND}{others}",
+        )
+    for ablation in analysis.ablations:
+        made[f"ablation-{ablation.axis}"] = (
+            partial(_draw_ablation, analysis, ablation),
+            f"{metric} against training time and at the end, by {ablation.title}",
+            f"All with {ablation.held}. {_BAND} Right: the score at {duration(analysis.horizon)} of training with the "
+            "same interval; faint dots are runs.",
+        )
+    return {name: found for name, (draw, alt, note) in made.items() if (found := _picture(draw, alt, note))}
+
+
+def _picture(draw: Callable[[float], Figure | None], alt: str, note: str) -> Picture | None:
+    wide, narrow = draw(WIDE), draw(NARROW)
+    if wide is None or narrow is None:
+        return None
+    return Picture(to_bytes(wide, "png"), _uri(wide), _uri(narrow), alt, note)
 
 
 def _uri(figure: Figure) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(to_bytes(figure, "svg")).decode("ascii")
 
 
-def draw_curves(analysis: Analysis, width: float = WIDE) -> Figure:
-    """The main figure; empty axes before the first evaluation."""
+def _others_note(analysis: Analysis) -> str:
+    roles = roles_of(analysis)
+    others = [arm.label for arm in analysis.arms if roles[arm.name] == "other" and arm.curve]
+    return f" Grey, means only: {', '.join(others)}." if others else ""
+
+
+def _lines(analysis: Analysis, curve_of: Callable[[Arm], Curve | None], crossings: bool = False) -> list[Line]:
     lines = []
+    roles = roles_of(analysis)
     for arm in analysis.arms:
-        result = analysis.speedup_of(arm.name)
-        if arm.curve:
-            crossing = result.arm_time if result else math.inf
-            is_baseline = arm is analysis.baseline
-            lines.append(Line(arm.label, arm.curve.seconds, arm.curve.scores, is_baseline, crossing))
+        curve, result = curve_of(arm), analysis.speedup_of(arm.name)
+        if curve:
+            crossing = result.arm_time if result and crossings else math.inf
+            lines.append(Line(arm.label, curve.seconds, curve.scores, roles[arm.name], crossing))
+    return lines
+
+
+def _draw_curves(analysis: Analysis, width: float) -> Figure:
+    """The main figure; empty axes before the first evaluation."""
+    lines = _lines(analysis, lambda arm: arm.curve, crossings=True)
     base = analysis.baseline
     result = analysis.speedup_of(base.name) if base else None
     if base is None or result is None:
         return curves_figure(lines, metric=words(analysis.metric), width=width)
-    return curves_figure(
-        lines,
-        metric=words(analysis.metric),
-        threshold=result.threshold,
-        threshold_label=(f"99 % of {base.label}’s peak: " if width == WIDE else "") + number(result.threshold),
-        width=width,
-    )
+    label = (f"99 % of {base.label}’s peak: " if width == WIDE else "") + number(result.threshold)
+    settings = {"threshold": result.threshold, "threshold_label": label, "width": width}
+    return curves_figure(lines, metric=words(analysis.metric), **settings)
+
+
+def _draw_other(analysis: Analysis, metric: str, width: float) -> Figure | None:
+    lines = _lines(analysis, lambda arm: arm.other_curves.get(metric))
+    return curves_figure(lines, metric=words(metric), width=width) if lines else None
+
+
+def _draw_ablation(analysis: Analysis, ablation: Ablation, width: float) -> Figure | None:
+    lines, finals = [], []
+    for arm, value in zip(ablation.arms, ablation.values, strict=True):
+        final = analysis.finals.get(arm.name)
+        if not arm.curve or not final:
+            continue
+        role: Role = "reference" if arm is ablation.reference else "baseline" if arm is analysis.baseline else "arm"
+        lines.append(Line(ablation.label(value), arm.curve.seconds, arm.curve.scores, role))
+        runs = arm.curve.scores[:, arm.curve.last(analysis.horizon)]
+        finals.append(Final(value, final.final, final.low, final.high, runs[~np.isnan(runs)], role))
+    return ablation_figure(lines, finals, metric=words(analysis.metric), width=width) if len(lines) > 1 else None
 
 
 def _draw_threshold(analysis: Analysis, width: float) -> Figure | None:
     bars = []
+    roles = roles_of(analysis)
     unit = unit_for(analysis.horizon)
     for arm in analysis.arms:
         result = analysis.speedup_of(arm.name)
@@ -104,7 +162,7 @@ def _draw_threshold(analysis: Analysis, width: float) -> Figure | None:
         text = duration(result.arm_time, unit) if math.isfinite(result.arm_time) else "never reached"
         if arm is not analysis.baseline and result.speedup > 0:
             text += f"  {number(result.speedup, 2)}x" + ("" if spread == "–" else f" {spread}")
-        bars.append(Bar(arm.label, result.arm_time, text, arm is analysis.baseline))
+        bars.append(Bar(arm.label, result.arm_time, text, roles[arm.name]))
     if len(bars) < 2 or analysis.baseline is None:
         return None
     title = f"training time to 99 % of {analysis.baseline.label}’s peak" if width == WIDE else "to 99 % of peak"
@@ -121,7 +179,9 @@ def _draw_phases(analysis: Analysis, width: float) -> Figure | None:
 
 
 def _draw_steps(analysis: Analysis, width: float) -> Figure | None:
-    series = [Series(arm.label, _step_values(arm), arm is analysis.baseline) for arm in analysis.arms]
+    roles = roles_of(analysis)
+    shown = [arm for arm in analysis.arms if roles[arm.name] != "other"]
+    series = [Series(arm.label, _step_values(arm), roles[arm.name]) for arm in shown]
     return steps_figure(series, STEP_METRICS, width=width) if any(arm.values for arm in series) else None
 
 

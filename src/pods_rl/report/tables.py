@@ -1,18 +1,17 @@
-"""The report's tables: each once, as CSV (raw values), Markdown and cells for HTML and the terminal."""
+"""Tables of arms and speedups: each once, as CSV (raw values), Markdown and cells for HTML and the terminal."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .analysis import PHASES, Analysis
-from .arms import HOUR, Arm, finite, rollouts_of
-from .text import duration, encodable, interval, markdown, number, plain, unit_for
+from .analysis import Analysis
+from .arms import HOUR, Arm, rollouts_of
+from .text import duration, encodable, interval, markdown, number, unit_for
 from .wording import words
 
 Row = dict[str, Any]
@@ -36,11 +35,12 @@ class Table:
     rows: tuple[Row, ...]
     note: str = ""
     header: tuple[str, ...] = ()  # of the CSV, where it is not the keys
+    shown: tuple[Row, ...] | None = None  # for a reader, where it is not the rows
 
     def cells(self) -> list[list[str]]:
-        """What a reader sees; a row marked ``csv_only`` is left out."""
-        rows = [row for row in self.rows if not row.get("csv_only")]
-        return [[encodable(column.show(row)) for column in self.columns] for row in rows]
+        """What a reader sees; none for a table that is a CSV only and has no columns."""
+        rows = self.rows if self.shown is None else self.shown
+        return [[encodable(column.show(row)) for column in self.columns] for row in rows if self.columns]
 
     def to_csv(self) -> str:
         """Raw values; a value there is none of is an empty field, a bool is true or false."""
@@ -65,11 +65,11 @@ def _raw(value: Any) -> Any:
     return f"{value:.10g}" if isinstance(value, float) else value
 
 
-def _field(key: str, digits: int = 3) -> Callable[[Row], str]:
+def text_of(key: str, digits: int = 3) -> Callable[[Row], str]:
     return lambda row: number(row.get(key), digits)
 
 
-def _name(row: Row) -> str:
+def name_of(row: Row) -> str:
     return str(row["label"])
 
 
@@ -78,28 +78,31 @@ def arms_table(analysis: Analysis) -> Table:
     rows = tuple(_arm_row(analysis, arm) for arm in analysis.arms)
     unit = unit_for(analysis.horizon)
     columns = [
-        Column("arm", _name, is_text=True),
-        Column("start", _field("start")),
-        Column("final, 95 % interval", _with_interval("final", "final_low", "final_high", 3)),
-        Column("peak", _field("peak")),
+        Column("arm", name_of, is_text=True),
+        Column("start", text_of("start")),
+        Column("final, 95 % interval", with_interval("final", "final_low", "final_high", 3)),
+        Column("peak", text_of("peak")),
     ]
     if any(not math.isnan(row["format_accuracy"]) for row in rows):
-        columns.append(Column("final format", _field("format_accuracy")))
+        columns.append(Column("final format", text_of("format_accuracy")))
     if analysis.speedups:
         columns += [
             Column("to\u00a099\u00a0%", lambda row: duration(row["seconds_to_p99"], unit)),
-            Column("speedup, 95 % interval", _with_interval("speedup", "ci_low", "ci_high", 2)),
+            Column("speedup, 95 % interval", with_interval("speedup", "ci_low", "ci_high", 2)),
         ]
-    columns.append(Column("runs", _field("runs")))
+    columns.append(Column("runs", text_of("runs")))
     if analysis.costs:
-        columns += [Column("steps", _field("steps", 0)), Column("s/step", _field("seconds_per_step", 3))]
+        columns += [Column("steps", text_of("steps", 0)), Column("s/step", text_of("seconds_per_step", 3))]
     keys = (
         "arm rule n m runs start final final_hours final_runs final_low final_high bootstrap_low bootstrap_high peak "
         "peak_hours format_accuracy hours_to_p99 speedup ci_low ci_high never_reached steps seconds_per_step"
     )
     title = f"Arms: {words(analysis.metric)}"
     base = f" 99 % is of {analysis.baseline.label}’s peak." if analysis.speedups and analysis.baseline else ""
-    note = f"Final scores are those at {duration(analysis.horizon)} of training.{base}"
+    note = (
+        f"Means over runs. Final scores are those at {duration(analysis.horizon)} of training, peaks the highest mean "
+        f"until then; intervals of scores are 1.96 standard errors over runs, those of speedups a bootstrap.{base}"
+    )
     return Table("final", title, tuple(keys.split()), tuple(columns), rows, note)
 
 
@@ -125,12 +128,12 @@ def _arm_row(analysis: Analysis, arm: Arm) -> Row:
         row |= vars(final) | {"final_low": final.low, "final_high": final.high}
         row |= {"final_hours": final.final_seconds / HOUR, "peak_hours": final.peak_seconds / HOUR}
     if result:
-        row |= {"seconds_to_p99": result.arm_time, "hours_to_p99": _hours(result.arm_time)}
+        row |= {"seconds_to_p99": result.arm_time, "hours_to_p99": hours_of(result.arm_time)}
         row |= {key: getattr(result, key) for key in ("speedup", "ci_low", "ci_high", "never_reached")}
     return row
 
 
-def _with_interval(value: str, low: str, high: str, digits: int) -> Callable[[Row], str]:
+def with_interval(value: str, low: str, high: str, digits: int) -> Callable[[Row], str]:
     def show(row: Row) -> str:
         spread = interval(row.get(low, math.nan), row.get(high, math.nan), digits)
         never = value == "speedup" and row.get(value) == 0.0
@@ -140,127 +143,65 @@ def _with_interval(value: str, low: str, high: str, digits: int) -> Callable[[Ro
     return show
 
 
-def _hours(seconds: float) -> float | None:
+def hours_of(seconds: float) -> float | None:
     return seconds / HOUR if math.isfinite(seconds) else None
 
 
 def speedup_table(analysis: Analysis) -> Table:
-    """Both criteria, with and without interpolation, for every arm."""
-    rows = []
+    """Both criteria, with and without interpolation: a row of the CSV for each, a line for a reader of all."""
     labels = {arm.name: arm.label for arm in analysis.arms}
+    rows = tuple(
+        vars(result)
+        | {"arm": arm, "baseline_hours": hours_of(result.baseline_time), "arm_hours": hours_of(result.arm_time)}
+        for (arm, _, _), result in analysis.speedups.items()
+    )
+    base = analysis.baseline
+    shown = tuple(
+        {"label": labels[arm.name], "result": {key: analysis.speedup_of(arm.name, *key) for key in _RULES}}
+        for arm in analysis.arms
+        if arm is not base and analysis.speedup_of(arm.name)
+    )
     unit = unit_for(analysis.horizon)
-    base = analysis.baseline.name if analysis.baseline else None
-    for (arm, _, _), result in analysis.speedups.items():
-        rows.append(
-            vars(result)
-            | {"csv_only": arm == base}
-            | {"arm": arm, "label": labels[arm]}
-            | {"baseline_hours": _hours(result.baseline_time), "arm_hours": _hours(result.arm_time)}
-        )
+    columns = [
+        Column("arm", name_of, is_text=True),
+        Column("to\u00a099\u00a0%", lambda row: duration(row["result"]["p99", False].arm_time, unit)),
+    ]
+    for criterion, goal in (("p99", "99\u00a0%"), ("peak", "peak")):
+        columns += [
+            Column(f"speedup to {goal}", _speedup_cell(criterion, False)),
+            Column(f"{goal}, at the crossing", _speedup_cell(criterion, True)),
+            Column("never", _never_cell(criterion)),
+        ]
     keys = "arm criterion interpolated threshold baseline_hours arm_hours speedup ci_low ci_high never_reached"
-    columns = (
-        Column("arm", _name, is_text=True),
-        Column("to reach", lambda row: "99 % of peak" if row["criterion"] == "p99" else "peak", is_text=True),
-        Column("time of", lambda row: "crossing" if row["interpolated"] else "checkpoint", is_text=True),
-        Column("score", _field("threshold", 4)),
-        Column("baseline", lambda row: duration(row["baseline_time"], unit)),
-        Column("arm’s time", lambda row: duration(row["arm_time"], unit)),
-        Column("speedup, 95 % interval", _with_interval("speedup", "ci_low", "ci_high", 2)),
-        Column("never", lambda row: _percent(row["never_reached"])),
+    note = _speedup_note(analysis, unit)
+    return Table("speedup", "Time to the baseline’s level", tuple(keys.split()), tuple(columns), rows, note, (), shown)
+
+
+_RULES = (("p99", False), ("p99", True), ("peak", False), ("peak", True))
+
+
+def _speedup_cell(criterion: str, interpolated: bool) -> Callable[[Row], str]:
+    show = with_interval("speedup", "ci_low", "ci_high", 2)
+    return lambda row: show(vars(row["result"][criterion, interpolated]))
+
+
+def _never_cell(criterion: str) -> Callable[[Row], str]:
+    return lambda row: _percent(row["result"][criterion, False].never_reached)
+
+
+def _speedup_note(analysis: Analysis, unit: str) -> str:
+    base = analysis.baseline
+    p99, peak = (analysis.speedup_of(base.name, c) if base else None for c in ("p99", "peak"))
+    if base is None or p99 is None or peak is None:
+        return ""
+    return (
+        f"99 % of {base.label}’s peak is {number(p99.threshold, 4)}, which it reaches at "
+        f"{duration(p99.arm_time, unit)}; the peak is {number(peak.threshold, 4)}, at "
+        f"{duration(peak.arm_time, unit)}. Speedup is its time over the "
+        "arm’s, at the first checkpoint that reaches the score, and at the linear crossing before it; in brackets 95 % "
+        "bootstrap intervals over runs. “never” is the share of resamples that do not reach it: they count as 0."
     )
-    note = (
-        "“never” is the share of bootstrap resamples in which the arm does not reach the score; "
-        "they count as speedup 0."
-    )
-    return Table("speedup", "Time to the baseline’s level", tuple(keys.split()), columns, tuple(rows), note)
 
 
 def _percent(share: float) -> str:
     return "–" if math.isnan(share) else f"{100 * share:.1f} %"
-
-
-def phases_table(analysis: Analysis) -> Table:
-    """Mean seconds of a step by phase."""
-    parts = (*PHASES, "other")
-    rows = []
-    for arm in analysis.arms:
-        cost = analysis.costs.get(arm.name)
-        if cost and not math.isnan(cost.seconds_per_step):
-            row: Row = {"arm": arm.name, "label": arm.label, "steps": cost.steps, **cost.phases}
-            rows.append(row | {"other": cost.other, "seconds_per_step": cost.seconds_per_step})
-    columns = (
-        Column("arm", _name, is_text=True),
-        *(Column(part, _field(part, 4)) for part in parts),
-        Column("seconds a step", _field("seconds_per_step", 4)),
-    )
-    note = "Evaluation is not in the training clock. “other” is what no phase accounts for."
-    keys = ("arm", "steps", "seconds_per_step", *parts)
-    return Table("phases", "Seconds of a step, by phase", keys, columns, tuple(rows), note)
-
-
-def runs_table(analysis: Analysis) -> Table:
-    """Every run, with its state: none is left out."""
-    rows = []
-    for arm in analysis.arms:
-        for run in arm.runs:
-            scores = [score for row in run.evals if (score := finite(row.get(analysis.metric))) is not None]
-            status, about = run.status, run.environment
-            rows.append(
-                {
-                    "arm": arm.name,
-                    "label": arm.label,
-                    "run": plain(run.path.name),
-                    "seed": run.seed,
-                    "state": plain(run.state),
-                    "reason": plain(status.get("reason") or "", limit=200),
-                    "steps": status.get("step"),
-                    "seconds": finite(status.get("seconds")) or math.nan,
-                    "evaluations": len(scores),
-                    "last_score": scores[-1] if scores else math.nan,
-                    "device": plain(about.get("device") or ""),
-                    "dtype": plain(about.get("dtype") or ""),
-                }
-            )
-    columns = (
-        Column("arm", _name, is_text=True),
-        Column("run", lambda row: row["run"], is_text=True),
-        Column("state", lambda row: row["state"], is_text=True),
-        Column("reason", lambda row: row["reason"], is_text=True),
-        Column("steps", _field("steps", 0)),
-        Column("trained for", lambda row: duration(row["seconds"])),
-        Column("evaluations", _field("evaluations")),
-        Column(f"last {words(analysis.metric)}", _field("last_score")),
-    )
-    keys = "arm run seed state reason steps seconds evaluations last_score device dtype"
-    return Table("runs", "Runs", tuple(keys.split()), columns, tuple(rows))
-
-
-_OWN_TO_A_RUN = frozenset({"seed", "data_seed", "output_dir", "run_name", "logging_dir", "resume"})
-
-
-def config_table(analysis: Analysis) -> Table:
-    """The settings in which the arms differ."""
-    arms = [arm for arm in analysis.arms if arm.config]
-    settings = sorted({key for arm in arms for key in arm.config} - _OWN_TO_A_RUN, key=str)
-    shown = {key: [_setting(arm.config, key) for arm in arms] for key in settings}
-    labels = {f"arm_{index}": arm.label for index, arm in enumerate(arms)}
-    rows = tuple(
-        {"setting": plain(key), **dict(zip(labels, values, strict=True))}
-        for key, values in shown.items()
-        if len(set(values)) > 1
-    )
-    columns = [Column("setting", lambda row: row["setting"], is_text=True)]
-    columns += [Column(label, _getter(key), is_text=True) for key, label in labels.items()]
-    title, header = "What differs between the arms", ("setting", *(arm.name for arm in arms))
-    return Table("config", title, ("setting", *labels), tuple(columns), rows, header=header)
-
-
-def _getter(key: str) -> Callable[[Row], str]:
-    return lambda row: str(row[key])
-
-
-def _setting(config: Mapping[str, Any], key: str) -> str:
-    if key not in config:
-        return "(not set)"
-    value = config[key]
-    return plain(value if isinstance(value, str) else json.dumps(value, default=str), limit=120)

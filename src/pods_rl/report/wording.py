@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,8 +17,14 @@ if TYPE_CHECKING:
     from .arms import Arm
 
 
+_NAMED = 4  # arms that get a sentence of their own
+
+
 def headlines(analysis: Analysis) -> tuple[str, ...]:
-    """A sentence for each arm, largest speedup first; without a baseline, its first and last score."""
+    """Sentences on the arms, largest speedup first, and on those that never got there; none is left out.
+
+    Without a baseline: the first and last score of each arm.
+    """
     base = analysis.baseline
     if base is None or analysis.speedup_of(base.name) is None:
         ranked = sorted(analysis.finals, key=lambda name: -analysis.finals[name].final)
@@ -27,7 +34,26 @@ def headlines(analysis: Analysis) -> tuple[str, ...]:
     if not found:
         return (_progress(analysis, base),)
     found.sort(key=lambda pair: -pair[0].speedup)
-    return tuple(_comparison(analysis, base, arm, result) for result, arm in found)
+    reached = [pair for pair in found if math.isfinite(pair[0].arm_time)]
+    never = found[len(reached) :]
+    lines = [_comparison(analysis, base, arm, result) for result, arm in reached[:_NAMED]]
+    if len(reached) > _NAMED:
+        rest = ", ".join(f"{arm.label} ({number(result.speedup, 2)}x)" for result, arm in reached[_NAMED:])
+        lines.append(f"Also reached it: {rest}.")
+    if len(never) == 1:
+        lines.append(_comparison(analysis, base, never[0][1], never[0][0]))
+    elif never:
+        lines.append(_never(analysis, base, [arm for _, arm in never], alone=not reached))
+    return tuple(lines)
+
+
+def _never(analysis: Analysis, base: Arm, arms: Sequence[Arm], *, alone: bool) -> str:
+    result = analysis.speedup_of(base.name)
+    assert result is not None
+    names = ", ".join(f"{arm.label} ({number(analysis.finals[arm.name].final)})" for arm in arms)
+    goal = f"99 % of {base.label}’s peak {words(analysis.metric)} ({number(result.threshold)})"
+    who = f"None of the {len(arms)} arms" if alone else f"{len(arms)} arms never"
+    return f"{who} reached {goal} in {duration(analysis.horizon)}; final scores: {names}."
 
 
 def _progress(analysis: Analysis, arm: Arm) -> str:
@@ -78,13 +104,20 @@ def notes(analysis: Analysis) -> tuple[str, ...]:
 def _run_notes(analysis: Analysis) -> list[str]:
     runs = [run for arm in analysis.arms for run in arm.runs]
     states = Counter(run.state for run in runs if run.state != "finished")
-    found = []
+    found = [*_missing_notes(analysis)]
     if states:
         parts = ", ".join(f"{count} {plain(state)}" for state, count in sorted(states.items()))
         found.append(
             f"{sum(states.values())} of {len(runs)} runs did not finish ({parts}; see Runs). "
             "Each counts up to its last evaluation."
         )
+    if analysis.attempts:
+        was = (
+            "1 run that failed or was stopped was"
+            if analysis.attempts == 1
+            else (f"{analysis.attempts} runs that failed or were stopped were")
+        )
+        found.append(f"{was} made again: what the earlier attempts left is kept in .attempts, and is in no figure.")
     for arm in analysis.arms:
         silent = arm.run_count - (len(arm.curve.runs) if arm.curve else 0)
         if silent:
@@ -95,6 +128,29 @@ def _run_notes(analysis: Analysis) -> list[str]:
     lone = [arm.label for arm in analysis.arms if arm.curve and len(arm.curve.runs) == 1]
     if lone:
         found.append(f"No interval can be given for arms with one run: {', '.join(lone)}.")
+    curved = [arm for arm in analysis.arms if arm.curve]
+    few = [arm.label for arm in curved if arm.curve and 1 < len(arm.curve.runs) < _FEW]
+    if few:
+        who = "all arms" if len(few) == len(curved) else ", ".join(few)
+        found.append(f"Intervals over fewer than {_FEW} runs are narrower than they should be: {who}.")
+    return found
+
+
+_FEW = 5  # the paper's smallest number of runs
+
+
+def _missing_notes(analysis: Analysis) -> list[str]:
+    absent = {arm.label: len(arm.missing) for arm in analysis.arms if arm.missing}
+    if not absent:
+        return []
+    planned = sum(absent.values()) + sum(arm.run_count for arm in analysis.arms)
+    whole = [arm.label for arm in analysis.arms if arm.missing and not arm.runs]
+    parts = ", ".join(f"{count} of {label}" for label, count in absent.items())
+    found = [f"{sum(absent.values())} of {planned} planned runs are missing ({parts}; see Runs)."]
+    if whole:
+        found.append(
+            f"No run of {', '.join(whole)} has begun: {'it is' if len(whole) == 1 else 'they are'} in no figure."
+        )
     return found
 
 
@@ -143,5 +199,12 @@ def _runs(arm: Arm) -> str:
 
 
 def words(metric: str) -> str:
-    """``answer_accuracy`` as a reader says it."""
-    return plain(metric).replace("_", " ")
+    """``answer_accuracy`` as a reader says it.
+
+    >>> words("answer_accuracy"), words("both_accuracy")
+    ('answer accuracy', 'answer and format right')
+    """
+    return _WORDS.get(metric) or plain(metric).replace("_", " ")
+
+
+_WORDS = {"both_accuracy": "answer and format right", "mean_completion_tokens": "mean completion length (tokens)"}

@@ -4,25 +4,36 @@
     element,
     head: element.querySelector(".prompt"),
     rollouts: [...element.querySelectorAll("details.r")],
+    rewards: null,
     texts: null,
   }));
   const textsOf = (group) => {
     group.texts ??= [group.head, ...group.rollouts].map((part) => part.textContent.toLowerCase());
     return group.texts;
   };
+  const rewardsOf = (group) => {
+    group.rewards ??= group.rollouts.map((rollout) => Number(rollout.querySelector(".n").textContent));
+    return group.rewards;
+  };
+  const number = (id, otherwise) => (at(id).value === "" ? otherwise : Number(at(id).value));
   const apply = () => {
-    const arm = at("f-arm").value, kept = at("f-kept").value, sought = at("f-text").value.trim().toLowerCase();
-    const from = Number(at("f-from").value || 0), to = Number(at("f-to").value || Infinity);
+    const arm = at("f-arm").value, run = at("f-run").value, kept = at("f-kept").value;
+    const sought = at("f-text").value.trim().toLowerCase();
+    const from = number("f-from", -Infinity), to = number("f-to", Infinity);
+    const low = number("f-low", -Infinity), high = number("f-high", Infinity);
+    const ranged = low > -Infinity || high < Infinity;  // a rollout without a reward is in no range
     let shownGroups = 0, shownRollouts = 0;
     for (const group of groups) {
-      const step = Number(group.element.dataset.step);
+      const data = group.element.dataset, step = Number(data.step);
       let count = 0;
-      if ((arm === "" || group.element.dataset.arm === arm) && step >= from && step <= to) {
+      if ((arm === "" || data.arm === arm) && (run === "" || data.run === run) && step >= from && step <= to) {
         const texts = sought ? textsOf(group) : null;
+        const rewards = ranged ? rewardsOf(group) : null;
         const inPrompt = !texts || texts[0].includes(sought);
         group.rollouts.forEach((rollout, index) => {
           const isKept = rollout.classList.contains("k") ? "1" : "0";
-          const show = (kept === "" || kept === isKept) && (inPrompt || texts[index + 1].includes(sought));
+          const inRange = !ranged || (rewards[index] >= low && rewards[index] <= high);
+          const show = (kept === "" || kept === isKept) && inRange && (inPrompt || texts[index + 1].includes(sought));
           rollout.hidden = !show;
           count += show;
         });
@@ -31,10 +42,17 @@
       shownGroups += count > 0;
       shownRollouts += count;
     }
-    at("f-count").textContent = `${shownGroups} of ${groups.length} groups, ${shownRollouts} rollouts`;
+    at("f-count").textContent = shownGroups
+      ? `${shownGroups} of ${groups.length} groups, ${shownRollouts} rollouts`
+      : "No rollout matches.";
   };
   let timer = 0;
-  at("filter").addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(apply, 120); });
-  at("filter").hidden = false;
+  const filter = at("filter");
+  filter.addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(apply, 120); });
+  at("f-clear").addEventListener("click", () => {
+    for (const field of filter.querySelectorAll("select, input")) field.value = "";
+    apply();
+  });
+  filter.hidden = false;
   apply();
 })();
