@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -18,6 +18,8 @@ from ..terminal import console, plain_text
 
 _LOOKS = {"started": "bold", "skipped": "dim", "finished": "green", "stopped": "yellow", "failed": "red"}
 _DONE = ("skipped", "finished", "stopped", "failed")
+_COLUMNS = {"seed": 4, "state": 8, "step": 5, "seconds": 7, "accuracy": 8, "left": 10}  # least widths
+_OTHERS = sum(_COLUMNS.values()) + len(_COLUMNS)  # what they and the gaps take: the names get the rest
 _EVERY = 1.0  # seconds between looks at the runs in progress
 
 
@@ -72,10 +74,11 @@ class Board:
         """The table as it stands: as many runs as fit, those in progress first, and a line on all of them."""
         with self._lock:
             events = dict(self._events)
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for name in ("arm", "seed", "state", "step", "seconds", "accuracy", "left"):
-            right = name not in ("arm", "state")
-            table.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
+        table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
+        table.add_column("arm", no_wrap=True, overflow="ellipsis", max_width=max(4, self._out.width - _OTHERS))
+        for name, width in _COLUMNS.items():
+            side: Literal["left", "right"] = "left" if name == "state" else "right"
+            table.add_column(name, justify=side, no_wrap=True, overflow="ellipsis", min_width=width)
         rows = self._rows(events)
         for run in rows:
             table.add_row(*self._cells(run, events.get(run.path)), style=_LOOKS.get(self._kind(run, events), ""))
