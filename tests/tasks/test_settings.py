@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
+from pods_rl import tasks
 from pods_rl.errors import UserError
 from pods_rl.recipe import build_recipe
 from pods_rl.recipe.reading import Source
@@ -53,3 +57,11 @@ def test_a_task_of_ones_own_is_left_to_its_function(tmp_path):
 
 def test_the_key_is_explained_with_every_name():
     assert all(name in explain("task") for name in TASKS)
+
+
+def test_the_page_of_tasks_lists_the_table():
+    page = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| .* \| .* \| `(\w+)` \|$", page, re.MULTILINE))
+    assert rows == {name: entry.answer for name, entry in tasks.TASKS.items()}
+    hub_ids = [part for entry in tasks.TASKS.values() if entry.folders for part in entry.source.split(", ")]
+    assert all(f"`{hub_id}`" in page for hub_id in hub_ids)
