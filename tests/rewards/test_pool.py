@@ -9,6 +9,8 @@ import sys
 import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -27,28 +29,38 @@ def pool():
     pool.close()
 
 
+@pytest.fixture(scope="module")
+def running():
+    """A pool for tests that leave its processes alone: starting one takes a second."""
+    pool = VerifierPool(size=2, limit=1.0)
+    yield pool
+    pool.close()
+
+
+needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="watches processes through /proc")
+
+
 def pids(pool: VerifierPool) -> list[int]:
     return [worker._process.pid for worker in pool._all if worker._process]
 
 
-def is_running(pid: int) -> bool:
-    """Whether the process exists and is no zombie that merely waits for its parent."""
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+def group(leader: int) -> set[int]:
+    """The running processes of a verifier: itself and the child that does the work; no zombies."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # gone meanwhile
+            state, _, pgrp = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(pgrp) == leader and state != "Z":
+                found.add(int(stat.parent.name))
+    return found
 
 
-def wait_until_gone(pid: int) -> bool:
+def wait_until_gone(leader: int) -> bool:
     for _ in range(200):
-        if not is_running(pid):
+        if not group(leader):
             return True
         time.sleep(0.1)
     return False
-
-
-needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="watches processes through /proc")
 
 
 def test_no_process_before_the_first_question(pool):
@@ -65,25 +77,83 @@ def test_answers_come_in_order_and_one_by_one_takes_one_process(pool):
     assert (pool.timeouts, pool.crashes) == (0, 0)
 
 
+@needs_proc
 def test_what_hangs_is_killed_counted_and_replaced():
     pool = VerifierPool(size=1, limit=1.0)
     pool.verify([RIGHT])
-    (before,) = pids(pool)
+    (leader,) = pids(pool)
+    before = group(leader)
+    assert len(before) == 2
     assert pool.verify([RIGHT, HANG, RIGHT]) == [True, False, True]
     assert pool.timeouts + pool.crashes == 1
-    (after,) = pids(pool)
+    assert pids(pool) == [leader]  # a new child is cheap, a new process is not
+    after = group(leader)
+    assert len(after) == 2
     assert after != before
-    assert not is_running(before)
     pool.close()
-    assert not is_running(after)
+    assert wait_until_gone(leader)
+
+
+@needs_proc
+def test_a_process_that_does_not_even_give_up_is_killed_with_its_child(monkeypatch):
+    monkeypatch.setattr(pool_module, "PATIENCE", 4.0)
+    pool = VerifierPool(size=1)
+    pool.verify([RIGHT])
+    (leader,) = pids(pool)
+    for pid in group(leader):
+        os.kill(pid, signal.SIGSTOP)
+    assert pool.verify([RIGHT]) == [True]  # at the second try, by another process
+    assert wait_until_gone(leader)
+    assert pids(pool) != [leader]
+    pool.close()
+
+
+def asked(monkeypatch, pool, slow):
+    """Have `pool` answer without a process: what is in `slow` needs so many seconds; give the list of limits asked."""
+    limits = []
+
+    def ask(pair, limit):
+        limits.append(limit)
+        return "timeout" if slow.get(pair, 0) > limit else "1"
+
+    monkeypatch.setattr(pool, "_ask", ask)
+    return limits
+
+
+def test_slow_answers_get_a_second_try_with_an_equal_share(monkeypatch):
+    pool = VerifierPool(size=2, limit=5.0)
+    limits = asked(monkeypatch, pool, {HANG: 100, ("a", "b"): 3})
+    assert pool.verify([HANG, RIGHT, ("a", "b")]) == [False, True, True]
+    assert limits == [pool_module.FIRST_LIMIT] * 3 + [pool_module.BATCH_SECONDS] * 2
+    assert (pool.timeouts, pool.crashes) == (1, 0)
+    pool.close()
+
+
+def test_a_batch_that_hangs_throughout_gets_no_second_try(monkeypatch):
+    pool = VerifierPool(size=2, limit=5.0)
+    limits = asked(monkeypatch, pool, {HANG: 100})
+    assert pool.verify([HANG] * 64) == [False] * 64
+    assert limits == [pool_module.FIRST_LIMIT] * 64
+    assert pool.timeouts == 64
+    pool.close()
+
+
+def test_no_answer_gets_more_than_the_limit(monkeypatch):
+    pool = VerifierPool(size=2, limit=0.1)
+    limits = asked(monkeypatch, pool, {HANG: 100})
+    assert pool.verify([HANG]) == [False]
+    assert limits == [0.1]
+    pool.close()
 
 
 def test_a_process_that_dies_costs_its_answer_alone():
     pool = VerifierPool(size=1)
     pool.verify([RIGHT])
-    os.kill(pids(pool)[0], signal.SIGKILL)
+    (leader,) = pids(pool)
+    os.kill(leader, signal.SIGKILL)
     pool._all[0]._process.wait()
     assert pool.verify([RIGHT]) == [True]  # replaced before it was asked
+    assert pids(pool) != [leader]
     pool.close()
 
 
@@ -93,19 +163,20 @@ def test_a_process_whose_answer_came_at_the_limit_is_not_asked_again(pool, monke
     with monkeypatch.context() as patch:
         patch.setattr(pool_module, "_exchange", lambda process, line, limit: ("1", True))
         assert pool.verify([RIGHT]) == [True]
-    assert not is_running(before)
+    assert pids(pool) == []
     assert pool.verify([RIGHT]) == [True]
+    assert pids(pool) != [before]
 
 
-def test_text_that_would_break_the_channel(pool):
+def test_text_that_would_break_the_channel(running):
     odd = ["\n1\n", "\x00", '"', "\udcff", "é", "1\r\n1", "", " " * 200_000]
-    assert pool.verify([("18", text) for text in odd]) == [False] * len(odd)
-    assert pool.verify([RIGHT]) == [True]
+    assert running.verify([("18", text) for text in odd]) == [False] * len(odd)
+    assert running.verify([RIGHT]) == [True]
 
 
-def test_several_threads_may_ask_at_once(pool):
+def test_several_threads_may_ask_at_once(running):
     with ThreadPoolExecutor(8) as threads:
-        assert list(threads.map(lambda _: pool.verify([RIGHT, WRONG]), range(16))) == [[True, False]] * 16
+        assert list(threads.map(lambda _: running.verify([RIGHT, WRONG]), range(16))) == [[True, False]] * 16
 
 
 def test_closing_twice_is_fine(pool):

@@ -128,6 +128,10 @@ def _check_extras(values: Mapping[str, Any]) -> None:
 
 
 def _check_task(values: Mapping[str, Any]) -> None:
+    if (values["task_binary"] or 0) > 1:
+        raise UserError(
+            f"task_binary = {values['task_binary']:g}: expected a share of each reward's range, above 0 and at most 1."
+        )
     for name, weight in (values["task_rewards"] or {}).items():
         if name not in REWARDS and not re.search(r"[.:]", str(name)):
             raise UserError(

@@ -34,7 +34,8 @@ class Reward:
 
     `range` is the least and the most it gives, or None where nobody said. `score_many` scores a batch faster than one
     by one, where there is such a way. With `reads="tokens"` the function takes `(tokens, limit, buffer)` and is asked
-    through `of_lengths` instead. A score may be NaN: nobody could tell.
+    through `of_lengths` instead. `verifies` says that it asks the verifier processes. A score may be NaN: nobody could
+    tell.
 
     >>> Reward("length", lambda text, gold: len(text))("abc", "")
     3.0
@@ -45,6 +46,7 @@ class Reward:
     score_many: Callable[[Sequence[str], Sequence[str]], list[float]] | None = None
     range: tuple[float, float] | None = None
     reads: Literal["text", "tokens"] = "text"
+    verifies: bool = False
 
     def __call__(self, text: str, gold: str) -> float:
         """Score one completion. Raises TypeError where the function gives something other than a number."""
@@ -77,7 +79,7 @@ class Reward:
 
 
 _BUILT_IN = (
-    Reward("accuracy", accuracy, accuracy_batch, range=(0.0, 1.0)),
+    Reward("accuracy", accuracy, accuracy_batch, range=(0.0, 1.0), verifies=True),
     Reward("format", format_reward, range=(0.0, 1.0)),
     Reward("tag_count", tag_count, range=(0.0, 0.1)),
     Reward("choice", choice, range=(0.0, 1.0)),

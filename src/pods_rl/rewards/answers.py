@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from .absurd import is_absurd
 from .extract import extract_answer
 from .numeric import MAX_LENGTH, plain, read_number, read_number_in_words
 from .pool import default_pool
@@ -12,7 +13,7 @@ from .pool import default_pool
 # An operator; a minus sign counts between digits or single letters only, so that hyphenated words stay words.
 _LETTER = r"(?<![A-Za-z])(?:[A-DF-Za-df-z]|(?<![0-9.])[eE])"  # the e of 1e-9 is no variable
 _SYMBOLIC = re.compile(rf"[\\^_{{}}+*/=()\[\]|!√π×÷·]|(?:{_LETTER}|[0-9])\s*-\s*(?:[A-Za-z](?![A-Za-z])|[0-9])")
-_LIST = re.compile(r"[0-9]\s*,")
+_LIST_OR_TERM = re.compile(r"[0-9]\s*,|(?<![A-Za-z0-9.])[0-9.]+[A-Za-z](?![A-Za-z])")  # 1, 2 or 0.5x
 _NEEDLESS_SPACE = re.compile(r"(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])")
 _CHOICE = re.compile(r"^\(([A-Za-z])\)$")
 
@@ -27,7 +28,8 @@ def accuracy(text: str, gold: str) -> float:
     `text` is a completion, its answer found by `extract_answer`; `gold` is the bare gold answer. Numbers are
     compared exactly (0.333 is not 1/3), then strings up to dress and spacing; only symbolic mathematics goes
     to math-verify, in a process that is killed at its time limit and then scores 0.0. Numeric answers never
-    start that process. An answer longer than `numeric.MAX_LENGTH` characters is right only if it equals the
+    start that process, nor do those that are hopeless at sight (`is_absurd`, unless the gold answer is too).
+    An answer longer than `numeric.MAX_LENGTH` characters is right only if it equals the
     gold one to the letter.
 
     >>> accuracy("<think>9*2</think><answer>$18.00 a day</answer>", "18")
@@ -74,8 +76,10 @@ def _decide(text: str, gold: str) -> bool | Pair:
     if _key(answer) == _key(gold):
         return True
     # Mathematics decides only where there is some: in the answer to a number, else in the gold answer.
-    symbolic = _SYMBOLIC.search(answer) if gold_number else _SYMBOLIC.search(gold) or _LIST.search(gold)
-    return (gold, answer) if symbolic else False
+    symbolic = _SYMBOLIC.search(answer) if gold_number else _SYMBOLIC.search(gold) or _LIST_OR_TERM.search(gold)
+    if not symbolic or (is_absurd(answer) and not is_absurd(gold)):
+        return False
+    return gold, answer
 
 
 def _key(text: str) -> str:

@@ -18,6 +18,14 @@ _NUMBER = re.compile(
 _SIMPLE = r"-?[0-9.,]+"
 _FRACTION = re.compile(rf"\\[dt]?frac\s*(?:\{{\s*({_SIMPLE})\s*\}}\s*\{{\s*({_SIMPLE})\s*\}}|([0-9])\s*([0-9]))")
 _STYLED = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
+# Units that would be read as variables or powers: an upright single letter (i, e and d are none), a squared length.
+_LENGTH = r"mm|cm|dm|km|in|ft|yd|mi|units?|inch(?:es)?|f(?:ee|oo)t|met(?:er|re)s?|miles?|yards?"
+_UPRIGHT = r"\\(?:text|textrm|mathrm|mbox)\s*"
+_POWER = r"\s*(?:\^\s*\{?\s*[23]\s*\}?|[²³])"
+_UNIT = re.compile(
+    rf"(?<=[0-9])(?:\\[,;: ]|[~\s]){{0,4}}(?:{_UPRIGHT}\{{\s*[mgshLNJWVAKCF]\s*\}}(?:{_POWER})?"
+    rf"|(?:{_UPRIGHT}\{{\s*(?:m|{_LENGTH})\s*\}}|(?:{_LENGTH})(?![A-Za-z])){_POWER})(?=[\s.$]*$)"
+)
 _DROPPED = re.compile(
     r"\\(?:left|right)(?![a-z])|\\displaystyle|(?<!\\)\\[!,;:()\[\]]"
     r"|\^\s*\{?\s*\\circ\s*\}?|\\degree|[°$€£¥₹]|\*\*"
@@ -64,13 +72,14 @@ class Number(NamedTuple):
 
 
 def plain(text: str) -> str:
-    r"""Strip the dress of an answer: LaTeX spacing and text, currency, degrees, bold, a full stop.
+    r"""Strip the dress of an answer: LaTeX spacing and text, currency, degrees, squared units, bold, a full stop.
 
-    >>> plain(r"$\text{about }\$1{,}200$."), plain(r"-\dfrac{1}{2}"), plain(r"90^\circ")
-    ('about 1,200', '-1/2', '90')
+    >>> plain(r"$\text{about }\$1{,}200$."), plain(r"-\dfrac{1}{2}"), plain(r"90^\circ"), plain(r"6\text{ cm}^2")
+    ('about 1,200', '-1/2', '90', '6')
     """
     text = text.replace(r"\$", "").replace(r"\%", "%").replace("{,}", ",").replace("−", "-").replace("–", "-")
-    text = _DROPPED.sub("", _STYLED.sub(r" \1 ", _FRACTION.sub(_inline_fraction, text)))
+    text = _STYLED.sub(r" \1 ", _UNIT.sub("", _FRACTION.sub(_inline_fraction, text)))
+    text = _DROPPED.sub("", text)
     text = _SPACE.sub(" ", text).strip()
     return text[:-1].rstrip() if text.endswith(".") else text
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +19,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from queue import LifoQueue
 
+from .worker import CAN_FORK
+
 DEFAULT_LIMIT = 5.0  # seconds an answer: math-verify's own default (its parsing_timeout and timeout_seconds)
+FIRST_LIMIT = 0.25  # seconds an answer gets at first: 500 gold answers of MATH-500 took 0.15 at most, most 0.002
+BATCH_SECONDS = 4.0  # what a batch spends on a second try of those that took longer
+PATIENCE = 10.0  # wall seconds for a second of work, on a busy machine, before a process is taken for dead
 START_LIMIT = 120.0  # seconds for a process to import math-verify, on the busiest of machines
 MAX_WORKERS = 4
 
@@ -33,9 +39,14 @@ main()
 class VerifierPool:
     """Decide whether pairs of expressions are equal, `size` at a time, `limit` seconds at most each.
 
+    Seconds are of processor time, so that a busy machine makes no honest answer fail (on Windows, which has no such
+    limit, of wall time). Every answer of a batch gets `FIRST_LIMIT` seconds; those that took longer are tried again
+    with equal shares of `BATCH_SECONDS` a process, up to `limit`. So a few slow answers get all the time they need, and
+    a batch in which each one hangs ends after `len(batch) / size * FIRST_LIMIT` seconds.
+
     Processes are started when first needed and end with `close`, at the interpreter's exit, or when this
-    process dies. `timeouts` counts the answers that were given up at the limit, `crashes` those whose process
-    ended by itself (out of memory, recursion); both score False. Safe to call from several threads.
+    process dies. `timeouts` counts the answers that were given up, `crashes` those whose process ended by itself
+    (out of memory, recursion); both score False. Safe to call from several threads.
     """
 
     def __init__(self, size: int | None = None, limit: float = DEFAULT_LIMIT) -> None:
@@ -64,7 +75,18 @@ class VerifierPool:
         [True, False]
         >>> pool.close()
         """
-        return list(self._threads.map(self._verify_one, pairs))
+        first = min(self.limit, FIRST_LIMIT)
+        verdicts = list(self._threads.map(self._ask, pairs, [first] * len(pairs)))
+        late = [i for i, verdict in enumerate(verdicts) if verdict == "timeout"]
+        share = min(self.limit, BATCH_SECONDS * self.size / max(1, len(late)))
+        if share > first:
+            again = self._threads.map(self._ask, [pairs[i] for i in late], [share] * len(late))
+            for i, verdict in zip(late, again, strict=True):
+                verdicts[i] = verdict
+        with self._lock:
+            self.timeouts += verdicts.count("timeout")
+            self.crashes += verdicts.count("crash")
+        return [verdict == "1" for verdict in verdicts]
 
     def close(self) -> None:
         """End every process. A closed pool cannot be used again; closing twice is fine.
@@ -78,16 +100,12 @@ class VerifierPool:
         for worker in self._all:
             worker.stop()  # one that a running check had just replaced
 
-    def _verify_one(self, pair: tuple[str, str]) -> bool:
+    def _ask(self, pair: tuple[str, str], limit: float) -> str:
         worker = self._workers.get()
         try:
-            verdict = worker.ask(pair, self.limit)
+            return worker.ask(pair, limit)
         finally:
             self._workers.put(worker)
-        with self._lock:
-            self.timeouts += verdict == "timeout"
-            self.crashes += verdict == "crash"
-        return verdict == "1"
 
 
 class _Worker:
@@ -101,8 +119,10 @@ class _Worker:
         process = self._process
         if process is None or process.poll() is not None:
             process = self._start()
-        reply, late = _exchange(process, json.dumps([*pair, limit]), limit)
-        if late or reply not in ("0", "1"):
+        patience = limit * PATIENCE if CAN_FORK else limit
+        # The process gives up by itself; killing it is for when even that fails.
+        reply, late = _exchange(process, json.dumps([*pair, limit, patience]), patience + 1.0)
+        if late or reply not in ("0", "1", "timeout", "crash"):
             self.stop()
         return reply or ("timeout" if late else "crash")
 
@@ -110,7 +130,7 @@ class _Worker:
         process, self._process = self._process, None
         if process is None:
             return
-        process.kill()
+        _kill(process)
         process.wait()
         for stream in (process.stdin, process.stdout):
             with suppress(OSError):  # what was not yet sent cannot be
@@ -126,7 +146,7 @@ class _Worker:
             stderr=subprocess.DEVNULL,
             text=True,
             encoding="utf-8",
-            start_new_session=True,  # Ctrl-C is for the training process alone
+            start_new_session=True,  # Ctrl-C is for the training process alone; a group to kill
         )
         reply, _ = _exchange(process, None, START_LIMIT)
         if reply != "ready":
@@ -146,7 +166,7 @@ def _exchange(process: subprocess.Popen[str], line: str | None, limit: float) ->
 
     def give_up() -> None:
         late.set()
-        process.kill()
+        _kill(process)
 
     timer = threading.Timer(limit, give_up)
     timer.daemon = True
@@ -160,6 +180,15 @@ def _exchange(process: subprocess.Popen[str], line: str | None, limit: float) ->
     timer.cancel()
     timer.join()  # a kill under way is over now, so that it cannot hit the next answer
     return reply, late.is_set()
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """End the process and the child that works for it: they are a group of their own."""
+    if not CAN_FORK:
+        process.kill()
+    elif process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 _default: VerifierPool | None = None
@@ -177,3 +206,13 @@ def default_pool() -> VerifierPool:
         if _default is None or _default.owner != os.getpid():
             _default = VerifierPool()
         return _default
+
+
+def verifier_losses() -> tuple[int, int]:
+    """How many answers this process's own pool has given up so far: timeouts and crashes.
+
+    >>> verifier_losses()[0] >= 0
+    True
+    """
+    pool = _default
+    return (pool.timeouts, pool.crashes) if pool and pool.owner == os.getpid() else (0, 0)

@@ -1,4 +1,4 @@
-"""The verifier process: a pair of expressions in, one digit out; its pool kills it at will."""
+"""The verifier process: a pair of expressions in, a verdict out; it is killed at will."""
 
 from __future__ import annotations
 
@@ -9,25 +9,53 @@ import signal
 import sys
 
 MEMORY_BYTES = 3 << 30  # a tower of powers fills any memory within seconds; past this the process gives up
+CAN_FORK = hasattr(os, "fork")
 
 
 def main() -> None:
-    """Answer each line `[gold, answer, limit]` of standard input by 1 (equal) or 0, until it closes.
+    """Answer each line `[gold, answer, limit, patience]` of standard input until it closes.
 
-    A process whose pool died in mid-answer ends by itself a second after the limit, whatever it is computing.
+    The answer is 1 (equal), 0, "timeout" after `limit` seconds of processor time, or "crash". Where the system can
+    fork, a child does the work and is replaced when it dies, which costs milliseconds; elsewhere the pool kills this
+    very process at its limit. A child whose pool died in mid-answer ends by itself at its limit too.
     """
-    channel = os.fdopen(os.dup(1), "w")
+    channel = os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not be read as a verdict
     logging.disable(logging.CRITICAL)
-    _import_verifier()
+    _warm_up()
     _limit_memory()
-    print("ready", file=channel, flush=True)
+    _say(channel, "ready")
+    if CAN_FORK:
+        _supervise(channel)
+    else:
+        _serve(channel)
+
+
+def _supervise(channel: int) -> None:
+    """Keep a child that serves; say what became of the answer it died of."""
+    while True:
+        child = os.fork()
+        if child == 0:
+            _serve(channel)
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        if status == 0:
+            return  # the input is closed
+        late = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGALRM)
+        _say(channel, "timeout" if late else "crash")
+
+
+def _serve(channel: int) -> None:
     for line in sys.stdin:
-        gold, answer, limit = json.loads(line)
-        _alarm(limit + 1.0)
+        gold, answer, limit, patience = json.loads(line)
+        _give_up_after(limit, patience)
         verdict = _equal(gold, answer)
-        _alarm(0.0)
-        print(int(verdict), file=channel, flush=True)
+        _give_up_after(0.0, 0.0)
+        _say(channel, str(int(verdict)))
+
+
+def _say(channel: int, word: str) -> None:
+    os.write(channel, f"{word}\n".encode())
 
 
 def _equal(gold: str, answer: str) -> bool:
@@ -45,8 +73,10 @@ def _equal(gold: str, answer: str) -> bool:
         return False  # what cannot be parsed or compared is not right
 
 
-def _import_verifier() -> None:
-    import math_verify  # noqa: F401  (before "ready", so that the import is in nobody's time limit)
+def _warm_up() -> None:
+    """Import and build what the first answers need, so that it is in nobody's time limit and every child has it."""
+    _equal(r"\left( 3, \frac{\pi}{2} \right)", r"(3, \pi/2)")
+    _equal("x^2-1", "(x+1)(x-1)")
 
 
 def _limit_memory() -> None:
@@ -59,8 +89,12 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
 
 
-def _alarm(seconds: float) -> None:
-    """Have the system end this process after so many seconds, whatever Python does; 0 calls it off."""
+def _give_up_after(limit: float, patience: float) -> None:
+    """Have the system end this process after `limit` seconds of processor time or `patience` of wall time; 0: never."""
     if hasattr(signal, "setitimer"):
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        for number, timer, seconds in (
+            (signal.SIGPROF, signal.ITIMER_PROF, limit),
+            (signal.SIGALRM, signal.ITIMER_REAL, patience),
+        ):
+            signal.signal(number, signal.SIG_DFL)
+            signal.setitimer(timer, seconds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,9 @@ from ...policies import tiny_policy_path
 from ...recipe import Recipe
 from ...recipe.checks import cpu_has_bf16
 from ...recipe.schema import TINY
-from ...rewards import Reward, get_reward
 from ...tasks import Task
 from .config import PODSConfig
-from .rollouts import as_text
+from .scoring import reward_functions
 from .trainer import PODSTrainer
 
 # A run keeps its own files; TRL writes what it is asked for and nothing else.
@@ -38,11 +36,10 @@ def build_trainer(recipe: Recipe, task: Task, output_dir: Path) -> PODSTrainer:
     options = load_options(recipe)
     quantization = options.pop("quantization_config", None)  # TRL takes it apart
     arguments["model_init_kwargs"] = dict(arguments.get("model_init_kwargs") or {}) | options
-    names = list(task.rewards)
     return PODSTrainer(
         model=path,
-        reward_funcs=[trl_reward(get_reward(name)) for name in names],
-        args=PODSConfig(str(output_dir), **arguments, reward_weights=[task.rewards[name] for name in names]),
+        reward_funcs=reward_functions(recipe, task),
+        args=PODSConfig(str(output_dir), **arguments, reward_weights=list(task.rewards.values())),
         train_dataset=task.train,
         processing_class=load_tokenizer(path, model.model_revision),
         quantization_config=quantization,
@@ -95,13 +92,3 @@ def load_tokenizer(path: str, revision: str = "main") -> Any:
     """A tokenizer that pads on the left, as generation needs it."""
     sides = {"padding_side": "left", "truncation_side": "left"}
     return AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False, **sides)
-
-
-def trl_reward(reward: Reward) -> Callable[..., list[float]]:
-    """A reward in TRL's signature: completions and the dataset's `answer` column in, a list of floats out."""
-
-    def score(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
-        return reward.batch([as_text(completion) for completion in completions], answer)
-
-    score.__name__ = reward.name
-    return score

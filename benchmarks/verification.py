@@ -1,0 +1,167 @@
+"""How fast are answers graded, and what do hostile ones cost?
+
+    python benchmarks/verification.py [--answers 10000] [--workers 2] [--json FILE]
+
+Two measurements, in wall time, with as many verifier processes as `--workers` (give it that many cores):
+
+- throughput: ordinary GSM8K answers, half of them wrong, as `accuracy` grades them; at least 1,000 a second are wanted;
+- hostility: 64 answers made to hang a verifier (towers of powers, huge factorials, deep nesting, megabytes of text,
+  sums and products that no rule sees coming) mixed with 64 good ones: 64 zeros and 64 right within 15 seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import random
+import resource
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from pods_rl.rewards import VerifierPool, accuracy_batch, answers
+
+GOAL_RATE, GOAL_SECONDS = 1000.0, 15.0
+
+_TOWERS = [
+    "9^{9^{9^9}}",
+    "10^{999999999}",
+    "(10^{10})^{10^{10}}",
+    "2^{2^{2^{2^{2^2}}}}",
+    "9^9^9^9^9",
+    "-7^{7^{7^7}}",
+    "x^{9^{9^9}}",
+    r"\sqrt{9^{9^{9^9}}}",
+    r"\frac{1}{9^{9^{9^9}}}",
+    r"3 \cdot 10^{10^{10}}",
+    r"\log(9^{9^{9^9}})",
+    "18+10^{99999999}-10^{99999999}",
+    "(((9^{99})^{99})^{99})^{99}",
+    "99^{(99^{99})}",
+]
+_FACTORIALS = [
+    "(10^{10^{10}})!",
+    "99999999!",
+    "((9!)!)!",
+    "9!!!!!!!!",
+    "(10^{10})!",
+    r"\frac{99999999!}{99999998!}",
+    r"\binom{10^{12}}{10^{11}}",
+    r"\binom{999999999}{444444444}",
+    "123456789! + 1",
+    "(2^{64})!",
+    r"\sqrt{(10^9)!}",
+    "(99999!)^{99999!}",
+]
+_NESTED = [
+    "[" * 900,
+    "(" * 400 + "1" + ")" * 400,
+    r"\frac{" * 150,
+    r"\frac{1}{1+" * 80 + "1" + "}" * 80,
+    r"\sqrt{" * 120 + "2" + "}" * 120,
+    "{" * 450 + "}" * 450,
+    "9^" * 400 + "9",
+    "1+" * 499 + "1",
+    "-" * 900 + "1",
+    r"\left(" * 150 + "x",
+    "((" * 200 + "x^2" + "))^2" * 50,
+    "|" * 900,
+    "x^{" * 200 + "x" + "}" * 200,
+    r"\sin" * 200 + "x",
+]
+_UNFORESEEN = [
+    r"\sum_{n=1}^{10^9} \frac{1}{n^n}",
+    r"\prod_{n=1}^{999999} n",
+    r"\int_0^1 \frac{\sin(x^9)e^{x^7}}{1+x^{11}} dx",
+    "(a+b+c+d+e+f)^{60}",
+    "(x+y+z+w)^{200} - (x+y+z+w)^{199}",
+    r"\sum_{k=0}^{10^7} \binom{10^7}{k}",
+    r"\lim_{x \to 0} \frac{\sin(\tan x)-\tan(\sin x)}{x^7}",
+    "x^{77}+x^{76}+x+1=0",
+    "2^{9999}!",
+    r"\sin(\cos(\tan(\sin(\cos(\tan(x^{99}))))))^{99} + 18",
+    r"\prod_{k=1}^{10^6} \left(1+\frac{1}{k^k}\right)",
+    "987654321987654321987654321^{999}",
+]
+_MEGABYTES = ["9", "9^", "(", r"\frac{", "9+", "{", "<answer>", r"\boxed{", "$", "1,", "x", "9!"]
+
+
+def hostile_answers() -> list[str]:
+    """64 completions that state such an answer.
+
+    >>> len(hostile_answers())
+    64
+    """
+    short = [*_TOWERS, *_FACTORIALS, *_NESTED, *_UNFORESEEN]
+    return [f"<answer>{text}</answer>" for text in short] + [
+        f"<answer>{unit * (1_000_000 // len(unit))}</answer>" for unit in _MEGABYTES
+    ]
+
+
+def good_answers() -> list[tuple[str, str]]:
+    """64 completions that are right, with their gold answers; half of them need the verifier."""
+    numbers = [(f"<answer>The total is ${n}.00</answer>", str(n)) for n in range(32)]
+    roots = [(rf"<answer>\sqrt{{{n * n * 2}}}</answer>", rf"{n}\sqrt{{2}}") for n in range(2, 18)]
+    powers = [(f"<answer>(x+{n})^2</answer>", f"x^2+{2 * n}x+{n * n}") for n in range(1, 17)]
+    return [*numbers, *roots, *powers]
+
+
+def ordinary_answers(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
+    """Completions as a policy writes them for GSM8K, every second one wrong, and the gold answers."""
+    chance = random.Random(seed)
+    styles = ["{}", "${}", "{} dollars", "The answer is {}.", r"\boxed{{{}}}", "{}.0", "{} eggs a day"]
+    texts, golds = [], []
+    for i in range(count):
+        gold = chance.randrange(10, 100_000)
+        stated = chance.choice(styles).format(f"{gold + i % 2:,}")
+        steps = f"First {gold - 7} + 7 = {gold}. " * 8
+        texts.append(f"<think>{steps}</think>\n<answer>{stated}</answer>")
+        golds.append(str(gold))
+    return texts, golds
+
+
+def mixed_batch(seed: int = 0) -> tuple[list[str], list[str], list[float]]:
+    """The 64 hostile and 64 good answers in random order: completions, gold answers, scores they should get."""
+    rows = [(text, "18", 0.0) for text in hostile_answers()] + [(*good, 1.0) for good in good_answers()]
+    random.Random(seed).shuffle(rows)
+    texts, golds, scores = zip(*rows, strict=True)
+    return list(texts), list(golds), list(scores)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--answers", type=int, default=10_000)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args(arguments)
+    pool = VerifierPool(args.workers)
+    answers.default_pool = lambda: pool
+
+    texts, golds = ordinary_answers(args.answers)
+    start = time.perf_counter()
+    right = sum(accuracy_batch(texts, golds))
+    rate = len(texts) / (time.perf_counter() - start)
+    print(f"throughput: {len(texts)} answers, {right:.0f} right, {rate:,.0f} a second (goal {GOAL_RATE:,.0f})")
+
+    texts, golds, wanted = mixed_batch()
+    start = time.perf_counter()
+    scores = accuracy_batch(texts, golds)
+    seconds = time.perf_counter() - start
+    zeros = sum(score == want == 0 for score, want in zip(scores, wanted, strict=True))
+    ones = sum(score == want == 1 for score, want in zip(scores, wanted, strict=True))
+    pool.close()
+    used = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+    print(
+        f"hostility: {zeros} zeros, {ones} right in {seconds:.1f} s (goal 64, 64, {GOAL_SECONDS:.0f}); "
+        f"{pool.timeouts} timeouts, {pool.crashes} crashes, {used:.1f} s of processor time in the verifiers"
+    )
+    if args.json:
+        counts = {"zeros": zeros, "right": ones, "timeouts": pool.timeouts, "crashes": pool.crashes}
+        times = {"rate": rate, "seconds": seconds, "processor_seconds": used}
+        result = counts | times | {"workers": args.workers, "machine": platform.machine()}
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
