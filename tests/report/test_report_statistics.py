@@ -1,15 +1,11 @@
-"""The statistics: worked values, edge cases, and the authors' published runs as an oracle."""
+"""The statistics: worked values and edge cases. (The authors' published runs: tests/cli/test_report.py.)"""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pods_rl.report import curves_from_csv, speedup
-from pods_rl.report.analysis import analyse
-from pods_rl.report.arms import arms_from_csv
+from pods_rl.report import speedup
 from pods_rl.report.statistics import (
     bootstrap_band,
     mean_curve,
@@ -20,7 +16,6 @@ from pods_rl.report.statistics import (
 )
 
 NAN, INF = float("nan"), float("inf")
-PAPER_RUNS = Path(__file__).parents[3] / "shared" / "data" / "paper_runs" / "gsm8k_qwen2.5-3b_l40s.csv"
 
 
 def test_mean_leaves_out_what_few_runs_have() -> None:
@@ -123,36 +118,3 @@ def test_arms_may_differ_in_runs_and_checkpoints() -> None:
 def test_shapes_that_do_not_fit_are_named() -> None:
     with pytest.raises(ValueError, match=r"arm scores and seconds .* got \(2, 3\) and \(2, 2\)"):
         speedup(np.ones((2, 2)), np.ones((2, 2)), np.ones((2, 3)), np.ones((2, 2)))
-
-
-# -------------------------------------------------------------------------- the authors' published runs
-
-PUBLISHED = {  # arm: (speedup, 95 % interval or None where none is published, accuracy at 6 h in percent)
-    "grpo": (1.0, None, 80.76),
-    "pods-n32-m16": (1.20, (0.80, 1.67), 82.43),
-    "pods-n64-m16": (2.00, (1.00, 2.67), 82.60),
-    "pods-n128-m16": (1.20, (0.67, 2.00), 82.68),
-    "pods-n256-m16": (1.20, (0.67, 1.60), 82.16),
-    "pods-n64-m8": (1.50, None, 82.84),
-    "pods-n64-m4": (1.00, None, 82.86),
-    "pods-n64-m2": (0.67, None, 81.30),
-    "max-reward-n64-m16": (0.0, None, 67.28),
-    "random-n64-m16": (0.75, (0.44, 1.00), 81.62),
-}
-
-
-@pytest.mark.skipif(not PAPER_RUNS.exists(), reason="the authors' published runs are not beside this checkout")
-@pytest.mark.parametrize("arm", PUBLISHED)
-def test_published_runs_give_the_published_table(arm: str) -> None:
-    expected, interval, accuracy = PUBLISHED[arm]
-    curves = curves_from_csv(PAPER_RUNS)
-    base, curve = curves["grpo"], curves[arm]
-    result = speedup(base.scores, base.seconds, curve.scores, curve.seconds)
-    assert round(result.speedup, 2) == expected
-    if interval:
-        np.testing.assert_allclose([result.ci_low, result.ci_high], interval, atol=0.2)
-    analysis = analyse(arms_from_csv(PAPER_RUNS), baseline="grpo", metric="answer_accuracy", resamples=10)
-    final = analysis.finals[arm]
-    assert round(100 * final.final, 2) == accuracy
-    assert final.final_seconds == 6 * 3600
-    assert final.final_runs == 10

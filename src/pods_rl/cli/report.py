@@ -22,13 +22,16 @@ def report(
     ] = None,
     metric: Annotated[str | None, typer.Option(help="The column of evals.jsonl, or of the CSV.")] = None,
 ) -> None:
-    """Write report.html, report.png and a CSV of every table.
+    """Write report.html, report.md, figures (PNG) and a CSV of every table: speedup.csv, final.csv and more.
+
+    --csv takes runs of other tools: a row per run and evaluation, with the columns arm, run, hours and the metric;
+    rule, n, m and advantages, where there, give the ablations.
 
     \b
     Examples:
       pods report runs/quickstart
       pods report runs/grpo runs/pods --baseline grpo --output report
-      pods report --csv evaluations.csv --output report
+      pods report --csv evaluations.csv --baseline grpo --metric answer_accuracy --output report
     """
     directories = directories or []
     if (csv is None) == (not directories):

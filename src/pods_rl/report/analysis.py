@@ -98,14 +98,17 @@ def analyse(
     """
     base = find_baseline(arms, baseline)
     ordered = tuple(sorted(arms, key=lambda arm: arm is not base))
-    curved = [arm for arm in ordered if arm.curve]
+    curved = [(arm, arm.curve) for arm in ordered if arm.curve and arm.curve.has_mean]
+    reference = base.curve if base and base.curve and base.curve.has_mean else None
     speedups: dict[tuple[str, str, bool], Speedup] = {}
-    if base and base.curve:
-        for arm in curved:
-            speedups |= _speedups(base.curve, arm, is_baseline=arm is base, resamples=resamples, seed=seed)
-    reference = [base] if base and base.curve else curved
-    horizon = min((float(arm.curve.due[arm.curve.last()]) for arm in reference if arm.curve), default=0.0)
-    finals = {arm.name: final_of(arm.curve, horizon, resamples=resamples, seed=seed) for arm in curved if arm.curve}
+    for arm, curve in curved:
+        if reference is None:
+            break
+        draws = 0 if arm is base else resamples  # against itself an interval means nothing
+        speedups |= _speedups(reference, arm.name, curve, resamples=draws, seed=seed)
+    ends = [float(curve.due[curve.last()]) for curve in ([reference] if reference else [c for _, c in curved])]
+    horizon = min(ends, default=0.0)
+    finals = {arm.name: final_of(curve, horizon, resamples=resamples, seed=seed) for arm, curve in curved}
     draft = Analysis(
         arms=ordered,
         baseline=base,
@@ -141,20 +144,19 @@ def find_baseline(arms: Sequence[Arm], name: str | None) -> Arm | None:
 
 
 def _speedups(
-    base: Curve, arm: Arm, *, is_baseline: bool, resamples: int, seed: int
+    base: Curve, name: str, curve: Curve, *, resamples: int, seed: int
 ) -> dict[tuple[str, str, bool], Speedup]:
-    assert arm.curve is not None
     found: dict[tuple[str, str, bool], Speedup] = {}
     for criterion in _CRITERIA:
         for interpolated in (False, True):
-            found[arm.name, criterion, interpolated] = speedup(
+            found[name, criterion, interpolated] = speedup(
                 base.scores,
                 base.seconds,
-                arm.curve.scores,
-                arm.curve.seconds,
+                curve.scores,
+                curve.seconds,
                 criterion=criterion,
                 interpolated=interpolated,
-                resamples=0 if is_baseline else resamples,  # against itself an interval means nothing
+                resamples=resamples,
                 seed=seed,
             )
     return found

@@ -40,6 +40,11 @@ class Curve:
     def mean(self) -> Array:
         return mean_curve(self.scores)
 
+    @property
+    def has_mean(self) -> bool:
+        """Whether most of the runs share a checkpoint; else there is nothing to compare."""
+        return not bool(np.isnan(self.mean).all())
+
     @cached_property
     def times(self) -> Array:
         """Mean of the real seconds over runs."""
@@ -66,6 +71,11 @@ class Arm:
     @property
     def run_count(self) -> int:
         return len(self.runs) or (len(self.curve.runs) if self.curve else 0)
+
+    def curves(self, metric: str) -> dict[str, Curve]:
+        """By metric: the one compared first, then the other accuracies and the length."""
+        others = {name: self.other_curves.get(name) for name in (*ACCURACIES, LENGTH) if name != metric}
+        return {name: curve for name, curve in {metric: self.curve, **others}.items() if curve}
 
 
 def curve_of(evals: Mapping[str, Iterable[Mapping[str, Any]]], metric: str) -> Curve | None:

@@ -121,7 +121,12 @@ def ablation_figure(lines: Sequence[Line], finals: Sequence[Final], *, metric: s
 
 
 def _longest(lines: Sequence[Line]) -> float:
-    return max((float(np.nanmax(line.seconds)) for line in lines), default=1.0)
+    return max((float(np.nanmax(line.seconds)) for line in _named(lines)), default=1.0)
+
+
+def _named(lines: Sequence[Line]) -> Sequence[Line]:
+    """The arms that decide the axes: all but the grey ones, where there are such."""
+    return [line for line in lines if line.role != "other"] or lines
 
 
 def _entries(lines: Sequence[Line], handles: Sequence[Any]) -> tuple[list[Any], list[str]]:
@@ -142,8 +147,8 @@ def draw_lines(axes: Axes, lines: Sequence[Line], unit: str) -> list[Any]:
         layer = 2.1 if line.role == "other" else 3.9 if line.role == "reference" else 3 + 0.1 * min(rank, 8)
         look = {**style, "zorder": layer}
         handles.append(_draw_line(axes, line, look, UNITS[unit], crowded=crowded, rasterized=points > _POINTS))
-    if crowded:
-        axes.set_ylim(*_mean_limits(lines))
+    if crowded or len(_named(lines)) < len(lines):
+        axes.set_ylim(*limits(lines, means_only=crowded))
     axes.set_xlim(0, _longest(lines) / UNITS[unit] * 1.02 or 1)
     axes.set_xlabel(f"training time ({unit})")
     return handles
@@ -168,9 +173,13 @@ def _draw_line(axes: Axes, line: Line, style: dict[str, Any], unit: float, *, cr
     return handle
 
 
-def _mean_limits(lines: Sequence[Line]) -> tuple[float, float]:
-    means = np.concatenate([mean_curve(line.scores) for line in lines])
-    low, high = float(np.nanmin(means)), float(np.nanmax(means))
+def limits(lines: Sequence[Line], *, means_only: bool = False) -> tuple[float, float]:
+    """The range of scores that holds every run of the named arms, or their means, with a margin."""
+    shown = [mean_curve(line.scores) if means_only else line.scores.ravel() for line in _named(lines)]
+    values = np.concatenate(shown)
+    if np.isnan(values).all():
+        return 0.0, 1.0
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
     margin = 0.08 * (high - low) or 0.05
     return low - margin, high + margin
 
@@ -196,8 +205,9 @@ def _mark_threshold(axes: Axes, lines: Sequence[Line], threshold: float, unit: s
 
 def _along(axes: Axes, level: float, label: str) -> None:
     """Write along a horizontal line."""
-    offset: dict[str, Any] = {"xytext": (6, 4), "textcoords": "offset points"}
-    axes.annotate(label, (0, level), xycoords=("axes fraction", "data"), fontsize=9, zorder=7, **offset)
+    look: dict[str, Any] = {"xytext": (6, 5), "textcoords": "offset points", "fontsize": 9, "zorder": 7}
+    look["bbox"] = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1}
+    axes.annotate(label, (0, level), xycoords=("axes fraction", "data"), **look)
 
 
 @styled

@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 
 from .ablations import AXES, Ablation
 from .analysis import PHASES, Analysis
-from .arms import ACCURACIES, LENGTH, Arm, Curve, finite
-from .figures import Bar, Final, Line, ablation_figure, curves_figure, phases_figure, threshold_figure
+from .arms import ACCURACIES, LENGTH, Arm, finite
+from .figures import Bar, Final, Line, ablation_figure, curves_figure, limits, phases_figure, threshold_figure
 from .roles import roles_of
-from .statistics import Array
+from .statistics import Array, mean_curve
 from .step_figures import Series, steps_figure
 from .style import NARROW, WIDE, Role, to_bytes
 from .text import duration, interval, number, unit_for
@@ -52,12 +52,11 @@ class Picture:
 def pictures(analysis: Analysis) -> dict[str, Picture]:
     """The figures there is data for, by name (``FIGURES``); ``curves`` is always there."""
     metric = words(analysis.metric)
-    others = _others_note(analysis)
     made: dict[str, tuple[Callable[[float], Figure | None], str, str]] = {
         "curves": (
             partial(_draw_curves, analysis),
             f"{metric} against training time, every run and the mean of each arm",
-            f"{_BAND} Dots: where a mean first reaches the dashed level.{others}",
+            f"{_BAND} Dots: where a mean first reaches the dashed level.{_others_note(analysis, analysis.metric)}",
         ),
         "threshold": (
             partial(_draw_threshold, analysis),
@@ -73,21 +72,21 @@ def pictures(analysis: Analysis) -> dict[str, Picture]:
             partial(_draw_steps, analysis),
             "reward, kept reward, its spread and the share of groups with equal rewards, over the steps",
             "Means over the runs of an arm within equal stretches of steps. Reward is over all n rollouts of a prompt, "
-            f"kept is over the m that were trained on.{others}",
+            f"kept is over the m that were trained on.{_undrawn_note(analysis)}",
         ),
     }
-    for name in (*ACCURACIES, LENGTH):
+    for name in (name for name in (*ACCURACIES, LENGTH) if name != analysis.metric):
         made[name] = (
             partial(_draw_other, analysis, name),
             f"{words(name)} against training time, every run and the mean of each arm",
-            f"{_BAND}{others}",
+            f"{_BAND}{_others_note(analysis, name)}",
         )
     for ablation in analysis.ablations:
         made[f"ablation-{ablation.axis}"] = (
             partial(_draw_ablation, analysis, ablation),
             f"{metric} against training time and at the end, by {ablation.title}",
-            f"All with {ablation.held}. {_BAND} Right: the score at {duration(analysis.horizon)} of training with the "
-            "same interval; faint dots are runs.",
+            f"All with {ablation.held}. {_BAND} In the second panel the score at {duration(analysis.horizon)} of "
+            "training with the same interval; faint dots are runs.",
         )
     return {name: found for name, (draw, alt, note) in made.items() if (found := _picture(draw, alt, note))}
 
@@ -103,26 +102,39 @@ def _uri(figure: Figure) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(to_bytes(figure, "svg")).decode("ascii")
 
 
-def _others_note(analysis: Analysis) -> str:
+def _others_note(analysis: Analysis, metric: str) -> str:
+    """The grey lines of a figure by name, and those that lie wholly outside its axis."""
+    lines = _lines(analysis, metric)
+    others = [line for line in lines if line.role == "other"]
+    if not others:
+        return ""
+    low, high = limits(lines)
+    means = {line.label: mean_curve(line.scores) for line in others}
+    outside = [label for label, mean in means.items() if not ((mean >= low) & (mean <= high)).any()]
+    note = f" Grey, means only: {', '.join(means)}."
+    return note + (f" Outside the axis: {', '.join(outside)}." if outside else "")
+
+
+def _undrawn_note(analysis: Analysis) -> str:
     roles = roles_of(analysis)
-    others = [arm.label for arm in analysis.arms if roles[arm.name] == "other" and arm.curve]
-    return f" Grey, means only: {', '.join(others)}." if others else ""
+    undrawn = [arm.label for arm in analysis.arms if roles[arm.name] == "other" and arm.runs]
+    return f" Not drawn: {', '.join(undrawn)}." if undrawn else ""
 
 
-def _lines(analysis: Analysis, curve_of: Callable[[Arm], Curve | None], crossings: bool = False) -> list[Line]:
+def _lines(analysis: Analysis, metric: str) -> list[Line]:
     lines = []
     roles = roles_of(analysis)
     for arm in analysis.arms:
-        curve, result = curve_of(arm), analysis.speedup_of(arm.name)
+        curve, result = arm.curves(analysis.metric).get(metric), analysis.speedup_of(arm.name)
         if curve:
-            crossing = result.arm_time if result and crossings else math.inf
+            crossing = result.arm_time if result and metric == analysis.metric else math.inf
             lines.append(Line(arm.label, curve.seconds, curve.scores, roles[arm.name], crossing))
     return lines
 
 
 def _draw_curves(analysis: Analysis, width: float) -> Figure:
     """The main figure; empty axes before the first evaluation."""
-    lines = _lines(analysis, lambda arm: arm.curve, crossings=True)
+    lines = _lines(analysis, analysis.metric)
     base = analysis.baseline
     result = analysis.speedup_of(base.name) if base else None
     if base is None or result is None:
@@ -133,7 +145,7 @@ def _draw_curves(analysis: Analysis, width: float) -> Figure:
 
 
 def _draw_other(analysis: Analysis, metric: str, width: float) -> Figure | None:
-    lines = _lines(analysis, lambda arm: arm.other_curves.get(metric))
+    lines = _lines(analysis, metric)
     return curves_figure(lines, metric=words(metric), width=width) if lines else None
 
 

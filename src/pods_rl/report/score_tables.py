@@ -6,20 +6,11 @@ import math
 from collections.abc import Iterator
 
 from .analysis import Analysis
-from .arms import ACCURACIES, HOUR, LENGTH, Arm, Curve
+from .arms import HOUR, LENGTH, Arm
 from .statistics import normal_band
 from .tables import Column, Row, Table, name_of, text_of, with_interval
 from .text import duration
 from .wording import words
-
-
-def scores_of(arm: Arm, metric: str) -> dict[str, Curve]:
-    """The curves of an arm by metric: the compared one first, then the other accuracies and the length."""
-    curves = {
-        metric: arm.curve,
-        **{name: arm.other_curves.get(name) for name in (*ACCURACIES, LENGTH) if name != metric},
-    }
-    return {name: curve for name, curve in curves.items() if curve}
 
 
 def scores_table(analysis: Analysis) -> Table:
@@ -28,7 +19,7 @@ def scores_table(analysis: Analysis) -> Table:
     metrics: dict[str, None] = {}  # a set in order
     for arm in analysis.arms:
         row: Row = {"arm": arm.name, "label": arm.label, "runs": arm.run_count}
-        for name, curve in scores_of(arm, analysis.metric).items():
+        for name, curve in arm.curves(analysis.metric).items():
             metrics[name] = None
             at = curve.last(analysis.horizon)
             low, high = normal_band(curve.scores)
@@ -53,7 +44,7 @@ def curves_table(analysis: Analysis) -> Table:
 
 
 def _checkpoints(arm: Arm, metric: str) -> Iterator[Row]:
-    for name, curve in scores_of(arm, metric).items():
+    for name, curve in arm.curves(metric).items():
         low, high = normal_band(curve.scores)
         present = (~(curve.scores != curve.scores)).sum(axis=0)
         for at, due in enumerate(curve.due):

@@ -18,7 +18,7 @@ _LEFT_OUT = {"peak", "s/step"}  # what a line of 80 columns has no room for
 
 
 def print_summary(report: ReportFiles, console: Console) -> None:
-    """The headline, the table of arms in at most 80 columns, the notes and the paths of the files."""
+    """The headlines, the table of arms in at most 80 columns, the notes and the paths of the files."""
     source = report.tables["final"]
     shown = [index for index, column in enumerate(source.columns) if column.title not in _LEFT_OUT]
     table = RichTable(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
@@ -29,8 +29,9 @@ def print_summary(report: ReportFiles, console: Console) -> None:
     for cells in source.cells():
         table.add_row(*(escape(plain(cells[index])) for index in shown))
     width = min(console.width, 80)
-    for headline in report.analysis.headlines[:1]:
-        console.print(f"[bold]{escape(headline)}[/bold]", width=width, highlight=False)
+    for rank, headline in enumerate(report.analysis.headlines):
+        style = "bold" if rank == 0 else None
+        console.print(escape(headline), style=style, width=width, highlight=False)
     console.print(table, width=width)
     for note in report.analysis.notes:
         console.print(f"[yellow]Note:[/yellow] {escape(note)}", width=width, highlight=False)

@@ -166,7 +166,9 @@ def _curve_notes(analysis: Analysis) -> list[str]:
                 f"{arm.label}: half of its runs or fewer have {thin} of the {len(curve.due)} checkpoints; "
                 "those are drawn run by run, and are in no mean."
             )
-        end = analysis.finals[arm.name]
+        end = analysis.finals.get(arm.name)
+        if end is None:
+            continue
         if end.final_runs < len(curve.runs):
             found.append(
                 f"{arm.label}: its final score is the mean of the {end.final_runs} of {len(curve.runs)} runs "
@@ -184,7 +186,8 @@ def _baseline_notes(analysis: Analysis) -> list[str]:
         return ["There is no baseline: no speedup is computed."] if len(analysis.arms) > 1 else []
     result = analysis.speedup_of(base.name, "peak")
     if result is None or base.curve is None:
-        return [f"{base.label}, the baseline, has no evaluation: no speedup is computed."]
+        what = "no checkpoint that most of its runs share" if base.curve else "no evaluation"
+        return [f"{base.label}, the baseline, has {what}: no speedup is computed."]
     found = []
     if result.arm_time <= float(np.nanmin(base.curve.times)):
         found.append(f"{base.label} peaks at its first evaluation: its level says nothing about training.")

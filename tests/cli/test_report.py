@@ -1,0 +1,132 @@
+"""`pods report` as a user runs it; the authors' published runs are its oracle.
+
+Replaces the test of the published table that called the functions of the report directly.
+"""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAPER_RUNS = Path(__file__).parents[3] / "shared" / "data" / "paper_runs" / "gsm8k_qwen2.5-3b_l40s.csv"
+COLUMNS = "arm,criterion,interpolated,threshold,baseline_hours,arm_hours,speedup,ci_low,ci_high,never_reached"
+
+PUBLISHED = {  # arm: (speedup, 95 % interval or None where none is published, accuracy at 6 h in percent)
+    "grpo": (1.0, None, 80.76),
+    "pods-n32-m16": (1.20, (0.80, 1.67), 82.43),
+    "pods-n64-m16": (2.00, (1.00, 2.67), 82.60),
+    "pods-n128-m16": (1.20, (0.67, 2.00), 82.68),
+    "pods-n256-m16": (1.20, (0.67, 1.60), 82.16),
+    "pods-n64-m8": (1.50, None, 82.84),
+    "pods-n64-m4": (1.00, None, 82.86),
+    "pods-n64-m2": (0.67, None, 81.30),
+    "max-reward-n64-m16": (0.0, None, 67.28),
+    "random-n64-m16": (0.75, (0.44, 1.00), 81.62),
+}
+
+
+def pods_report(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pods_rl", "report", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not PAPER_RUNS.exists():
+        pytest.skip("the authors' published runs are not beside this checkout")
+    folder = tmp_path_factory.mktemp("published")
+    done = pods_report("--csv", PAPER_RUNS, "--baseline", "grpo", "--metric", "answer_accuracy", "--output", folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_speedup_csv_has_its_columns_and_a_row_for_each_rule(published: Path) -> None:
+    assert (published / "speedup.csv").read_text().splitlines()[0] == COLUMNS
+    keys = [(row["arm"], row["criterion"], row["interpolated"]) for row in rows_of(published / "speedup.csv")]
+    assert sorted(keys) == sorted((a, c, i) for a in PUBLISHED for c in ("p99", "peak") for i in ("false", "true"))
+
+
+@pytest.mark.parametrize("arm", PUBLISHED)
+def test_published_runs_give_the_published_table(published: Path, arm: str) -> None:
+    speedup, interval, accuracy = PUBLISHED[arm]
+    (row,) = (
+        row
+        for row in rows_of(published / "speedup.csv")
+        if (row["arm"], row["criterion"], row["interpolated"]) == (arm, "p99", "false")
+    )
+    assert round(float(row["speedup"]), 2) == speedup
+    assert float(row["baseline_hours"]) == 3.0  # hours, not seconds
+    if speedup:
+        assert float(row["baseline_hours"]) / float(row["arm_hours"]) == pytest.approx(float(row["speedup"]))
+    else:
+        assert (row["arm_hours"], row["never_reached"]) == ("", "1")
+    if interval:
+        assert [float(row["ci_low"]), float(row["ci_high"])] == pytest.approx(interval, abs=0.2)
+    (final,) = (row for row in rows_of(published / "final.csv") if row["arm"] == arm)
+    assert round(100 * float(final["final"]), 2) == accuracy
+    assert float(final["final_hours"]) == 6.0
+    assert final["final_runs"] == "10"
+
+
+def test_published_runs_give_the_paper_s_ablations_and_every_figure(published: Path) -> None:
+    families: dict[str, list[str]] = {}
+    for row in rows_of(published / "ablations.csv"):
+        families.setdefault(row["axis"], []).append(row["value"])
+    assert families == {
+        "n": ["16 (GRPO)", "32", "64", "128", "256"],
+        "m": ["2", "4", "8", "16"],
+        "rule": ["max_variance", "max_reward", "random"],
+    }
+    figures = {path.stem for path in (published / "figures").iterdir()}
+    scores = {"curves", "format_accuracy", "both_accuracy", "mean_completion_tokens"}
+    assert figures == {*scores, "threshold", "ablation-n", "ablation-m", "ablation-rule"}
+
+
+def write_csv(path: Path, *, arms: dict[str, str], header: str = "") -> Path:
+    """Two runs of each arm that rise from 0.5 by 0.1 an hour, the second arm and the later ones twice as fast."""
+    lines = [f"arm,run,hours,answer_accuracy{header}"]
+    for rank, (arm, columns) in enumerate(arms.items()):
+        for run in (1, 2):
+            lines += [f"{arm},{run},{h},{0.5 + 0.1 * h * (1 + min(rank, 1))}{columns}" for h in (1, 2, 3, 4)]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_before_and_after_are_an_ablation_of_a_csv(tmp_path: Path) -> None:
+    arms = {"grpo": ",none,16,16,", "after": ",max_variance,64,16,after", "before": ",max_variance,64,16,before"}
+    path = write_csv(tmp_path / "runs.csv", arms=arms, header=",rule,n,m,advantages")
+    done = pods_report("--csv", path, "--output", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert "after (64→16) reached 99 % of grpo (16)’s peak answer accuracy 2.00x sooner" in done.stdout.replace(
+        "\n", " "
+    )
+    rows = [(row["axis"], row["value"]) for row in rows_of(tmp_path / "out" / "ablations.csv")]
+    assert rows == [("n", "16 (GRPO)"), ("n", "64"), ("advantages", "after"), ("advantages", "before")]
+
+
+def test_a_baseline_that_is_not_there_is_refused_with_the_arms(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "runs.csv", arms={"base": "", "pods": ""})
+    done = pods_report("--csv", path, "--output", tmp_path / "out", "--baseline", "bas")
+    assert done.returncode == 2
+    message = " ".join(done.stderr.split())
+    assert "No arm is called 'bas': the arms are base, pods. Did you mean 'base'?" in message
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [((), "Name the runs to report on"), (("--csv", "runs.csv"), "--csv needs --output DIRECTORY")],
+)
+def test_a_command_that_says_too_little_is_refused(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    done = pods_report(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
