@@ -35,7 +35,8 @@ def read_split(name: str, split: str, config: str | None = None) -> Dataset:
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(
             f"no local file or folder is called {name!r}, and the hub did not give it (config {config!r}, "
-            f"split {split!r}): {_first_line(error)}. Without network, name a local file"
+            f"split {split!r}): {_first_line(error)}. Without network, name a local file as "
+            "dataset_name, or the folder of a published task as data_dir"
         ) from error
 
 
