@@ -180,7 +180,7 @@ def duration(seconds: float) -> str:
     """A time as a person says it.
 
     >>> duration(42), duration(600), duration(5400), duration(200000)
-    ('42 s', '10 min', '1 h 30 min', '2 d 8 h')
+    ('42 s', '10 min', '1 h 30 min', '2 d 7 h')
     """
     minutes = round(seconds / 60)
     if seconds < 120:
