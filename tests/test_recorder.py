@@ -36,8 +36,8 @@ def evaluation(accuracy=0.5):
 
 
 def run_steps(tmp_path, clock, step_seconds, **settings):
-    """Drives a recorder through steps of given lengths; every evaluation takes 100 seconds."""
-    seen = []
+    """Drives a recorder through steps of given lengths; every evaluation takes 100 seconds, every save 50."""
+    seen, saved = [], settings.pop("saved", [])
 
     def evaluate(index):
         clock.now += 100.0
@@ -55,6 +55,11 @@ def run_steps(tmp_path, clock, step_seconds, **settings):
             clock.now += seconds
             state.global_step += 1
             recorder.on_step_end(None, state, control)
+            if getattr(control, "should_save", False):
+                control.should_save = False
+                clock.now += 50.0
+                saved.append(state.global_step)
+                recorder.on_save(None, state, control)
             recorder.on_log(None, state, control, logs={"reward": 1.0})
             if control.should_training_stop:
                 break
@@ -94,6 +99,13 @@ def test_a_request_to_stop_ends_after_the_step(tmp_path, clock):
     run, recorder, _ = run_steps(tmp_path, clock, [1.0] * 9, asked=lambda: next(asked))
     assert len(run.metrics) == 2
     assert recorder.stop_reason == "interrupted by SIGINT"
+
+
+def test_checkpoints_are_saved_by_the_clock_and_off_it(tmp_path, clock):
+    saved = []
+    run, recorder, _ = run_steps(tmp_path, clock, [4.0] * 6, save_seconds=10.0, max_seconds=24.0, saved=saved)
+    assert saved == [3, 5]
+    assert [row["seconds"] for row in run.metrics] == [4.0, 8.0, 12.0, 16.0, 20.0, 24.0]
 
 
 def test_the_ledger_is_sampled(tmp_path, clock):

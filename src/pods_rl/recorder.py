@@ -43,12 +43,18 @@ class TrainingClock:
     def paused(self) -> TrainingClock:
         return self
 
-    def __enter__(self) -> None:
+    def pause(self) -> None:
         self._since = self._now()
 
-    def __exit__(self, *_: object) -> None:
+    def resume(self) -> None:
         if self._start is not None:
             self._start += self._now() - self._since
+
+    def __enter__(self) -> None:
+        self.pause()
+
+    def __exit__(self, *_: object) -> None:
+        self.resume()
 
 
 class Recorder(TrainerCallback):
@@ -64,6 +70,7 @@ class Recorder(TrainerCallback):
         ledger: the columns of the latest generation.
         stop_requested: asked after each step; a reason, or None to go on.
         eval_completions: keep the completions of each evaluation.
+        save_seconds: have TRL save a checkpoint whenever the clock passes a multiple of it, off the clock.
     """
 
     def __init__(
@@ -78,6 +85,7 @@ class Recorder(TrainerCallback):
         eval_seconds: float | None = None,
         eval_completions: bool = False,
         ledger_every: int = 0,
+        save_seconds: float | None = None,
         clock_offset: float = 0.0,
     ) -> None:
         self._writer = writer
@@ -89,6 +97,8 @@ class Recorder(TrainerCallback):
         self._eval_seconds = eval_seconds
         self._eval_completions = eval_completions
         self._ledger_every = ledger_every
+        self._save_seconds = save_seconds
+        self._saving = False
         self.clock = TrainingClock(clock_offset)
         self.started = time.perf_counter()
         self.seconds = clock_offset
@@ -116,8 +126,22 @@ class Recorder(TrainerCallback):
             self.stop_reason = asked or self._budget_spent()
             if self.stop_reason:
                 control.should_training_stop = True
-            elif self._eval_seconds and self.seconds // self._eval_seconds > before // self._eval_seconds:
+            elif self._passed(self._eval_seconds, before):
+                assert self._eval_seconds
                 self._run_evaluation(due=self.seconds // self._eval_seconds * self._eval_seconds)
+        if self._passed(self._save_seconds, before):
+            control.should_save = True
+            self._saving = True
+            self.clock.pause()
+
+    def on_save(self, *_: Any, **__: Any) -> None:
+        if self._saving:
+            self._saving = False
+            self.clock.resume()
+
+    def _passed(self, period: float | None, before: float) -> bool:
+        """Whether the clock passed a multiple of `period` in the last step."""
+        return period is not None and self.seconds // period > before // period
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if logs is None or _NOT_A_STEP in logs:

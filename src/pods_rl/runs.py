@@ -32,7 +32,7 @@ _LOCK = ".lock"
 _locked_here: set[Path] = set()  # POSIX record locks do not tell two writers of one process apart
 
 
-class RunInUse(UserError):
+class RunInUseError(UserError):
     """Another process, or another writer of this one, holds the run."""
 
 
@@ -314,7 +314,7 @@ def _take_lock(path: Path) -> IO[str]:
         file.seek(0)
         holder = file.read().strip() or "another process"
         file.close()
-        raise RunInUse(
+        raise RunInUseError(
             f"{path} is in use: {holder} is writing this run. Wait for it, or choose another --output."
         ) from None
     file.truncate(0)

@@ -150,6 +150,7 @@ def _assemble(
         eval_seconds=settings["eval_seconds"],
         eval_completions=settings["eval_completions"],
         ledger_every=settings["ledger_every"],
+        save_seconds=settings["save_seconds"],
         clock_offset=offset,
     )
     from transformers import PrinterCallback

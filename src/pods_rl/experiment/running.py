@@ -21,7 +21,7 @@ from typing import Literal
 from ..errors import UserError
 from ..recipe import find_accelerate_config
 from ..recipe.reading import parse_yaml
-from ..runs import Run, RunInUse, RunWriter, is_run, write_atomic
+from ..runs import Run, RunInUseError, RunWriter, is_run, write_atomic
 from .plan import Experiment, Planned
 from .process import LOG, Job, in_progress, termination_as_interrupt, train_in_process, visible_gpus, why
 
@@ -149,7 +149,7 @@ class _Making:
             self.tell("started", position, run)
             try:
                 return self._train(run, place)
-            except RunInUse:  # a process that an earlier call left had begun, but not yet taken its place
+            except RunInUseError:  # a process that an earlier call left had begun, but not yet taken its place
                 continue
 
     def _wait_for_others(self, position: int, run: Planned) -> bool:
@@ -217,7 +217,7 @@ def _hold(output: Path) -> Iterator[None]:
     """Keep other calls from making the same experiment; the lock goes with our process, however it ends."""
     try:
         holder = RunWriter(output, resume=True)
-    except RunInUse as error:
+    except RunInUseError as error:
         raise UserError(
             f"{output}: another `pods compare` is making this experiment. Wait for it, or choose another --output."
         ) from error
@@ -258,7 +258,7 @@ def _is_in_use(path: Path) -> bool:
         return False
     try:
         RunWriter(path, resume=True).close()
-    except RunInUse:
+    except RunInUseError:
         return True
     return False
 

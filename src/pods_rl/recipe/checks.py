@@ -35,7 +35,7 @@ _BATCH_KEYS = (
     "steps_per_generation", "generation_batch_size", "rollout_batch_size",
 )  # fmt: skip
 _MINIMA: dict[str, tuple[float, bool]] = {  # (smallest value, whether it is allowed itself)
-    "max_seconds": (0, False), "eval_seconds": (0, False), "eval_prompts": (0, True),
+    "max_seconds": (0, False), "eval_seconds": (0, False), "save_seconds": (0, False), "eval_prompts": (0, True),
     "eval_repeats": (1, True), "eval_temperature": (0, True), "eval_batch_size": (1, True),
     "ledger_every": (0, True), "threads": (1, True), "task_train_size": (1, True),
     "task_test_size": (1, True), "temperature": (0, False), "learning_rate": (0, True),

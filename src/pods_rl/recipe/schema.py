@@ -93,6 +93,8 @@ _RUN = (
      "Stop after so many seconds of training clock, evaluation not counted."),
     ("eval_seconds", "float | None", None, "",
      "Evaluate every so many seconds of training clock; always at the start and at the end."),
+    ("save_seconds", "float | None", None, "the paper has 1800",
+     "Save a checkpoint every so many seconds of training clock (save_steps: every so many steps)."),
     ("eval_prompts", "int | None", None, "the whole test split, as in the paper",
      "Evaluate on the first so many test prompts; 0: never evaluate."),
     ("eval_repeats", "int", 1, "the paper has 5",
