@@ -103,7 +103,7 @@ def test_a_request_to_stop_ends_after_the_step(tmp_path, clock):
 
 def test_checkpoints_are_saved_by_the_clock_and_off_it(tmp_path, clock):
     saved = []
-    run, recorder, _ = run_steps(tmp_path, clock, [4.0] * 6, save_seconds=10.0, max_seconds=24.0, saved=saved)
+    run, _, _ = run_steps(tmp_path, clock, [4.0] * 6, save_seconds=10.0, max_seconds=24.0, saved=saved)
     assert saved == [3, 5]
     assert [row["seconds"] for row in run.metrics] == [4.0, 8.0, 12.0, 16.0, 20.0, 24.0]
 
