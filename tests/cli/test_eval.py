@@ -199,6 +199,8 @@ def test_results_are_what_others_read_and_enough_to_repeat(place):
     wanted |= {"backend": "generate", "device": "cpu", "dtype": "torch.float32", "adapter_sha256": None}
     assert {name: config[name] for name in wanted} == wanted
     assert {"torch", "transformers", "pods-rl"} <= set(config["versions"])
+    asked = {"temperature": 1.0, "max_new_tokens": 8, "seed": 3}
+    assert line["config_general"]["generation_parameters"] == asked
     assert line["configs"]["arithmetic"]["task_difficulty"] == "mixed"
     assert len(line["task_hashes"]["arithmetic"]) == 64
     tables = [pq.read_table(Path("results") / row["completions"]) for row in (line, again)]
@@ -266,7 +268,11 @@ def test_policies_that_cannot_be_loaded_are_told(place, monkeypatch):
     refusals["./pickle"] = "holds its weights as a pickle"
     (place / "torn/model.safetensors").write_bytes(Path("policy/model.safetensors").read_bytes()[:1000])
     refusals["./torn"] = r"\./torn cannot be loaded"
-    save(place / "strange", model_type="of-my-own", auto_map={"AutoModelForCausalLM": "mine.Model"})
+    save(
+        place / "strange",
+        model_type="of-my-own",
+        auto_map={"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"},
+    )
     (place / "strange/model.safetensors").write_bytes(Path("policy/model.safetensors").read_bytes())
     (place / "strange/mine.py").write_text("raise SystemExit('code of the model was run')")
     refusals["./strange"] = r"\./strange cannot be loaded"
