@@ -15,6 +15,23 @@ from pods_rl.report import ReportFiles, build_report
 PHASES = {"grpo": (0.10, 0.004, 0.0, 0.09), "pods": (0.19, 0.016, 0.0002, 0.09)}
 RATES = {"grpo": 0.6, "pods": 1.5}
 
+PAYLOADS = [
+    "<script>document.title='pwned'</script>",
+    "</script><script>document.title='pwned'</script>",
+    "</style><script>document.title='pwned'</script>",
+    "<img src=x onerror=\"document.title='pwned'\">",
+    "<svg/onload=document.title='pwned'>",
+    "<a href=\"javascript:document.title='pwned'\">x</a>",
+    "<iframe srcdoc=\"<script>parent.document.title='pwned'</script>\"></iframe>",
+    "'\" onmouseover=document.title='pwned' x=\"",
+    "</pre></details></section><form action=https://example.invalid><input autofocus onfocus=document.title='pwned'>",
+    "{{ 7 * 7 }}{% raw %}",
+    "<!--",
+    "a | b `c` [d](javascript:e) $f$",
+    "<base href=https://example.invalid/><meta http-equiv=refresh content='0;url=https://example.invalid'>",
+    "\u202e\x00\x1b]0;pwned\x07&lt;b&gt;",
+]
+
 
 def write_run(
     path: Path,
@@ -82,10 +99,13 @@ def write_rollouts(
     groups: int = 2,
     text: str | None = None,
     prompt: str = "What is 12 + 7 - 3?",
+    rewards: np.ndarray | None = None,
 ) -> None:
     rows = []
+    given = rewards
     for group in range(groups):
         rewards = np.where(random.random(n) < 0.4, 1.0, 0.0) + random.integers(0, 5, n) * 0.025
+        rewards = rewards if given is None else given
         order = np.argsort(-rewards, kind="stable")
         kept = {*order[: m // 2].tolist(), *order[n - (m - m // 2) :].tolist()}
         for rollout in range(n):
@@ -129,3 +149,18 @@ def write_experiment(root: Path) -> Path:
                 rollouts=3,
             )
     return root
+
+
+@pytest.fixture(scope="session")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> ReportFiles:
+    """Payloads in prompts, completions, arm and run names, reasons, settings, the environment and metrics."""
+    root = tmp_path_factory.mktemp("hostile") / "<img src=x onerror=document.title=1>"
+    arms = ["grpo", *(f"arm {payload.replace('/', '∕')}".replace("\x00", "") for payload in PAYLOADS)]
+    for arm, payload in zip(arms, ["", *PAYLOADS], strict=True):
+        path = root / arm / f"seed-0 {arm[:40]}"
+        write_run(path, arm, config={f"key {payload}": payload, "rule": payload}, reason=payload, state=f"s {payload}")
+        about = {"device": payload, f"key {payload}": {payload: payload}}
+        (path / "environment.json").write_text(json.dumps(about))
+        random = np.random.default_rng(0)
+        write_rollouts(path, 1, n=4, m=2, random=random, groups=1, text=payload or "x", prompt=payload or "x")
+    return build_report([root], root.parent / "out", resamples=10)

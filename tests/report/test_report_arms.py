@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from conftest import write_run
 from pods_rl.errors import UserError
 from pods_rl.report.analysis import Analysis, analyse, cost_of
 from pods_rl.report.arms import arms_from_csv, arms_from_runs, curve_of, curves_from_csv
+from pods_rl.report.tables import speedup_table
 
 
 def analysis_of(root: Path, baseline: str | None = "grpo", **settings: object) -> Analysis:
@@ -106,6 +108,46 @@ def test_a_baseline_that_never_improves_is_said(tmp_path: Path) -> None:
     analysis = analysis_of(tmp_path)
     assert any("peaks at its first evaluation" in note for note in analysis.notes)
     assert "no sooner and no later" in analysis.headlines[0]
+
+
+def test_a_baseline_that_peaks_at_time_zero_leaves_a_sentence(tmp_path: Path) -> None:
+    """The ratio of its 0 seconds to any time is 0, which is not the 0 of an arm that never gets there."""
+    for arm, scores in (("grpo", (0.5, 0.4, 0.4)), ("pods", (0.4, 0.5, 0.6))):
+        for seed in (1, 2):
+            path = write_run(tmp_path / arm / f"seed-{seed}", arm, seed)
+            rows = [{"due": 10 * k, "seconds": 10.0 * k, "accuracy": score} for k, score in enumerate(scores)]
+            (path / "evals.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    analysis = analysis_of(tmp_path)
+    assert "accuracy after 10.0 s; grpo (16) was there from its first evaluation on" in analysis.headlines[0]
+    assert speedup_table(analysis).cells()[0][2] == "0.00"
+    assert any("peaks at its first evaluation" in note for note in analysis.notes)
+
+
+def test_all_arms_are_in_the_headlines_the_losers_too(tmp_path: Path) -> None:
+    rates = {"grpo": 0.6, "worst": 0.01, "slow": 0.05, "a": 1.0, "b": 1.2, "c": 1.4, "d": 1.8, "e": 3.0}
+    for arm, rate in rates.items():
+        for seed in (1, 2):
+            write_run(tmp_path / arm / f"seed-{seed}", arm, seed, rate=rate, noise=0)
+    lines = analysis_of(tmp_path).headlines
+    assert len(lines) == 6
+    assert lines[0].startswith("e (64→16) reached")
+    assert lines[4].startswith("Also reached it: a (64→16) (")
+    assert lines[5].startswith("2 arms never reached 99 % of grpo (16)’s peak accuracy (0.")
+    assert "final scores: slow (64→16) (0.3" in lines[5]
+    assert all(any(arm in line for line in lines) for arm in rates)
+
+
+def test_no_arm_that_reaches_the_level_is_the_headline(tmp_path: Path) -> None:
+    for arm, rate in (("grpo", 0.9), ("slow", 0.05), ("slower", 0.01)):
+        write_run(tmp_path / arm / "seed-1", arm, 1, rate=rate, noise=0)
+    (line,) = analysis_of(tmp_path).headlines
+    assert line.startswith("None of the 2 arms reached 99 % of grpo (16)’s peak accuracy")
+
+
+def test_few_runs_are_said_to_be_few(experiment: Path) -> None:
+    assert (
+        "Intervals over fewer than 5 runs are narrower than they should be: all arms." in analysis_of(experiment).notes
+    )
 
 
 def test_runs_on_different_devices_are_said(experiment: Path) -> None:

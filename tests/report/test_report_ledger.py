@@ -1,17 +1,17 @@
-"""The ledger's page: order, sampling, size, damage; and that nothing in it is ever live."""
+"""The ledger's page: order, sampling, size, damage; and that nothing in it is ever live.
+
+In a browser: test_report_browser.py."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
-import pytest
+import pyarrow as pa
+import pyarrow.parquet as pq
 from conftest import write_rollouts, write_run
 from markupsafe import escape
 
@@ -19,26 +19,7 @@ from pods_rl.report import ReportFiles, build_report
 from pods_rl.report.arms import arms_from_runs
 from pods_rl.report.ledger import Rollout, ledger_page, outward
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
 OURS = 6  # figures: curves, threshold, phases, steps, format accuracy, both
-
-PAYLOADS = [
-    "<script>document.title='pwned'</script>",
-    "</script><script>document.title='pwned'</script>",
-    "</style><script>document.title='pwned'</script>",
-    "<img src=x onerror=\"document.title='pwned'\">",
-    "<svg/onload=document.title='pwned'>",
-    "<a href=\"javascript:document.title='pwned'\">x</a>",
-    "<iframe srcdoc=\"<script>parent.document.title='pwned'</script>\"></iframe>",
-    "'\" onmouseover=document.title='pwned' x=\"",
-    "</pre></details></section><form action=https://example.invalid><input autofocus onfocus=document.title='pwned'>",
-    "{{ 7 * 7 }}{% raw %}",
-    "<!--",
-    "a | b `c` [d](javascript:e) $f$",
-    "<base href=https://example.invalid/><meta http-equiv=refresh content='0;url=https://example.invalid'>",
-    "\u202e\x00\x1b]0;pwned\x07&lt;b&gt;",
-]
 
 
 def rollout(reward: float, *, kept: bool, index: int = 0) -> Rollout:
@@ -82,6 +63,46 @@ def test_page_stays_within_its_budget(tmp_path: Path) -> None:
     assert f"{len(ledger_page(arms).groups)} of 10 logged groups" in report.html.read_text()
 
 
+def test_a_long_run_of_many_rollouts_makes_no_long_page(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "pods" / "seed-0", "pods", end=30)
+    for step in range(1, 81):
+        write_rollouts(path, step, n=256, m=16, random=np.random.default_rng(step), groups=1)
+    page = ledger_page(arms_from_runs([tmp_path], "accuracy"))
+    assert (page.files, page.files_read, page.total) == (80, 64, 64)
+    assert len(page.groups[0].rollouts) == 256
+    assert page.groups[-1].step == 80
+    report = build_report(tmp_path, resamples=5)
+    assert report.html.stat().st_size < 4_000_000
+    assert f"{len(page.groups)} of 64 logged groups in 64 of 80 ledger files" in report.html.read_text()
+
+
+def test_no_even_choice_keeps_to_one_run(tmp_path: Path) -> None:
+    for seed in range(4):
+        path = write_run(tmp_path / "pods" / f"seed-{seed}", "pods", seed, end=30)
+        for step in range(1, 9):
+            write_rollouts(path, step, n=4, m=2, random=np.random.default_rng(step), groups=1)
+    arms = arms_from_runs([tmp_path], "accuracy")
+    for count in (7, 8, 9, 11, 16):  # of 32, some with a stride that is the number of runs, or one more
+        page = ledger_page(arms, groups_per_arm=count)
+        assert len(page.runs) >= 3
+        assert [group.step for group in page.groups] == sorted(group.step for group in page.groups)
+
+
+def test_groups_of_another_type_are_named(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "pods" / "seed-0", "pods", end=30)
+    (path / "rollouts").mkdir()
+    for name, rows in (
+        ("text", [{"step": 1, "group": "0", "reward": 1.0}]),
+        ("stepless", [{"group": 0, "reward": 1.0}]),
+        ("null", [{"step": None, "group": 0, "reward": "high", "prompt": None, "completion": None}]),
+    ):
+        pq.write_table(pa.Table.from_pylist(rows), path / "rollouts" / f"step-{name}.parquet")
+    page = ledger_page(arms_from_runs([tmp_path], "accuracy"))
+    assert page.groups == ()
+    assert len(page.unreadable) == 3
+    assert "3 ledger files could not be read" in build_report(tmp_path, resamples=5).html.read_text()
+
+
 def test_torn_and_foreign_files_are_named(experiment: Path) -> None:
     folder = experiment / "pods" / "seed-0" / "rollouts"
     whole = (folder / "step-000020.parquet").read_bytes()
@@ -115,21 +136,6 @@ class Elements(HTMLParser):
         self.attributes += attrs
 
 
-@pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> ReportFiles:
-    """Payloads in prompts, completions, arm and run names, reasons, settings, the environment and metrics."""
-    root = tmp_path_factory.mktemp("hostile") / "<img src=x onerror=document.title=1>"
-    arms = ["grpo", *(f"arm {payload.replace('/', '∕')}".replace("\x00", "") for payload in PAYLOADS)]
-    for arm, payload in zip(arms, ["", *PAYLOADS], strict=True):
-        path = root / arm / f"seed-0 {arm[:40]}"
-        write_run(path, arm, config={f"key {payload}": payload, "rule": payload}, reason=payload, state=f"s {payload}")
-        about = {"device": payload, f"key {payload}": {payload: payload}}
-        (path / "environment.json").write_text(json.dumps(about))
-        random = np.random.default_rng(0)
-        write_rollouts(path, 1, n=4, m=2, random=random, groups=1, text=payload or "x", prompt=payload or "x")
-    return build_report([root], root.parent / "out", resamples=10)
-
-
 def test_hostile_text_gives_no_element(hostile: ReportFiles) -> None:
     page = Elements()
     page.feed(hostile.html.read_text())
@@ -160,42 +166,3 @@ def test_policy_allows_our_script_by_hash_and_nothing_else(report: ReportFiles) 
     assert parts["img-src"] == "data:"
     assert re.fullmatch(r"'sha256-[\w+/]+='", parts["script-src"])
     assert not re.search(r"https?://", text.replace("http-equiv", ""))
-
-
-def dump(page: Path, profile: Path) -> str:
-    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
-    flags += " --disable-component-update --disable-sync --virtual-time-budget=3000 --dump-dom"
-    assert CHROMIUM
-    command = [CHROMIUM, *flags.split(), f"--user-data-dir={profile}", page.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-
-
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
-
-
-@needs_chromium
-def test_hostile_text_runs_nothing_in_a_browser(hostile: ReportFiles, tmp_path: Path) -> None:
-    dom = Elements()
-    text = dump(hostile.html, tmp_path / "profile")
-    dom.feed(text)
-    assert "<title>PODS report:" in text  # no payload changed it
-    assert dom.tags.count("script") == 1
-    assert dom.tags.count("img") == OURS
-    for tag in ("iframe", "form", "base", "svg"):
-        assert tag not in dom.tags
-    assert not [name for name, _ in dom.attributes if name.startswith("on")]
-
-
-@needs_chromium
-def test_filter_works_under_the_policy(report: ReportFiles, tmp_path: Path) -> None:
-    text = dump(report.html, tmp_path / "profile")
-    assert '<div id="filter" role="search">' in text  # the script has shown it
-    assert re.search(r'<output id="f-count">\d+ of \d+ groups, \d+ rollouts</output>', text)
-
-
-@needs_chromium
-def test_policy_stops_a_script_that_is_not_ours(report: ReportFiles, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    foreign = "<script>document.title='pwned'</script><img src=x onerror=\"document.title='pwned'\"></body>"
-    page.write_text(report.html.read_text().replace("</body>", foreign))
-    assert "pwned</title>" not in dump(page, tmp_path / "profile")

@@ -111,7 +111,7 @@ def _sections(tables: Mapping[str, Table], images: Mapping[str, Picture], page: 
         ("scores", "Scores", tables["scores"].cells()),
         ("phases", "Phases", tables["phases"].rows),
         ("steps", "Steps", "steps" in images),
-        ("ledger", "Ledger", page.groups),
+        ("ledger", "Ledger", page.groups or page.unreadable),
         ("runs", "Runs", tables["runs"].rows),
         ("config", "Settings", tables["config"].rows),
         ("method", "Method", True),

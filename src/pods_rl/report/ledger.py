@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -140,10 +141,9 @@ _UNREADABLE = (OSError, ValueError, TypeError, KeyError, IndexError, AttributeEr
 
 
 def _files(runs: Sequence[Run]) -> list[tuple[int, Path]]:
-    """(run, file), by step; the runs take turns in coming first, so that an even choice meets all of them."""
-    files = [(index, rank, path) for index, run in enumerate(runs) for rank, path in enumerate(run.rollout_files())]
-    files.sort(key=lambda entry: (entry[2].name, (entry[0] + entry[1]) % max(len(runs), 1)))
-    return [(index, path) for index, _, path in files]
+    """(run, file), by step; within a step the runs are shuffled, so that no even choice keeps to one run."""
+    files = [(index, path) for index, run in enumerate(runs) for path in run.rollout_files()]
+    return sorted(files, key=lambda entry: (entry[1].name, sha256(f"{entry[1].name} {entry[0]}".encode()).digest()))
 
 
 def _index(

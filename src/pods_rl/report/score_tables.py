@@ -70,7 +70,7 @@ def ablations_table(analysis: Analysis) -> Table:
             if final := analysis.finals.get(arm.name):
                 row |= {"final": final.final, "low": final.low, "high": final.high, "peak": final.peak}
             if result := analysis.speedup_of(arm.name):
-                row |= {"speedup": result.speedup, "ci_low": result.ci_low, "ci_high": result.ci_high}
+                row |= vars(result)
             cost = analysis.costs.get(arm.name)
             row["seconds_per_step"] = cost.seconds_per_step if cost else math.nan
             rows.append(row)

@@ -87,7 +87,7 @@ def arms_table(analysis: Analysis) -> Table:
         columns.append(Column("final format", text_of("format_accuracy")))
     if analysis.speedups:
         columns += [
-            Column("to\u00a099\u00a0%", lambda row: duration(row["seconds_to_p99"], unit)),
+            Column("to\u00a099\u00a0%", lambda row: duration(row["arm_time"], unit)),
             Column("speedup, 95 % interval", with_interval("speedup", "ci_low", "ci_high", 2)),
         ]
     columns.append(Column("runs", text_of("runs")))
@@ -122,21 +122,20 @@ def _arm_row(analysis: Analysis, arm: Arm) -> Row:
         "format_accuracy": formats,
         "steps": cost.steps if cost else math.nan,
         "seconds_per_step": cost.seconds_per_step if cost else math.nan,
-        "seconds_to_p99": math.nan,
+        "arm_time": math.nan,
     }
     if final:
         row |= vars(final) | {"final_low": final.low, "final_high": final.high}
         row |= {"final_hours": final.final_seconds / HOUR, "peak_hours": final.peak_seconds / HOUR}
     if result:
-        row |= {"seconds_to_p99": result.arm_time, "hours_to_p99": hours_of(result.arm_time)}
-        row |= {key: getattr(result, key) for key in ("speedup", "ci_low", "ci_high", "never_reached")}
+        row |= vars(result) | {"hours_to_p99": hours_of(result.arm_time)}
     return row
 
 
 def with_interval(value: str, low: str, high: str, digits: int) -> Callable[[Row], str]:
     def show(row: Row) -> str:
         spread = interval(row.get(low, math.nan), row.get(high, math.nan), digits)
-        never = value == "speedup" and row.get(value) == 0.0
+        never = value == "speedup" and row.get("arm_time") == math.inf
         score = "never" if never else number(row.get(value), digits)
         return score if spread == "–" or spread == "[0.00, 0.00]" else f"{score} {spread}"
 

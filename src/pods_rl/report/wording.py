@@ -74,6 +74,11 @@ def _comparison(analysis: Analysis, base: Arm, arm: Arm, result: Speedup) -> str
         return f"{arm.label} never reached {goal} ({level}) in {time}, {count}."
     if math.isinf(result.speedup):
         return f"{arm.label} was at {goal} from its first evaluation on, {count}."
+    if result.speedup == 0:
+        after = duration(result.arm_time)
+        return (
+            f"{arm.label} reached {goal} after {after}; {base.label} was there from its first evaluation on, {count}."
+        )
     spread = interval(result.ci_low, result.ci_high)
     unit = unit_for(max(result.arm_time, result.baseline_time))
     times = f"{duration(result.arm_time, unit)} against {duration(result.baseline_time, unit)}"
