@@ -6,7 +6,6 @@ import pytest
 
 from pods_rl.rewards import accuracy, accuracy_batch, answers
 from pods_rl.rewards.numeric import MAX_LENGTH, read_number
-from pods_rl.rewards.pool import VerifierPool
 
 # (completion's answer, gold, right): decided without mathematics.
 NUMERIC = [
@@ -84,6 +83,18 @@ NUMERIC = [
     ("90°", r"90^{\circ}", True),
     ("90 degrees", r"90^\circ", True),
     ("6", r"6 \text{ cm}", True),
+    ("6 cm^2", "6", True),
+    ("6 in²", "6", True),
+    (r"6\text{ cm}^2", "6", True),
+    (r"6\,\mathrm{cm}^{2}.", "6", True),
+    (r"6\,\mathrm{m}", "6", True),
+    (r"6\,\mathrm{m}^3", "6", True),
+    ("6", r"6\text{ units}^2", True),
+    (r"6\mathrm{i}", "6", False),
+    ("6m", "6", False),
+    ("6i", "6", False),
+    ("6a", "6", False),
+    ("6 eggs I sold", "6", True),
     ("6 cm", r"6\text{ cm}", True),
     ("7", r"6 \text{ cm}", False),
     ("1e999999999", "1", False),
@@ -121,6 +132,9 @@ SYMBOLIC = [
     ("17|18", "18", False),
     (r"51^{1/2}", r"\sqrt{51}", True),
     ("9i+6", "6+9i", True),
+    (r"\frac{x}{2}", "0.5x", True),
+    ("x/3", "0.5x", False),
+    ("6m^2", "6", False),
     ("-q+p", "p-q", True),
     ("q-p", "p-q", False),
     ("-1+e", "e-1", True),
@@ -132,15 +146,6 @@ SYMBOLIC = [
     (r"2\sqrt{2}", r"\sqrt{8}", True),
     (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix} 1\\2 \end{pmatrix}", True),
     (r"\frac{", r"\frac{\pi}{2}", False),
-]
-HOSTILE = [
-    "9^{9^{9^9}}",
-    "(10^{10^{10}})!",
-    "10^{999999999}",
-    "[" * 900,
-    r"\frac{" * 150,
-    "9^" * 400 + "9",
-    "1+" * 499 + "1",
 ]
 
 
@@ -164,17 +169,6 @@ def test_symbolic_answers():
     golds = [gold for _, gold, _ in SYMBOLIC]
     assert accuracy_batch(texts, golds) == [float(right) for _, _, right in SYMBOLIC]
     assert accuracy(texts[0], golds[0]) == 1.0
-
-
-def test_hostile_answers_score_zero_and_leave_no_process(monkeypatch):
-    pool = VerifierPool(size=2, limit=0.5)
-    monkeypatch.setattr(answers, "default_pool", lambda: pool)
-    scores = accuracy_batch([f"<answer>{answer}</answer>" for answer in HOSTILE], ["18"] * len(HOSTILE))
-    processes = [worker._process for worker in pool._all if worker._process]
-    pool.close()
-    assert scores == [0.0] * len(HOSTILE)
-    assert pool.timeouts + pool.crashes >= 2
-    assert all(process.poll() is not None for process in processes)
 
 
 @pytest.mark.parametrize("unit", ["9", "9^", "(", "{", "\\frac{", "$", "1,", "1/", "- ", "e", "a ", "\\text{"])

@@ -16,12 +16,13 @@ CLOSENESS = Fraction(1, 5)  # and up to so much more the nearer the target
 
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 _DRESS = re.compile(r"\\(?:left|right|displaystyle)(?![a-z])|\\[,;:! ()\[\]]|[$`]")
-_TIMES = re.compile(r"\\(?:times|cdot)(?![a-z])|(?<=[\d)\s])[xX](?=[\d(\s])")
+_TIMES = re.compile(r"\\(?:times|cdot)(?![a-z])|(?<=[0-9)\s])[xX](?=[0-9(\s])")
 _SIGNS = str.maketrans("×·∗÷∶−–[]{}", "***//--()()")
-_IMPLICIT = re.compile(r"(?<=[\d)])\s*(?=\()|(?<=\))\s*(?=\d)")
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-_TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d+)?)|([-+*/()]))")
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_IMPLICIT = re.compile(r"(?<=[0-9)])\s*(?=\()|(?<=\))\s*(?=[0-9])")
+_THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
+_UNSIGNED = r"[0-9]{1,100}(?:\.[0-9]{1,100})?"
+_TOKEN = re.compile(rf"\s*(?:({_UNSIGNED})|([-+*/()]))")
+_NUMBER = re.compile(rf"-?{_UNSIGNED}")
 _APPLY: dict[str, Callable[[Fraction, Fraction], Fraction]] = {
     "+": operator.add,
     "-": operator.sub,

@@ -23,19 +23,21 @@ _SMALL = str.maketrans("₀₁₂₃₄₅₆₇₈₉−–·•⋅∙×", "012
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴-⁹]{0,2}[⁺⁻][⁰¹²³⁴-⁹]{0,2}")
 _NORMAL = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 _DOT = re.compile(r"\\(?:cdot|bullet|times|ast)(?![a-z])")
-_HALF = re.compile(r"\\[dt]?frac\s*\{?(\d{1,6})\}?\s*\{?(\d{1,6})\}?")
+_HALF = re.compile(r"\\[dt]?frac\s*\{?([0-9]{1,6})\}?\s*\{?([0-9]{1,6})\}?")
 _DRESS = re.compile(
     r"\\(?:ce|text|textbf|mathrm|mathbf|bf|rm|left|right|displaystyle|uparrow|downarrow|quad)(?![a-z])"
     r"|\\[,;:! ]|\*\*|[$`~↑↓]"
 )
-_CHARGE = re.compile(r"\^?\s?\{\s?(\d{0,2}\s?[+-]|[+-]\s?\d{1,2})\s?\}|\^\s?\(?(\d{0,2}[+-]|[+-]\d{1,2})\)?")
-_SIGN_FIRST = re.compile(r"(?<=[A-Za-z0-9)\]])([+-]\d{1,2})(?=\s?(?:$|[+=]))")  # Mg+2
+_CHARGE = re.compile(
+    r"\^?\s?\{\s?([0-9]{0,2}\s?[+-]|[+-]\s?[0-9]{1,2})\s?\}|\^\s?\(?([0-9]{0,2}[+-]|[+-][0-9]{1,2})\)?"
+)
+_SIGN_FIRST = re.compile(r"(?<=[A-Za-z0-9)\]])([+-][0-9]{1,2})(?=\s?(?:$|[+=]))")  # Mg+2
 _STATE = re.compile(r"\((?:aq|s|l|g|cr|am|conc|dil)?\)")
 _BARE_PLUS = re.compile(r"(?<=\S)\+(?=\s?(?:\+|=|$))")  # of an ion: no term follows it
 
-_PLUS = re.compile(r"\+(?!\d*>)")  # between terms, not in a charge
-_COEFFICIENT = re.compile(r"\((\d{1,6}/\d{1,6})\)|(\d{1,6}(?:\.\d{1,6}|/\d{1,6})?)(?![\d*])\*?|(\d{1,6})\*")
-_TOKEN = re.compile(r"([A-Z][a-z]?)|([(\[])|([)\]])|<(\d*)([+-])(\d*)>|(\d{1,6})")
+_PLUS = re.compile(r"\+(?![0-9]*>)")  # between terms, not in a charge
+_COEFFICIENT = re.compile(r"\(([0-9]{1,6}/[0-9]{1,6})\)|([0-9]{1,6}(?:[./][0-9]{1,6})?)(?![0-9])\*?")
+_TOKEN = re.compile(r"([A-Z][a-z]?)|([(\[])|([)\]])|<([0-9]{0,2})([+-])([0-9]{0,2})>|([0-9]{1,6})")
 _ION = re.compile(r"[A-Z][a-z]?")
 
 

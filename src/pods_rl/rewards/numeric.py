@@ -32,6 +32,7 @@ _DROPPED = re.compile(
 )
 _SPACE = re.compile(r"(?<!\\)\\ |~|\s+")
 _WORD = re.compile(r"[^\W\d_]+")
+_VARIABLE = re.compile(r"[A-Za-z](?![A-Za-z])")  # right after a number, so no article
 _BESIDE_A_NUMBER = frozenset(" .,;:?'\"-%")
 _WORDS_THAT_CHANGE_A_NUMBER = {
     *(
@@ -113,10 +114,11 @@ def read_number_in_words(text: str) -> Number | None:
         return None
     after = text[match.end() :]
     rest = f"{text[: match.start()]} {after}"
-    words = [word.lower() for word in _WORD.findall(rest)]
+    words = _WORD.findall(rest)
     if not set(_WORD.sub("", rest)) <= _BESIDE_A_NUMBER:
         return None
-    if any((len(word) == 1 and word not in "ai") or word in _WORDS_THAT_CHANGE_A_NUMBER for word in words):
+    variable = _VARIABLE.match(after) or any(len(word) == 1 and word not in "aAI" for word in words)
+    if variable or any(word.lower() in _WORDS_THAT_CHANGE_A_NUMBER for word in words):
         return None
     return _value(match, percent=after.lstrip().startswith(("%", "percent")))
 

@@ -1,0 +1,163 @@
+"""Chemical equations: what a formula counts, what balances, and which answers meet a gold equation."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pods_rl.rewards import chemistry, equation
+from pods_rl.rewards.formulas import CHARGE, MAX_DEPTH, has_arrow, read_equation, read_formula
+
+from .data import equations
+
+WATER = "2H2 + O2 = 2H2O"
+FORMULAS = {
+    "H2O": {"H": 2, "O": 1},
+    "HOH": {"H": 2, "O": 1},
+    "Ca(HCO3)2": {"Ca": 1, "H": 2, "C": 2, "O": 6},
+    "[Co(C2H4(NH2)2)3]Cl3": {"Co": 1, "C": 6, "H": 24, "N": 6, "Cl": 3},
+    "CuSO4*5H2O": {"Cu": 1, "S": 1, "O": 9, "H": 10},
+    "CuSO4.5H2O": {"Cu": 1, "S": 1, "O": 9, "H": 10},
+    "SO4<2->": {"S": 1, "O": 4, CHARGE: -2},
+    "I(<->)": {"I": 1, CHARGE: -1},
+    "(NH4<+>)2SO4<2->": {"N": 2, "H": 8, "S": 1, "O": 4, CHARGE: 0},
+    "Mg<+2>": {"Mg": 1, CHARGE: 2},
+    "e<->": {CHARGE: -1},
+    "KBr0": {"K": 1, "Br": 0},
+}
+NO_FORMULAS = ["", "h2o", "2", "()", "(H", "H)", "H2O)(", "(2)", "H-O", "H2O*", "*", "H1234567", "e", "H²"]
+
+# (answer, gold, right)
+ANSWERS = [
+    (WATER, WATER, True),
+    ("2 H2+O2->2 H2O", WATER, True),
+    ("O2 + 2H2 → 2HOH", WATER, True),
+    ("2H2(g) + O2(g) ⇌ 2H2O(l)", WATER, True),
+    ("H2 + 1/2 O2 = H2O", WATER, True),
+    ("H2 + 0.5O2 = H2O", WATER, True),
+    (r"H_2 + \frac{1}{2}O_2 \rightarrow H_{2}O", WATER, True),
+    (r"\ce{2H2 + O2 ->[heat] 2H2O}", WATER, False),  # conditions on an ASCII arrow are not read
+    (r"$2\mathrm{H_2} + \mathrm{O_2} \xrightarrow{\Delta} 2\mathrm{H_2O}$", WATER, True),
+    (r"2H_2 + O_2 \longrightarrow 2H_2O", WATER, True),
+    ("2H₂ + O₂ ⟶ 2H₂O ↑", WATER, True),
+    ("**2H2 + O2 => 2H2O**", WATER, True),
+    ("The balanced equation is: 2H2 + O2 = 2H2O.", WATER, True),
+    ("The balanced equation is\n2H2 + O2 = 2H2O", WATER, True),
+    ("2H2 + O2 = 2H2O, as wanted", WATER, True),
+    ("H2 + H2 + O2 = 2H2O", WATER, True),
+    ("200H2 + 100O2 = 200H2O", WATER, True),
+    ("H2 + O2 = H2O", WATER, False),
+    ("H2 + O2 = H2O2", WATER, False),
+    ("2H2O = 2H2 + O2", WATER, False),
+    ("0H2 + 0O2 = 0H2O", WATER, False),
+    ("1/0 H2 + O2 = H2O", WATER, False),
+    ("-2H2 + -1O2 = -2H2O", WATER, False),
+    ("2H2 + O2 + N2 = 2H2O + N2", WATER, False),
+    ("2H2 + O2", WATER, False),
+    ("2H2 + O2 = 2H2O = 2HOH", WATER, False),
+    ("2H2 + O2 =", WATER, False),
+    ("+ = +", WATER, False),
+    ("=", WATER, False),
+    ("water", WATER, False),
+    ("2h2 + o2 = 2h2o", WATER, False),
+    ("Ag+ + Cl- = AgCl", "Ag{+} + Cl{-} = AgCl", True),
+    ("Ag++Cl-=AgCl", "Ag{+} + Cl{-} = AgCl", True),
+    ("Ag^+(aq) + Cl^{-}(aq) -> AgCl(s)", "Ag{+} + Cl{-} = AgCl", True),
+    ("Ag⁺ + Cl⁻ → AgCl", "Ag{+} + Cl{-} = AgCl", True),
+    ("Ag + Cl = AgCl", "Ag{+} + Cl{-} = AgCl", False),
+    ("Mg+2 + 2OH- = Mg(OH)2", "Mg{+2} + 2OH{-} = Mg(OH)2", True),
+    ("Mg²⁺ + 2OH⁻ = Mg(OH)₂", "Mg{+2} + 2OH{-} = Mg(OH)2", True),
+    ("2K+ + SO42- = K2SO4", "2K{+} + SO4{2-} = K2SO4", True),
+    ("2K+ + SO4 2- = K2SO4", "2K{+} + SO4{2-} = K2SO4", True),
+    ("2K+ + SO4^2- = K2SO4", "2K{+} + SO4{2-} = K2SO4", True),
+    ("Al + 3Fe3+ = Al3+ + 3Fe2+", "Al + 3Fe{3+} = Al{3+} + 3Fe{2+}", True),
+    ("Al + Fe3+ = Al3+ + Fe2+", "Al + 3Fe{3+} = Al{3+} + 3Fe{2+}", False),
+    ("6Al + 2HCl = 2Al3+ + 2Cl- + H2", "6Al + 2HCl = 2Al3{+} + 2Cl1{-} + H2", True),
+    ("Zn = Zn2+ + 2e-", "Zn = Zn{2+} + 2e{-}", True),
+    ("HNO3 = H+ + NO3-", "HNO3 = H{+} + NO3{-}", True),
+    ("Al2(SO4)3 + H2SO4 + 24H2O = 2HAl(SO4)2·12H2O", "Al2(SO4)3 + H2SO4 + 24H2O = 2HAl(SO4)2*12H2O", True),
+    (r"CuSO4 \cdot 5H2O = CuSO4 + 5H2O", "CuSO4*5H2O = CuSO4 + 5H2O", True),
+    # a gold equation that does not balance: its own coefficients, up to a factor
+    ("3Br2 + 6KOH = KBrO3 + 5KBr0 + 3H2O", "3Br2 + 6KOH = KBrO3 + 5KBr0 + 3H2O", True),
+    ("6Br2 + 12KOH -> 2KBrO3 + 10KBr0 + 6H2O", "3Br2 + 6KOH = KBrO3 + 5KBr0 + 3H2O", True),
+    ("3Br2 + 6KOH = KBrO3 + 6KBr0 + 3H2O", "3Br2 + 6KOH = KBrO3 + 5KBr0 + 3H2O", False),
+    # a gold equation that cannot be read: its text
+    ("glucose → 2 ethanol + 2CO2", "glucose = 2 ethanol + 2 CO2", True),
+    ("glucose = ethanol + CO2", "glucose = 2 ethanol + 2 CO2", False),
+]
+
+
+@pytest.mark.parametrize(("text", "atoms"), FORMULAS.items())
+def test_formulas(text, atoms):
+    assert dict(read_formula(text)) == atoms
+
+
+@pytest.mark.parametrize("text", NO_FORMULAS)
+def test_what_is_no_formula(text):
+    assert read_formula(text) is None
+
+
+@pytest.mark.parametrize(("answer", "gold", "right"), ANSWERS)
+def test_worked_values(answer, gold, right):
+    assert equation(f"<answer>{answer}</answer>", gold) == float(right)
+
+
+@pytest.mark.parametrize("answer", ["", " "])
+def test_no_answer_or_no_gold_is_wrong(answer):
+    assert equation(f"<answer>{answer}</answer>", WATER) == 0.0
+    assert equation(f"<answer>{WATER}</answer>", answer) == 0.0
+    assert equation(WATER, WATER) == 0.0  # an answer must be marked as one
+
+
+def test_every_gold_equation_of_the_chemistry_set_meets_itself():
+    read = [read_equation(gold) for _, gold in equations()]
+    assert len(read) == 300
+    assert sum(found is not None for found in read) == 300
+    assert sum(found.balanced for found in read) == 299  # one has a formula with no atoms of an element
+    for unbalanced, gold in equations():
+        assert chemistry(f"<answer>{gold}</answer>", gold) == 1.0
+        assert equation(f"<answer>{gold.replace('=', '→').replace(' ', '  ')}</answer>", gold) == 1.0
+        assert equation(f"<answer>{unbalanced}</answer>", gold) == 0.0
+
+
+def test_one_more_of_any_species_is_wrong():
+    seen = 0
+    for _, gold in equations():
+        left, right = gold.split(" = ")
+        first, *others = right.split(" + ")
+        coefficient, formula = re.fullmatch(r"(\d*)(.*)", first).groups()
+        more = " + ".join([f"{int(coefficient or 1) + 1}{formula}", *others])
+        if others:
+            seen += 1
+            assert equation(f"<answer>{left} = {more}</answer>", gold) == 0.0, gold
+    assert seen > 200
+
+
+@given(st.fractions(min_value=Fraction(1, 50), max_value=50, max_denominator=50))
+@settings(max_examples=50, deadline=None, derandomize=True)
+def test_any_positive_multiple_is_right(factor):
+    answer = f"{2 * factor} H2 + {factor} O2 = {2 * factor} H2O"
+    assert equation(f"<answer>{answer}</answer>", WATER) == 1.0
+
+
+@given(st.text("H2O+-=>()[]{}^_*.0123 e", max_size=60))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_any_text_is_read_or_refused(text):
+    assert equation(f"<answer>{text}</answer>", WATER) in (0.0, 1.0)
+
+
+def test_brackets_are_bounded():
+    deepest = MAX_DEPTH - 1
+    assert dict(read_formula("(" * deepest + "H" + ")2" * deepest)) == {"H": 2**deepest}
+    assert read_formula("(" * (deepest + 1) + "H" + ")" * (deepest + 1)) is None
+    assert read_formula("(" * 100_000) is None
+
+
+def test_an_arrow_makes_an_equation_and_else_it_is_a_choice():
+    assert [has_arrow(text) for text in (WATER, "A -> B", "A → B", "A ⇌ B", "B", "Yes")] == [True] * 4 + [False] * 2
+    assert chemistry("<answer>(b)</answer>", "B") == 1.0
+    assert chemistry("<answer>B -> A</answer>", "A -> B") == 0.0

@@ -1,0 +1,126 @@
+"""Countdown: the expression is parsed, its numbers are counted and its value is exact."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pods_rl.rewards import countdown
+from pods_rl.rewards.countdown import MAX_LENGTH, read_expression
+
+GOLD = "6 * (5 - 1)"  # 24 from 1, 5 and 6
+VALUES = {
+    "7": 7,
+    "1+2*3": 7,
+    "(1+2)*3": 9,
+    "10-4-3": 3,
+    "24/4/2": 3,
+    "24/(4/2)": 12,
+    "2*3+4*5": 26,
+    "1/3+1/6": Fraction(1, 2),
+    "-3+10": 7,
+    "4*-2": -8,
+    "--4": 4,
+    "-(2+3)*2": -10,
+    "0.5*4": 2,
+    "1,000 + 24": 1024,
+    "3 × 4 ÷ 6 − 1": 1,
+    r"3 \times 4 \div 6 \cdot 2": 4,
+    "3 x 4": 12,
+    r"\frac{6}{3} * 4": 8,
+    r"\left( 1 + 2 \right) \times [3]": 9,
+    "2(3+4)(1+1)": 28,
+    "(1+2)3": 9,
+    "$1 + 2$.": 3,
+    "**2 * 3**": 6,
+    "2 + 2 = 4": 4,
+    "4 = 2 + 2": 4,
+    "0/5": 0,
+}
+NONE = [
+    "", " ", "()", "(", ")", "1+", "+1", "*", "1 2", "(1 2)", "1 + 2)", "((1+2)", "1..2", "1//2", "2**3", "2^3", "1/0",
+    "1/(2-2)", "2+2=5", "1=1=1", "=", "2+2=", "2+2=4+0", "a+b", "5!", "1e3", "__import__('os')", "1 if 1 else 2", "1;2",
+    "2%3", "٣+٤", "𝟑+4", "1_000", "1,2", r"\sqrt{4}", "(1,2)", "9" * 101,
+]  # fmt: skip
+SCORES = [
+    ("6*(5-1)", 1.0),
+    ("(5-1)*6 = 24", 1.0),
+    ("24 = 6*5 - 6*1", 0.0),  # six twice
+    ("6*5-1", 0.1333),  # 29: five off
+    ("6*5*1", 0.1286),  # 30: six off
+    ("5*(6-1)", 0.2),  # 25: one off
+    ("5*(6-1) = 24", 0.0),  # not true
+    ("6+5-1", 0.1133),
+    ("4*6", 0.0),
+    ("24", 0.0),
+    ("6*(5-1)+0", 0.0),
+    ("6*(5-1)*1", 0.0),
+    ("56-1", 0.0),
+    ("6/(5-1-5+1)", 0.0),
+]
+
+
+@pytest.mark.parametrize(("text", "value"), VALUES.items())
+def test_values(text, value):
+    assert read_expression(text)[0] == value
+
+
+@pytest.mark.parametrize("text", NONE)
+def test_what_is_no_expression(text):
+    assert read_expression(text) is None
+
+
+@pytest.mark.parametrize(("answer", "score"), SCORES)
+def test_scores(answer, score):
+    assert countdown(f"<think>6 5 1</think><answer>{answer}</answer>", GOLD) == score
+
+
+def test_no_answer_or_no_gold_is_wrong():
+    assert countdown(GOLD, GOLD) == 0.0
+    assert countdown("<answer></answer>", GOLD) == 0.0
+    assert countdown(f"<answer>{GOLD}</answer>", "") == 0.0
+
+
+def test_a_miss_never_reaches_full_marks_and_nearer_is_more():
+    answers = {"2*3+1": 0.1364, "3/2+1-0": 0.0, "(1+3)/2": 0.2333, "3-1/2": 1.0}
+    assert {answer: countdown(f"<answer>{answer}</answer>", "3 - 1/2") for answer in answers} == answers
+    answers = {"300000 + 0.2 - 0.1": 0.2667, "0.2 / 0.1 * 300000": 0.1}
+    assert {answer: countdown(f"<answer>{answer}</answer>", "300000 + 0.2 + 0.1") for answer in answers} == answers
+
+
+def test_values_beyond_any_float():
+    answer = "*".join(["999999999"] * 39)
+    assert countdown(f"<answer>{answer}</answer>", answer.replace("*", "+")) == 0.1
+    assert countdown(f"<answer>{answer}</answer>", answer) == 1.0
+
+
+expressions = st.recursive(
+    st.integers(0, 99).map(str),
+    lambda inner: st.tuples(inner, st.sampled_from("+-*/"), inner).map(lambda parts: f"({' '.join(parts)})"),
+    max_leaves=12,
+)
+
+
+@given(expressions)
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_the_parser_agrees_with_python_s_own(text):
+    try:
+        value = eval(text.replace("/", "/ Fraction(1) /"), {"Fraction": Fraction})  # our own text, never a model's
+    except ZeroDivisionError:
+        assert read_expression(text) is None
+    else:
+        assert read_expression(text)[0] == value
+
+
+@pytest.mark.parametrize("unit", ["(", ")", "-", "1+", "1", "1/", "((1)", "\\frac{", "9*", "(1+", "1=", ",000"])
+def test_long_and_deep_ones_are_read_or_refused(unit):
+    answer = unit * (MAX_LENGTH // len(unit))
+    assert countdown(f"<answer>{answer}</answer>", GOLD) == 0.0
+    read_expression(unit * (100_000 // len(unit)))  # no recursion: it ends
+
+
+def test_depth_is_no_limit_of_its_own():
+    assert read_expression("(" * 190 + "7" + ")" * 190)[0] == 7

@@ -1,0 +1,105 @@
+"""Answers made to break a grader: 64 of them cost nothing but zeros, and a megabyte costs no more than a glance."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from pods_rl.rewards import REWARDS, VerifierPool, accuracy_batch, answers
+from pods_rl.rewards.absurd import is_absurd
+
+from .data import rows
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "verification.py"
+GOLDS = {
+    "accuracy": "18",
+    "format": "",
+    "tag_count": "",
+    "choice": "B",
+    "equation": "2H2 + O2 = 2H2O",
+    "chemistry": "2H2 + O2 = 2H2O",
+    "countdown": "6*(5-1)",
+    "positions": "1 2 3 4",
+}
+UNITS = [
+    "(", "[", "{", "}", "((1)", "H(", "<", "<answer>", "</answer>", "\\boxed{", "\\frac{", "\\xright[", "\\", "^{",
+    "9^", "9!", "9", "1,", "1/", "-", "+", "=", "->", " ", "\n", "answer A ", "is true ", "A: ", "Ag+ + ", "²⁺",
+]  # fmt: skip
+ABSURD = [
+    "9^{9^{9^9}}", "9^9^9^9", "10^{999999999}", "(10^{10^{10}})!", "(10^{10})!", "((9!)!)!", "99999!", "9!!!!",
+    "(((9^9)^9)^9)", "2^{100000}", "[" * 900, "(" * 25, r"\frac{" * 30, "1234567!", "30!!",
+]  # fmt: skip
+HONEST = [
+    "2^{2^5}", "2^{2024}", "(2^3)!", "(2^{10})!", "5!!", "20!", "100!", "2000!", "(n+1)!", "(3!)!", "x^{2^n}",
+    "10^{23}", "e^{-x^2}", r"\frac{10!}{5!5!}", "3^{100}-1", "(" * 24 + ")" * 24, ")" * 900, r"2^{\frac{1}{3}}", "9^x^9^y",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def benchmark_module():
+    specification = importlib.util.spec_from_file_location("verification", BENCHMARK)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("answer", ABSURD)
+def test_the_hopeless_is_refused_at_sight(answer):
+    assert is_absurd(answer)
+
+
+@pytest.mark.parametrize("answer", HONEST)
+def test_the_honest_is_not(answer):
+    assert not is_absurd(answer)
+
+
+def test_no_gold_answer_of_math_is_absurd():
+    assert [row["answer"] for row in rows("math500/test.jsonl") if is_absurd(row["answer"])] == []
+
+
+def test_an_absurd_gold_answer_may_be_met_by_another(monkeypatch):
+    asked = []
+
+    class Recorder:
+        def verify(self, pairs):
+            asked.extend(pairs)
+            return [True] * len(pairs)
+
+    monkeypatch.setattr(answers, "default_pool", Recorder)
+    assert accuracy_batch(["<answer>2^{50000} \\cdot 2^{50000}</answer>"], ["2^{100000}"]) == [1.0]
+    assert accuracy_batch(["<answer>2^{100000}</answer>"], ["2^{100}"]) == [0.0]
+    assert asked == [("2^{100000}", r"2^{50000} \cdot 2^{50000}")]
+
+
+def test_sixty_four_hostile_and_sixty_four_good_answers(benchmark_module, monkeypatch):
+    texts, golds, wanted = benchmark_module.mixed_batch()
+    assert (len(set(texts)), wanted.count(0.0), wanted.count(1.0)) == (128, 64, 64)
+    pool = VerifierPool(size=2, limit=0.5)
+    monkeypatch.setattr(answers, "default_pool", lambda: pool)
+    scores = accuracy_batch(texts, golds)
+    pool.close()
+    assert scores == wanted
+    assert pool.timeouts + pool.crashes >= 3  # some were foreseen by nobody
+
+
+def test_ordinary_answers_are_what_they_seem(benchmark_module):
+    assert accuracy_batch(*benchmark_module.ordinary_answers(200)) == [1.0, 0.0] * 100
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("reward", GOLDS)
+def test_a_megabyte_is_graded_without_a_second_look(reward, unit):
+    text = unit * (1_000_000 // len(unit))
+    for completion in (text, f"<answer>{text}</answer>", f"<answer>A {text} = H2</answer>"):
+        assert REWARDS[reward](completion, GOLDS[reward]) < 1.0
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("reward", ["choice", "equation", "countdown", "positions"])
+@pytest.mark.parametrize("length", [390, 990, 19_980])
+def test_the_longest_answers_that_are_read(reward, unit, length):
+    text = unit * (length // len(unit))
+    for completion in (f"<answer>{text}</answer>", f"<answer>2H2 + O2 = {text}</answer>"):
+        assert REWARDS[reward](completion, GOLDS[reward]) < 1.0
