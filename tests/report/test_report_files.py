@@ -18,7 +18,7 @@ from pods_rl.report import ReportFiles, build_report, build_report_from_csv, pri
 from pods_rl.report.analysis import analyse
 from pods_rl.report.arms import arms_from_runs
 from pods_rl.report.figures import Bar, Line, curves_figure, phases_figure, threshold_figure
-from pods_rl.report.step_figures import Series, steps_figure
+from pods_rl.report.step_figures import Series, binned, steps_figure
 from pods_rl.report.style import to_bytes
 from pods_rl.report.tables import speedup_table
 
@@ -209,6 +209,14 @@ def test_main_figure_draws_every_run_and_marks_the_crossing() -> None:
     assert axes.get_xlabel() == "training time (s)"
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["grpo", "pods"]
+
+
+def test_steps_that_few_runs_reach_are_left_out() -> None:
+    """Three runs of 100, 100 and 200 steps: the mean ends at 100."""
+    runs = [(np.arange(1.0, n + 1), np.full(n, float(n))) for n in (100, 100, 200)]
+    steps, values = binned(runs, 10)
+    assert 90 < steps.max() <= 100
+    np.testing.assert_allclose(values, 400 / 3)
 
 
 def test_time_axis_takes_the_unit_that_fits() -> None:

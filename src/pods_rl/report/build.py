@@ -177,7 +177,7 @@ def to_markdown(
     """The headline, the notes, every table that has rows and every figure, each with its note."""
     first, *further = analysis.headlines or (f"No evaluation of {analysis.metric} yet.",)
     parts = [f"# PODS report: {markdown(title)}", f"**{markdown(first)}**", *_bullets(further)]
-    parts += ["![main figure](report.png)", markdown(images["curves"].note), *_bullets(analysis.notes)]
+    parts += ["![main figure](figures/curves.png)", markdown(images["curves"].note), *_bullets(analysis.notes)]
     for table in tables.values():
         if table.cells():
             parts += [f"## {markdown(table.title)}", table.to_markdown()]

@@ -71,8 +71,8 @@ def pictures(analysis: Analysis) -> dict[str, Picture]:
         "steps": (
             partial(_draw_steps, analysis),
             "reward, kept reward, its spread and the share of groups with equal rewards, over the steps",
-            "Means over the runs of an arm within equal stretches of steps. Reward is over all n rollouts of a prompt, "
-            f"kept is over the m that were trained on.{_undrawn_note(analysis)}",
+            "Means over the runs of an arm within equal stretches of steps, as far as most of its runs got. Reward is "
+            f"over all n rollouts of a prompt, kept is over the m that were trained on.{_undrawn_note(analysis)}",
         ),
     }
     for name in (name for name in (*ACCURACIES, LENGTH) if name != analysis.metric):
@@ -103,16 +103,16 @@ def _uri(figure: Figure) -> str:
 
 
 def _others_note(analysis: Analysis, metric: str) -> str:
-    """The grey lines of a figure by name, and those that lie wholly outside its axis."""
+    """The grey lines of a figure by name, and those that its axis does not hold."""
     lines = _lines(analysis, metric)
     others = [line for line in lines if line.role == "other"]
     if not others:
         return ""
     low, high = limits(lines)
     means = {line.label: mean_curve(line.scores) for line in others}
-    outside = [label for label, mean in means.items() if not ((mean >= low) & (mean <= high)).any()]
+    outside = [label for label, mean in means.items() if ((mean < low) | (mean > high)).any()]
     note = f" Grey, means only: {', '.join(means)}."
-    return note + (f" Outside the axis: {', '.join(outside)}." if outside else "")
+    return note + (f" Partly or wholly outside the axis: {', '.join(outside)}." if outside else "")
 
 
 def _undrawn_note(analysis: Analysis) -> str:

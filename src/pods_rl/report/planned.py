@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import UserError
-from ..recipe.reading import read_yaml
+import yaml
+
 from ..runs import Run
 
 _ATTEMPTS = ".attempts"
@@ -43,11 +43,11 @@ def _why(path: Path) -> str:
 
 def _plan(path: Path) -> dict[str, list[int]]:
     """Seeds by arm, as far as the file says them."""
-    if not path.is_file():
-        return {}
     try:
-        values, _ = read_yaml(path)
-    except UserError:
+        values = yaml.safe_load(path.read_bytes())
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return {}
+    if not isinstance(values, dict):
         return {}
     arms, seeds = values.get("arms"), values.get("seeds", 1)
     if isinstance(seeds, int):

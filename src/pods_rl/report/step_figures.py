@@ -54,18 +54,21 @@ def steps_figure(series: Sequence[Series], titles: dict[str, str], *, bins: int 
 
 
 def binned(runs: Sequence[tuple[Array, Array]], bins: int) -> tuple[Array, Array]:
-    """Mean of several runs' values within equal stretches of steps; stretches without a value are left out.
+    """Mean of several runs' values within equal stretches of steps.
+
+    A stretch that half of the runs or fewer reach is left out: a mean over the fastest run says nothing of the arm.
 
     >>> steps, values = binned([(np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 3.0, 5.0, 7.0]))], bins=2)
     >>> steps, values
     (array([1.5, 3.5]), array([2., 6.]))
     """
-    steps = np.concatenate([steps for steps, _ in runs])
-    values = np.concatenate([values for _, values in runs])
-    low, high = float(steps.min()), float(steps.max())
+    all_steps = np.concatenate([steps for steps, _ in runs])
+    low, high = float(all_steps.min()), float(all_steps.max())
     width = (high - low) / bins or 1.0
-    place = np.minimum(((steps - low) / width).astype(int), bins - 1)
+    place_R = [np.minimum(((steps - low) / width).astype(int), bins - 1) for steps, _ in runs]
+    place, values = np.concatenate(place_R), np.concatenate([values for _, values in runs])
     count = np.bincount(place, minlength=bins)
-    used = count > 0
-    mean_step = np.bincount(place, steps, minlength=bins)[used] / count[used]
+    reached = sum(np.bincount(np.unique(places), minlength=bins) for places in place_R)
+    used = 2 * reached > len(runs)
+    mean_step = np.bincount(place, all_steps, minlength=bins)[used] / count[used]
     return mean_step, np.bincount(place, values, minlength=bins)[used] / count[used]

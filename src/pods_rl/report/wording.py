@@ -82,10 +82,10 @@ def _comparison(analysis: Analysis, base: Arm, arm: Arm, result: Speedup) -> str
     spread = interval(result.ci_low, result.ci_high)
     unit = unit_for(max(result.arm_time, result.baseline_time))
     times = f"{duration(result.arm_time, unit)} against {duration(result.baseline_time, unit)}"
-    if result.speedup > 1:
+    if round(result.speedup, 2) > 1:
         how = f"{result.speedup:.2f}x sooner"
         how += "" if spread == "–" else f" {spread}"
-    elif result.speedup < 1:
+    elif round(result.speedup, 2) < 1:
         speedup = f"{result.speedup:.2f}" + ("" if spread == "–" else f" {spread}")
         how = f"{1 / result.speedup:.2f}x later (speedup {speedup})"
     else:
