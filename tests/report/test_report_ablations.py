@@ -84,11 +84,11 @@ def write_many(root: Path) -> Path:
     """Eight arms: the baseline, an n, an m and a rule family; ``random`` never comes near the others."""
     configs: dict[str, dict[str, Any]] = {"grpo": {}, "pods": {}}
     configs |= {f"pods-{n}": {"num_rollouts": n} for n in (32, 128)}
-    configs |= {f"m-{m}": {"num_generations": m} for m in (8, 4, 2)}
+    configs |= {f"z-{m}": {"num_generations": m} for m in (8, 4, 2)}
     configs["random"] = {"rule": "random"}
     for arm, config in configs.items():
         for seed in (1, 2):
-            rate = 0.0 if arm == "random" else 1.9 if arm == "m-2" else None
+            rate = 0.0 if arm == "random" else 1.9 if arm == "z-2" else None
             write_run(root / arm / f"seed-{seed}", arm, seed, config=config, rate=rate)
     return root
 
@@ -103,7 +103,7 @@ def test_a_crowded_figure_names_the_baseline_the_reference_and_the_best(many: Pa
     roles = roles_of(analysis)
     assert roles["grpo"] == "baseline"
     assert roles["pods"] == "reference"
-    assert roles["m-2"] == "arm"  # the soonest there
+    assert roles["z-2"] == "arm"  # the soonest there
     assert sorted(roles.values()).count("other") == 3
     few = analyse(arms_from_runs([many], "accuracy")[:4], baseline="grpo", metric="accuracy", resamples=20)
     assert "other" not in roles_of(few).values()

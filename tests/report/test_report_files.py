@@ -200,15 +200,16 @@ def test_main_figure_draws_every_run_and_marks_the_crossing() -> None:
     figure = curves_figure(
         [Line("grpo", seconds, scores, role="baseline", crossing=120.0), Line("pods", seconds, scores + 0.1)],
         threshold=0.69,
+        threshold_label="99 % of its peak",
     )
     (axes,) = figure.axes
     thin = [line for line in axes.lines if line.get_linewidth() == 0.8]
     assert len(thin) == 8
     assert len(axes.collections) == 2  # a band for each arm
-    assert [text.get_text() for text in axes.texts] == ["120 s", ""]
+    assert [text.get_text() for text in axes.texts] == ["120 s"]
     assert axes.get_xlabel() == "training time (s)"
     (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["grpo", "pods"]
+    assert [text.get_text() for text in legend.get_texts()] == ["grpo", "pods", "99 % of its peak"]
 
 
 def test_steps_that_few_runs_reach_are_left_out() -> None:

@@ -69,7 +69,7 @@ def curves_figure(
             all of them share an entry of the legend.
         metric: for the axis.
         threshold: a score to draw as a dashed line; each line's ``crossing`` is marked on it.
-        threshold_label: written along that line.
+        threshold_label: of that line, in the legend.
         width: inches.
 
     Above ``CROWD`` arms, bands are left out, as they hide each other, and the axis holds the means, not every run.
@@ -78,11 +78,12 @@ def curves_figure(
     axes = figure.add_subplot()
     unit = unit_for(_longest(lines))
     handles = draw_lines(axes, lines, unit)
+    shown, labels = _entries(lines, handles)
     if threshold is not None and math.isfinite(threshold):
-        _mark_threshold(axes, lines, threshold, unit)
-        _along(axes, threshold, threshold_label)
+        shown.append(_mark_threshold(axes, lines, threshold, unit))
+        labels.append(threshold_label)
     axes.set_ylabel(metric)
-    add_legend(figure, *_entries(lines, handles), width)
+    add_legend(figure, shown, labels, width)
     return figure
 
 
@@ -184,9 +185,9 @@ def limits(lines: Sequence[Line], *, means_only: bool = False) -> tuple[float, f
     return low - margin, high + margin
 
 
-def _mark_threshold(axes: Axes, lines: Sequence[Line], threshold: float, unit: str) -> None:
-    """The dashed line, and for each arm that crosses it a dot, a drop line and the time at its foot."""
-    axes.axhline(threshold, color=TEXT, linewidth=1, linestyle=(0, (4, 3)), zorder=2.5)
+def _mark_threshold(axes: Axes, lines: Sequence[Line], threshold: float, unit: str) -> Any:
+    """The dashed line, and for each arm that crosses it a dot, a drop line and the time at its foot; its handle."""
+    level = axes.axhline(threshold, color=TEXT, linewidth=1, linestyle=(0, (4, 3)), zorder=2.5)
     foot = axes.get_ylim()[0]
     crossing = [
         (line, style["color"])
@@ -201,13 +202,7 @@ def _mark_threshold(axes: Axes, lines: Sequence[Line], threshold: float, unit: s
             offset: dict[str, Any] = {"xytext": (-4, 5 + 13 * rank), "textcoords": "offset points", "ha": "right"}
             axes.annotate(f"{x:.3g} {unit}", (x, foot), color=colour, fontsize=9.5, fontweight="bold", **offset)
     axes.set_ylim(bottom=foot)
-
-
-def _along(axes: Axes, level: float, label: str) -> None:
-    """Write along a horizontal line."""
-    look: dict[str, Any] = {"xytext": (6, 5), "textcoords": "offset points", "fontsize": 9, "zorder": 7}
-    look["bbox"] = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1}
-    axes.annotate(label, (0, level), xycoords=("axes fraction", "data"), **look)
+    return level
 
 
 @styled

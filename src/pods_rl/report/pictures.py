@@ -139,7 +139,8 @@ def _draw_curves(analysis: Analysis, width: float) -> Figure:
     result = analysis.speedup_of(base.name) if base else None
     if base is None or result is None:
         return curves_figure(lines, metric=words(analysis.metric), width=width)
-    label = (f"99 % of {base.label}’s peak: " if width == WIDE else "") + number(result.threshold)
+    whose = f"{base.label}’s peak" if width == WIDE else "peak"
+    label = f"99 % of {whose}: {number(result.threshold)}"
     settings = {"threshold": result.threshold, "threshold_label": label, "width": width}
     return curves_figure(lines, metric=words(analysis.metric), **settings)
 

@@ -81,16 +81,23 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def add_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str], width: float) -> None:
-    """Above the axes, in as many columns as the longest label leaves room for; the figure grows with its rows."""
+    """Above the axes, in as many columns as there is room for; the figure grows with its rows."""
     if not handles:
         return
     labels = [short(label, width, 40) for label in labels]
-    columns = max(1, min(len(labels), int(width * 12 / (6 + max(map(len, labels))))))
+    columns = next(count for count in range(len(labels), 0, -1) if count == 1 or _letters(labels, count) <= width * 12)
     figure.set_figheight(figure.get_figheight() + 0.2 * (math.ceil(len(labels) / columns) - 1))
     place: dict[str, Any] = {"loc": "outside upper left", "ncols": columns, "fontsize": 9.5}
     legend = figure.legend(handles, ["x"] * len(handles), **place)
     for entry, label in zip(legend.get_texts(), labels, strict=True):
         entry.set_text(label)  # set afterwards: a label that starts with "_" would be left out
+
+
+def _letters(labels: Sequence[str], columns: int) -> int:
+    """Width of a legend in letters: its columns are filled one after the other, each as wide as its longest label."""
+    rows, longer = divmod(len(labels), columns)
+    ends = [rows * (column + 1) + min(column + 1, longer) for column in range(columns)]
+    return sum(6 + max(map(len, labels[start:end])) for start, end in zip([0, *ends], ends, strict=False))
 
 
 def short(label: str, width: float, limit: int) -> str:
