@@ -17,13 +17,14 @@ HEAVY = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "matp
 # room -> rooms of ours it may import; what is not listed here may import anything below the command line
 ALLOWED = {
     "errors": set(),
-    "selection": {"errors"},
-    "rewards": {"errors"},
+    "lookup": {"errors"},
+    "selection": {"errors", "lookup"},
+    "rewards": {"errors", "lookup"},
     "batching": {"errors"},
     "runs": {"errors"},
     "terminal": set(),
     "recipe": {"errors", "batching"},
-    "tasks": {"errors", "rewards"},
+    "tasks": {"errors", "lookup", "rewards"},
     "experiment": {"errors", "recipe", "runs"},
     "report": {"errors", "runs"},
 }  # fmt: skip

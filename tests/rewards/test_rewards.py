@@ -62,11 +62,11 @@ def test_your_own_reward(path):
     ("name", "message"),
     [
         ("acuracy", "did you mean 'accuracy'"),
-        ("zzz", "There are accuracy, format, tag_count"),
-        ("no_such_package:reward", "cannot be imported"),
-        (f"{__name__}:missing", "has a function 'missing'"),
+        ("zzz", "Choose one of accuracy, format, tag_count"),
+        ("no_such_package:reward", "could not be imported: ModuleNotFoundError"),
+        (f"{__name__}:missing", "has no attribute 'missing'"),
         (f"{__name__}:NOT_A_FUNCTION", "is a int"),
-        (":", "unknown reward"),
+        (":", "could not be imported"),
         ("", "unknown reward"),
     ],
 )
@@ -86,6 +86,5 @@ def test_rewards_load_neither_torch_nor_the_verifier():
     program = "import sys, pods_rl.rewards as r; r.accuracy('#### 4', '4'); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "sympy", "math_verify", "datasets", "transformers"} & set(loaded)
-    assert not [
-        name for name in loaded if name.startswith("pods_rl.") and name.split(".")[1] not in ("rewards", "errors")
-    ]
+    ours = {name.split(".")[1] for name in loaded if name.startswith("pods_rl.")}
+    assert ours == {"rewards", "errors", "lookup"}

@@ -106,10 +106,11 @@ def test_a_task_of_ones_own_is_named_by_its_path():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("contdown", r"unknown task 'contdown'; did you mean 'countdown'\?"),
-        ("no_such_module:task", "cannot be imported: No module named"),
+        ("contdown", r"unknown task 'contdown': did you mean 'countdown'\?"),
+        ("no_such_module:task", "could not be imported: ModuleNotFoundError"),
         (f"{__name__}:nothing", "has no attribute 'nothing'"),
-        (f"{__name__}:not_a_task", "gave a list; expected a function of the settings"),
+        (f"{__name__}:not_a_task", "is a list, not a function"),
+        ("builtins:dict", "gave a dict; expected a function of the settings"),
     ],
 )
 def test_what_is_no_task_is_refused(name, message):

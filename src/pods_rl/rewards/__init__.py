@@ -6,14 +6,13 @@ A reward is one function and one entry in `REWARDS`; a user's own comes in by do
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from math import isnan
 from typing import Literal
 
 from ..errors import UserError
+from ..lookup import find
 from .answers import accuracy, accuracy_batch
 from .chemistry import chemistry, equation
 from .choice import choice
@@ -121,32 +120,8 @@ def get_reward(name: str) -> Reward:
     >>> get_reward("accuracy").name, get_reward("operator:eq").name
     ('accuracy', 'operator:eq')
     """
-    if name in REWARDS:
-        return REWARDS[name]
-    module, colon, function = name.partition(":")
-    if not colon:
-        module, _, function = name.rpartition(".")
-    if not module or not function:
-        near = difflib.get_close_matches(name, REWARDS, n=1)
-        raise UserError(
-            f"unknown reward {name!r}" + (f"; did you mean {near[0]!r}?" if near else ";") + f" There are "
-            f"{', '.join(REWARDS)}; your own is named by its path, as in 'package.module:function'"
-        )
-    score = _import(name, module, function)
-    return Reward(name, score, range=getattr(score, "range", None))
-
-
-def _import(name: str, module: str, function: str) -> Callable[[str, str], float]:
-    try:
-        found = getattr(import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise UserError(
-            f"reward {name!r} cannot be imported: {error}; check that {module!r} is on the Python path and "
-            f"has a function {function!r}"
-        ) from error
-    if not callable(found):
-        raise UserError(f"reward {name!r} is a {type(found).__name__}; expected a function (text, gold) -> float")
-    return found
+    found = find("reward", name, REWARDS)
+    return found if isinstance(found, Reward) else Reward(name, found, range=getattr(found, "range", None))
 
 
 __all__ = [

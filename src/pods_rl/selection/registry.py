@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-from importlib import import_module
-
 import torch
 from torch import Tensor
 
-from ..errors import UserError
+from ..lookup import find
 from .rules import RULES
 from .types import Rule, Selection
 from .validation import check_rewards, check_size, describe
@@ -29,15 +26,7 @@ def get_rule(name: str) -> Rule:
     Traceback (most recent call last):
     pods_rl.errors.UserError: unknown rule 'max_varience': did you mean 'max_variance'? ...
     """
-    if not isinstance(name, str):
-        raise UserError(f"a rule is given by its name, a string; got {name!r}. {_choices()}")
-    if name in RULES:
-        return RULES[name]
-    if ":" in name or "." in name:
-        return _import_rule(name)
-    near = get_close_matches(name, RULES, n=1)
-    hint = f": did you mean '{near[0]}'?" if near else "."
-    raise UserError(f"unknown rule '{name}'{hint} {_choices()}")
+    return find("rule", name, RULES)
 
 
 def select(
@@ -73,23 +62,6 @@ def select(
     indices_PM = function(rewards_PN, m, generator=generator)
     _check_indices(indices_PM, rewards_PN, m, rule)
     return Selection(indices_PM)
-
-
-def _import_rule(path: str) -> Rule:
-    module_name, _, function_name = path.rpartition(":" if ":" in path else ".")
-    try:
-        function = getattr(import_module(module_name), function_name)
-    except Exception as error:  # a user's module may fail in any way
-        raise UserError(
-            f"the rule '{path}' could not be imported: {type(error).__name__}: {error}. {_choices()}"
-        ) from error
-    if not callable(function):
-        raise UserError(f"the rule '{path}' is {describe(function)}, not a function. {_choices()}")
-    return function
-
-
-def _choices() -> str:
-    return f"Choose one of {', '.join(RULES)}, or give your own as package.module:function."
 
 
 def _check_indices(indices_PM: Tensor, rewards_PN: Tensor, m: int, rule: str | Rule) -> None:

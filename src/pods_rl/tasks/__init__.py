@@ -10,10 +10,10 @@ import difflib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 from ..errors import UserError
+from ..lookup import find
 from ..rewards import get_reward
 from .arithmetic import arithmetic_task
 from .base import FORM_REWARDS, PAPER_REWARDS, Grade, Task
@@ -67,35 +67,15 @@ def load_task(settings: Mapping[str, Any]) -> Task:
     'arithmetic'
     """
     name = settings.get("task") or ("dataset" if settings.get("dataset_name") else "arithmetic")
-    task = TASKS[name].make(settings) if name in TASKS else _own_task(str(name), settings)
-    weights = settings.get("task_rewards")
-    return task if weights is None else dataclasses.replace(task, rewards=_checked(weights))
-
-
-def _own_task(name: str, settings: Mapping[str, Any]) -> Task:
-    """The task that a function of the user's makes."""
-    module, _, function = name.replace(":", ".").rpartition(".")
-    if not module or not function:
-        near = difflib.get_close_matches(name, TASKS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UserError(
-            f"unknown task {name!r}; {hint}There are {', '.join(TASKS)}; your own is named by its path, as in "
-            "'package.module:function'"
-        )
-    try:
-        make = getattr(import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise UserError(
-            f"task {name!r} cannot be imported: {error}; check that {module!r} is on the Python path and has a "
-            f"function {function!r}"
-        ) from error
-    task = make(settings) if callable(make) else make
+    found = find("task", name, TASKS)
+    task = found.make(settings) if isinstance(found, TaskEntry) else found(settings)
     if not isinstance(task, Task):
         raise UserError(
-            f"task {name!r} gave a {type(task).__name__}; expected a function of the settings that gives a "
+            f"the task '{name}' gave a {type(task).__name__}; expected a function of the settings that gives a "
             "pods_rl.tasks.Task"
         )
-    return task
+    weights = settings.get("task_rewards")
+    return task if weights is None else dataclasses.replace(task, rewards=_checked(weights))
 
 
 def _arithmetic(settings: Mapping[str, Any]) -> Task:
