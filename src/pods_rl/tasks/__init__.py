@@ -6,7 +6,6 @@ A task is one function of the settings and one entry in `TASKS`.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
