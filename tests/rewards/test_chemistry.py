@@ -150,6 +150,13 @@ def test_any_text_is_read_or_refused(text):
     assert equation(f"<answer>{text}</answer>", WATER) in (0.0, 1.0)
 
 
+def test_a_plain_charge_that_nothing_settles_is_read_as_chemists_write_it():
+    def charges(text):
+        return [dict(species).get(CHARGE) for species in read_equation(text).left]
+
+    assert charges("Fe3+ + SO42- + NO3- + NH4+ + O2 = H2O") == [3, -2, -1, 1, None]
+
+
 def test_brackets_are_bounded():
     deepest = MAX_DEPTH - 1
     assert dict(read_formula("(" * deepest + "H" + ")2" * deepest)) == {"H": 2**deepest}

@@ -44,8 +44,9 @@ def test_full_marks_of_every_reward_stay_full_marks():
 
 
 def test_shares_that_are_not_exact_in_binary():
-    reward = Reward("own", lambda text, gold: 0.0, range=(0.0, 0.3))
-    assert binarise(reward, [0.1 + 0.2, 0.3, 0.03, 0.029], 0.1) == [1.0, 1.0, 1.0, 0.0]
+    reward = Reward("own", lambda text, gold: 0.0, range=(-0.3, 0.0))
+    assert -0.3 + 0.9 * 0.3 > -0.03  # a hair too much to ask
+    assert binarise(reward, [-0.03, -0.031], 0.9) == [1.0, 0.0]
 
 
 def test_what_nobody_could_score_stays_so():

@@ -55,6 +55,11 @@ def group(leader: int) -> set[int]:
     return found
 
 
+def processor_seconds(pid: int) -> float:
+    ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
+
 def wait_until_gone(leader: int) -> bool:
     for _ in range(200):
         if not group(leader):
@@ -85,13 +90,46 @@ def test_what_hangs_is_killed_counted_and_replaced():
     before = group(leader)
     assert len(before) == 2
     assert pool.verify([RIGHT, HANG, RIGHT]) == [True, False, True]
-    assert pool.timeouts + pool.crashes == 1
+    assert (pool.timeouts, pool.crashes) == (1, 0)
     assert pids(pool) == [leader]  # a new child is cheap, a new process is not
+    assert pool.verify([RIGHT]) == [True]  # the new child is there by now
     after = group(leader)
     assert len(after) == 2
     assert after != before
     pool.close()
     assert wait_until_gone(leader)
+
+
+@needs_proc
+def test_a_child_that_dies_idle_costs_nothing_and_shifts_no_verdict():
+    pool = VerifierPool(size=1)
+    pool.verify([RIGHT])
+    (leader,) = pids(pool)
+    for _ in range(3):
+        (child,) = group(leader) - {leader}
+        os.kill(child, signal.SIGKILL)
+        while group(leader) <= {leader, child}:  # until it is replaced
+            time.sleep(0.01)
+        assert pool.verify([RIGHT, WRONG, WRONG, RIGHT]) == [True, False, False, True]
+    assert (pool.timeouts, pool.crashes) == (0, 0)
+    assert pids(pool) == [leader]
+    pool.close()
+
+
+@needs_proc
+def test_a_child_that_dies_at_work_is_a_crash_and_shifts_no_verdict():
+    pool = VerifierPool(size=1, limit=60.0)
+    pool.verify([RIGHT])
+    (leader,) = pids(pool)
+    with ThreadPoolExecutor(1) as thread:
+        verdicts = thread.submit(pool.verify, [HANG, RIGHT, WRONG])
+        (child,) = group(leader) - {leader}
+        while not processor_seconds(child) > 0.05:
+            time.sleep(0.01)
+        os.kill(child, signal.SIGKILL)
+        assert verdicts.result() == [False, True, False]
+    assert (pool.timeouts, pool.crashes) == (0, 1)
+    pool.close()
 
 
 @needs_proc

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import mmap
 import os
 import signal
 import sys
@@ -28,29 +29,34 @@ def main() -> None:
     if CAN_FORK:
         _supervise(channel)
     else:
-        _serve(channel)
+        _serve(channel, bytearray(1))
 
 
 def _supervise(channel: int) -> None:
     """Keep a child that serves; say what became of the answer it died of."""
+    busy = mmap.mmap(-1, 1)  # shared with the child: whether an answer is being worked on
     while True:
+        busy[0] = 0
         child = os.fork()
         if child == 0:
-            _serve(channel)
+            _serve(channel, busy)
             os._exit(0)
         status = os.waitpid(child, 0)[1]
         if status == 0:
             return  # the input is closed
-        late = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGALRM)
-        _say(channel, "timeout" if late else "crash")
+        if busy[0]:  # else nobody asked, and a word now would be taken for the next verdict
+            late = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGALRM)
+            _say(channel, "timeout" if late else "crash")
 
 
-def _serve(channel: int) -> None:
+def _serve(channel: int, busy: mmap.mmap | bytearray) -> None:
     for line in sys.stdin:
+        busy[0] = 1
         gold, answer, limit, patience = json.loads(line)
         _give_up_after(limit, patience)
         verdict = _equal(gold, answer)
         _give_up_after(0.0, 0.0)
+        busy[0] = 0
         _say(channel, str(int(verdict)))
 
 
