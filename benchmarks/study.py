@@ -1,8 +1,9 @@
 """The paper's comparison and ablations on the shipped policy: python benchmarks/study.py
 
 Trains what is not trained yet (`study.yaml`: 13 arms, eight seeds, one core, about 2 hours), then writes
-`docs/results/study/`: the report against each GRPO baseline, what each arm had spent when it reached the baseline's
-threshold, and `claims.csv`: the paper's claims as differences between two arms, paired by seed, with intervals.
+`docs/results/study/`: the report, the speedups against each GRPO baseline, what each arm had spent when it reached the
+baseline's threshold, and `claims.csv`: the paper's claims as differences between two arms, paired by seed, with
+intervals.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pods_rl.runs import Run, find_runs
 
 HERE = Path(__file__).parent
 BASELINES = ("grpo-16", "grpo-16-trl", "grpo-ga-64")
+HEADLINE = ("grpo-ga-64", "grpo-16", "pods-64-16")  # the first is what the others are measured against
 SPENT = ("seconds", "steps", "tokens generated", "tokens trained", "seconds a step")
 # what the paper says of two arms: the first is better than the second
 CLAIMS = (
@@ -54,22 +56,25 @@ def main() -> None:
         subprocess.run([sys.executable, "-m", "pods_rl", *command, "--parallel", str(options.parallel)], check=True)
     options.output.mkdir(parents=True, exist_ok=True)
     for baseline in BASELINES:
-        keep(
-            build_report(options.runs, options.runs / f"report-{baseline}", baseline=baseline), baseline, options.output
-        )
+        files = build_report(options.runs, options.runs / f"report-{baseline}", baseline=baseline)
+        shutil.copy(files.speedup, options.output / f"speedup-{baseline}.csv")
+        if baseline == BASELINES[0]:
+            keep(files, options.output)
     arms = find_runs(options.runs)
+    headline = build_report(
+        [run.path for arm in HEADLINE for run in arms[arm]], options.runs / "report-headline", baseline=HEADLINE[0]
+    )
+    shutil.copy(headline.png, options.output / "headline.png")
     write_spent(arms, options.output / "spent.csv")
     write_claims(arms, options.output / "claims.csv")
 
 
-def keep(files: ReportFiles, baseline: str, output: Path) -> None:
-    """Copy the tables against one baseline, and once what does not depend on it: figures and the other tables."""
-    shutil.copy(files.speedup, output / f"speedup-{baseline}.csv")
-    shutil.copy(files.markdown, output / f"report-{baseline}.md")
-    if baseline == BASELINES[0]:
-        for name in ("final", "phases", "runs"):
-            shutil.copy(files.csv[name], output / f"{name}.csv")
-        shutil.copytree(files.folder / "figures", output / "figures", dirs_exist_ok=True)
+def keep(files: ReportFiles, output: Path) -> None:
+    """Copy the report's Markdown, its tables but the long one of every evaluation, and its figures."""
+    shutil.copy(files.markdown, output / files.markdown.name)
+    for name in ("final", "phases", "runs", "ablations", "scores"):
+        shutil.copy(files.csv[name], output / f"{name}.csv")
+    shutil.copytree(files.folder / "figures", output / "figures", dirs_exist_ok=True)
 
 
 def scores(runs: Iterable[Run]) -> np.ndarray:
