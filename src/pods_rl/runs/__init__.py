@@ -1,0 +1,22 @@
+"""The run directory: plain files, written so that a kill at any moment leaves them readable. No torch.
+
+The table of files and fields is in ``docs/architecture.md`` ("Run directory").
+"""
+
+from .files import EVALS, METRICS, read_jsonl, to_json, write_atomic, write_parquet
+from .run import Run, find_runs, is_run
+from .writer import RunInUseError, RunWriter
+
+__all__ = [
+    "EVALS",
+    "METRICS",
+    "Run",
+    "RunInUseError",
+    "RunWriter",
+    "find_runs",
+    "is_run",
+    "read_jsonl",
+    "to_json",
+    "write_atomic",
+    "write_parquet",
+]

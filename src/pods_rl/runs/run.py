@@ -1,0 +1,126 @@
+"""Read a run, and find the runs of an experiment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from .files import (
+    CHECKPOINTS,
+    CONFIG,
+    ENVIRONMENT,
+    EVALS,
+    EVALUATIONS,
+    METRICS,
+    ROLLOUTS,
+    STATUS,
+    read_jsonl,
+    read_mapping,
+    step_of,
+)
+
+
+class Run:
+    """What a run directory holds: a snapshot, each file read once, on first use.
+
+    A file that is missing reads as empty, and a line that a kill tore in half is left out.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def open(cls, path: str | Path) -> Run:
+        """The run at ``path``; raises UserError where there is none."""
+        path = Path(path)
+        if not is_run(path):
+            there = "is not a run directory" if path.is_dir() else "does not exist"
+            raise UserError(
+                f"{path} {there}: expected a directory with {CONFIG} or {STATUS}, as `pods train` writes it."
+            )
+        return cls(path)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        return read_mapping(self.path / CONFIG)
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        return read_mapping(self.path / ENVIRONMENT)
+
+    @cached_property
+    def status(self) -> dict[str, Any]:
+        return read_mapping(self.path / STATUS)
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        return list(read_jsonl(self.path / METRICS))
+
+    @cached_property
+    def evals(self) -> list[dict[str, Any]]:
+        return list(read_jsonl(self.path / EVALS))
+
+    @property
+    def state(self) -> str:
+        """running, finished, stopped or failed, or ``unknown`` where status.json is missing or torn."""
+        return str(self.status.get("state", "unknown"))
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the recipe, else the k of a directory called ``seed-<k>``."""
+        seed = self.config.get("seed")
+        if isinstance(seed, int):
+            return seed
+        match = re.fullmatch(r"seed-(\d+)", self.path.name)
+        return int(match[1]) if match else None
+
+    def rollout_files(self) -> list[Path]:
+        """The ledger's files, ordered by step."""
+        return sorted((self.path / ROLLOUTS).glob("step-*.parquet"), key=step_of)
+
+    def evaluation_files(self) -> list[Path]:
+        """The completions of each evaluation, ordered by step."""
+        return sorted((self.path / EVALUATIONS).glob("step-*.parquet"), key=step_of)
+
+    def checkpoints(self) -> list[Path]:
+        """TRL's checkpoints, ordered by step; ``final/`` is not among them."""
+        return sorted((self.path / CHECKPOINTS).glob("checkpoint-*"), key=step_of)
+
+    @property
+    def final_checkpoint(self) -> Path | None:
+        path = self.path / CHECKPOINTS / "final"
+        return path if path.is_dir() else None
+
+
+def is_run(path: str | Path) -> bool:
+    """Whether a directory holds a run, however far it got."""
+    return any((Path(path) / name).is_file() for name in (CONFIG, STATUS))
+
+
+def find_runs(experiment_dir: str | Path) -> dict[str, list[Run]]:
+    """Every run below a directory, by arm: ``<arm>/seed-<k>/``, ``<run>/``, or the directory itself.
+
+    Hidden directories are passed over (an experiment keeps earlier attempts in one). Arms come in
+    the order of ``experiment.yaml`` where there is one, else by name; runs by seed.
+    """
+    root = Path(experiment_dir)
+    if not root.is_dir():
+        raise UserError(f"{root} does not exist: expected a directory written by `pods compare` or `pods train`.")
+    if is_run(root):
+        return {root.resolve().name: [Run(root)]}
+    arms: dict[str, list[Run]] = {}
+    for child in sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")):
+        paths = [child] if is_run(child) else [p for p in child.iterdir() if p.is_dir() and is_run(p)]
+        if paths:
+            arms[child.name] = [Run(p) for p in sorted(paths, key=lambda p: (step_of(p), p.name))]
+    declared = read_mapping(root / "experiment.yaml").get("arms")
+    order = [*declared] if isinstance(declared, Mapping) else []
+    order += [name for name in arms if name not in order]
+    return {name: arms[name] for name in order if name in arms}
