@@ -43,6 +43,7 @@ def train(recipe: Recipe, output: Path, *, resume: bool = False, progress: bool 
     Raises:
         UserError: the recipe, the task or the directory cannot be used.
     """
+    recipe.check_installed()
     quiet_libraries()
     main = os.environ.get("RANK", "0") == "0"
     with RunWriter(output, resume=resume) if main else nullcontext() as writer:

@@ -89,7 +89,7 @@ def _tell_failures(failures: Sequence[Event]) -> None:
 
 def _show(experiment: Experiment) -> None:
     from ..recipe.reading import dump_yaml
-    from .train import show_plan
+    from .train import show_plan, tell_missing
 
     plan = experiment.plan()
     for run in plan[: len(experiment.arms)]:
@@ -98,8 +98,8 @@ def _show(experiment: Experiment) -> None:
         for line in dump_yaml(experiment.arms[run.arm]).splitlines() if experiment.arms[run.arm] else []:
             console().print(f"{'sets':<20} {safe_text(line)}")
         show_plan(run.recipe.batch_plan(experiment.processes))
-    seconds = sum(run.recipe.values["max_seconds"] or 0 for run in plan)
-    console().print(
-        f"{len(plan)} runs: {len(experiment.arms)} arms x {len(experiment.seeds)} seeds, {seconds:g} seconds of "
-        "training clock together"
-    )
+    arms, seeds = len(experiment.arms), len(experiment.seeds)
+    budgets = [run.recipe.values["max_seconds"] for run in plan]
+    time = f", {sum(budgets):g} seconds of training clock together" if all(budgets) else ", ended by their steps"
+    console().print(f"{len(plan)} runs: {arms} arms x {seeds} seeds{time}")
+    tell_missing(next((run.recipe for run in plan if run.recipe.missing_library), plan[0].recipe))

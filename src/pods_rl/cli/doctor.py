@@ -48,6 +48,8 @@ def doctor(
 
     recipe = load_recipe(config, parse_overrides(context.args)) if config is not None else None
     findings = [*check_versions(), *check_torch(), *check_machine(), *check_package()]
+    if recipe is not None and recipe.missing_library:
+        findings.append(Finding("bad", "recipe", recipe.missing_library))
     out = console()
     for grade, what, value in findings:
         out.print(f"[{_LOOKS[grade]}]{grade:<4}[/{_LOOKS[grade]}]  {what:<16} {safe_text(value)}")

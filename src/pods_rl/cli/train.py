@@ -79,7 +79,9 @@ def train(
     if dry_run:
         print(plain_text(recipe.to_yaml()))
         show_plan(recipe.batch_plan())
+        tell_missing(recipe)
         return
+    recipe.check_installed()
     output = output or _default_output(recipe)
     _check_output(output, resume=resume)
     from ..train import train as run_training
@@ -111,6 +113,12 @@ def show_plan(plan: BatchPlan) -> None:
     out = console()
     for label, value in plan.describe():
         out.print(f"{label:<20} {safe_text(value)}")
+
+
+def tell_missing(recipe: Recipe) -> None:
+    """Print what must be installed before a recipe can train on this machine, if anything."""
+    if recipe.missing_library:
+        console().print(f"[yellow]Note:[/yellow] {safe_text(recipe.missing_library)}")
 
 
 def _shipped(name: str, config: str | None) -> str:

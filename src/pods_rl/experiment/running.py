@@ -76,6 +76,8 @@ def run_experiment(
             f"(accelerate: {experiment.accelerate}): leave --parallel out."
         )
     output, plan = Path(output), experiment.plan()
+    for run in plan:
+        run.recipe.check_installed()
     if is_run(output):
         raise UserError(f"{output} holds a single run: choose another --output for an experiment.")
     with _hold(output):

@@ -48,7 +48,7 @@ _MINIMA: dict[str, tuple[float, bool]] = {  # (smallest value, whether it is all
 
 def check_values(values: Mapping[str, Any]) -> None:
     """Raises UserError for the first thing in a resolved recipe that cannot work."""
-    for check in (_check_ranges, _check_length, batch_plan, _check_rule, _check_precision, _check_extras):
+    for check in (_check_ranges, _check_length, batch_plan, _check_rule, _check_precision):
         check(values)
     _check_task(values)
     _check_model(values)
@@ -119,12 +119,14 @@ def _check_precision(values: Mapping[str, Any]) -> None:
         )
 
 
-def _check_extras(values: Mapping[str, Any]) -> None:
+def missing_library(values: Mapping[str, Any]) -> str | None:
+    """What must be installed before this recipe can train here, as a sentence; None where nothing is missing."""
     quantised = values.get("load_in_4bit") or values.get("load_in_8bit") or values.get("optim") in _BITSANDBYTES
     needs = ((values.get("use_vllm"), "vllm", "vllm"), (quantised, "bitsandbytes", "quant"))
     for wanted, package, extra in needs:
         if wanted and find_spec(package) is None:
-            raise UserError(f"This recipe needs {package}, which is not installed: pip install 'pods-rl[{extra}]'.")
+            return f"This recipe needs {package}, which is not installed: pip install 'pods-rl[{extra}]'."
+    return None
 
 
 def _check_task(values: Mapping[str, Any]) -> None:

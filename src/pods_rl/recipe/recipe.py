@@ -11,7 +11,7 @@ from typing import Any
 
 from ..batching import BatchPlan
 from ..errors import UserError
-from .checks import batch_plan, check_values
+from .checks import batch_plan, check_values, missing_library
 from .fields import suggest
 from .reading import Source, dump_yaml
 from .schema import TINY, UNSUPPORTED, defaults, fields
@@ -61,6 +61,16 @@ class Recipe:
     def batch_plan(self, processes: int | None = None) -> BatchPlan:
         """What a step handles on so many processes; None: as many as the launcher started."""
         return batch_plan(self.values, processes)
+
+    @property
+    def missing_library(self) -> str | None:
+        """What must be installed before it can train here; no obstacle to reading it, or to evaluating its policy."""
+        return missing_library(self.values)
+
+    def check_installed(self) -> None:
+        """Raises UserError where a library that training needs is not installed."""
+        if self.missing_library:
+            raise UserError(f"{self.source}: {self.missing_library}")
 
     def to_yaml(self) -> str:
         """The resolved recipe, by section; loading it gives equal values."""

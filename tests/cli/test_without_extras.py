@@ -1,0 +1,54 @@
+"""The paper's recipes on a machine without vLLM and bitsandbytes: shown, and refused only where one trains."""
+
+from __future__ import annotations
+
+import pytest
+
+from pods_rl.errors import UserError
+from pods_rl.recipe import checks
+
+from .test_cli import pods
+
+NEEDS = r"This recipe needs vllm, which is not installed: pip install 'pods-rl\[vllm\]'"
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch):
+    find = checks.find_spec
+    monkeypatch.setattr(checks, "find_spec", lambda name: None if name in ("vllm", "bitsandbytes") else find(name))
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    "command", [("train", "--recipe", "gsm8k-qwen2.5-3b-pods"), ("compare", "--config", "math-qwen2.5-3b")]
+)
+def test_a_dry_run_shows_the_plan_and_what_is_missing(command):
+    output = one_line(pods(*command, "--dry-run").output)
+    assert "rollouts a prompt" in output
+    assert "Note: This recipe needs vllm, which is not installed: pip install 'pods-rl[vllm]'." in output
+
+
+@pytest.mark.parametrize(
+    "command", [("train", "--recipe", "gsm8k-qwen2.5-3b-pods"), ("compare", "--config", "math-qwen2.5-3b")]
+)
+def test_training_is_refused_before_anything_is_written(command, tmp_path):
+    with pytest.raises(UserError, match=NEEDS):
+        pods(*command, "--output", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_doctor_says_that_the_recipe_cannot_train_here():
+    result = pods("doctor", "--config", "gsm8k-qwen2.5-3b-pods")
+    assert result.exit_code == 1
+    assert "needs vllm" in one_line(result.output)
+
+
+def test_an_experiment_that_ends_by_its_steps_promises_no_seconds(tmp_path):
+    (tmp_path / "e.yaml").write_text("arms: {a: {}, b: {}}\nbase: tiny-pods\nmax_seconds: null\nmax_steps: 2\n")
+    assert (
+        "2 runs: 2 arms x 1 seeds, ended by their steps"
+        in pods("compare", "--config", tmp_path / "e.yaml", "--dry-run").output
+    )
