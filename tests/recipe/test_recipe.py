@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from pods_rl.errors import UserError
+from pods_rl.experiment import load_experiment
 from pods_rl.recipe import build_recipe, checks, load_recipe
 from pods_rl.recipe.reading import Source
 
@@ -156,6 +157,7 @@ def test_all_of_it_is_refused_before_torch_is_loaded(tmp_path):
     code = """
 import json, sys
 from pods_rl.errors import UserError
+from pods_rl.experiment import load_experiment
 from pods_rl.recipe import load_recipe
 messages = []
 for path in sys.argv[1:]:
@@ -262,3 +264,10 @@ def test_an_extra_that_is_not_installed_is_named_where_one_trains_and_not_before
     with pytest.raises(UserError, match=rf"needs {package}, .* pip install 'pods-rl\["):
         recipe.check_installed()
     assert build().missing_library is None
+
+
+def test_an_experiment_that_is_its_own_base_is_told_so(tmp_path):
+    (tmp_path / "a.yaml").write_text("arms: {x: {}}\nbase: b.yaml\n")
+    (tmp_path / "b.yaml").write_text("arms: {x: {}}\nbase: a.yaml\n")
+    with pytest.raises(UserError, match="is its own base"):
+        load_experiment(tmp_path / "a.yaml")

@@ -213,7 +213,7 @@ HEAD = "arm,run,hours,answer_accuracy\n"
 
 def test_csv_gives_curves_by_arm(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
-    path.write_text(HEAD + "grpo,1,0.5,0.4\ngrpo,2,0.5,0.6\npods,1,0.5,0.7\npods,1,1.0,\n")
+    path.write_text(HEAD + "grpo,1,0.5,0.4\ngrpo,2,0.5,0.6\npods,1,0.5,0.7\npods,1,1.0,\npods,1,1.5,NaN\n")
     curves = curves_from_csv(path)
     np.testing.assert_allclose(curves["grpo"].mean, [0.5])
     np.testing.assert_allclose(curves["pods"].seconds, [[1800.0]])
@@ -226,6 +226,8 @@ def test_csv_gives_curves_by_arm(tmp_path: Path) -> None:
         ("", "0 rows and columns none"),
         (HEAD + "grpo,1,soon,0.4\n", "line 2: hours is 'soon'"),
         (HEAD + "grpo,1\n", "line 2: hours is None"),
+        (HEAD + "grpo,1,1,0.4\ngrpo,1,2,0.5x\n", "line 3: answer_accuracy is '0.5x', expected a number, or nothing"),
+        (HEAD + "grpo,1,1,inf\n", "line 2: answer_accuracy is 'inf'"),
         (HEAD + "grpo,1,1,0.4\ngrpo,1,1.0,0.5\n", "line 3: run 1 of arm grpo has a second row at 1.0 h"),
     ],
 )

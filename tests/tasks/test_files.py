@@ -191,6 +191,31 @@ def test_files_that_hold_no_dataset(tmp_path, name, content, message):
         load_task({"dataset_name": str(path), "dataset_test_name": str(path)})
 
 
+def test_a_file_in_another_encoding_is_refused(tmp_path):
+    path = tmp_path / "latin.jsonl"
+    path.write_bytes('{"question": "caf\u00e9", "answer": "3"}\n'.encode("latin-1"))
+    with pytest.raises(UserError, match=r"latin.jsonl \(train\), column 'question', is not text in UTF-8"):
+        load_task({"dataset_name": str(path), "dataset_test_name": str(path)})
+
+
+def test_the_folder_of_another_task_is_refused(tmp_path):
+    (tmp_path / "gsm8k").mkdir()
+    write_jsonl(tmp_path / "gsm8k" / "test.jsonl", ROWS)
+    assert len(load_task({"task": "gsm8k", "data_dir": str(tmp_path / "gsm8k")}).test) == 2
+    with pytest.raises(UserError, match=r"task math is in math or math500/, and this is another task's folder"):
+        load_task({"task": "math", "data_dir": str(tmp_path / "gsm8k")})
+
+
+def failing_task(settings):
+    raise KeyError("a setting of mine")
+
+
+def test_a_task_of_ones_own_that_raises_is_told_in_a_line_with_its_place():
+    match = rf"'{__name__}:failing_task' could not be made: KeyError: 'a setting of mine' \(test_files.py, line \d+\)"
+    with pytest.raises(UserError, match=match):
+        load_task({"task": f"{__name__}:failing_task"})
+
+
 def test_the_hub_that_cannot_be_reached(monkeypatch):
     def unreachable(*args, **kwargs):
         raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub")

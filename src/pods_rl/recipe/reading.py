@@ -51,7 +51,9 @@ def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], Source]:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
         raise UserError(f"{name}{line}: {error.problem}. Expected `key: value` on each line.") from error
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+    except RecursionError as error:
+        raise UserError(f"{name}: nests too deep, or is its own base: expected `key: value` lines.") from error
+    except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"{name}: is not YAML: {error}".splitlines()[0]) from error
     if not isinstance(values, dict) or not isinstance(node, yaml.MappingNode):
         came = "nothing" if values is None else f"a {type(values).__name__}"

@@ -146,10 +146,10 @@ def curves_from_csv(path: str | Path, metric: str = "answer_accuracy") -> dict[s
 
     Args:
         path: columns ``arm``, ``run``, ``hours`` (nominal, also taken as the real time), and the metric.
-        metric: the column to read.
+        metric: the column to read; a row with nothing there is passed over.
 
     Raises:
-        UserError: for a missing file or column, for an hour that is no number, and where a run has two rows
+        UserError: for a missing file or column, for an hour or a score that is no number, and where a run has two rows
             at the same hour (two benchmarks in one file, for instance).
     """
     arms = _csv_rows(path, metric)
@@ -169,6 +169,9 @@ def arms_from_csv(path: str | Path, metric: str = "answer_accuracy") -> list[Arm
         curves = {key: curve for key in sorted(others) if (curve := _csv_curve(rows, key))}
         arms.append(Arm(name, label_of(name, config), _csv_curve(rows, metric), config, other_curves=curves))
     return arms
+
+
+_NOT_MEASURED = ("", "nan", "na", "n/a", "null", "none", "-")  # as spreadsheets and data frames write it
 
 
 def _csv_rows(path: str | Path, metric: str) -> dict[str, list[dict[str, str]]]:
@@ -193,6 +196,11 @@ def _csv_rows(path: str | Path, metric: str) -> dict[str, list[dict[str, str]]]:
         hours = finite(row["hours"])
         if hours is None:
             raise UserError(f"{path}, line {line}: hours is {row['hours']!r}, expected a number.")
+        if finite(row[metric]) is None and (row[metric] or "").strip().lower() not in _NOT_MEASURED:
+            raise UserError(
+                f"{path}, line {line}: {metric} is {row[metric]!r}, expected a number, or nothing where it was not "
+                "measured."
+            )
         row["arm"], row["run"] = row["arm"] or "", row["run"] or ""  # a short line leaves None
         key = (row["arm"], row["run"], hours)
         if key in seen:

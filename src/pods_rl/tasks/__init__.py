@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
@@ -67,14 +69,28 @@ def load_task(settings: Mapping[str, Any]) -> Task:
     """
     name = settings.get("task") or ("dataset" if settings.get("dataset_name") else "arithmetic")
     found = find("task", name, TASKS)
-    task = found.make(settings) if isinstance(found, TaskEntry) else found(settings)
+    task = found.make(settings) if isinstance(found, TaskEntry) else _make_own(name, found, settings)
     if not isinstance(task, Task):
         raise UserError(
-            f"the task '{name}' gave a {type(task).__name__}; expected a function of the settings that gives a "
+            f"the task '{name}' gave {type(task).__name__}; expected a function of the settings that gives a "
             "pods_rl.tasks.Task"
         )
     weights = settings.get("task_rewards")
     return task if weights is None else dataclasses.replace(task, rewards=_checked(weights))
+
+
+def _make_own(name: str, make: Callable[[Mapping[str, Any]], object], settings: Mapping[str, Any]) -> object:
+    """What a function of the user's makes; raises UserError where it raises, with the place in their file."""
+    try:
+        return make(settings)
+    except UserError:
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise UserError(
+            f"the task '{name}' could not be made: {type(error).__name__}: {error} "
+            f"({Path(place.filename).name}, line {place.lineno})"
+        ) from error
 
 
 def _arithmetic(settings: Mapping[str, Any]) -> Task:

@@ -107,11 +107,11 @@ def _build(source: Source, settings: Mapping[str, Any], form: PromptForm, size: 
     places = [f"{source}, row {number} (counted from 1)" for number in range(1, len(rows) + 1)]
     prompts = [
         _prompt(question, form, f"{place}, column {question_column!r}")
-        for place, question in zip(places, rows[question_column], strict=True)
+        for place, question in zip(places, _values(rows, source, question_column), strict=True)
     ]
     golds = [
         _gold(value, after, f"{place}, column {answer_column!r}")
-        for place, value in zip(places, rows[answer_column], strict=True)
+        for place, value in zip(places, _values(rows, source, answer_column), strict=True)
     ]
     check_golds(golds, [f"{place}, column {answer_column!r}" for place in places], "accuracy")
     return Dataset.from_dict({"prompt": prompts, "answer": golds})
@@ -141,6 +141,15 @@ def _column(rows: Dataset, source: Source, settings: Mapping[str, Any], key: str
     if given not in present:
         raise UserError(f"{key} is {given!r}, but {source} has the columns {', '.join(present)}; name one of them")
     return given
+
+
+def _values(rows: Dataset, source: Source, column: str) -> list[Any]:
+    try:
+        return list(rows[column])
+    except UnicodeDecodeError as error:  # the JSON reader takes any bytes
+        raise UserError(
+            f"{source}, column {column!r}, is not text in UTF-8 ({error.reason}); save it as UTF-8"
+        ) from error
 
 
 def _prompt(question: Any, form: PromptForm, where: str) -> Prompt:

@@ -26,6 +26,7 @@ GSM8K = Home("openai/gsm8k", "main", ("gsm8k",))
 MATH_TRAIN = Home("DigitalLearningGmbH/MATH-lighteval", "default", ("math",))
 MATH_500 = Home("HuggingFaceH4/MATH-500", None, ("math500", "math"))
 AMC23 = Home("math-ai/amc23", None, ("amc23",))
+_FOLDERS = {name for home in (GSM8K, MATH_TRAIN, MATH_500, AMC23) for name in home.folders}
 
 
 def gsm8k_task(settings: Mapping[str, Any]) -> Task:
@@ -62,6 +63,12 @@ def _published(
         hub = (Source(train.hub, splits[0], train.config), Source(test.hub, splits[1], test.config))
         return sourced_task(name, hub, given, number=number)
     folder = local_folder(given["data_dir"])
+    own_folders = {*train.folders, *test.folders}
+    if folder.resolve().name in _FOLDERS - own_folders:  # its files would pass for ours, but for what they ask
+        raise UserError(
+            f"data_dir = {folder}: task {name} is in {' or '.join(sorted(own_folders))}/, and this is another task's "
+            "folder; name that one, or the folder above it"
+        )
     local_test = find_split(folder, test.folders, splits[1])
     if local_test is None:
         raise UserError(
