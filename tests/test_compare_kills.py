@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -76,3 +77,23 @@ def test_compare_and_its_runs_may_be_killed_at_any_moment(place):
     assert (
         Run.open(place / "out/.attempts/b-seed-1-1").status["reason"] == "killed by the system, perhaps out of memory"
     )
+
+
+def test_a_run_that_had_only_begun_when_compare_was_killed_keeps_its_place_and_its_log(place):
+    """Compare is killed while its run still loads torch, before the run has written anything: the next call waits."""
+    first = start(place)
+    log, compare = place / "out/a/seed-1/log.txt", psutil.Process(first.pid)
+    while not (log.exists() and compare.children()):
+        assert first.poll() is None
+        time.sleep(0.005)
+    first.kill()
+    first.wait()
+    assert not is_run(log.parent), "too late: the run has begun to write"
+
+    second = start(place)
+    output, errors = second.communicate(timeout=240)
+    assert second.returncode == 0, output + errors
+    assert "a seed 1 waiting: another process is making it" in output
+    assert "a seed 1 finished" in output
+    assert not (place / "out/.attempts").exists()
+    assert "step     2" in log.read_text()

@@ -8,9 +8,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
+
+try:
+    import fcntl
+except ImportError:  # Windows: a run that a killed call left is then seen only once it holds its directory
+    fcntl = None  # type: ignore[assignment]
 
 LOG = "log.txt"  # in the run's directory: what it printed
 
@@ -47,6 +53,7 @@ def train_in_process(job: Job) -> int:
     job.output.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "PYTHONSAFEPATH": "1", **job.environment}  # no file of the user's poses as a module
     with (job.output / LOG).open("wb") as log:
+        _lock(log)
         process = subprocess.Popen(
             job.command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
         )
@@ -64,6 +71,28 @@ def train_in_process(job: Job) -> int:
             raise
         finally:
             in_progress.discard(process)
+
+
+def _lock(log: IO[bytes]) -> None:
+    """Lock what a run prints to. The lock goes with the open file, which the run inherits, and so ends with the run
+    rather than with us: it holds the run's place while that still loads torch, also where we are killed meanwhile."""
+    if fcntl is not None:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_printing(run: Path) -> bool:
+    """Whether a process that `train_in_process` started for a run's directory is still there, of whatever call."""
+    if fcntl is None:
+        return False
+    try:
+        with (run / LOG).open("rb") as log:
+            fcntl.flock(log, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is none
+        pass
+    return False
 
 
 def why(code: int, log: Path) -> str:

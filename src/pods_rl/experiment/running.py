@@ -23,7 +23,7 @@ from ..recipe import find_accelerate_config
 from ..recipe.reading import parse_yaml
 from ..runs import Run, RunInUseError, RunWriter, is_run, write_atomic
 from .plan import Experiment, Planned
-from .process import LOG, Job, in_progress, termination_as_interrupt, train_in_process, visible_gpus, why
+from .process import LOG, Job, in_progress, is_printing, termination_as_interrupt, train_in_process, visible_gpus, why
 
 Kind = Literal["started", "waiting", "skipped", "finished", "stopped", "failed"]
 Launch = Callable[[Job], int]
@@ -238,10 +238,10 @@ def _close(path: Path, state: Kind, reason: str) -> None:
 
 def _found(path: Path, run: Planned, *, force: bool) -> Literal["finished", "in use", "to do"]:
     """What there is of a run; raises UserError where it is finished, but was made of another recipe."""
-    if not is_run(path):
-        return "to do"
     if _is_in_use(path):
         return "in use"
+    if not is_run(path):
+        return "to do"
     found = Run(path)
     if found.state != "finished":
         return "to do"
@@ -256,6 +256,9 @@ def _found(path: Path, run: Planned, *, force: bool) -> Literal["finished", "in 
 
 
 def _is_in_use(path: Path) -> bool:
+    """Whether another process is making the run, or has begun to."""
+    if is_printing(path):
+        return True
     if not is_run(path):
         return False
     try:
