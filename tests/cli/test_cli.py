@@ -316,3 +316,19 @@ def test_the_current_directory_comes_last_on_the_path(monkeypatch, tmp_path):
     monkeypatch.setattr(pods_rl.cli, "app", lambda: None)
     main()
     assert sys.path[-1] == str(tmp_path)
+
+
+def test_a_traceback_that_quotes_a_model_cannot_steer_the_terminal(monkeypatch, capsys, tmp_path):
+    def app() -> None:
+        raise ValueError("no number: \x1b[2J\x1b]0;owned\x07[/red]")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(pods_rl.cli, "app", app)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    words = capsys.readouterr().err
+    assert ended.value.code == 1
+    assert "\x1b" not in words
+    assert "raise ValueError" in words  # the place is still told
+    assert words.endswith("ValueError: no number: \\x1b[2J\\x1b]0;owned\\x07[/red]\n")

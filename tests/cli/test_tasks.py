@@ -46,6 +46,7 @@ def test_the_list_says_of_each_task_what_it_is_and_fits_80_columns():
     assert [line for line in result.output.splitlines() if not line.startswith(" ")] == list(TASKS)
     assert max(map(len, result.output.splitlines())) <= 80
     assert "  from     openai/gsm8k\n  local    folder gsm8k of --data_dir\n" in result.output
+    assert "  local    folder math500 or math of --data_dir\n" in result.output  # MATH to train on has its own
     assert "  rewards  countdown 1, format 0.1, tag_count 1\n" in result.output
 
 

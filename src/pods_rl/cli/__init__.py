@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from typing import Annotated
 
 import typer
 
 from .. import __version__
 from ..errors import UserError
-from ..terminal import console, safe_text
+from ..terminal import console, plain_text, safe_text
 from . import compare, doctor, evaluate, recipes, report, select, tasks, train
 
 app = typer.Typer(
@@ -62,6 +63,9 @@ def main() -> None:
     except UserError as error:
         console(stderr=True).print(f"[red]Error:[/red] {safe_text(error)}")
         sys.exit(2)
+    except Exception:  # a fault of ours, or of a reward of the user's: it may quote what a model wrote
+        print(plain_text(traceback.format_exc()), end="", file=sys.stderr)
+        sys.exit(1)
 
 
 __all__ = ["app", "main"]

@@ -46,7 +46,7 @@ def tasks(context: typer.Context) -> None:
         out.print(f"[bold]{safe_text(name)}[/bold]\n  {safe_text(entry.what)}")
         out.print(f"  from     {safe_text(entry.source)}")
         if entry.folders:
-            out.print(f"  local    folder {safe_text(entry.folders[0])} of --data_dir")
+            out.print(f"  local    folder {safe_text(' or '.join(entry.folders))} of --data_dir")
         out.print(f"  rewards  {', '.join(f'{reward} {weight:g}' for reward, weight in entry.rewards.items())}")
 
 
