@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import subprocess
@@ -32,6 +33,7 @@ def quiet_libraries() -> None:
     transformers.logging.disable_progress_bar()
     datasets.disable_progress_bars()
     warnings.filterwarnings("ignore", category=FutureWarning)
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # a line a retry, before our own message
 
 
 def set_threads(threads: int | None) -> None:

@@ -110,6 +110,17 @@ def test_a_baseline_that_never_improves_is_said(tmp_path: Path) -> None:
     assert "no sooner and no later" in analysis.headlines[0]
 
 
+def test_an_arm_that_was_evaluated_at_its_start_only_makes_no_headline(tmp_path: Path) -> None:
+    for arm in ("grpo", "pods", "broken"):
+        path = write_run(tmp_path / arm / "seed-1", arm, 1)
+        if arm == "broken":
+            first = (path / "evals.jsonl").read_text().splitlines()[0]
+            (path / "evals.jsonl").write_text(first + "\n")
+    analysis = analysis_of(tmp_path)
+    assert not any("broken" in line for line in analysis.headlines)
+    assert any(note.startswith("broken") and "no evaluation after its start" in note for note in analysis.notes)
+
+
 def test_a_baseline_that_peaks_at_time_zero_leaves_a_sentence(tmp_path: Path) -> None:
     """The ratio of its 0 seconds to any time is 0, which is not the 0 of an arm that never gets there."""
     for arm, scores in (("grpo", (0.5, 0.4, 0.4)), ("pods", (0.4, 0.5, 0.6))):

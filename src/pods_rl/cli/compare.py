@@ -101,5 +101,5 @@ def _show(experiment: Experiment) -> None:
     arms, seeds = len(experiment.arms), len(experiment.seeds)
     budgets = [run.recipe.values["max_seconds"] for run in plan]
     time = f", {sum(budgets):g} seconds of training clock together" if all(budgets) else ", ended by their steps"
-    console().print(f"{len(plan)} runs: {arms} arms x {seeds} seeds{time}")
+    console().print(f"{len(plan)} runs: {arms} arms x {seeds} {'seed' if seeds == 1 else 'seeds'}{time}")
     tell_missing(next((run.recipe for run in plan if run.recipe.missing_library), plan[0].recipe))

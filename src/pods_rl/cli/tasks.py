@@ -123,12 +123,11 @@ def _settings(name: str, data_dir: Path | None, overrides: Mapping[str, Any]) ->
 
 def _check_task(name: str, settings: Mapping[str, Any], out: Console) -> bool:
     """Check one task and say what was found; whether it is sound."""
-    import datasets
-
+    from ..environment import quiet_libraries
     from ..tasks import load_task
     from ..tasks.checking import shared_prompts
 
-    datasets.disable_progress_bars()
+    quiet_libraries()
     out.print(f"[bold]{safe_text(name)}[/bold]")
     try:
         with out.status("loading"):

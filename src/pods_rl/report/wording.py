@@ -30,7 +30,9 @@ def headlines(analysis: Analysis) -> tuple[str, ...]:
         ranked = sorted(analysis.finals, key=lambda name: -analysis.finals[name].final)
         arms = {arm.name: arm for arm in analysis.arms}
         return tuple(_progress(analysis, arms[name]) for name in ranked)
-    found = [(s, arm) for arm in analysis.arms if arm is not base and (s := analysis.speedup_of(arm.name))]
+    found = [
+        (s, arm) for arm in analysis.arms if arm is not base and _trained(arm) and (s := analysis.speedup_of(arm.name))
+    ]
     if not found:
         return (_progress(analysis, base),)
     found.sort(key=lambda pair: -pair[0].speedup)
@@ -45,6 +47,11 @@ def headlines(analysis: Analysis) -> tuple[str, ...]:
     elif never:
         lines.append(_never(analysis, base, [arm for _, arm in never], alone=not reached))
     return tuple(lines)
+
+
+def _trained(arm: Arm) -> bool:
+    """Whether an arm was evaluated after its start: of one that was not there is nothing to say but that."""
+    return arm.curve is not None and arm.curve.due[arm.curve.last()] > 0
 
 
 def _never(analysis: Analysis, base: Arm, arms: Sequence[Arm], *, alone: bool) -> str:
@@ -130,6 +137,8 @@ def _run_notes(analysis: Analysis) -> list[str]:
                 f"{arm.label}: {silent} of {arm.run_count} runs have no evaluation of {analysis.metric} "
                 "and are in no curve."
             )
+        if arm.curve and not _trained(arm):
+            found.append(f"{arm.label} has no evaluation after its start and is in no headline.")
     lone = [arm.label for arm in analysis.arms if arm.curve and len(arm.curve.runs) == 1]
     if lone:
         found.append(f"No interval can be given for arms with one run: {', '.join(lone)}.")
