@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,8 @@ def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
 
     Raises:
         TypeError: `args` is not a PODSConfig.
-        UserError: tools, an environment, a rollout function, images, or groups split over processes.
+        UserError: tools, an environment, a rollout function, images, or vLLM for rollouts that the
+            processes cannot share equally.
     """
     config = arguments["args"]
     if not isinstance(config, PODSConfig):
@@ -39,10 +41,19 @@ def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
     if images or isinstance(arguments.get("processing_class"), ProcessorMixin):
         seen = f"column {images[0]!r} in train_dataset" if images else "a multimodal processing_class"
         raise UserError(f"PODSTrainer does not support images yet ({seen}): drop the column, or train with GRPOTrainer")
-    rows = config.per_device_train_batch_size * config.steps_per_generation
-    if config.world_size > 1 and rows % config.num_generations:
+    _refuse_uneven_vllm(config)
+
+
+def _refuse_uneven_vllm(config: PODSConfig) -> None:
+    # TRL cuts what vLLM returns into equal parts, a part for each process.
+    assert config.num_rollouts is not None
+    processes, n = config.world_size, config.num_rollouts
+    prompts = config.generation_batch_size // config.num_generations
+    if config.use_vllm and prompts * n % processes:
+        step = processes // math.gcd(processes, prompts)
+        low, high = n // step * step, (n // step + 1) * step
+        fitting = f"{low} or {high}" if low >= config.num_generations else str(high)
         raise UserError(
-            f"each of the {config.world_size} processes must hold whole groups: per_device_train_batch_size x "
-            f"steps_per_generation = {rows} rows is not a multiple of num_generations = {config.num_generations}; "
-            f"use {config.num_generations} or {2 * config.num_generations} rows per process"
+            f"with use_vllm every process must generate the same number of rollouts, but {processes} processes share "
+            f"{prompts} prompts x num_rollouts {n} = {prompts * n}; set num_rollouts to {fitting}"
         )
