@@ -200,6 +200,7 @@ def check_batch(
     steps_per_generation: int | None = None,
     generation_batch_size: int | None = None,
     rollout_batch_size: int | None = None,
+    use_vllm: bool = False,
     processes: int | None = None,
 ) -> BatchPlan:
     """The plan these settings give; names and meanings are TRL's.
@@ -209,6 +210,7 @@ def check_batch(
         num_rollouts: n, at least m; None means m, plain GRPO.
         generation_batch_size: rows of one generation batch; None derives it from ``steps_per_generation``,
             which defaults to ``gradient_accumulation_steps``. Only one of the two may be set.
+        use_vllm: TRL cuts what vLLM returns into equal parts, so every process must generate as many rollouts.
         processes: None reads ``WORLD_SIZE``, as torchrun and accelerate set it.
 
     Raises:
@@ -247,7 +249,15 @@ def check_batch(
         unit = "gradient_accumulation_steps" if steps_per_generation is None else "steps_per_generation"
         steps = accumulation if steps_per_generation is None else _at_least(unit, steps_per_generation, 1)
         _check_whole_groups(m, rows, processes, steps, unit)
-    return BatchPlan(m, n, processes, rows, accumulation, steps, rollout_batch_size)
+    plan = BatchPlan(m, n, processes, rows, accumulation, steps, rollout_batch_size)
+    if use_vllm and not plan.shares.even:
+        low, high = _neighbours(n, processes // math.gcd(processes, plan.prompts_per_generation))
+        raise UserError(
+            f"With use_vllm every process must generate the same number of rollouts, but {processes} processes share "
+            f"{_count(plan.prompts_per_generation, 'prompt')} x num_rollouts {n} = {plan.rollouts_per_generation}. "
+            f"Set num_rollouts to {f'{low} or {high}' if low >= m else high}."
+        )
+    return plan
 
 
 def processes_from_environment() -> int:

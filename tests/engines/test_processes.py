@@ -13,15 +13,19 @@ import sys
 from math import ceil
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from pods_rl.batching import Shares
-from pods_rl.engines.trl.exchange import Row, pack
+from pods_rl.engines.trl.exchange import Row, pack, unpack
+from pods_rl.runs import Run
 
+from ..test_evaluation_processes import RECIPE, launch
 from .many_processes import CASES, STEPS
 
 ROOT = Path(__file__).parents[2]
@@ -168,6 +172,29 @@ def test_a_rule_that_differs_by_process_is_refused_on_all_of_them(ran):
         assert "process 1 than on process 0" in said
 
 
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_pods_train_on_two_processes_with_a_group_over_both(tmp_path):
+    recipe = RECIPE | {"num_generations": 4, "num_rollouts": 7, "eval_prompts": 0, "ledger_every": 1}
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
+    launch("train", "--config", "r.yaml", "--output", "run", folder=tmp_path)
+    run = Run.open(tmp_path / "run")
+    assert run.state == "finished"
+    assert (run.path / "checkpoints" / "final" / "model.safetensors").is_file()
+    assert [row["step"] for row in run.metrics] == [1, 2]
+    for row in run.metrics:
+        ledger = pq.read_table(run.path / "rollouts" / f"step-{row['step']:06d}.parquet").to_pydict()
+        assert list(zip(ledger["group"], ledger["rollout"], strict=True)) == [(0, i) for i in range(7)]
+        assert len(set(ledger["prompt"])) == 1
+        assert sum(ledger["selected"]) == 4
+        assert row["reward"] == pytest.approx(sum(ledger["reward"]) / 7)
+        assert row["pods/tokens/generated"] == sum(ledger["completion_tokens"])
+        kept = [t for t, chosen in zip(ledger["completion_tokens"], ledger["selected"], strict=True) if chosen]
+        assert row["pods/tokens/trained"] == (0 if row["pods/skipped_step"] else sum(kept))
+
+
 # -- the arithmetic and the parcels ---------------------------------------------------------------------------------
 
 
@@ -207,6 +234,4 @@ TEXT = st.text() | st.lists(st.fixed_dictionaries({"role": st.just("assistant"),
     )
 )
 def test_a_parcel_opens_to_what_was_packed(rows):
-    from pods_rl.engines.trl.exchange import unpack
-
     assert unpack(pack(rows)) == rows

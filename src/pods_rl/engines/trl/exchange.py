@@ -90,6 +90,29 @@ def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
+def own_rows(
+    kept: Sequence[int],
+    here: range,
+    completion_ids: Sequence[list[int]],
+    completions: Sequence[Any],
+    logprobs: Sequence[list[float | None]] | None,
+    columns: Mapping[str, Sequence[Any]],
+) -> dict[int, Row]:
+    """The kept rollouts that this process generated, by number.
+
+    Args:
+        kept: the rollout of each row, over all processes.
+        here: the rollouts that this process generated; the rest holds a value for each of them.
+    """
+    rows = {}
+    for rollout in kept:
+        if rollout in here:
+            i = rollout - here.start
+            extra = {name: values[i] for name, values in columns.items()}
+            rows[rollout] = Row(completion_ids[i], completions[i], logprobs[i] if logprobs else None, extra)
+    return rows
+
+
 def bring_rows(
     shares: Shares, process: int, kept: Sequence[int], own: Mapping[int, Row], device: torch.device
 ) -> list[Row]:

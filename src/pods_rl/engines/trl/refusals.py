@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,8 +16,7 @@ def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
 
     Raises:
         TypeError: `args` is not a PODSConfig.
-        UserError: tools, an environment, a rollout function, images, or vLLM for rollouts that the
-            processes cannot share equally.
+        UserError: tools, an environment, a rollout function, or images.
     """
     config = arguments["args"]
     if not isinstance(config, PODSConfig):
@@ -41,19 +39,3 @@ def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
     if images or isinstance(arguments.get("processing_class"), ProcessorMixin):
         seen = f"column {images[0]!r} in train_dataset" if images else "a multimodal processing_class"
         raise UserError(f"PODSTrainer does not support images yet ({seen}): drop the column, or train with GRPOTrainer")
-    _refuse_uneven_vllm(config)
-
-
-def _refuse_uneven_vllm(config: PODSConfig) -> None:
-    # TRL cuts what vLLM returns into equal parts, a part for each process.
-    assert config.num_rollouts is not None
-    processes, n = config.world_size, config.num_rollouts
-    prompts = config.generation_batch_size // config.num_generations
-    if config.use_vllm and prompts * n % processes:
-        step = processes // math.gcd(processes, prompts)
-        low, high = n // step * step, (n // step + 1) * step
-        fitting = f"{low} or {high}" if low >= config.num_generations else str(high)
-        raise UserError(
-            f"with use_vllm every process must generate the same number of rollouts, but {processes} processes share "
-            f"{prompts} prompts x num_rollouts {n} = {prompts * n}; set num_rollouts to {fitting}"
-        )

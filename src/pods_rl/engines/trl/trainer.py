@@ -4,7 +4,8 @@ An overlay: nothing of TRL's methods is copied. What is overridden, in the order
 
 - `_prepare_inputs`: after TRL split a generation into micro-batches, regroup them by length and see which carry signal.
 - `_generate_and_score_completions`: mark a training generation; afterwards log over all n.
-- `_generate`: expand each prompt to n, generate, score, select, and hand back only the m kept rows.
+- `_generate`: expand each prompt to n, generate, score, select, and hand back only the m kept rows; where groups are
+  spread over processes, each generates its share and the kept rows move (`exchange.py`).
 - `_generate_single_turn`: ask the generator for n, in parts of `rollout_batch_size` rows.
 - `_calculate_rewards`: give TRL the scores of the kept rows, so that each rollout is scored once.
 - `_get_per_token_logps_and_entropies`: compute no padding.
@@ -20,14 +21,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from trl import GRPOTrainer
 
 from ...batching import Shares
 from ...selection import Selection, advantages, select
 from .config import PODSConfig
-from .exchange import Row, bring_rows, check_agreement, rows_moved, uneven_gathers
-from .layout import MicroBatch, completion_lengths, real_columns, sort_windows, steps_window
+from .exchange import bring_rows, check_agreement, own_rows, rows_moved, uneven_gathers
+from .layout import MicroBatch, completion_lengths, sort_windows, steps_window, trimmed_passes
 from .metrics import is_constant, log_all_rollouts, log_selection
 from .phases import PhaseClock
 from .refusals import refuse_unsupported
@@ -153,12 +153,7 @@ class PODSTrainer(GRPOTrainer):
         kept = (torch.arange(shares.prompts).unsqueeze(1) * shares.num_rollouts + kept_PM).flatten().tolist()
         # TRL's completions table holds the trained rows only, so columns logged by reward functions must match them.
         columns = {name: values for name, values in self._pending_extra_logs.items() if len(values) == len(here)}
-        own = {}
-        for rollout in kept:
-            if rollout in here:
-                i = rollout - here.start
-                extra = {name: values[i] for name, values in columns.items()}
-                own[rollout] = Row(completion_ids[i], completions[i], logprobs[i] if logprobs else None, extra)
+        own = own_rows(kept, here, completion_ids, completions, logprobs, columns)
         mine = bring_rows(shares, process, kept, own, self.accelerator.device)
         for name in {*columns, *(name for row in mine for name in row.extra)}:
             self._pending_extra_logs[name] = [row.extra.get(name) for row in mine]
@@ -257,7 +252,7 @@ class PODSTrainer(GRPOTrainer):
         clean, spoiled = refuse_unusable(rewards_per_func)
         self._metrics["train"]["pods/unusable_rewards"].append(float(spoiled.sum()))
         for name, count in zip(self.reward_func_names, spoiled.tolist(), strict=True):
-            if count and name not in self._warned_rewards:
+            if count and name not in self._warned_rewards and self.accelerator.is_main_process:
                 self._warned_rewards.add(name)
                 logger.warning(
                     "reward function %r returned %d infinite or huge rewards; those rollouts count as unscored "
@@ -329,22 +324,11 @@ class PODSTrainer(GRPOTrainer):
         compute = super()._get_per_token_logps_and_entropies
         if not self.args.trim_padding or not self.model.training:
             return compute(model, input_ids, attention_mask, logits_to_keep, batch_size, **kwargs)
-        rows = input_ids.size(0)
-        batch_size = batch_size or rows
-        lengths = attention_mask.sum(dim=1)
-        order = lengths.argsort(stable=True) if batch_size < rows else torch.arange(rows, device=input_ids.device)
-        prompt_width = input_ids.size(1) - logits_to_keep
-        parts: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
-        for chunk in order.split(batch_size):
-            columns = real_columns(attention_mask[chunk], prompt_width, self.pad_to_multiple_of)
-            keep = columns.stop - prompt_width
-            logps, entropies, aux = compute(
-                model, input_ids[chunk, columns], attention_mask[chunk, columns], keep, **kwargs
-            )
-            right = (0, logits_to_keep - keep)
-            parts.append((pad(logps, right), None if entropies is None else pad(entropies, right), aux))
-        back = order.argsort()
-        logps = torch.cat([p[0] for p in parts])[back]
-        entropies = None if parts[0][1] is None else torch.cat([p[1] for p in parts if p[1] is not None])[back]
-        aux = None if parts[0][2] is None else torch.stack([p[2] for p in parts if p[2] is not None]).mean()
-        return logps, entropies, aux
+        return trimmed_passes(
+            lambda ids, mask, keep: compute(model, ids, mask, keep, **kwargs),
+            input_ids,
+            attention_mask,
+            logits_to_keep,
+            batch_size=batch_size or len(input_ids),
+            multiple_of=self.pad_to_multiple_of,
+        )
