@@ -25,7 +25,7 @@ from pods_rl.batching import Shares
 from pods_rl.engines.trl.exchange import Row, pack, unpack
 from pods_rl.runs import Run
 
-from ..test_evaluation_processes import RECIPE, launch
+from ..test_evaluation_processes import RECIPE
 from .many_processes import CASES, STEPS
 
 ROOT = Path(__file__).parents[2]
@@ -175,11 +175,26 @@ def test_a_rule_that_differs_by_process_is_refused_on_all_of_them(ran):
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
+def run_lines(printed, start):
+    return sum(line.startswith(start) for line in printed.splitlines())
+
+
 @pytest.mark.slow
 def test_pods_train_on_two_processes_with_a_group_over_both(tmp_path):
     recipe = RECIPE | {"num_generations": 4, "num_rollouts": 7, "eval_prompts": 0, "ledger_every": 1}
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
-    launch("train", "--config", "r.yaml", "--output", "run", folder=tmp_path)
+    command = ["train", "--config", "r.yaml", "--output", "run", "--num_processes", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pods_rl", *command],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert run_lines(done.stdout + done.stderr, "run: ") == 1  # one process speaks
     run = Run.open(tmp_path / "run")
     assert run.state == "finished"
     assert (run.path / "checkpoints" / "final" / "model.safetensors").is_file()

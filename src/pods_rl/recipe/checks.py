@@ -47,8 +47,8 @@ _MINIMA: dict[str, tuple[float, bool]] = {  # (smallest value, whether it is all
 
 
 def check_values(values: Mapping[str, Any]) -> None:
-    """Raises UserError for the first thing in a resolved recipe that cannot work."""
-    for check in (_check_ranges, _check_length, batch_plan, _check_rule, _check_precision):
+    """Raises UserError for the first thing in a resolved recipe that cannot work, but for its batches."""
+    for check in (_check_ranges, _check_length, _check_rule, _check_precision):
         check(values)
     _check_task(values)
     _check_model(values)
