@@ -71,6 +71,7 @@ def test_the_same_rollouts_are_kept_in_the_same_order(ran, case):
     for step in range(STEPS):
         expected = one["rounds"][step]
         assert all(report["rounds"][step]["kept"] == expected["kept"] for report in many)
+        assert all(group == sorted(group) for group in expected["kept"])
         for key in ("asked", "prompt", "completion"):
             assert joined(many, step, key) == expected[key], key
         assert joined(many, step, "advantages") == pytest.approx(expected["advantages"], abs=1e-6)
@@ -110,7 +111,12 @@ def test_metrics_and_tables_are_the_single_process_s(ran, case):
                 # TRL averages these over micro-batches, and which rows share one depends on the layout.
                 loose = name in ("entropy", "kl") and "gradient_accumulation_steps" in CASES[case][1]
                 assert row[name] == pytest.approx(value, rel=1e-3 if loose else 1e-5, abs=1e-6), name
-    assert many[0]["tables"] == one["tables"]
+    tables = many[0]["tables"]
+    assert tables == one["tables"]
+    ledger = one["rounds"][-1]["ledger"]
+    kept = [text for text, chosen in zip(ledger["completion"], ledger["selected"], strict=True) if chosen]
+    assert tables["completion"] == kept
+    assert tables["extra"] == [len(text) for text in kept]
 
 
 @pytest.mark.slow
