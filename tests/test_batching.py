@@ -24,6 +24,33 @@ def test_the_papers_single_gpu_setting():
 def test_groups_may_straddle_processes():
     plan = check_batch(num_generations=16, num_rollouts=64, per_device_train_batch_size=2, processes=8)
     assert (plan.prompts_per_generation, plan.rows_per_process, plan.rollouts_per_generation) == (1, 2, 64)
+    spread = "spread over processes: each generates 8 rollouts and trains 2; kept ones move between them"
+    assert ("groups", spread) in plan.describe()
+
+
+@pytest.mark.parametrize(
+    ("n", "processes", "rows", "said"),
+    [
+        (64, 2, 16, "whole: 1 prompt on each process"),
+        (63, 2, 8, "spread over processes: each generates 31 or 32 rollouts and trains 8; kept ones move between them"),
+        (20, 3, 16, "whole: 1 prompt on each process"),
+    ],
+)
+def test_a_plan_says_how_groups_lie(n, processes, rows, said):
+    plan = check_batch(
+        num_generations=16, num_rollouts=n, per_device_train_batch_size=rows, processes=processes, rollout_batch_size=8
+    )
+    assert ("groups", said) in plan.describe()
+    assert plan.rollout_chunks == -(-max(plan.shares.counts) // 8)
+
+
+def test_vllm_needs_equal_shares():
+    settings = {"num_generations": 16, "per_device_train_batch_size": 4, "processes": 4, "use_vllm": True}
+    with pytest.raises(UserError, match=r"4 processes share 1 prompt x num_rollouts 34 = 34\. .* to 32 or 36\."):
+        check_batch(num_rollouts=34, **settings)
+    for n in (32, 36):
+        assert check_batch(num_rollouts=n, **settings).shares.even
+    assert not check_batch(num_rollouts=34, **settings | {"use_vllm": False}).shares.even
 
 
 def test_several_steps_share_one_generation():

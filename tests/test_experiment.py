@@ -350,12 +350,13 @@ def test_several_processes_a_run_are_launched_by_accelerate(tmp_path):
         experiment(TEXT + "accelerate: zero22\n")
 
 
-def test_groups_must_fit_a_process(tmp_path):
-    """8 processes x 4 rows hold four whole groups of 8, but no process holds one."""
-    text = TEXT + "accelerate: zero2\nper_device_train_batch_size: 4\n"
-    with pytest.raises(UserError, match=r"Each of the 8 processes .* but holds 4 .*until it holds 8 or 16 rows"):
-        experiment(text + "generation_batch_size: 32\n").plan()
-    assert experiment(text + "gradient_accumulation_steps: 2\n").plan()[0].recipe.batch_plan(8).rows_per_step == 64
+def test_groups_may_lie_over_several_processes():
+    """8 processes x 4 rows hold four whole groups of 8, though no process holds one; 40 rows hold no groups of 16."""
+    text = TEXT + "accelerate: zero2\n"
+    (run, *_) = experiment(text + "per_device_train_batch_size: 4\ngeneration_batch_size: 32\n").plan()
+    assert dict(run.recipe.batch_plan(8).describe())["groups"].startswith("spread over processes")
+    with pytest.raises(UserError, match=r"multiple of num_generations \(16 rows a group\)"):
+        experiment(text + "num_generations: 16\nper_device_train_batch_size: 5\ngeneration_batch_size: 40\n").plan()
 
 
 def test_unknown_keys_of_base_and_arms_are_refused_together():

@@ -178,9 +178,10 @@ def test_ablations_change_one_thing_of_setting_a(ablation, key, values):
 def test_accelerate_configurations_are_what_accelerate_reads():
     from accelerate.commands.config.config_args import ClusterConfig
 
-    for path in accelerate_configs().values():
-        config = ClusterConfig.from_yaml_file(yaml_file=str(path))  # raises on an unknown key
-        assert (config.num_processes, config.deepspeed_config["zero_stage"]) == (8, 2)
+    known = {name: ClusterConfig.from_yaml_file(yaml_file=str(path)) for name, path in accelerate_configs().items()}
+    assert {name: config.num_processes for name, config in known.items()} == {"ddp": 2, "zero2": 8}
+    assert known["zero2"].deepspeed_config["zero_stage"] == 2
+    assert known["ddp"].distributed_type == "MULTI_GPU"
 
 
 def test_no_key_of_the_paper_is_written_twice():

@@ -15,6 +15,78 @@ from .errors import UserError
 
 
 @dataclass(frozen=True)
+class Shares:
+    """Which rollouts of a generation batch each process generates, and which rows it trains.
+
+    Both are numbered over all processes, prompt by prompt: rollout p * n + i is the i-th of prompt p. Each process
+    has a run of neighbours: its rows are those that TRL's sampler gives it, the same number everywhere; its rollouts
+    are balanced to within one. A process generates rollouts of just those prompts whose rows it trains, at least one
+    of each, so prompts never have to move.
+
+    Args:
+        prompts: P of the generation batch, over all processes.
+        num_rollouts: n, at least m.
+        num_generations: m; P * m is a multiple of ``processes``.
+
+    Raises:
+        ValueError: the rows cannot be shared equally.
+
+    >>> shares = Shares(prompts=1, num_rollouts=7, num_generations=4, processes=2)
+    >>> [shares.rollouts(process) for process in range(2)], shares.rows(1)
+    ([range(0, 3), range(3, 7)], range(2, 4))
+    """
+
+    prompts: int
+    num_rollouts: int
+    num_generations: int
+    processes: int = 1
+
+    def __post_init__(self) -> None:
+        if self.prompts < 1 or self.prompts * self.num_generations % self.processes:
+            raise ValueError(
+                f"{self.prompts} prompts x {self.num_generations} rows cannot be shared equally by {self.processes} "
+                "processes: use a batch of whole groups whose rows are a multiple of the processes"
+            )
+
+    @property
+    def total_rollouts(self) -> int:
+        return self.prompts * self.num_rollouts
+
+    def rollouts(self, process: int) -> range:
+        """The rollouts that a process generates."""
+        first, last = (process + end for end in (0, 1))
+        return range(first * self.total_rollouts // self.processes, last * self.total_rollouts // self.processes)
+
+    def rows(self, process: int) -> range:
+        """The rows that a process trains."""
+        each = self.prompts * self.num_generations // self.processes
+        return range(process * each, (process + 1) * each)
+
+    def generator(self, rollout: int) -> int:
+        """The process that generates a rollout."""
+        return ((rollout + 1) * self.processes - 1) // self.total_rollouts
+
+    def trainer(self, row: int) -> int:
+        """The process that trains a row."""
+        return row * self.processes // (self.prompts * self.num_generations)
+
+    @property
+    def counts(self) -> list[int]:
+        """Rollouts of each process."""
+        return [len(self.rollouts(process)) for process in range(self.processes)]
+
+    @property
+    def even(self) -> bool:
+        """Whether every process generates the same number."""
+        return self.total_rollouts % self.processes == 0
+
+    @property
+    def whole_groups(self) -> bool:
+        """Whether no group is spread over processes, so that no row ever moves."""
+        return self.prompts % self.processes == 0
+
+
+@dataclass(frozen=True)
 class BatchPlan:
     """How many prompts, rollouts and rows each part of training handles.
 
@@ -61,9 +133,14 @@ class BatchPlan:
         return self.prompts_per_step * self.num_rollouts
 
     @property
+    def shares(self) -> Shares:
+        """Who generates and who trains what of a generation batch."""
+        return Shares(self.prompts_per_generation, self.num_rollouts, self.num_generations, self.processes)
+
+    @property
     def rollout_chunks(self) -> int:
         """Calls of ``generate`` that one process makes for a generation batch."""
-        per_process = math.ceil(self.rollouts_per_generation / self.processes)
+        per_process = max(self.shares.counts)
         return math.ceil(per_process / (self.rollout_batch_size or per_process))
 
     @property
@@ -90,6 +167,8 @@ class BatchPlan:
             ),
             ("on each process", f"{split}, generated in {_count(self.rollout_chunks, 'call')}"),
         ]
+        if self.processes > 1:
+            lines.append(("groups", self._spread()))
         if self.steps_per_generation != self.micro_batches:
             lines.append(
                 (
@@ -101,6 +180,16 @@ class BatchPlan:
             )
         return lines
 
+    def _spread(self) -> str:
+        if self.shares.whole_groups:
+            return f"whole: {_count(self.prompts_per_generation // self.processes, 'prompt')} on each process"
+        low, high = min(self.shares.counts), max(self.shares.counts)
+        generated = str(low) if low == high else f"{low} or {high}"
+        rows = len(self.shares.rows(0))
+        return (
+            f"spread over processes: each generates {generated} rollouts and trains {rows}; kept ones move between them"
+        )
+
 
 def check_batch(
     *,
@@ -111,6 +200,7 @@ def check_batch(
     steps_per_generation: int | None = None,
     generation_batch_size: int | None = None,
     rollout_batch_size: int | None = None,
+    use_vllm: bool = False,
     processes: int | None = None,
 ) -> BatchPlan:
     """The plan these settings give; names and meanings are TRL's.
@@ -120,6 +210,7 @@ def check_batch(
         num_rollouts: n, at least m; None means m, plain GRPO.
         generation_batch_size: rows of one generation batch; None derives it from ``steps_per_generation``,
             which defaults to ``gradient_accumulation_steps``. Only one of the two may be set.
+        use_vllm: TRL cuts what vLLM returns into equal parts, so every process must generate as many rollouts.
         processes: None reads ``WORLD_SIZE``, as torchrun and accelerate set it.
 
     Raises:
@@ -158,7 +249,15 @@ def check_batch(
         unit = "gradient_accumulation_steps" if steps_per_generation is None else "steps_per_generation"
         steps = accumulation if steps_per_generation is None else _at_least(unit, steps_per_generation, 1)
         _check_whole_groups(m, rows, processes, steps, unit)
-    return BatchPlan(m, n, processes, rows, accumulation, steps, rollout_batch_size)
+    plan = BatchPlan(m, n, processes, rows, accumulation, steps, rollout_batch_size)
+    if use_vllm and not plan.shares.even:
+        low, high = _neighbours(n, processes // math.gcd(processes, plan.prompts_per_generation))
+        raise UserError(
+            f"With use_vllm every process must generate the same number of rollouts, but {processes} processes share "
+            f"{_count(plan.prompts_per_generation, 'prompt')} x num_rollouts {n} = {plan.rollouts_per_generation}. "
+            f"Set num_rollouts to {f'{low} or {high}' if low >= m else high}."
+        )
+    return plan
 
 
 def processes_from_environment() -> int:

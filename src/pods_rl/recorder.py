@@ -67,7 +67,7 @@ class Recorder(TrainerCallback):
     Args:
         writer: None on the processes that do not write.
         evaluate: called with the evaluation's index; None: never evaluate.
-        ledger: the columns of the latest generation.
+        ledger: the columns of the latest generation, of all processes; called on every one of them.
         stop_requested: asked after each step; a reason, or None to go on.
         eval_completions: keep the completions of each evaluation.
         save_seconds: have TRL save a checkpoint whenever the clock passes a multiple of it, off the clock.
@@ -192,7 +192,7 @@ class Recorder(TrainerCallback):
         self.write_status("running")
 
     def _write_ledger(self) -> None:
-        if self._writer and self._ledger_every and (self.step == 1 or self.step % self._ledger_every == 0):
+        if self._ledger_every and (self.step == 1 or self.step % self._ledger_every == 0):
             columns = self._ledger()
-            if columns is not None:
+            if self._writer and columns is not None:
                 self._writer.write_rollouts(self.step, columns)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .environment import describe, device_line, quiet_libraries, set_threads
 from .errors import UserError
 from .evaluation import Evaluation, GenerateSampler, Sampling, evaluate
+from .evaluation.processes import gather
 from .progress import Progress
 from .recipe import Recipe
 from .runs import Run, RunWriter
@@ -145,7 +146,7 @@ def _assemble(
         writer,
         show if progress else None,
         evaluate=_evaluator(trainer, task, recipe),
-        ledger=lambda: trainer.rollouts.columns() if trainer.rollouts else None,
+        ledger=lambda: _ledger(trainer),
         stop_requested=lambda: None,
         max_seconds=settings["max_seconds"],
         eval_seconds=settings["eval_seconds"],
@@ -159,6 +160,12 @@ def _assemble(
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(recorder)
     return trainer, recorder, show
+
+
+def _ledger(trainer: PODSTrainer) -> dict[str, list[Any]] | None:
+    """The columns of the latest generation, of all processes in order; every process must call it."""
+    parts = gather([trainer.rollouts.columns() if trainer.rollouts else {}])
+    return {name: [value for part in parts for value in part[name]] for name in parts[0]} or None
 
 
 def _evaluator(trainer: PODSTrainer, task: Task, recipe: Recipe) -> Any:

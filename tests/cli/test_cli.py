@@ -121,6 +121,44 @@ def test_several_processes_need_one_place(trained, monkeypatch):
         pods("train", "--config", "tiny-pods")
 
 
+def test_num_processes_starts_accelerate_once_the_recipe_fits(trained, monkeypatch):
+    """What is started is replaced; a real launch is in tests/engines/test_processes.py."""
+    commands = []
+
+    def ended(command, **_):
+        commands.append(command)
+        Path("out/status.json").write_text('{"state": "finished"}')
+
+    monkeypatch.setattr("subprocess.Popen", ended)
+    monkeypatch.setattr("pods_rl.experiment.process.wait_for", lambda _: 0)
+    words = ("train", "--config", "tiny-pods", "--output", "out", "--num_processes", "8", "--num_generations", "16")
+    pods(*words, "--per_device_train_batch_size", "2")
+    (command,) = commands
+    assert command[1:4] == ["-m", "accelerate.commands.launch", "--config_file"]
+    assert command[4].endswith("ddp.yaml")
+    assert command[5:9] == ["--num_processes", "8", "-m", "pods_rl"]
+    assert command[9:15] == ["train", "--config", "tiny-pods", "--output", "out", "--num_generations"]
+    assert command[15:] == ["16", "--per_device_train_batch_size", "2"]
+    assert trained.made == []
+    with pytest.raises(UserError, match=r"whole groups of num_generations = 16 rows, but it holds 24 rows"):
+        pods(*words, "--per_device_train_batch_size", "3")
+    with pytest.raises(UserError, match=r"zero9 is neither a file nor a shipped"):
+        pods(*words, "--accelerate_config", "zero9")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    with pytest.raises(UserError, match=r"already \(WORLD_SIZE = 8\): leave --num_processes"):
+        pods(*words)
+    assert len(commands) == 1
+
+
+def test_a_plan_for_many_processes(trained):
+    words = ("--config", "tiny-pods", "--num_processes", "4", "--per_device_train_batch_size", "4")
+    spread = "each generates 16 rollouts and trains 4"
+    assert spread in pods("train", *words, "--gradient_accumulation_steps", "1", "--dry-run").output
+    checked = pods("doctor", *words, "--gradient_accumulation_steps", "1", "--use_cpu", "true").output
+    assert spread in checked
+    assert "4 with ddp: on the CPU, over gloo" in checked
+
+
 def test_dry_run_shows_the_recipe_and_the_plan(trained):
     output = pods("train", "--config", "tiny-pods", "--dry-run").output
     assert "num_rollouts: 64" in output

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 
+import accelerate
 import pytest
 from trl import GRPOTrainer
+from trl.trainer import grpo_trainer
 
 SIGNATURES = {
     "_prepare_inputs": ["self", "generation_batch"],
@@ -35,6 +37,17 @@ def test_what_generate_returns():
     source = inspect.getsource(GRPOTrainer._generate)
     order = "prompt_ids, completion_ids, tool_mask, completions, logprobs, extra_fields, images, tool_images"
     assert f"return {order}" in source
+
+
+def test_what_is_gathered_while_rollouts_are_unevenly_shared():
+    """The two names that `uneven_gathers` replaces, and nothing else that talks to other processes."""
+    source = inspect.getsource(GRPOTrainer._calculate_rewards)
+    assert source.count(" gather(") == 1
+    assert "self.accelerator" not in source.replace("self.accelerator.device", "")
+    assert grpo_trainer.gather is accelerate.utils.gather
+    source = inspect.getsource(GRPOTrainer._generate).split("if self.tools:")
+    assert source[1].count("self.accelerator.gather(") == 3
+    assert "gather(" not in source[0]
 
 
 def test_rewards_are_asked_for_once_and_after_generation():

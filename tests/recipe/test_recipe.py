@@ -36,6 +36,18 @@ def test_the_resolved_recipe_loads_to_itself(tmp_path):
     assert again.to_yaml() == first.to_yaml()
 
 
+def test_batches_must_fit_the_processes_that_train_them_and_only_those():
+    """A group spread over processes is whole over all of them, not on the one that plans or evaluates."""
+    values = {**MINIMAL, "num_generations": 16, "per_device_train_batch_size": 2}
+    source = Source("r.yaml")
+    with pytest.raises(UserError, match=r"r\.yaml: .*it holds 2 rows .* processes 1 x"):
+        build_recipe(values, source)
+    with pytest.raises(UserError, match=r"it holds 12 rows .* processes 6 x"):
+        build_recipe(values, source, processes=6)
+    assert build_recipe(values, source, processes=8).batch_plan(8).prompts_per_step == 1
+    assert build_recipe(values, source, trains=False).values["num_generations"] == 16
+
+
 def test_defaults_are_the_papers_objective_and_keys_follow_from_others():
     values = build(num_generations=4, temperature=0.5).values
     assert (values["loss_type"], values["beta"], values["epsilon"]) == ("grpo", 0.0, 0.2)

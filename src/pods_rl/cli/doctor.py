@@ -8,12 +8,15 @@ import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
 from ..errors import UserError
 from ..terminal import console, safe_text
+
+if TYPE_CHECKING:
+    from .train import Launch
 
 TESTED_TRL = ("1.16", "1.16")  # first and last version the tests have run with
 _PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "math-verify", "pyarrow")
@@ -33,31 +36,47 @@ class Finding(NamedTuple):
 def doctor(
     context: typer.Context,
     config: Annotated[str | None, typer.Option(help="Show what a step of this recipe handles.")] = None,
+    num_processes: Annotated[
+        int | None,
+        typer.Option(
+            "--num_processes", "--num-processes", metavar="K", min=1, help="Check a launch of so many processes."
+        ),
+    ] = None,
+    accelerate_config: Annotated[
+        str | None,
+        typer.Option("--accelerate_config", "--accelerate-config", metavar="NAME", help="As `pods train` takes it."),
+    ] = None,
 ) -> None:
     """Check whether this machine can train.
 
-    Looks at versions, processor, disk and the files of the package; with --config shows the batch plan.
+    Looks at versions, processor, disk and the files of the package; with --config shows the batch plan, and with
+    --num_processes how it lies over them.
 
     \b
     Examples:
       pods doctor
       pods doctor --config tiny-pods --num_rollouts 128
+      pods doctor --config my.yaml --num_processes 8
     """
     from ..recipe import load_recipe
     from ..recipe.reading import parse_overrides
+    from .train import find_launch, show_plan
 
-    recipe = load_recipe(config, parse_overrides(context.args)) if config is not None else None
+    launch = find_launch(num_processes, accelerate_config)
+    processes = launch and launch.processes
+    given = parse_overrides(context.args)
+    recipe = load_recipe(config, given, processes=processes) if config is not None else None
     findings = [*check_versions(), *check_torch(), *check_machine(), *check_package()]
     if recipe is not None and recipe.missing_library:
         findings.append(Finding("bad", "recipe", recipe.missing_library))
+    if launch:
+        findings += check_launch(launch, on_cpu=bool(recipe and recipe.values.get("use_cpu")))
     out = console()
     for grade, what, value in findings:
         out.print(f"[{_LOOKS[grade]}]{grade:<4}[/{_LOOKS[grade]}]  {what:<16} {safe_text(value)}")
     if recipe is not None:
-        from .train import show_plan
-
         out.print()
-        show_plan(recipe.batch_plan())
+        show_plan(recipe.batch_plan(processes))
     if any(finding.grade == "bad" for finding in findings):
         raise typer.Exit(1)
 
@@ -97,6 +116,20 @@ def check_torch() -> Iterator[Finding]:
     words = {True: "yes", False: "no: training runs in float32", None: "unknown"}
     yield Finding("ok" if bf16 else "note", "bf16", words[bf16])
     yield Finding("ok", "CPU threads", str(torch.get_num_threads()))
+
+
+def check_launch(launch: Launch, *, on_cpu: bool) -> Iterator[Finding]:
+    """Whether so many processes have a device each, and what they would talk over."""
+    import torch
+
+    gpus = 0 if on_cpu else torch.cuda.device_count()
+    wanted = f"{launch.processes} with {launch.config.stem}"
+    if gpus == 0:
+        yield Finding("note", "processes", f"{wanted}: on the CPU, over gloo; each wants cores of its own")
+    elif gpus < launch.processes:
+        yield Finding("bad", "processes", f"{wanted}, but {gpus} GPU{'s' if gpus > 1 else ''}: lower --num_processes")
+    else:
+        yield Finding("ok", "processes", f"{wanted}: a GPU each, over nccl")
 
 
 def check_machine() -> Iterator[Finding]:

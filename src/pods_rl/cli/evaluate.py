@@ -121,15 +121,15 @@ def _what(
     if model is None and found is not None:
         policy = _policy_of(found)
         if (policy / "adapter_config.json").is_file():  # the base as the recipe has it, wherever the run was made
-            recipe = load_recipe(found.path / "config.yaml", overrides)
+            recipe = load_recipe(found.path / "config.yaml", overrides, trains=False)
             return _What(recipe, str(recipe.values["model_name_or_path"]), str(policy))
         model = str(policy)
     assert model is not None
     overrides = {**overrides, "model_name_or_path": model}
     if found is not None:
-        return _What(load_recipe(found.path / "config.yaml", overrides), model, adapter)
+        return _What(load_recipe(found.path / "config.yaml", overrides, trains=False), model, adapter)
     if config is not None:
-        return _What(load_recipe(config, overrides), model, adapter)
+        return _What(load_recipe(config, overrides, trains=False), model, adapter)
     return _What(build_recipe({"max_steps": 1}, Source("pods eval"), overrides), model, adapter)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand
@@ -43,6 +44,25 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --output from its last checkpoint.")
     ] = False,
+    num_processes: Annotated[
+        int | None,
+        typer.Option(
+            "--num_processes",
+            "--num-processes",
+            metavar="K",
+            min=1,
+            help="Train on so many processes of this machine, started through accelerate.",
+        ),
+    ] = None,
+    accelerate_config: Annotated[
+        str | None,
+        typer.Option(
+            "--accelerate_config",
+            "--accelerate-config",
+            metavar="NAME",
+            help="How they share the model: a file of accelerate's, or a shipped one. [default: ddp]",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the resolved recipe and the batch plan, and stop.")
     ] = False,
@@ -60,7 +80,8 @@ def train(
       pods train --recipe tiny-pods
       pods train --recipe gsm8k-qwen2.5-3b-pods --data_dir gsm8k/ --dry-run
       pods train --config my.yaml --num_rollouts 64 --learning_rate 5e-6 --output runs/mine
-      pods train --config my.yaml --dry-run
+      pods train --config my.yaml --num_processes 8 --dry-run
+      pods train --config my.yaml --num_processes 8 --accelerate_config zero2
       pods train --explain num_rollouts
     """
     from ..recipe import load_recipe
@@ -75,25 +96,67 @@ def train(
         config = str(output / "config.yaml")
     if config is None:
         raise UserError("No recipe: give --config FILE, or --recipe NAME, one that `pods recipes` lists.")
-    recipe = load_recipe(config, parse_overrides(context.args))
+    launch = find_launch(num_processes, accelerate_config)
+    recipe = load_recipe(config, parse_overrides(context.args), processes=launch and launch.processes)
     if dry_run:
         print(plain_text(recipe.to_yaml()))
-        show_plan(recipe.batch_plan())
+        show_plan(recipe.batch_plan(launch and launch.processes))
         tell_missing(recipe)
         return
     recipe.check_installed()
     output = output or _default_output(recipe)
     _check_output(output, resume=resume)
-    from ..train import train as run_training
-
     try:
-        run = run_training(recipe, output, resume=resume)
+        if launch:
+            words = ["--config", config, "--output", str(output), *(["--resume"] if resume else []), *context.args]
+            state = _train_processes(launch, words, output)
+        else:
+            from ..train import train as run_training
+
+            state = run_training(recipe, output, resume=resume).state
     except KeyboardInterrupt:  # before the first step, or a second Ctrl-C
         raise typer.Exit(130) from None
-    if run.state == "stopped":
+    if state == "stopped":
         raise typer.Exit(130)
-    if run.state != "finished":
+    if state != "finished":
         raise typer.Exit(1)
+
+
+class Launch(NamedTuple):
+    """Processes to start, and the accelerate configuration they are started with."""
+
+    processes: int
+    config: Path
+
+
+def find_launch(processes: int | None, config: str | None) -> Launch | None:
+    """What to start through accelerate, None where nothing was asked for.
+
+    Raises UserError for a configuration there is not, and among processes that a launcher has started already.
+    """
+    from ..recipe import accelerate_processes, find_accelerate_config
+
+    if processes is None and config is None:
+        return None
+    if "WORLD_SIZE" in os.environ:
+        raise UserError(
+            f"A launcher started this already (WORLD_SIZE = {os.environ['WORLD_SIZE']}): leave --num_processes and "
+            "--accelerate_config out, or start `pods train` by itself."
+        )
+    path = find_accelerate_config(config or "ddp")
+    return Launch(processes or accelerate_processes(path), path)
+
+
+def _train_processes(launch: Launch, words: list[str], output: Path) -> str:
+    """`pods train` with these words on several processes; the state in which the run ended."""
+    from ..experiment.process import child_environment, launcher, wait_for
+    from ..runs import Run
+
+    command = [*launcher(launch.config, launch.processes), "train", *words]
+    # A session of its own: Ctrl-C reaches us alone, and the processes are asked once, by us.
+    code = wait_for(subprocess.Popen(command, env=child_environment({}), start_new_session=True))
+    state = Run(output).state
+    return "failed" if code and state == "finished" else state
 
 
 def show_key(key: str) -> None:

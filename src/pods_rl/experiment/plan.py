@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..recipe import Recipe, build_recipe, find_accelerate_config, find_recipe
+from ..recipe import Recipe, accelerate_processes, build_recipe, find_accelerate_config, find_recipe
 from ..recipe.arms import EXPERIMENT_KEYS, split_experiment
 from ..recipe.fields import suggest
 from ..recipe.reading import Source, dump_yaml, parse_yaml, read_yaml
@@ -48,11 +48,7 @@ class Experiment:
         """Processes of each run: 1, or as many as its accelerate configuration starts."""
         if self.accelerate is None:
             return 1
-        path = find_accelerate_config(self.accelerate)
-        count = read_yaml(path)[0].get("num_processes", 1)
-        if not isinstance(count, int) or count < 1:
-            raise UserError(f"{path}: num_processes: got {count!r}, expected a whole number of at least 1.")
-        return count
+        return accelerate_processes(find_accelerate_config(self.accelerate))
 
     def plan(self) -> list[Planned]:
         """Every run, in the order they are made: seeds outside, arms inside, so that the arms of a seed share
@@ -73,9 +69,7 @@ class Experiment:
 
     def _recipe(self, arm: str, seed: int) -> Recipe:
         values = {**self.base, **self.arms[arm], "seed": seed}
-        recipe = build_recipe(values, Source(f"{self.source}, arm {arm}"))
-        recipe.batch_plan(self.processes)  # raises where the batches do not fit
-        return recipe
+        return build_recipe(values, Source(f"{self.source}, arm {arm}"), processes=self.processes)
 
 
 def load_experiment(path_or_name: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:

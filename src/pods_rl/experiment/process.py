@@ -38,10 +38,16 @@ class Job:
 
     @property
     def command(self) -> list[str]:
-        launcher = [sys.executable]
-        if self.accelerate is not None:
-            launcher += ["-m", "accelerate.commands.launch", "--config_file", str(self.accelerate)]
-        return [*launcher, "-m", "pods_rl", "train", "--config", str(self.config), "--output", str(self.output)]
+        return [*launcher(self.accelerate), "train", "--config", str(self.config), "--output", str(self.output)]
+
+
+def launcher(accelerate: Path | None, processes: int | None = None) -> list[str]:
+    """The words before `train`: this interpreter, or accelerate with a configuration and a number of its own."""
+    words = [sys.executable]
+    if accelerate is not None:
+        words += ["-m", "accelerate.commands.launch", "--config_file", str(accelerate)]
+        words += ["--num_processes", str(processes)] if processes is not None else []
+    return [*words, "-m", "pods_rl"]
 
 
 def train_in_process(job: Job) -> int:
@@ -51,12 +57,25 @@ def train_in_process(job: Job) -> int:
     interrupt ends it at once.
     """
     job.output.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "PYTHONSAFEPATH": "1", **job.environment}  # no file of the user's poses as a module
     with (job.output / LOG).open("wb") as log:
         _lock(log)
         process = subprocess.Popen(
-            job.command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            job.command,
+            env=child_environment(job.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
         )
+    return wait_for(process)
+
+
+def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """Ours and some more; no file of the user's poses as a module."""
+    return {**os.environ, "PYTHONSAFEPATH": "1", **extra}
+
+
+def wait_for(process: subprocess.Popen[bytes]) -> int:
+    """A process's exit code; when we are interrupted it is asked to end, and ended at the second time."""
     in_progress.add(process)
     with termination_as_interrupt():
         try:

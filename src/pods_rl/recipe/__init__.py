@@ -2,11 +2,19 @@
 
 from .recipe import Recipe, build_recipe, load_recipe
 from .schema import explain
-from .shipped import accelerate_configs, find_accelerate_config, find_recipe, shipped_arms, shipped_recipes
+from .shipped import (
+    accelerate_configs,
+    accelerate_processes,
+    find_accelerate_config,
+    find_recipe,
+    shipped_arms,
+    shipped_recipes,
+)
 
 __all__ = [
     "Recipe",
     "accelerate_configs",
+    "accelerate_processes",
     "build_recipe",
     "explain",
     "find_accelerate_config",

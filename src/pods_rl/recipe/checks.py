@@ -32,7 +32,7 @@ _DECAYING = (
 )
 _BATCH_KEYS = (
     "num_generations", "num_rollouts", "per_device_train_batch_size", "gradient_accumulation_steps",
-    "steps_per_generation", "generation_batch_size", "rollout_batch_size",
+    "steps_per_generation", "generation_batch_size", "rollout_batch_size", "use_vllm",
 )  # fmt: skip
 _MINIMA: dict[str, tuple[float, bool]] = {  # (smallest value, whether it is allowed itself)
     "max_seconds": (0, False), "eval_seconds": (0, False), "save_seconds": (0, False), "eval_prompts": (0, True),
@@ -47,8 +47,8 @@ _MINIMA: dict[str, tuple[float, bool]] = {  # (smallest value, whether it is all
 
 
 def check_values(values: Mapping[str, Any]) -> None:
-    """Raises UserError for the first thing in a resolved recipe that cannot work."""
-    for check in (_check_ranges, _check_length, batch_plan, _check_rule, _check_precision):
+    """Raises UserError for the first thing in a resolved recipe that cannot work, but for its batches."""
+    for check in (_check_ranges, _check_length, _check_rule, _check_precision):
         check(values)
     _check_task(values)
     _check_model(values)
@@ -76,16 +76,8 @@ def _check_length(values: Mapping[str, Any]) -> None:
 
 
 def batch_plan(values: Mapping[str, Any], processes: int | None = None) -> BatchPlan:
-    """What a step handles; raises UserError where the batches, or one process's part, do not hold whole groups."""
-    plan = check_batch(**{key: values[key] for key in _BATCH_KEYS if key in values}, processes=processes)
-    rows, m = plan.rows_per_generation // plan.processes, plan.num_generations
-    if rows % m:
-        raise UserError(
-            f"Each of the {plan.processes} processes must hold whole groups of num_generations = {m} rows, but "
-            f"holds {rows} (per_device_train_batch_size {plan.micro_batch_rows} x {plan.steps_per_generation} "
-            f"micro-batches). Raise a batch size or gradient_accumulation_steps until it holds {m} or {2 * m} rows."
-        )
-    return plan
+    """What a step handles; raises UserError where the batches do not hold whole groups."""
+    return check_batch(**{key: values[key] for key in _BATCH_KEYS if key in values}, processes=processes)
 
 
 def _check_rule(values: Mapping[str, Any]) -> None:

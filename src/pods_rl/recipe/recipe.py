@@ -80,22 +80,37 @@ class Recipe:
         return {key: value for key, value in self.values.items() if fields()[key].section == section}
 
 
-def load_recipe(path_or_name: str | Path, overrides: Mapping[str, Any] | None = None) -> Recipe:
+def load_recipe(
+    path_or_name: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    processes: int | None = None,
+    trains: bool = True,
+) -> Recipe:
     """Load a recipe from a file, or a shipped one by its name, and check everything that can be.
 
     Args:
         path_or_name: a YAML file, a shipped recipe's name, or ``<experiment>-<arm>`` for one arm of a shipped
             experiment.
         overrides: values that replace the file's; text is read as the key's type, as from the command line.
+        processes: how many will train it, for the batches must fit them; None: as many as the launcher started.
+        trains: False where it is only evaluated, so that its batches need not fit.
 
     Raises:
         UserError: it cannot be found or read, or a key, value or combination is wrong.
     """
     values, source = read_recipe(path_or_name)
-    return build_recipe(values, source, overrides or {})
+    return build_recipe(values, source, overrides or {}, processes=processes, trains=trains)
 
 
-def build_recipe(values: Mapping[str, Any], source: Source, overrides: Mapping[str, Any] | None = None) -> Recipe:
+def build_recipe(
+    values: Mapping[str, Any],
+    source: Source,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    processes: int | None = None,
+    trains: bool = True,
+) -> Recipe:
     """As load_recipe, from a mapping; ``source`` says where it is from, for messages."""
     given = _convert(values, source)
     given.update(_convert(overrides or {}, Source("command line"), dashes=True))
@@ -107,6 +122,8 @@ def build_recipe(values: Mapping[str, Any], source: Source, overrides: Mapping[s
     _resolve(resolved, given)
     try:
         check_values(resolved)
+        if trains:
+            batch_plan(resolved, processes)
     except UserError as error:
         raise UserError(f"{source.name}: {error}") from None
     return Recipe(MappingProxyType(resolved), MappingProxyType(given), source.name)

@@ -52,6 +52,14 @@ def find_accelerate_config(path_or_name: str) -> Path:
     return shipped[path_or_name]
 
 
+def accelerate_processes(config: Path) -> int:
+    """How many processes an accelerate configuration starts; raises UserError where it gives no number."""
+    count = read_yaml(config)[0].get("num_processes", 1)
+    if not isinstance(count, int) or count < 1:
+        raise UserError(f"{config}: num_processes: got {count!r}, expected a whole number of at least 1.")
+    return count
+
+
 def find_recipe(path_or_name: str | Path) -> Path:
     """The file of a recipe or experiment; raises UserError with the nearest name where there is none."""
     path = Path(path_or_name).expanduser()

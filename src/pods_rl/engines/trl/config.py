@@ -72,6 +72,7 @@ class PODSConfig(GRPOConfig):
             steps_per_generation=self.steps_per_generation,
             generation_batch_size=self.generation_batch_size,
             rollout_batch_size=self.rollout_batch_size,
+            use_vllm=self.use_vllm,
         )
         super().__post_init__()
         if self.num_rollouts is None:

@@ -5,12 +5,15 @@ Rows are `[B, T]` tensors as TRL lays them out: prompts padded on the left, comp
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 MicroBatch = dict[str, Any]
+Passes = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 def real_columns(attention_mask: Tensor, prompt_width: int, multiple_of: int | None = None) -> slice:
@@ -33,6 +36,41 @@ def real_columns(attention_mask: Tensor, prompt_width: int, multiple_of: int | N
         stop = min(width, prompt_width - (prompt_width - stop) // multiple_of * multiple_of)
         start = max(0, prompt_width - -(-(prompt_width - start) // multiple_of) * multiple_of)
     return slice(start, stop)
+
+
+def trimmed_passes(
+    compute: Callable[[Tensor, Tensor, int], Passes],
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    logits_to_keep: int,
+    *,
+    batch_size: int,
+    multiple_of: int | None = None,
+) -> Passes:
+    """What `compute` gives for all rows, from passes of `batch_size` rows of similar length, each without padding.
+
+    Args:
+        compute: token ids `[B, T]`, mask `[B, T]` and how many last columns to keep; gives TRL's per-token
+            log-probabilities, entropies (or None) and auxiliary loss (or None).
+        logits_to_keep: columns of the completion.
+        multiple_of: as in `real_columns`.
+    """
+    rows = input_ids.size(0)
+    lengths = attention_mask.sum(dim=1)
+    order = lengths.argsort(stable=True) if batch_size < rows else torch.arange(rows, device=input_ids.device)
+    prompt_width = input_ids.size(1) - logits_to_keep
+    parts: list[Passes] = []
+    for chunk in order.split(batch_size):
+        columns = real_columns(attention_mask[chunk], prompt_width, multiple_of)
+        keep = columns.stop - prompt_width
+        logps, entropies, aux = compute(input_ids[chunk, columns], attention_mask[chunk, columns], keep)
+        right = (0, logits_to_keep - keep)
+        parts.append((pad(logps, right), None if entropies is None else pad(entropies, right), aux))
+    back = order.argsort()
+    logps = torch.cat([p[0] for p in parts])[back]
+    entropies = None if parts[0][1] is None else torch.cat([p[1] for p in parts if p[1] is not None])[back]
+    aux = None if parts[0][2] is None else torch.stack([p[2] for p in parts if p[2] is not None]).mean()
+    return logps, entropies, aux
 
 
 def completion_lengths(batch: MicroBatch) -> Tensor:

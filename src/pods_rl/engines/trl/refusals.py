@@ -16,7 +16,7 @@ def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
 
     Raises:
         TypeError: `args` is not a PODSConfig.
-        UserError: tools, an environment, a rollout function, images, or groups split over processes.
+        UserError: tools, an environment, a rollout function, or images.
     """
     config = arguments["args"]
     if not isinstance(config, PODSConfig):
@@ -39,10 +39,3 @@ def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
     if images or isinstance(arguments.get("processing_class"), ProcessorMixin):
         seen = f"column {images[0]!r} in train_dataset" if images else "a multimodal processing_class"
         raise UserError(f"PODSTrainer does not support images yet ({seen}): drop the column, or train with GRPOTrainer")
-    rows = config.per_device_train_batch_size * config.steps_per_generation
-    if config.world_size > 1 and rows % config.num_generations:
-        raise UserError(
-            f"each of the {config.world_size} processes must hold whole groups: per_device_train_batch_size x "
-            f"steps_per_generation = {rows} rows is not a multiple of num_generations = {config.num_generations}; "
-            f"use {config.num_generations} or {2 * config.num_generations} rows per process"
-        )

@@ -14,9 +14,10 @@ REWARD_LIMIT = 1e15
 
 @dataclass
 class Rollouts:
-    """The rollouts of one generation on this process, kept for the ledger and for metrics.
+    """The rollouts of one generation, kept for the ledger and for metrics.
 
-    Shapes: P prompts of this process, N rollouts each, F reward functions. Lists are flat, prompt-major (P x N).
+    Lists hold what this process generated, flat and prompt by prompt: of all P x N rollouts the `len(prompts)` from
+    `first` on, which need not be whole groups. `rewards`, `kept` and `advantages` are those of all processes.
     """
 
     step: int
@@ -25,30 +26,32 @@ class Rollouts:
     completions: list[Any]
     completion_tokens: list[int]
     reward_names: list[str]
-    rewards_per_func: Tensor  # [P * N, F]
+    rewards_per_func: Tensor  # [len(prompts), F]
+    first: int
     rewards: Tensor  # [P, N]
     kept: Tensor  # [P, M] int64
     advantages: Tensor | None = None  # [P, M], known once the batch is built
 
     def columns(self) -> dict[str, list[Any]]:
-        """The ledger's columns, a value per rollout (see `docs/architecture.md`)."""
+        """The ledger's columns, a value per rollout of this process (see `docs/architecture.md`)."""
         P, N = self.rewards.shape
+        here = slice(self.first, self.first + len(self.prompts))
         assert self.advantages is not None
         advantages = torch.full((P, N), torch.nan).scatter_(1, self.kept, self.advantages.float())
         selected = torch.zeros(P, N, dtype=torch.bool).scatter_(1, self.kept, True)
-        flat_advantages = advantages.flatten().tolist()
+        flat_advantages = advantages.flatten()[here].tolist()
         columns: dict[str, list[Any]] = {
-            "step": [self.step] * (P * N),
-            "group": [p for p in range(P) for _ in range(N)],
-            "rollout": list(range(N)) * P,
+            "step": [self.step] * len(self.prompts),
+            "group": [i // N for i in range(here.start, here.stop)],
+            "rollout": [i % N for i in range(here.start, here.stop)],
             "prompt": [as_text(x) for x in self.prompts],
             "completion": [as_text(x) for x in self.completions],
             "answer": [str(row["answer"]) if "answer" in row else None for row in self.inputs],
-            "reward": self.rewards.flatten().tolist(),
+            "reward": self.rewards.flatten()[here].tolist(),
         }
         for i, name in enumerate(self.reward_names):
             columns[f"reward/{name}"] = self.rewards_per_func[:, i].tolist()
-        columns["selected"] = selected.flatten().tolist()
+        columns["selected"] = selected.flatten()[here].tolist()
         columns["advantage"] = [None if a != a else a for a in flat_advantages]
         columns["completion_tokens"] = list(self.completion_tokens)
         return columns

@@ -4,7 +4,8 @@ An overlay: nothing of TRL's methods is copied. What is overridden, in the order
 
 - `_prepare_inputs`: after TRL split a generation into micro-batches, regroup them by length and see which carry signal.
 - `_generate_and_score_completions`: mark a training generation; afterwards log over all n.
-- `_generate`: expand each prompt to n, generate, score, select, and hand back only the m kept rows.
+- `_generate`: expand each prompt to n, generate, score, select, and hand back only the m kept rows; where groups are
+  spread over processes, each generates its share and the kept rows move (`exchange.py`).
 - `_generate_single_turn`: ask the generator for n, in parts of `rollout_batch_size` rows.
 - `_calculate_rewards`: give TRL the scores of the kept rows, so that each rollout is scored once.
 - `_get_per_token_logps_and_entropies`: compute no padding.
@@ -20,12 +21,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from trl import GRPOTrainer
 
+from ...batching import Shares
 from ...selection import Selection, advantages, select
 from .config import PODSConfig
-from .layout import MicroBatch, completion_lengths, real_columns, sort_windows, steps_window
+from .exchange import bring_rows, check_agreement, own_rows, rows_moved, uneven_gathers
+from .layout import MicroBatch, completion_lengths, sort_windows, steps_window, trimmed_passes
 from .metrics import is_constant, log_all_rollouts, log_selection
 from .phases import PhaseClock
 from .refusals import refuse_unsupported
@@ -40,6 +42,7 @@ class _Round:
     """What one training generation hands from override to override."""
 
     inputs: list[dict[str, Any]]
+    shares: Shares
     kept_rewards: Tensor | None = None  # [P * M, F] over all processes
     all_rewards: Tensor | None = None  # [P * N, F] over all processes
     advantages: Tensor | None = None  # [P, M] over all processes, only when normalised before selection
@@ -54,9 +57,12 @@ class PODSTrainer(GRPOTrainer):
     `num_generations` and `trim_padding`, `sort_by_length` and `skip_zero_advantage_steps` off it is TRL's trainer to
     the last bit. After each generation `trainer.rollouts` holds what was generated, kept and why.
 
+    Groups may be spread over processes: every process then generates its share of a prompt's n rollouts, and kept rows
+    move to the process that trains them.
+
     Raises:
-        UserError: tools, environments, a rollout function or images (not supported yet); groups that straddle
-            processes.
+        UserError: tools, environments, a rollout function or images (not supported yet); in training, a rule that keeps
+            other rollouts on one process than on another.
         TypeError: `args` is a GRPOConfig and not a PODSConfig.
     """
 
@@ -94,7 +100,9 @@ class PODSTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
-        self._round = _Round(inputs)
+        processes = self.accelerator.num_processes
+        n, m = self._group_sizes()
+        self._round = _Round(inputs, Shares(len(inputs) * processes // m, n, m, processes))
         try:
             output = super()._generate_and_score_completions(inputs)
             self._finish_round(self._round, output)
@@ -105,21 +113,21 @@ class PODSTrainer(GRPOTrainer):
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         if self._round is None:
             return super()._generate(prompts)
-        n, m = self._group_sizes()
-        inputs = self._round.inputs
-        if n != m:
-            prompts = [prompt for prompt in prompts[::m] for _ in range(n)]
-            inputs = [row for row in inputs[::m] for _ in range(n)]
-        self.clock.enter("rollout")
-        generated = super()._generate(prompts)
-        completion_ids, completions = generated[1], generated[3]
-        self.step_tokens["generated"] += sum(len(ids) for ids in completion_ids)
-        self.clock.enter("reward")
-        rewards_per_func = self._clean(super()._calculate_rewards(inputs, prompts, completions, completion_ids))
+        shares = self._round.shares
+        here, rows = (share(self.accelerator.process_index) for share in (shares.rollouts, shares.rows))
+        # The first of our rows that belongs to a rollout's prompt stands for it.
+        of_row = [max(r // shares.num_rollouts * shares.num_generations, rows.start) - rows.start for r in here]
+        prompts, inputs = [prompts[i] for i in of_row], [self._round.inputs[i] for i in of_row]
+        with uneven_gathers(self.accelerator, shares.counts):
+            self.clock.enter("rollout")
+            generated = super()._generate(prompts)
+            completion_ids, completions = generated[1], generated[3]
+            self.step_tokens["generated"] += sum(len(ids) for ids in completion_ids)
+            self.clock.enter("reward")
+            scores = super()._calculate_rewards(inputs, prompts, completions, completion_ids)
+        rewards_per_func = self._clean(scores)
         self.clock.enter("selection")
         rewards, kept = self._select(rewards_per_func)
-        mine = self._local(len(prompts) // n)
-        kept_rows = (torch.arange(len(prompts) // n).unsqueeze(1) * n + kept[mine]).flatten().tolist()
         self._round.rollouts = Rollouts(
             step=self.state.global_step + 1,
             inputs=inputs,
@@ -127,13 +135,40 @@ class PODSTrainer(GRPOTrainer):
             completions=completions,
             completion_tokens=[len(ids) for ids in completion_ids],
             reward_names=list(self.reward_func_names),
-            rewards_per_func=rewards_per_func[self._local(len(prompts))],
-            rewards=rewards[mine],
-            kept=kept[mine],
+            rewards_per_func=rewards_per_func[here.start : here.stop],
+            first=here.start,
+            rewards=rewards,
+            kept=kept,
         )
-        self._keep_extra_logs(kept_rows, len(prompts))
+        trained = self._trained_rows(generated, kept)
         self.clock.enter("update")
-        return tuple([part[i] for i in kept_rows] if isinstance(part, list) and part else part for part in generated)
+        return trained
+
+    def _trained_rows(self, generated: tuple[Any, ...], kept_PM: Tensor) -> tuple[Any, ...]:
+        """What TRL's `_generate` returned for our rollouts, for the rows that we train instead."""
+        assert self._round is not None
+        prompt_ids, completion_ids, tool_mask, completions, logprobs, *rest = generated
+        shares, process = self._round.shares, self.accelerator.process_index
+        here, rows = shares.rollouts(process), shares.rows(process)
+        kept = (torch.arange(shares.prompts).unsqueeze(1) * shares.num_rollouts + kept_PM).flatten().tolist()
+        # TRL's completions table holds the trained rows only, so columns logged by reward functions must match them.
+        columns = {name: values for name, values in self._pending_extra_logs.items() if len(values) == len(here)}
+        own = own_rows(kept, here, completion_ids, completions, logprobs, columns)
+        mine = bring_rows(shares, process, kept, own, self.accelerator.device)
+        for name in {*columns, *(name for row in mine for name in row.extra)}:
+            self._pending_extra_logs[name] = [row.extra.get(name) for row in mine]
+        if shares.processes > 1:
+            self._metrics["train"]["pods/rows_moved"].append(float(rows_moved(shares, kept)))
+        # Every prompt of our rows has a rollout here, and its tokens with it.
+        of_rollout = [max(row // shares.num_generations * shares.num_rollouts, here.start) - here.start for row in rows]
+        return (
+            [prompt_ids[i] for i in of_rollout],
+            [row.completion_ids for row in mine],
+            tool_mask,
+            [row.completion for row in mine],
+            logprobs and [row.logprobs for row in mine],
+            *rest,
+        )
 
     def _generate_single_turn(
         self,
@@ -147,15 +182,16 @@ class PODSTrainer(GRPOTrainer):
         generate = super()._generate_single_turn
         if self._round is None:
             return generate(prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs)
-        n, _ = self._group_sizes()
-        rows = self.args.rollout_batch_size or len(prompt_ids)
-        if self.use_vllm or rows >= len(prompt_ids):
+        n, most = self._round.shares.num_rollouts, max(self._round.shares.counts)
+        rows = self.args.rollout_batch_size or most
+        if self.use_vllm or rows >= most:
             return generate(prompt_ids, images, multimodal_fields, n, *args, **kwargs)
         completion_ids: list[Any] = []
-        for start in range(0, len(prompt_ids), rows):
-            part, _ = generate(prompt_ids[start : start + rows], images, multimodal_fields, n, *args, **kwargs)
-            completion_ids.extend(part)
-        return completion_ids, None  # the plain path has no sampling log-probabilities
+        for start in range(0, most, rows):
+            # As many calls on every process, for sharded weights are gathered in each: one without rows left repeats.
+            chunk = prompt_ids[start : start + rows] or prompt_ids[-1:]
+            completion_ids.extend(generate(chunk, images, multimodal_fields, n, *args, **kwargs)[0])
+        return completion_ids[: len(prompt_ids)], None  # the plain path has no sampling log-probabilities
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         if self._round is not None and self._round.kept_rewards is not None:
@@ -173,6 +209,7 @@ class PODSTrainer(GRPOTrainer):
         else:
             chosen = select(rewards, m, self.args.rule, generator=self._selection_generator())
             kept = chosen.indices.sort(dim=1).values
+            check_agreement(kept, self.args.rule, self.accelerator)
         flat = (torch.arange(len(kept)).unsqueeze(1) * n + kept).flatten()
         self._round.all_rewards = rewards_per_func
         self._round.kept_rewards = rewards_per_func[flat.to(rewards_per_func.device)]
@@ -182,26 +219,22 @@ class PODSTrainer(GRPOTrainer):
         log_selection(self._metrics["train"], rewards, kept)
         return rewards, kept
 
-    def _local(self, count: int) -> slice:
-        """This process's part of what was gathered in process order, `count` items each."""
-        return slice(self.accelerator.process_index * count, (self.accelerator.process_index + 1) * count)
-
     def _finish_round(self, current: _Round, output: dict[str, Any]) -> None:
         """Put our advantages in place, correct the statistics to all n, publish the record."""
         n, m = self._group_sizes()
         assert current.rollouts is not None
-        groups = len(current.rollouts.rewards)
+        rows = current.shares.rows(self.accelerator.process_index)
         if current.advantages is not None:
             everyone = current.advantages.flatten()
             logged = self._logs["advantages"]
             for _ in range(min(len(logged), len(everyone))):
                 logged.pop()
             logged.extend(everyone.tolist())
-            output["advantages"] = everyone[self._local(groups * m)].to(output["advantages"].device)
+            output["advantages"] = everyone[rows.start : rows.stop].to(output["advantages"].device)
         elif self.args.skip_zero_advantage_steps and self.multi_objective_aggregation == "sum_then_normalize":
             # The mean of equal float32 rewards can differ from them: TRL's advantages are then noise, not zero.
             kept = current.rollouts.rewards.gather(1, current.rollouts.kept)
-            constant = is_constant(kept).repeat_interleave(m).to(output["advantages"].device)
+            constant = is_constant(kept).repeat_interleave(m)[rows.start : rows.stop].to(output["advantages"].device)
             output["advantages"] = output["advantages"].masked_fill(constant, 0.0)
         if n != m:
             assert current.all_rewards is not None
@@ -211,7 +244,7 @@ class PODSTrainer(GRPOTrainer):
                 total_reward(current.all_rewards, self.reward_weights, n, "sum_then_normalize"),
                 self.reward_func_names,
             )
-        current.rollouts.advantages = output["advantages"].view(groups, m).cpu()
+        current.rollouts.advantages = self.accelerator.gather(output["advantages"]).view(-1, m).cpu()
         self.rollouts = current.rollouts
 
     def _clean(self, rewards_per_func: Tensor) -> Tensor:
@@ -219,7 +252,7 @@ class PODSTrainer(GRPOTrainer):
         clean, spoiled = refuse_unusable(rewards_per_func)
         self._metrics["train"]["pods/unusable_rewards"].append(float(spoiled.sum()))
         for name, count in zip(self.reward_func_names, spoiled.tolist(), strict=True):
-            if count and name not in self._warned_rewards:
+            if count and name not in self._warned_rewards and self.accelerator.is_main_process:
                 self._warned_rewards.add(name)
                 logger.warning(
                     "reward function %r returned %d infinite or huge rewards; those rollouts count as unscored "
@@ -228,12 +261,6 @@ class PODSTrainer(GRPOTrainer):
                     count,
                 )
         return clean
-
-    def _keep_extra_logs(self, kept_rows: list[int], rows: int) -> None:
-        # TRL's completions table holds the kept rows only, so columns logged by reward functions must match them.
-        for column, values in self._pending_extra_logs.items():
-            if len(values) == rows:
-                self._pending_extra_logs[column] = [values[i] for i in kept_rows]
 
     def _selection_generator(self) -> torch.Generator:
         # From (seed, step, generation in step): the same on every process and after a resume.
@@ -297,22 +324,11 @@ class PODSTrainer(GRPOTrainer):
         compute = super()._get_per_token_logps_and_entropies
         if not self.args.trim_padding or not self.model.training:
             return compute(model, input_ids, attention_mask, logits_to_keep, batch_size, **kwargs)
-        rows = input_ids.size(0)
-        batch_size = batch_size or rows
-        lengths = attention_mask.sum(dim=1)
-        order = lengths.argsort(stable=True) if batch_size < rows else torch.arange(rows, device=input_ids.device)
-        prompt_width = input_ids.size(1) - logits_to_keep
-        parts: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
-        for chunk in order.split(batch_size):
-            columns = real_columns(attention_mask[chunk], prompt_width, self.pad_to_multiple_of)
-            keep = columns.stop - prompt_width
-            logps, entropies, aux = compute(
-                model, input_ids[chunk, columns], attention_mask[chunk, columns], keep, **kwargs
-            )
-            right = (0, logits_to_keep - keep)
-            parts.append((pad(logps, right), None if entropies is None else pad(entropies, right), aux))
-        back = order.argsort()
-        logps = torch.cat([p[0] for p in parts])[back]
-        entropies = None if parts[0][1] is None else torch.cat([p[1] for p in parts if p[1] is not None])[back]
-        aux = None if parts[0][2] is None else torch.stack([p[2] for p in parts if p[2] is not None]).mean()
-        return logps, entropies, aux
+        return trimmed_passes(
+            lambda ids, mask, keep: compute(model, ids, mask, keep, **kwargs),
+            input_ids,
+            attention_mask,
+            logits_to_keep,
+            batch_size=batch_size or len(input_ids),
+            multiple_of=self.pad_to_multiple_of,
+        )

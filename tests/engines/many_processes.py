@@ -1,0 +1,227 @@
+"""What each process of `test_processes.py` does; started as `python -m tests.engines.many_processes FOLDER`.
+
+The libraries are imported once; then the processes of each case are forked from here, with the variables that torchrun
+sets, and join a real gloo group. Every process leaves what it saw in FOLDER.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from datasets import Dataset
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import GRPOTrainer
+
+from pods_rl import PODSConfig, PODSTrainer
+from pods_rl.selection import get_rule
+
+from .conftest import PROMPTS, letter_reward
+
+# processes, settings; the single process that it must equal has `processes` times the rows per device.
+CASES: dict[str, tuple[int, dict[str, Any]]] = {
+    "one group over two": (2, {"num_generations": 4, "num_rollouts": 8, "per_device_train_batch_size": 2}),
+    "seven of one prompt over two": (2, {"num_generations": 4, "num_rollouts": 7, "per_device_train_batch_size": 2}),
+    "three groups over two": (2, {"num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 6}),
+    "several whole groups each": (
+        2,
+        {"num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
+    ),
+    "random, before, dapo, reference": (
+        2,
+        {
+            "num_generations": 4, "num_rollouts": 9, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2,
+            "rule": "random", "advantages": "before", "loss_type": "dapo", "beta": 0.04, "rollout_batch_size": 4,
+        },
+    ),
+    "plain GRPO over two": (2, {"num_generations": 4, "num_rollouts": 4, "per_device_train_batch_size": 2}),
+    "sixteen over four": (4, {"num_generations": 16, "num_rollouts": 32, "per_device_train_batch_size": 4}),
+    "six of one prompt over four": (4, {"num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 1}),
+    "three prompts, uneven, over four": (
+        4,
+        {"num_generations": 4, "num_rollouts": 7, "per_device_train_batch_size": 3, "rollout_batch_size": 5},
+    ),
+}  # fmt: skip
+STEPS = 2
+
+
+def numbered_rollouts(trainer: PODSTrainer) -> Any:
+    """Stands for the policy's sampling: tokens that depend on the prompt, the step and the rollout's number alone."""
+    done = {"step": -1, "rollouts": 0}
+
+    def generate(prompt_ids: list[list[int]], images: Any, fields: Any, n: int, *_: Any) -> Any:
+        if done["step"] != trainer.state.global_step:
+            done.update(step=trainer.state.global_step, rollouts=0)
+        start = trainer._round.shares.rollouts(trainer.accelerator.process_index).start + done["rollouts"]
+        done["rollouts"] += len(prompt_ids)
+        completions = []
+        for number, ids in enumerate(prompt_ids, start):
+            draw = random.Random(f"{ids} {trainer.state.global_step} {number}")
+            text = "".join(draw.choice("0123456789+-=") for _ in range(draw.randint(1, 11)))
+            end = draw.random() < 0.7
+            completions.append(trainer.processing_class(text)["input_ids"] + [trainer.eos_token_ids[0]] * end)
+        return completions, None
+
+    return generate
+
+
+def graded(completions: list[str], log_extra: Any, **_: Any) -> list[float]:
+    """Logs a column about every rollout, and scores the letters."""
+    log_extra("characters", [len(text) for text in completions])
+    return letter_reward(completions)
+
+
+def process_s_own_choice(rewards: torch.Tensor, m: int, *, generator: Any = None) -> torch.Tensor:
+    """A rule that breaks the contract: it asks who it is."""
+    rank = dist.get_rank()
+    return torch.arange(rank, rank + m).repeat(len(rewards), 1)
+
+
+class Watch(TrainerCallback):
+    """The gradients of the first step, as the optimizer gets them."""
+
+    def __init__(self, trainer: PODSTrainer) -> None:
+        self.trainer = trainer
+        self.gradients: dict[str, torch.Tensor] = {}
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        if not self.gradients:
+            named = self.trainer.model.named_parameters()
+            self.gradients.update({name: p.grad.clone() for name, p in named if p.grad is not None})
+
+
+def count_traffic() -> dict[str, int]:
+    """Bytes this process sends, by collective, from now on; a gather counts what it contributes."""
+    sent = {"gathered": 0, "moved": 0}
+    gather, exchange = dist.all_gather, dist.all_to_all_single
+
+    def counting_gather(output: Any, tensor: torch.Tensor, *rest: Any) -> Any:
+        sent["gathered"] += tensor.nbytes
+        return gather(output, tensor, *rest)
+
+    def counting_exchange(output: Any, tensor: torch.Tensor, *rest: Any) -> Any:
+        sent["moved"] += tensor.nbytes
+        return exchange(output, tensor, *rest)
+
+    dist.all_gather, dist.all_to_all_single = counting_gather, counting_exchange
+    return sent
+
+
+def make_trainer(folder: Path, settings: dict[str, Any]) -> PODSTrainer:
+    return PODSTrainer(
+        model=AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32),
+        reward_funcs=graded,
+        args=PODSConfig(
+            str(folder / "out"), use_cpu=True, bf16=False, gradient_checkpointing=False, disable_tqdm=True, seed=3,
+            report_to="none", save_strategy="no", logging_steps=1, max_steps=STEPS, max_completion_length=12,
+            learning_rate=0.1, optim="sgd", lr_scheduler_type="constant", max_grad_norm=0.0, **settings,
+        ),
+        train_dataset=Dataset.from_dict({"prompt": PROMPTS * 4, "answer": ["3"] * 32}),
+        processing_class=AutoTokenizer.from_pretrained(folder / "model", padding_side="left"),
+    )  # fmt: skip
+
+
+def train_case(folder: Path, name: str, settings: dict[str, Any], sent: dict[str, int]) -> None:
+    trainer = make_trainer(folder, settings)
+    watch = Watch(trainer)
+    trainer.add_callback(watch)
+    seen: list[dict[str, Any]] = []
+    score, base_generate = trainer._generate_and_score_completions, PODSTrainer._generate
+
+    def generate(prompts: list[Any]) -> Any:
+        before = dict(sent)
+        rows = base_generate(trainer, prompts)
+        seen[-1]["traffic"] = {kind: sent[kind] - before[kind] for kind in sent}
+        return rows
+
+    def keep(inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        seen.append({"asked": [row["prompt"] for row in inputs]})
+        batch = score(inputs)
+        masks = {part: batch[f"{part}_mask"].bool() for part in ("prompt", "completion")}
+        for part, mask in masks.items():
+            pairs = zip(batch[f"{part}_ids"], mask, strict=True)
+            seen[-1][part] = [ids[real].tolist() for ids, real in pairs]
+        seen[-1]["advantages"] = batch["advantages"].tolist()
+        seen[-1]["kept"] = trainer.rollouts.kept.tolist()
+        seen[-1]["ledger"] = trainer.rollouts.columns()
+        return batch
+
+    trainer._generate, trainer._generate_and_score_completions = generate, keep
+    original = GRPOTrainer._generate_single_turn
+    stand_in = numbered_rollouts(trainer)
+    GRPOTrainer._generate_single_turn = lambda self, *args, **kwargs: stand_in(*args, **kwargs)
+    try:
+        trainer.train()
+    finally:
+        GRPOTrainer._generate_single_turn = original
+    rank, world = trainer.accelerator.process_index, trainer.accelerator.num_processes
+    tables = {"extra": list(trainer._logs["extra"]["characters"]), "completion": list(trainer._logs["completion"])}
+    report = {"rounds": seen, "logs": trainer.state.log_history[:STEPS], "tables": tables}
+    (folder / f"{name}-{world}-{rank}.json").write_text(json.dumps(report))
+    weights = {f"weight {key}": p.detach() for key, p in trainer.model.named_parameters()}
+    gradients = {f"gradient {key}": g for key, g in watch.gradients.items()}
+    # Tied weights share memory, which the file format refuses.
+    save_file(
+        {key: value.clone() for key, value in (weights | gradients).items()},
+        folder / f"{name}-{world}-{rank}.safetensors",
+    )
+
+
+def refused_case(folder: Path, rank: int) -> None:
+    get_rule("tests.engines.many_processes:process_s_own_choice")
+    rule = {"rule": "tests.engines.many_processes:process_s_own_choice"}
+    trainer = make_trainer(folder, CASES["one group over two"][1] | rule)
+    try:
+        trainer.train()
+    except Exception as error:
+        (folder / f"refused-{rank}.txt").write_text(f"{type(error).__name__}: {error}")
+
+
+def process(folder: Path, rank: int, world: int, port: int) -> None:
+    """All cases of so many processes, and for one process all cases that have several."""
+    if world > 1:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    sent = count_traffic()
+    for name, (processes, settings) in CASES.items():
+        if world == processes:
+            train_case(folder, name, settings, sent)
+        elif world == 1:
+            rows = settings["per_device_train_batch_size"] * processes
+            train_case(folder, name, settings | {"per_device_train_batch_size": rows}, sent)
+    if world == 2:
+        refused_case(folder, rank)
+    if world > 1:
+        dist.destroy_process_group()
+
+
+def main(folder: Path) -> int:
+    for world in (1, 2, 4):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        context = multiprocessing.get_context("fork")
+        started = [context.Process(target=process, args=(folder, rank, world, port)) for rank in range(world)]
+        for one in started:
+            one.start()
+        for one in started:
+            one.join(120)
+        codes = [one.exitcode for one in started]
+        for one in started:
+            one.kill()
+        if any(codes):
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
