@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from pods_rl.report import ReportFiles, build_report
 from pods_rl.report.statistics import bootstrap_band
@@ -64,7 +65,7 @@ def main() -> None:
     headline = build_report(
         [run.path for arm in HEADLINE for run in arms[arm]], options.runs / "report-headline", baseline=HEADLINE[0]
     )
-    shutil.copy(headline.png, options.output / "headline.png")
+    keep_picture(headline.png, options.output / "headline.png")
     write_spent(arms, options.output / "spent.csv")
     write_claims(arms, options.output / "claims.csv")
 
@@ -74,7 +75,14 @@ def keep(files: ReportFiles, output: Path) -> None:
     shutil.copy(files.markdown, output / files.markdown.name)
     for name in ("final", "phases", "runs", "ablations", "scores"):
         shutil.copy(files.csv[name], output / f"{name}.csv")
-    shutil.copytree(files.folder / "figures", output / "figures", dirs_exist_ok=True)
+    (output / "figures").mkdir(exist_ok=True)
+    for picture in sorted((files.folder / "figures").glob("*.png")):
+        keep_picture(picture, output / "figures" / picture.name)
+
+
+def keep_picture(source: Path, target: Path) -> None:
+    """A palette of 128 colours is enough for lines and bands, and a third of the size."""
+    Image.open(source).convert("RGB").quantize(128).save(target, optimize=True)
 
 
 def scores(runs: Iterable[Run]) -> np.ndarray:
