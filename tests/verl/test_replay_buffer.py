@@ -126,7 +126,7 @@ def test_dapo_is_told_to_the_buffer(make_buffer):
     buffer = make_buffer(
         "algorithm.filter_groups.enable=true",
         "algorithm.filter_groups.metric=acc",
-        "+algorithm.filter_groups.max_inflight_gen_batches=3",
+        "algorithm.filter_groups.max_inflight_gen_batches=3",
         "data.train_batch_size=6",
     )
     told = ("filter_groups_metric", "train_batch_size", "gen_batch_size", "max_inflight_gen_batches")
