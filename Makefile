@@ -4,11 +4,15 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: quickstart test lint types clean help
+VERL_VENV  ?= .venv-verl
+VERL_STAMP := $(VERL_VENV)/.installed
+
+.PHONY: quickstart test test-verl lint types clean help
 
 help:
 	@echo "make quickstart  train GRPO and PODS on the shipped policy, then write a report (about 4 minutes)"
 	@echo "make test        lint, type check and tests (about 8 minutes)"
+	@echo "make test-verl   the verl engine, in an environment of its own"
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "== setting up $(VENV) (first time only; installs PyTorch)"
@@ -30,5 +34,18 @@ types: $(STAMP)
 test: lint types
 	$(BIN)/python -m pytest -q
 
+# The verl engine against the real verl and a local Ray, in an environment of its own (docs/engines.md).
+$(VERL_STAMP): pyproject.toml constraints-verl.txt
+	@echo "== setting up $(VERL_VENV) (first time only; installs PyTorch, verl and Ray)"
+	$(PYTHON) -m venv $(VERL_VENV)
+	$(VERL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0"
+	$(VERL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-verl.txt
+	$(VERL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check "setuptools>=77"
+	$(VERL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $(VERL_STAMP)
+
+test-verl: $(VERL_STAMP)
+	OMP_NUM_THREADS=1 $(VERL_VENV)/bin/python -m pytest -q tests/verl src/pods_rl/engines/verl
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VERL_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,161 @@
+"""What PODS reads of verl's configuration, and what it refuses before a model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from ...errors import UserError
+from ...selection import Rule, get_rule
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+BEFORE = "pods_before"  # the name of the estimator of advantages over all n
+_KEYS = ("num_rollouts", "rule", "seed")
+_WHERE = "trainer.v1.sampler.sampler_kwargs"
+_MANAGER = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
+_SAMPLER = "trainer.v1.sampler.custom_sampler"
+
+
+@dataclass(frozen=True)
+class PODSSettings:
+    """n, m and the rule of a run under verl.
+
+    Args:
+        num_rollouts: n, sessions generated per training prompt (`sampler_kwargs.num_rollouts`).
+        num_generations: m, sessions trained per prompt (`actor_rollout_ref.rollout.n`).
+        rule: the rule itself (`sampler_kwargs.rule`: a name or an import path; default max_variance).
+        seed: of rules that draw (`sampler_kwargs.seed`; default 0).
+        before: whether advantages are computed over all n (`algorithm.adv_estimator: pods_before`).
+        filter_arguments: what verl's own replay buffer is told of DAPO's filter and of refills.
+    """
+
+    num_rollouts: int
+    num_generations: int
+    rule: Rule
+    seed: int
+    before: bool
+    filter_arguments: Mapping[str, Any]
+
+
+def read_settings(config: DictConfig) -> PODSSettings:
+    """The settings in verl's whole configuration.
+
+    Raises:
+        UserError: an unknown key or rule, n below m, half of the plug-ins named, or a mode that selection cannot
+            serve (a colocated reward model, verl's legacy trainer, advantages "before" with a KL term in the reward).
+    """
+    keys = _sampler_keys(config)
+    kept = _count("actor_rollout_ref.rollout.n", _get(config, "actor_rollout_ref.rollout.n"))
+    generated = _count(f"{_WHERE}.num_rollouts", keys.get("num_rollouts"))
+    if generated < kept:
+        raise UserError(
+            f"{_WHERE}.num_rollouts (n, generated per prompt) must be at least actor_rollout_ref.rollout.n (m, trained "
+            f"per prompt); got n = {generated} and m = {kept}. Generate more or keep fewer."
+        )
+    seed = keys.get("seed", 0)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise UserError(f"{_WHERE}.seed must be a whole number; got {seed!r}.")
+    _check_plugins(config)
+    _check_modes(config)
+    return PODSSettings(
+        num_rollouts=generated,
+        num_generations=kept,
+        rule=get_rule(keys.get("rule", "max_variance")),
+        seed=seed,
+        before=_get(config, "algorithm.adv_estimator") == BEFORE,
+        filter_arguments=_filter_arguments(config),
+    )
+
+
+def whole_config(sampler_kwargs: DictConfig) -> DictConfig:
+    """The configuration that `trainer.v1.sampler.sampler_kwargs` is a part of: verl hands a sampler that part alone."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        root = OmegaConf.select(sampler_kwargs, ".....")  # one dot itself, and one for each level above it
+    except OmegaConfBaseException:
+        root = None
+    if root is None or "actor_rollout_ref" not in root:
+        raise UserError(
+            f"the replay buffer must be given {_WHERE} as a part of verl's whole configuration, from which it reads "
+            f"rollout.n, the reward model and the filter; got {sampler_kwargs!r} by itself."
+        )
+    return root
+
+
+def _sampler_keys(config: DictConfig) -> dict[str, Any]:
+    keys = dict(_get(config, _WHERE) or {})
+    for key in keys:
+        if key not in _KEYS:
+            near = get_close_matches(str(key), _KEYS, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise UserError(f"{_WHERE}: unknown key {key!r}, expected {', '.join(_KEYS)}.{hint}")
+    return keys
+
+
+def _count(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UserError(f"{name} must be a whole number of at least 1; got {value!r}. Example: {name}=64")
+    return value
+
+
+def _check_plugins(config: DictConfig) -> None:
+    """One plug-in without the other would train on all n, or generate m alone, without a word."""
+    if not _get(config, _MANAGER):
+        raise UserError(
+            f"{_MANAGER} is not set, so only rollout.n sessions would be generated and none dropped. "
+            "Set it to pods_rl.engines.verl.agent_loop.PODSAgentLoopManager."
+        )
+    if not _get(config, f"{_SAMPLER}.name") or not _get(config, f"{_SAMPLER}.path"):
+        raise UserError(
+            f"{_SAMPLER} is not set, so all {_get(config, _WHERE + '.num_rollouts')} sessions of a prompt would be "
+            "trained on. Set path to pkg://pods_rl.engines.verl.replay_buffer and name to replay_buffer."
+        )
+
+
+def _check_modes(config: DictConfig) -> None:
+    if not _get(config, "trainer.use_v1", True):
+        raise UserError(
+            "trainer.use_v1 is false: verl's legacy trainer has no replay buffer to select in. Set it to true."
+        )
+    model = "reward.reward_model"
+    if _get(config, f"{model}.enable") and not _get(config, f"{model}.enable_resource_pool"):
+        raise UserError(
+            "a colocated reward model scores after the batch is sampled, too late to select by its scores. Set "
+            f"{model}.enable_resource_pool=True and give it GPUs of its own, or use a rule-based reward."
+        )
+    if _get(config, "algorithm.adv_estimator") == BEFORE and _get(config, "algorithm.use_kl_in_reward"):
+        raise UserError(
+            f"algorithm.adv_estimator={BEFORE} needs algorithm.use_kl_in_reward=False: the KL term is known of "
+            "the kept sessions alone. Use actor_rollout_ref.actor.use_kl_loss=True for a KL term."
+        )
+
+
+def _filter_arguments(config: DictConfig) -> dict[str, Any]:
+    """What verl gives its own replay buffer and not to a custom one, which must find it by itself."""
+    groups = _get(config, "algorithm.filter_groups") or {}
+    metric = groups.get("metric") if groups.get("enable") else None
+    if groups.get("enable") and not metric:
+        raise UserError(
+            "algorithm.filter_groups.enable needs algorithm.filter_groups.metric; got none. Example: reward"
+        )
+    refill = bool(_get(config, "trainer.v1.sampler.sync_refill_failed_groups"))
+    batch = _get(config, "data.train_batch_size")
+    return {
+        "filter_groups_metric": str(metric) if metric else None,
+        "sync_refill_failed_groups": refill,
+        "train_batch_size": batch,
+        "gen_batch_size": 1 if metric or refill else (_get(config, "data.gen_batch_size") or batch),
+        "max_inflight_gen_batches": groups.get("max_inflight_gen_batches", 1) if metric else 1,
+    }
+
+
+def _get(config: DictConfig, key: str, default: Any = None) -> Any:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.select(config, key, default=default)

@@ -1,0 +1,1 @@
+"""Recipes shipped with the package, by engine: plain YAML, listed by `pods recipes`."""

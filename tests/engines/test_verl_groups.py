@@ -1,0 +1,157 @@
+"""The part of the verl engine that needs no verl: groups of keys, what is kept of them, what is logged."""
+
+from __future__ import annotations
+
+import math
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import pods_rl
+from pods_rl.engines.verl.groups import Group, choose, describe_selection, group_keys, pad_rewards, spread
+from pods_rl.selection import RULES, select
+
+SHIPPED = Path(pods_rl.__file__).parent / "recipes" / "verl"
+
+
+def test_keys_in_any_order_give_the_same_sessions():
+    keys = [f"{uid}_{session}_{index}" for uid in "ab" for session in (0, 2, 10) for index in range(11)]
+    shuffled = random.Random(0).sample(keys, len(keys))
+    found = {group.uid: group for group in group_keys(shuffled)}
+    assert found == {group.uid: group for group in group_keys(keys)}
+    assert found["a"].last_keys == ["a_0_10", "a_2_10", "a_10_10"]  # by number: 10 after 2
+
+
+def test_a_uid_may_hold_underscores_and_hyphens():
+    assert group_keys(["my_prompt-1_3_0"]) == [Group("my_prompt-1", (("my_prompt-1_3_0",),))]
+
+
+@pytest.mark.parametrize("key", ["", "uid", "uid_1", "uid_1_x", "uid_-1_0", "_1_0"])
+def test_other_keys_are_refused(key):
+    with pytest.raises(ValueError, match="named uid_session_index"):
+        group_keys([key])
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_full_groups_are_chosen_as_by_select(rule):
+    rewards = torch.rand(5, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    kept = choose(rewards, 4, rule, torch.Generator().manual_seed(2))
+    assert kept.equal(select(rewards, 4, rule, torch.Generator().manual_seed(2)).mask(9))
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_every_group_keeps_the_lesser_of_m_and_what_is_scored(rule):
+    draw = random.Random(3)
+    values = [0.0, 1.0, 0.25, math.nan, math.inf, -1e300]
+    rewards = [[draw.choice(values) for _ in range(draw.randint(0, 12))] for _ in range(60)]
+    padded = pad_rewards(rewards)
+    kept = choose(padded, 4, rule, torch.Generator().manual_seed(0))
+    scored = [sum(math.isfinite(value) and abs(value) <= 1e15 for value in group) for group in rewards]
+    assert kept.sum(dim=1).tolist() == [min(4, count) for count in scored]
+    assert not (kept & padded.isnan()).any()
+
+
+def test_a_group_beside_larger_ones_is_chosen_as_if_alone():
+    small, large = [0.0, 1.0, 0.5, 0.2, 0.9], [0.3, 0.1] * 6
+    kept = choose(pad_rewards([small, large]), 2, "max_variance")
+    assert kept[0].nonzero().flatten().tolist() == [0, 1]
+
+
+def test_a_rule_of_ones_own_never_gets_an_unscored_session_trained():
+    def first(rewards_PN, m, *, generator=None):
+        return torch.arange(m).expand(rewards_PN.shape[0], m)
+
+    kept = choose(torch.tensor([[math.nan, 1.0, 0.0, 0.5]]), 2, first)
+    assert kept.tolist() == [[False, True, False, False]]
+
+
+def test_metrics_by_hand():
+    rewards = pad_rewards([[0.0, 1.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
+    kept = torch.tensor([[True, True, False, False], [True, True, False, False]])
+    assert describe_selection(rewards, kept) == pytest.approx(
+        {
+            "pods/all/reward_mean": 5 / 7,
+            "pods/all/reward_std": torch.tensor([0.0, 1, 0, 1, 1, 1, 1]).std().item(),
+            "pods/all/zero_variance_share": 0.5,
+            "pods/selected/reward_mean": 0.75,
+            "pods/selected/reward_std": math.sqrt(0.5) / 2,
+            "pods/zero_variance_groups": 1.0,
+            "pods/zero_variance_share": 0.5,
+        }
+    )
+    assert describe_selection(pad_rewards([[math.nan]]), torch.tensor([[False]])) == {}
+
+
+def test_spread_of_one_number_is_nothing():
+    assert spread(torch.tensor([[1.0, math.nan], [math.nan, math.nan], [0.0, 2.0]])).tolist()[::2] == [
+        0.0,
+        pytest.approx(math.sqrt(2)),
+    ]
+
+
+def test_the_engine_is_imported_without_verl():
+    code = "import sys, pods_rl.engines.verl.settings; print([n for n in ('verl', 'ray', 'trl') if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_shipped_files_name_what_exists():
+    from pods_rl.recipe import shipped_recipes
+
+    assert not {"gsm8k", "default"} & set(shipped_recipes())  # they are verl's, not recipes of `pods train`
+    fragment = yaml.safe_load((SHIPPED / "pods" / "default.yaml").read_text(encoding="utf-8"))
+    engine = SHIPPED.parents[1] / "engines" / "verl"
+    agent = fragment["actor_rollout_ref"]["rollout"]["agent"]["agent_loop_manager_class"]
+    sampler = fragment["trainer"]["v1"]["sampler"]["custom_sampler"]
+    assert agent == "pods_rl.engines.verl.agent_loop.PODSAgentLoopManager"
+    assert "class PODSAgentLoopManager(" in (engine / "agent_loop.py").read_text(encoding="utf-8")
+    assert sampler == {"path": "pkg://pods_rl.engines.verl.replay_buffer", "name": "replay_buffer"}
+    assert "\ndef replay_buffer(" in (engine / "replay_buffer.py").read_text(encoding="utf-8")
+
+
+def launch(tmp_path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The launch script with `echo` in place of Python and Ray: what it would run."""
+    for name in ("ray", "echoing-python"):
+        path = tmp_path / name
+        path.write_text(f'#!/bin/sh\ncase "$*" in *ray.init*) echo 2;; *) echo {name} "$@";; esac\n')
+        path.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHON": "echoing-python", **variables}
+    command = ["bash", str(SHIPPED / "launch.sh"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+@pytest.mark.parametrize(
+    ("name", "estimator"), [("grpo", "grpo"), ("ppo", "gae"), ("rloo", "rloo"), ("before", "pods_before")]
+)
+def test_the_launch_script_names_each_estimator(tmp_path, name, estimator):
+    done = launch(tmp_path, "trainer.total_epochs=2", ESTIMATOR=name)
+    assert done.returncode == 0, done.stderr
+    assert f"algorithm.adv_estimator={estimator} trainer.nnodes=1 trainer.n_gpus_per_node=8" in done.stdout
+    assert done.stdout.rstrip().endswith("trainer.total_epochs=2")
+
+
+def test_the_launch_script_on_several_nodes(tmp_path):
+    head = launch(tmp_path, NODES="2", HEAD_ADDRESS="10.0.0.1")
+    assert head.returncode == 0, head.stderr
+    started, trained, stopped = head.stdout.splitlines()
+    assert started == "ray start --head --node-ip-address 10.0.0.1 --port 6379 --num-gpus 8"
+    assert "data.train_batch_size=32" in trained
+    assert "trainer.nnodes=2" in trained
+    assert trained.endswith("+ray_kwargs.ray_init.address=auto")
+    assert stopped == "ray stop"
+    other = launch(tmp_path, NODES="2", RANK="1", HEAD_ADDRESS="10.0.0.1")
+    assert other.stdout == "ray start --address 10.0.0.1:6379 --num-gpus 8 --block\n"
+
+
+def test_the_launch_script_refuses_what_it_does_not_know(tmp_path):
+    done = launch(tmp_path, ESTIMATOR="grop")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "must be grpo, ppo, rloo or before; got 'grop'" in done.stderr
+    done = launch(tmp_path, NODES="2")
+    assert done.returncode != 0
+    assert "set HEAD_ADDRESS to the address of node 0" in done.stderr

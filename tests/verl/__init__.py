@@ -1,0 +1,1 @@
+"""The plug-ins against the real verl, TransferQueue and a local Ray (`make test-verl`)."""
