@@ -110,7 +110,7 @@ def test_a_task_of_ones_own_is_named_by_its_path():
         ("no_such_module:task", "could not be imported: ModuleNotFoundError"),
         (f"{__name__}:nothing", "has no attribute 'nothing'"),
         (f"{__name__}:not_a_task", "is a list, not a function"),
-        ("builtins:dict", "gave a dict; expected a function of the settings"),
+        ("builtins:dict", "gave dict; expected a function of the settings"),
     ],
 )
 def test_what_is_no_task_is_refused(name, message):
