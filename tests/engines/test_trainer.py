@@ -99,6 +99,19 @@ def test_the_kept_rows_have_maximal_variance_and_the_paper_s_advantages(make_tra
         torch.testing.assert_close(advantages, (chosen - chosen.mean()) / (chosen.std() + 1e-4))
 
 
+def last_first(rewards, m, *, generator=None):
+    """A rule of a user's own, whose indices descend."""
+    return torch.arange(rewards.shape[1] - 1, rewards.shape[1] - 1 - m, -1).repeat(len(rewards), 1)
+
+
+def test_kept_rows_ascend_whatever_order_a_rule_gives(make_trainer):
+    trainer = make_trainer(
+        num_rollouts=8, num_generations=4, per_device_train_batch_size=4, rule=f"{__name__}:last_first"
+    )
+    trainer.train()
+    assert trainer.rollouts.kept.tolist() == [[4, 5, 6, 7]]
+
+
 def test_advantages_before_selection(make_trainer):
     trainer = make_trainer(num_rollouts=12, advantages="before", max_steps=1)
     trainer.train()
