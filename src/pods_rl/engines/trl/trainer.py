@@ -1,15 +1,13 @@
 """PODSTrainer: TRL's GRPOTrainer that generates n rollouts a prompt and trains on m of them.
 
-An overlay: nothing of TRL's methods is copied. What is overridden, in the order in which a step meets it:
+An overlay: nothing of TRL's methods is copied. What is overridden here, in the order in which a generation meets it:
 
-- `_prepare_inputs`: after TRL split a generation into micro-batches, regroup them by length and see which carry signal.
 - `_generate_and_score_completions`: mark a training generation; afterwards log over all n.
 - `_generate`: expand each prompt to n, generate, score, select, and hand back only the m kept rows; where groups are
   spread over processes, each generates its share and the kept rows move (`exchange.py`).
 - `_generate_single_turn`: ask the generator for n, in parts of `rollout_batch_size` rows.
 - `_calculate_rewards`: give TRL the scores of the kept rows, so that each rollout is scored once.
-- `_get_per_token_logps_and_entropies`: compute no padding.
-- `compute_loss`: skip the passes of a step without any signal; count the tokens trained.
+- `update.py` has what is overridden of the update.
 """
 
 from __future__ import annotations
@@ -27,12 +25,12 @@ from ...batching import Shares
 from ...selection import Selection, advantages, select
 from .config import PODSConfig
 from .exchange import bring_rows, check_agreement, own_rows, rows_moved, uneven_gathers
-from .layout import MicroBatch, completion_lengths, sort_windows, steps_window, trimmed_passes
 from .metrics import is_constant, log_all_rollouts, log_selection
 from .phases import PhaseClock
 from .refusals import refuse_unsupported
 from .rollouts import Rollouts, refuse_unusable, total_reward
 from .step import StepCallback
+from .update import UpdateMixin
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +47,7 @@ class _Round:
     rollouts: Rollouts | None = None
 
 
-class PODSTrainer(GRPOTrainer):
+class PODSTrainer(UpdateMixin, GRPOTrainer):
     """GRPO with down-sampling (paper Algorithm 1): generate n, keep m by a rule, train on those.
 
     Takes what TRL's `GRPOTrainer` takes, with a `PODSConfig` as `args`. Only selected rows reach a log-probability,
@@ -77,7 +75,6 @@ class PODSTrainer(GRPOTrainer):
     }
 
     args: PODSConfig
-    _buffered_inputs: list[MicroBatch] | None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         given = inspect.signature(GRPOTrainer.__init__).bind(self, *args, **kwargs)
@@ -272,63 +269,3 @@ class PODSTrainer(GRPOTrainer):
     def _group_sizes(self) -> tuple[int, int]:
         assert self.args.num_rollouts is not None
         return self.args.num_rollouts, self.num_generations
-
-    # -- update -------------------------------------------------------------------------------------------------
-
-    def _prepare_inputs(self, generation_batch: Any) -> Any:
-        before = self._buffered_inputs
-        inputs = super()._prepare_inputs(generation_batch)
-        if not self.model.training or self._buffered_inputs is None or self._buffered_inputs is before:
-            return inputs
-        self._buffered_inputs = self._arrange(self._buffered_inputs)
-        return self._buffered_inputs[self._step % self.args.steps_per_generation]
-
-    def _arrange(self, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
-        window = steps_window(self.args.steps_per_generation, self.args.gradient_accumulation_steps)
-        if self.args.sort_by_length and window and self._loss_ignores_layout():
-            micro_batches = sort_windows(micro_batches, window)
-        local = torch.stack([(b["advantages"] != 0).any() for b in micro_batches])
-        signal = self.accelerator.gather(local.unsqueeze(0)).any(dim=0).tolist()
-        whole = window == self.args.gradient_accumulation_steps  # no other generation feeds the same step
-        for i, batch in enumerate(micro_batches):
-            batch["has_signal"] = signal[i]
-            batch["skip"] = False
-            if whole and window is not None and self.args.skip_zero_advantage_steps:
-                start = i - i % window
-                batch["skip"] = not any(signal[start : start + window])
-        return micro_batches
-
-    def _loss_ignores_layout(self) -> bool:
-        # These terms are computed per micro-batch, so which rows share one would change the gradient.
-        per_micro_batch = self.loss_type == "bnpo" or self.top_entropy_quantile < 1.0
-        return not (per_micro_batch or self.aux_loss_enabled or self._entropy_bonus_enabled)
-
-    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
-        if not self.model.training:
-            return super().compute_loss(model, inputs, *args, **kwargs)
-        self.step_has_signal |= inputs["has_signal"]
-        if inputs["skip"]:
-            return torch.zeros((), device=self.accelerator.device, requires_grad=True)
-        self.step_tokens["trained"] += int(completion_lengths(inputs).sum())
-        return super().compute_loss(model, inputs, *args, **kwargs)
-
-    def _get_per_token_logps_and_entropies(
-        self,
-        model: Any,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        logits_to_keep: int,
-        batch_size: int | None = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        compute = super()._get_per_token_logps_and_entropies
-        if not self.args.trim_padding or not self.model.training:
-            return compute(model, input_ids, attention_mask, logits_to_keep, batch_size, **kwargs)
-        return trimmed_passes(
-            lambda ids, mask, keep: compute(model, ids, mask, keep, **kwargs),
-            input_ids,
-            attention_mask,
-            logits_to_keep,
-            batch_size=batch_size or len(input_ids),
-            multiple_of=self.pad_to_multiple_of,
-        )
