@@ -7,12 +7,13 @@ STAMP  := $(VENV)/.installed
 VERL_VENV  ?= .venv-verl
 VERL_STAMP := $(VERL_VENV)/.installed
 
-.PHONY: quickstart test test-verl lint types clean help
+.PHONY: quickstart test test-verl test-reliability lint types clean help
 
 help:
 	@echo "make quickstart  train GRPO and PODS on the shipped policy, then write a report (about 4 minutes)"
 	@echo "make test        lint, type check and tests (about 8 minutes)"
 	@echo "make test-verl   the verl engine, in an environment of its own"
+	@echo "make test-reliability   kills, full disks and bad rewards at full length (docs/reliability.md)"
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "== setting up $(VENV) (first time only; installs PyTorch)"
@@ -33,6 +34,10 @@ types: $(STAMP)
 
 test: lint types
 	$(BIN)/python -m pytest -q
+
+# Every promise of docs/reliability.md at full length; `make test` has a sample of each.
+test-reliability: $(STAMP)
+	$(BIN)/python -m pytest -q -s -m "reliability or not reliability" tests/reliability
 
 # The verl engine against the real verl and a local Ray, in an environment of its own (docs/engines.md).
 $(VERL_STAMP): pyproject.toml constraints-verl.txt
