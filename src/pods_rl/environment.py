@@ -34,6 +34,9 @@ def quiet_libraries() -> None:
     datasets.disable_progress_bars()
     warnings.filterwarnings("ignore", category=FutureWarning)
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # a line a retry, before our own message
+    if os.environ.get("RANK", "0") != "0":  # the first process says it for all
+        logging.disable(logging.WARNING)
+        warnings.simplefilter("ignore")
 
 
 def set_threads(threads: int | None) -> None:

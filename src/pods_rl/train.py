@@ -17,6 +17,7 @@ from .errors import UserError
 from .evaluation import Evaluation, GenerateSampler, Sampling, evaluate
 from .evaluation.processes import gather
 from .progress import Progress
+from .ranks import Failure, busy, watching
 from .recipe import Recipe
 from .runs import Run, RunWriter
 from .tasks import Fitted, Task, fit_prompts, load_task
@@ -24,6 +25,8 @@ from .tasks import Fitted, Task, fit_prompts, load_task
 if TYPE_CHECKING:
     from .engines.trl import PODSTrainer
     from .recorder import Recorder
+
+DDP_TIMEOUT = 1800.0  # seconds: transformers' own default
 
 
 def train(recipe: Recipe, output: Path, *, resume: bool = False, progress: bool = True) -> Run:
@@ -53,27 +56,42 @@ def train(recipe: Recipe, output: Path, *, resume: bool = False, progress: bool 
         if writer:
             writer.write_config(recipe.to_yaml())
             writer.write_status("running", reason="loading")
+        show: Any = nullcontext()
+
+        def end(failure: Failure) -> None:
+            if writer:
+                _write_end(writer, failure.state, failure.reason, started)
+            show.__exit__(None, None, None)  # whatever is printed next is not drawn over
+
         try:
-            set_threads(recipe.run_settings()["threads"])
-            fitted = fitted_task(recipe)
-            trainer, recorder, show = _assemble(recipe, fitted, output, writer, checkpoint, progress=progress and main)
-            with show, _graceful_stop() as asked:
-                recorder._stop_requested = asked.reason
-                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-            _finish(trainer, recorder, output, asked.reason())
-        except BaseException as error:
+            with watching(recipe.engine_arguments().get("ddp_timeout") or DDP_TIMEOUT, end):
+                set_threads(recipe.run_settings()["threads"])
+                fitted = fitted_task(recipe)
+                trainer, recorder, show = _assemble(
+                    recipe, fitted, output, writer, checkpoint, progress=progress and main
+                )
+                with show, _graceful_stop() as asked:
+                    recorder._stop_requested = asked.reason
+                    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+                _finish(trainer, recorder, output, asked.reason())
+        except BaseException as error:  # of one process: of several, `watching` lets none out
             if writer:
                 state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-                status = Run(output).status
-                writer.write_status(
-                    state,
-                    reason=f"{type(error).__name__}: {error}",
-                    step=int(status.get("step") or 0),
-                    seconds=float(status.get("seconds") or 0.0),
-                    elapsed=time.perf_counter() - started,
-                )
+                _write_end(writer, state, f"{type(error).__name__}: {error}", started)
             raise
     return Run.open(output)
+
+
+def _write_end(writer: RunWriter, state: str, reason: str, started: float) -> None:
+    """Close the status of a run that did not come to its end, at the step it last said."""
+    status = Run(writer.path).status
+    writer.write_status(
+        state,
+        reason=reason,
+        step=int(status.get("step") or 0),
+        seconds=float(status.get("seconds") or 0.0),
+        elapsed=time.perf_counter() - started,
+    )
 
 
 def fitted_task(recipe: Recipe) -> tuple[Task, Fitted | None]:
@@ -189,10 +207,11 @@ def _evaluator(trainer: PODSTrainer, task: Task, recipe: Recipe) -> Any:
 
 def _finish(trainer: PODSTrainer, recorder: Recorder, output: Path, interrupted: str | None) -> None:
     """Save the final policy and close the status."""
-    if trainer.is_world_process_zero():
-        final = output / "checkpoints" / "final"
-        trainer.accelerator.unwrap_model(trainer.model).save_pretrained(final)
-        trainer.processing_class.save_pretrained(final)
+    final = output / "checkpoints" / "final"
+    with busy("saving"):
+        if trainer.is_world_process_zero():
+            trainer.accelerator.unwrap_model(trainer.model).save_pretrained(final)
+            trainer.processing_class.save_pretrained(final)
     if interrupted:
         recorder.write_status("stopped", interrupted)
     else:

@@ -150,12 +150,18 @@ def find_launch(processes: int | None, config: str | None) -> Launch | None:
 def _train_processes(launch: Launch, words: list[str], output: Path) -> str:
     """`pods train` with these words on several processes; the state in which the run ended."""
     from ..experiment.process import child_environment, launcher, wait_for
-    from ..runs import Run
+    from ..runs import Run, end_run
 
     command = [*launcher(launch.config, launch.processes), "train", *words]
     # A session of its own: Ctrl-C reaches us alone, and the processes are asked once, by us.
-    code = wait_for(subprocess.Popen(command, env=child_environment({}), start_new_session=True))
+    try:
+        code = wait_for(subprocess.Popen(command, env=child_environment({}), start_new_session=True), apart=True)
+    except KeyboardInterrupt:
+        end_run(output, "stopped", "interrupted")
+        raise
     state = Run(output).state
+    if state == "failed" and code == 2:  # a mistake of the user's, told already
+        raise typer.Exit(2)
     return "failed" if code and state == "finished" else state
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from ..ranks import busy
 from ..tasks import Task
 from .processes import gather, own_rows
 from .sampling import RowsDone, Sampler, Sampling, encode, render
@@ -42,7 +43,9 @@ def evaluate(
     started = time.perf_counter()
     count = len(task.test) if prompts is None else min(prompts, len(task.test))
     own = own_rows(count * repeats)
-    answers = gather(_answer(sampler, task, sampling, own, repeats, done))
+    with busy("evaluation"):
+        given = _answer(sampler, task, sampling, own, repeats, done)
+    answers = gather(given)
     return summarise(
         sorted(answers, key=lambda answer: (answer.index, answer.repeat)),
         repeats=repeats,

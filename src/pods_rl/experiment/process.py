@@ -45,7 +45,7 @@ def launcher(accelerate: Path | None, processes: int | None = None) -> list[str]
     """The words before `train`: this interpreter, or accelerate with a configuration and a number of its own."""
     words = [sys.executable]
     if accelerate is not None:
-        words += ["-m", "accelerate.commands.launch", "--config_file", str(accelerate)]
+        words += ["-m", "pods_rl.ranks.launch", "--config_file", str(accelerate)]
         words += ["--num_processes", str(processes)] if processes is not None else []
     return [*words, "-m", "pods_rl"]
 
@@ -74,22 +74,42 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, "PYTHONSAFEPATH": "1", **extra}
 
 
-def wait_for(process: subprocess.Popen[bytes]) -> int:
-    """A process's exit code; when we are interrupted it is asked to end, and ended at the second time."""
+def wait_for(process: subprocess.Popen[bytes], *, apart: bool = False) -> int:
+    """A process's exit code; when we are interrupted it is asked to end, and ended at the second time.
+
+    ``apart``: it is in a session of its own, so that a terminal's Ctrl-C reaches us alone.
+    """
     in_progress.add(process)
     with termination_as_interrupt():
         try:
             return process.wait()
-        except KeyboardInterrupt:
-            process.terminate()  # not SIGINT: a terminal has sent that to the run already, and twice means at once
+        except KeyboardInterrupt as interrupt:
+            # Not SIGINT where a terminal has sent that to the run already: twice means at once.
+            process.send_signal(_signal_of(interrupt) if apart else signal.SIGTERM)
             try:
                 process.wait()
             except KeyboardInterrupt:
-                process.kill()
-                process.wait()
+                _kill(process)
             raise
         finally:
             in_progress.discard(process)
+
+
+def _signal_of(interrupt: KeyboardInterrupt) -> int:
+    """What interrupted us: `termination_as_interrupt` names it, Python's own SIGINT comes without."""
+    return int(interrupt.args[0]) if interrupt.args else signal.SIGINT
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a process at once, with those it has started: a launcher's are in sessions of their own."""
+    import psutil
+
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+    process.kill()
+    process.wait()
 
 
 def _lock(log: IO[bytes]) -> None:
@@ -145,7 +165,7 @@ def termination_as_interrupt() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into KeyboardInterrupt, in the main thread."""
 
     def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(number)
 
     names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     try:

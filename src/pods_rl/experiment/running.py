@@ -21,7 +21,7 @@ from typing import Literal
 from ..errors import UserError
 from ..recipe import find_accelerate_config
 from ..recipe.reading import parse_yaml
-from ..runs import Run, RunInUseError, RunWriter, is_run, write_atomic
+from ..runs import Run, RunInUseError, RunWriter, end_run, is_run, write_atomic
 from .plan import Experiment, Planned
 from .process import LOG, Job, in_progress, is_printing, termination_as_interrupt, train_in_process, visible_gpus, why
 
@@ -173,10 +173,10 @@ class _Making:
         try:
             code = self._launch(Job(config, path, self._accelerate, environment))
         except KeyboardInterrupt:
-            _close(path, "stopped", "interrupted")
+            end_run(path, "stopped", "interrupted")
             raise
         stopped = self.stopping.is_set()
-        _close(path, "stopped" if stopped else "failed", "interrupted" if stopped else why(code, path / LOG))
+        end_run(path, "stopped" if stopped else "failed", "interrupted" if stopped else why(code, path / LOG))
         status = Run(path).status
         kind: Kind = status["state"]
         return kind, status.get("reason") if kind != "finished" else None
@@ -225,15 +225,6 @@ def _hold(output: Path) -> Iterator[None]:
         ) from error
     with holder:
         yield
-
-
-def _close(path: Path, state: Kind, reason: str) -> None:
-    """Say how a run ended that had no time to say so itself."""
-    found = Run(path)
-    if found.state not in ("finished", "stopped", "failed"):
-        with RunWriter(path, resume=True) as writer:
-            kept = {key: found.status.get(key) or 0 for key in ("step", "seconds", "elapsed")}
-            writer.write_status(state, reason=reason, **kept)
 
 
 def _found(path: Path, run: Planned, *, force: bool) -> Literal["finished", "in use", "to do"]:

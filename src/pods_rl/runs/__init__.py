@@ -5,7 +5,7 @@ The table of files and fields is in ``docs/architecture.md`` ("Run directory").
 
 from .files import EVALS, METRICS, read_jsonl, to_json, write_atomic, write_parquet
 from .run import Run, find_runs, is_run
-from .writer import RunInUseError, RunWriter
+from .writer import RunInUseError, RunWriter, end_run
 
 __all__ = [
     "EVALS",
@@ -13,6 +13,7 @@ __all__ = [
     "Run",
     "RunInUseError",
     "RunWriter",
+    "end_run",
     "find_runs",
     "is_run",
     "read_jsonl",

@@ -134,6 +134,20 @@ class RunWriter:
         self._files[name].write(to_json(row) + "\n")
 
 
+def end_run(path: str | Path, state: str, reason: str) -> bool:
+    """Say how a run ended that had no time to say so itself; False where it has.
+
+    Raises RunInUseError where it is still being written.
+    """
+    found = Run(Path(path))
+    if found.state in ("finished", "stopped", "failed"):
+        return False
+    with RunWriter(path, resume=True) as writer:
+        kept = {key: found.status.get(key) or 0 for key in ("step", "seconds", "elapsed")}
+        writer.write_status(state, reason=reason, **kept)
+    return True
+
+
 def _take_lock(path: Path) -> IO[str]:
     """The kernel drops this lock when its process dies, so a crash leaves nothing to clean up."""
     where = path.resolve()

@@ -66,6 +66,8 @@ def engine_arguments(recipe: Recipe) -> dict[str, Any]:
         arguments = {k: v for k, v in _QUIET.items() if k != "save_strategy"} | arguments
     else:
         arguments = _QUIET | arguments
+    # Every weight takes part in each pass; looking for those that do not would cost a walk through the graph.
+    arguments.setdefault("ddp_find_unused_parameters", False)
     if not torch.cuda.is_available():
         arguments.setdefault("use_cpu", True)
     if arguments.get("bf16") is None:

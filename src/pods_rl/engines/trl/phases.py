@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import torch
 
+from ...ranks import mark
+
 PHASES = ("rollout", "reward", "selection", "update")
 
 
@@ -33,6 +35,7 @@ class PhaseClock:
     def enter(self, phase: str) -> None:
         """Close the running phase and start `phase`."""
         now = self._settle()
+        mark(phase)
         self._phase, self._since = phase, now
 
     def stop(self) -> None:

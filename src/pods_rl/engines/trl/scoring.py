@@ -7,6 +7,7 @@ from typing import Any
 
 from accelerate import PartialState
 
+from ...ranks import busy
 from ...recipe import Recipe
 from ...rewards import Reward, binarise, get_reward
 from ...rewards.pool import verifier_losses
@@ -53,10 +54,11 @@ def trl_reward(reward: Reward, *, limit: int, buffer: int | None = None, binary:
         **_: Any,
     ) -> list[float]:
         before = verifier_losses()
-        if reward.reads == "tokens":
-            scores = reward.of_lengths([len(ids) for ids in completion_ids], limit, buffer)
-        else:
-            scores = reward.batch([as_text(completion) for completion in completions], answer)
+        with busy(f"reward {reward.name}"):
+            if reward.reads == "tokens":
+                scores = reward.of_lengths([len(ids) for ids in completion_ids], limit, buffer)
+            else:
+                scores = reward.batch([as_text(completion) for completion in completions], answer)
         if reward.verifies and log_metric is not None:
             _log_losses(before, log_metric)
         return scores if binary is None else binarise(reward, scores, binary)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import TrainerCallback
 
+from ...ranks import mark
+
 if TYPE_CHECKING:
     from .trainer import PODSTrainer
 
@@ -21,8 +23,9 @@ class StepCallback(TrainerCallback):
     def __init__(self, trainer: PODSTrainer) -> None:
         self._trainer = trainer
 
-    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+    def on_step_begin(self, args: Any, state: Any, *_: Any, **kwargs: Any) -> None:
         trainer = self._trainer
+        mark("update", step=state.global_step + 1)
         trainer.clock.reset()
         trainer.clock.enter("update")
         trainer.step_tokens = {"generated": 0, "trained": 0}

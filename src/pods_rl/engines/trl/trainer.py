@@ -22,6 +22,7 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from ...batching import Shares
+from ...ranks import busy
 from ...selection import Selection, advantages, select
 from .config import PODSConfig
 from .exchange import bring_rows, check_agreement, own_rows, rows_moved, uneven_gathers
@@ -181,13 +182,14 @@ class PODSTrainer(UpdateMixin, GRPOTrainer):
             return generate(prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs)
         n, most = self._round.shares.num_rollouts, max(self._round.shares.counts)
         rows = self.args.rollout_batch_size or most
-        if self.use_vllm or rows >= most:
-            return generate(prompt_ids, images, multimodal_fields, n, *args, **kwargs)
         completion_ids: list[Any] = []
-        for start in range(0, most, rows):
-            # As many calls on every process, for sharded weights are gathered in each: one without rows left repeats.
-            chunk = prompt_ids[start : start + rows] or prompt_ids[-1:]
-            completion_ids.extend(generate(chunk, images, multimodal_fields, n, *args, **kwargs)[0])
+        with busy("generation"):
+            if self.use_vllm or rows >= most:
+                return generate(prompt_ids, images, multimodal_fields, n, *args, **kwargs)
+            for start in range(0, most, rows):
+                # As many calls on every process, for sharded weights are gathered in each: one without rows repeats.
+                chunk = prompt_ids[start : start + rows] or prompt_ids[-1:]
+                completion_ids.extend(generate(chunk, images, multimodal_fields, n, *args, **kwargs)[0])
         return completion_ids[: len(prompt_ids)], None  # the plain path has no sampling log-probabilities
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:

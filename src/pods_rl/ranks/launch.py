@@ -1,0 +1,93 @@
+"""``python -m pods_rl.ranks.launch``: `accelerate launch` that passes signals on and says in one line how a run failed.
+
+Torch's launcher answers a signal by ending all processes 30 seconds later, and a failed process by pages about its own
+insides. Here a signal goes to the processes as it came, and they end themselves after their step; a process that
+failed has said why itself (`watch.py`), and one that could not is told of by its exit code.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from subprocess import CalledProcessError
+from types import FrameType
+
+from ..runs import RunInUseError, end_run
+from ..terminal import console, safe_text
+from .watch import LAUNCHER
+
+# What the processes get, unless the user has set it: the launcher's kill comes soon, C++ libraries only report errors.
+_ENVIRONMENT = {LAUNCHER: "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+
+
+def main() -> int:
+    """Launch what the command line says; the exit code."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, pass_on)
+    logging.disable(logging.CRITICAL)  # of this process alone: the agent's reports on the others
+    from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing import api
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    api._terminate_process_handler = pass_on  # what the agent installs for each signal
+    try:
+        launch_command(launch_command_parser().parse_args())
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        said = failure.message if Path(failure.error_file).is_file() else None
+        return tell(rank, failure.exitcode, said)
+    except CalledProcessError as error:  # accelerate starts a single process so
+        return tell(0, error.returncode)
+    return 0
+
+
+def pass_on(signum: int, frame: FrameType | None) -> None:
+    """Send a signal to the processes; before there are any, end."""
+    import psutil
+
+    processes = psutil.Process().children()
+    if not processes:
+        raise SystemExit(128 + signum)
+    for process in processes:
+        try:
+            process.send_signal(signum)
+        except psutil.NoSuchProcess:
+            continue
+
+
+def tell(rank: int, code: int, said: str | None = None) -> int:
+    """Write into the run's status why it failed, if its processes could not; the launch's exit code.
+
+    Args:
+        rank: the process that failed first.
+        code: its exit code.
+        said: what it has said; None: nothing, and we say how it ended.
+    """
+    reason, untold = said or how_it_ended(rank, code), False
+    with suppress(RunInUseError):  # it is another's, which these processes were refused
+        untold = end_run(sys.argv[sys.argv.index("--output") + 1], "failed", reason)
+    if untold and said is None:
+        console(stderr=True).print(f"[red]Error:[/red] {safe_text(reason)}")
+    return code if code > 0 else 1
+
+
+def how_it_ended(rank: int, code: int) -> str:
+    """
+    >>> how_it_ended(1, -9), how_it_ended(0, 3)
+    ('process 1 was killed by signal 9 (SIGKILL), perhaps out of memory', 'process 0 ended with exit code 3')
+    """
+    if code >= 0:
+        return f"process {rank} ended with exit code {code}"
+    name = signal.Signals(-code).name
+    more = ", perhaps out of memory" if name == "SIGKILL" else ""
+    return f"process {rank} was killed by signal {-code} ({name}){more}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""Where this process stands in a run, for the others to see when one of them fails to come. No torch.
+
+All processes pass the same marks in the same order, so the one that has passed fewest is the one the others wait for.
+A mark costs a microsecond and is read by a thread, if there are several processes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+SILENT = 30.0  # seconds after which a process that says nothing is taken for stopped; it speaks every BEAT at least
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a process stands.
+
+    Args:
+        marks: how many it has passed; the same work has the same number on every process.
+        step: the optimizer step, 0 before the first.
+        doing: what it does, or did last.
+        busy: it does that by itself; else it may wait for the others.
+        since: wall clock in seconds at its last mark.
+        seen: wall clock in seconds when it last said so.
+        where: the function its main thread is in.
+    """
+
+    marks: int = 0
+    step: int = 0
+    doing: str = "loading"
+    busy: bool = True
+    since: float = 0.0
+    seen: float = 0.0
+    where: str = ""
+
+    def describe(self) -> str:
+        """
+        >>> Position(7, 12, "reward 'format'").describe(), Position().describe()
+        ("in reward 'format' of step 12", 'loading')
+        """
+        if self.marks == 0:
+            return self.doing
+        return f"in {self.doing}" + (f" of step {self.step}" if self.step else "")
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+_here = Position(since=time.time())
+
+
+def here() -> Position:
+    """This process's position now."""
+    return replace(_here, seen=time.time(), where=_where())
+
+
+def mark(doing: str, *, busy: bool = False, step: int | None = None) -> None:
+    """Pass a mark; `step` where a new one begins."""
+    global _here
+    step = _here.step if step is None else step
+    _here = Position(_here.marks + 1, step, doing, busy, time.time())
+
+
+@contextmanager
+def busy(doing: str) -> Iterator[None]:
+    """Inside, this process works by itself and waits for no other.
+
+    >>> with busy("generation"): here().busy
+    True
+    >>> here().busy, here().doing
+    (False, 'generation')
+    """
+    mark(doing, busy=True)
+    yield
+    mark(doing)  # not where it raised: this process then stands where it failed
+
+
+def _where() -> str:
+    """The innermost function of the main thread, of the user's own where there is one, as `name (file:line)`."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    innermost = None
+    while frame is not None:
+        file = frame.f_code.co_filename
+        text = f"{frame.f_code.co_name} ({os.path.basename(file)}:{frame.f_lineno})"
+        innermost = innermost or text
+        if not (file.startswith((_OURS, sys.prefix, sys.base_prefix, "<")) or "site-packages" in file):
+            return text
+        frame = frame.f_back
+    return innermost or ""
+
+
+def overdue(own: Position, others: Mapping[int, Position], limit: float) -> int | None:
+    """The process that this one has waited for longer than `limit` seconds; None: none.
+
+    A process that works by itself waits for nobody. Of several that are behind, the one furthest behind, and of these
+    the first; where none is behind, one that has not said anything for `SILENT` seconds.
+
+    Args:
+        own: of this process.
+        others: of the others, as they last said, by process.
+        limit: seconds.
+
+    >>> late = Position(3, 12, "reward 'slow'", since=100.0, seen=709.0)
+    >>> waits = Position(4, 12, "reward 'slow'", busy=False, since=105.0, seen=709.0)
+    >>> overdue(waits, {1: late, 2: waits}, 600.0), overdue(waits, {1: late}, 605.0), overdue(late, {0: waits}, 1.0)
+    (1, None, None)
+    """
+    if own.busy or own.seen - own.since < limit:
+        return None
+    behind = [(position.marks, rank) for rank, position in others.items() if position.marks < own.marks]
+    silent = [(position.seen, rank) for rank, position in others.items() if own.seen - position.seen > SILENT]
+    return min(behind or silent, default=(None, None))[1]
