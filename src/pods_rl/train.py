@@ -200,18 +200,18 @@ def _evaluator(trainer: PODSTrainer, task: Task, recipe: Recipe) -> Any:
             chat_template_kwargs=trainer.chat_template_kwargs,
         )
         sampler = GenerateSampler(trainer.model, trainer.processing_class)
-        return evaluate(sampler, task, sampling, prompts=settings["eval_prompts"], repeats=settings["eval_repeats"])
+        with trainer.whole_weights():
+            return evaluate(sampler, task, sampling, prompts=settings["eval_prompts"], repeats=settings["eval_repeats"])
 
     return run
 
 
 def _finish(trainer: PODSTrainer, recorder: Recorder, output: Path, interrupted: str | None) -> None:
     """Save the final policy and close the status."""
-    final = output / "checkpoints" / "final"
+    from .engines.trl.final import save_policy
+
     with busy("saving"):
-        if trainer.is_world_process_zero():
-            trainer.accelerator.unwrap_model(trainer.model).save_pretrained(final)
-            trainer.processing_class.save_pretrained(final)
+        save_policy(trainer, output / "checkpoints" / "final")
     if interrupted:
         recorder.write_status("stopped", interrupted)
     else:

@@ -30,6 +30,7 @@ from .metrics import is_constant, log_all_rollouts, log_selection
 from .phases import PhaseClock
 from .refusals import refuse_unsupported
 from .rollouts import Rollouts, refuse_unusable, total_reward
+from .sharding import ShardingMixin
 from .step import StepCallback
 from .update import UpdateMixin
 
@@ -48,7 +49,7 @@ class _Round:
     rollouts: Rollouts | None = None
 
 
-class PODSTrainer(UpdateMixin, GRPOTrainer):
+class PODSTrainer(UpdateMixin, ShardingMixin, GRPOTrainer):
     """GRPO with down-sampling (paper Algorithm 1): generate n, keep m by a rule, train on those.
 
     Takes what TRL's `GRPOTrainer` takes, with a `PODSConfig` as `args`. Only selected rows reach a log-probability,
