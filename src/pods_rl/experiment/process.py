@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from ..stopping import Interrupted
+
 try:
     import fcntl
 except ImportError:  # Windows: a run that a killed call left is then seen only once it holds its directory
@@ -142,10 +144,10 @@ def visible_gpus() -> list[str]:
 
 @contextmanager
 def termination_as_interrupt() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into KeyboardInterrupt, in the main thread."""
+    """Turn SIGTERM and SIGHUP into a KeyboardInterrupt that says which, in the main thread."""
 
     def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
+        raise Interrupted(number)
 
     names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     try:
