@@ -11,6 +11,7 @@ from pods_rl import recorder as recorder_module
 from pods_rl.evaluation import Evaluation
 from pods_rl.recorder import Recorder
 from pods_rl.runs import Run, RunWriter
+from pods_rl.stopping import Stop
 
 
 class Time:
@@ -44,18 +45,19 @@ def run_steps(tmp_path, clock, step_seconds, **settings):
         seen.append(index)
         return evaluation()
 
-    asked = settings.pop("asked", lambda: None)
+    stop = settings.pop("stop", Stop())
     with RunWriter(tmp_path / "run") as writer:
-        recorder = Recorder(
-            writer, None, evaluate=evaluate, ledger=lambda: {"x": [1]}, stop_requested=asked, **settings
+        recorder = Recorder(writer, None, evaluate=evaluate, ledger=lambda: {"x": [1]}, stop=stop, **settings)
+        state, control = (
+            SimpleNamespace(global_step=0, max_steps=-1),
+            SimpleNamespace(should_training_stop=False, should_save=False),
         )
-        state, control = SimpleNamespace(global_step=0), SimpleNamespace(should_training_stop=False)
         recorder.on_train_begin(None, state)
         for seconds in step_seconds:
             clock.now += seconds
             state.global_step += 1
             recorder.on_step_end(None, state, control)
-            if getattr(control, "should_save", False):
+            if control.should_save:
                 control.should_save = False
                 clock.now += 50.0
                 saved.append(state.global_step)

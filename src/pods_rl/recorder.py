@@ -78,7 +78,7 @@ class Recorder(TrainerCallback):
         stop: looked at after each step; meets a signal at once during an evaluation, where one process is alone.
         eval_completions: keep the completions of each evaluation.
         save_seconds: have TRL save a checkpoint whenever the clock passes a multiple of it.
-        clock_offset, evaluated: training seconds of the run that goes on, and the `due` of its evaluations.
+        clock_offset, evaluated: of a run that goes on, its training seconds, and step and `due` of its evaluations.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Recorder(TrainerCallback):
         ledger_every: int = 0,
         save_seconds: float | None = None,
         clock_offset: float = 0.0,
-        evaluated: Sequence[float] = (),
+        evaluated: Sequence[tuple[int, float]] = (),
     ) -> None:
         self._writer = writer
         self._progress = progress
@@ -117,7 +117,6 @@ class Recorder(TrainerCallback):
         self._begun = False
         self.saved_step: int | None = None
         self._evaluated = list(evaluated)
-        self._last_evaluated: int | None = None
 
     def elapsed(self) -> float:
         """Wall seconds since this recorder was made."""
@@ -130,7 +129,8 @@ class Recorder(TrainerCallback):
             self.stop_reason = self._budget_spent()
             raise NothingLeft
         due = self.seconds // self._eval_seconds * self._eval_seconds if self._eval_seconds else 0.0
-        if due > max(self._evaluated, default=-1.0):  # at the start, or one that a stop interrupted
+        # at the start, or the one that a stop interrupted
+        if due > max((before for _, before in self._evaluated), default=-1.0):
             self._run_evaluation(due)
         self._begun = True
         self.clock.start()
@@ -172,7 +172,7 @@ class Recorder(TrainerCallback):
             self._progress.step(row)
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        if not self.stopped_by and self._last_evaluated != self.step:
+        if not self.stopped_by and self.step not in [step for step, _ in self._evaluated[-1:]]:
             self._run_evaluation(due=self._due_at_the_end())
 
     def write_status(self, state: str, reason: str | None = None) -> None:
@@ -207,8 +207,7 @@ class Recorder(TrainerCallback):
                 raise  # there is nothing new to save
             self.stopped_by = str(interrupt)
             return
-        self._evaluated.append(due)
-        self._last_evaluated = self.step
+        self._evaluated.append((self.step, due))
         row = {"step": self.step, "due": due, "seconds": self.seconds, "elapsed": self.elapsed(), **result.row()}
         if self._writer:
             self._writer.append_eval(row)

@@ -201,7 +201,7 @@ def _assemble(
         ledger_every=settings["ledger_every"],
         save_seconds=settings["save_seconds"],
         clock_offset=before.metrics[-1]["seconds"] if before.metrics else 0.0,
-        evaluated=[row.get("due") or 0.0 for row in before.evals],
+        evaluated=[(row["step"], row.get("due") or 0.0) for row in before.evals],
     )
     from transformers import PrinterCallback
 
