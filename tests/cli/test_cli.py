@@ -207,7 +207,7 @@ def test_num_processes_starts_accelerate_once_the_recipe_fits(trained, monkeypat
         Path("out/status.json").write_text('{"state": "finished"}')
 
     monkeypatch.setattr("subprocess.Popen", ended)
-    monkeypatch.setattr("pods_rl.experiment.process.wait_for", lambda _: 0)
+    monkeypatch.setattr("pods_rl.experiment.process.wait_for", lambda *_: 0)
     words = ("train", "--config", "tiny-pods", "--output", "out", "--num_processes", "8", "--num_generations", "16")
     pods(*words, "--per_device_train_batch_size", "2")
     (command,) = commands

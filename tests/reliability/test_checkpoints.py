@@ -16,7 +16,7 @@ from pods_rl.runs.checkpoints import last_good, verify
 
 from .commands import Command, outcome, server, write_recipe
 
-SLICE = 0.001  # seconds that a run which saves is let go on between looks
+SLICE = 0.0003  # seconds that a run which saves is let go on between looks
 POINTS, DISKS = 50, 10
 KILLED_AT = 3  # the checkpoint whose saving is killed: one before it stays, one is pruned
 
@@ -74,8 +74,8 @@ def stage_of(run: Path) -> str:
     if (staged / "manifest.json").exists():
         return "manifest written"
     if (staged / "trainer_state.json").exists():
-        return "flushed and hashed"
-    return "written" if staged.exists() else "before"
+        return "hashing"
+    return "writing" if staged.exists() else "before"
 
 
 def kill_while_saving(place: Path, reference: Reference, points: list[int]) -> Counter[str]:

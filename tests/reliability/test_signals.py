@@ -150,13 +150,46 @@ def test_stops_at_20_random_moments(tmp_path, reference):
 
 @pytest.mark.reliability
 @pytest.mark.timeout(1800)
+def test_a_stop_of_several_processes(tmp_path):
+    """The signal goes to `pods train`, which has started a launcher, which has started the two that train."""
+    place = prepare(tmp_path / "two")
+    words = ["train", "--config", "r.yaml", "--output", "run", "--num_processes", "2"]
+    words += ["--per_device_train_batch_size", "1"]
+    process = pods(place, *words)
+    metrics = place / "run/metrics.jsonl"
+    while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 2):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 143, errors
+    assert "Traceback" not in errors
+    run = Run(place / "run")
+    assert (run.state, run.status["reason"]) == ("stopped", "interrupted by SIGTERM")
+    good, passed = last_good(place / "run/checkpoints")
+    assert good is not None
+    assert (good.name, passed) == (f"checkpoint-{len(run.metrics)}", [])
+    again = pods(place, *words, "--resume")
+    _, errors = again.communicate(timeout=DEADLINE)
+    assert again.returncode == 0, errors
+    assert [row["step"] for row in Run(place / "run").metrics] == list(range(1, STEPS + 1))
+    print("\nSIGTERM to 2 processes: stopped with a checkpoint, gone on to the end")
+
+
+def pods(place: Path, *words: str) -> subprocess.Popen[str]:
+    """The real command."""
+    command = [sys.executable, "-m", "pods_rl", *words]
+    return subprocess.Popen(command, cwd=place, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.reliability
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("number", CODES)
 def test_a_stop_while_torch_is_imported(tmp_path, number):
     """Before there is a run to speak of: the real command, at three moments of its imports."""
     for delay in (0.2, 1.0, 3.0):
         place = prepare(tmp_path / str(delay))
-        command = [sys.executable, "-m", "pods_rl", "train", "--config", "r.yaml", "--output", "run"]
-        process = subprocess.Popen(command, cwd=place, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        process = pods(place, "train", "--config", "r.yaml", "--output", "run")
         while not (place / "run/.lock").exists():
             assert process.poll() is None
             time.sleep(0.005)

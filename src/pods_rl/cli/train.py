@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from ..recipe import Recipe
 
 
+_LAUNCHED = "PODS_LAUNCHED"  # set for the processes we start: stopped ones end well, and we say what stopped them
+
+
 class TrainCommand(TyperCommand):
     """`--recipe` without a name is asked for one too, rather than told off."""
 
@@ -126,9 +129,9 @@ def train(
             from ..train import train as run_training
 
             state = run_training(recipe, output, stop=stop, **again._asdict()).state
-    if state == "stopped":
+    if state == "stopped" and _LAUNCHED not in os.environ:
         raise typer.Exit(stop.code)
-    if state != "finished":
+    if state not in ("finished", "stopped"):
         raise typer.Exit(1)
 
 
@@ -176,7 +179,8 @@ def _train_processes(launch: Launch, words: list[str], output: Path) -> str:
 
     command = [*launcher(launch.config, launch.processes), "train", *words]
     # A session of its own: Ctrl-C reaches us alone, and the processes are asked once, by us.
-    code = wait_for(subprocess.Popen(command, env=child_environment({}), start_new_session=True))
+    environment = child_environment({_LAUNCHED: "1"})
+    code = wait_for(subprocess.Popen(command, env=environment, start_new_session=True), output)
     state = Run(output).state
     return "failed" if code and state == "finished" else state
 

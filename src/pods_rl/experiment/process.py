@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from ..runs import writer_of
 from ..stopping import Interrupted
 
 try:
@@ -68,7 +69,7 @@ def train_in_process(job: Job) -> int:
             stdout=log,
             stderr=subprocess.STDOUT,
         )
-    return wait_for(process)
+    return wait_for(process, job.output)
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
@@ -76,14 +77,14 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, "PYTHONSAFEPATH": "1", **extra}
 
 
-def wait_for(process: subprocess.Popen[bytes]) -> int:
-    """A process's exit code; when we are interrupted it is asked to end, and ended at the second time."""
+def wait_for(process: subprocess.Popen[bytes], run: Path) -> int:
+    """A process's exit code; when we are interrupted the run it makes is asked to end, and ended at the second time."""
     in_progress.add(process)
     with termination_as_interrupt():
         try:
             return process.wait()
         except KeyboardInterrupt:
-            process.terminate()  # not SIGINT: a terminal has sent that to the run already, and twice means at once
+            _ask_to_end(process, run)
             try:
                 process.wait()
             except KeyboardInterrupt:
@@ -92,6 +93,13 @@ def wait_for(process: subprocess.Popen[bytes]) -> int:
             raise
         finally:
             in_progress.discard(process)
+
+
+def _ask_to_end(process: subprocess.Popen[bytes], run: Path) -> None:
+    """SIGTERM, not SIGINT: a terminal has sent that to the run already, and twice means at once. It goes to the process
+    that writes the run and decides for the others: a launcher would kill them all in the middle of a long step."""
+    with suppress(ProcessLookupError):
+        os.kill(writer_of(run) or process.pid, signal.SIGTERM)
 
 
 def _lock(log: IO[bytes]) -> None:

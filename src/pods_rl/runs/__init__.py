@@ -5,7 +5,7 @@ The table of files and fields is in ``docs/architecture.md`` ("Run directory").
 
 from .files import EVALS, METRICS, read_jsonl, to_json, write_atomic, write_parquet
 from .run import Run, find_runs, is_run
-from .writer import RunInUseError, RunWriter
+from .writer import RunInUseError, RunWriter, writer_of
 
 __all__ = [
     "EVALS",
@@ -19,4 +19,5 @@ __all__ = [
     "to_json",
     "write_atomic",
     "write_parquet",
+    "writer_of",
 ]

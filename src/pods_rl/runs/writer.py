@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -134,6 +135,20 @@ class RunWriter:
             if torn:  # a kill left half a line: end it, so that ours starts on its own
                 self._files[name].write("\n")
         self._files[name].write(to_json(row) + "\n")
+
+
+def writer_of(path: Path) -> int | None:
+    """The process that writes a run; None where none does, or it cannot be told."""
+    try:
+        with (path / _LOCK).open("r+", encoding="utf-8") as file:
+            if fcntl is not None:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        held = re.search(r"\d+", (path / _LOCK).read_text(encoding="utf-8"))
+        return int(held[0]) if held else None
+    except OSError:
+        pass
+    return None
 
 
 def _take_lock(path: Path) -> IO[str]:
