@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
 from types import SimpleNamespace
 
 import pytest
 
 from pods_rl import recorder as recorder_module
 from pods_rl.evaluation import Evaluation
-from pods_rl.recorder import Recorder
+from pods_rl.recorder import NothingLeft, Recorder
 from pods_rl.runs import Run, RunWriter
+from pods_rl.stopping import Interrupted, Stop
 
 
 class Time:
@@ -31,6 +33,20 @@ def clock(monkeypatch):
     return fake
 
 
+class Interrupting(list):
+    """Steps' seconds; a SIGINT comes during one of them."""
+
+    def __init__(self, seconds, stop, *, at):
+        super().__init__(seconds)
+        self.stop, self.at = stop, at
+
+    def __iter__(self):
+        for step, seconds in enumerate(super().__iter__(), start=1):
+            if step == self.at:
+                self.stop.ask(signal.SIGINT)
+            yield seconds
+
+
 def evaluation(accuracy=0.5):
     return Evaluation(accuracy, 0.1, 1.0, accuracy, 10.0, 0.0, 4, 1, 1.0, 3.0)
 
@@ -39,23 +55,27 @@ def run_steps(tmp_path, clock, step_seconds, **settings):
     """Drives a recorder through steps of given lengths; every evaluation takes 100 seconds, every save 50."""
     seen, saved = [], settings.pop("saved", [])
 
+    during = settings.pop("during", lambda index: None)
+
     def evaluate(index):
+        during(index)
         clock.now += 100.0
         seen.append(index)
         return evaluation()
 
-    asked = settings.pop("asked", lambda: None)
-    with RunWriter(tmp_path / "run") as writer:
-        recorder = Recorder(
-            writer, None, evaluate=evaluate, ledger=lambda: {"x": [1]}, stop_requested=asked, **settings
+    stop = settings.pop("stop", Stop())
+    with RunWriter(tmp_path / "run") as writer, stop.later():
+        recorder = Recorder(writer, None, evaluate=evaluate, ledger=lambda: {"x": [1]}, stop=stop, **settings)
+        state, control = (
+            SimpleNamespace(global_step=0, max_steps=-1),
+            SimpleNamespace(should_training_stop=False, should_save=False),
         )
-        state, control = SimpleNamespace(global_step=0), SimpleNamespace(should_training_stop=False)
         recorder.on_train_begin(None, state)
         for seconds in step_seconds:
             clock.now += seconds
             state.global_step += 1
             recorder.on_step_end(None, state, control)
-            if getattr(control, "should_save", False):
+            if control.should_save:
                 control.should_save = False
                 clock.now += 50.0
                 saved.append(state.global_step)
@@ -94,17 +114,65 @@ def test_without_an_interval_it_evaluates_at_both_ends(tmp_path, clock):
     assert [row["due"] for row in run.evals] == [0.0, 2.0]
 
 
-def test_a_request_to_stop_ends_after_the_step(tmp_path, clock):
-    asked = iter([None, "interrupted by SIGINT"])
-    run, recorder, _ = run_steps(tmp_path, clock, [1.0] * 9, asked=lambda: next(asked))
+def test_a_request_to_stop_ends_after_the_step_with_a_checkpoint_and_no_evaluation(tmp_path, clock):
+    stop, saved = Stop(), []
+    steps = Interrupting([1.0] * 9, stop, at=2)
+    run, recorder, seen = run_steps(tmp_path, clock, steps, stop=stop, saved=saved)
     assert len(run.metrics) == 2
-    assert recorder.stop_reason == "interrupted by SIGINT"
+    assert recorder.stop_reason == recorder.stopped_by == "interrupted by SIGINT"
+    assert (saved, recorder.saved_step, seen) == ([2], 2, [0])
+
+
+def test_an_evaluation_that_a_signal_interrupts_leaves_no_trace(tmp_path, clock):
+    stop, saved = Stop(), []
+
+    def during(index):
+        if index == 1:
+            stop.ask(signal.SIGTERM)
+
+    run, recorder, _ = run_steps(tmp_path, clock, [4.0] * 9, stop=stop, during=during, eval_seconds=10.0, saved=saved)
+    assert [row["due"] for row in run.evals] == [0.0]
+    assert recorder.stopped_by == "interrupted by SIGTERM"
+    assert saved == [3]
+
+
+def test_a_run_stopped_before_its_first_step_says_so_at_once(tmp_path, clock):
+    stop = Stop()
+    with pytest.raises(Interrupted, match="interrupted by SIGTERM"):
+        run_steps(tmp_path, clock, [1.0], stop=stop, during=lambda index: stop.ask(signal.SIGTERM))
+
+
+@pytest.mark.parametrize(
+    ("evaluated", "due"),
+    [
+        ([(0, 0.0)], [20.0, 30.0]),  # a stop interrupted the one due at 20
+        ([(0, 0.0), (5, 20.0)], [30.0]),
+    ],
+)
+def test_a_resumed_run_begins_with_the_evaluation_it_owes(tmp_path, clock, evaluated, due):
+    run, _, seen = run_steps(tmp_path, clock, [1.0], eval_seconds=10.0, clock_offset=21.0, evaluated=evaluated)
+    assert [row["due"] for row in run.evals] == due
+    assert seen == list(range(len(evaluated), len(evaluated) + len(due)))  # each with draws of its own
+
+
+@pytest.mark.parametrize(("max_steps", "offset"), [(4, 1.0), (-1, 9.0)])
+def test_a_resumed_run_with_nothing_left_makes_no_step(tmp_path, max_steps, offset):
+    with RunWriter(tmp_path) as writer:
+        recorder = Recorder(
+            writer, None, evaluate=lambda index: evaluation(), ledger=dict, stop=Stop(), max_seconds=8.0,
+            clock_offset=offset, evaluated=[(0, 0.0)],
+        )  # fmt: skip
+        with pytest.raises(NothingLeft):
+            recorder.on_train_begin(None, SimpleNamespace(global_step=4, max_steps=max_steps))
+        recorder.on_train_end()
+    assert [row["step"] for row in Run(tmp_path).evals] == [4]
 
 
 def test_checkpoints_are_saved_by_the_clock_and_off_it(tmp_path, clock):
     saved = []
-    run, _, _ = run_steps(tmp_path, clock, [4.0] * 6, save_seconds=10.0, max_seconds=24.0, saved=saved)
+    run, recorder, _ = run_steps(tmp_path, clock, [4.0] * 6, save_seconds=10.0, max_seconds=24.0, saved=saved)
     assert saved == [3, 5]
+    assert recorder.stopped_by is None
     assert [row["seconds"] for row in run.metrics] == [4.0, 8.0, 12.0, 16.0, 20.0, 24.0]
 
 

@@ -23,9 +23,11 @@ ALLOWED = {
     "batching": {"errors"},
     "runs": {"errors"},
     "terminal": set(),
+    "stopping": set(),
+    "resuming": {"errors", "recipe", "runs"},
     "recipe": {"errors", "batching"},
     "tasks": {"errors", "lookup", "rewards"},
-    "experiment": {"errors", "recipe", "runs"},
+    "experiment": {"errors", "recipe", "runs", "stopping"},
     "report": {"errors", "runs"},
 }  # fmt: skip
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from transformers import TrainerCallback
 
 from .evaluation import Evaluation
-from .evaluation.processes import agree
+from .evaluation.processes import agree, alone
 from .progress import Progress
 from .runs import RunWriter
+from .stopping import Interrupted, Stop
 
 _NOT_A_STEP = "train_runtime"  # in TRL's closing summary only
 
@@ -57,20 +59,26 @@ class TrainingClock:
         self.resume()
 
 
-class Recorder(TrainerCallback):
-    """Writes metrics, evaluations and the ledger; stops the run when its budget is spent.
+class NothingLeft(Exception):  # noqa: N818  (no fault)
+    """A resumed run had made all its steps already; raised once its policy is loaded."""
 
-    Evaluation and the ledger are outside the training clock. Evaluations come at the start, when the clock passes a
-    multiple of `eval_seconds` (`due` names it) and at the end. Several processes evaluate together, so the first one's
-    clock decides for all of them when.
+
+class Recorder(TrainerCallback):
+    """Writes metrics, evaluations and the ledger; stops the run when its budget is spent, or a signal asks.
+
+    Evaluation, the ledger and saving are outside the training clock. Evaluations come at the start, when the clock
+    passes a multiple of `eval_seconds` (`due` names it) and at the end. Several processes evaluate together, so the
+    first one's clock decides for all of them when. A stop saves a checkpoint; an evaluation that it interrupts leaves
+    no trace, and a resumed run begins with it.
 
     Args:
         writer: None on the processes that do not write.
         evaluate: called with the evaluation's index; None: never evaluate.
         ledger: the columns of the latest generation, of all processes; called on every one of them.
-        stop_requested: asked after each step; a reason, or None to go on.
+        stop: looked at after each step; meets a signal at once during an evaluation, where one process is alone.
         eval_completions: keep the completions of each evaluation.
-        save_seconds: have TRL save a checkpoint whenever the clock passes a multiple of it, off the clock.
+        save_seconds: have TRL save a checkpoint whenever the clock passes a multiple of it.
+        clock_offset, evaluated: of a run that goes on, its training seconds, and step and `due` of its evaluations.
     """
 
     def __init__(
@@ -80,19 +88,20 @@ class Recorder(TrainerCallback):
         *,
         evaluate: Callable[[int], Evaluation] | None,
         ledger: Callable[[], dict[str, list[Any]] | None],
-        stop_requested: Callable[[], str | None],
+        stop: Stop,
         max_seconds: float | None = None,
         eval_seconds: float | None = None,
         eval_completions: bool = False,
         ledger_every: int = 0,
         save_seconds: float | None = None,
         clock_offset: float = 0.0,
+        evaluated: Sequence[tuple[int, float]] = (),
     ) -> None:
         self._writer = writer
         self._progress = progress
         self._evaluate = evaluate
         self._ledger = ledger
-        self._stop_requested = stop_requested
+        self._stop = stop
         self._max_seconds = max_seconds
         self._eval_seconds = eval_seconds
         self._eval_completions = eval_completions
@@ -104,37 +113,47 @@ class Recorder(TrainerCallback):
         self.seconds = clock_offset
         self.step = 0
         self.stop_reason: str | None = None
-        self._evaluations = 0
-        self._last_evaluated: int | None = None
+        self.stopped_by: str | None = None
+        self._begun = False
+        self.saved_step: int | None = None
+        self._evaluated = list(evaluated)
 
     def elapsed(self) -> float:
         """Wall seconds since this recorder was made."""
         return time.perf_counter() - self.started
 
     def on_train_begin(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
-        self.step = state.global_step
-        self.seconds = agree(self.seconds)
-        if self.seconds == 0.0:
-            self._run_evaluation(due=0.0)
+        self.step = self.saved_step = state.global_step
+        self.seconds, self._evaluated = agree((self.seconds, self._evaluated))
+        if 0 < state.max_steps <= self.step or self._budget_spent():
+            self.stop_reason = self._budget_spent()
+            raise NothingLeft
+        due = self.seconds // self._eval_seconds * self._eval_seconds if self._eval_seconds else 0.0
+        # at the start, or the one that a stop interrupted
+        if due > max((before for _, before in self._evaluated), default=-1.0):
+            self._run_evaluation(due)
+        self._begun = True
         self.clock.start()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         before, self.step = self.seconds, state.global_step
-        self.seconds, asked = agree((self.clock.seconds(), self._stop_requested()))
+        self.seconds, self.stopped_by = agree((self.clock.seconds(), self._stop.reason))
         with self.clock.paused():
             self._write_ledger()
-            self.stop_reason = asked or self._budget_spent()
-            if self.stop_reason:
-                control.should_training_stop = True
-            elif self._passed(self._eval_seconds, before):
+            if not self.stopped_by and not self._budget_spent() and self._passed(self._eval_seconds, before):
                 assert self._eval_seconds
                 self._run_evaluation(due=self.seconds // self._eval_seconds * self._eval_seconds)
-        if self._passed(self._save_seconds, before):
+        self.stop_reason = self.stopped_by or self._budget_spent()
+        if self.stop_reason:
+            control.should_training_stop = True
+        if self.stopped_by or self._passed(self._save_seconds, before):
             control.should_save = True
+        if control.should_save:
             self._saving = True
             self.clock.pause()
 
     def on_save(self, *_: Any, **__: Any) -> None:
+        self.saved_step = self.step
         if self._saving:
             self._saving = False
             self.clock.resume()
@@ -153,7 +172,7 @@ class Recorder(TrainerCallback):
             self._progress.step(row)
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        if self._last_evaluated != self.step:
+        if not self.stopped_by and self.step not in [step for step, _ in self._evaluated[-1:]]:
             self._run_evaluation(due=self._due_at_the_end())
 
     def write_status(self, state: str, reason: str | None = None) -> None:
@@ -179,9 +198,16 @@ class Recorder(TrainerCallback):
     def _run_evaluation(self, due: float) -> None:
         if self._evaluate is None:
             return
-        result = self._evaluate(self._evaluations)
-        self._evaluations += 1
-        self._last_evaluated = self.step
+        try:
+            # several processes answer together: one that left would keep the others waiting
+            with self._stop.at_once() if alone() else nullcontext():
+                result = self._evaluate(len(self._evaluated))
+        except Interrupted as interrupt:
+            if not self._begun:
+                raise  # there is nothing new to save
+            self.stopped_by = str(interrupt)
+            return
+        self._evaluated.append((self.step, due))
         row = {"step": self.step, "due": due, "seconds": self.seconds, "elapsed": self.elapsed(), **result.row()}
         if self._writer:
             self._writer.append_eval(row)

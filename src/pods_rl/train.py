@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .environment import describe, device_line, quiet_libraries, set_threads
 from .errors import UserError
 from .evaluation import Evaluation, GenerateSampler, Sampling, evaluate
-from .evaluation.processes import gather
+from .evaluation.processes import agree, gather
 from .progress import Progress
 from .ranks import Failure, busy, watching
 from .recipe import Recipe
+from .resuming import Start, find_start
 from .runs import Run, RunWriter
+from .runs.checkpoints import clean, last_good
+from .runs.disk import write_failure
+from .runs.files import CHECKPOINTS
+from .stopping import Interrupted, Stop, stop_on_signals
 from .tasks import Fitted, Task, fit_prompts, load_task
 
 if TYPE_CHECKING:
@@ -29,69 +33,122 @@ if TYPE_CHECKING:
 DDP_TIMEOUT = 1800.0  # seconds: transformers' own default
 
 
-def train(recipe: Recipe, output: Path, *, resume: bool = False, progress: bool = True) -> Run:
+def train(
+    recipe: Recipe,
+    output: Path,
+    *,
+    resume: bool = False,
+    allow_changed_recipe: bool = False,
+    progress: bool = True,
+    stop: Stop | None = None,
+) -> Run:
     """Train a policy as a recipe says, and leave a run directory.
 
-    SIGINT and SIGTERM end the run after the current step, with its final policy saved and its files whole; a second
-    SIGINT ends it at once.
+    SIGINT and SIGTERM end the run after the current step, with a checkpoint to go on from, its policy saved and its
+    files whole; while it loads or evaluates they end it at once. A second SIGINT ends it at once wherever it is.
 
     Args:
         recipe: from `load_recipe`.
         output: the run directory, made here; one that holds a run is refused unless `resume`.
-        resume: go on from the last checkpoint of the run in `output`.
+        resume: go on from the last whole checkpoint of the run in `output`.
+        allow_changed_recipe: also where it was made with another recipe.
         progress: show steps and evaluations.
+        stop: what signals ask, where the caller handles them; None: handled here.
 
     Returns:
         The run, opened for reading; its `state` is finished or stopped.
 
     Raises:
-        UserError: the recipe, the task or the directory cannot be used.
+        UserError: the recipe, the task or the directory cannot be used, or the disk is full.
+        KeyboardInterrupt: it was interrupted before its first step, or a second time.
     """
     recipe.check_installed()
     quiet_libraries()
+    from .engines.trl.build import build_trainer
+
     main = os.environ.get("RANK", "0") == "0"
-    with RunWriter(output, resume=resume) if main else nullcontext() as writer:
+    with ExitStack() as stack:
+        stop = stop or stack.enter_context(stop_on_signals())
+        find = partial(find_start, recipe, output, processes=_world_size(), changed=allow_changed_recipe)
+        if resume:
+            find(hashes=False)  # refuse before anything is written
+        writer = stack.enter_context(RunWriter(output, resume=resume)) if main else None
         started = time.perf_counter()
-        checkpoint = last_checkpoint(output) if resume else None
-        if writer:
-            writer.write_config(recipe.to_yaml())
-            writer.write_status("running", reason="loading")
         show: Any = nullcontext()
 
         def end(failure: Failure) -> None:
             if writer:
-                _write_end(writer, failure.state, failure.reason, started)
+                _write_end(writer, failure.state, failure.reason, time.perf_counter() - started)
             show.__exit__(None, None, None)  # whatever is printed next is not drawn over
 
         try:
-            with watching(recipe.engine_arguments().get("ddp_timeout") or DDP_TIMEOUT, end):
+            if writer:
+                writer.write_config(recipe.to_yaml())
+                writer.write_status("running", reason="loading")
+                clean(output / CHECKPOINTS)
+            limit = recipe.engine_arguments().get("ddp_timeout") or DDP_TIMEOUT
+            with watching(limit, end), _full_disk_told(output):
                 set_threads(recipe.run_settings()["threads"])
                 fitted = fitted_task(recipe)
-                trainer, recorder, show = _assemble(
-                    recipe, fitted, output, writer, checkpoint, progress=progress and main
+                trainer = build_trainer(recipe, fitted[0], output / CHECKPOINTS)
+                start = agree(find() if main else None) if resume else None
+                recorder, show = _assemble(
+                    recipe, fitted, trainer, output, writer, start, stop, progress=progress and main
                 )
-                with show, _graceful_stop() as asked:
-                    recorder._stop_requested = asked.reason
-                    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-                _finish(trainer, recorder, output, asked.reason())
+                with show, stop.later():
+                    _train(trainer, recorder, start)
+                    _finish(trainer, recorder, output)
         except BaseException as error:  # of one process: of several, `watching` lets none out
             if writer:
                 state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-                _write_end(writer, state, f"{type(error).__name__}: {error}", started)
+                reason = str(error) if isinstance(error, Interrupted) else f"{type(error).__name__}: {error}"
+                _write_end(writer, state, reason, time.perf_counter() - started)
             raise
     return Run.open(output)
 
 
-def _write_end(writer: RunWriter, state: str, reason: str, started: float) -> None:
+def _train(trainer: PODSTrainer, recorder: Recorder, start: Start | None) -> None:
+    """Train until all steps are made, the budget is spent or a signal asks; what a stop would lose is saved."""
+    from .recorder import NothingLeft
+
+    checkpoint = str(start.checkpoint) if start and start.checkpoint else None
+    try:
+        trainer.train(resume_from_checkpoint=checkpoint)
+    except NothingLeft:
+        recorder.on_train_end()
+    if recorder.stopped_by and recorder.saved_step != recorder.step:  # stopped in the last evaluation
+        trainer._save_checkpoint(trainer.model, None)
+
+
+def _write_end(writer: RunWriter, state: str, reason: str, elapsed: float) -> None:
     """Close the status of a run that did not come to its end, at the step it last said."""
     status = Run(writer.path).status
-    writer.write_status(
-        state,
-        reason=reason,
-        step=int(status.get("step") or 0),
-        seconds=float(status.get("seconds") or 0.0),
-        elapsed=time.perf_counter() - started,
-    )
+    with suppress(OSError):  # of a full disk the error itself tells
+        writer.write_status(
+            state,
+            reason=reason,
+            step=int(status.get("step") or 0),
+            seconds=float(status.get("seconds") or 0.0),
+            elapsed=elapsed,
+        )
+
+
+@contextmanager
+def _full_disk_told(output: Path) -> Iterator[None]:
+    """Inside, a file that could not be written is said in one line, with what there is to go on from."""
+    try:
+        yield
+    except BaseException as error:
+        full = write_failure(error)
+        if not full:
+            raise
+        good, _ = last_good(output / CHECKPOINTS, hashes=False)
+        after = f"go on from {good.name} with: pods train --output {output} --resume" if good else "start again"
+        raise UserError(f"Cannot write to {output}: {full}. Make room there, then {after}") from error
+
+
+def _world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def fitted_task(recipe: Recipe) -> tuple[Task, Fitted | None]:
@@ -119,27 +176,21 @@ def fitted_task(recipe: Recipe) -> tuple[Task, Fitted | None]:
     )
 
 
-def last_checkpoint(output: Path) -> Path | None:
-    """The newest checkpoint of a run, if it has any."""
-    checkpoints = Run(output).checkpoints()
-    return checkpoints[-1] if checkpoints else None
-
-
 def _assemble(
     recipe: Recipe,
     fitted: tuple[Task, Fitted | None],
+    trainer: PODSTrainer,
     output: Path,
     writer: RunWriter | None,
-    checkpoint: Path | None,
+    start: Start | None,
+    stop: Stop,
     *,
     progress: bool,
-) -> tuple[PODSTrainer, Recorder, Any]:
-    """Trainer, recorder and display, wired to each other."""
-    from .engines.trl.build import build_trainer
+) -> tuple[Recorder, Any]:
+    """Recorder and display, wired to the trainer."""
     from .recorder import Recorder
 
     task, too_long = fitted
-    trainer = build_trainer(recipe, task, output / "checkpoints")
     settings = recipe.run_settings()
     show: Any = nullcontext()
     if progress:
@@ -152,32 +203,34 @@ def _assemble(
         show.say(f"{_label(output)}: {device_line(trainer)}; {task.name} {len(task.train)} prompts")
         if too_long:
             show.say(f"{_label(output)}: {too_long}")
-    offset = 0.0
+        for line in start.describe() if start else ():
+            show.say(f"{_label(output)}: {line}")
     if writer:
         environment = describe(trainer, task)
         environment["task"] |= {"too_long": asdict(too_long)} if too_long else {}
+        environment |= {"resumed": start.describe()} if start else {}
         writer.write_environment(environment)
-        step = int(checkpoint.name.rsplit("-", 1)[1]) if checkpoint else 0
-        writer.rewind(step)
-        offset = next((row["seconds"] for row in reversed(Run(output).metrics)), 0.0)
+        writer.rewind(start.step if start else -1)
+    before = Run(output)
     recorder = Recorder(
         writer,
         show if progress else None,
         evaluate=_evaluator(trainer, task, recipe),
         ledger=lambda: _ledger(trainer),
-        stop_requested=lambda: None,
+        stop=stop,
         max_seconds=settings["max_seconds"],
         eval_seconds=settings["eval_seconds"],
         eval_completions=settings["eval_completions"],
         ledger_every=settings["ledger_every"],
         save_seconds=settings["save_seconds"],
-        clock_offset=offset,
+        clock_offset=before.metrics[-1]["seconds"] if before.metrics else 0.0,
+        evaluated=[(row["step"], row.get("due") or 0.0) for row in before.evals],
     )
     from transformers import PrinterCallback
 
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(recorder)
-    return trainer, recorder, show
+    return recorder, show
 
 
 def _ledger(trainer: PODSTrainer) -> dict[str, list[Any]] | None:
@@ -206,47 +259,17 @@ def _evaluator(trainer: PODSTrainer, task: Task, recipe: Recipe) -> Any:
     return run
 
 
-def _finish(trainer: PODSTrainer, recorder: Recorder, output: Path, interrupted: str | None) -> None:
+def _finish(trainer: PODSTrainer, recorder: Recorder, output: Path) -> None:
     """Save the final policy and close the status."""
     from .engines.trl.final import save_policy
 
     with busy("saving"):
-        save_policy(trainer, output / "checkpoints" / "final")
-    if interrupted:
-        recorder.write_status("stopped", interrupted)
+        trainer.publish_folder(output / CHECKPOINTS / "final", partial(save_policy, trainer))
+    if recorder.stopped_by:
+        recorder.write_status("stopped", recorder.stopped_by)
     else:
         recorder.write_status("finished", recorder.stop_reason or "all steps done")
     trainer.accelerator.wait_for_everyone()  # the others read the status next
-
-
-class _Stop:
-    """Which signal asked for an end, if any."""
-
-    def __init__(self) -> None:
-        self._reason: str | None = None
-
-    def reason(self) -> str | None:
-        return self._reason
-
-    def ask(self, number: int, _: Any) -> None:
-        if self._reason is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self._reason = f"interrupted by {signal.Signals(number).name}"
-
-
-@contextmanager
-def _graceful_stop() -> Iterator[_Stop]:
-    """Turn SIGINT and SIGTERM into a request that is met after the current step."""
-    stop = _Stop()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop  # only the main thread may set handlers
-        return
-    before = {number: signal.signal(number, stop.ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _label(output: Path) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from signal import SIGINT, SIGTERM
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +18,9 @@ from pods_rl import __version__
 from pods_rl.cli import app, main
 from pods_rl.errors import UserError
 from pods_rl.recipe import load_recipe, shipped_recipes
+from pods_rl.recipe.resuming import checkpoint_keys
 from pods_rl.runs import Run, RunWriter
+from pods_rl.runs.checkpoints import publish, staging
 
 COMMANDS = ("train", "eval", "compare", "report", "select", "doctor", "recipes")
 
@@ -32,10 +36,13 @@ def pods(*words: object):
 @pytest.fixture
 def trained(monkeypatch, tmp_path):
     """Stands in for training: records what was asked for and leaves a run in the state asked for."""
-    calls = SimpleNamespace(state="finished", made=[])
+    calls = SimpleNamespace(state="finished", made=[], signal=None)
 
-    def train(recipe, output, *, progress=True, resume=False):
+    def train(recipe, output, *, stop, resume=False, allow_changed_recipe=False):
         calls.made.append((recipe, output, resume))
+        if calls.signal:
+            with suppress(KeyboardInterrupt):
+                stop.ask(calls.signal)
         with RunWriter(output, resume=resume) as writer:
             writer.write_config(recipe.to_yaml())
             writer.write_status(calls.state)
@@ -90,9 +97,12 @@ def test_train_names_a_run_after_its_recipe(trained):
     assert str(trained.made[0][1]).startswith("runs/tiny-pods-20")
 
 
-@pytest.mark.parametrize(("state", "code"), [("finished", 0), ("stopped", 130), ("failed", 1)])
-def test_trains_exit_code_says_how_it_ended(trained, state, code):
-    trained.state = state
+@pytest.mark.parametrize(
+    ("state", "signal", "code"),
+    [("finished", None, 0), ("stopped", SIGINT, 130), ("stopped", SIGTERM, 143), ("failed", None, 1)],
+)
+def test_trains_exit_code_says_how_it_ended(trained, state, signal, code):
+    trained.state, trained.signal = state, signal
     assert pods("train", "--config", "tiny-pods", "--output", "out").exit_code == code
 
 
@@ -103,16 +113,83 @@ def test_train_refuses_a_place_that_is_taken_before_it_loads_anything(trained):
     assert len(trained.made) == 1
 
 
+def save_checkpoint(output, step=3, processes=1):
+    """A whole checkpoint of a run, of its own recipe."""
+    target = Path(output, f"checkpoints/checkpoint-{step}")
+    staging(target).mkdir(parents=True)
+    (staging(target) / "optimizer.pt").write_bytes(b"momentum")
+    keys = checkpoint_keys(Run(Path(output)).config)
+    publish(target, {"step": step, "processes": processes, "recipe": {"keys": keys}})
+    return target
+
+
 def test_resume_takes_the_runs_own_recipe(trained):
     pods("train", "--config", "tiny-pods", "--output", "out", "--seed", "7")
+    Path("out/metrics.jsonl").write_text('{"step": 1}\n')
     with pytest.raises(UserError, match=r"out \(finished\) has no checkpoint to go on from"):
         pods("train", "--output", "out", "--resume")
-    Path("out/checkpoints/checkpoint-3").mkdir(parents=True)
+    save_checkpoint("out")
     pods("train", "--output", "out", "--resume")
     assert trained.made[1][2] is True
     assert trained.made[1][0].values["seed"] == 7
     with pytest.raises(UserError, match="empty holds no run to go on with"):
         pods("train", "--config", "tiny-pods", "--output", "empty", "--resume")
+
+
+def test_a_run_that_made_no_step_begins_again(trained):
+    pods("train", "--config", "tiny-pods", "--output", "out")
+    pods("train", "--output", "out", "--resume")
+    assert trained.made[1][2] is True
+
+
+def test_resume_passes_over_torn_checkpoints_and_never_takes_one(trained):
+    pods("train", "--config", "tiny-pods", "--output", "out")
+    save_checkpoint("out", 3)
+    (save_checkpoint("out", 4) / "optimizer.pt").unlink()
+    pods("train", "--output", "out", "--resume")
+    (Path("out/checkpoints/checkpoint-3") / "manifest.json").unlink()
+    with pytest.raises(UserError) as refused:
+        pods("train", "--output", "out", "--resume")
+    message = str(refused.value)
+    assert "has no whole checkpoint to go on from" in message
+    assert "passed over checkpoint-4: optimizer.pt is missing" in message
+    assert "passed over checkpoint-3: no manifest.json" in message
+
+
+def test_resume_refuses_another_recipe_unless_told(trained, monkeypatch):
+    pods("train", "--config", "tiny-pods", "--output", "out", "--seed", "7")
+    save_checkpoint("out")
+    config = Path("out/config.yaml").read_text()
+    pods("train", "--output", "out", "--resume", "--max_steps", "9", "--save_seconds", "5")  # may change
+    changes = ["--seed", "8", "--rule", "random"]
+    with pytest.raises(UserError, match=r"another recipe: seed \(saved 7, now 8\), rule \(saved max_variance, now ran"):
+        pods("train", "--output", "out", "--resume", *changes)
+    Path("other.yaml").write_text("num_generations: 8\nmax_steps: 9\n")
+    with pytest.raises(UserError, match=r"num_rollouts \(saved 64, now 8\)"):
+        pods("train", "--config", "other.yaml", "--output", "out", "--resume")
+    pods("train", "--output", "out", "--resume", "--allow-changed-recipe", *changes)
+    assert trained.made[-1][0].values["seed"] == 8
+    Path("out/config.yaml").write_text(config)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match=r"processes \(saved 1, now 2\)"):
+        pods("train", "--output", "out", "--resume", "--per_device_train_batch_size", "8")
+
+
+def test_resume_without_a_place_takes_the_newest_run_of_the_recipe(trained):
+    with pytest.raises(UserError, match="no run of tiny-pods under runs"):
+        pods("train", "--config", "tiny-pods", "--resume")
+    for name in ("tiny-pods-20260101-000000", "tiny-pods-20260102-000000", "tiny-pods-mine", "other-20270101-000000"):
+        pods("train", "--config", "tiny-pods", "--output", f"runs/{name}")
+    pods("train", "--config", "tiny-pods", "--resume")
+    assert str(trained.made[-1][1]) == "runs/tiny-pods-20260102-000000"
+
+
+def test_an_interrupt_before_training_ends_it_quietly(trained, monkeypatch):
+    def interrupted(*_, stop, **__):
+        stop.ask(SIGTERM)
+
+    monkeypatch.setitem(sys.modules, "pods_rl.train", SimpleNamespace(train=interrupted))
+    assert pods("train", "--config", "tiny-pods", "--output", "out").exit_code == 143
 
 
 def test_several_processes_need_one_place(trained, monkeypatch):
@@ -130,7 +207,7 @@ def test_num_processes_starts_accelerate_once_the_recipe_fits(trained, monkeypat
         Path("out/status.json").write_text('{"state": "finished"}')
 
     monkeypatch.setattr("subprocess.Popen", ended)
-    monkeypatch.setattr("pods_rl.experiment.process.wait_for", lambda _: 0)
+    monkeypatch.setattr("pods_rl.experiment.process.wait_for", lambda *_: 0)
     words = ("train", "--config", "tiny-pods", "--output", "out", "--num_processes", "8", "--num_generations", "16")
     pods(*words, "--per_device_train_batch_size", "2")
     (command,) = commands

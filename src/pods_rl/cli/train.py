@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -13,6 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 from ..errors import UserError
+from ..stopping import Stop, stop_on_signals
 from ..terminal import console, plain_text, safe_text
 
 if TYPE_CHECKING:
@@ -42,7 +45,20 @@ def train(
         Path | None, typer.Option(help="Directory of the run. [default: runs/<recipe>-<date>-<time>]")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --output from its last checkpoint.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the run in --output from its last whole checkpoint; without --output, with the newest "
+            "run of the recipe under runs/.",
+        ),
+    ] = False,
+    allow_changed_recipe: Annotated[
+        bool,
+        typer.Option(
+            "--allow_changed_recipe",
+            "--allow-changed-recipe",
+            help="With --resume: go on also where the checkpoint was made with another recipe.",
+        ),
     ] = False,
     num_processes: Annotated[
         int | None,
@@ -73,7 +89,8 @@ def train(
     """Train a policy from a recipe.
 
     Any key of a recipe can be set with --KEY VALUE; TRL's own names are used. A GRPO user turns PODS on with
-    --num_rollouts 64. Ctrl-C saves the policy and leaves a usable run directory.
+    --num_rollouts 64. Ctrl-C (exit code 130) and SIGTERM (143) end the run after its step, with a checkpoint that
+    --resume goes on from.
 
     \b
     Examples:
@@ -82,44 +99,49 @@ def train(
       pods train --config my.yaml --num_rollouts 64 --learning_rate 5e-6 --output runs/mine
       pods train --config my.yaml --num_processes 8 --dry-run
       pods train --config my.yaml --num_processes 8 --accelerate_config zero2
+      pods train --output runs/mine --resume
       pods train --explain num_rollouts
     """
-    from ..recipe import load_recipe
-    from ..recipe.reading import parse_overrides
-
     if explain is not None:
         show_key(explain)
         return
-    if recipe_name is not None:
-        config = _shipped(recipe_name, config)
-    if config is None and resume and output is not None:
-        config = str(output / "config.yaml")
-    if config is None:
-        raise UserError("No recipe: give --config FILE, or --recipe NAME, one that `pods recipes` lists.")
-    launch = find_launch(num_processes, accelerate_config)
-    recipe = load_recipe(config, parse_overrides(context.args), processes=launch and launch.processes)
-    if dry_run:
-        print(plain_text(recipe.to_yaml()))
-        show_plan(recipe.batch_plan(launch and launch.processes))
-        tell_missing(recipe)
-        return
-    recipe.check_installed()
-    output = output or _default_output(recipe)
-    _check_output(output, resume=resume)
-    try:
+    with _stoppable() as stop:
+        launch = find_launch(num_processes, accelerate_config)
+        config = _find_config(config, recipe_name, output if resume else None)
+        recipe = _load(config, context.args, launch)
+        if dry_run:
+            print(plain_text(recipe.to_yaml()))
+            show_plan(recipe.batch_plan(launch and launch.processes))
+            tell_missing(recipe)
+            return
+        recipe.check_installed()
+        if output is None:
+            output = _newest_run(recipe) if resume else _default_output(recipe)
+        again = Again(resume, allow_changed_recipe)
+        _check_output(recipe, output, again, launch)
         if launch:
-            words = ["--config", config, "--output", str(output), *(["--resume"] if resume else []), *context.args]
+            words = ["--config", config, "--output", str(output), *again.words, *context.args]
             state = _train_processes(launch, words, output)
         else:
             from ..train import train as run_training
 
-            state = run_training(recipe, output, resume=resume).state
-    except KeyboardInterrupt:  # before the first step, or a second Ctrl-C
-        raise typer.Exit(130) from None
+            state = run_training(recipe, output, stop=stop, **again._asdict()).state
     if state == "stopped":
-        raise typer.Exit(130)
-    if state != "finished":
+        raise typer.Exit(stop.code)
+    if state not in ("finished", "stopped"):
         raise typer.Exit(1)
+
+
+class Again(NamedTuple):
+    """Whether a run goes on, and with which recipes."""
+
+    resume: bool
+    allow_changed_recipe: bool
+
+    @property
+    def words(self) -> list[str]:
+        """The options that say so."""
+        return [f"--{name}" for name, wanted in self._asdict().items() if wanted]
 
 
 class Launch(NamedTuple):
@@ -208,22 +230,53 @@ def _shipped(name: str, config: str | None) -> str:
     return name
 
 
+def _find_config(config: str | None, recipe_name: str | None, resumed: Path | None) -> str:
+    """What to load: what was named, else the recipe of the run that goes on."""
+    if recipe_name is not None:
+        return _shipped(recipe_name, config)
+    if config is None and resumed is not None:
+        return str(resumed / "config.yaml")
+    if config is None:
+        raise UserError("No recipe: give --config FILE, or --recipe NAME, one that `pods recipes` lists.")
+    return config
+
+
+def _load(config: str, words: list[str], launch: Launch | None) -> Recipe:
+    from ..recipe import load_recipe
+    from ..recipe.reading import parse_overrides
+
+    return load_recipe(config, parse_overrides(words), processes=launch and launch.processes)
+
+
+def _newest_run(recipe: Recipe) -> Path:
+    from ..resuming import newest_run
+
+    return newest_run(recipe)
+
+
 def _default_output(recipe: Recipe) -> Path:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("Several processes must agree on one run directory: give it with --output.")
     return Path("runs") / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def _check_output(output: Path, *, resume: bool) -> None:
+def _check_output(recipe: Recipe, output: Path, again: Again, launch: Launch | None) -> None:
     """Refuse a directory that cannot take the run now, rather than after torch and the model are loaded."""
-    from ..runs import Run, RunWriter, is_run
+    from ..resuming import find_start
+    from ..runs import RunWriter
 
-    if resume and not is_run(output):
-        raise UserError(f"--resume: {output} holds no run to go on with.")
-    if resume and not Run(output).checkpoints():
-        raise UserError(
-            f"--resume: {output} ({Run(output).state}) has no checkpoint to go on from, and what it holds would "
-            "be lost: start again in another --output, with save_steps low enough."
-        )
+    if again.resume:
+        processes = launch.processes if launch else int(os.environ.get("WORLD_SIZE", "1"))
+        find_start(recipe, output, processes=processes, changed=again.allow_changed_recipe, hashes=False)
     if os.environ.get("RANK", "0") == "0":
-        RunWriter(output, resume=resume).close()
+        RunWriter(output, resume=again.resume).close()
+
+
+@contextmanager
+def _stoppable() -> Iterator[Stop]:
+    """SIGINT and SIGTERM ask the run to stop; before its first step, and at a second SIGINT, they end it here."""
+    with stop_on_signals() as stop:
+        try:
+            yield stop
+        except KeyboardInterrupt as interrupt:
+            raise typer.Exit(getattr(interrupt, "code", 130)) from None

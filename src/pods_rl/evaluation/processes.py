@@ -45,6 +45,15 @@ def agree(value: _T) -> _T:
     return box[0]
 
 
+def alone() -> bool:
+    """Whether this process has no others to wait for it.
+
+    >>> alone()
+    True
+    """
+    return _world() == 1
+
+
 def _world() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from ..stopping import Interrupted
+
 try:
     import fcntl
 except ImportError:  # Windows: a run that a killed call left is then seen only once it holds its directory
@@ -85,7 +87,8 @@ def wait_for(process: subprocess.Popen[bytes], *, apart: bool = False) -> int:
             return process.wait()
         except KeyboardInterrupt as interrupt:
             # Not SIGINT where a terminal has sent that to the run already: twice means at once.
-            process.send_signal(getattr(interrupt, "code", 130) - 128 if apart else signal.SIGTERM)
+            by_hand = apart and getattr(interrupt, "code", 130) == 128 + signal.SIGINT
+            process.send_signal(signal.SIGINT if by_hand else signal.SIGTERM)
             try:
                 process.wait()
             except KeyboardInterrupt:
@@ -157,10 +160,10 @@ def visible_gpus() -> list[str]:
 
 @contextmanager
 def termination_as_interrupt() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into KeyboardInterrupt, in the main thread."""
+    """Turn SIGTERM and SIGHUP into a KeyboardInterrupt that says which, in the main thread."""
 
     def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
+        raise Interrupted(number)
 
     names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     try:

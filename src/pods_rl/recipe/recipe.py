@@ -17,6 +17,8 @@ from .reading import Source, dump_yaml
 from .schema import TINY, UNSUPPORTED, defaults, fields
 from .shipped import read_recipe
 
+_SAVING = frozenset(("save_seconds", "save_steps", "save_strategy"))
+_SAVE_SECONDS, _SAVES_KEPT = 1800.0, 2  # where a recipe says nothing of saving: no run loses more than half an hour
 _ENDLESS = 10**9  # steps of a run that only the clock stops; TRL would stop after 3 epochs
 _TITLES = {"model": "the policy", "engine": "training", "task": "the task", "run": "this run"}
 
@@ -161,3 +163,7 @@ def _resolve(values: dict[str, Any], given: Mapping[str, Any]) -> None:
         values["task"] = "dataset"
     if values["model_name_or_path"] is None and values["task"] == "arithmetic":
         values["model_name_or_path"] = TINY
+    if not _SAVING & given.keys():
+        values["save_seconds"] = _SAVE_SECONDS
+        if "save_total_limit" not in given:
+            values["save_total_limit"] = _SAVES_KEPT

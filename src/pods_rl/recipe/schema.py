@@ -93,8 +93,9 @@ _RUN = (
      "Stop after so many seconds of training clock, evaluation not counted."),
     ("eval_seconds", "float | None", None, "",
      "Evaluate every so many seconds of training clock; always at the start and at the end."),
-    ("save_seconds", "float | None", None, "the paper has 1800",
-     "Save a checkpoint every so many seconds of training clock (save_steps: every so many steps)."),
+    ("save_seconds", "float | None", None, "1800 as in the paper, keeping two, where nothing is said of saving",
+     "Save a checkpoint every so many seconds of training clock (save_steps: every so many steps; null, or "
+     "save_strategy no: never). A run that is asked to stop saves one anyway."),
     ("eval_prompts", "int | None", None, "the whole test split, as in the paper",
      "Evaluate on the first so many test prompts; 0: never evaluate."),
     ("eval_repeats", "int", 1, "the paper has 5",
@@ -138,7 +139,7 @@ _RECORDED = (
     "num_generations", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate",
     "lr_scheduler_type", "weight_decay", "max_grad_norm", "temperature", "max_completion_length",
     "num_iterations", "loss_type", "beta", "epsilon", "scale_rewards", "logging_steps", "seed",
-    "model_name_or_path", "dtype", "use_peft",
+    "model_name_or_path", "dtype", "use_peft", "save_total_limit",
 )  # fmt: skip
 
 _TOOLS = "tools and environments are not supported yet: rollouts are single completions"
@@ -159,7 +160,9 @@ UNSUPPORTED = {
         "do_eval"), _CLOCK
     ),
     **dict.fromkeys(("do_train", "do_predict"), "`pods train` trains and `pods eval` evaluates"),
-    "load_best_model_at_end": "it needs TRL's evaluation; every checkpoint is kept under checkpoints/",
+    "load_best_model_at_end": "it needs TRL's evaluation; checkpoints are kept under checkpoints/",
+    "save_only_model": "a run cannot go on from a checkpoint without its optimizer; checkpoints/final holds the policy",
+    "enable_jit_checkpoint": "SIGTERM and Ctrl-C save a checkpoint as it is",
     "auto_find_batch_size": "a smaller batch would break up the groups: set rollout_batch_size, or a smaller "
     "per_device_train_batch_size with more gradient_accumulation_steps",
     "parallelism_config": "GRPO does not support sequence parallelism",

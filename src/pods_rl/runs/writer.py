@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -70,7 +71,8 @@ class RunWriter:
 
     def close(self) -> None:
         for file in self._files.values():
-            file.close()
+            with suppress(OSError):  # a disk that was full when a line was written, which was told then
+                file.close()
         self._files.clear()
         _locked_here.discard(self.path.resolve())
         self._lock.close()

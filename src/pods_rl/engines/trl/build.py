@@ -12,6 +12,7 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 from ...policies import tiny_policy_path
 from ...recipe import Recipe
 from ...recipe.checks import cpu_has_bf16
+from ...recipe.resuming import checkpoint_keys
 from ...recipe.schema import TINY
 from ...tasks import Task
 from .config import PODSConfig
@@ -36,7 +37,7 @@ def build_trainer(recipe: Recipe, task: Task, output_dir: Path) -> PODSTrainer:
     options = load_options(recipe)
     quantization = options.pop("quantization_config", None)  # TRL takes it apart
     arguments["model_init_kwargs"] = dict(arguments.get("model_init_kwargs") or {}) | options
-    return PODSTrainer(
+    trainer = PODSTrainer(
         model=path,
         reward_funcs=reward_functions(recipe, task),
         args=PODSConfig(str(output_dir), **arguments, reward_weights=list(task.rewards.values())),
@@ -45,6 +46,8 @@ def build_trainer(recipe: Recipe, task: Task, output_dir: Path) -> PODSTrainer:
         quantization_config=quantization,
         peft_config=get_peft_config(model),
     )
+    trainer.recipe_keys = checkpoint_keys(recipe.values)
+    return trainer
 
 
 def load_options(recipe: Recipe) -> dict[str, Any]:

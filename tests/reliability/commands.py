@@ -1,0 +1,182 @@
+"""`pods` commands to be killed, stopped and starved: each in a process of its own, without loading torch each time.
+
+A server imports torch and the rest once and forks for each command; the fork runs the real command line. It reads
+requests from its standard input, one JSON line each, and ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+from pods_rl.runs import Run
+from pods_rl.runs.checkpoints import read_manifest
+
+DEADLINE = 240.0  # seconds after which a command that has not ended counts as hung
+
+# The shipped policy, short completions, a checkpoint on each generation boundary: TRL's own resume is exact here.
+RECIPE = {
+    "model_name_or_path": "tiny", "num_generations": 2, "num_rollouts": 4, "per_device_train_batch_size": 2,
+    "max_completion_length": 6, "learning_rate": 1e-3, "max_steps": 4, "save_steps": 1, "save_total_limit": 2,
+    "gradient_checkpointing": False, "use_cpu": True, "bf16": False, "eval_prompts": 0, "ledger_every": 0,
+    "threads": 1, "task_train_size": 64, "task_test_size": 8, "seed": 5,
+}  # fmt: skip
+EXACT = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth")
+
+
+def write_recipe(place: Path, **changes: object) -> None:
+    """``r.yaml`` in a directory."""
+    (place / "r.yaml").write_text(yaml.safe_dump(RECIPE | changes))
+
+
+def outcome(run: Path) -> dict[str, object]:
+    """What a run has come to, to the last bit: what it logged but for times, and the hashes of its last state."""
+    checkpoint = Run.open(run).checkpoints()[-1]
+    hashes = {name: row["sha256"] for name, row in read_manifest(checkpoint)["files"].items() if name in EXACT}
+    final = read_manifest(run / "checkpoints/final")["files"]["model.safetensors"]["sha256"]
+    rows = [
+        {k: v for k, v in row.items() if k not in ("seconds", "elapsed", "step_time") and "seconds" not in k}
+        for row in Run.open(run).metrics
+    ]
+    return {"state": Run.open(run).state, "last": checkpoint.name, "hashes": hashes, "final": final, "metrics": rows}
+
+
+@dataclass
+class Command:
+    """A running `pods` command; its words go to ``log``."""
+
+    pid: int
+    log: Path
+    _server: Server
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        """Its exit code, negative for a signal that killed it."""
+        return self._server.ask(wait=self.pid)
+
+    def ended(self) -> bool:
+        """Whether it is there no more (a zombie, until it is waited for)."""
+        stat = Path(f"/proc/{self.pid}/stat")
+        with contextlib.suppress(OSError):
+            return stat.read_text().rpartition(")")[2].split()[0] == "Z"
+        return True
+
+    def until(self, there: Callable[[], bool], poll: float = 0.0005) -> bool:
+        """Wait until something is so; False where the command ended before."""
+        deadline = time.monotonic() + DEADLINE
+        while not there():
+            if self.ended():
+                return False
+            assert time.monotonic() < deadline, f"waited in vain for {there}: {self.log.read_text()}"
+            time.sleep(poll)
+        return True
+
+    def slice(self, seconds: float) -> None:
+        """Let it run for a moment, and hold it again."""
+        self.kill(signal.SIGCONT)
+        time.sleep(seconds)
+        self.kill(signal.SIGSTOP)
+
+
+class Server:
+    """The process that forks."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).resolve())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    def ask(self, **request: object) -> int:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return int(json.loads(self._process.stdout.readline()))
+
+    def start(self, *words: object, cwd: Path, log: str = "log") -> Command:
+        path = cwd / log
+        pid = self.ask(words=[str(word) for word in words], cwd=str(cwd), log=str(path))
+        return Command(pid, path, self)
+
+    def run(self, *words: object, cwd: Path, log: str = "log") -> tuple[int, str]:
+        """Exit code and words of a command."""
+        command = self.start(*words, cwd=cwd, log=log)
+        return command.wait(), command.log.read_text()
+
+
+@cache
+def server() -> Server:
+    """One for all tests of a process; it ends when that does."""
+    return Server()
+
+
+def _serve() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    import pods_rl.engines.trl.build
+    import pods_rl.train  # noqa: F401  (loaded here, once)
+
+    for line in sys.stdin:
+        request = json.loads(line)
+        answer = _wait(request["wait"]) if "wait" in request else _fork(**request)
+        answers.write(f"{answer}\n")
+        answers.flush()
+
+
+def _fork(words: list[str], cwd: str, log: str) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for number, file in enumerate((nothing, output, output)):
+        os.dup2(file, number)
+    os.chdir(cwd)
+    sys.argv = ["pods", *words]
+    code = 1
+    try:
+        from pods_rl.cli import main
+
+        main()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(bool(end.code))
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return 0
+
+
+def _wait(pid: int) -> int:
+    deadline = time.monotonic() + DEADLINE
+    while time.monotonic() < deadline:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.002)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return 999  # hung
+
+
+if __name__ == "__main__":
+    _serve()

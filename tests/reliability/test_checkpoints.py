@@ -1,0 +1,175 @@
+"""Checkpoints survive kills at any point of saving, and full disks: a run goes on from the last whole one, exactly."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from pods_rl.runs import Run
+from pods_rl.runs.checkpoints import last_good, verify
+
+from .commands import Command, outcome, server, write_recipe
+
+SLICE = 0.0003  # seconds that a run which saves is let go on between looks
+POINTS, DISKS = 50, 10
+KILLED_AT = 3  # the checkpoint whose saving is killed: one before it stays, one is pruned
+
+
+class Reference(NamedTuple):
+    """The uninterrupted run: what it came to, and how many slices the save took that others are killed in."""
+
+    outcome: dict[str, object]
+    slices: int
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    place = tmp_path_factory.mktemp("checkpoints")
+    write_recipe(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def reference(place):
+    command = start(place, "reference")
+    assert hold_at_saving(command, place / "reference")
+    slices = 0
+    while stage_of(place / "reference") != "pruned":
+        command.slice(SLICE)
+        slices += 1
+    command.kill(signal.SIGCONT)
+    assert command.wait() == 0, command.log.read_text()
+    return Reference(outcome(place / "reference"), slices)
+
+
+def start(place: Path, name: str) -> Command:
+    return server().start("train", "--config", "r.yaml", "--output", name, cwd=place, log=f"{name}.log")
+
+
+def resume(place: Path, name: str) -> tuple[int, str]:
+    return server().run("train", "--output", name, "--resume", cwd=place, log=f"{name}.resumed.log")
+
+
+def hold_at_saving(command: Command, run: Path) -> bool:
+    """Hold a run once it has made the step after which it is killed; its checkpoint is what it does next."""
+    metrics = run / "metrics.jsonl"
+    reached = command.until(lambda: metrics.exists() and metrics.read_bytes().count(b"\n") >= KILLED_AT)
+    command.kill(signal.SIGSTOP)
+    return reached
+
+
+def stage_of(run: Path) -> str:
+    """How far the saving of that checkpoint is, by what lies in the run's directory."""
+    checkpoints = run / "checkpoints"
+    staged = checkpoints / f".saving/checkpoint-{KILLED_AT}"
+    if (checkpoints / f"checkpoint-{KILLED_AT}").exists():
+        left = (checkpoints / "checkpoint-1").exists() or (checkpoints / ".saving/checkpoint-1").exists()
+        return "published" if left else "pruned"
+    if (staged / "manifest.json").exists():
+        return "manifest written"
+    if (staged / "trainer_state.json").exists():
+        return "hashing"
+    return "writing" if staged.exists() else "before"
+
+
+def kill_while_saving(place: Path, reference: Reference, points: list[int]) -> Counter[str]:
+    """Kill a run at each of some points of `POINTS` over the whole saving, go on, and say at what stage it was."""
+    stages: Counter[str] = Counter()
+    for point in points:
+        name = f"killed-{point}"
+        command, run = start(place, name), place / name
+        assert hold_at_saving(command, run), command.log.read_text()
+        for _ in range(round(point * reference.slices / (POINTS - 1))):
+            command.slice(SLICE)
+        command.kill(signal.SIGKILL)
+        assert command.wait() == -signal.SIGKILL
+        stage = stage_of(run)
+        published = stage in ("published", "pruned")
+        good, _ = last_good(run / "checkpoints")
+        assert good is not None
+        assert good.name == f"checkpoint-{KILLED_AT if published else KILLED_AT - 1}", stage
+        code, words = resume(place, name)
+        assert code == 0, words
+        assert f"goes on from {good.name}" in words
+        assert outcome(run) == reference.outcome, f"point {point}, {stage}"
+        assert not (run / "checkpoints/.saving").exists()
+        stages[stage] += 1
+    return stages
+
+
+def test_a_run_that_was_killed_while_it_saved_goes_on_exactly(place, reference):
+    assert sum(kill_while_saving(place, reference, [POINTS // 2]).values()) == 1
+
+
+@pytest.mark.reliability
+@pytest.mark.timeout(7200)
+def test_kills_at_50_points_of_saving(place, reference):
+    stages = kill_while_saving(place, reference, list(range(POINTS)))
+    print(f"\nSIGKILL while saving: {sum(stages.values())} of {POINTS} resume exactly ({dict(stages)})")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 32 MiB in memory."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", disk], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"no small file system can be mounted here: {mounted.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+def fill(disk: Path, leave: int) -> Path:
+    """Take the room of a disk, but for so many bytes."""
+    filler = disk / "filler"
+    free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
+    with filler.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, free - leave)
+    return filler
+
+
+def starve(place: Path, disk: Path, reference: Reference, room: int, name: str) -> None:
+    """A run whose disk is full, but for ``room`` bytes, from after its second checkpoint on."""
+    write_recipe(disk)
+    command = start(disk, name)
+    run = disk / name
+    assert command.until(lambda: (run / "checkpoints/checkpoint-2").exists()), command.log.read_text()
+    command.kill(signal.SIGSTOP)
+    filler = fill(disk, room)
+    command.kill(signal.SIGCONT)
+    assert command.wait() == 2, command.log.read_text()
+    errors = [line for line in command.log.read_text().splitlines() if line.startswith("Error:")]
+    assert len(errors) == 1, command.log.read_text()
+    assert "Cannot write to" in errors[0]
+    assert "Traceback" not in command.log.read_text()
+    good, passed = last_good(run / "checkpoints")
+    assert good is not None
+    assert not passed, passed
+    assert verify(good) == []
+    assert f"go on from {good.name}" in command.log.read_text()
+    filler.unlink()
+    assert Run.open(run).state in ("failed", "running")  # the last word had room, or not
+    code, words = resume(disk, name)
+    assert code == 0, words
+    assert outcome(run) == reference.outcome
+
+
+def test_a_full_disk_costs_nothing_that_was_saved(place, small_disk, reference):
+    starve(place, small_disk, reference, 6 << 20, "starved")
+
+
+@pytest.mark.reliability
+@pytest.mark.timeout(3600)
+def test_ten_full_disks(place, small_disk, reference):
+    """From no room at all to all but the last files of a checkpoint of some 10 MB."""
+    for number in range(DISKS):
+        starve(place, small_disk, reference, number * (10 << 20) // DISKS, "starved")
+        subprocess.run(["rm", "-r", small_disk / "starved"], check=True)
+    print(f"\nfull disk: {DISKS} of {DISKS} told in a line and resumed exactly")

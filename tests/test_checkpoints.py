@@ -1,0 +1,225 @@
+"""A checkpoint is whole or not there: published in one move, checked byte for byte, pruned only after the next."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+
+import pytest
+
+from pods_rl.runs import checkpoints as module
+from pods_rl.runs.checkpoints import clean, digest, last_good, prune, publish, read_manifest, staging, verify
+from pods_rl.runs.disk import write_failure
+
+FILES = {"model.safetensors": b"weights" * 9, "optimizer.pt": b"momentum", "shards/rank-1.pt": b"half"}
+
+
+def save(checkpoints, step, **about):
+    """Publishes a checkpoint of three files, one in a folder."""
+    target = checkpoints / f"checkpoint-{step}"
+    for name, content in FILES.items():
+        path = staging(target) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    publish(target, {"step": step, **about})
+    return target
+
+
+def names(checkpoints):
+    return sorted(path.name for path in checkpoints.iterdir())
+
+
+def test_a_published_checkpoint_has_all_files_and_their_hashes(tmp_path):
+    folder = save(tmp_path, 4, processes=2, recipe={"keys": {"seed": 1}})
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["files"] == {
+        name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()} for name, content in FILES.items()
+    }
+    assert {key: manifest[key] for key in ("format", "step", "processes")} == {"format": 1, "step": 4, "processes": 2}
+    assert verify(folder) == []
+    assert names(tmp_path) == ["checkpoint-4"]
+    assert (folder / "shards/rank-1.pt").read_bytes() == b"half"
+
+
+def cut(folder):
+    (folder / "optimizer.pt").write_bytes(b"momen")
+
+
+def flip(folder):
+    (folder / "optimizer.pt").write_bytes(b"momentuM")
+
+
+SPOILED = {
+    "missing file": (lambda f: (f / "optimizer.pt").unlink(), "optimizer.pt is missing"),
+    "missing in a folder": (lambda f: shutil.rmtree(f / "shards"), "shards/rank-1.pt is missing"),
+    "wrong size": (cut, "optimizer.pt has 5 bytes, expected 8"),
+    "wrong hash": (flip, "optimizer.pt has changed: its hash is not the manifest's"),
+    "no manifest": (lambda f: (f / "manifest.json").unlink(), "no manifest.json: killed while it was saved"),
+    "torn manifest": (lambda f: (f / "manifest.json").write_text('{"format": 1, "fil'), "manifest.json cannot be read"),
+    "manifest of nothing": (lambda f: (f / "manifest.json").write_text('{"format": 1, "files": {}}'), "cannot be read"),
+    "manifest of later": (
+        lambda f: (f / "manifest.json").write_text('{"format": 2, "files": {"a": {}}}'),
+        "expected format 1, received 2",
+    ),
+    "manifest of another kind": (
+        lambda f: (f / "manifest.json").write_text('{"format": 1, "files": {"optimizer.pt": 3}}'),
+        "optimizer.pt has 8 bytes, expected None",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SPOILED)
+def test_what_is_wrong_is_named_and_an_older_one_is_taken(tmp_path, kind):
+    good, torn = save(tmp_path, 9), save(tmp_path, 10)
+    spoil, problem = SPOILED[kind]
+    spoil(torn)
+    assert problem in verify(torn)[0]
+    found, passed = last_good(tmp_path)
+    assert found == good
+    assert len(passed) == 1
+    assert passed[0].startswith("checkpoint-10: ")
+    assert problem in passed[0]
+
+
+def test_a_look_at_sizes_misses_only_what_changed_in_place(tmp_path):
+    folder = save(tmp_path, 1)
+    flip(folder)
+    assert verify(folder, hashes=False) == []
+    cut(folder)
+    assert verify(folder, hashes=False) == ["optimizer.pt has 5 bytes, expected 8"]
+
+
+def test_several_problems_are_counted(tmp_path):
+    folder = save(tmp_path, 1)
+    cut(folder)
+    shutil.rmtree(folder / "shards")
+    assert last_good(tmp_path) == (None, ["checkpoint-1: optimizer.pt has 5 bytes, expected 8 (and 1 more)"])
+
+
+def test_a_file_of_the_users_does_no_harm(tmp_path):
+    folder = save(tmp_path, 1)
+    (folder / "notes.txt").write_text("mine")
+    assert verify(folder) == []
+
+
+def test_nothing_is_found_where_there_is_nothing(tmp_path):
+    assert last_good(tmp_path / "checkpoints") == (None, [])
+
+
+def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
+    cut(save(tmp_path, 3))
+    assert verify(save(tmp_path, 3)) == []
+    assert names(tmp_path) == ["checkpoint-3"]
+
+
+@pytest.mark.parametrize("moves", [0, 1, 2, 3])
+def test_a_kill_between_any_two_moves_leaves_old_or_new(tmp_path, monkeypatch, moves):
+    """Each `os.replace` of a replacement may be the last thing that happens."""
+    old = save(tmp_path, 3, name="old")
+    real, done = os.replace, []
+
+    def replace(*where):
+        if len(done) == moves:
+            raise KeyboardInterrupt
+        done.append(where)
+        real(*where)
+
+    monkeypatch.setattr(module.os, "replace", replace)
+    try:
+        save(tmp_path, 3, name="new")
+    except KeyboardInterrupt:
+        monkeypatch.undo()
+        clean(tmp_path)
+    assert verify(old) == []
+    assert read_manifest(old)["name"] == ("old" if moves < 2 else "new")
+    assert names(tmp_path) == ["checkpoint-3"]
+
+
+def test_what_cannot_be_written_leaves_the_older_ones(tmp_path, monkeypatch):
+    good = save(tmp_path, 1)
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        save(tmp_path, 2)
+    clean(tmp_path)
+    assert last_good(tmp_path) == (good, [])
+    assert names(tmp_path) == ["checkpoint-1"]
+
+
+def test_everything_is_flushed_before_the_move(tmp_path, monkeypatch):
+    events = []
+    fsync, replace = os.fsync, os.replace
+
+    def flush(handle):
+        events.append(os.readlink(f"/proc/self/fd/{handle}"))
+        fsync(handle)
+
+    monkeypatch.setattr(module.os, "fsync", flush)
+    monkeypatch.setattr(module.os, "replace", lambda *where: (events.append("move"), replace(*where)))
+    target = save(tmp_path, 2)
+    before, after = events[: events.index("move")], events[events.index("move") + 1 :]
+    staged = str(staging(target))
+    assert {f"{staged}/{name}" for name in (*FILES, "manifest.json", "shards")} | {staged} == set(before)
+    assert after == [str(tmp_path)]
+
+
+def test_pruning_keeps_the_newest_whole_ones(tmp_path):
+    for step in (2, 4, 6, 10):
+        save(tmp_path, step)
+    cut(tmp_path / "checkpoint-6")
+    prune(tmp_path, 2)
+    assert names(tmp_path) == ["checkpoint-10", "checkpoint-4", "checkpoint-6"]  # the torn one counts for nothing
+    prune(tmp_path, 1)
+    assert names(tmp_path) == ["checkpoint-10"]
+
+
+@pytest.mark.parametrize("keep", [0, -1])
+def test_without_a_limit_all_are_kept(tmp_path, keep):
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    prune(tmp_path, keep)
+    assert names(tmp_path) == ["checkpoint-1", "checkpoint-2"]
+
+
+def test_other_folders_are_left_alone(tmp_path):
+    (tmp_path / "final").mkdir()
+    (tmp_path / "README.md").write_text("")
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    prune(tmp_path, 1)
+    assert names(tmp_path) == ["README.md", "checkpoint-2", "final"]
+
+
+def test_a_digest_tells_values_apart():
+    assert digest({"a": 1}) != digest({"a": 2})
+    assert digest({"a": 1e-6}) == digest({"a": 0.000001})
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "Disk quota exceeded"),
+        (OSError(errno.EACCES, "Permission denied"), None),
+        (ConnectionResetError(errno.ECONNRESET, "reset"), None),
+        (RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0"), "could not be written"),
+        (Exception("Error while serializing: I/O error: No space left on device (os error 28)"), "No space left"),
+        (Exception("I/O error: No such file or directory (os error 2)"), None),
+        (RuntimeError("CUDA error: out of memory"), None),
+        (ValueError("a reward"), None),
+    ],
+)
+def test_a_full_disk_is_told_from_other_faults(error, told):
+    found = write_failure(error)
+    assert found is None if told is None else told in found
+
+
+def test_a_full_disk_is_found_behind_another_error():
+    error = ValueError("while closing")
+    error.__context__ = OSError(errno.ENOSPC, "No space left on device")
+    assert write_failure(error) == "No space left on device"
