@@ -36,8 +36,12 @@ def evaluation(accuracy=0.5):
 
 
 def run_steps(tmp_path, clock, step_seconds, **settings):
-    """Drives a recorder through steps of given lengths; every evaluation takes 100 seconds, every save 50."""
+    """Drives a recorder through steps of given lengths; every evaluation takes 100 seconds, every save 50.
+
+    `checkpoints` gets what a checkpoint after each step would hold; `resumed` is one of them, to go on from.
+    """
     seen, saved = [], settings.pop("saved", [])
+    checkpoints, resumed = settings.pop("checkpoints", []), settings.pop("resumed", None)
 
     def evaluate(index):
         clock.now += 100.0
@@ -45,16 +49,18 @@ def run_steps(tmp_path, clock, step_seconds, **settings):
         return evaluation()
 
     asked = settings.pop("asked", lambda: None)
-    with RunWriter(tmp_path / "run") as writer:
+    with RunWriter(tmp_path / "run", resume=resumed is not None) as writer:
         recorder = Recorder(
             writer, None, evaluate=evaluate, ledger=lambda: {"x": [1]}, stop_requested=asked, **settings
         )
-        state, control = SimpleNamespace(global_step=0), SimpleNamespace(should_training_stop=False)
-        recorder.on_train_begin(None, state)
+        state = SimpleNamespace(**json.loads(resumed or '{"global_step": 0, "stateful_callbacks": {}}'))
+        control = SimpleNamespace(should_training_stop=False)
+        recorder.on_train_begin(None, state, control)
         for seconds in step_seconds:
             clock.now += seconds
             state.global_step += 1
             recorder.on_step_end(None, state, control)
+            checkpoints.append(json.dumps(vars(state)))
             if getattr(control, "should_save", False):
                 control.should_save = False
                 clock.now += 50.0
@@ -106,6 +112,40 @@ def test_checkpoints_are_saved_by_the_clock_and_off_it(tmp_path, clock):
     run, _, _ = run_steps(tmp_path, clock, [4.0] * 6, save_seconds=10.0, max_seconds=24.0, saved=saved)
     assert saved == [3, 5]
     assert [row["seconds"] for row in run.metrics] == [4.0, 8.0, 12.0, 16.0, 20.0, 24.0]
+
+
+def test_a_resumed_run_goes_on_with_clocks_and_evaluations(tmp_path, clock):
+    whole, _, _ = run_steps(tmp_path / "whole", clock, [4.0] * 7, eval_seconds=10.0)
+    clock.now, checkpoints = 0.0, []
+    asked = iter([None] * 3 + ["killed"])
+    killed, _, _ = run_steps(
+        tmp_path, clock, [4.0] * 7, eval_seconds=10.0, checkpoints=checkpoints, asked=lambda: next(asked)
+    )
+    # Stopped after step 4, before the second interval was over: an evaluation that no whole run makes.
+    assert [(row["step"], row["due"]) for row in killed.evals] == [(0, 0.0), (3, 10.0), (4, 20.0)]
+    clock.now += 1000.0
+    run, _, seen = run_steps(tmp_path, clock, [4.0] * 3, eval_seconds=10.0, resumed=checkpoints[3])
+    assert run.metrics == whole.metrics
+    assert run.evals == whole.evals
+    assert [path.name for path in run.evaluation_files()] == [path.name for path in whole.evaluation_files()]
+    assert seen == [2, 3]
+    assert run.status == whole.status
+
+
+def test_an_evaluation_that_fell_due_at_the_stop_is_not_lost_when_the_run_goes_on(tmp_path, clock):
+    checkpoints = []
+    run_steps(tmp_path, clock, [4.0] * 9, eval_seconds=10.0, max_seconds=20.0, checkpoints=checkpoints)
+    run, _, _ = run_steps(tmp_path, clock, [4.0] * 9, eval_seconds=10.0, max_seconds=30.0, resumed=checkpoints[-1])
+    assert [(row["step"], row["due"]) for row in run.evals] == [(0, 0.0), (3, 10.0), (6, 20.0), (8, 30.0)]
+
+
+def test_a_run_whose_budget_was_spent_trains_no_further_when_resumed(tmp_path, clock):
+    checkpoints = []
+    whole, _, _ = run_steps(tmp_path, clock, [4.0] * 9, max_seconds=20.0, checkpoints=checkpoints)
+    before = (whole.metrics, whole.evals)
+    run, recorder, _ = run_steps(tmp_path, clock, [], max_seconds=20.0, resumed=checkpoints[-1])
+    assert recorder.stop_reason == "max_seconds 20 reached"
+    assert (run.metrics, [row["due"] for row in run.evals]) == (before[0], [row["due"] for row in before[1]])
 
 
 def test_the_ledger_is_sampled(tmp_path, clock):

@@ -15,6 +15,7 @@ from .progress import Progress
 from .runs import RunWriter
 
 _NOT_A_STEP = "train_runtime"  # in TRL's closing summary only
+_STATE = "pods_recorder"  # our place in the state that a checkpoint holds
 
 
 class TrainingClock:
@@ -64,6 +65,9 @@ class Recorder(TrainerCallback):
     multiple of `eval_seconds` (`due` names it) and at the end. Several processes evaluate together, so the first one's
     clock decides for all of them when.
 
+    A resumed run goes on where its checkpoint was made: clocks, the draws of the next evaluation and when it is due.
+    What the run directory holds of later is forgotten, also the evaluation with which an interrupted run ended.
+
     Args:
         writer: None on the processes that do not write.
         evaluate: called with the evaluation's index; None: never evaluate.
@@ -86,7 +90,6 @@ class Recorder(TrainerCallback):
         eval_completions: bool = False,
         ledger_every: int = 0,
         save_seconds: float | None = None,
-        clock_offset: float = 0.0,
     ) -> None:
         self._writer = writer
         self._progress = progress
@@ -99,23 +102,28 @@ class Recorder(TrainerCallback):
         self._ledger_every = ledger_every
         self._save_seconds = save_seconds
         self._saving = False
-        self.clock = TrainingClock(clock_offset)
+        self.clock = TrainingClock()
         self.started = time.perf_counter()
-        self.seconds = clock_offset
+        self.seconds = 0.0
         self.step = 0
         self.stop_reason: str | None = None
         self._evaluations = 0
         self._last_evaluated: int | None = None
+        self._evaluated_at = 0.0  # on the training clock
 
     def elapsed(self) -> float:
-        """Wall seconds since this recorder was made."""
+        """Wall seconds since this recorder was made, and those of the run before it was resumed."""
         return time.perf_counter() - self.started
 
-    def on_train_begin(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.step = state.global_step
-        self.seconds = agree(self.seconds)
-        if self.seconds == 0.0:
+        self._restore(state.stateful_callbacks.get(_STATE, {}))
+        if self._writer:
+            self._writer.rewind(self.step, self._evaluations)
+        if self.step == 0:
             self._run_evaluation(due=0.0)
+        self.stop_reason = self._budget_spent()
+        control.should_training_stop |= self.stop_reason is not None
         self.clock.start()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -126,9 +134,11 @@ class Recorder(TrainerCallback):
             self.stop_reason = asked or self._budget_spent()
             if self.stop_reason:
                 control.should_training_stop = True
-            elif self._passed(self._eval_seconds, before):
+            elif self._passed(self._eval_seconds, self._evaluated_at):
                 assert self._eval_seconds
                 self._run_evaluation(due=self.seconds // self._eval_seconds * self._eval_seconds)
+        # Not as an ExportableState: transformers would make a new recorder of that, without a run directory.
+        state.stateful_callbacks[_STATE] = self._state()
         if self._passed(self._save_seconds, before):
             control.should_save = True
             self._saving = True
@@ -140,7 +150,7 @@ class Recorder(TrainerCallback):
             self.clock.resume()
 
     def _passed(self, period: float | None, before: float) -> bool:
-        """Whether the clock passed a multiple of `period` in the last step."""
+        """Whether the clock passed a multiple of `period` since it showed `before`."""
         return period is not None and self.seconds // period > before // period
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
@@ -181,7 +191,7 @@ class Recorder(TrainerCallback):
             return
         result = self._evaluate(self._evaluations)
         self._evaluations += 1
-        self._last_evaluated = self.step
+        self._last_evaluated, self._evaluated_at = self.step, self.seconds
         row = {"step": self.step, "due": due, "seconds": self.seconds, "elapsed": self.elapsed(), **result.row()}
         if self._writer:
             self._writer.append_eval(row)
@@ -190,6 +200,25 @@ class Recorder(TrainerCallback):
         if self._progress:
             self._progress.evaluation(row)
         self.write_status("running")
+
+    def _state(self) -> dict[str, Any]:
+        """What a checkpoint after this step holds of us."""
+        return {
+            "seconds": self.seconds,
+            "elapsed": self.elapsed(),
+            "evaluations": self._evaluations,
+            "last_evaluated": self._last_evaluated,
+            "evaluated_at": self._evaluated_at,
+        }
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        if state:
+            self.seconds = state["seconds"]
+            self.started -= state["elapsed"]
+            self._evaluations = state["evaluations"]
+            self._last_evaluated = state["last_evaluated"]
+            self._evaluated_at = state["evaluated_at"]
+            self.clock = TrainingClock(self.seconds)
 
     def _write_ledger(self) -> None:
         if self._ledger_every and (self.step == 1 or self.step % self._ledger_every == 0):

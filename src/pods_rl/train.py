@@ -56,7 +56,7 @@ def train(recipe: Recipe, output: Path, *, resume: bool = False, progress: bool 
         try:
             set_threads(recipe.run_settings()["threads"])
             fitted = fitted_task(recipe)
-            trainer, recorder, show = _assemble(recipe, fitted, output, writer, checkpoint, progress=progress and main)
+            trainer, recorder, show = _assemble(recipe, fitted, output, writer, progress=progress and main)
             with show, _graceful_stop() as asked:
                 recorder._stop_requested = asked.reason
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -112,7 +112,6 @@ def _assemble(
     fitted: tuple[Task, Fitted | None],
     output: Path,
     writer: RunWriter | None,
-    checkpoint: Path | None,
     *,
     progress: bool,
 ) -> tuple[PODSTrainer, Recorder, Any]:
@@ -134,14 +133,10 @@ def _assemble(
         show.say(f"{_label(output)}: {device_line(trainer)}; {task.name} {len(task.train)} prompts")
         if too_long:
             show.say(f"{_label(output)}: {too_long}")
-    offset = 0.0
     if writer:
         environment = describe(trainer, task)
         environment["task"] |= {"too_long": asdict(too_long)} if too_long else {}
         writer.write_environment(environment)
-        step = int(checkpoint.name.rsplit("-", 1)[1]) if checkpoint else 0
-        writer.rewind(step)
-        offset = next((row["seconds"] for row in reversed(Run(output).metrics)), 0.0)
     recorder = Recorder(
         writer,
         show if progress else None,
@@ -153,7 +148,6 @@ def _assemble(
         eval_completions=settings["eval_completions"],
         ledger_every=settings["ledger_every"],
         save_seconds=settings["save_seconds"],
-        clock_offset=offset,
     )
     from transformers import PrinterCallback
 

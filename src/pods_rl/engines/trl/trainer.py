@@ -7,7 +7,7 @@ An overlay: nothing of TRL's methods is copied. What is overridden here, in the 
   spread over processes, each generates its share and the kept rows move (`exchange.py`).
 - `_generate_single_turn`: ask the generator for n, in parts of `rollout_batch_size` rows.
 - `_calculate_rewards`: give TRL the scores of the kept rows, so that each rollout is scored once.
-- `update.py` has what is overridden of the update.
+- `update.py` has what is overridden of the update, `resuming.py` what is of resuming.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from .exchange import bring_rows, check_agreement, own_rows, rows_moved, uneven_
 from .metrics import is_constant, log_all_rollouts, log_selection
 from .phases import PhaseClock
 from .refusals import refuse_unsupported
+from .resuming import ResumeMixin
 from .rollouts import Rollouts, refuse_unusable, total_reward
 from .step import StepCallback
 from .update import UpdateMixin
@@ -47,7 +48,7 @@ class _Round:
     rollouts: Rollouts | None = None
 
 
-class PODSTrainer(UpdateMixin, GRPOTrainer):
+class PODSTrainer(ResumeMixin, UpdateMixin, GRPOTrainer):
     """GRPO with down-sampling (paper Algorithm 1): generate n, keep m by a rule, train on those.
 
     Takes what TRL's `GRPOTrainer` takes, with a `PODSConfig` as `args`. Only selected rows reach a log-probability,
