@@ -101,7 +101,8 @@ def test_a_checkpoint_without_our_state_is_refused(tmp_path):
 def test_another_number_of_processes_is_refused_on_each_of_them(tmp_path, made_by, now):
     for process in range(made_by):
         write_state(tmp_path, process, {"processes": made_by}, {})
+    how = f"with --num_processes {made_by}" if made_by > 1 else "without --num_processes"
     for process in range(now):
-        with pytest.raises(UserError, match=f"made by {made_by} process.* {now} would.*--num_processes {made_by}"):
+        with pytest.raises(UserError, match=f"made by {made_by} process.* {now} would.*{how}"):
             read_values(tmp_path, process, now)
     assert read_values(tmp_path, made_by - 1, made_by) == {"processes": made_by}

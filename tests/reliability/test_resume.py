@@ -19,11 +19,11 @@ RESUMED = ("--resume", "--output")
 
 
 def test_a_run_killed_between_two_generations(tmp_path):
-    """The sample of the 48: half of a generation is trained, and the second epoch has begun."""
+    """The sample of the 48: a generation and a log line are half done, in the second epoch."""
     prepare(tmp_path, "steps_per_generation 4")
     whole = train(tmp_path, *FRESH, "whole")
     assert len({row["grad_norm"] for row in whole.metrics}) == 3 == len(whole.metrics)
-    train_and_kill(tmp_path, "killed", step=6)
+    train_and_kill(tmp_path, "killed", step=5)
     assert differences(whole, train(tmp_path, *RESUMED, "killed")) == []
 
 

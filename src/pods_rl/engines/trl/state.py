@@ -111,10 +111,10 @@ def read_values(folder: Path, process: int, processes: int) -> dict[str, Any]:
         )
     made_by = json.loads(first.read_text(encoding="ascii"))["processes"]
     if made_by != processes:
+        how = f"with --num_processes {made_by}" if made_by > 1 else "without --num_processes"
         raise UserError(
             f"{folder} was made by {made_by} process{'es' * (made_by > 1)} and {processes} would resume it: each has "
-            f"its own rows and random state, so a run goes on with as many as it began with. Start it with "
-            f"--num_processes {made_by}."
+            f"its own rows and random state, so a run goes on with as many as it began with. Start it {how}."
         )
     return dict(json.loads(_file(folder, process, "json").read_text(encoding="ascii")))
 
