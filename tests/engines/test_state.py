@@ -106,3 +106,8 @@ def test_another_number_of_processes_is_refused_on_each_of_them(tmp_path, made_b
         with pytest.raises(UserError, match=f"made by {made_by} process.* {now} would.*{how}"):
             read_values(tmp_path, process, now)
     assert read_values(tmp_path, made_by - 1, made_by) == {"processes": made_by}
+    (tmp_path / "pods_state_0.json").unlink()
+    with pytest.raises(UserError, match=r"it has no pods_state_0\.json"):
+        read_values(tmp_path, 0, made_by)
+    if made_by > 1:  # another node's folder
+        assert read_values(tmp_path, made_by - 1, made_by) == {"processes": made_by}

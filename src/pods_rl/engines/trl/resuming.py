@@ -59,7 +59,8 @@ class ResumeMixin(GRPOTrainer):
             "generation": pack(self._open_generation(), "generation", tensors),
         }
         write_state(folder, process, values, tensors)
-        if self.args.sync_ref_model and self.accelerator.is_main_process:
+        sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled
+        if self.args.sync_ref_model and self.accelerator.is_main_process and not sharded:
             save_model(self.accelerator.unwrap_model(self.ref_model), str(folder / _REFERENCE))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
@@ -125,7 +126,8 @@ class ResumeMixin(GRPOTrainer):
         if self.args.sync_ref_model and not (checkpoint / _REFERENCE).is_file():
             raise UserError(
                 f"{checkpoint} has no {_REFERENCE}: with sync_ref_model = true the reference policy changes in "
-                "training, and without it the run cannot go on exactly. Resume from another checkpoint."
+                "training, and without it the run cannot go on exactly (a reference that FSDP or DeepSpeed shards is "
+                "not saved). Resume from another checkpoint, or start a new run without sync_ref_model."
             )
 
     def _run_epoch(self, **kwargs: Any) -> None:

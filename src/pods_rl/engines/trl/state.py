@@ -102,21 +102,23 @@ def read_values(folder: Path, process: int, processes: int) -> dict[str, Any]:
     Raises:
         UserError: the checkpoint was made by another number of processes, or holds no state to go on from exactly.
     """
-    first = _file(folder, 0, "json")
-    if not first.is_file():
-        raise UserError(
-            f"{folder} cannot be resumed: it has no {first.name}, so it was saved with save_only_model, or by another "
-            "trainer or version, and optimizer, random state or rollouts are missing. Resume from a checkpoint of "
-            "`pods train` without save_only_model, or start a new run whose model_name_or_path is this folder."
-        )
-    made_by = json.loads(first.read_text(encoding="ascii"))["processes"]
+    own, first = _file(folder, process, "json"), _file(folder, 0, "json")
+    file = own if own.is_file() else first  # without a shared file system a node has those of its own processes
+    values: dict[str, Any] = json.loads(file.read_text(encoding="ascii")) if file.is_file() else {}
+    made_by = values.get("processes", processes)
     if made_by != processes:
         how = f"with --num_processes {made_by}" if made_by > 1 else "without --num_processes"
         raise UserError(
             f"{folder} was made by {made_by} process{'es' * (made_by > 1)} and {processes} would resume it: each has "
             f"its own rows and random state, so a run goes on with as many as it began with. Start it {how}."
         )
-    return dict(json.loads(_file(folder, process, "json").read_text(encoding="ascii")))
+    if not own.is_file():
+        raise UserError(
+            f"{folder} cannot be resumed: it has no {own.name}, so it was saved with save_only_model, or by another "
+            "trainer or version, and optimizer, random state or rollouts are missing. Resume from a checkpoint of "
+            "`pods train` without save_only_model, or start a new run whose model_name_or_path is this folder."
+        )
+    return values
 
 
 def read_tensors(folder: Path, process: int) -> dict[str, Tensor]:
