@@ -348,7 +348,8 @@ def test_a_run_keeps_evaluations_and_forgets_those_it_makes_again(tmp_path):
     with RunWriter(tmp_path / "run") as writer:
         for step in (0, 9, 10):
             writer.write_evaluation(step, {"completion": [f"at {step}"]})
-        writer.rewind(9)
+            writer.append_eval({"step": step})
+        writer.rewind(9, evaluations=2)
     assert [path.name for path in Run(tmp_path / "run").evaluation_files()] == [
         "step-000000.parquet",
         "step-000009.parquet",

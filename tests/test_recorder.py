@@ -10,7 +10,7 @@ import pytest
 
 from pods_rl import recorder as recorder_module
 from pods_rl.evaluation import Evaluation
-from pods_rl.recorder import NothingLeft, Recorder
+from pods_rl.recorder import Recorder
 from pods_rl.runs import Run, RunWriter
 from pods_rl.stopping import Interrupted, Stop
 
@@ -52,9 +52,12 @@ def evaluation(accuracy=0.5):
 
 
 def run_steps(tmp_path, clock, step_seconds, **settings):
-    """Drives a recorder through steps of given lengths; every evaluation takes 100 seconds, every save 50."""
-    seen, saved = [], settings.pop("saved", [])
+    """Drives a recorder through steps of given lengths; every evaluation takes 100 seconds, every save 50.
 
+    `checkpoints` gets what a checkpoint after each step would hold; `resumed` is one of them, to go on from.
+    """
+    seen, saved = [], settings.pop("saved", [])
+    checkpoints, resumed = settings.pop("checkpoints", []), settings.pop("resumed", None)
     during = settings.pop("during", lambda index: None)
 
     def evaluate(index):
@@ -64,17 +67,16 @@ def run_steps(tmp_path, clock, step_seconds, **settings):
         return evaluation()
 
     stop = settings.pop("stop", Stop())
-    with RunWriter(tmp_path / "run") as writer, stop.later():
+    with RunWriter(tmp_path / "run", resume=resumed is not None) as writer, stop.later():
         recorder = Recorder(writer, None, evaluate=evaluate, ledger=lambda: {"x": [1]}, stop=stop, **settings)
-        state, control = (
-            SimpleNamespace(global_step=0, max_steps=-1),
-            SimpleNamespace(should_training_stop=False, should_save=False),
-        )
-        recorder.on_train_begin(None, state)
+        state = SimpleNamespace(**json.loads(resumed or '{"global_step": 0, "stateful_callbacks": {}}'))
+        control = SimpleNamespace(should_training_stop=False, should_save=False)
+        recorder.on_train_begin(None, state, control)
         for seconds in step_seconds:
             clock.now += seconds
             state.global_step += 1
             recorder.on_step_end(None, state, control)
+            checkpoints.append(json.dumps(vars(state)))
             if control.should_save:
                 control.should_save = False
                 clock.now += 50.0
@@ -142,38 +144,53 @@ def test_a_run_stopped_before_its_first_step_says_so_at_once(tmp_path, clock):
         run_steps(tmp_path, clock, [1.0], stop=stop, during=lambda index: stop.ask(signal.SIGTERM))
 
 
-@pytest.mark.parametrize(
-    ("evaluated", "due"),
-    [
-        ([(0, 0.0)], [20.0, 30.0]),  # a stop interrupted the one due at 20
-        ([(0, 0.0), (5, 20.0)], [30.0]),
-    ],
-)
-def test_a_resumed_run_begins_with_the_evaluation_it_owes(tmp_path, clock, evaluated, due):
-    run, _, seen = run_steps(tmp_path, clock, [1.0], eval_seconds=10.0, clock_offset=21.0, evaluated=evaluated)
-    assert [row["due"] for row in run.evals] == due
-    assert seen == list(range(len(evaluated), len(evaluated) + len(due)))  # each with draws of its own
-
-
-@pytest.mark.parametrize(("max_steps", "offset"), [(4, 1.0), (-1, 9.0)])
-def test_a_resumed_run_with_nothing_left_makes_no_step(tmp_path, max_steps, offset):
-    with RunWriter(tmp_path) as writer:
-        recorder = Recorder(
-            writer, None, evaluate=lambda index: evaluation(), ledger=dict, stop=Stop(), max_seconds=8.0,
-            clock_offset=offset, evaluated=[(0, 0.0)],
-        )  # fmt: skip
-        with pytest.raises(NothingLeft):
-            recorder.on_train_begin(None, SimpleNamespace(global_step=4, max_steps=max_steps))
-        recorder.on_train_end()
-    assert [row["step"] for row in Run(tmp_path).evals] == [4]
-
-
 def test_checkpoints_are_saved_by_the_clock_and_off_it(tmp_path, clock):
     saved = []
     run, recorder, _ = run_steps(tmp_path, clock, [4.0] * 6, save_seconds=10.0, max_seconds=24.0, saved=saved)
     assert saved == [3, 5]
     assert recorder.stopped_by is None
     assert [row["seconds"] for row in run.metrics] == [4.0, 8.0, 12.0, 16.0, 20.0, 24.0]
+
+
+def test_a_resumed_run_goes_on_with_clocks_and_evaluations(tmp_path, clock):
+    whole, _, _ = run_steps(tmp_path / "whole", clock, [4.0] * 7, eval_seconds=10.0)
+    clock.now, checkpoints = 0.0, []
+    killed, _, _ = run_steps(tmp_path, clock, [4.0] * 4, eval_seconds=10.0, checkpoints=checkpoints)
+    # Ended after step 4, before the second interval was over: an evaluation that no whole run makes.
+    assert [(row["step"], row["due"]) for row in killed.evals] == [(0, 0.0), (3, 10.0), (4, 20.0)]
+    clock.now += 1000.0
+    run, _, seen = run_steps(tmp_path, clock, [4.0] * 3, eval_seconds=10.0, resumed=checkpoints[3])
+    assert run.metrics == whole.metrics
+    assert run.evals == whole.evals
+    assert [path.name for path in run.evaluation_files()] == [path.name for path in whole.evaluation_files()]
+    assert seen == [2, 3]
+    assert run.status == whole.status
+
+
+def test_an_evaluation_that_fell_due_at_the_stop_is_not_lost_when_the_run_goes_on(tmp_path, clock):
+    checkpoints = []
+    run_steps(tmp_path, clock, [4.0] * 9, eval_seconds=10.0, max_seconds=20.0, checkpoints=checkpoints)
+    run, _, _ = run_steps(tmp_path, clock, [4.0] * 9, eval_seconds=10.0, max_seconds=30.0, resumed=checkpoints[-1])
+    assert [(row["step"], row["due"]) for row in run.evals] == [(0, 0.0), (3, 10.0), (5, 20.0), (8, 30.0)]
+
+
+def test_a_resumed_run_begins_with_the_evaluation_that_a_stop_interrupted(tmp_path, clock):
+    checkpoints, stop = [], Stop()
+    steps = Interrupting([4.0] * 9, stop, at=3)
+    stopped, _, _ = run_steps(tmp_path, clock, steps, eval_seconds=10.0, stop=stop, checkpoints=checkpoints)
+    assert [(row["step"], row["due"]) for row in stopped.evals] == [(0, 0.0)]
+    run, _, seen = run_steps(tmp_path, clock, [4.0] * 2, eval_seconds=10.0, resumed=checkpoints[-1])
+    assert [(row["step"], row["due"]) for row in run.evals] == [(0, 0.0), (3, 10.0), (5, 20.0)]
+    assert seen == [1, 2]  # each with draws of its own
+
+
+def test_a_run_whose_budget_was_spent_trains_no_further_when_resumed(tmp_path, clock):
+    checkpoints = []
+    whole, _, _ = run_steps(tmp_path, clock, [4.0] * 9, max_seconds=20.0, checkpoints=checkpoints)
+    before = (whole.metrics, whole.evals)
+    run, recorder, _ = run_steps(tmp_path, clock, [], max_seconds=20.0, resumed=checkpoints[-1])
+    assert recorder.stop_reason == "max_seconds 20 reached"
+    assert (run.metrics, [row["due"] for row in run.evals]) == (before[0], [row["due"] for row in before[1]])
 
 
 def test_the_ledger_is_sampled(tmp_path, clock):

@@ -78,7 +78,7 @@ def test_rewind_forgets_what_came_after_the_checkpoint(tmp_path):
             writer.append_metrics({"step": step})
             writer.append_eval({"step": step})
             writer.write_rollouts(step, {"step": [step]})
-        writer.rewind(1)
+        writer.rewind(1, evaluations=9)
         writer.append_metrics({"step": 2, "again": True})
         writer.write_config("")
     run = Run.open(tmp_path)

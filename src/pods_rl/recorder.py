@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -17,6 +17,7 @@ from .runs import RunWriter
 from .stopping import Interrupted, Stop
 
 _NOT_A_STEP = "train_runtime"  # in TRL's closing summary only
+_STATE = "pods_recorder"  # our place in the state that a checkpoint holds
 
 
 class TrainingClock:
@@ -59,10 +60,6 @@ class TrainingClock:
         self.resume()
 
 
-class NothingLeft(Exception):  # noqa: N818  (no fault)
-    """A resumed run had made all its steps already; raised once its policy is loaded."""
-
-
 class Recorder(TrainerCallback):
     """Writes metrics, evaluations and the ledger; stops the run when its budget is spent, or a signal asks.
 
@@ -71,6 +68,9 @@ class Recorder(TrainerCallback):
     first one's clock decides for all of them when. A stop saves a checkpoint; an evaluation that it interrupts leaves
     no trace, and a resumed run begins with it.
 
+    A resumed run goes on where its checkpoint was made: clocks, the draws of the next evaluation and when it is due.
+    What the run directory holds of later is forgotten, also the evaluation with which an interrupted run ended.
+
     Args:
         writer: None on the processes that do not write.
         evaluate: called with the evaluation's index; None: never evaluate.
@@ -78,7 +78,6 @@ class Recorder(TrainerCallback):
         stop: looked at after each step; meets a signal at once during an evaluation, where one process is alone.
         eval_completions: keep the completions of each evaluation.
         save_seconds: have TRL save a checkpoint whenever the clock passes a multiple of it.
-        clock_offset, evaluated: of a run that goes on, its training seconds, and step and `due` of its evaluations.
     """
 
     def __init__(
@@ -94,8 +93,6 @@ class Recorder(TrainerCallback):
         eval_completions: bool = False,
         ledger_every: int = 0,
         save_seconds: float | None = None,
-        clock_offset: float = 0.0,
-        evaluated: Sequence[tuple[int, float]] = (),
     ) -> None:
         self._writer = writer
         self._progress = progress
@@ -108,29 +105,30 @@ class Recorder(TrainerCallback):
         self._ledger_every = ledger_every
         self._save_seconds = save_seconds
         self._saving = False
-        self.clock = TrainingClock(clock_offset)
+        self.clock = TrainingClock()
         self.started = time.perf_counter()
-        self.seconds = clock_offset
+        self.seconds = 0.0
         self.step = 0
         self.stop_reason: str | None = None
         self.stopped_by: str | None = None
         self._begun = False
         self.saved_step: int | None = None
-        self._evaluated = list(evaluated)
+        self._evaluated: list[tuple[int, float]] = []  # step and `due` of each
 
     def elapsed(self) -> float:
-        """Wall seconds since this recorder was made."""
+        """Wall seconds since this recorder was made, and those of the run before it was resumed."""
         return time.perf_counter() - self.started
 
-    def on_train_begin(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.step = self.saved_step = state.global_step
-        self.seconds, self._evaluated = agree((self.seconds, self._evaluated))
-        if 0 < state.max_steps <= self.step or self._budget_spent():
-            self.stop_reason = self._budget_spent()
-            raise NothingLeft
+        self._restore(state.stateful_callbacks.get(_STATE))
+        if self._writer:
+            self._writer.rewind(self.step, len(self._evaluated))
+        self.stop_reason = self._budget_spent()
+        control.should_training_stop |= self.stop_reason is not None
         due = self.seconds // self._eval_seconds * self._eval_seconds if self._eval_seconds else 0.0
         # at the start, or the one that a stop interrupted
-        if due > max((before for _, before in self._evaluated), default=-1.0):
+        if not self.stop_reason and due > max((before for _, before in self._evaluated), default=-1.0):
             self._run_evaluation(due)
         self._begun = True
         self.clock.start()
@@ -146,6 +144,8 @@ class Recorder(TrainerCallback):
         self.stop_reason = self.stopped_by or self._budget_spent()
         if self.stop_reason:
             control.should_training_stop = True
+        # Not as an ExportableState: transformers would make a new recorder of that, without a run directory.
+        state.stateful_callbacks[_STATE] = self._state()
         if self.stopped_by or self._passed(self._save_seconds, before):
             control.should_save = True
         if control.should_save:
@@ -159,7 +159,7 @@ class Recorder(TrainerCallback):
             self.clock.resume()
 
     def _passed(self, period: float | None, before: float) -> bool:
-        """Whether the clock passed a multiple of `period` in the last step."""
+        """Whether the clock passed a multiple of `period` since it showed `before`."""
         return period is not None and self.seconds // period > before // period
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
@@ -216,6 +216,17 @@ class Recorder(TrainerCallback):
         if self._progress:
             self._progress.evaluation(row)
         self.write_status("running")
+
+    def _state(self) -> dict[str, Any]:
+        """What a checkpoint after this step holds of us."""
+        return {"seconds": self.seconds, "elapsed": self.elapsed(), "evaluated": self._evaluated}
+
+    def _restore(self, state: dict[str, Any] | None) -> None:
+        if state:
+            self.seconds = state["seconds"]
+            self.started -= state["elapsed"]
+            self._evaluated = [(step, due) for step, due in state["evaluated"]]
+            self.clock = TrainingClock(self.seconds)
 
     def _write_ledger(self) -> None:
         if self._ledger_every and (self.step == 1 or self.step % self._ledger_every == 0):

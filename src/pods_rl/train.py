@@ -109,13 +109,8 @@ def train(
 
 def _train(trainer: PODSTrainer, recorder: Recorder, start: Start | None) -> None:
     """Train until all steps are made, the budget is spent or a signal asks; what a stop would lose is saved."""
-    from .recorder import NothingLeft
-
     checkpoint = str(start.checkpoint) if start and start.checkpoint else None
-    try:
-        trainer.train(resume_from_checkpoint=checkpoint)
-    except NothingLeft:
-        recorder.on_train_end()
+    trainer.train(resume_from_checkpoint=checkpoint)
     if recorder.stopped_by and recorder.saved_step != recorder.step:  # stopped in the last evaluation
         trainer._save_checkpoint(trainer.model, None)
 
@@ -210,8 +205,6 @@ def _assemble(
         environment["task"] |= {"too_long": asdict(too_long)} if too_long else {}
         environment |= {"resumed": start.describe()} if start else {}
         writer.write_environment(environment)
-        writer.rewind(start.step if start else -1)
-    before = Run(output)
     recorder = Recorder(
         writer,
         show if progress else None,
@@ -223,8 +216,6 @@ def _assemble(
         eval_completions=settings["eval_completions"],
         ledger_every=settings["ledger_every"],
         save_seconds=settings["save_seconds"],
-        clock_offset=before.metrics[-1]["seconds"] if before.metrics else 0.0,
-        evaluated=[(row["step"], row.get("due") or 0.0) for row in before.evals],
     )
     from transformers import PrinterCallback
 

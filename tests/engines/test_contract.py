@@ -8,6 +8,7 @@ import accelerate
 import pytest
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
+from trl.trainer.utils import RepeatSampler
 
 SIGNATURES = {
     "_prepare_inputs": ["self", "generation_batch"],
@@ -18,6 +19,12 @@ SIGNATURES = {
     ],
     "_calculate_rewards": ["self", "inputs", "prompts", "completions", "completion_ids_list"],
     "compute_loss": ["self", "model", "inputs", "return_outputs", "num_items_in_batch"],
+    "_get_train_sampler": ["self", "dataset"],
+    "_save_rng_state": ["self", "output_dir"],
+    "_load_rng_state": ["self", "checkpoint"],
+    "_init_training_state": [
+        "self", "max_steps", "num_update_steps_per_epoch", "num_train_epochs", "resume_from_checkpoint", "trial",
+    ],
 }  # fmt: skip
 LOGPS = ["self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy"]
 
@@ -25,6 +32,27 @@ LOGPS = ["self", "model", "input_ids", "attention_mask", "logits_to_keep", "batc
 @pytest.mark.parametrize("method", sorted(SIGNATURES))
 def test_overridden_signatures(method):
     assert list(inspect.signature(getattr(GRPOTrainer, method)).parameters) == SIGNATURES[method]
+
+
+def test_how_an_epoch_is_run():
+    """By keyword, of which we read three; the random state is read once the lost counters were set to nothing."""
+    names = inspect.signature(GRPOTrainer._run_epoch).parameters
+    assert {"epoch", "epochs_trained", "resume_from_checkpoint"} <= names.keys()
+    loop = inspect.getsource(GRPOTrainer._inner_training_loop)
+    for name in ("self._tr_loss =", "self._globalstep_last_logged ="):
+        assert loop.index("self._init_training_state(") < loop.index(name) < loop.index("self._run_epoch(")
+    assert inspect.getsource(GRPOTrainer._run_epoch).count("self._load_rng_state(") == 2
+
+
+def test_an_epoch_s_order_is_drawn_when_its_first_prompt_is():
+    """What `_run_epoch` relies on to bring a sampler to where earlier epochs left it."""
+    orders = (
+        RepeatSampler(range(50), mini_repeat_count=1, seed=3),
+        RepeatSampler(range(50), mini_repeat_count=1, seed=3),
+    )
+    first, _ = list(orders[0]), next(iter(orders[1]))
+    second = list(orders[0])
+    assert list(orders[1]) == second != first
 
 
 def test_log_probability_signature():
@@ -62,5 +90,6 @@ def test_buffer_and_names_we_read(make_trainer):
         "_buffered_inputs", "_step", "_metrics", "_logs", "_pending_extra_logs", "reward_func_names", "reward_weights",
         "multi_objective_aggregation", "scale_rewards", "top_entropy_quantile", "aux_loss_enabled", "num_generations",
         "_entropy_bonus_enabled", "pad_to_multiple_of", "use_vllm", "loss_type",
+        "num_iterations", "log_completions",
     ):  # fmt: skip
         assert hasattr(trainer, name), name

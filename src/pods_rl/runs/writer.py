@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -113,17 +113,26 @@ class RunWriter:
         """A parquet file with one row per completion of the evaluation after a step; a later one replaces it."""
         return write_parquet(self.path / EVALUATIONS / f"step-{step:06d}.parquet", columns)
 
-    def rewind(self, step: int) -> None:
-        """Forget what came after ``step``: a resumed run makes those steps again."""
-        for name in (METRICS, EVALS):
-            if (self.path / name).exists():
-                kept = [row for row in read_jsonl(self.path / name) if _number(row.get("step")) <= step]
-                if name in self._files:
-                    self._files.pop(name).close()
-                write_atomic(self.path / name, "".join(to_json(row) + "\n" for row in kept))
-        for path in (*Run(self.path).rollout_files(), *Run(self.path).evaluation_files()):
+    def rewind(self, step: int, evaluations: int) -> None:
+        """Forget what came after ``step``, and all but the first ``evaluations``: a resumed run makes them again."""
+        self._keep(METRICS, lambda row, _: _number(row.get("step")) <= step)
+        evaluated = self._keep(EVALS, lambda row, i: _number(row.get("step")) <= step and i < evaluations)
+        for path in Run(self.path).rollout_files():
             if step_of(path) > step:
                 path.unlink()
+        for path in Run(self.path).evaluation_files():
+            if step_of(path) not in {row.get("step") for row in evaluated}:
+                path.unlink()
+
+    def _keep(self, name: str, wanted: Callable[[dict[str, Any], int], bool]) -> list[dict[str, Any]]:
+        """Keep the wanted rows of a file, by row and number, and return them."""
+        if not (self.path / name).exists():
+            return []
+        kept = [row for i, row in enumerate(read_jsonl(self.path / name)) if wanted(row, i)]
+        if name in self._files:
+            self._files.pop(name).close()
+        write_atomic(self.path / name, "".join(to_json(row) + "\n" for row in kept))
+        return kept
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
         if name not in self._files:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ class Rollouts:
         flat_advantages = advantages.flatten()[here].tolist()
         columns: dict[str, list[Any]] = {
             "step": [self.step] * len(self.prompts),
-            "group": [i // N for i in range(here.start, here.stop)],
+            "group": self._groups(),
             "rollout": [i % N for i in range(here.start, here.stop)],
             "prompt": [as_text(x) for x in self.prompts],
             "completion": [as_text(x) for x in self.completions],
@@ -55,6 +56,26 @@ class Rollouts:
         columns["advantage"] = [None if a != a else a for a in flat_advantages]
         columns["completion_tokens"] = list(self.completion_tokens)
         return columns
+
+    def saved(self) -> dict[str, Any]:
+        """What a checkpoint keeps: each prompt once, and of its row in the data set the ledger's answer alone."""
+        kept = {field.name: getattr(self, field.name) for field in fields(self)}
+        answers = [{"answer": row["answer"]} if "answer" in row else {} for row in self.inputs]
+        starts = [next(rollouts)[0] for _, rollouts in groupby(enumerate(self._groups()), key=lambda pair: pair[1])]
+        return kept | {"inputs": [answers[i] for i in starts], "prompts": [self.prompts[i] for i in starts]}
+
+    @classmethod
+    def restored(cls, saved: dict[str, Any]) -> Rollouts:
+        """The record that `saved` was made from."""
+        record = cls(**saved)
+        groups = record._groups()
+        record.inputs = [record.inputs[group - groups[0]] for group in groups]
+        record.prompts = [record.prompts[group - groups[0]] for group in groups]
+        return record
+
+    def _groups(self) -> list[int]:
+        """The prompt of each rollout of this process."""
+        return [i // self.rewards.size(1) for i in range(self.first, self.first + len(self.completions))]
 
 
 def as_text(value: Any) -> str:

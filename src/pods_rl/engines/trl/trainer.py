@@ -7,7 +7,7 @@ An overlay: nothing of TRL's methods is copied. What is overridden here, in the 
   spread over processes, each generates its share and the kept rows move (`exchange.py`).
 - `_generate_single_turn`: ask the generator for n, in parts of `rollout_batch_size` rows.
 - `_calculate_rewards`: give TRL the scores of the kept rows, so that each rollout is scored once.
-- `update.py` has what is overridden of the update, `saving.py` of checkpoints.
+- `update.py` has what is overridden of the update, `saving.py` of checkpoints, `resuming.py` of resuming.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from .exchange import bring_rows, check_agreement, own_rows, rows_moved, uneven_
 from .metrics import is_constant, log_all_rollouts, log_selection
 from .phases import PhaseClock
 from .refusals import refuse_unsupported
+from .resuming import ResumeMixin
 from .rollouts import Rollouts, refuse_unusable, total_reward
 from .saving import SavingMixin
 from .sharding import ShardingMixin
@@ -50,7 +51,7 @@ class _Round:
     rollouts: Rollouts | None = None
 
 
-class PODSTrainer(SavingMixin, UpdateMixin, ShardingMixin, GRPOTrainer):
+class PODSTrainer(SavingMixin, ResumeMixin, UpdateMixin, ShardingMixin, GRPOTrainer):
     """GRPO with down-sampling (paper Algorithm 1): generate n, keep m by a rule, train on those.
 
     Takes what TRL's `GRPOTrainer` takes, with a `PODSConfig` as `args`. Only selected rows reach a log-probability,

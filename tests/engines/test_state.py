@@ -1,0 +1,113 @@
+"""What a checkpoint holds of a process: packed and unpacked without loss, and refused where it does not fit."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+import torch
+
+from pods_rl.engines.trl.rollouts import Rollouts
+from pods_rl.engines.trl.state import pack, read_tensors, read_values, slots_to_come, unpack, write_state
+from pods_rl.errors import UserError
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 3])
+@pytest.mark.parametrize("slots", [1, 2, 4])
+def test_slots_to_come_are_those_that_the_loop_still_reads(slots, iterations):
+    every = slots * iterations
+    for step in range(2 * every + 1):
+        still, at = set(), step
+        while at % every:  # TRL generates anew where this is 0
+            still.add(at % slots)
+            at += 1
+        assert slots_to_come(step, slots, iterations) == sorted(still)
+
+
+def test_a_buffer_survives_a_checkpoint_to_the_last_bit(tmp_path):
+    whole = torch.arange(12, dtype=torch.float32).reshape(4, 3) / 7
+    buffer = [
+        {},
+        {
+            "ids": whole[:2].long(),  # rows of one tensor, as TRL splits a generation
+            "logps": whole[:2].bfloat16(),
+            "mask": whole[2:, ::2] > 1,  # not contiguous
+            "advantages": torch.tensor([float("nan"), -float("inf")]),
+            "count": torch.tensor(7),
+            "nothing": torch.empty(0, 3),
+            "reference": None,
+            "has_signal": True,
+            "ratio": whole[2:],
+        },
+    ]
+    tensors: dict[str, torch.Tensor] = {}
+    values = {"processes": 1, "buffer": pack(buffer, "buffer", tensors)}
+    write_state(tmp_path, 0, values, tensors)
+    found = unpack(read_values(tmp_path, 0, 1)["buffer"], read_tensors(tmp_path, 0))
+    assert found[0] == {}
+    assert list(found[1]) == list(buffer[1])
+    for name, value in buffer[1].items():
+        if isinstance(value, torch.Tensor):
+            assert found[1][name].dtype == value.dtype
+            assert torch.equal(found[1][name].nan_to_num(99), value.nan_to_num(99))
+        else:
+            assert found[1][name] is value
+
+
+def test_numbers_keep_their_kind_and_every_bit(tmp_path):
+    draw = random.Random(5)
+    numbers = [7, 7.0, float("nan"), float("inf"), 5e-324, *(draw.uniform(-1e9, 1e9) for _ in range(100))]
+    text = "\ud800 \x1b[2J </script> \u2028"
+    write_state(tmp_path, 0, {"processes": 1, "metrics": {"b": numbers, "a": [text]}}, {})
+    found = read_values(tmp_path, 0, 1)["metrics"]
+    assert list(found) == ["b", "a"]
+    assert [repr(x) for x in found["b"]] == [repr(x) for x in numbers]
+    assert found["a"] == [text]
+    assert read_tensors(tmp_path, 0) == {}
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 6), (2, 3), (4, 2)])
+def test_a_record_is_restored_where_a_process_has_parts_of_groups(first, count):
+    """Two prompts of three rollouts each, of which a process generated `count` from `first` on."""
+    everyone = range(first, first + count)
+    record = Rollouts(
+        step=4,
+        inputs=[{"answer": i // 3, "other": object()} for i in everyone],
+        prompts=[[{"role": "user", "content": f"prompt {i // 3}"}] for i in everyone],
+        completions=[f"completion {i}" for i in everyone],
+        completion_tokens=[i + 1 for i in everyone],
+        reward_names=["letters"],
+        rewards_per_func=torch.rand(count, 1, generator=torch.Generator().manual_seed(1)),
+        first=first,
+        rewards=torch.rand(2, 3, generator=torch.Generator().manual_seed(2)),
+        kept=torch.tensor([[0, 2], [1, 2]]),
+        advantages=torch.tensor([[1.0, -1.0], [0.5, -0.5]]),
+    )
+    tensors: dict[str, torch.Tensor] = {}
+    packed = json.loads(json.dumps(pack(record.saved(), "rollouts", tensors)))
+    assert len(packed["prompts"]) == len({i // 3 for i in everyone})
+    assert Rollouts.restored(unpack(packed, tensors)).columns() == record.columns()
+
+
+def test_a_checkpoint_without_our_state_is_refused(tmp_path):
+    with pytest.raises(
+        UserError, match=r"pods_state_0\.json, so it was saved with save_only_model.*model_name_or_path"
+    ):
+        read_values(tmp_path, 0, 1)
+
+
+@pytest.mark.parametrize(("made_by", "now"), [(1, 2), (2, 1), (4, 2)])
+def test_another_number_of_processes_is_refused_on_each_of_them(tmp_path, made_by, now):
+    for process in range(made_by):
+        write_state(tmp_path, process, {"processes": made_by}, {})
+    how = f"with --num_processes {made_by}" if made_by > 1 else "without --num_processes"
+    for process in range(now):
+        with pytest.raises(UserError, match=f"made by {made_by} process.* {now} would.*{how}"):
+            read_values(tmp_path, process, now)
+    assert read_values(tmp_path, made_by - 1, made_by) == {"processes": made_by}
+    (tmp_path / "pods_state_0.json").unlink()
+    with pytest.raises(UserError, match=r"it has no pods_state_0\.json"):
+        read_values(tmp_path, 0, made_by)
+    if made_by > 1:  # another node's folder
+        assert read_values(tmp_path, made_by - 1, made_by) == {"processes": made_by}

@@ -1,0 +1,230 @@
+"""Runs that are killed and resumed: their recipes, how they start and are killed, and what must be equal in the end."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+import torch
+import yaml
+from safetensors.torch import load_file
+from transformers.trainer_pt_utils import safe_globals
+
+from pods_rl.runs import Run
+from pods_rl.runs.files import step_of
+
+# Five prompts, two a generation: epochs end within a run, and one prompt of each is left over.
+BASE = {
+    "model_name_or_path": "./policy",
+    "task_train_size": 5,
+    "task_rewards": {"letters:letters": 1.0},
+    "num_generations": 4,
+    "per_device_train_batch_size": 8,
+    "max_completion_length": 12,
+    "learning_rate": 1e-3,
+    "max_steps": 9,
+    "save_steps": 1,
+    "gradient_checkpointing": False,
+    "use_cpu": True,
+    "bf16": False,
+    "eval_prompts": 4,
+    "ledger_every": 1,
+    "threads": 1,
+    "seed": 3,
+}
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "plain": {"lr_scheduler_type": "cosine"},
+    "num_iterations 2": {"num_iterations": 2, "num_rollouts": 8, "beta": 0.04, "logging_steps": 2},
+    "steps_per_generation 4": {
+        "steps_per_generation": 4, "per_device_train_batch_size": 2, "num_rollouts": 8, "rule": "random",
+        "task_train_size": 3, "logging_steps": 3, "log_completions": True,
+    },
+    "LoRA": {"use_peft": True, "lora_r": 4, "lora_dropout": 0.1, "num_rollouts": 8},
+    "2 processes": {"num_rollouts": 7, "per_device_train_batch_size": 4, "num_iterations": 2},
+    "n not a multiple of m": {
+        "num_rollouts": 7, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "advantages": "before",
+        "beta": 0.04, "sync_ref_model": True, "ref_model_sync_steps": 2,
+    },
+}  # fmt: skip
+# A reward with many values, a function of the text alone. It kills its process at the call that a file names.
+REWARD = """
+import itertools, os, pathlib, signal
+
+calls = itertools.count(1)
+
+def letters(text, gold):
+    deadly = pathlib.Path("kill-at-call")
+    if deadly.exists() and next(calls) == int(deadly.read_text()):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return (sum(map(ord, text)) % 17) / 16
+"""
+TIMES = ("seconds", "elapsed", "due", "eval_seconds", "step_time")  # what a clock decides
+
+server = multiprocessing.get_context("forkserver")  # imports the libraries once, however many runs are started
+server.set_forkserver_preload(["pods_rl.train", "pods_rl.engines.trl.build", "pods_rl.recorder", "peft", "pandas"])
+
+
+def prepare(folder: Path, configuration: str, **settings: Any) -> None:
+    """A random policy, a reward of the user's own and a recipe, in a folder."""
+    from transformers import set_seed
+
+    from pods_rl.policies.build import build_model, build_tokenizer
+
+    tokenizer = build_tokenizer()
+    set_seed(7)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
+    model = build_model(tokenizer, **sizes)
+    # Every digit ends a completion too, so that random weights write rows of many lengths.
+    ends = [tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids(list("0123456789"))]
+    model.generation_config.eos_token_id = ends
+    model.save_pretrained(folder / "policy")
+    tokenizer.save_pretrained(folder / "policy")
+    (folder / "letters.py").write_text(REWARD)
+    (folder / "r.yaml").write_text(yaml.safe_dump(BASE | CONFIGURATIONS[configuration] | settings))
+
+
+class Started:
+    """A `pods train` that is running; several processes are started through accelerate, one is forked."""
+
+    def __init__(self, folder: Path, words: list[str], processes: int = 1) -> None:
+        self.log = folder / "log.txt"
+        if processes == 1:
+            self._forked = server.Process(target=_pods, args=(folder, words))
+            self._forked.start()
+            self._pid = self._forked.pid
+            return
+        self._forked = None
+        with self.log.open("ab") as log:
+            self._launched = subprocess.Popen(
+                [sys.executable, "-m", "pods_rl", *words, "--num_processes", str(processes)],
+                cwd=folder, stdout=log, stderr=log,
+            )  # fmt: skip
+        self._pid = self._launched.pid
+
+    def kill(self) -> None:
+        """SIGKILL to every process of the run at once."""
+        parent = psutil.Process(self._pid)
+        everyone = [*parent.children(recursive=True), parent]
+        for process in everyone:
+            process.kill()
+        psutil.wait_procs(everyone, timeout=30)
+        self.wait()
+
+    def wait(self, seconds: float = 300) -> int | None:
+        """The exit code."""
+        if self._forked is None:
+            return self._launched.wait(seconds)
+        self._forked.join(seconds)
+        return self._forked.exitcode
+
+    def running(self) -> bool:
+        return self._launched.poll() is None if self._forked is None else self._forked.is_alive()
+
+
+def _pods(folder: Path, words: list[str]) -> None:
+    """`pods` with these words in a folder, in a process of its own."""
+    os.chdir(folder)
+    log = os.open("log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    from pods_rl.cli import main
+
+    sys.argv = ["pods", *words]
+    main()
+
+
+def train(folder: Path, *words: str, processes: int = 1, code: int = 0) -> Run:
+    """A run to its end, which must come with this exit code."""
+    started = Started(folder, ["train", *words], processes)
+    ended = started.wait()
+    assert ended == code, f"exit code {ended}:\n{started.log.read_text(errors='replace')[-3000:]}"
+    return Run(folder / words[words.index("--output") + 1])
+
+
+def train_and_kill(folder: Path, output: str, step: int, processes: int = 1) -> Run:
+    """A run that is killed as soon as its checkpoint of a step is whole: in the step after it."""
+    started = Started(folder, ["train", "--config", "r.yaml", "--output", output], processes)
+    checkpoint = folder / output / "checkpoints" / f"checkpoint-{step}"
+    try:
+        end = time.monotonic() + 300
+        while not is_whole(checkpoint, processes):
+            assert started.running(), started.log.read_text(errors="replace")[-3000:]
+            assert time.monotonic() < end, f"no {checkpoint.name} in 300 s"
+            time.sleep(0.002)
+    finally:
+        started.kill()
+    return Run(folder / output)
+
+
+def is_whole(checkpoint: Path, processes: int) -> bool:
+    """Whether the files that are written last are there."""
+    try:
+        for name in ("trainer_state.json", *(f"pods_state_{i}.json" for i in range(processes))):
+            json.loads((checkpoint / name).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return False
+    return True
+
+
+def differences(expected: Run, found: Run) -> list[str]:
+    """What is not equal, bit for bit, in two runs that should be one: weights, optimizer, rollouts, metrics, ..."""
+    return [what for what, a, b in _parts(expected, found) if not _same(a, b)]
+
+
+def _parts(expected: Run, found: Run) -> Iterator[tuple[str, Any, Any]]:
+    both = (expected, found)
+    yield "metrics", *([_without_times(row) for row in run.metrics] for run in both)
+    yield "evaluations", *([_without_times(row) for row in run.evals] for run in both)
+    for kind in ("rollout_files", "evaluation_files"):
+        yield kind, *({p.name: pq.read_table(p).to_pydict() for p in getattr(run, kind)()} for run in both)
+    tables = "checkpoints/completions/*.parquet"
+    yield "completions", *({p.name: pq.read_table(p).to_pydict() for p in run.path.glob(tables)} for run in both)
+    yield "status", *({key: run.status[key] for key in ("state", "reason", "step")} for run in both)
+    folders = [{path.name: path for path in (*run.checkpoints(), run.path / "checkpoints/final")} for run in both]
+    yield "checkpoints", *(sorted(folder) for folder in folders)
+    for name in sorted(folders[0].keys() & folders[1].keys(), key=lambda name: step_of(Path(name))):
+        files = [{path.name: path for path in folder[name].iterdir() if path.is_file()} for folder in folders]
+        yield f"{name}: files", *(sorted(part) for part in files)
+        for file in sorted(files[0].keys() & files[1].keys()):
+            yield f"{name}/{file}", *(_content(part[file]) for part in files)
+
+
+def _content(path: Path) -> Any:
+    """What a file of a checkpoint holds, without clocks and places."""
+    if path.suffix == ".safetensors":
+        return load_file(path)
+    if path.suffix in (".pt", ".pth"):
+        with safe_globals():  # a random state holds an array of numpy
+            return torch.load(path, weights_only=True)
+    if path.name.startswith("pods_state"):
+        state = json.loads(path.read_text())
+        return state | {"metrics": _without_times(state["metrics"])}
+    if path.name == "trainer_state.json":
+        state = json.loads(path.read_text())
+        return {key: state[key] for key in ("epoch", "global_step", "num_input_tokens_seen", "max_steps")}
+    return None
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a.nan_to_num(7e7), b.nan_to_num(7e7))
+    if isinstance(a, dict):
+        return isinstance(b, dict) and list(a) == list(b) and all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return isinstance(b, (list, tuple)) and len(a) == len(b) and all(map(_same, a, b))
+    if hasattr(a, "tolist"):
+        return _same(a.tolist(), b.tolist())
+    return bool(a == b) or (a != a and b != b)
+
+
+def _without_times(row: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in row.items() if k not in TIMES and not k.startswith("pods/seconds/")}

@@ -1,0 +1,99 @@
+"""A killed run that is resumed ends as if nothing had happened: weights, optimizer, selections, rewards, data order.
+
+Each run is killed for good (SIGKILL) in a process of its own, and resumed by `pods train --resume` in another.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+
+import pytest
+
+from .resume_runs import BASE, CONFIGURATIONS, differences, prepare, train, train_and_kill
+
+STEPS = range(1, 9)
+CALLS_A_STEP = 8  # two prompts, four rollouts each: what a step of the plain configuration scores
+FRESH = ("--config", "r.yaml", "--output")
+RESUMED = ("--resume", "--output")
+
+
+def test_a_run_killed_between_two_generations(tmp_path):
+    """The sample of the 48: a generation and a log line are half done, in the second epoch."""
+    prepare(tmp_path, "steps_per_generation 4")
+    whole = train(tmp_path, *FRESH, "whole")
+    assert len({row["grad_norm"] for row in whole.metrics}) == 3 == len(whole.metrics)
+    train_and_kill(tmp_path, "killed", step=5)
+    assert differences(whole, train(tmp_path, *RESUMED, "killed")) == []
+
+
+def test_steps_since_the_last_checkpoint_are_made_again(tmp_path):
+    """A checkpoint every third step; the reward function kills the run while step 5 is scored."""
+    prepare(tmp_path, "plain", save_steps=3)
+    whole = train(tmp_path, *FRESH, "whole")
+    (tmp_path / "kill-at-call").write_text(str(4 * CALLS_A_STEP + 3))
+    killed = train(tmp_path, *FRESH, "killed", code=-signal.SIGKILL)
+    assert [row["step"] for row in killed.metrics] == [1, 2, 3, 4]
+    (tmp_path / "kill-at-call").unlink()
+    assert differences(whole, train(tmp_path, *RESUMED, "killed")) == []
+    # A run that was killed after its last step has nothing left to train.
+    shutil.copytree(whole.path, tmp_path / "over")
+    assert differences(whole, train(tmp_path, *RESUMED, "over")) == []
+
+
+@pytest.mark.parametrize(
+    ("saved", "resumed", "reason"),
+    [
+        ({"save_only_model": True}, (), "pods_state_0.json, so it was saved with save_only_model"),
+        ({}, ("--ignore_data_skip", "true"), "ignore_data_skip = true would begin again with the first prompts"),
+    ],
+)
+def test_what_could_not_go_on_exactly_is_refused_and_loses_nothing(tmp_path, saved, resumed, reason):
+    prepare(tmp_path, "plain", max_steps=2, save_steps=1, eval_prompts=0, **saved)
+    before = train(tmp_path, *FRESH, "run")
+    kept = (before.metrics, before.rollout_files())
+    assert len(kept[0]) == len(kept[1]) == 2
+    after = train(tmp_path, *RESUMED, "run", "--max_steps", "3", *resumed, code=2)
+    assert reason in " ".join((tmp_path / "log.txt").read_text().split())
+    assert (after.metrics, after.rollout_files()) == kept
+
+
+@pytest.mark.reliability
+def test_every_kill_in_every_configuration(tmp_path):
+    wrong: dict[str, list[str]] = {}
+    for number, name in enumerate(CONFIGURATIONS):
+        folder, processes = tmp_path / str(number), 2 if name == "2 processes" else 1
+        prepare(folder, name)
+        whole = train(folder, *FRESH, "whole", processes=processes)
+        for step in STEPS:
+            train_and_kill(folder, f"killed-{step}", step, processes)
+            resumed = train(folder, *RESUMED, f"killed-{step}", processes=processes)
+            different = differences(whole, resumed)
+            print(f"{name}, killed after step {step}: {different or 'identical'}")
+            if different:
+                wrong[f"{name}, step {step}"] = different
+            else:
+                shutil.rmtree(resumed.path)
+        if processes == 2:  # one process cannot go on for two
+            train(folder, *RESUMED, "whole", code=2)
+            assert "--num_processes 2" in " ".join((folder / "log.txt").read_text().split())
+    total = len(CONFIGURATIONS) * len(STEPS)
+    print(f"resume: {total - len(wrong)} of {total} identical")
+    assert not wrong
+
+
+@pytest.mark.reliability
+def test_every_kill_between_checkpoints(tmp_path):
+    """A checkpoint every third step: killed while step 4 to 9 is scored, a run makes up to three steps again."""
+    prepare(tmp_path, "plain", save_steps=3)
+    whole = train(tmp_path, *FRESH, "whole")
+    steps = range(4, BASE["max_steps"] + 1)
+    wrong = {}
+    for step in steps:
+        (tmp_path / "kill-at-call").write_text(str((step - 1) * CALLS_A_STEP + 3))
+        train(tmp_path, *FRESH, f"killed-{step}", code=-signal.SIGKILL)
+        (tmp_path / "kill-at-call").unlink()
+        wrong[step] = differences(whole, train(tmp_path, *RESUMED, f"killed-{step}"))
+    wrong = {step: different for step, different in wrong.items() if different}
+    print(f"resume with steps made again: {len(steps) - len(wrong)} of {len(steps)} identical")
+    assert not wrong
