@@ -43,7 +43,7 @@ class _Round:
     shares: Shares
     kept_rewards: Tensor | None = None  # [P * M, F] over all processes
     all_rewards: Tensor | None = None  # [P * N, F] over all processes
-    advantages: Tensor | None = None  # [P, M] over all processes, only when normalised before selection
+    advantages: Tensor | None = None  # [P, M] over all processes, where they are not TRL's own arithmetic
     rollouts: Rollouts | None = None
 
 
@@ -210,9 +210,9 @@ class PODSTrainer(UpdateMixin, GRPOTrainer):
         flat = (torch.arange(len(kept)).unsqueeze(1) * n + kept).flatten()
         self._round.all_rewards = rewards_per_func
         self._round.kept_rewards = rewards_per_func[flat.to(rewards_per_func.device)]
-        if self.args.advantages == "before" and n != m:
-            scale = self.scale_rewards
-            self._round.advantages = advantages(rewards, Selection(kept), when="before", scale=scale).float()
+        how: dict[str, Any] = {"when": self.args.advantages, "baseline": self.args.advantage_baseline}
+        if (how["when"] == "before" and n != m) or how["baseline"] != "mean":
+            self._round.advantages = advantages(rewards, Selection(kept), scale=self.scale_rewards, **how).float()
         log_selection(self._metrics["train"], rewards, kept)
         return rewards, kept
 
