@@ -140,6 +140,7 @@ REFUSED = [
     ({"loss_type": "vespo", "importance_sampling_level": "sequence"}, "leave it out"),
     ({"loss_type": "vespo", "use_vllm": True}, "set token_truncate or token_mask"),
     ({"loss_type": "gpro"}, "loss_type: got the text 'gpro', expected one of grpo"),
+    ({"use_vllm": True, "use_transformers_continuous_batching": True}, "choose one generator"),
     ({"bf16": True, "fp16": True}, "bf16 and fp16 are both true: choose one"),
     ({"load_in_4bit": True}, "set use_peft: true as well"),
     ({"load_in_4bit": True, "load_in_8bit": True}, "choose one"),

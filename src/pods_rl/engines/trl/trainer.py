@@ -25,6 +25,7 @@ from ...batching import Shares
 from ...selection import Selection, advantages, select
 from .config import PODSConfig
 from .exchange import bring_rows, check_agreement, own_rows, rows_moved, uneven_gathers
+from .generators import check_completions, refuse_lossy_cast, room_for_rollouts
 from .metrics import is_constant, log_all_rollouts, log_selection
 from .phases import PhaseClock
 from .refusals import refuse_unsupported
@@ -88,7 +89,9 @@ class PODSTrainer(UpdateMixin, GRPOTrainer):
         self.clock = PhaseClock(device=None)
         self.step_tokens = {"generated": 0, "trained": 0}
         self.step_has_signal = False
-        super().__init__(*given.args[1:], **given.kwargs)
+        with room_for_rollouts(given.arguments["args"]):
+            super().__init__(*given.args[1:], **given.kwargs)
+        refuse_lossy_cast(self)
         self.clock = PhaseClock(self.accelerator.device)
         self.add_callback(StepCallback(self))
 
@@ -176,19 +179,24 @@ class PODSTrainer(UpdateMixin, GRPOTrainer):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        generate = super()._generate_single_turn
+        sample = super()._generate_single_turn
+
+        def generate(chunk: Any, group: int) -> Any:
+            completion_ids, logprobs = sample(chunk, images, multimodal_fields, group, *args, **kwargs)
+            check_completions(len(chunk), completion_ids)
+            return completion_ids, logprobs
+
         if self._round is None:
-            return generate(prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs)
+            return generate(prompt_ids, num_generations)
         n, most = self._round.shares.num_rollouts, max(self._round.shares.counts)
         rows = self.args.rollout_batch_size or most
         if self.use_vllm or rows >= most:
-            return generate(prompt_ids, images, multimodal_fields, n, *args, **kwargs)
+            return generate(prompt_ids, n)
         completion_ids: list[Any] = []
         for start in range(0, most, rows):
             # As many calls on every process, for sharded weights are gathered in each: one without rows left repeats.
-            chunk = prompt_ids[start : start + rows] or prompt_ids[-1:]
-            completion_ids.extend(generate(chunk, images, multimodal_fields, n, *args, **kwargs)[0])
-        return completion_ids[: len(prompt_ids)], None  # the plain path has no sampling log-probabilities
+            completion_ids.extend(generate(prompt_ids[start : start + rows] or prompt_ids[-1:], n)[0])
+        return completion_ids[: len(prompt_ids)], None  # these generators have no sampling log-probabilities
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         if self._round is not None and self._round.kept_rewards is not None:
