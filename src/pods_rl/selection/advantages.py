@@ -24,7 +24,7 @@ def advantages(
 
     Source: PODS (arXiv 2504.13818), section 3.2: a_{S,i} = (r_i - mean(r_S)) / std(r_S), with ddof = 1 and
     1e-4 added to the deviation as in the authors' code. The ways to scale are those of TRL's `scale_rewards`.
-    Leave-one-out is RLOO (arXiv 2402.14740, equation 7), r_i less the mean of the others, as TRL's `RLOOTrainer`
+    Leave-one-out is RLOO (arXiv 2402.14740), r_i less the mean of the others, as TRL's `RLOOTrainer`
     computes it. With all m scored it is m / (m - 1) times the centred reward.
 
     Args:
