@@ -66,7 +66,7 @@ def make_trainer(tmp_path, tokenizer, random_model, dataset):
             "seed": 3,
             "loss_type": "grpo",
         } | config
-        settings |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "disable_tqdm": True}
+        settings = {"bf16": False} | settings | {"use_cpu": True, "gradient_checkpointing": False, "disable_tqdm": True}
         settings |= {"report_to": "none", "save_strategy": "no", "logging_steps": 1}
         trainer = trainer_class(
             model=copy.deepcopy(random_model).to(dtype),

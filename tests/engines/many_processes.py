@@ -12,6 +12,7 @@ import os
 import random
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -204,23 +205,25 @@ def process(folder: Path, rank: int, world: int, port: int) -> None:
         dist.destroy_process_group()
 
 
+def fork_all(target: Callable[[Path, int, int, int], None], folder: Path, world: int) -> list[int | None]:
+    """Run `target(folder, rank, world, port)` in so many processes; their exit codes."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = multiprocessing.get_context("fork")
+    started = [context.Process(target=target, args=(folder, rank, world, port)) for rank in range(world)]
+    for one in started:
+        one.start()
+    for one in started:
+        one.join(120)
+    codes = [one.exitcode for one in started]
+    for one in started:
+        one.kill()
+    return codes
+
+
 def main(folder: Path) -> int:
-    for world in (1, 2, 4):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        context = multiprocessing.get_context("fork")
-        started = [context.Process(target=process, args=(folder, rank, world, port)) for rank in range(world)]
-        for one in started:
-            one.start()
-        for one in started:
-            one.join(120)
-        codes = [one.exitcode for one in started]
-        for one in started:
-            one.kill()
-        if any(codes):
-            return 1
-    return 0
+    return int(any(any(fork_all(process, folder, world)) for world in (1, 2, 4)))
 
 
 if __name__ == "__main__":

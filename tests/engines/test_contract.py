@@ -78,6 +78,17 @@ def test_what_is_gathered_while_rollouts_are_unevenly_shared():
     assert "gather(" not in source[0]
 
 
+def test_what_fast_generators_are_built_and_kept_in_step_by():
+    """`room_for_rollouts` replaces the name and one keyword; a skipped step moves the tag of the loaded weights."""
+    source = inspect.getsource(GRPOTrainer.__init__)
+    assert source.count("VLLMGeneration(") == source.count("max_num_seqs=") == 1
+    call = source.split("VLLMGeneration(")[1].split("self._last_loaded_step = -1")[0]
+    assert all("=" in line or line.strip() in (")", "") or "*" in line or "#" in line for line in call.splitlines())
+    source = inspect.getsource(GRPOTrainer._generate_single_turn)
+    assert "if self.state.global_step != self._last_loaded_step:" in source
+    assert "unwrapped_model.to(torch.bfloat16)" in source  # why float32 weights are refused there
+
+
 def test_rewards_are_asked_for_once_and_after_generation():
     source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
     assert source.count("self._calculate_rewards(") == 1

@@ -244,11 +244,12 @@ def test_a_step_of_several_generations_is_skipped_only_if_none_has_signal(make_t
 
 
 def test_a_micro_batch_without_signal_is_passed_where_its_step_has_some(make_trainer):
-    """Its KL term counts; only a step without any signal is left out."""
+    """Only a step without any signal is left out."""
     schedule = {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "per_device_train_batch_size": 4}
     trainer = make_trainer(num_rollouts=8, sort_by_length=False, **schedule)
     signals = [True, False, False, False]
-    micro_batches = [{"advantages": torch.full((4,), float(signal))} for signal in signals]
+    mask = torch.ones(4, 2, dtype=torch.int64)
+    micro_batches = [{"advantages": torch.full((4,), float(on)), "completion_mask": mask} for on in signals]
     arranged = trainer._arrange(micro_batches)
     assert [batch["has_signal"] for batch in arranged] == signals
     assert [batch["skip"] for batch in arranged] == [False, False, True, True]

@@ -48,6 +48,45 @@ def test_every_way_agrees_with_plain_numpy(when: str, scale: str) -> None:
     np.testing.assert_allclose(ours_PM.numpy(), expected_PM, rtol=1e-12, atol=1e-12)
 
 
+@times
+@pytest.mark.parametrize("scale", ["batch", "none"])
+def test_leave_one_out_agrees_with_one_number_at_a_time(when: str, scale: str) -> None:
+    generator = torch.Generator().manual_seed(4)
+    rewards_PN = torch.randn(9, 10, generator=generator, dtype=torch.float64)
+    rewards_PN[3], rewards_PN[4, 1:], rewards_PN[5] = 0.7, NAN, NAN
+    rewards_PN[6:].masked_fill_(torch.rand(3, 10, generator=generator) < 0.4, NAN)
+    kept = select(rewards_PN, 4)
+    reference = kept.take(rewards_PN).numpy() if when == "after" else rewards_PN.numpy()
+    alone_PR = np.full(reference.shape, NAN)
+    for p, i in np.ndindex(*reference.shape):
+        others = np.delete(reference[p], i)
+        if (~np.isnan(others)).any():
+            alone_PR[p, i] = reference[p, i] - np.nanmean(others)
+    if scale == "batch":
+        alone_PR = (alone_PR - np.nanmean(alone_PR)) / (np.nanstd(alone_PR, ddof=1) + 1e-4)
+    alone_PR[3] = 0.0  # equal rewards teach nothing
+    expected_PM = alone_PR if when == "after" else np.take_along_axis(alone_PR, kept.indices.numpy(), axis=1)
+    ours_PM = advantages(rewards_PN, kept, when=when, scale=scale, baseline="leave_one_out")
+    np.testing.assert_allclose(ours_PM.numpy(), np.nan_to_num(expected_PM, nan=0.0), rtol=1e-9, atol=1e-12)
+
+
+def test_leave_one_out_by_hand() -> None:
+    rewards_PN = torch.tensor([[1.0, 0.0, 0.0, 1.0, 0.5]])
+    kept = Selection(torch.tensor([[0, 1, 2]]))
+    after = advantages(rewards_PN, kept, scale="none", baseline="leave_one_out")
+    assert after.tolist() == [[1.0, -0.5, -0.5]]
+    before = advantages(rewards_PN, kept, when="before", scale="none", baseline="leave_one_out")
+    assert before.tolist() == [[0.625, -0.625, -0.625]]
+    centred = advantages(rewards_PN, kept, scale="none")
+    torch.testing.assert_close(after, centred * 3 / 2)
+
+
+def test_leave_one_out_is_not_scaled_by_the_deviation_of_all() -> None:
+    rewards_PN = torch.tensor([[1.0, 0.0]])
+    with pytest.raises(ValueError, match="goes with scale 'none' or 'batch'; got 'group'"):
+        advantages(rewards_PN, everything(rewards_PN), baseline="leave_one_out")
+
+
 @ways
 def test_all_kept_is_trl_to_the_last_bit(scale: str) -> None:
     """n = m must be plain GRPO: TRL's formula, on TRL's own nanstd and layout."""

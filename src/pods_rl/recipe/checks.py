@@ -12,6 +12,7 @@ from typing import Any
 
 from ..batching import BatchPlan, check_batch
 from ..errors import UserError
+from ..losses import check_losses
 from .fields import describe, suggest
 from .schema import REWARDS, RULES, TASKS, TINY
 
@@ -48,7 +49,7 @@ _MINIMA: dict[str, tuple[float, bool]] = {  # (smallest value, whether it is all
 
 def check_values(values: Mapping[str, Any]) -> None:
     """Raises UserError for the first thing in a resolved recipe that cannot work, but for its batches."""
-    for check in (_check_ranges, _check_length, _check_rule, _check_precision):
+    for check in (_check_ranges, _check_length, _check_rule, check_losses, _check_generator, _check_precision):
         check(values)
     _check_task(values)
     _check_model(values)
@@ -87,6 +88,11 @@ def _check_rule(values: Mapping[str, Any]) -> None:
             f"rule = {rule}: expected one of {', '.join(RULES)}, or your own as package.module:function."
             f"{suggest(rule, RULES)}"
         )
+
+
+def _check_generator(values: Mapping[str, Any]) -> None:
+    if values.get("use_vllm") and values.get("use_transformers_continuous_batching"):
+        raise UserError("use_vllm and use_transformers_continuous_batching are both true: choose one generator.")
 
 
 def _check_precision(values: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from ..losses import ADVANTAGES, BASELINES
 from .fields import Field, parse_annotation
 from .trl_source import trl_fields
 
@@ -30,11 +31,15 @@ _ENGINE = (
      "package.module:function."),
     ("advantages", "str", "after", "paper, section 3.2",
      "Normalise advantages over the m kept rollouts (after) or over all n (before)."),
+    ("advantage_baseline", "str", "mean", "GRPO",
+     "What is taken off each reward: the mean of the group, or leave_one_out, the mean of the others (RLOO; with "
+     "scale_rewards: none or batch)."),
     ("rollout_batch_size", "int | None", None, "all at once",
-     "Most rollouts generated at once on each process; lower it where generation runs out of memory."),
+     "Most rollouts generated at once on each process; lower it where generation runs out of memory. With "
+     "colocated vLLM its max_num_seqs; a vLLM server has a setting of its own."),
     ("skip_zero_advantage_steps", "bool", True, "nothing to learn",
-     "Leave the weights alone in a step whose advantages are all zero; false: momentum and decay still "
-     "move them, as in TRL."),
+     "Leave the weights alone in a step whose advantages are all zero, where nothing else has a gradient (a KL "
+     "term, an entropy bonus); false: momentum and decay still move them, as in TRL."),
     ("trim_padding", "bool", True, "less to compute",
      "Cut each micro-batch to its own longest row."),
     ("sort_by_length", "bool", True, "less to compute",
@@ -124,7 +129,8 @@ _DEFAULTS: dict[str, tuple[Any, str]] = {
 
 # choices that TRL gives in prose or code only; it finds some of them wrong only after the first rollouts
 _CHOICES = {
-    "advantages": ("after", "before"),
+    "advantages": ADVANTAGES,
+    "advantage_baseline": BASELINES,
     "task_difficulty": ("easy", "mixed", "hard"),
     "prompt_style": ("chat", "plain"),
     "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"),

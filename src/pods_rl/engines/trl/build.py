@@ -74,7 +74,9 @@ def engine_arguments(recipe: Recipe) -> dict[str, Any]:
     if not torch.cuda.is_available():
         arguments.setdefault("use_cpu", True)
     if arguments.get("bf16") is None:
-        arguments["bf16"] = not arguments.get("fp16") and bf16_here(bool(arguments.get("use_cpu")))
+        # With continuous batching TRL would turn float32 weights into bf16 for good.
+        kept = not arguments.get("use_transformers_continuous_batching") or recipe.values.get("dtype") == "bfloat16"
+        arguments["bf16"] = kept and not arguments.get("fp16") and bf16_here(bool(arguments.get("use_cpu")))
     return arguments
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from trl import GRPOConfig
 
 from ...batching import check_batch
-from ...errors import UserError
+from ...losses import check_losses
 from ...selection import get_rule
 
 
@@ -20,7 +20,7 @@ class PODSConfig(GRPOConfig):
     (section 3.1): ``loss_type="grpo"`` (TRL: ``"dapo"``), ``beta=0.0``, ``epsilon=0.2``.
 
     Raises:
-        UserError: n < m, an unknown rule or advantage order, a batch that cannot hold whole groups.
+        UserError: n < m, an unknown rule, a batch that cannot hold whole groups, loss settings that do not go together.
 
     Example:
         >>> config = PODSConfig(
@@ -46,9 +46,16 @@ class PODSConfig(GRPOConfig):
         default="after",
         metadata={"help": "Normalise advantages `after` selection (the paper, section 3.2) or `before`."},
     )
+    advantage_baseline: str = field(
+        default="mean",
+        metadata={
+            "help": "What is taken off each reward: the group's `mean` (GRPO), or the mean of the others, "
+            "`leave_one_out` (RLOO; with scale_rewards `none` or `batch`)."
+        },
+    )
     rollout_batch_size: int | None = field(
         default=None,
-        metadata={"help": "Most rows generated at once on each process without vLLM. None: all of them."},
+        metadata={"help": "Most rollouts generated at once on each process. None: all. No effect on a vLLM server."},
     )
     skip_zero_advantage_steps: bool = field(
         default=True,
@@ -74,14 +81,8 @@ class PODSConfig(GRPOConfig):
             rollout_batch_size=self.rollout_batch_size,
             use_vllm=self.use_vllm,
         )
+        check_losses(vars(self))
         super().__post_init__()
         if self.num_rollouts is None:
             self.num_rollouts = self.num_generations
-        if self.advantages not in ("after", "before"):
-            raise UserError(f"advantages: expected 'after' (the paper) or 'before', got {self.advantages!r}")
-        if self.advantages == "before" and self.multi_objective_aggregation != "sum_then_normalize":
-            raise UserError(
-                "advantages='before' normalises the summed reward over all n rollouts, so it needs "
-                f"multi_objective_aggregation='sum_then_normalize', got {self.multi_objective_aggregation!r}"
-            )
         get_rule(self.rule)

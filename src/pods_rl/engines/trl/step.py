@@ -38,8 +38,11 @@ class StepCallback(TrainerCallback):
             trainer.model_wrapped.zero_grad(set_to_none=True)
         trainer._metrics["train"]["pods/skipped_step"].append(float(skipped))
 
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, *_: Any, **kwargs: Any) -> None:
         trainer = self._trainer
+        skipped = trainer._metrics["train"]["pods/skipped_step"][-1]
+        if skipped and trainer.use_vllm and trainer._last_loaded_step == state.global_step - 1:
+            trainer._last_loaded_step = state.global_step  # the generator has these weights: nothing moved
         trainer.clock.stop()
         metrics = trainer._metrics["train"]
         for phase, seconds in trainer.clock.seconds.items():

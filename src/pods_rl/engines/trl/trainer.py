@@ -26,6 +26,7 @@ from ...ranks import busy
 from ...selection import Selection, advantages, select
 from .config import PODSConfig
 from .exchange import bring_rows, check_agreement, own_rows, rows_moved, uneven_gathers
+from .generators import check_completions, refuse_lossy_cast, room_for_rollouts
 from .metrics import is_constant, log_all_rollouts, log_selection
 from .phases import PhaseClock
 from .refusals import refuse_unsupported
@@ -47,7 +48,7 @@ class _Round:
     shares: Shares
     kept_rewards: Tensor | None = None  # [P * M, F] over all processes
     all_rewards: Tensor | None = None  # [P * N, F] over all processes
-    advantages: Tensor | None = None  # [P, M] over all processes, only when normalised before selection
+    advantages: Tensor | None = None  # [P, M] over all processes, where they are not TRL's own arithmetic
     rollouts: Rollouts | None = None
 
 
@@ -92,7 +93,9 @@ class PODSTrainer(SavingMixin, ResumeMixin, UpdateMixin, ShardingMixin, GRPOTrai
         self.clock = PhaseClock(device=None)
         self.step_tokens = {"generated": 0, "trained": 0}
         self.step_has_signal = False
-        super().__init__(*given.args[1:], **given.kwargs)
+        with room_for_rollouts(given.arguments["args"]):
+            super().__init__(*given.args[1:], **given.kwargs)
+        refuse_lossy_cast(self)
         self.clock = PhaseClock(self.accelerator.device)
         self.add_callback(StepCallback(self))
 
@@ -180,20 +183,25 @@ class PODSTrainer(SavingMixin, ResumeMixin, UpdateMixin, ShardingMixin, GRPOTrai
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        generate = super()._generate_single_turn
+        sample = super()._generate_single_turn
+
+        def generate(chunk: Any, group: int) -> Any:
+            completion_ids, logprobs = sample(chunk, images, multimodal_fields, group, *args, **kwargs)
+            check_completions(len(chunk), completion_ids)
+            return completion_ids, logprobs
+
         if self._round is None:
-            return generate(prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs)
+            return generate(prompt_ids, num_generations)
         n, most = self._round.shares.num_rollouts, max(self._round.shares.counts)
         rows = self.args.rollout_batch_size or most
         completion_ids: list[Any] = []
         with busy("generation"):
             if self.use_vllm or rows >= most:
-                return generate(prompt_ids, images, multimodal_fields, n, *args, **kwargs)
+                return generate(prompt_ids, n)
             for start in range(0, most, rows):
                 # As many calls on every process, for sharded weights are gathered in each: one without rows repeats.
-                chunk = prompt_ids[start : start + rows] or prompt_ids[-1:]
-                completion_ids.extend(generate(chunk, images, multimodal_fields, n, *args, **kwargs)[0])
-        return completion_ids[: len(prompt_ids)], None  # the plain path has no sampling log-probabilities
+                completion_ids.extend(generate(prompt_ids[start : start + rows] or prompt_ids[-1:], n)[0])
+        return completion_ids[: len(prompt_ids)], None  # these generators have no sampling log-probabilities
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         if self._round is not None and self._round.kept_rewards is not None:
@@ -216,9 +224,9 @@ class PODSTrainer(SavingMixin, ResumeMixin, UpdateMixin, ShardingMixin, GRPOTrai
         flat = (torch.arange(len(kept)).unsqueeze(1) * n + kept).flatten()
         self._round.all_rewards = rewards_per_func
         self._round.kept_rewards = rewards_per_func[flat.to(rewards_per_func.device)]
-        if self.args.advantages == "before" and n != m:
-            scale = self.scale_rewards
-            self._round.advantages = advantages(rewards, Selection(kept), when="before", scale=scale).float()
+        how: dict[str, Any] = {"when": self.args.advantages, "baseline": self.args.advantage_baseline}
+        if (how["when"] == "before" and n != m) or how["baseline"] != "mean":
+            self._round.advantages = advantages(rewards, Selection(kept), scale=self.scale_rewards, **how).float()
         log_selection(self._metrics["train"], rewards, kept)
         return rewards, kept
 

@@ -39,7 +39,7 @@ class UpdateMixin(GRPOTrainer):
         window = steps_window(self.args.steps_per_generation, self.args.gradient_accumulation_steps)
         if self.args.sort_by_length and window and self._loss_ignores_layout():
             micro_batches = sort_windows(micro_batches, window)
-        local = torch.stack([(b["advantages"] != 0).any() for b in micro_batches])
+        local = torch.stack([self._teaches(batch) for batch in micro_batches])
         signal = self.accelerator.gather(local.unsqueeze(0)).any(dim=0).tolist()
         whole = window == self.args.gradient_accumulation_steps  # no other generation feeds the same step
         for i, batch in enumerate(micro_batches):
@@ -49,6 +49,12 @@ class UpdateMixin(GRPOTrainer):
                 start = i - i % window
                 batch["skip"] = not any(signal[start : start + window])
         return micro_batches
+
+    def _teaches(self, batch: MicroBatch) -> Tensor:
+        """Whether a micro-batch has a gradient: a row with an advantage and a token, or a term that needs none."""
+        if self.beta != 0.0 or self.aux_loss_enabled or self._entropy_bonus_enabled:
+            return torch.ones((), dtype=torch.bool, device=batch["advantages"].device)
+        return ((batch["advantages"] != 0) & (completion_lengths(batch) > 0)).any()
 
     def _loss_ignores_layout(self) -> bool:
         # These terms are computed per micro-batch, so which rows share one would change the gradient.

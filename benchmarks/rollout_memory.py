@@ -1,0 +1,112 @@
+"""What `rollout_batch_size` saves: python benchmarks/rollout_memory.py [--n 16 64 256] [--at_once 16] [--json FILE]
+
+Peak resident memory of one generation by PODSTrainer on the plain path, above what the process held before it: all n
+rollouts of a prompt at once, and `--at_once` at a time. A random Qwen2 of 17 million parameters in float32, and 256
+tokens a rollout, so that KV cache and logits dominate; each generation in a process of its own, CPU, one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+M, PROMPT = 16, "12+34-56+78-9="
+
+
+class _GeneratedError(Exception):
+    """Ends a run once its rollouts are there: the update is not measured."""
+
+
+def peak_megabytes() -> float:
+    """Highest resident memory of this process so far."""
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, kilobytes elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+
+
+def generation_peak(n: int, at_once: int | None, tokens: int) -> float:
+    """Megabytes that a generation of n rollouts adds to the process's peak."""
+    import torch
+    from datasets import Dataset
+    from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed
+
+    from pods_rl import PODSConfig, PODSTrainer
+    from pods_rl.policies.build import build_tokenizer
+
+    torch.set_num_threads(1)
+    set_seed(0)
+    tokenizer = build_tokenizer()
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=32000, hidden_size=256, intermediate_size=1024, num_hidden_layers=8, num_attention_heads=4,
+            num_key_value_heads=4, tie_word_embeddings=True, pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+        )
+    )  # fmt: skip
+    trainer = PODSTrainer(
+        model=model,
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=PODSConfig(
+            tempfile.mkdtemp(prefix="pods-bench-"), num_generations=M, num_rollouts=n, rollout_batch_size=at_once,
+            per_device_train_batch_size=M, max_completion_length=tokens, max_steps=1, use_cpu=True, bf16=False,
+            generation_kwargs={"min_new_tokens": tokens}, gradient_checkpointing=False, report_to="none",
+            save_strategy="no", disable_tqdm=True,
+        ),
+        train_dataset=Dataset.from_dict({"prompt": [PROMPT] * M}),
+        processing_class=tokenizer,
+    )  # fmt: skip
+    added: list[float] = []
+    generate = trainer._generate_single_turn
+
+    def measured(*args: Any, **kwargs: Any) -> Any:
+        before = peak_megabytes()
+        completion_ids, _ = generate(*args, **kwargs)
+        added.append(peak_megabytes() - before)
+        assert [len(ids) for ids in completion_ids] == [tokens] * n
+        raise _GeneratedError
+
+    trainer._generate_single_turn = measured
+    with suppress(_GeneratedError):
+        trainer.train()
+    return added[0]
+
+
+def in_a_process(n: int, at_once: int | None, tokens: int) -> float:
+    one = [str(n), str(at_once or 0), str(tokens)]
+    done = subprocess.run(
+        [sys.executable, __file__, "--one", *one], stdout=subprocess.PIPE, text=True, check=True, timeout=3600
+    )
+    return float(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--n", type=int, nargs="+", default=[16, 32, 64, 128, 256], help="rollouts of the prompt")
+    parser.add_argument("--at_once", type=int, default=16, help="rollout_batch_size of the second column")
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--one", type=int, nargs=3, metavar=("N", "AT_ONCE", "TOKENS"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        n, at_once, tokens = options.one
+        print(generation_peak(n, at_once or None, tokens))
+        return
+    rows = []
+    print(f"peak memory of a generation, MB | n | all at once | {options.at_once} at a time | ratio", flush=True)
+    for n in options.n:
+        whole, parts = (in_a_process(n, at_once, options.tokens) for at_once in (None, options.at_once))
+        rows.append({"n": n, "all_at_once_mb": whole, "in_parts_mb": parts, "ratio": whole / parts})
+        print(f"{n:5d} {whole:8.0f} {parts:8.0f} {whole / parts:6.2f}", flush=True)
+    if options.json:
+        figures = {"at_once": options.at_once, "tokens": options.tokens, "rows": rows}
+        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Which loss, advantages and sampling settings go together, and what to say when they do not. No torch.
+
+Names and meanings are TRL's, but for `advantages` and `advantage_baseline`, which are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .errors import UserError
+
+ADVANTAGES = ("after", "before")
+BASELINES = ("mean", "leave_one_out")
+
+_SEQUENCE_CORRECTIONS = ("sequence_mask", "sequence_truncate")
+
+
+def check_losses(settings: Mapping[str, Any]) -> None:
+    """Refuse settings of the loss that would train on something else than they say.
+
+    Args:
+        settings: by TRL's names and ours; what is missing has TRL's default.
+
+    Raises:
+        UserError: an unknown choice, or a combination that makes no sense, with the reason and a way out.
+
+    >>> check_losses({"advantage_baseline": "leave_one_out", "scale_rewards": "none"})
+    >>> check_losses({"loss_type": "cispo"})  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    pods_rl.errors.UserError: loss_type = cispo caps each token's importance weight at epsilon_high...
+    """
+    _check_advantages(settings)
+    loss = settings.get("loss_type")
+    cap = settings.get("epsilon_high")
+    if loss == "cispo" and (cap is None or cap < 1):
+        given = "is not set (TRL then takes epsilon)" if cap is None else f"= {cap:g}"
+        raise UserError(
+            f"loss_type = cispo caps each token's importance weight at epsilon_high, which {given}: a cap below 1 "
+            "replaces nearly every weight by the cap. Set epsilon_high: 5.0, as in ScaleRL (arXiv 2510.13786)."
+        )
+    if loss != "vespo":
+        return
+    if settings.get("importance_sampling_level") == "sequence":
+        raise UserError(
+            "loss_type = vespo weighs whole sequences by itself, so importance_sampling_level = sequence would change "
+            "nothing but its KL term: leave it out."
+        )
+    mode = settings.get("vllm_importance_sampling_mode") or "sequence_mask"
+    corrected = settings.get("use_vllm") and settings.get("vllm_importance_sampling_correction", True)
+    if corrected and mode in _SEQUENCE_CORRECTIONS:
+        raise UserError(
+            f"loss_type = vespo sums vLLM's correction over a sequence's tokens, so it needs one for each token; got "
+            f"vllm_importance_sampling_mode = {mode}: set token_truncate or token_mask."
+        )
+
+
+def _check_advantages(settings: Mapping[str, Any]) -> None:
+    when = settings.get("advantages", "after")
+    baseline = settings.get("advantage_baseline", "mean")
+    if when not in ADVANTAGES:
+        raise UserError(f"advantages: expected 'after' (the paper) or 'before', got {when!r}")
+    if baseline not in BASELINES:
+        raise UserError(f"advantage_baseline: expected 'mean' (GRPO) or 'leave_one_out' (RLOO), got {baseline!r}")
+    aggregation = settings.get("multi_objective_aggregation", "sum_then_normalize")
+    if (when == "before" or baseline == "leave_one_out") and aggregation != "sum_then_normalize":
+        ours = "advantages='before'" if when == "before" else "advantage_baseline='leave_one_out'"
+        raise UserError(
+            f"{ours} takes one baseline for the summed reward, so it needs "
+            f"multi_objective_aggregation='sum_then_normalize', got {aggregation!r}"
+        )
+    # TRL reads true as group and false as none.
+    if baseline == "leave_one_out" and settings.get("scale_rewards", "group") in ("group", True, "True", "true"):
+        raise UserError(
+            "advantage_baseline = leave_one_out leaves each reward out of its own baseline, and scale_rewards = group "
+            "would put it back by dividing by the deviation of all of them (m / (m - 1) times the mean's advantages). "
+            "Set scale_rewards: none (RLOO's own), or batch."
+        )

@@ -1,0 +1,268 @@
+"""vLLM under PODSTrainer: n at generation, m everywhere else. It needs a GPU, so here it is `vllm_stand_in.py`."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+from trl.generation import vllm_generation
+from trl.generation.vllm_client import VLLMClient
+
+from .conftest import PROMPTS, letter_reward
+from .test_equivalence import PLAIN, weights
+from .vllm_stand_in import LLM, Client, stand_ins
+
+ROOT = Path(__file__).parents[2]
+modes = pytest.mark.parametrize("mode", ["server", "colocate"])
+SAMPLING = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.01, "repetition_penalty": 1.1}
+CORRECTED = {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": 3.0}
+
+
+@pytest.fixture
+def make(make_trainer):
+    """Trainers whose vLLM is the stand-in: 2 prompts a generation, 12 rollouts each, 4 kept."""
+    with stand_ins():
+        yield lambda mode="server", *classes, **config: make_trainer(
+            *classes, use_vllm=True, vllm_mode=mode, **({} if classes else {"num_rollouts": 12}) | config
+        )
+
+
+def generator():
+    """The only stand-in that was made."""
+    (made,) = Client.made + LLM.made
+    return made
+
+
+def batches_of(trainer):
+    """Filled as it trains: every generation's batch, before it is split."""
+    batches, build = [], trainer._generate_and_score_completions
+    trainer._generate_and_score_completions = lambda inputs: batches.append(build(inputs)) or batches[-1]
+    return batches
+
+
+def test_a_server_is_asked_for_n_of_each_prompt_once(make):
+    trainer = make(max_steps=3, generation_kwargs={"seed": 5}, **SAMPLING)
+    trainer.train()
+    requests = generator().sent("generate")
+    assert len(requests) == 3
+    tokens = {tuple(trainer.processing_class(text)["input_ids"]) for text in PROMPTS}
+    for sent in requests:
+        prompts = {tuple(ids) for ids in sent["prompts"]}
+        assert len(sent["prompts"]) == len(prompts) == 2
+        assert prompts <= tokens
+        assert {name: sent[name] for name in SAMPLING} == SAMPLING
+        assert (sent["n"], sent["max_tokens"], sent["logprobs"]) == (12, 12, 0)
+        assert (sent["generation_kwargs"], sent["features"]) == ({"seed": 5}, None)
+    assert len(trainer.rollouts.completions) == 24
+
+
+def test_a_colocated_generator_is_given_every_prompt_n_times(make):
+    trainer = make("colocate", max_steps=3, **SAMPLING)
+    trainer.train()
+    requests = generator().sent("generate")
+    assert len(requests) == 3
+    for prompts, sampling in requests:
+        ids = [tuple(prompt["prompt_token_ids"]) for prompt in prompts]
+        assert ids == [ids[0]] * 12 + [ids[12]] * 12
+        assert ids[0] != ids[12]
+        assert {name: getattr(sampling, name) for name in SAMPLING} == SAMPLING
+        assert (sampling.n, sampling.max_tokens, sampling.logprobs) == (1, 12, 0)
+
+
+@pytest.mark.parametrize(("config", "at_once"), [({}, 24), ({"rollout_batch_size": 10}, 10), ({"num_rollouts": 4}, 8)])
+def test_a_colocated_generator_has_room_for_the_rollouts(make, config, at_once):
+    """TRL would give it room for the 8 rows of the update."""
+    make("colocate", vllm_gpu_memory_utilization=0.3, vllm_max_model_length=99, **config)
+    settings = generator().settings
+    assert settings["max_num_seqs"] == at_once
+    assert (settings["gpu_memory_utilization"], settings["max_model_len"]) == (0.3, 99)
+    assert vllm_generation.VLLMGeneration is sys.modules["trl.trainer.grpo_trainer"].VLLMGeneration
+
+
+class Weights(TrainerCallback):
+    """The policy at the beginning of each step."""
+
+    def __init__(self, trainer):
+        self.trainer, self.seen = trainer, []
+        trainer.add_callback(self)
+
+    def on_step_begin(self, *args, **kwargs):
+        self.seen.append(weights(self.trainer))
+
+
+@modes
+def test_the_generator_has_the_weights_of_its_step(make, mode):
+    trainer = make(mode, max_steps=3)
+    policy, had = Weights(trainer), []
+    made = generator()
+    ask = made.generate
+    made.generate = lambda *args, **kwargs: had.append(dict(made.weights)) or ask(*args, **kwargs)
+    trainer.train()
+    assert len(had) == 3
+    for sent, expected in zip(had, policy.seen, strict=True):
+        assert sent.keys() == expected.keys()
+        assert all(torch.equal(sent[name], weight) for name, weight in expected.items())
+    assert len(made.sent("reset_prefix_cache")) == 3
+    names = made.sent("update_named_params" if mode == "server" else "load_weights")
+    assert len(names) == 3 * (1 if mode == "server" else len(policy.seen[0]))
+
+
+def test_weights_travel_only_where_something_is_generated_from_others(make):
+    """Four steps on one generation, then one on the next; the last two steps have no signal, so nothing moves."""
+    calls = []
+
+    def reward(completions, **_):
+        calls.append(1)
+        return letter_reward(completions) if len(calls) == 1 else [1.0] * len(completions)
+
+    schedule = {"steps_per_generation": 2, "num_iterations": 2, "per_device_train_batch_size": 4}
+    trainer = make(reward=reward, max_steps=12, **schedule)
+    trainer.train()
+    assert [row["pods/skipped_step"] for row in trainer.state.log_history[:12]] == [0.0] * 4 + [1.0] * 8
+    assert len(generator().sent("generate")) == 3
+    assert len(generator().sent("update_named_params")) == 2
+
+
+def test_a_sleeping_generator_gets_its_weights_once_a_generation(make):
+    trainer = make("colocate", max_steps=2, vllm_enable_sleep_mode=True)
+    trainer.train()
+    names = [name for name, _ in generator().calls if name != "load_weights"]
+    assert names == ["sleep", *["wake_up", "reset_prefix_cache", "wake_up", "generate", "sleep"] * 2]
+
+
+@modes
+def test_the_sampler_s_log_probabilities_follow_the_kept_rows(make, mode):
+    trainer = make(mode, max_steps=2, **CORRECTED)
+    batches = batches_of(trainer)
+    trainer.train()
+    given, unknown = generator().sampler.given, 0
+    for batch in batches:
+        assert len(batch["completion_ids"]) == 8
+        for ids, mask, sampled, old, ratio in zip(
+            *(
+                batch[name]
+                for name in (
+                    "completion_ids", "completion_mask", "sampling_per_token_logps", "old_per_token_logps",
+                    "importance_sampling_ratio",
+                )
+            ),
+            strict=True,
+        ):  # fmt: skip
+            length = int(mask.sum())
+            expected = torch.tensor(given[tuple(ids[:length].tolist())])
+            torch.testing.assert_close(sampled[:length], expected, equal_nan=True)
+            unknown += int(expected.isnan().sum())
+            correction = (old[:length] - expected).nan_to_num(nan=0.0).exp().clamp(max=3.0)
+            torch.testing.assert_close(ratio[:length], correction)
+    assert unknown > 0
+    assert len(given) == 2 * 24
+
+
+@modes
+def test_evaluation_asks_for_its_own_number(make, mode, dataset):
+    trainer = make(
+        mode, max_steps=1, per_device_eval_batch_size=4, num_generations_eval=2,
+        trainer_arguments={"eval_dataset": dataset.select(range(2))},
+    )  # fmt: skip
+    trainer.evaluate()
+    trainer.train()
+    sent = generator().sent("generate")
+    if mode == "server":
+        assert [(len(request["prompts"]), request["n"]) for request in sent] == [(2, 2), (2, 12)]
+    else:
+        assert [len(prompts) for prompts, _ in sent] == [4, 24]
+
+
+@modes
+def test_n_equal_to_m_is_trl_to_the_last_bit(make, mode):
+    config = {"max_steps": 3, "num_iterations": 2, **CORRECTED}
+    theirs = make(mode, GRPOTrainer, GRPOConfig, **config)
+    theirs.train()
+    ours = make(mode, num_rollouts=4, **config, **PLAIN)
+    ours.train()
+    for name, weight in weights(theirs).items():
+        assert torch.equal(weight, weights(ours)[name]), name
+    first, second = (made.calls for made in Client.made + LLM.made)
+    assert [name for name, _ in first] == [name for name, _ in second]
+
+
+@pytest.mark.parametrize("correction", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+def test_m_of_n_is_trl_on_those_m(make, correction):
+    """Log-probabilities of the sampler included, whatever way TRL corrects by them."""
+    config = {"max_steps": 3, "steps_per_generation": 2, "per_device_train_batch_size": 4, "loss_type": "dapo"}
+    config |= {"vllm_importance_sampling_mode": correction, "vllm_importance_sampling_clip_max": 20.0}
+    ours, rows = make(**config, **PLAIN), []
+    generate = ours._generate
+
+    def record(prompts):
+        rows.append(generate(prompts))
+        torch.manual_seed(len(rows))
+        return rows[-1]
+
+    ours._generate = record
+    ours.train()
+    theirs, given = make("server", GRPOTrainer, GRPOConfig, **config), enumerate(rows, start=1)
+
+    def sample(*args, **kwargs):
+        number, generated = next(given)
+        torch.manual_seed(number)
+        return generated[1], generated[4]
+
+    theirs._generate_single_turn = sample
+    theirs.train()
+    for name, weight in weights(theirs).items():
+        assert torch.equal(weight, weights(ours)[name]), name
+
+
+def test_the_stand_ins_have_the_signatures_they_stand_for():
+    for name in ("__init__", "init_communicator", "update_named_params", "reset_prefix_cache", "generate"):
+        expected = inspect.signature(getattr(VLLMClient, name)).parameters
+        got = inspect.signature(getattr(Client, name)).parameters
+        assert [(p.name, p.default) for p in got.values()] == [(p.name, p.default) for p in expected.values()], name
+    source = inspect.getsource(vllm_generation.VLLMGeneration)
+    assert set(re.findall(r"vllm_client\.(\w+)\(", source)) - {"image_features"} <= set(dir(Client))
+    assert set(re.findall(r"self\.llm\.(\w+)", source)) - {"llm_engine"} <= set(dir(LLM))
+    assert "max_num_seqs=" in inspect.getsource(GRPOTrainer.__init__)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory, random_model, tokenizer):
+    """The folder in which each of two processes left what it saw, with a server and with colocated generators."""
+    folder = tmp_path_factory.mktemp("vllm")
+    random_model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.engines.vllm_processes", str(folder)],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder
+
+
+@modes
+def test_over_two_processes(ran, mode):
+    """One group of 8 over both. A server is asked by the main process alone; log-probabilities move with their rows."""
+    reports = [json.loads((ran / f"{mode}-{rank}.json").read_text()) for rank in range(2)]
+    requests = [report["requests"] for report in reports]
+    assert requests == ([[[1, 8]] * 2, []] if mode == "server" else [[[4, 1]] * 2] * 2)
+    given = {tuple(ids): logprobs for report in reports for ids, logprobs in report["given"]}
+    assert len(given) == 16
+    assert [len(report["rows"]) for report in reports] == [4, 4]
+    for ids, logprobs in (row for report in reports for row in report["rows"]):
+        torch.testing.assert_close(torch.tensor(logprobs), torch.tensor(given[tuple(ids)]), equal_nan=True)
+    assert sum(report["moved"] for report in reports) > 0
+    assert len({tuple(ids) for report in reports for ids, _ in report["rows"]}) == 8
