@@ -321,6 +321,7 @@ def test_a_plain_grpo_config_is_refused(make_trainer):
         ({"num_rollouts": 2, "num_generations": 4}, "num_rollouts"),
         ({"rule": "max_varianse"}, "max_variance"),
         ({"advantages": "sideways"}, "after"),
+        ({"reward_errors": "ignore"}, "drop"),
         ({"rollout_batch_size": 0}, "rollout_batch_size"),
     ],
 )

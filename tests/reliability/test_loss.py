@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedModel, TrainerCallback
+from transformers import TrainerCallback
 
 from pods_rl.engines.trl import PODSTrainer, UnstableTrainingError
 from pods_rl.recipe.reading import Source
@@ -155,20 +155,19 @@ def test_a_ruined_policy_says_so_where_it_cannot_generate(make_trainer):
 
 
 def test_a_run_that_is_given_up_is_a_failed_one(tmp_path):
-    """`pods train`'s own path; from the second update on the logits are NaN."""
+    """`pods train`'s own path; from the second update on the log-probabilities are NaN."""
     updates = []
 
     def spoil(module, args, output):
-        if isinstance(module, PreTrainedModel) and hasattr(output, "logits") and torch.is_grad_enabled():
+        if getattr(output, "log_probs", None) is not None and torch.is_grad_enabled():
             updates.append(1)
-            return None if len(updates) == 1 else type(output)(logits=output.logits * math.nan)
-        return None
+            output.log_probs = output.log_probs * (1.0 if len(updates) == 1 else math.nan)
 
     recipe = build_recipe(
         {
             "task": "arithmetic", "max_steps": 8, "num_generations": 4, "num_rollouts": 8, "eval_prompts": 0,
             "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "max_completion_length": 8,
-            "task_train_size": 16, "task_test_size": 4, "rule": "random", "task_rewards": {"tests.reliability.test_loss:by_length": 1.0},
+            "task_train_size": 16, "task_test_size": 4, "task_rewards": {f"{__name__}:by_letters": 1.0},
             "reward_seconds": None,
         },
         Source("a test"),
@@ -188,6 +187,6 @@ def test_a_run_that_is_given_up_is_a_failed_one(tmp_path):
     assert [path.name for path in run.checkpoints()] == ["checkpoint-4"]
 
 
-def by_length(text: str, gold: str) -> float:
+def by_letters(text: str, gold: str) -> float:
     """A reward with many values."""
     return sum(map(ord, text)) % 17 / 16

@@ -29,6 +29,7 @@ PATIENCE = 10.0  # wall seconds for a second of work, on a busy machine, before 
 START_LIMIT = 120.0  # seconds for a process to import what it needs, on the busiest of machines
 MAX_WORKERS = 4
 
+_NO_ANSWER = ("timeout", "crash")
 _PROGRAM = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
@@ -142,7 +143,8 @@ class _Worker:
         # The process gives up by itself; killing it is for when even that fails.
         reply, late = _exchange(process, json.dumps([*pair, limit, patience]), patience + 1.0)
         readable = _is_answer(reply)
-        if late or not readable:
+        # A user's reward may have started processes of its own: they are of the group that is killed here.
+        if late or not readable or (self._function and reply in _NO_ANSWER):
             self.stop()
         return reply if readable else "timeout" if late else "crash"
 
@@ -188,7 +190,7 @@ class _Worker:
 
 
 def _is_answer(reply: str) -> bool:
-    if reply in ("timeout", "crash"):
+    if reply in _NO_ANSWER:
         return True
     try:
         json.loads(reply)

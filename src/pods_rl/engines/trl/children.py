@@ -25,15 +25,15 @@ from .exchange import plain
 from .reward_calls import Scores, check_scores, one_row
 
 Reply = dict[str, Any]
-AT_ONCE = 4  # children that score single rows
+AT_ONCE = 4  # children that share single rows
 
 
 def killable(function: Callable[..., Any], seconds: float) -> Callable[..., Scores]:
     """A reward function in TRL's signature, for PODSTrainer, that cannot hang the run.
 
     Each batch is scored in a forked child of this process, which is killed after `seconds` of wall time. Where it
-    raised or was killed, every row is called in a child of its own, four at a time, for half as long: those that still
-    give no score are treated as PODSConfig's `reward_errors` says.
+    raised or was killed, every row is called alone, in four children, and has half as long: those that still give no
+    score are treated as PODSConfig's `reward_errors` says.
 
     What a child does stays in it: the function must keep no state between calls, and it cannot use the GPU, since a
     forked process cannot. `log_extra` and `log_metric` reach the trainer. Every row may be called a second time.
@@ -90,26 +90,33 @@ def _score(reply: Reply) -> float | Failure | None:
 def run_children(works: Sequence[Callable[[], Reply]], seconds: float, at_once: int = 1) -> list[Reply]:
     """What each work gave, in order, or `{"failed": why}`; none has longer than `seconds`, and no child is left.
 
+    So many children share the works; one that is killed is replaced for those that it had left.
+
     Raises UserError where a work gave `{"refused": message}`.
     """
     replies: list[Reply] = [{}] * len(works)
-    todo = list(enumerate(works))[::-1]
-    running: dict[Connection, tuple[int, _Child]] = {}
+    shares = [list(range(start, len(works), at_once)) for start in range(min(at_once, len(works)))]
+    running: dict[Connection, _Child] = {}
     try:
-        while todo or running:
-            while todo and len(running) < at_once:
-                number, work = todo.pop()
-                child = _Child(work, seconds)
-                running[child.pipe] = number, child
-            first = min(child.deadline for _, child in running.values())
+        while shares or running:
+            for share in shares:
+                child = _Child(works, share, seconds)
+                running[child.pipe] = child
+            shares = []
+            first = min(child.deadline for child in running.values())
             ready = wait(list(running), timeout=max(0.0, first - time.monotonic()))
-            for pipe, (number, child) in list(running.items()):
-                if pipe in ready or time.monotonic() >= child.deadline:
-                    replies[number] = child.reply() if pipe in ready else _late(seconds)
+            for pipe, child in list(running.items()):
+                if pipe not in ready and time.monotonic() < child.deadline:
+                    continue
+                reply = child.reply() if pipe in ready else _late(seconds)
+                replies[child.left.pop(0)] = reply
+                if "died" in reply or not child.left:
                     child.end()
                     del running[pipe]
+                    shares += [child.left] if child.left else []
+                child.deadline = time.monotonic() + seconds
     finally:
-        for _, child in running.values():
+        for child in running.values():
             child.end()
     for reply in replies:
         if "refused" in reply:
@@ -118,16 +125,18 @@ def run_children(works: Sequence[Callable[[], Reply]], seconds: float, at_once: 
 
 
 def _late(seconds: float) -> Reply:
-    return {"failed": f"gave no score within {seconds:g} s", "late": True}
+    return {"failed": f"gave no score within {seconds:g} s", "late": True, "died": True}
 
 
 class _Child:
-    """A forked process at work, and the pipe that its reply comes through."""
+    """A forked process at its share of the works, and the pipe that its replies come through."""
 
-    def __init__(self, work: Callable[[], Reply], seconds: float) -> None:
+    def __init__(self, works: Sequence[Callable[[], Reply]], share: list[int], seconds: float) -> None:
         context = multiprocessing.get_context("fork")
+        self.left = share  # the first is at work
         self.pipe, theirs = context.Pipe(duplex=False)
-        self._process = context.Process(target=_serve, args=(theirs, work, seconds), daemon=True)
+        mine = [works[number] for number in share]
+        self._process = context.Process(target=_serve, args=(theirs, mine, seconds))
         self._process.start()
         theirs.close()
         self.deadline = time.monotonic() + seconds
@@ -136,7 +145,7 @@ class _Child:
         try:
             return json.loads(self.pipe.recv_bytes())  # JSON: nothing of a child's is unpickled
         except (EOFError, OSError, ValueError):
-            return {"failed": "ended its process"}
+            return {"failed": "ended its process", "died": True}
 
     def end(self) -> None:
         """Kill the child and what it started."""
@@ -148,17 +157,18 @@ class _Child:
         self.pipe.close()
 
 
-def _serve(pipe: Connection, work: Callable[[], Reply], seconds: float) -> None:
+def _serve(pipe: Connection, works: Sequence[Callable[[], Reply]], seconds: float) -> None:
     os.setpgid(0, 0)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     torch.set_num_threads(1)  # the parent's thread pool is not in the child
-    give_up_after(0.0, seconds + 5)  # where the parent dies first
-    try:
-        reply = work()
-    except Exception as error:
-        reply = {"failed": f"raised {raised(error)}"}
-    pipe.send_bytes(json.dumps(reply, default=plain).encode("utf-8", "surrogatepass"))
+    for work in works:
+        give_up_after(0.0, seconds + 5)  # where the parent dies first
+        try:
+            reply = work()
+        except Exception as error:
+            reply = {"failed": f"raised {raised(error)}"}
+        pipe.send_bytes(json.dumps(reply, default=plain).encode("utf-8", "surrogatepass"))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -24,7 +24,7 @@ from .rollouts import refuse_unusable
 
 logger = logging.getLogger(__name__)
 
-# Begins TRL's warning of an unscored rollout, which prints its prompt and completion as they are.
+# TRL's warning of an unscored rollout, which prints its prompt and completion as they are.
 UNSCORED_WARNING = "All reward functions returned None"
 
 
@@ -96,7 +96,7 @@ def _without_trl_warning() -> Iterator[None]:
     """Inside, TRL does not print the first unscored rollout: a model wrote it, and a terminal would obey it."""
 
     def quiet(record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith(UNSCORED_WARNING)
+        return UNSCORED_WARNING not in record.getMessage()
 
     log = grpo_trainer.logger.logger
     log.addFilter(quiet)
