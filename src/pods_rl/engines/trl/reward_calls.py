@@ -80,7 +80,7 @@ class _Call:
             raise UserError(
                 plain_text(
                     f"reward function {self.name!r} raised {raised(error)} for a batch of {rows} completions, but for "
-                    f"none of them alone. {_ADVICE}"
+                    f"none of them alone. {_ADVICE['raise']}"
                 )
             ) from error
         return scores
@@ -108,7 +108,7 @@ class _Call:
         prompt, completion = (shown(as_text(columns[key][row])) for key in ("prompts", "completions"))
         return UserError(
             plain_text(f"reward function {self.name!r} {reason} for row {row} of {len(columns['completions'])}")
-            + f", prompt {prompt}, completion {completion}. {_ADVICE}"
+            + f", prompt {prompt}, completion {completion}. {_ADVICE[self.policy]}"
         )
 
 
@@ -125,7 +125,11 @@ class _AsyncCall(_Call):
         return self._settled(check_scores(returned, self.name, rows), columns)
 
 
-_ADVICE = "Mend it, or set reward_errors: zero (such rollouts score 0) or drop (they count as unscored)"
+_ADVICE = {
+    "raise": "Mend it, or set reward_errors: zero (such rollouts score 0) or drop (they count as unscored)",
+    "zero": "It scores 0 (reward_errors: zero)",
+    "drop": "It counts as unscored (reward_errors: drop)",
+}
 
 
 def one_row(columns: Mapping[str, Any], row: int, rows: int) -> dict[str, Any]:
