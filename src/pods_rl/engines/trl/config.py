@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from trl import GRPOConfig
 
 from ...batching import check_batch
+from ...errors import UserError
 from ...losses import check_losses
 from ...selection import get_rule
+from .reward_calls import REWARD_ERRORS
 
 
 @dataclass
@@ -20,7 +22,8 @@ class PODSConfig(GRPOConfig):
     (section 3.1): ``loss_type="grpo"`` (TRL: ``"dapo"``), ``beta=0.0``, ``epsilon=0.2``.
 
     Raises:
-        UserError: n < m, an unknown rule, a batch that cannot hold whole groups, loss settings that do not go together.
+        UserError: n < m, an unknown rule or `reward_errors`, a batch that cannot hold whole groups, loss settings that
+            do not go together.
 
     Example:
         >>> config = PODSConfig(
@@ -51,6 +54,13 @@ class PODSConfig(GRPOConfig):
         metadata={
             "help": "What is taken off each reward: the group's `mean` (GRPO), or the mean of the others, "
             "`leave_one_out` (RLOO; with scale_rewards `none` or `batch`)."
+        },
+    )
+    reward_errors: str = field(
+        default="raise",
+        metadata={
+            "help": "What becomes of a rollout whose reward function raises or hangs: `raise` ends the run, `zero` "
+            "scores it 0, `drop` leaves it unscored."
         },
     )
     rollout_batch_size: int | None = field(
@@ -85,4 +95,6 @@ class PODSConfig(GRPOConfig):
         super().__post_init__()
         if self.num_rollouts is None:
             self.num_rollouts = self.num_generations
+        if self.reward_errors not in REWARD_ERRORS:
+            raise UserError(f"reward_errors: expected 'raise', 'zero' or 'drop', got {self.reward_errors!r}")
         get_rule(self.rule)

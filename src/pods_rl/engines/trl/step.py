@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class StepCallback(TrainerCallback):
-    """Times one optimizer step by phase, and turns a step without signal into none at all.
+    """Times one optimizer step by phase, and turns a step without signal, or a bad one, into none at all.
 
     A step whose advantages are all zero has a zero policy gradient, but AdamW's momentum and weight decay would move
     the weights all the same. Without gradients the optimizer passes every parameter by.
@@ -33,13 +33,15 @@ class StepCallback(TrainerCallback):
 
     def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         trainer = self._trainer
+        trainer.leave_out_bad_step()
         skipped = trainer.args.skip_zero_advantage_steps and not trainer.step_has_signal
         if skipped:
             trainer.model_wrapped.zero_grad(set_to_none=True)
         trainer._metrics["train"]["pods/skipped_step"].append(float(skipped))
 
-    def on_step_end(self, args: Any, state: Any, *_: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer = self._trainer
+        trainer.stop_if_unstable(control)
         skipped = trainer._metrics["train"]["pods/skipped_step"][-1]
         if skipped and trainer.use_vllm and trainer._last_loaded_step == state.global_step - 1:
             trainer._last_loaded_step = state.global_step  # the generator has these weights: nothing moved
