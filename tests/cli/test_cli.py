@@ -351,13 +351,13 @@ def test_doctor_finds_what_is_missing(monkeypatch):
 def test_the_current_directory_comes_last_on_the_path(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(pods_rl.cli, "app", lambda: None)
+    monkeypatch.setattr(pods_rl.cli, "app", lambda **_: None)
     main()
     assert sys.path[-1] == str(tmp_path)
 
 
 def test_a_traceback_that_quotes_a_model_cannot_steer_the_terminal(monkeypatch, capsys, tmp_path):
-    def app() -> None:
+    def app(**_: object) -> None:
         raise ValueError("no number: \x1b[2J\x1b]0;owned\x07[/red]")
 
     monkeypatch.chdir(tmp_path)

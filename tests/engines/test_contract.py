@@ -17,6 +17,8 @@ SIGNATURES = {
         "self", "prompt_ids", "images", "multimodal_fields", "num_generations", "has_tool_images",
     ],
     "_calculate_rewards": ["self", "inputs", "prompts", "completions", "completion_ids_list"],
+    "log": ["self", "logs", "start_time"],
+    "_save": ["self", "output_dir", "state_dict"],
     "compute_loss": ["self", "model", "inputs", "return_outputs", "num_items_in_batch"],
 }  # fmt: skip
 LOGPS = ["self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy"]

@@ -9,6 +9,8 @@ import os
 import signal
 import sys
 
+from .barrier import close_off
+
 MEMORY_BYTES = 3 << 30  # a tower of powers fills any memory within seconds; past this the process gives up
 CAN_FORK = hasattr(os, "fork")
 
@@ -50,6 +52,7 @@ def _supervise(channel: int) -> None:
 
 
 def _serve(channel: int, busy: mmap.mmap | bytearray) -> None:
+    close_off()
     for line in sys.stdin:
         busy[0] = 1
         gold, answer, limit, patience = json.loads(line)
