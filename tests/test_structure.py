@@ -26,7 +26,7 @@ ALLOWED = {
     "recipe": {"errors", "batching"},
     "tasks": {"errors", "lookup", "rewards"},
     "experiment": {"errors", "recipe", "runs"},
-    "report": {"errors", "runs"},
+    "report": {"errors", "runs", "terminal"},
 }  # fmt: skip
 
 

@@ -48,6 +48,9 @@ class RunWriter:
     def __init__(self, path: str | Path, *, resume: bool = False) -> None:
         self.path = Path(path)
         self._files: dict[str, IO[str]] = {}
+        around = None if resume else _run_around(self.path)
+        if around:
+            raise UserError(f"{self.path} lies inside the run {around}. Choose another directory with --output.")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = _take_lock(self.path)
@@ -132,6 +135,11 @@ class RunWriter:
             if torn:  # a kill left half a line: end it, so that ours starts on its own
                 self._files[name].write("\n")
         self._files[name].write(to_json(row) + "\n")
+
+
+def _run_around(path: Path) -> Path | None:
+    """The run that a directory lies in, if it does; a project's folder with a config.yaml of its own is none."""
+    return next((p for p in path.resolve().parents if (p / CONFIG).is_file() and (p / STATUS).is_file()), None)
 
 
 def _take_lock(path: Path) -> IO[str]:
