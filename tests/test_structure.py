@@ -29,7 +29,7 @@ ALLOWED = {
     "recipe": {"errors", "batching", "losses"},
     "tasks": {"errors", "lookup", "rewards"},
     "experiment": {"errors", "recipe", "runs", "stopping"},
-    "report": {"errors", "runs"},
+    "report": {"errors", "runs", "terminal"},
 }  # fmt: skip
 
 

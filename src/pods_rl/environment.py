@@ -32,6 +32,7 @@ def quiet_libraries() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(logging.CRITICAL)  # what is broken in a file is in our own message
     warnings.filterwarnings("ignore", category=FutureWarning)
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # a line a retry, before our own message
     if os.environ.get("RANK", "0") != "0":  # the first process says it for all

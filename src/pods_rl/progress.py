@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from .terminal import console
+from .terminal import console, plain_text
 
 _PHASE = "pods/seconds/"
 
@@ -56,8 +56,8 @@ class Progress:
         self._context.__exit__(*error)
 
     def say(self, message: str) -> None:
-        """One plain line; `message` is ours, never a model's."""
-        self._out.print(Text(message))
+        """One plain line; what the message holds of a user's or a model's is made harmless."""
+        self._out.print(_line_of(message))
 
     def evaluation(self, row: Mapping[str, Any]) -> None:
         """An evaluation: always a line of its own."""
@@ -71,10 +71,10 @@ class Progress:
         """A training step."""
         line = self._line(row)
         if self._live:
-            self._live.update(Text(line, overflow="ellipsis", no_wrap=True))
+            self._live.update(_line_of(line, overflow="ellipsis", no_wrap=True))
         elif time.monotonic() - self._printed >= self._every:
             self._printed = time.monotonic()
-            self._out.print(Text(line))
+            self._out.print(_line_of(line))
 
     def _line(self, row: Mapping[str, Any]) -> str:
         phases = "/".join(f"{value or 0.0:.2f}" for key, value in row.items() if key.startswith(_PHASE))
@@ -97,3 +97,7 @@ class Progress:
         if self._max_steps and row["step"]:
             ends.append(row["seconds"] / row["step"] * (self._max_steps - row["step"]))
         return max(0.0, min(ends)) if ends else None
+
+
+def _line_of(line: str, **how: Any) -> Text:
+    return Text(plain_text(line), **how)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 # C0 and C1 controls but for newline and tab, and the marks that turn the direction of text
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def safe_text(value: object) -> str:

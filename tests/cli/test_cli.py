@@ -267,7 +267,6 @@ def test_train_runs_a_shipped_recipe_by_name(trained):
     [
         (["--recipe"], "--recipe a name is missing. Choose one of"),
         (["--recipe", "--dry-run"], "--recipe a name is missing."),
-        (["--recipe", "quickstart-podz"], "quickstart-podz: no such recipe is shipped. Did you mean quickstart-pods?"),
     ],
 )  # fmt: skip
 def test_train_without_a_good_name_lists_them(words, message):
@@ -275,6 +274,23 @@ def test_train_without_a_good_name_lists_them(words, message):
         pods("train", *words)
     assert message in str(refusal.value)
     assert {"tiny-pods", "quickstart-grpo", "gsm8k-qwen2.5-3b-pods"} <= set(str(refusal.value).split())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("quickstart-podz", "--recipe quickstart-podz: no such recipe is shipped. Did you mean quickstart-pods?"),
+        ("zzz", "--recipe zzz: no such recipe is shipped. `pods recipes` lists the "),
+        ("mine.yaml", "no such recipe is shipped. A file is given with --config mine.yaml."),
+    ],
+)
+def test_train_with_a_wrong_name_says_one_thing(name, message, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("max_steps: 1\n")
+    with pytest.raises(UserError) as refusal:
+        pods("train", "--recipe", name)
+    assert message in str(refusal.value)
+    assert len(str(refusal.value)) < 120
 
 
 def test_train_takes_one_recipe():
@@ -428,13 +444,13 @@ def test_doctor_finds_what_is_missing(monkeypatch):
 def test_the_current_directory_comes_last_on_the_path(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(pods_rl.cli, "app", lambda: None)
+    monkeypatch.setattr(pods_rl.cli, "app", lambda **_: None)
     main()
     assert sys.path[-1] == str(tmp_path)
 
 
 def test_a_traceback_that_quotes_a_model_cannot_steer_the_terminal(monkeypatch, capsys, tmp_path):
-    def app() -> None:
+    def app(**_: object) -> None:
         raise ValueError("no number: \x1b[2J\x1b]0;owned\x07[/red]")
 
     monkeypatch.chdir(tmp_path)

@@ -25,6 +25,7 @@ SIGNATURES = {
     "training_step": ["self", "model", "inputs", "num_items_in_batch"],
     "_get_grad_norm": ["self", "model", "grad_norm"],
     "log": ["self", "logs", "start_time"],
+    "_save": ["self", "output_dir", "state_dict"],
     "compute_loss": ["self", "model", "inputs", "return_outputs", "num_items_in_batch"],
     "_get_train_sampler": ["self", "dataset"],
     "_save_rng_state": ["self", "output_dir"],

@@ -237,7 +237,7 @@ def test_columns_are_checked_against_the_file(gsm8k, tmp_path):
     with pytest.raises(UserError, match=r"has the columns question, answer\. Did you mean question\?"):
         build(model_name_or_path="tiny", question_column="qestion", **gsm8k)
     (tmp_path / "train.jsonl").write_text("[1]\n")
-    with pytest.raises(UserError, match="its first line is no JSON object"):
+    with pytest.raises(UserError, match="line 1: is a list: expected a JSON object"):
         build(model_name_or_path="tiny", **gsm8k)
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import html
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +15,11 @@ import numpy as np
 import pytest
 from conftest import write_rollouts, write_run
 from test_report_ledger import OURS, Elements
+from tests.chromium import CHROMIUM, MISSING, dump
 
 from pods_rl.report import ReportFiles, build_report
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --virtual-time-budget=6000 --dump-dom"
-)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found: chromium, chromium-browser, google-chrome")
-
-
-def dump(page: Path, profile: Path) -> str:
-    assert CHROMIUM
-    command = [CHROMIUM, *FLAGS.split(), f"--user-data-dir={profile}", page.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 
 
 def drive(page: Path, folder: Path, script: str, *, width: int = 1000, dark: bool = False) -> Any:

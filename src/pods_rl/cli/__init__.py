@@ -5,6 +5,7 @@ Every command imports what is heavy inside its function, so that ``pods --help``
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -59,13 +60,27 @@ def main() -> None:
     """The ``pods`` command. A user's mistake is told in red, without a traceback, with exit code 2."""
     sys.path.append(os.getcwd())  # last, so that a rule or reward of the user's is found and replaces nothing
     try:
-        app()
+        code = app(standalone_mode=False)
+        if code:
+            sys.exit(code)
     except UserError as error:
         console(stderr=True).print(f"[red]Error:[/red] {safe_text(error)}")
         sys.exit(2)
-    except Exception:  # a fault of ours, or of a reward of the user's: it may quote what a model wrote
-        print(plain_text(traceback.format_exc()), end="", file=sys.stderr)
+    except typer.Abort:
+        print("Aborted!", file=sys.stderr)
         sys.exit(1)
+    except Exception as error:  # a fault of ours, or of a reward of the user's: it may quote what a model wrote
+        print(plain_text(_usage(error) or traceback.format_exc()), end="", file=sys.stderr)
+        sys.exit(getattr(error, "exit_code", 1))
+
+
+def _usage(error: Exception) -> str:
+    """What typer says of a word that it cannot read, quoted as it came; nothing for another error."""
+    if not hasattr(error, "show"):
+        return ""
+    said = io.StringIO()
+    error.show(file=said)
+    return said.getvalue()
 
 
 __all__ = ["app", "main"]

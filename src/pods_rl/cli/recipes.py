@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import UserError
-from ..terminal import console, safe_text
+from ..terminal import console, plain_text, safe_text
 
 
 def recipes(
@@ -36,11 +36,11 @@ def recipes(
     arm = shipped_arms().get(name)
     file = arm[0] if arm else accelerate_configs().get(name) or find_recipe(name)
     if path:
-        print(file)
+        print(plain_text(file))
     elif arm:
         print(_arm_text(*arm), end="")
     else:
-        print(file.read_text(encoding="utf-8"), end="")
+        print(plain_text(file.read_text(encoding="utf-8")), end="")
 
 
 def describe(path: Path) -> str:

@@ -168,8 +168,10 @@ def _row(number: int, line: str, group_by: str, reward_key: str) -> Row:
 def _write(kept: list[Kept], output: Path) -> None:
     from ..runs import to_json, write_atomic
 
-    text = "".join(to_json({**k.row.values, "selected_rank": k.rank, "advantage": k.advantage}) + "\n" for k in kept)
-    if str(output) == "-":
+    printed = str(output) == "-"
+    rows = ({**k.row.values, "selected_rank": k.rank, "advantage": k.advantage} for k in kept)
+    text = "".join(to_json(row, ascii_only=printed) + "\n" for row in rows)
+    if printed:
         sys.stdout.write(text)
         return
     try:

@@ -115,6 +115,7 @@ def train(
             tell_missing(recipe)
             return
         recipe.check_installed()
+        recipe.check_reachable()
         if output is None:
             output = _newest_run(recipe) if resume else _default_output(recipe)
         again = Again(resume, allow_changed_recipe)
@@ -215,7 +216,7 @@ def tell_missing(recipe: Recipe) -> None:
 
 
 def _shipped(name: str, config: str | None) -> str:
-    """A name of what is shipped; raises UserError with all names where it is none."""
+    """A name of what is shipped; raises UserError where it is none, with all names where none was given."""
     from ..recipe import shipped_arms, shipped_recipes
     from ..recipe.fields import suggest
     from .recipes import is_experiment
@@ -224,9 +225,12 @@ def _shipped(name: str, config: str | None) -> str:
         raise UserError(f"--recipe {name} and --config {config}: give one of them.")
     single = [recipe for recipe, path in shipped_recipes().items() if not is_experiment(path)]
     known = [*single, *shipped_arms()]
+    if not name:
+        raise UserError("\n  ".join(["--recipe a name is missing. Choose one of", *known]))
     if name not in known:
-        what = f"{name}: no such recipe is shipped.{suggest(name, known)}" if name else "a name is missing."
-        raise UserError("\n  ".join([f"--recipe {what} Choose one of", *known]))
+        near = suggest(name, known) or f" `pods recipes` lists the {len(known)} there are."
+        file = f" A file is given with --config {name}." if Path(name).is_file() else ""
+        raise UserError(f"--recipe {name}: no such recipe is shipped.{file or near}")
     return name
 
 

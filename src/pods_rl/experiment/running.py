@@ -78,6 +78,7 @@ def run_experiment(
     output, plan = Path(output), experiment.plan()
     for run in plan:
         run.recipe.check_installed()
+        run.recipe.check_reachable()
     if is_run(output):
         raise UserError(f"{output} holds a single run: choose another --output for an experiment.")
     with _hold(output):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import re
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from ..batching import BatchPlan, check_batch
 from ..errors import UserError
 from ..losses import check_losses
 from .fields import describe, suggest
+from .rows import check_eval_prompts, check_rows
 from .schema import REWARDS, RULES, TASKS, TINY
 
 _GENERATED = ("arithmetic", "countdown", "sorting", "reasoning_gym")
@@ -141,6 +141,8 @@ def _check_task(values: Mapping[str, Any]) -> None:
         if isinstance(weight, bool) or not isinstance(weight, (int, float)):
             raise UserError(f"task_rewards: {name}: got {describe(weight)}, expected a weight, such as 1.0.")
     _check_task_source(values)
+    if values["task"] in _GENERATED and values["task_test_size"] is not None:
+        check_eval_prompts(values, values["task_test_size"], f"task = {values['task']} (task_test_size)")
     for key in ("dataset_name", "dataset_test_name"):
         if values[key] is not None:
             _check_data(key, values[key], values)
@@ -190,25 +192,7 @@ def _check_data(key: str, name: str, values: Mapping[str, Any]) -> None:
             raise UserError(f"{key} = {name}: there is no such file or directory (looked in {Path.cwd()}).")
         return
     if path.suffix == ".jsonl":
-        columns = _first_columns(path, key)
-        for column in ("question_column", "answer_column"):
-            wanted = values[column]
-            if wanted is not None and wanted not in columns:
-                raise UserError(
-                    f"{column} = {wanted}: {name} has the columns {', '.join(columns)}.{suggest(wanted, columns)}"
-                )
-
-
-def _first_columns(path: Path, key: str) -> list[str]:
-    with path.open(encoding="utf-8", errors="replace") as file:
-        line = next((line for line in file if line.strip()), "")
-    try:
-        row = json.loads(line)
-    except ValueError:
-        row = None
-    if not isinstance(row, dict):
-        raise UserError(f"{key} = {path}: its first line is no JSON object: expected one on each line.")
-    return list(row)
+        check_rows(key, path, values)
 
 
 def _check_model(values: Mapping[str, Any]) -> None:

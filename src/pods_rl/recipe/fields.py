@@ -9,11 +9,14 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from reprlib import Repr
 from typing import Any
 
 import yaml
 
 COMPUTED = "(chosen at run time)"  # a default that is no literal in the source
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _NAMES = {
     "bool": "true or false",
@@ -111,7 +114,8 @@ def describe(value: Any) -> str:
     """
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    text = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."
+    text = _SHORT.repr(value)  # YAML's aliases can make a value whose whole text fills the memory
+    text = text if len(text) <= 60 else text[:57] + "..."
     kind = {str: "the text ", list: "the list ", dict: "the mapping ", int: "", float: ""}.get(type(value))
     return f"{type(value).__name__} {text}" if kind is None else kind + text
 

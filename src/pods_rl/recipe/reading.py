@@ -12,6 +12,8 @@ import yaml
 
 from ..errors import UserError
 
+_MOST_BYTES = 1 << 20  # the longest shipped experiment has 5 thousand
+
 
 @dataclass(frozen=True)
 class Source:
@@ -28,6 +30,9 @@ class Source:
 def read_yaml(path: Path) -> tuple[dict[str, Any], Source]:
     """The mapping a file holds, and where each of its keys stands. Raises UserError for anything else."""
     try:
+        size = path.stat().st_size
+        if size > _MOST_BYTES:
+            raise UserError(f"{path} has {size:,} bytes: expected a YAML recipe of {_MOST_BYTES:,} bytes at most.")
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"Cannot read {path}: {error.strerror}.") from error

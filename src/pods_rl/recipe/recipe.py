@@ -13,6 +13,7 @@ from ..batching import BatchPlan
 from ..errors import UserError
 from .checks import batch_plan, check_values, missing_library
 from .fields import suggest
+from .reach import check_reachable
 from .reading import Source, dump_yaml
 from .schema import TINY, UNSUPPORTED, defaults, fields
 from .shipped import read_recipe
@@ -73,6 +74,13 @@ class Recipe:
         """Raises UserError where a library that training needs is not installed."""
         if self.missing_library:
             raise UserError(f"{self.source}: {self.missing_library}")
+
+    def check_reachable(self) -> None:
+        """Raises UserError where the hub has to give the model or the data set, and will not."""
+        try:
+            check_reachable(self.values)
+        except UserError as error:
+            raise UserError(f"{self.source}: {error}") from error
 
     def to_yaml(self) -> str:
         """The resolved recipe, by section; loading it gives equal values."""

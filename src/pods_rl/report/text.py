@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]+")
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]#|~$])")
 
 UNITS: dict[str, float] = {"s": 1.0, "min": 60.0, "h": 3600.0}

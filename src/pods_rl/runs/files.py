@@ -66,7 +66,7 @@ def write_parquet(target: Path, columns: Mapping[str, Sequence[Any]]) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_suffix(".part")
     try:
-        table = pa.table({name: [_storable(value) for value in column] for name, column in columns.items()})
+        table = pa.table({_storable(name): [_storable(value) for value in column] for name, column in columns.items()})
         pq.write_table(table, part, compression="zstd")
         os.replace(part, target)
     finally:
@@ -79,13 +79,16 @@ def _storable(value: Any) -> Any:
     return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
-def to_json(value: Any, *, indent: int | None = None) -> str:
+def to_json(value: Any, *, indent: int | None = None, ascii_only: bool = False) -> str:
     """Strict JSON of anything a run logs: numpy and torch scalars unwrapped, what is not finite as null.
+
+    ``ascii_only`` escapes all other characters, for where a terminal may read it.
 
     >>> to_json({"loss": float("nan"), "steps": (1, 2)})
     '{"loss": null, "steps": [1, 2]}'
     """
-    return json.dumps(_plain(value), allow_nan=False, ensure_ascii=False, indent=indent)
+    text = json.dumps(_plain(value), allow_nan=False, ensure_ascii=ascii_only, indent=indent)
+    return text.replace("\x7f", "\\u007f") if ascii_only else text
 
 
 def _plain(value: Any) -> Any:

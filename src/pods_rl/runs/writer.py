@@ -49,6 +49,9 @@ class RunWriter:
     def __init__(self, path: str | Path, *, resume: bool = False) -> None:
         self.path = Path(path)
         self._files: dict[str, IO[str]] = {}
+        around = None if resume else _run_around(self.path)
+        if around:
+            raise UserError(f"{self.path} lies inside the run {around}. Choose another directory with --output.")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = _take_lock(self.path)
@@ -157,6 +160,11 @@ def end_run(path: str | Path, state: str, reason: str) -> bool:
         kept = {key: found.status.get(key) or 0 for key in ("step", "seconds", "elapsed")}
         writer.write_status(state, reason=reason, **kept)
     return True
+
+
+def _run_around(path: Path) -> Path | None:
+    """The run that a directory lies in, if it does; a project's folder with a config.yaml of its own is none."""
+    return next((p for p in path.resolve().parents if (p / CONFIG).is_file() and (p / STATUS).is_file()), None)
 
 
 def _take_lock(path: Path) -> IO[str]:

@@ -14,17 +14,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from transformers.trainer import TRAINING_ARGS_NAME
 from trl import GRPOTrainer
 
 from ...runs.checkpoints import clean, digest, prune, publish, staging
 
 
 class SavingMixin(GRPOTrainer):
-    """What PODSTrainer changes of TRL's checkpoints: where they are written, never what is in them.
-
-    One pickle apart: TRL's copy of its own arguments, which nothing reads, is left out.
-    """
+    """What PODSTrainer changes of TRL's checkpoints: where they are written, never what is in them."""
 
     recipe_keys: Mapping[str, Any] = MappingProxyType({})  # of the recipe, for the manifest
     _written_to: Path | None = None
@@ -47,7 +43,6 @@ class SavingMixin(GRPOTrainer):
             write(staged)
             self.accelerator.wait_for_everyone()
             if publishes:
-                (staged / TRAINING_ARGS_NAME).unlink(missing_ok=True)
                 publish(target, self._about())
         except BaseException:
             if publishes:

@@ -8,7 +8,7 @@ An overlay: nothing of TRL's methods is copied. What is overridden here, in the 
 - `_generate_single_turn`: ask the generator for n, in parts of `rollout_batch_size` rows.
 - `_calculate_rewards`: give TRL the scores of the kept rows, so that each rollout is scored once.
 - `rewarding.py` has what is overridden of the rewards, `update.py` of the update, `guard.py` against bad losses,
-  `saving.py` of checkpoints, `resuming.py` of resuming.
+  `saving.py` of checkpoints, `resuming.py` of resuming, `output.py` of printing and saving.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from .exchange import bring_rows, check_agreement, own_rows, rows_moved, uneven_
 from .generators import check_completions, refuse_lossy_cast, room_for_rollouts
 from .guard import GuardMixin
 from .metrics import is_constant, log_all_rollouts, log_selection
+from .output import OutputMixin
 from .phases import PhaseClock
 from .refusals import refuse_unsupported
 from .resuming import ResumeMixin
@@ -52,7 +53,9 @@ class _Round:
     rollouts: Rollouts | None = None
 
 
-class PODSTrainer(GuardMixin, RewardsMixin, SavingMixin, ResumeMixin, UpdateMixin, ShardingMixin, GRPOTrainer):
+class PODSTrainer(
+    OutputMixin, GuardMixin, RewardsMixin, SavingMixin, ResumeMixin, UpdateMixin, ShardingMixin, GRPOTrainer
+):
     """GRPO with down-sampling (paper Algorithm 1): generate n, keep m by a rule, train on those.
 
     Takes what TRL's `GRPOTrainer` takes, with a `PODSConfig` as `args`. Only selected rows reach a log-probability,

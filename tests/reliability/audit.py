@@ -1,0 +1,64 @@
+"""Run Python under the audit of `audited/sitecustomize.py`, and read what it and its children did."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pods_rl
+
+AUDITED = Path(__file__).parent / "audited"
+SOURCE = Path(pods_rl.__file__).parents[1]
+DEADLINE = 280  # seconds after which a hang counts as failure
+Event = dict[str, Any]
+
+
+class Audited(NamedTuple):
+    """How an audited process ended, and every event of it and its children."""
+
+    code: int
+    output: str
+    events: list[Event]
+
+
+def run_audited(words: Sequence[object], folder: Path, extra: Mapping[str, str] | None = None) -> Audited:
+    """Run `python WORDS` in a folder that is its working directory, with a home and a place for temporary files
+    beside it (`home`, `temporary`), all of which the caller may look into afterwards."""
+    log = folder.parent / f"{folder.name}.audit.jsonl"
+    home, temporary = folder.parent / "home", folder.parent / "temporary"
+    for path in (folder, home, temporary):
+        path.mkdir(exist_ok=True)
+    log.unlink(missing_ok=True)
+    environment = {
+        **{key: value for key, value in os.environ.items() if not key.startswith(("HF_", "XDG_", "MPL", "TORCH"))},
+        "PYTHONPATH": os.pathsep.join([str(AUDITED), str(SOURCE), os.environ.get("PYTHONPATH", "")]),
+        "PODS_AUDIT": str(log),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HOME": str(home),
+        "TMPDIR": str(temporary),
+        "OMP_NUM_THREADS": "1",
+        **(extra or {}),
+    }
+    done = subprocess.run(
+        [sys.executable, *map(str, words)],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="backslashreplace",
+        timeout=DEADLINE,
+        check=False,
+    )
+    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+    return Audited(done.returncode, done.stdout, [json.loads(line) for line in lines])
+
+
+def files_below(*folders: Path) -> set[Path]:
+    return {path for folder in folders for path in folder.rglob("*") if not path.is_dir()}

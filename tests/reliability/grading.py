@@ -1,0 +1,64 @@
+"""Grade every payload with every built-in reward, as a program of its own: `python grading.py [EVERY] [EVIL]`.
+
+Payloads are the completion, its final answer in each form an answer has, and the gold answer. Only every EVERY-th is
+graded. EVIL adds a reward that evaluates what it reads, for the test to see that its net catches it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from pods_rl.rewards import REWARDS, Reward, VerifierPool, answers
+from reliability.payloads import CODE
+
+FORMS = ("{}", "<think>x</think><answer>{}</answer>", "\\boxed{{{}}}", "#### {}", "<answer>\\boxed{{{}}}</answer>")
+GOLDS = ("18", "x^2+1", r"\{1, 2\}", "B", "2H2 + O2 = 2H2O", "6*(5-1)", "1 2 3")
+
+
+def _evil(text: str, gold: str) -> float:
+    try:
+        return float(bool(eval(text)))
+    except Exception:
+        return 0.0
+
+
+def main(every: int = 1, *others: str) -> None:
+    pool = VerifierPool(size=1)
+    answers.default_pool = lambda: pool
+    rewards = [*REWARDS.values(), *([Reward("evil", _evil)] if others else [])]
+    for reward in rewards:  # what is imported or started at first use
+        if reward.reads == "text":
+            for text, gold in (("<answer>2\\sqrt{2}</answer>", "\\sqrt{8}"), ("<answer>A 1 2</answer>", "B")):
+                reward(text, gold)
+    sys.audit("pods.mark")
+    graded = {}
+    for reward in rewards:
+        pairs = [pair for payload in CODE[::every] for pair in _pairs(payload)]
+        if reward.reads == "tokens":
+            scores = reward.of_lengths([len(text) for text, _ in pairs], 64)
+        else:
+            scores = reward.batch(*map(list, zip(*pairs, strict=True)))
+        graded[reward.name] = len(scores)
+    pairs = [(gold, payload) for payload in CODE[::every] for gold in ("x^2+1", payload + " ")]
+    verified = pool.verify(
+        pairs + [(payload, gold) for gold, payload in pairs]
+    )  # past all that accuracy sees to itself
+    print(json.dumps({"graded": graded, "verified": len(verified), "payloads": len(CODE[::every])}))
+    pool.close()
+
+
+def _pairs(payload: str) -> list[tuple[str, str]]:
+    given = [(form.format(payload), gold) for form in FORMS for gold in GOLDS]
+    return [
+        *given,
+        *((f"<answer>{gold}</answer>", payload) for gold in GOLDS),
+        (f"<answer>{payload} </answer>", payload),
+    ]
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1, *sys.argv[2:])

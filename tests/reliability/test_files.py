@@ -1,0 +1,421 @@
+"""Files: torn runs still open, two runs never share a directory, nothing is written elsewhere, no pickle goes out."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+
+import pods_rl
+from pods_rl.errors import UserError
+from pods_rl.report import build_report
+from pods_rl.runs import RunInUseError, RunWriter, find_runs
+
+from .audit import Audited, Event, files_below, run_audited
+from .synthetic import write_run
+
+PACKAGE = Path(pods_rl.__file__).parent
+REPOSITORY = Path(__file__).parents[2]
+
+# --------------------------------------------------------------------------------- torn and old runs
+
+Damage = tuple[str, str, bytes | None]  # what it is, the file, and what it holds then; None: it is gone
+
+
+def damages(run: Path, share: int, seed: int = 7) -> Iterator[Damage]:
+    """Each file of a run cut at each `share`-th of its length, empty, gone, of noise, and of another kind."""
+    draw = random.Random(seed)
+    for path in sorted(files_below(run)):
+        name, whole = str(path.relative_to(run)), path.read_bytes()
+        if path.name == ".lock":
+            continue
+        for part in range(1, share):
+            yield f"cut at {part}/{share}", name, whole[: len(whole) * part // share]
+        yield "empty", name, b""
+        yield "gone", name, None
+        yield "noise", name, draw.randbytes(len(whole))
+        yield "a bit turned", name, _turned(whole, draw)
+        yield "zeros, as after a power cut", name, bytes(len(whole))
+        yield "a list", name, b"[1, 2, 3]\n"
+        yield "null", name, b"null\n"
+        yield "deeply nested", name, b"[" * 3000
+        yield "a huge number", name, b'{"step": 1e999, "seconds": 123456789012345678901234567890, "accuracy": 1e400}\n'
+        if path.suffix in (".jsonl", ".json"):
+            yield from _rows_of_an_older_version(name, whole, draw)
+
+
+def _turned(whole: bytes, draw: random.Random) -> bytes:
+    place = draw.randrange(len(whole))
+    return whole[:place] + bytes([whole[place] ^ (1 << draw.randrange(8))]) + whole[place + 1 :]
+
+
+def _rows_of_an_older_version(name: str, whole: bytes, draw: random.Random) -> Iterator[Damage]:
+    """Each field missing, null, text, not finite, a list and true, in every row and in some of them."""
+    rows = [json.loads(line) for line in whole.splitlines()] if name.endswith("l") else [json.loads(whole)]
+    for key in rows[0]:
+        without = [{k: v for k, v in row.items() if k != key} for row in rows]
+        yield f"without {key}", name, _lines(without)
+        for value in (None, "x", float("nan"), float("-inf"), -1, [1], {"a": 1}, True, "0.5", 10**400):
+            yield f"{key} = {str(value)[:9]}", name, _lines([row | {key: value} for row in rows])
+            some = [row | {key: value} if draw.random() < 0.5 else row for row in rows]
+            yield f"{key} = {str(value)[:9]} at times", name, _lines(some)
+
+
+def _lines(rows: Sequence[dict]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+@pytest.mark.parametrize(("share", "every"), [(4, 40), pytest.param(20, 1, marks=pytest.mark.reliability)])
+def test_a_damaged_run_still_opens(share: int, every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pods report` of an experiment with one damaged run: a report, or one line that says what is missing.
+
+    Figures are drawn for the first few only: what they draw is what the tables hold.
+    """
+    root = tmp_path / "experiment"
+    runs = [write_run(root / arm / f"seed-{seed}", arm=arm, seed=seed) for arm in ("grpo", "pods") for seed in (1, 2)]
+    (root / "experiment.yaml").write_text("arms: {grpo: {}, pods: {}}\nseeds: [1, 2]\n")
+    run = runs[-1]
+    kept = {path: path.read_bytes() for path in files_below(run)}
+    opened, told = 0, 0
+    for number, (what, name, content) in enumerate(list(damages(run, share))[::every]):
+        if number == 3:
+            _without_figures(monkeypatch)
+        damaged = run / name
+        damaged.unlink()
+        if content is not None:
+            damaged.write_bytes(content)
+        try:
+            files = build_report(root, tmp_path / "out", resamples=5)
+            assert files.html.read_text(encoding="utf-8").rstrip().endswith("</html>")
+            opened += 1
+        except UserError as error:
+            assert str(error)
+            told += 1
+        except Exception as error:
+            raise AssertionError(f"{name}, {what}: {type(error).__name__}: {error}") from error
+        damaged.write_bytes(kept[damaged])
+    print(
+        f"\nfiles: {opened + told} of {opened + told} damaged runs open in the report ({told} with a line that says why)"
+    )
+    assert told == 0
+
+
+def _without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pods_rl.report import build
+    from pods_rl.report.pictures import Picture
+
+    monkeypatch.setattr(build, "pictures", lambda analysis: {"curves": Picture(b"", "data:,", "data:,", "", "")})
+
+
+def test_a_lone_damaged_run_opens(tmp_path: Path) -> None:
+    """Nothing but one file of a run, each in its turn; and foreign files among those of a run."""
+    whole = write_run(tmp_path / "whole")
+    for path in sorted(files_below(whole)):
+        name = path.relative_to(whole)
+        alone = tmp_path / "alone" / name.name.replace(".", "-")
+        (alone / name).parent.mkdir(parents=True)
+        (alone / name).write_bytes(path.read_bytes())
+        if name.name in ("config.yaml", "status.json"):  # what makes it a run
+            build_report(alone, resamples=5)
+        else:
+            with pytest.raises(UserError, match="No run found"):
+                build_report(alone, resamples=5)
+    (whole / "rollouts" / "step-x.parquet").write_bytes(b"PAR1")
+    (whole / "rollouts" / "step-000009.parquet").mkdir()
+    (whole / "evals.jsonl.swp").write_bytes(b"\x00")
+    (whole / "checkpoints" / "checkpoint-x").mkdir(parents=True)
+    assert "step-000009" in build_report(whole, resamples=5).html.read_text()
+    assert find_runs(tmp_path / "alone")
+
+
+# -------------------------------------------------------------------------------- one writer at a time
+
+HOLD = """
+import sys, time
+from pods_rl.runs import RunWriter
+with RunWriter(sys.argv[1], resume=len(sys.argv) > 2) as writer:
+    writer.write_config("seed: 1\\n")
+    writer.write_status("running")
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def hold(path: Path, *more: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path), *more], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_two_runs_never_share_a_directory(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    first = hold(path)
+    try:
+        for same in (path, tmp_path / "." / "run", _link(tmp_path / "link", path)):
+            with pytest.raises(RunInUseError, match=rf"is in use: process {first.pid} is writing this run"):
+                RunWriter(same, resume=True)
+    finally:
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+    with pytest.raises(UserError, match="already holds a run"):  # the killed one's, and free
+        RunWriter(path)
+    second = hold(path, "resume")
+    try:
+        with pytest.raises(RunInUseError, match=f"process {second.pid}"):
+            RunWriter(path, resume=True)
+    finally:
+        second.kill()
+        second.wait()
+    RunWriter(path, resume=True).close()
+
+
+def _link(link: Path, target: Path) -> Path:
+    link.symlink_to(target)
+    return link
+
+
+@pytest.mark.reliability
+def test_one_of_many_that_start_at_once_gets_the_directory(tmp_path: Path) -> None:
+    for attempt in range(5):
+        path = tmp_path / str(attempt)
+        starts = [
+            subprocess.Popen(
+                [sys.executable, "-c", HOLD, str(path)],
+                env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+            for _ in range(6)
+        ]
+        deadline = time.monotonic() + 60
+        while sum(start.poll() is None for start in starts) > 1 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        left = [start for start in starts if start.poll() is None]
+        for start in left:
+            start.kill()
+        for start in starts:
+            start.wait()
+        assert len(left) == 1
+    print("\nfiles: 5 of 5 races of 6 processes for one directory have one winner")
+
+
+# -------------------------------------------------------------------------- nothing written elsewhere
+
+TINY = {
+    "max_steps": 2, "num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 4, "save_steps": 1,
+    "max_completion_length": 8, "task_train_size": 4, "task_test_size": 2, "ledger_every": 1, "use_cpu": True,
+    "bf16": False, "threads": 1, "log_completions": True, "logging_steps": 1,
+}  # fmt: skip
+COMMANDS = {
+    "train": ["train", "--config", "r.yaml", "--output", "out/run"],
+    "eval": ["eval", "--run", "out/run", "--output", "out/results"],
+    "report": ["report", "out/run", "--output", "out/report"],
+    "compare": ["compare", "--config", "experiment.yaml", "--output", "out/experiment"],
+    "train on a file": ["train", "--config", "r.yaml", "--output", "out/file", "--dataset_name", "rows.jsonl",
+                        "--dataset_test_name", "rows.jsonl", "--max_steps", "1"],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def carried_out(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Audited]]:
+    """A training of two steps, its evaluation and its report, each audited in a folder beside a home of its own."""
+    folder = tmp_path_factory.mktemp("files") / "work"
+    return folder, {name: carry_out(folder, name) for name in ("train", "eval", "report")}
+
+
+def carry_out(folder: Path, name: str) -> Audited:
+    folder.mkdir(exist_ok=True)
+    (folder / "r.yaml").write_text(yaml.safe_dump(TINY))
+    (folder / "experiment.yaml").write_text(
+        yaml.safe_dump({"base": TINY | {"max_steps": 1}, "arms": {"grpo": {"num_rollouts": 4}, "pods": {}}, "seeds": 1})
+    )
+    rows = [{"question": f"{a}+1?", "answer": str(a + 1)} for a in range(4)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return run_audited(["-m", "pods_rl", *COMMANDS[name]], folder)
+
+
+def written(events: Sequence[Event], folder: Path) -> set[str]:
+    """Every path that was opened for writing, made, moved or removed, as long as it is no device."""
+    paths = set()
+    for event in events:
+        if event["kind"] in ("write", "disk"):
+            given = event["what"][:2] if event["event"] in ("os.rename", "os.link") else event["what"][:1]
+            paths |= {os.path.normpath(folder / path) for path in given if path != "None"}
+    return {path for path in paths if not path.startswith(("/dev/", "/proc/"))}
+
+
+# Caches that belong to the person and not to a run, where their libraries keep them (docs/reliability.md)
+CACHES = (".cache/huggingface/", ".cache/matplotlib/", ".config/matplotlib/")
+
+
+def outside(found: Audited, folder: Path) -> list[str]:
+    """What was written beside the output, but for caches and for temporary files that are gone again."""
+    home, temporary = folder.parent / "home", folder.parent / "temporary"
+    inside = [str(folder / "out"), str(temporary), *(str(home / cache) for cache in CACHES)]
+    elsewhere = [path for path in written(found.events, folder) if not f"{path}/".startswith(tuple(inside))]
+    made = {str(path) for path in files_below(folder, home, temporary)}  # by C++ and Rust as well
+    ours = {str(folder / name) for name in ("r.yaml", "experiment.yaml", "rows.jsonl")}
+    left = [path for path in made - ours if not path.startswith((inside[0], *inside[2:]))]
+    ancestors = [str(home / part) for part in (".cache", ".config", ".cache/huggingface", ".cache/matplotlib")]
+    return sorted({*elsewhere, *left} - {*ancestors, str(folder / "out")})
+
+
+@pytest.mark.parametrize("name", ["train", "eval", "report"])
+def test_nothing_is_written_outside_the_output(name: str, carried_out: tuple[Path, dict[str, Audited]]) -> None:
+    folder, found = carried_out
+    assert found[name].code == 0, found[name].output
+    assert (folder / "out").is_dir()
+    assert outside(found[name], folder) == []
+
+
+@pytest.mark.reliability
+@pytest.mark.parametrize("name", ["compare", "train on a file"])
+def test_nothing_is_written_outside_by_longer_commands(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    found = carry_out(folder, name)
+    assert found.code == 0, found.output
+    beside = outside(found, folder)
+    print(f"\nfiles: {len(beside)} files written outside the output by pods {name}")
+    assert beside == []
+
+
+def test_the_audit_sees_a_file_elsewhere(tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    program = "import pathlib, os; pathlib.Path('beside').write_text('x'); os.mkdir(os.path.expanduser('~/mine'))"
+    found = run_audited(["-c", program], folder)
+    assert outside(found, folder) == [str(tmp_path / "home" / "mine"), str(folder / "beside")]
+
+
+def test_trls_table_of_completions_is_harmless(carried_out: tuple[Path, dict[str, Audited]]) -> None:
+    output = carried_out[1]["train"].output
+    assert "Completion" in output
+    assert not set(output) & set(map(chr, [*range(9), *range(11, 32), *range(127, 160)]))
+
+
+# ------------------------------------------------------------------------------------------- no pickle
+
+
+def is_pickle(path: Path) -> bool:
+    """Whether a file is a pickle, or an archive with one, by its first bytes and its names."""
+    with path.open("rb") as file:
+        head = file.read(2)
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith(".pkl") for name in archive.namelist())
+    return (head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05") or path.suffix in (".pkl", ".pickle", ".joblib")
+
+
+def test_a_pickle_is_seen(tmp_path: Path) -> None:
+    import pickle
+
+    import torch
+
+    (tmp_path / "a.bin").write_bytes(pickle.dumps({"a": 1}))
+    torch.save({"a": 1}, tmp_path / "b.bin")
+    (tmp_path / "c.bin").write_bytes(b"\x00\x01")
+    assert [is_pickle(tmp_path / f"{name}.bin") for name in "abc"] == [True, True, False]
+
+
+def test_no_pickle_is_published(carried_out: tuple[Path, dict[str, Audited]]) -> None:
+    """Neither in the package and the results, nor in a final policy; a checkpoint has torch's own, for resuming alone."""
+    folder, _ = carried_out
+    run = folder / "out" / "run"
+    final = files_below(run / "checkpoints" / "final")
+    assert {path.name for path in final} >= {"model.safetensors", "config.json", "tokenizer.json"}
+    shipped = [path for path in files_below(PACKAGE) if "__pycache__" not in path.parts]
+    results = files_below(REPOSITORY / "docs") if (REPOSITORY / "docs").is_dir() else set()
+    rest = {path for path in files_below(run) if path.parent.parent.name != "checkpoints"}
+    everything = [
+        *final,
+        *shipped,
+        *results,
+        *rest,
+        *files_below(folder / "out" / "results", folder / "out" / "report"),
+    ]
+    pickles = [path for path in everything if is_pickle(path)]
+    print(f"\nfiles: {len(pickles)} pickles in {len(everything)} files that are published")
+    assert pickles == []
+    resumed = {path.name for path in files_below(run / "checkpoints") - final if is_pickle(path)}
+    assert resumed <= {"optimizer.pt", "scheduler.pt", "rng_state.pth"}  # transformers loads them with weights_only
+
+
+@pytest.mark.reliability
+def test_no_pickle_is_in_the_wheel(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools", reason="the wheel is built with setuptools")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w"]
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE", "src"):
+        subprocess.run(["cp", "-r", str(REPOSITORY / name), str(source)], check=True)
+    subprocess.run([*command, str(tmp_path), str(source)], check=True, capture_output=True, timeout=240)
+    wheel = next(tmp_path.glob("*.whl"))
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "wheel")
+    inside = files_below(tmp_path / "wheel")
+    pickles = [path for path in inside if is_pickle(path)]
+    print(f"\nfiles: {len(pickles)} pickles among {len(inside)} files of the wheel")
+    assert pickles == []
+
+
+# --------------------------------------------------------------------------------------- our own code
+
+BANNED_CALLS = {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "yaml.load", "yaml.unsafe_load",
+                "yaml.full_load", "marshal.loads", "np.load", "numpy.load", "joblib.load"}  # fmt: skip
+BANNED_IMPORTS = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
+
+
+def dangers(tree: ast.AST) -> Iterator[str]:
+    """Calls that run text, load pickles or trust what they load."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            yield from (f"import {name}, line {node.lineno}" for name in names if name.split(".")[0] in BANNED_IMPORTS)
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        options = {option.arg: option.value for option in node.keywords}
+        if called in BANNED_CALLS or called.endswith((".loads_pickle", ".read_pickle")):
+            yield f"{called}, line {node.lineno}"
+        if called == "torch.load" and not _is(options.get("weights_only"), True):
+            yield f"torch.load without weights_only, line {node.lineno}"
+        yield from (
+            f"{name}, line {node.lineno}" for name in ("shell", "trust_remote_code", "allow_pickle")
+            if name in options and not _is(options[name], False)
+        )  # fmt: skip
+
+
+def _is(node: ast.expr | None, value: bool) -> bool:
+    return isinstance(node, ast.Constant) and node.value is value
+
+
+def test_our_code_loads_nothing_that_could_run() -> None:
+    sources = [*PACKAGE.rglob("*.py"), *(REPOSITORY / "benchmarks").glob("*.py")]
+    found = {str(path): bad for path in sources if (bad := list(dangers(ast.parse(path.read_text(encoding="utf-8")))))}
+    print(f"\nfiles: {len(found)} of {len(sources)} modules load or run what they should not")
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import pickle", "from dill import loads", "eval(x)", "exec('a')", "torch.load(p)", "yaml.load(t)",
+        "torch.load(p, weights_only=False)", "run(c, shell=True)", "load(m, trust_remote_code=trust)",
+    ],
+)  # fmt: skip
+def test_such_code_is_seen(line: str) -> None:
+    assert list(dangers(ast.parse(line)))

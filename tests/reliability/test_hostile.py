@@ -1,0 +1,368 @@
+"""Hostile text is text: nothing of it runs in a grader or a browser, nothing of it steers a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from pods_rl import cli
+from pods_rl.cli.board import Board
+from pods_rl.errors import UserError
+from pods_rl.experiment import Event, Planned
+from pods_rl.progress import Progress
+from pods_rl.report import build_report, print_summary
+from pods_rl.rewards import REWARDS
+from pods_rl.terminal import plain_text, safe_text
+
+from ..chromium import CHROMIUM, MISSING, dump
+from .audit import run_audited
+from .payloads import CANARY, CODE, fuzzed, scripts
+from .synthetic import write_run
+
+GRADING = Path(__file__).parent / "grading.py"
+
+# ----------------------------------------------------------------------------- code, in every grader
+
+# sympy makes Python of digits, and writes itself functions for polynomials; a data class or a tuple does too
+OWN_CODE = ("/sympy/polys/", "/dataclasses.py:", "/collections/__init__.py:", "/typing.py:")
+OWN_TEXT = re.compile(
+    r"from sympy import \*|(Integer|Float) \('?[0-9.eE+-]+'? ?\)|<string> <module> \('(sympy|Integer|Float)',\)"
+)
+
+
+def executed(events: Sequence[dict]) -> list[str]:
+    """What was done after everything was loaded that no grader has to do."""
+    start = next(place for place, event in enumerate(events) if event["kind"] == "mark")
+    done = []
+    for event in events[start + 1 :]:
+        own = event["kind"] in ("exec", "compile") and (
+            any(part in event["where"] for part in OWN_CODE)
+            or ("/sympy/parsing/sympy_parser.py:" in event["where"] and OWN_TEXT.fullmatch(event["what"][0]))
+        )
+        if not own or CANARY in str(event["what"]):
+            done.append(f"{event['event']} {event['what']} at {event['where']}")
+    return done
+
+
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.reliability)])
+def test_no_code_runs_in_a_grader(every: int, tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    found = run_audited([GRADING, every], folder)
+    assert found.code == 0, found.output
+    counts = json.loads(found.output.splitlines()[-1])
+    assert set(counts["graded"]) == set(REWARDS)
+    done = executed(found.events)
+    print(f"\ncode: {len(done)} of {counts['payloads']} payloads x {len(REWARDS)} graders executed")
+    assert done == []
+    assert not list(folder.iterdir())  # a canary
+
+
+def test_a_grader_that_runs_code_is_seen(tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    done = executed(run_audited([GRADING, 8, "evil"], folder).events)
+    assert any("os.system" in line for line in done)
+    assert any(line.startswith("compile") for line in done)
+    assert (folder / CANARY).exists()
+
+
+def test_code_payloads_are_distinct_and_enough() -> None:
+    assert len(set(CODE)) == 25
+
+
+BARRED = """
+import os, socket, subprocess, sympy
+from pods_rl.rewards.barrier import close_off
+close_off()
+passed = []
+for name, act in {
+    "sympify": lambda: sympy.sympify("__import__('os').getpid()"),
+    "attribute": lambda: sympy.sympify("x.__class__"),
+    "system": lambda: os.system("touch CANARY"),
+    "process": lambda: subprocess.run(["true"]),
+    "socket": lambda: socket.create_connection(("127.0.0.1", 9)),
+    "write": lambda: open("CANARY", "w"),
+    "remove": lambda: os.remove("CANARY"),
+    "fork": os.fork,
+}.items():
+    try:
+        act()
+        passed.append(name)
+    except PermissionError:
+        pass
+assert sympy.sympify("0.25") == 0.25 and sympy.Number("12") == 12
+print(passed)
+"""
+
+
+def test_a_verifier_process_is_barred(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", BARRED], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert not list(tmp_path.iterdir())
+
+
+# ------------------------------------------------------------------------------- scripts, in a browser
+
+
+@pytest.fixture
+def beacon() -> Iterator[SimpleNamespace]:
+    """A server that counts who asks it for anything."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+        do_POST = do_GET  # noqa: N815
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield SimpleNamespace(address=f"http://127.0.0.1:{server.server_port}/beacon", asked=asked)
+    server.shutdown()
+    server.server_close()
+
+
+def name_of(payload: str, place: int) -> str:
+    """A directory's name that is a payload, as far as a file system takes it."""
+    return f"{place} {payload}".replace("/", "∕").replace("\x00", "")[:200].encode()[:240].decode(errors="ignore")
+
+
+def hostile_page(root: Path, payloads: Sequence[str]) -> Path:
+    """A report with each payload as prompt, completion, answer, arm, run, reward, state, reason and device."""
+    for place, payload in enumerate(payloads):
+        path = root / name_of(payload, place) / f"seed-{place} {name_of(payload, place)[:60]}"
+        texts = dict.fromkeys(("prompt", "completion", "answer", "reward", "text"), payload)
+        write_run(path, seed=place, arm=name_of(payload, place), **texts)
+        path.joinpath("status.json").write_text(json.dumps({"state": payload, "reason": payload, "step": payload}))
+    return build_report([root], root.parent / f"{name_of(payloads[0], 0)[:60]}.out", baseline=None, resamples=10).html
+
+
+def live(page: Path, profile: Path, asked: list[str]) -> list[str]:
+    """What of a page ran, or reached out."""
+    asked.clear()
+    text = dump(page, profile)
+    title = re.search(r"<title>(.*?)</title>", text, re.DOTALL)
+    ran = [] if title and title[1].startswith("PODS report:") else [f"title {title and title[1]}"]
+    ran += re.findall(r"<[a-z][^<>]*\son[a-z]+\s*=[^>]*>", text)
+    return ran + asked
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.reliability)])
+def test_no_script_runs_in_the_report(every: int, beacon: SimpleNamespace, tmp_path: Path) -> None:
+    payloads = scripts(beacon.address)[::every]
+    page = hostile_page(tmp_path / "<img src=x onerror=alert(1)> $\\frac{$", payloads)
+    found = live(page, tmp_path / "profile", beacon.asked)
+    bare = tmp_path / "bare.html"  # escaping alone must hold as well
+    policy = r'<meta http-equiv="Content-Security-Policy"[^>]*>'
+    text, removed = re.subn(policy, "", page.read_text(encoding="utf-8"))
+    bare.write_text(text, encoding="utf-8")
+    unprotected = live(bare, tmp_path / "profile", beacon.asked)
+    print(f"\nscripts: {len(found)} of {len(payloads)} live in the report, {len(unprotected)} without its policy")
+    assert (removed, found, unprotected) == (1, [], [])
+    markdown = page.with_name("report.md").read_text(encoding="utf-8")
+    assert "<" not in markdown
+    assert not re.search(r"(?<!\\)\]\((?!figures/)", markdown)
+    assert not harmful(markdown)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
+@pytest.mark.reliability
+def test_the_policy_stops_what_escaping_would_let_through(beacon: SimpleNamespace, tmp_path: Path) -> None:
+    """Each payload put raw into the page: live without the policy for nearly all, with it for none."""
+    page = build_report(write_run(tmp_path / "run"), tmp_path / "out", resamples=10).html
+    text = page.read_text(encoding="utf-8")
+    bare = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
+    alive = {True: 0, False: 0}
+    for payload in scripts(beacon.address):
+        for protected, whole in ((True, text), (False, bare)):
+            raw = tmp_path / "raw.html"
+            raw.write_text(whole.replace("<main>", f"<main>{payload}", 1), encoding="utf-8")
+            beacon.asked.clear()
+            ran = "pwned</title>" in dump(raw, tmp_path / "profile")
+            alive[protected] += ran or bool(beacon.asked)
+    print(f"\npolicy: {alive[True]} of 20 raw payloads live, {alive[False]} of 20 without it")
+    assert alive[True] == 0
+    assert alive[False] >= 10
+
+
+# --------------------------------------------------------------------------- escapes, on a terminal
+
+# rich's own, for a line that is redrawn, and its colours; none of ours has the 66 of the payloads
+RICH = re.compile(r"\x1b\[(?!66)[0-9;?]*[A-Za-z]|(?<![^\n])\r|\r(?=\x1b\[[12])")
+HARMFUL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def harmful(printed: str) -> list[str]:
+    """Each character that would steer a terminal, with what stands around it."""
+    left = RICH.sub("", printed).replace("\r\n", "\n")
+    return [left[max(0, found.start() - 20) : found.end() + 20] for found in HARMFUL.finditer(left)]
+
+
+def terminal() -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=200, soft_wrap=True)
+
+
+def printed_by(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def by_markup(texts: Sequence[str]) -> str:
+    out = terminal()
+    for text in texts:
+        out.print(f"[bold]{safe_text(text)}[/bold] [red]{safe_text(text)}[/red]: {safe_text(repr(text))}")
+    return printed_by(out)
+
+
+def by_print(texts: Sequence[str]) -> str:
+    return "\n".join(map(plain_text, texts))
+
+
+def by_progress(texts: Sequence[str]) -> str:
+    out = terminal()
+    row = {"step": 1, "seconds": 1.0, "reward": 0.5, "accuracy": 0.5, "format_accuracy": 1.0}
+    for text in texts:
+        with Progress(text, out=out) as progress:
+            progress.say(text)
+            progress.step(row)
+            progress.evaluation(row)
+    return printed_by(out)
+
+
+def by_board(texts: Sequence[str]) -> str:
+    out = terminal()
+    recipe = SimpleNamespace(values={"max_seconds": 1.0, "max_steps": 1})
+    runs = [Planned(text, place, recipe) for place, text in enumerate(texts)]  # type: ignore[arg-type]
+    with Board(runs, out=out) as board:
+        board._over.set()  # the events alone draw it
+        for place, (text, run) in enumerate(zip(texts, runs, strict=True)):
+            if place % 50 == 0:
+                board(Event("failed", run, Path("nowhere", plain_text(text)), place, len(runs), text))
+            else:
+                out.print(board._line(Event("failed", run, Path(text), place, len(runs), text)))
+    return printed_by(out)
+
+
+def by_errors(texts: Sequence[str]) -> str:
+    """What `pods` says when a command ends in an error, ours, typer's or one that nobody foresaw."""
+    said = io.StringIO()
+    for place, text in enumerate(texts):
+        error = (UserError(text), ValueError(text), RuntimeError(f"{text} in row 1"))[place % 3]
+
+        def fail(error: Exception = error, **_: object) -> None:
+            raise error
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cli, "app", fail)
+            patch.setattr(sys, "stderr", said)
+            with pytest.raises(SystemExit):
+                cli.main()
+    return said.getvalue()
+
+
+def by_words(texts: Sequence[str]) -> str:
+    """What `pods` says to words of a command line that it cannot use."""
+    said = io.StringIO()
+    commands = (
+        lambda text: [text],
+        lambda text: ["report", text],
+        lambda text: ["report", "--csv", text, "--output", "out"],
+        lambda text: ["train", "--config", text],
+        lambda text: ["train", f"--{text}", text],
+        lambda text: ["train", "--recipe", text],
+        lambda text: ["train", "--num_processes", text],
+        lambda text: ["train", "--recipe", "tiny-pods", "--rule", text],
+        lambda text: ["train", "--recipe", "tiny-pods", "--model_name_or_path", text, "--dry-run"],
+        lambda text: ["train", "--explain", text],
+        lambda text: ["recipes", text],
+        lambda text: ["compare", "--config", text],
+        lambda text: ["select", text],
+        lambda text: ["eval", "--run", text],
+        lambda text: ["tasks", text],
+        lambda text: ["doctor", "--config", text],
+    )
+    for place, text in enumerate(texts):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["pods", *commands[place % len(commands)](text.replace("\x00", ""))])
+            patch.setattr(sys, "stderr", said)
+            patch.setattr(sys, "stdout", said)
+            with suppress(SystemExit):
+                cli.main()
+    assert "Traceback" not in said.getvalue()
+    return said.getvalue()
+
+
+def by_select(texts: Sequence[str]) -> str:
+    """`pods select` on rollouts whose every text is hostile, and on a file of bad lines."""
+    rows = [
+        json.dumps({"prompt": text[:3], "completion": text, text: text, "reward": i % 7})
+        for i, text in enumerate(texts)
+    ]
+    bad = [line[:-1] + "\x1b[66m" for line in rows]
+    said = io.StringIO()
+    for lines, words in ((rows, ["-m", "2", "--output", "-"]), (rows, ["-m", "2"]), (bad, []), (bad, ["--skip-bad"])):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["pods", "select", "-", *words])
+            patch.setattr(sys, "stdin", io.StringIO("\n".join(lines)))
+            patch.setattr(sys, "stderr", said)
+            patch.setattr(sys, "stdout", said)
+            with suppress(SystemExit):
+                cli.main()
+    return said.getvalue()
+
+
+SINKS: tuple[Callable[[Sequence[str]], str], ...] = (
+    by_markup, by_print, by_progress, by_board, by_errors, by_words, by_select,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.reliability)])
+@pytest.mark.parametrize("sink", SINKS)
+def test_no_escape_reaches_a_terminal(
+    sink: Callable[[Sequence[str]], str], count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    printed = sink(fuzzed(count))
+    found = harmful(printed)
+    print(f"\nterminal: {sink.__name__}: {count} texts, {len(found)} escapes, 0 errors")
+    assert found == []
+    assert len(printed) > count
+
+
+def test_an_escape_that_is_printed_raw_is_seen() -> None:
+    out = terminal()
+    for text in fuzzed(100):
+        out.print(text, markup=False)
+    assert len(harmful(printed_by(out))) > 100
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(200, marks=pytest.mark.reliability)])
+def test_reports_of_hostile_names(count: int, tmp_path: Path) -> None:
+    """Ledgers, names and reasons that are fuzzed: the report is built, and its summary is harmless."""
+    texts = fuzzed(count)
+    for batch in range(0, count, 20):
+        root = tmp_path / f"{batch}"
+        for place, text in enumerate(texts[batch : batch + 20]):
+            texts_of = dict.fromkeys(("prompt", "completion", "answer", "reward", "text"), text)
+            name = name_of(text.encode(errors="replace").decode(), place)
+            write_run(root / name / f"seed-{place}", seed=place, **texts_of)
+        out = terminal()
+        print_summary(build_report(root, tmp_path / "out", baseline=None, resamples=10), out)
+        assert harmful(printed_by(out)) == []
+        assert harmful((tmp_path / "out" / "report.md").read_text(encoding="utf-8")) == []
