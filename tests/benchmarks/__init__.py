@@ -30,7 +30,7 @@ def module(name: str) -> ModuleType:
 
 
 def run(name: str, *words: str, folder: Path) -> tuple[str, Any]:
-    """What a benchmark prints, and the JSON it writes."""
+    """What a benchmark prints, and what it writes with `--json`."""
     figures = folder / f"{name}.json"
     done = subprocess.run(
         [sys.executable, str(BENCHMARKS / f"{name}.py"), *words, "--json", str(figures)],
