@@ -1,0 +1,287 @@
+"""What a step costs on one GPU as n grows: python benchmarks/gpu_step.py [--output docs/results]
+
+A model of Qwen2.5-3B's shape with random weights (nothing is downloaded), LoRA of rank 64 on all linear layers, bf16,
+as in the paper's setting a but for its 4-bit base: PODS n -> 16 beside TRL's GRPO trainer on 16 and on all n (GRPO-GA,
+the same micro-batches, more of them). Seconds by phase, medians and range over the steps after the first; the peak of
+memory in generation and in the update. Each cell is a process of its own: one that runs out of memory says so in its
+place and costs nothing else. Generation is `generate`, not vLLM.
+
+Random weights never end a completion, so every one is made `--completion-tokens` long: both trainers get the same
+work, the longest there is. The time of both is taken by the same clock, at the same places.
+
+    python benchmarks/gpu_step.py --size tiny --device cpu --n 4 8 --m 4 --output /tmp/gpu      # seconds, on a CPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import resident
+
+PHASES = ("rollout", "reward", "selection", "update")
+QWEN_3B = {
+    "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36,
+    "num_attention_heads": 16, "num_key_value_heads": 2, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+SIZES: dict[str, dict[str, Any]] = {
+    "qwen2.5-3b": QWEN_3B,
+    "tiny": QWEN_3B | {
+        "vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2
+    },
+}  # fmt: skip
+GIB = 2**30
+
+
+def memory_clock(device: Any) -> Any:
+    """The trainer's own clock that also keeps each phase's peak of memory."""
+    import torch
+
+    from pods_rl.engines.trl.phases import PhaseClock
+
+    cuda = device.type == "cuda"
+
+    class MemoryClock(PhaseClock):
+        phase: str | None = None
+
+        def __init__(self) -> None:
+            super().__init__(device)
+            self.peaks: dict[str, int] = {}
+
+        def note(self, phase: str | None) -> None:
+            if self.phase is not None:
+                seen = torch.cuda.max_memory_allocated(device) if cuda else resident.peak()
+                self.peaks[self.phase] = max(seen, self.peaks.get(self.phase, 0))
+            if cuda:
+                torch.cuda.reset_peak_memory_stats(device)
+            else:
+                resident.reset_peak()
+            self.phase = phase
+
+        def enter(self, phase: str) -> None:
+            super().enter(phase)
+            self.note(phase)
+
+        def stop(self) -> None:
+            super().stop()
+            self.note(None)
+
+    return MemoryClock()
+
+
+def reward(completions: list[str], **_: Any) -> list[float]:
+    """Random weights write nothing that could be graded; seven values, so that every group has a spread."""
+    return [len(set(text)) / 100 + i % 7 for i, text in enumerate(completions)]
+
+
+def build(options: argparse.Namespace) -> Any:
+    import torch
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed
+    from trl import GRPOConfig, GRPOTrainer
+
+    from pods_rl import PODSConfig, PODSTrainer
+    from pods_rl.policies.build import build_tokenizer
+
+    tokenizer, cuda = build_tokenizer(), options.device == "cuda"
+    tokenizer.model_max_length = options.prompt_tokens + options.completion_tokens
+    set_seed(0)
+    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    config = Qwen2Config(**SIZES[options.size], **ids, tie_word_embeddings=True)
+    with torch.device(options.device):
+        model = Qwen2ForCausalLM._from_config(config, dtype=torch.bfloat16 if cuda else torch.float32)
+    pods = options.arm == "pods"
+    rows = options.m if pods else options.n[0]
+    settings: dict[str, Any] = {
+        "num_generations": rows, "per_device_train_batch_size": min(options.micro_batch, rows),
+        "gradient_accumulation_steps": max(1, rows // options.micro_batch), "max_steps": options.steps,
+        "max_completion_length": options.completion_tokens, "temperature": 0.9, "beta": 0.0, "loss_type": "grpo",
+        "generation_kwargs": {"min_new_tokens": options.completion_tokens}, "gradient_checkpointing": True,
+        "learning_rate": 5e-6, "lr_scheduler_type": "constant", "optim": options.optim, "bf16": cuda,
+        "use_cpu": not cuda, "report_to": "none", "save_strategy": "no", "disable_tqdm": True, "logging_steps": 1,
+    }  # fmt: skip
+    if pods:
+        settings |= {"num_rollouts": options.n[0], "rollout_batch_size": options.rollout_batch_size}
+    trainer_class, config_class = (PODSTrainer, PODSConfig) if pods else (GRPOTrainer, GRPOConfig)
+    return trainer_class(
+        model=model,
+        reward_funcs=reward,
+        args=config_class(tempfile.mkdtemp(prefix="pods-bench-"), **settings),
+        train_dataset=Dataset.from_dict({"prompt": ["7" * options.prompt_tokens] * (4 * options.steps)}),
+        processing_class=tokenizer,
+        peft_config=LoraConfig(task_type="CAUSAL_LM", r=64, lora_alpha=64, target_modules="all-linear"),
+    )
+
+
+def time_from_outside(trainer: Any, clock: Any) -> None:
+    """TRL's trainer on the clock that PODSTrainer has inside: the same phases, entered at the same calls."""
+    from transformers import TrainerCallback
+
+    def within(phase: str, function: Any) -> Any:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            clock.enter(phase)
+            result = function(*args, **kwargs)
+            clock.enter("update")
+            return result
+
+        return timed
+
+    class Step(TrainerCallback):
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            clock.reset()
+            clock.enter("update")
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            clock.stop()
+            for phase, seconds in clock.seconds.items():
+                trainer._metrics["train"][f"pods/seconds/{phase}"].append(seconds)
+
+    trainer._generate = within("rollout", trainer._generate)
+    trainer._calculate_rewards = within("reward", trainer._calculate_rewards)
+    trainer.add_callback(Step())
+
+
+def run_cell(options: argparse.Namespace) -> dict[str, Any]:
+    """Train; seconds of each step by phase, the phases' peaks, or where memory ran out."""
+    import torch
+    from transformers import logging
+
+    logging.set_verbosity_error()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    clock = None
+    try:
+        trainer = build(options)
+        clock = memory_clock(trainer.accelerator.device)
+        if options.arm == "pods":
+            trainer.clock = clock
+        else:
+            time_from_outside(trainer, clock)
+        trainer.train()
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        return {"out_of_memory": (clock and clock.phase) or "loading", "message": str(error).splitlines()[0]}
+    rows = [row for row in trainer.state.log_history if "pods/seconds/update" in row]
+    lengths = [row["completions/mean_length"] for row in rows]
+    assert min(lengths) == options.completion_tokens, f"completions of {min(lengths):g} tokens"
+    steps = [{phase: row[f"pods/seconds/{phase}"] for phase in PHASES} for row in rows]
+    return {"steps": steps[1:], "peaks": clock.peaks}
+
+
+def in_a_process(arm: str, n: int, words: list[str], limit: float) -> dict[str, Any]:
+    """A cell as a child; what kills it is its result."""
+    with tempfile.TemporaryDirectory(prefix="pods-bench-") as folder:
+        answer = Path(folder) / "cell.json"
+        command = [sys.executable, __file__, *words, "--arm", arm, "--n", str(n), "--cell", str(answer)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
+        except subprocess.TimeoutExpired:
+            return {"failed": f"not done after {limit:g} s"}
+        if answer.is_file():
+            return json.loads(answer.read_text())
+    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    return {"failed": f"exit code {done.returncode}: {last[:200]}"}
+
+
+def summary(seconds: list[float]) -> list[float]:
+    """Median, least, greatest."""
+    return [statistics.median(seconds), min(seconds), max(seconds)]
+
+
+def row(cell: dict[str, Any]) -> list[str]:
+    """A cell as a row of the table."""
+    name = {"pods": f"PODS {cell['n']} -> {cell['m']}", "trl": f"TRL {cell['n']}"}[cell["arm"]]
+    if "steps" not in cell:
+        where = cell.get("out_of_memory")
+        why = f"out of memory in {where}" if where else cell["failed"]
+        return [name, why.replace("|", "/"), *[""] * 6]
+    whole = summary([sum(step.values()) for step in cell["steps"]])
+    phases = [f"{statistics.median(step[phase] for step in cell['steps']):.3g}" for phase in PHASES]
+    peaks = [f"{cell['peaks'][phase] / GIB:.2f}" for phase in ("rollout", "update")]
+    return [name, "{:.3g} ({:.3g}-{:.3g})".format(*whole), *phases, *peaks]
+
+
+def table(results: dict[str, Any]) -> str:
+    """Markdown, with what was run above it."""
+    held = "allocated on the device" if results["device"] != results["processor"] else "resident in the process"
+    header = ["arm", "step, s (range)", *PHASES, "peak rollout, GiB", "peak update, GiB"]
+    lines = [
+        f"{results['size']}-shaped, random weights, LoRA 64; {results['device']}; torch {results['torch']}, TRL "
+        f"{results['trl']}.",
+        f"Prompts of {results['prompt_tokens']} tokens, every completion {results['completion_tokens']}; micro-batches "
+        f"of {results['micro_batch']} rows; medians of {results['steps'] - 1} steps; memory {held}.",
+        "",
+        "| " + " | ".join(header) + " |",
+        "|" + "---|" * len(header),
+        *("| " + " | ".join(row(cell)) + " |" for cell in results["cells"]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def device_name(device: str) -> str:
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.get_device_name()
+    return platform.processor() or platform.machine()
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=list(SIZES), default="qwen2.5-3b")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--n", type=int, nargs="+", default=[16, 32, 64, 128, 256])
+    parser.add_argument("--m", type=int, default=16)
+    parser.add_argument("--micro-batch", type=int, default=8, help="rows of a forward pass (default: %(default)s)")
+    parser.add_argument("--rollout-batch-size", type=int, help="PODS: rows generated at once (default: all n)")
+    parser.add_argument("--prompt-tokens", type=int, default=512, help="the paper's limit (default: %(default)s)")
+    parser.add_argument("--completion-tokens", type=int, default=512, help="the paper's limit (default: %(default)s)")
+    parser.add_argument("--optim", default="adamw_torch", help="the paper: adamw_8bit (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=5, help="of each cell, the first not counted")
+    parser.add_argument("--threads", type=int, help="CPU threads of torch")
+    parser.add_argument("--limit", type=float, default=1800, help="seconds a cell may take (default: %(default)s)")
+    parser.add_argument("--output", type=Path, default=Path("docs/results"), help="folder of gpu_step.json and .md")
+    parser.add_argument("--arm", choices=("pods", "trl"), help=argparse.SUPPRESS)
+    parser.add_argument("--cell", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args(words)
+
+
+def cells(options: argparse.Namespace) -> list[tuple[str, int]]:
+    """TRL on m, then PODS and TRL for each n; at n = m TRL's is the first."""
+    first = ("trl", options.m)
+    return [first, *((arm, n) for n in options.n for arm in ("pods", "trl") if (arm, n) != first)]
+
+
+def main() -> None:
+    options = parse(sys.argv[1:])
+    if options.cell:
+        options.cell.write_text(json.dumps(run_cell(options)))
+        return
+    results = start(options)
+    options.output.mkdir(parents=True, exist_ok=True)
+    print(table(results), end="", flush=True)
+    for arm, n in cells(options):
+        cell = {"arm": arm, "n": n, "m": options.m, **in_a_process(arm, n, sys.argv[1:], options.limit)}
+        results["cells"].append(cell)
+        print("| " + " | ".join(row(cell)) + " |", flush=True)
+        (options.output / "gpu_step.json").write_text(json.dumps(results, indent=1) + "\n")
+        (options.output / "gpu_step.md").write_text(table(results))
+
+
+def start(options: argparse.Namespace) -> dict[str, Any]:
+    """The results before any cell: what is run, on what."""
+    results = {key: value for key, value in vars(options).items() if key not in ("output", "arm", "cell", "limit")}
+    results |= {"device": device_name(options.device), "processor": device_name("cpu"), "cells": []}
+    return results | {name: metadata.version(name) for name in ("torch", "trl", "transformers", "peft")}
+
+
+if __name__ == "__main__":
+    main()
