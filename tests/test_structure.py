@@ -23,6 +23,7 @@ ALLOWED = {
     "batching": {"errors"},
     "runs": {"errors"},
     "terminal": set(),
+    "ranks": {"errors", "runs", "terminal"},
     "recipe": {"errors", "batching"},
     "tasks": {"errors", "lookup", "rewards"},
     "experiment": {"errors", "recipe", "runs"},

@@ -158,6 +158,8 @@ def _train_processes(launch: Launch, words: list[str], output: Path) -> str:
         code = wait_for(subprocess.Popen(command, env=child_environment({}), start_new_session=True), apart=True)
     except KeyboardInterrupt:
         end_run(output, "stopped", "interrupted")
+        reason = Run(output).status.get("reason")
+        console(stderr=True).print(f"Stopped: {safe_text(reason)}. What is done is kept in {safe_text(output)}.")
         raise
     state = Run(output).state
     if state == "failed" and code == 2:  # a mistake of the user's, told already

@@ -85,7 +85,7 @@ def wait_for(process: subprocess.Popen[bytes], *, apart: bool = False) -> int:
             return process.wait()
         except KeyboardInterrupt as interrupt:
             # Not SIGINT where a terminal has sent that to the run already: twice means at once.
-            process.send_signal(_signal_of(interrupt) if apart else signal.SIGTERM)
+            process.send_signal(getattr(interrupt, "code", 130) - 128 if apart else signal.SIGTERM)
             try:
                 process.wait()
             except KeyboardInterrupt:
@@ -93,11 +93,6 @@ def wait_for(process: subprocess.Popen[bytes], *, apart: bool = False) -> int:
             raise
         finally:
             in_progress.discard(process)
-
-
-def _signal_of(interrupt: KeyboardInterrupt) -> int:
-    """What interrupted us: `termination_as_interrupt` names it, Python's own SIGINT comes without."""
-    return int(interrupt.args[0]) if interrupt.args else signal.SIGINT
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -165,7 +160,7 @@ def termination_as_interrupt() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into KeyboardInterrupt, in the main thread."""
 
     def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt(number)
+        raise KeyboardInterrupt
 
     names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     try:

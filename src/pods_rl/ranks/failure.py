@@ -55,7 +55,7 @@ def of_error(error: BaseException, process: int) -> Failure:
     ('process 1: No data. Put some there.', 2)
     """
     if isinstance(error, KeyboardInterrupt):
-        return Failure(process, "interrupted", code=130, state="stopped")
+        return Failure(process, str(error) or "interrupted", code=getattr(error, "code", 130), state="stopped")
     said = plain_text(error).replace("\n", " ").strip()
     if isinstance(error, UserError):
         return Failure(process, f"process {process}: {said}", code=2)

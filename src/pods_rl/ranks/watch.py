@@ -43,16 +43,19 @@ class Watch:
         self._limit, self._on_failure = limit, on_failure
         self.rank, self._world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._parent = os.getppid()
-        self._host = f"{socket.gethostname()}/{self._parent}"
+        self._host = f"{socket.gethostname()}/{_namespace()}/{self._parent}"
         self._store: Any = None
         self._talking = threading.RLock()  # a store serves one thread at a time
         self._ending = threading.Lock()
         self._done = threading.Event()
-        self._neighbours: dict[int, int] = {}  # process id of each that our launcher started, once seen alive
+        self._neighbours: dict[int, int] = {}  # process id of each that our launcher started
+        self._met = {self.rank}
         self._spoke = 0.0
         self._thread = threading.Thread(target=self._run, name="pods-watch", daemon=True)
 
     def start(self) -> None:
+        with suppress(Exception):
+            self._connect()  # now, so that a kill in the next moment is noticed
         self._thread.start()
 
     def stop(self) -> None:
@@ -110,8 +113,7 @@ class Watch:
             return
         import torch.distributed as dist
 
-        agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # else the first process makes it, in time
-        if not (agent or dist.is_initialized()) or "MASTER_PORT" not in os.environ:
+        if not (_launcher_has_store() or dist.is_initialized()) or "MASTER_PORT" not in os.environ:
             return
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         with self._talking:
@@ -141,15 +143,20 @@ class Watch:
         import psutil
 
         with self._talking:
-            for rank in range(self._world):
-                if rank in self._neighbours:
-                    if not psutil.pid_exists(self._neighbours[rank]) and not self._store.check([f"done/{rank}"]):
-                        return None if self._store.check(["failure"]) else rank
-                elif rank != self.rank and self._store.check([f"process/{rank}"]):
-                    host, number = json.loads(self._store.get(f"process/{rank}"))
-                    if host == self._host and psutil.pid_exists(number):
-                        self._neighbours[rank] = number
+            self._meet()
+            for rank, number in self._neighbours.items():
+                if not psutil.pid_exists(number) and not self._store.check([f"done/{rank}"]):
+                    return None if self._store.check(["failure"]) else rank
         return None
+
+    def _meet(self) -> None:
+        """Learn the process ids of those that have come since."""
+        for rank in range(self._world):
+            if rank not in self._met and self._store.check([f"process/{rank}"]):
+                self._met.add(rank)
+                host, number = json.loads(self._store.get(f"process/{rank}"))
+                if host == self._host:
+                    self._neighbours[rank] = number
 
     def _of_lost(self, rank: int) -> Failure:
         return Failure(rank, f"process {rank} was killed, perhaps out of memory", host=self._host)
@@ -186,6 +193,8 @@ class Watch:
                     self._on_failure(failure)
                 _say(failure)
             self._note("told")
+            if not _launcher_has_store():
+                time.sleep(2 * POLL)  # it ends with us, and the others must have heard
         elif not self._noted("told") and first and not launcher_tells:
             _say(failure)
         for stream in (sys.stdout, sys.stderr):
@@ -221,6 +230,19 @@ def _write_error_file(failure: Failure) -> None:
     if path and not failure.host:
         with suppress(OSError):
             Path(path).write_text(json.dumps({"message": failure.reason, "timestamp": int(time.time())}))
+
+
+def _launcher_has_store() -> bool:
+    """Whether the store is there from the start; else the first process makes it with the process group."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _namespace() -> str:
+    """In which process ids mean the same."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 @contextmanager

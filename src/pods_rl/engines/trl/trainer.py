@@ -206,7 +206,8 @@ class PODSTrainer(UpdateMixin, GRPOTrainer):
         if n == m:
             kept = torch.arange(n).repeat(len(rewards), 1)
         else:
-            chosen = select(rewards, m, self.args.rule, generator=self._selection_generator())
+            with busy(f"rule {self.args.rule}"):
+                chosen = select(rewards, m, self.args.rule, generator=self._selection_generator())
             kept = chosen.indices.sort(dim=1).values
             check_agreement(kept, self.args.rule, self.accelerator)
         flat = (torch.arange(len(kept)).unsqueeze(1) * n + kept).flatten()
