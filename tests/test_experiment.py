@@ -269,7 +269,7 @@ def test_a_full_disk_costs_the_runs_it_hits_and_is_told(tmp_path, monkeypatch):
                 raise OSError(errno.ENOSPC, "No space left on device", str(self.path / "status.json"))
             super().write_status(state, **values)
 
-    monkeypatch.setattr(running, "RunWriter", Full)
+    monkeypatch.setattr("pods_rl.runs.writer.RunWriter", Full)
     events = []
     counts = run_experiment(
         experiment(seeds="1"),

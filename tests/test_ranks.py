@@ -5,6 +5,7 @@ Where the whole command would add nothing, `rank_faults` stands for it: processe
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import socket
@@ -17,10 +18,14 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from torch.distributed.elastic.multiprocessing import api
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.launcher.api import LaunchConfig
 
 from pods_rl.experiment.process import launcher
-from pods_rl.ranks.failure import of_broken_collective, of_stall
+from pods_rl.ranks.failure import Failure, of_broken_collective, of_stall
 from pods_rl.ranks.position import SILENT, Position, overdue
+from pods_rl.ranks.watch import _write_error_file
 from pods_rl.recipe import find_accelerate_config
 from pods_rl.runs import Run
 
@@ -191,6 +196,19 @@ def test_without_our_launcher_the_processes_end_each_other(start):
     reason = "process 1: Nothing to train on. Put some there."
     assert [one.said() for one in both] == [f"Error: {reason}\n", ""]
     assert Run(places[0]).status["reason"] == reason
+
+
+def test_what_we_take_of_torchs_launcher():
+    """The handler it installs for each signal, by this name; the file a process leaves its reason in."""
+    assert "signal.signal(sig, _terminate_process_handler)" in inspect.getsource(api.PContext.start)
+    assert "TORCH_ELASTIC_SHUTDOWN_TIMEOUT" in inspect.getsource(LaunchConfig)
+
+
+def test_torchs_launcher_reads_our_reason(tmp_path, monkeypatch):
+    file = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+    _write_error_file(Failure(1, "process 1: ValueError: no"))
+    assert ProcessFailure(local_rank=1, pid=5, exitcode=1, error_file=str(file)).message == "process 1: ValueError: no"
 
 
 # -- who is late ------------------------------------------------------------------------------------------------------
