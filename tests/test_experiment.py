@@ -341,7 +341,7 @@ def test_several_processes_a_run_are_launched_by_accelerate(tmp_path):
     assert load_text(what.to_yaml()).accelerate == "zero2"
     run(what, tmp_path / "out", launch)
     words = jobs[0].command
-    assert words[1:4] == ["-m", "accelerate.commands.launch", "--config_file"]
+    assert words[1:4] == ["-m", "pods_rl.ranks.launch", "--config_file"]
     assert Path(words[4]).name == "zero2.yaml"
     assert words[5:8] == ["-m", "pods_rl", "train"]
     with pytest.raises(UserError, match=r"each run takes 8 processes .*leave --parallel out"):

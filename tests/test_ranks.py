@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig
 
-from pods_rl.experiment.process import launcher
+from pods_rl.experiment.process import launcher, wait_for
 from pods_rl.ranks.failure import Failure, of_broken_collective, of_stall
 from pods_rl.ranks.position import SILENT, Position, overdue
 from pods_rl.ranks.watch import _write_error_file
@@ -152,6 +153,26 @@ def test_a_process_that_stalls_is_named_when_the_limit_passes(stalled):
     assert "; process 0 waited " in line
     assert "ddp_timeout = 25 s allows no more" in line
     assert Run(output).status["reason"] == line.removeprefix("Error: ")
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_ends_a_launcher_and_what_it_started(tmp_path):
+    """Of processes that heed nothing: one that has started another, in a session of its own."""
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True)"
+    nested = [sys.executable, "-c", f"{deaf}; time.sleep(3600)"]
+    code = f"import subprocess; subprocess.Popen({nested!r}, start_new_session=True); {deaf}; time.sleep(3600)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == [b"deaf\n"] * 2
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children()]
+    assert len(family) == 2
+    ours = threading.main_thread().ident
+    assert ours is not None
+    for delay in (0.3, 1.0):
+        threading.Timer(delay, signal.pthread_kill, [ours, signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        wait_for(process)
+    assert psutil.wait_procs(family, timeout=DEADLINE)[1] == []
 
 
 # -- the processes alone ----------------------------------------------------------------------------------------------
