@@ -269,7 +269,7 @@ def test_a_full_disk_costs_the_runs_it_hits_and_is_told(tmp_path, monkeypatch):
                 raise OSError(errno.ENOSPC, "No space left on device", str(self.path / "status.json"))
             super().write_status(state, **values)
 
-    monkeypatch.setattr(running, "RunWriter", Full)
+    monkeypatch.setattr("pods_rl.runs.writer.RunWriter", Full)
     events = []
     counts = run_experiment(
         experiment(seeds="1"),
@@ -341,7 +341,7 @@ def test_several_processes_a_run_are_launched_by_accelerate(tmp_path):
     assert load_text(what.to_yaml()).accelerate == "zero2"
     run(what, tmp_path / "out", launch)
     words = jobs[0].command
-    assert words[1:4] == ["-m", "accelerate.commands.launch", "--config_file"]
+    assert words[1:4] == ["-m", "pods_rl.ranks.launch", "--config_file"]
     assert Path(words[4]).name == "zero2.yaml"
     assert words[5:8] == ["-m", "pods_rl", "train"]
     with pytest.raises(UserError, match=r"each run takes 8 processes .*leave --parallel out"):

@@ -5,11 +5,13 @@ Where the whole command would add nothing, `rank_faults` stands for it: processe
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +19,14 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from torch.distributed.elastic.multiprocessing import api
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.launcher.api import LaunchConfig
 
-from pods_rl.experiment.process import launcher
-from pods_rl.ranks.failure import of_broken_collective, of_stall
+from pods_rl.experiment.process import launcher, wait_for
+from pods_rl.ranks.failure import Failure, of_broken_collective, of_stall
 from pods_rl.ranks.position import SILENT, Position, overdue
+from pods_rl.ranks.watch import _write_error_file
 from pods_rl.recipe import find_accelerate_config
 from pods_rl.runs import Run
 
@@ -55,7 +61,7 @@ class Launched:
             assert time.monotonic() < deadline, self.said()
             if self.process.poll() is None:
                 self.family |= set(psutil.Process(self.process.pid).children(recursive=True))
-            time.sleep(0.05)
+            time.sleep(0.2)
 
     def end(self) -> int:
         """Wait for the end: the exit code. No process is left behind."""
@@ -149,6 +155,26 @@ def test_a_process_that_stalls_is_named_when_the_limit_passes(stalled):
     assert Run(output).status["reason"] == line.removeprefix("Error: ")
 
 
+@pytest.mark.slow
+def test_a_second_interrupt_ends_a_launcher_and_what_it_started(tmp_path):
+    """Of processes that heed nothing: one that has started another, in a session of its own."""
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True)"
+    nested = [sys.executable, "-c", f"{deaf}; time.sleep(3600)"]
+    code = f"import subprocess; subprocess.Popen({nested!r}, start_new_session=True); {deaf}; time.sleep(3600)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == [b"deaf\n"] * 2
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children()]
+    assert len(family) == 2
+    ours = threading.main_thread().ident
+    assert ours is not None
+    for delay in (0.3, 1.0):
+        threading.Timer(delay, signal.pthread_kill, [ours, signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        wait_for(process)
+    assert psutil.wait_procs(family, timeout=DEADLINE)[1] == []
+
+
 # -- the processes alone ----------------------------------------------------------------------------------------------
 
 
@@ -191,6 +217,19 @@ def test_without_our_launcher_the_processes_end_each_other(start):
     reason = "process 1: Nothing to train on. Put some there."
     assert [one.said() for one in both] == [f"Error: {reason}\n", ""]
     assert Run(places[0]).status["reason"] == reason
+
+
+def test_what_we_take_of_torchs_launcher():
+    """The handler it installs for each signal, by this name; the file a process leaves its reason in."""
+    assert "signal.signal(sig, _terminate_process_handler)" in inspect.getsource(api.PContext.start)
+    assert "TORCH_ELASTIC_SHUTDOWN_TIMEOUT" in inspect.getsource(LaunchConfig)
+
+
+def test_torchs_launcher_reads_our_reason(tmp_path, monkeypatch):
+    file = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+    _write_error_file(Failure(1, "process 1: ValueError: no"))
+    assert ProcessFailure(local_rank=1, pid=5, exitcode=1, error_file=str(file)).message == "process 1: ValueError: no"
 
 
 # -- who is late ------------------------------------------------------------------------------------------------------

@@ -207,11 +207,11 @@ def test_num_processes_starts_accelerate_once_the_recipe_fits(trained, monkeypat
         Path("out/status.json").write_text('{"state": "finished"}')
 
     monkeypatch.setattr("subprocess.Popen", ended)
-    monkeypatch.setattr("pods_rl.experiment.process.wait_for", lambda *_: 0)
+    monkeypatch.setattr("pods_rl.experiment.process.wait_for", lambda _, apart: 0)
     words = ("train", "--config", "tiny-pods", "--output", "out", "--num_processes", "8", "--num_generations", "16")
     pods(*words, "--per_device_train_batch_size", "2")
     (command,) = commands
-    assert command[1:4] == ["-m", "accelerate.commands.launch", "--config_file"]
+    assert command[1:4] == ["-m", "pods_rl.ranks.launch", "--config_file"]
     assert command[4].endswith("ddp.yaml")
     assert command[5:9] == ["--num_processes", "8", "-m", "pods_rl"]
     assert command[9:15] == ["train", "--config", "tiny-pods", "--output", "out", "--num_generations"]

@@ -173,12 +173,14 @@ def find_launch(processes: int | None, config: str | None) -> Launch | None:
 def _train_processes(launch: Launch, words: list[str], output: Path) -> str:
     """`pods train` with these words on several processes; the state in which the run ended."""
     from ..experiment.process import child_environment, launcher, wait_for
+    from ..ranks.launch import STARTER
     from ..runs import Run, end_run
 
     command = [*launcher(launch.config, launch.processes), "train", *words]
     # A session of its own: Ctrl-C reaches us alone, and the processes are asked once, by us.
     try:
-        code = wait_for(subprocess.Popen(command, env=child_environment({}), start_new_session=True), apart=True)
+        process = subprocess.Popen(command, env=child_environment({STARTER: str(os.getpid())}), start_new_session=True)
+        code = wait_for(process, apart=True)
     except KeyboardInterrupt:
         end_run(output, "stopped", "interrupted")
         reason = Run(output).status.get("reason")

@@ -11,15 +11,18 @@ import logging
 import os
 import signal
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from subprocess import CalledProcessError
+from threading import Thread
 from types import FrameType
 
 from ..runs import RunInUseError, end_run
 from ..terminal import console, safe_text
 from .watch import LAUNCHER
 
+STARTER = "PODS_STARTER"  # the process without which the run is not to go on; a run of an experiment goes on
 # What the processes get, unless the user has set it: the launcher's kill comes soon, C++ libraries only report errors.
 _ENVIRONMENT = {LAUNCHER: "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
@@ -30,6 +33,8 @@ def main() -> int:
         os.environ.setdefault(name, value)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, pass_on)
+    if starter := os.environ.get(STARTER):
+        Thread(target=stop_without, args=[int(starter)], daemon=True).start()
     logging.disable(logging.CRITICAL)  # of this process alone: the agent's reports on the others
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing import api
@@ -59,6 +64,13 @@ def pass_on(signum: int, frame: FrameType | None) -> None:
             process.send_signal(signum)
         except psutil.NoSuchProcess:
             continue
+
+
+def stop_without(starter: int) -> None:
+    """Stop the processes, as SIGTERM does, when the process that started us is gone: nobody else would."""
+    while os.getppid() == starter:
+        time.sleep(1.0)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def tell(rank: int, code: int, said: str | None = None) -> int:

@@ -113,8 +113,7 @@ class Watch:
             return
         import torch.distributed as dist
 
-        agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # else the first process makes it, in time
-        if not (agent or dist.is_initialized()) or "MASTER_PORT" not in os.environ:
+        if not (_launcher_has_store() or dist.is_initialized()) or "MASTER_PORT" not in os.environ:
             return
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         with self._talking:
@@ -194,6 +193,8 @@ class Watch:
                     self._on_failure(failure)
                 _say(failure)
             self._note("told")
+            if not _launcher_has_store():
+                time.sleep(2 * POLL)  # it ends with us, and the others must have heard
         elif not self._noted("told") and first and not launcher_tells:
             _say(failure)
         for stream in (sys.stdout, sys.stderr):
@@ -229,6 +230,11 @@ def _write_error_file(failure: Failure) -> None:
     if path and not failure.host:
         with suppress(OSError):
             Path(path).write_text(json.dumps({"message": failure.reason, "timestamp": int(time.time())}))
+
+
+def _launcher_has_store() -> bool:
+    """Whether the store is there from the start; else the first process makes it with the process group."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _namespace() -> str:
