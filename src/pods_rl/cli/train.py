@@ -84,7 +84,7 @@ def train(
       pods train --config my.yaml --num_processes 8 --accelerate_config zero2
       pods train --explain num_rollouts
     """
-    from ..recipe import load_recipe
+    from ..recipe import check_layout, load_recipe
     from ..recipe.reading import parse_overrides
 
     if explain is not None:
@@ -104,6 +104,8 @@ def train(
         tell_missing(recipe)
         return
     recipe.check_installed()
+    if launch:
+        check_layout(launch.config, on_cpu=bool(recipe.values.get("use_cpu")))
     output = output or _default_output(recipe)
     _check_output(output, resume=resume)
     try:
