@@ -17,6 +17,7 @@ SIGNATURES = {
         "self", "prompt_ids", "images", "multimodal_fields", "num_generations", "has_tool_images",
     ],
     "_calculate_rewards": ["self", "inputs", "prompts", "completions", "completion_ids_list"],
+    "create_accelerator_and_postprocess": ["self"],
     "compute_loss": ["self", "model", "inputs", "return_outputs", "num_items_in_batch"],
 }  # fmt: skip
 LOGPS = ["self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy"]
@@ -48,6 +49,14 @@ def test_what_is_gathered_while_rollouts_are_unevenly_shared():
     source = inspect.getsource(GRPOTrainer._generate).split("if self.tools:")
     assert source[1].count("self.accelerator.gather(") == 3
     assert "gather(" not in source[0]
+
+
+def test_accelerate_drops_fsdp_on_the_cpu_where_we_put_it_back():
+    """`ShardingMixin` is needed as long as the branch that takes the plugin leaves the CPU out."""
+    source = inspect.getsource(accelerate.state.AcceleratorState.__init__)
+    takes = source[: source.index("self.fsdp_plugin = fsdp_plugin")]
+    assert "MULTI_CPU" not in takes[takes.rindex("elif self.distributed_type in [") :]
+    assert 'PartialState._shared_state["distributed_type"] = self.distributed_type' in source
 
 
 def test_rewards_are_asked_for_once_and_after_generation():

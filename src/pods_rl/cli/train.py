@@ -81,7 +81,7 @@ def train(
       pods train --recipe gsm8k-qwen2.5-3b-pods --data_dir gsm8k/ --dry-run
       pods train --config my.yaml --num_rollouts 64 --learning_rate 5e-6 --output runs/mine
       pods train --config my.yaml --num_processes 8 --dry-run
-      pods train --config my.yaml --num_processes 8 --accelerate_config zero2
+      pods train --config my.yaml --num_processes 8 --accelerate_config fsdp2
       pods train --explain num_rollouts
     """
     from ..recipe import check_layout, load_recipe
