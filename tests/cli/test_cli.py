@@ -360,11 +360,8 @@ def test_doctor_says_that_deepspeed_is_missing(monkeypatch):
 
     monkeypatch.setattr("pods_rl.recipe.layouts.find_spec", lambda name: None)
     found = list(doctor.check_launch(train.find_launch(2, "zero2"), on_cpu=True))
-    assert found[-1] == (
-        "bad",
-        "layout",
-        "ZeRO-2 needs deepspeed, which is not installed: pip install 'pods-rl[deepspeed]'.",
-    )
+    words = "ZeRO-2 needs deepspeed, which is not installed: pip install 'pods-rl[deepspeed]'."
+    assert found[-1] == ("bad", "layout", words)
 
 
 def test_doctor_finds_what_is_missing(monkeypatch):

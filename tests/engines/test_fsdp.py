@@ -99,6 +99,8 @@ def test_processes_with_unequally_much_to_generate_do_not_wait_for_each_other(sh
 def test_the_final_policy_is_plain_and_whole(sharded):
     assert {path.suffix for path in (sharded / "final").iterdir()} == {".json", ".safetensors"}
     trained = load_file(sharded / "2-0.safetensors")
+    saved = load_file(sharded / "final" / "model.safetensors")
+    assert {f"weight {name}" for name in saved} == {name for name in trained if name.startswith("weight")}  # tied: once
     policy = AutoModelForCausalLM.from_pretrained(sharded / "final")
     for name, parameter in policy.named_parameters():
         assert torch.equal(parameter, trained[f"weight {name}"]), name

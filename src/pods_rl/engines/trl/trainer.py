@@ -7,7 +7,7 @@ An overlay: nothing of TRL's methods is copied. What is overridden here, in the 
   spread over processes, each generates its share and the kept rows move (`exchange.py`).
 - `_generate_single_turn`: ask the generator for n, in parts of `rollout_batch_size` rows.
 - `_calculate_rewards`: give TRL the scores of the kept rows, so that each rollout is scored once.
-- `update.py` has what is overridden of the update.
+- `update.py` has what is overridden of the update, `sharding.py` what sharded weights ask for.
 """
 
 from __future__ import annotations
