@@ -329,8 +329,12 @@ def test_gpus_are_counted_by_nvidia_smi(tmp_path, monkeypatch):
     assert process.visible_gpus() == ["0", "1"]
 
 
-def test_several_processes_a_run_are_launched_by_accelerate(tmp_path):
+def test_several_processes_a_run_are_launched_by_accelerate(tmp_path, monkeypatch):
     jobs = []
+    monkeypatch.setattr("pods_rl.recipe.layouts.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="zero2: ZeRO-2 needs deepspeed"):
+        run(experiment(TEXT + "accelerate: zero2\n"), tmp_path / "out", jobs.append)
+    monkeypatch.setattr("pods_rl.recipe.layouts.find_spec", lambda name: name)
 
     def launch(job):
         jobs.append(job)

@@ -179,8 +179,11 @@ def test_accelerate_configurations_are_what_accelerate_reads():
     from accelerate.commands.config.config_args import ClusterConfig
 
     known = {name: ClusterConfig.from_yaml_file(yaml_file=str(path)) for name, path in accelerate_configs().items()}
-    assert {name: config.num_processes for name, config in known.items()} == {"ddp": 2, "zero2": 8}
-    assert known["zero2"].deepspeed_config["zero_stage"] == 2
+    assert {name: config.num_processes for name, config in known.items()} == {
+        "ddp": 2, "fsdp2": 8, "zero2": 8, "zero3": 8,
+    }  # fmt: skip
+    assert {name: known[name].deepspeed_config["zero_stage"] for name in ("zero2", "zero3")} == {"zero2": 2, "zero3": 3}
+    assert known["fsdp2"].distributed_type == "FSDP"
     assert known["ddp"].distributed_type == "MULTI_GPU"
 
 

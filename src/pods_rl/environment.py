@@ -75,6 +75,7 @@ def describe(trainer: PODSTrainer, task: Task) -> dict[str, Any]:
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
         "processes": trainer.accelerator.num_processes,
+        "layout": trainer.layout,
         "precision": _precision(trainer),
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "trained_parameters": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),

@@ -219,6 +219,8 @@ def test_num_processes_starts_accelerate_once_the_recipe_fits(trained, monkeypat
     assert trained.made == []
     with pytest.raises(UserError, match=r"whole groups of num_generations = 16 rows, but it holds 24 rows"):
         pods(*words, "--per_device_train_batch_size", "3")
+    with pytest.raises(UserError, match=r"zero2: ZeRO-2 needs deepspeed|zero2: ZeRO-2 runs on GPUs only"):
+        pods(*words, "--per_device_train_batch_size", "2", "--use_cpu", "--accelerate_config", "zero2")
     with pytest.raises(UserError, match=r"zero9 is neither a file nor a shipped"):
         pods(*words, "--accelerate_config", "zero9")
     monkeypatch.setenv("WORLD_SIZE", "8")
@@ -428,6 +430,31 @@ def test_doctor_shows_versions_and_a_plan(monkeypatch):
     for word in ("python", "torch", "trl", "bf16", "CPU threads", "disk", "tiny-pods"):
         assert word in result.output
     assert "1 prompt, 128 rollouts generated, 16 rows trained" in result.output
+
+
+@pytest.mark.parametrize(
+    ("name", "grade", "words"),
+    [
+        ("ddp", "ok", "DDP: each process holds the whole model and its optimizer"),
+        ("fsdp2", "ok", "FSDP2: each process holds a part of weights, gradients and optimizer states"),
+        ("zero3", "bad", "ZeRO-3 runs on GPUs only: --accelerate_config fsdp2 or ddp run without"),
+    ],
+)
+def test_doctor_says_what_the_processes_share(monkeypatch, name, grade, words):
+    from pods_rl.cli import doctor, train
+
+    monkeypatch.setattr("pods_rl.recipe.layouts.find_spec", lambda name: name)
+    found = list(doctor.check_launch(train.find_launch(2, name), on_cpu=True))
+    assert found[-1] == (grade, "layout", words)
+
+
+def test_doctor_says_that_deepspeed_is_missing(monkeypatch):
+    from pods_rl.cli import doctor, train
+
+    monkeypatch.setattr("pods_rl.recipe.layouts.find_spec", lambda name: None)
+    found = list(doctor.check_launch(train.find_launch(2, "zero2"), on_cpu=True))
+    words = "ZeRO-2 needs deepspeed, which is not installed: pip install 'pods-rl[deepspeed]'."
+    assert found[-1] == ("bad", "layout", words)
 
 
 def test_doctor_finds_what_is_missing(monkeypatch):

@@ -26,6 +26,7 @@ SIGNATURES = {
     "_get_grad_norm": ["self", "model", "grad_norm"],
     "log": ["self", "logs", "start_time"],
     "_save": ["self", "output_dir", "state_dict"],
+    "create_accelerator_and_postprocess": ["self"],
     "compute_loss": ["self", "model", "inputs", "return_outputs", "num_items_in_batch"],
     "_get_train_sampler": ["self", "dataset"],
     "_save_rng_state": ["self", "output_dir"],
@@ -95,6 +96,14 @@ def test_what_fast_generators_are_built_and_kept_in_step_by():
     source = inspect.getsource(GRPOTrainer._generate_single_turn)
     assert "if self.state.global_step != self._last_loaded_step:" in source
     assert "unwrapped_model.to(torch.bfloat16)" in source  # why float32 weights are refused there
+
+
+def test_accelerate_drops_fsdp_on_the_cpu_where_we_put_it_back():
+    """`ShardingMixin` is needed as long as the branch that takes the plugin leaves the CPU out."""
+    source = inspect.getsource(accelerate.state.AcceleratorState.__init__)
+    takes = source[: source.index("self.fsdp_plugin = fsdp_plugin")]
+    assert "MULTI_CPU" not in takes[takes.rindex("elif self.distributed_type in [") :]
+    assert 'PartialState._shared_state["distributed_type"] = self.distributed_type' in source
 
 
 def test_rewards_are_asked_for_once_and_after_generation():

@@ -11,6 +11,7 @@ from datasets import Dataset
 from trl import GRPOConfig
 
 from pods_rl import PODSConfig, PODSTrainer
+from pods_rl.engines.trl.refusals import refuse_unsupported
 from pods_rl.errors import UserError
 
 from .conftest import letter_reward
@@ -309,6 +310,13 @@ def test_what_is_not_supported_yet_is_refused(make_trainer, dataset):
     pictures = dataset.add_column("image", [None] * len(dataset))
     with pytest.raises(UserError, match="images"):
         make_trainer(num_rollouts=8, train_dataset=pictures)
+
+
+def test_deepspeed_on_the_cpu_is_refused_where_accelerate_would_use_ddp(make_trainer, monkeypatch):
+    args = PODSConfig("out", use_cpu=True, bf16=False)
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(UserError, match=r"asks for DeepSpeed, and this runs on the CPU.*fsdp2 or ddp"):
+        refuse_unsupported({"args": args})
 
 
 def test_a_plain_grpo_config_is_refused(make_trainer):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 TESTED_TRL = ("1.16", "1.16")  # first and last version the tests have run with
 _PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "math-verify", "pyarrow")
-_EXTRAS = ("vllm", "bitsandbytes")
+_EXTRAS = ("vllm", "bitsandbytes", "deepspeed")
 _GIB = 2**30
 _LOOKS = {"ok": "green", "note": "yellow", "bad": "red"}
 
@@ -119,9 +119,12 @@ def check_torch() -> Iterator[Finding]:
 
 
 def check_launch(launch: Launch, *, on_cpu: bool) -> Iterator[Finding]:
-    """Whether so many processes have a device each, and what they would talk over."""
+    """Whether so many processes have a device each, what they would talk over, and what each would hold."""
     import torch
 
+    from ..recipe import accelerate_layout
+
+    layout = accelerate_layout(launch.config)
     gpus = 0 if on_cpu else torch.cuda.device_count()
     wanted = f"{launch.processes} with {launch.config.stem}"
     if gpus == 0:
@@ -130,6 +133,12 @@ def check_launch(launch: Launch, *, on_cpu: bool) -> Iterator[Finding]:
         yield Finding("bad", "processes", f"{wanted}, but {gpus} GPU{'s' if gpus > 1 else ''}: lower --num_processes")
     else:
         yield Finding("ok", "processes", f"{wanted}: a GPU each, over nccl")
+    if layout.missing_library:
+        yield Finding("bad", "layout", layout.missing_library)
+    elif gpus == 0 and not layout.on_cpu:
+        yield Finding("bad", "layout", f"{layout.name} runs on GPUs only: --accelerate_config fsdp2 or ddp run without")
+    else:
+        yield Finding("ok", "layout", layout.describe())
 
 
 def check_machine() -> Iterator[Finding]:

@@ -98,10 +98,12 @@ def train(
       pods train --recipe gsm8k-qwen2.5-3b-pods --data_dir gsm8k/ --dry-run
       pods train --config my.yaml --num_rollouts 64 --learning_rate 5e-6 --output runs/mine
       pods train --config my.yaml --num_processes 8 --dry-run
-      pods train --config my.yaml --num_processes 8 --accelerate_config zero2
+      pods train --config my.yaml --num_processes 8 --accelerate_config fsdp2
       pods train --output runs/mine --resume
       pods train --explain num_rollouts
     """
+    from ..recipe import check_layout
+
     if explain is not None:
         show_key(explain)
         return
@@ -116,6 +118,8 @@ def train(
             return
         recipe.check_installed()
         recipe.check_reachable()
+        if launch:
+            check_layout(launch.config, on_cpu=bool(recipe.values.get("use_cpu")))
         if output is None:
             output = _newest_run(recipe) if resume else _default_output(recipe)
         again = Again(resume, allow_changed_recipe)

@@ -81,6 +81,7 @@ class GenerateSampler:
             attention_mask=mask,
             generation_config=config,
             logits_processor=LogitsProcessorList([draws] if draws else []),
+            synced_gpus=False,  # weights are whole here, and processes need not have equally many batches
         )
         return output[:, width:]
 

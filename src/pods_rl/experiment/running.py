@@ -19,7 +19,7 @@ from threading import Lock
 from typing import Literal
 
 from ..errors import UserError
-from ..recipe import find_accelerate_config
+from ..recipe import check_layout, find_accelerate_config
 from ..recipe.reading import parse_yaml
 from ..runs import Run, RunInUseError, RunWriter, end_run, is_run, write_atomic
 from .plan import Experiment, Planned
@@ -79,6 +79,8 @@ def run_experiment(
     for run in plan:
         run.recipe.check_installed()
         run.recipe.check_reachable()
+        if experiment.accelerate is not None:
+            check_layout(find_accelerate_config(experiment.accelerate), on_cpu=bool(run.recipe.values.get("use_cpu")))
     if is_run(output):
         raise UserError(f"{output} holds a single run: choose another --output for an experiment.")
     with _hold(output):

@@ -1,5 +1,6 @@
 """Recipes: one flat mapping of TRL's own names and ours, checked before torch is loaded."""
 
+from .layouts import Layout, accelerate_layout, check_layout
 from .recipe import Recipe, build_recipe, load_recipe
 from .schema import explain
 from .shipped import (
@@ -12,10 +13,13 @@ from .shipped import (
 )
 
 __all__ = [
+    "Layout",
     "Recipe",
     "accelerate_configs",
+    "accelerate_layout",
     "accelerate_processes",
     "build_recipe",
+    "check_layout",
     "explain",
     "find_accelerate_config",
     "find_recipe",

@@ -17,5 +17,9 @@ def save_policy(trainer: PODSTrainer, folder: Path) -> None:
     """
     weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if trainer.weights_are_sharded else None
     if trainer.is_world_process_zero():
-        trainer.accelerator.unwrap_model(trainer.model).save_pretrained(folder, state_dict=weights)
+        policy = trainer.accelerator.unwrap_model(trainer.model)
+        if weights:  # tied ones were gathered twice, as tensors of their own
+            for tied in getattr(policy, "all_tied_weights_keys", ()):
+                weights.pop(tied, None)
+        policy.save_pretrained(folder, state_dict=weights)
         trainer.processing_class.save_pretrained(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,13 +17,18 @@ def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
 
     Raises:
         TypeError: `args` is not a PODSConfig.
-        UserError: tools, an environment, a rollout function, or images.
+        UserError: tools, an environment, a rollout function, or images; DeepSpeed without a GPU.
     """
     config = arguments["args"]
     if not isinstance(config, PODSConfig):
         raise TypeError(
             f"PODSTrainer needs args of type PODSConfig, got {type(config).__name__}: "
             "PODSConfig takes the same fields, plus num_rollouts"
+        )
+    if config.use_cpu and os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
+        raise UserError(
+            "The accelerate configuration asks for DeepSpeed, and this runs on the CPU, where accelerate would use DDP "
+            "without a word: choose --accelerate_config fsdp2 or ddp."
         )
     for name, what in (
         ("tools", "tools"),

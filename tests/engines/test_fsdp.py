@@ -1,0 +1,174 @@
+"""FSDP2 on two real CPU processes: what is shared, that it trains as one process does, and that it goes on exactly."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from torch.testing import assert_close
+from transformers import AutoModelForCausalLM
+
+from pods_rl.runs import Run
+
+from ..test_evaluation_processes import RECIPE, of_one_process
+from . import sharded_processes
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def ran_well(*words: object, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", *map(str, words)],
+        cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+# -- the trainer ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory, random_model, tokenizer):
+    """The folder that two processes with the shipped configuration, and a single one, left."""
+    folder = tmp_path_factory.mktemp("sharded")
+    random_model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    ran_well("tests.engines.sharded_processes", folder, folder=ROOT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def single(sharded):
+    """The trainer of one process, after the same two steps."""
+    return sharded_processes.train(sharded, processes=1)
+
+
+def reports(folder):
+    return [json.loads((folder / f"report-{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.slow
+def test_each_process_holds_half_of_every_parameter(sharded):
+    first, second = reports(sharded)
+    for report in (first, second):
+        assert report["layout"] == "FSDP2"
+        assert len(report["before"]) == report["parameters"] > 10
+        assert report["after"] == report["before"]
+        assert report["inside"] == {}  # whole tensors
+    for name, (here, total) in first["before"].items():
+        assert here + second["before"][name][0] == total, name
+        assert here == total // 2, name
+
+
+@pytest.mark.slow
+def test_generating_leaves_the_modules_as_accelerate_sharded_them(sharded):
+    for report in reports(sharded):
+        assert report["resharding after"] == report["resharding before"]
+        assert set(report["resharding before"]) == {True, False}
+
+
+@pytest.mark.slow
+def test_the_update_is_the_single_process_s(sharded, single):
+    expected = load_file(sharded / "1-0.safetensors")
+    assert any(key.startswith("gradient") and value.abs().max() > 1e-3 for key, value in expected.items())
+    for rank in range(2):
+        got = load_file(sharded / f"2-{rank}.safetensors")
+        assert got.keys() == expected.keys()
+        for key, value in expected.items():
+            assert_close(got[key], value, rtol=0, atol=1e-6, msg=lambda text, key=key: f"{key}: {text}")
+
+
+@pytest.mark.slow
+def test_processes_with_unequally_much_to_generate_do_not_wait_for_each_other(sharded, single):
+    first, second = reports(sharded)
+    assert first["texts"] + second["texts"] == sharded_processes.sample(single, [0, 1, 2, 3, 4])
+
+
+@pytest.mark.slow
+def test_the_final_policy_is_plain_and_whole(sharded):
+    assert {path.suffix for path in (sharded / "final").iterdir()} == {".json", ".safetensors"}
+    trained = load_file(sharded / "2-0.safetensors")
+    saved = load_file(sharded / "final" / "model.safetensors")
+    assert {f"weight {name}" for name in saved} == {name for name in trained if name.startswith("weight")}  # tied: once
+    policy = AutoModelForCausalLM.from_pretrained(sharded / "final")
+    for name, parameter in policy.named_parameters():
+        assert torch.equal(parameter, trained[f"weight {name}"]), name
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+TRAIN = ("pods_rl", "train", "--num_processes", 2, "--accelerate_config", "fsdp2")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A run of four steps, and one that was cut off after two and went on."""
+    folder = tmp_path_factory.mktemp("runs")
+    recipe = RECIPE | {
+        "num_generations": 4, "num_rollouts": 7, "max_steps": 4, "save_steps": 2, "learning_rate": 1e-3,
+        "eval_seconds": 1e6, "eval_prompts": 5, "eval_temperature": 0.0, "ledger_every": 1,
+    }  # fmt: skip
+    (folder / "r.yaml").write_text(yaml.safe_dump(recipe))
+    ran_well(*TRAIN, "--config", "r.yaml", "--output", "whole", folder=folder)
+    shutil.copytree(folder / "whole", folder / "resumed")
+    for lost in ("checkpoint-4", "final"):
+        shutil.rmtree(folder / "resumed" / "checkpoints" / lost)
+    ran_well(*TRAIN, "--output", "resumed", "--resume", folder=folder)
+    return Run.open(folder / "whole"), Run.open(folder / "resumed"), recipe
+
+
+@pytest.mark.slow
+def test_a_resumed_run_ends_where_the_whole_one_did(runs):
+    whole, resumed, _ = runs
+    assert whole.state == resumed.state == "finished"
+    assert any(row["grad_norm"] > 0 for row in whole.metrics[2:])
+    for folder in ("checkpoint-4", "final"):
+        one, other = (load_file(run.path / "checkpoints" / folder / "model.safetensors") for run in (whole, resumed))
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[key], other[key]) for key in one), folder
+    files = [run.path / "checkpoints" / "checkpoint-4" / "optimizer.bin" for run in (whole, resumed)]
+    states = [torch.load(file, weights_only=True)["state"] for file in files]
+    assert_close(*states, rtol=0, atol=0)
+    for step in (3, 4):
+        tables = [pq.read_table(run.path / "rollouts" / f"step-{step:06d}.parquet") for run in (whole, resumed)]
+        assert tables[0].equals(tables[1])
+
+
+@pytest.mark.slow
+def test_a_checkpoint_loads_without_pickle_and_by_from_pretrained(runs):
+    folder = runs[0].path / "checkpoints" / "checkpoint-2"
+    torches = {path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth")}
+    assert torches == {
+        "pytorch_model_fsdp.bin", "optimizer.bin", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth",
+        "training_args.bin",
+    }  # fmt: skip
+    from transformers.trainer import safe_globals  # numpy's random state
+
+    for name in torches - {"training_args.bin"}:  # TRL's record of its arguments, which nothing here loads
+        with safe_globals():
+            torch.load(folder / name, weights_only=True)
+    saved = load_file(folder / "model.safetensors")
+    for name, parameter in AutoModelForCausalLM.from_pretrained(folder).named_parameters():
+        assert torch.equal(parameter, saved[name])
+
+
+@pytest.mark.slow
+def test_the_run_says_how_it_was_laid_out_and_evaluates_as_one_process(runs):
+    whole, _, recipe = runs
+    assert whole.environment["layout"] == "FSDP2"
+    assert whole.environment["processes"] == 2
+    assert [row["step"] for row in whole.evals] == [0, 4]
+    one = of_one_process(recipe | {"per_device_train_batch_size": 4}, seed=42)
+    assert pq.read_table(whole.evaluation_files()[0]).to_pydict() == one.columns()
+    assert one.accuracy > 0
