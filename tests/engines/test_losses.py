@@ -36,7 +36,7 @@ OTHERS = {
     "entropy bonus": {"entropy_coef": 0.01},
 }
 # A step of one micro-batch; accumulated, several steps and passes over a generation, so that ratios leave 1.
-ONCE = {"per_device_train_batch_size": 8, "max_steps": 2}
+ONCE = {"per_device_train_batch_size": 8, "max_steps": 1}
 OFTEN = {
     "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "steps_per_generation": 8, "num_iterations": 2,
     "max_steps": 3,
@@ -97,7 +97,6 @@ def assert_same_run(ours, theirs):
     (our_weights, our_logs), (their_weights, their_logs) = ours, theirs
     for name, weight in their_weights.items():
         assert torch.equal(weight, our_weights[name]), name
-    assert len(their_logs) > 1
     for our_row, their_row in zip(our_logs, their_logs, strict=True):
         assert their_row["grad_norm"] > 0
         for name in ("loss", "grad_norm", "kl", "entropy", *(key for key in their_row if "clip" in key)):
@@ -121,6 +120,16 @@ def test_m_of_n_is_trl_on_those_m(make_trainer, loss, schedule):
 @pytest.mark.parametrize("setting", OTHERS)
 def test_other_terms_see_those_m_alone(make_trainer, setting):
     assert_same_run(*of_n_and_of_m(make_trainer, OTHERS[setting] | OFTEN))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_trimming_and_sorting_leave_every_loss(make_trainer, loss):
+    """Ratios other than 1 too: three steps on one generation. SGD, for Adam enlarges a rounding of a small gradient."""
+    config = {"num_rollouts": 12, "optim": "sgd", "learning_rate": 0.1, **LOSSES[loss], **OFTEN}
+    plain, _ = train(make_trainer(**config, **PLAIN))
+    laid_out, _ = train(make_trainer(**config))
+    for name, weight in plain.items():
+        torch.testing.assert_close(laid_out[name], weight, rtol=1e-4, atol=1e-6)
 
 
 def test_every_loss_that_a_recipe_may_name_is_in_the_table():
@@ -193,7 +202,7 @@ def constant(completions, **_):
 
 @pytest.mark.parametrize("term", [{"beta": 0.04, "num_iterations": 2}, {"entropy_coef": 0.01}])
 def test_a_step_without_advantages_is_not_skipped_where_another_term_has_a_gradient(make_trainer, term):
-    config = {"reward": constant, **ONCE, **term}
+    config = {"reward": constant, **ONCE, "max_steps": 2, **term}
     trainer = make_trainer(num_rollouts=12, trim_padding=False, sort_by_length=False, **config)
     rows = kept_rows(trainer)
     ours = train(trainer)

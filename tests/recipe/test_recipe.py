@@ -141,6 +141,10 @@ REFUSED = [
     ({"loss_type": "vespo", "use_vllm": True}, "set token_truncate or token_mask"),
     ({"loss_type": "gpro"}, "loss_type: got the text 'gpro', expected one of grpo"),
     ({"use_vllm": True, "use_transformers_continuous_batching": True}, "choose one generator"),
+    (
+        {"use_transformers_continuous_batching": True, "fp16": True, "dtype": "float32"},
+        "TRL would turn the trained float32 weights into fp16",
+    ),
     ({"bf16": True, "fp16": True}, "bf16 and fp16 are both true: choose one"),
     ({"load_in_4bit": True}, "set use_peft: true as well"),
     ({"load_in_4bit": True, "load_in_8bit": True}, "choose one"),

@@ -93,6 +93,12 @@ def _check_rule(values: Mapping[str, Any]) -> None:
 def _check_generator(values: Mapping[str, Any]) -> None:
     if values.get("use_vllm") and values.get("use_transformers_continuous_batching"):
         raise UserError("use_vllm and use_transformers_continuous_batching are both true: choose one generator.")
+    cast = next((key for key in ("bf16", "fp16") if values.get(key)), None)
+    if values.get("use_transformers_continuous_batching") and cast and values.get("dtype") == "float32":
+        raise UserError(
+            f"use_transformers_continuous_batching with {cast} = true: TRL would turn the trained float32 weights into "
+            f"{cast} before each generation, for good. Leave {cast} out, or set dtype: bfloat16 knowingly."
+        )
 
 
 def _check_precision(values: Mapping[str, Any]) -> None:
