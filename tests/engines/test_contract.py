@@ -6,6 +6,7 @@ import inspect
 
 import accelerate
 import pytest
+from transformers import Trainer
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
@@ -17,6 +18,9 @@ SIGNATURES = {
         "self", "prompt_ids", "images", "multimodal_fields", "num_generations", "has_tool_images",
     ],
     "_calculate_rewards": ["self", "inputs", "prompts", "completions", "completion_ids_list"],
+    "_save_checkpoint": ["self", "model", "trial"],
+    "_get_output_dir": ["self", "trial"],
+    "_push_from_checkpoint": ["self", "checkpoint_folder"],
     "compute_loss": ["self", "model", "inputs", "return_outputs", "num_items_in_batch"],
 }  # fmt: skip
 LOGPS = ["self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy"]
@@ -54,6 +58,17 @@ def test_rewards_are_asked_for_once_and_after_generation():
     source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
     assert source.count("self._calculate_rewards(") == 1
     assert source.index("self._generate(") < source.index("self._calculate_rewards(")
+
+
+def test_a_checkpoint_is_written_and_rotated_where_the_output_is():
+    """All of it under `_get_output_dir`, which we move; and what we leave out is never read."""
+    source = inspect.getsource(Trainer._save_checkpoint)
+    assert "run_dir = self._get_output_dir(trial=trial)" in source
+    assert "output_dir = os.path.join(run_dir, checkpoint_folder)" in source
+    assert "output_dir=run_dir" in source.split("rotate_checkpoints(")[1]
+    assert "self._get_output_dir(trial=trial)" in inspect.getsource(GRPOTrainer._save_checkpoint)
+    reads = inspect.getsource(Trainer._load_from_checkpoint) + inspect.getsource(Trainer._inner_training_loop)
+    assert "TRAINING_ARGS_NAME" not in reads
 
 
 def test_buffer_and_names_we_read(make_trainer):
