@@ -19,6 +19,7 @@ from pods_rl.errors import UserError
 from pods_rl.evaluation.weights import weights_hash
 from pods_rl.policies import tiny_policy_path
 from pods_rl.runs import Run, RunWriter
+from pods_rl.runs.checkpoints import publish, staging
 
 SHORT = ["--eval_prompts", "3", "--max_completion_length", "8", "--threads", "1", "--use_cpu"]
 
