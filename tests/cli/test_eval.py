@@ -19,6 +19,7 @@ from pods_rl.errors import UserError
 from pods_rl.evaluation.weights import weights_hash
 from pods_rl.policies import tiny_policy_path
 from pods_rl.runs import Run, RunWriter
+from pods_rl.runs.checkpoints import publish, staging
 
 SHORT = ["--eval_prompts", "3", "--max_completion_length", "8", "--threads", "1", "--use_cpu"]
 
@@ -68,11 +69,16 @@ def save(folder: Path, name: str = "config.json", **config) -> None:
     (folder / name).write_text(json.dumps(config))
 
 
+def publish_policy(folder: Path) -> None:
+    save(staging(folder))
+    publish(folder, {})
+
+
 def test_a_runs_last_policy_on_its_own_task(evaluated, run):
     with pytest.raises(UserError, match=r"has no policy under checkpoints/"):
         pods("eval", "--run", "out")
     for name in ("checkpoint-9", "checkpoint-10"):
-        save(run / "checkpoints" / name)
+        publish_policy(run / "checkpoints" / name)
     pods("eval", "--run", "out")
     save(run / "checkpoints" / "final")
     result = pods("eval", "--run", "out", "--eval_repeats", "5", "--backend", "generate")
@@ -81,6 +87,20 @@ def test_a_runs_last_policy_on_its_own_task(evaluated, run):
     assert (recipe.values["task_seed"], recipe.values["eval_repeats"]) == (5, 5)
     assert (adapter, backend) == (None, "generate")
     assert "accuracy                 0.5" in result.output
+
+
+def test_a_torn_policy_is_passed_over(evaluated, run):
+    publish_policy(run / "checkpoints/checkpoint-9")
+    for name in ("checkpoint-10", "final"):
+        publish_policy(run / "checkpoints" / name)
+        (run / "checkpoints" / name / "config.json").write_text("half")
+    pods("eval", "--run", "out")
+    assert evaluated[0][1] == "out/checkpoints/checkpoint-9"
+    (run / "checkpoints/checkpoint-9/config.json").unlink()
+    with pytest.raises(
+        UserError, match=r"(?s)passed over final: config.json has 4 bytes.*passed over checkpoint-9: con"
+    ):
+        pods("eval", "--run", "out")
 
 
 def test_a_runs_adapter_comes_with_the_recipes_own_base(evaluated, run):

@@ -27,6 +27,9 @@ SIGNATURES = {
     "log": ["self", "logs", "start_time"],
     "_save": ["self", "output_dir", "state_dict"],
     "create_accelerator_and_postprocess": ["self"],
+    "_save_checkpoint": ["self", "model", "trial"],
+    "_get_output_dir": ["self", "trial"],
+    "_push_from_checkpoint": ["self", "checkpoint_folder"],
     "compute_loss": ["self", "model", "inputs", "return_outputs", "num_items_in_batch"],
     "_get_train_sampler": ["self", "dataset"],
     "_save_rng_state": ["self", "output_dir"],
@@ -124,6 +127,17 @@ def test_every_step_s_gradient_norm_is_taken_before_the_callbacks_that_may_clear
     order = ["self._get_grad_norm(", "on_pre_optimizer_step(", "self.optimizer.step()", "self.state.global_step += 1"]
     order += ["on_step_end(", "self._maybe_log_save_evaluate("]
     assert [source.index(name) for name in order] == sorted(source.index(name) for name in order)
+
+
+def test_a_checkpoint_is_written_and_rotated_where_the_output_is():
+    """All of it under `_get_output_dir`, which we move; and what we leave out is never read."""
+    source = inspect.getsource(Trainer._save_checkpoint)
+    assert "run_dir = self._get_output_dir(trial=trial)" in source
+    assert "output_dir = os.path.join(run_dir, checkpoint_folder)" in source
+    assert "output_dir=run_dir" in source.split("rotate_checkpoints(")[1]
+    assert "self._get_output_dir(trial=trial)" in inspect.getsource(GRPOTrainer._save_checkpoint)
+    reads = inspect.getsource(Trainer._load_from_checkpoint) + inspect.getsource(Trainer._inner_training_loop)
+    assert "TRAINING_ARGS_NAME" not in reads
 
 
 def test_buffer_and_names_we_read(make_trainer):

@@ -13,6 +13,8 @@ from pods_rl.errors import UserError
 from pods_rl.experiment import load_experiment
 from pods_rl.recipe import build_recipe, checks, load_recipe
 from pods_rl.recipe.reading import Source
+from pods_rl.recipe.resuming import FREE
+from pods_rl.recipe.schema import fields
 
 MINIMAL = {"max_seconds": 1}
 
@@ -158,6 +160,7 @@ REFUSED = [
     ({"model_name_or_path": "./gone"}, "there is no such directory (looked in"),
     ({"output_dir": "x"}, "choose it with --output"),
     ({"resume_from_checkpoint": "x"}, "continue a run with --resume"),
+    ({"save_only_model": True}, "cannot go on from a checkpoint without its optimizer"),
     ({"hub_token": "hf_abc"}, "set HF_TOKEN in the environment"),
     ({"eval_strategy": "steps"}, "use eval_seconds"),
     ({"reward_weights": [1.0]}, "task_rewards: {accuracy: 1.0"),
@@ -298,3 +301,26 @@ def test_an_experiment_that_is_its_own_base_is_told_so(tmp_path):
     (tmp_path / "b.yaml").write_text("arms: {x: {}}\nbase: a.yaml\n")
     with pytest.raises(UserError, match="is its own base"):
         load_experiment(tmp_path / "a.yaml")
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds", "kept"),
+    [
+        ({}, 1800.0, 2),
+        ({"save_total_limit": 5}, 1800.0, 5),
+        ({"save_seconds": 60}, 60.0, None),
+        ({"save_seconds": None}, None, None),
+        ({"save_steps": 10}, None, None),
+        ({"save_strategy": "no"}, None, None),
+        ({"save_steps": 10, "save_seconds": 60, "save_total_limit": 1}, 60.0, 1),
+    ],
+)
+def test_saving_where_a_recipe_does_not_say(given, seconds, kept):
+    recipe = build(**given)
+    assert (recipe.values["save_seconds"], recipe.values["save_total_limit"]) == (seconds, kept)
+    again = build(**recipe.values)
+    assert dict(again.values) == dict(recipe.values)
+
+
+def test_what_may_change_when_a_run_goes_on_is_a_key():
+    assert fields().keys() >= FREE

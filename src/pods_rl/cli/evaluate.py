@@ -134,7 +134,15 @@ def _what(
 
 
 def _policy_of(run: Run) -> Path:
-    policy = run.final_checkpoint or next(reversed(run.checkpoints()), None)
-    if policy is None:
-        raise UserError(f"{run.path} ({run.state}) has no policy under checkpoints/: give one with --model.")
-    return policy
+    from ..runs.checkpoints import MANIFEST, last_good, verify
+    from ..runs.files import CHECKPOINTS
+
+    final = run.final_checkpoint
+    problems = verify(final) if final and (final / MANIFEST).is_file() else []  # earlier versions wrote none
+    if final and not problems:
+        return final
+    good, passed = last_good(run.path / CHECKPOINTS)
+    if good is None:
+        torn = "".join(f"\n  passed over {line}" for line in [*(f"final: {line}" for line in problems[:1]), *passed])
+        raise UserError(f"{run.path} ({run.state}) has no policy under checkpoints/: give one with --model.{torn}")
+    return good
