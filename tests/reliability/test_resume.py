@@ -20,16 +20,16 @@ RESUMED = ("--resume", "--output")
 
 def test_a_run_killed_between_two_generations(tmp_path):
     """The sample of the 48: a generation and a log line are half done, in the second epoch."""
-    prepare(tmp_path, "steps_per_generation 4")
+    prepare(tmp_path, "steps_per_generation 4", max_steps=6)
     whole = train(tmp_path, *FRESH, "whole")
-    assert len({row["grad_norm"] for row in whole.metrics}) == 3 == len(whole.metrics)
+    assert len({row["grad_norm"] for row in whole.metrics} - {0.0}) == len(whole.metrics) == 2
     train_and_kill(tmp_path, "killed", step=5)
     assert differences(whole, train(tmp_path, *RESUMED, "killed")) == []
 
 
 def test_steps_since_the_last_checkpoint_are_made_again(tmp_path):
     """A checkpoint every third step; the reward function kills the run while step 5 is scored."""
-    prepare(tmp_path, "plain", save_steps=3)
+    prepare(tmp_path, "plain", save_steps=3, max_steps=5)
     whole = train(tmp_path, *FRESH, "whole")
     (tmp_path / "kill-at-call").write_text(str(4 * CALLS_A_STEP + 3))
     killed = train(tmp_path, *FRESH, "killed", code=-signal.SIGKILL)
