@@ -59,6 +59,7 @@ def test_what_could_not_go_on_exactly_is_refused_and_loses_nothing(tmp_path, sav
 
 
 @pytest.mark.reliability
+@pytest.mark.timeout(7200)
 def test_every_kill_in_every_configuration(tmp_path):
     wrong: dict[str, list[str]] = {}
     for number, name in enumerate(CONFIGURATIONS):
@@ -69,7 +70,7 @@ def test_every_kill_in_every_configuration(tmp_path):
             train_and_kill(folder, f"killed-{step}", step, processes)
             resumed = train(folder, *RESUMED, f"killed-{step}", processes=processes)
             different = differences(whole, resumed)
-            print(f"{name}, killed after step {step}: {different or 'identical'}")
+            print(f"{name}, killed after step {step}: {different or 'identical'}", flush=True)
             if different:
                 wrong[f"{name}, step {step}"] = different
             else:
@@ -83,6 +84,7 @@ def test_every_kill_in_every_configuration(tmp_path):
 
 
 @pytest.mark.reliability
+@pytest.mark.timeout(1800)
 def test_every_kill_between_checkpoints(tmp_path):
     """A checkpoint every third step: killed while step 4 to 9 is scored, a run makes up to three steps again."""
     prepare(tmp_path, "plain", save_steps=3)
