@@ -20,16 +20,16 @@ RESUMED = ("--resume", "--output")
 
 def test_a_run_killed_between_two_generations(tmp_path):
     """The sample of the 48: a generation and a log line are half done, in the second epoch."""
-    prepare(tmp_path, "steps_per_generation 4")
+    prepare(tmp_path, "steps_per_generation 4", max_steps=6)
     whole = train(tmp_path, *FRESH, "whole")
-    assert len({row["grad_norm"] for row in whole.metrics}) == 3 == len(whole.metrics)
+    assert len({row["grad_norm"] for row in whole.metrics} - {0.0}) == len(whole.metrics) == 2
     train_and_kill(tmp_path, "killed", step=5)
     assert differences(whole, train(tmp_path, *RESUMED, "killed")) == []
 
 
 def test_steps_since_the_last_checkpoint_are_made_again(tmp_path):
     """A checkpoint every third step; the reward function kills the run while step 5 is scored."""
-    prepare(tmp_path, "plain", save_steps=3)
+    prepare(tmp_path, "plain", save_steps=3, max_steps=5)
     whole = train(tmp_path, *FRESH, "whole")
     (tmp_path / "kill-at-call").write_text(str(4 * CALLS_A_STEP + 3))
     killed = train(tmp_path, *FRESH, "killed", code=-signal.SIGKILL)
@@ -59,6 +59,7 @@ def test_what_could_not_go_on_exactly_is_refused_and_loses_nothing(tmp_path, sav
 
 
 @pytest.mark.reliability
+@pytest.mark.timeout(7200)
 def test_every_kill_in_every_configuration(tmp_path):
     wrong: dict[str, list[str]] = {}
     for number, name in enumerate(CONFIGURATIONS):
@@ -69,7 +70,7 @@ def test_every_kill_in_every_configuration(tmp_path):
             train_and_kill(folder, f"killed-{step}", step, processes)
             resumed = train(folder, *RESUMED, f"killed-{step}", processes=processes)
             different = differences(whole, resumed)
-            print(f"{name}, killed after step {step}: {different or 'identical'}")
+            print(f"{name}, killed after step {step}: {different or 'identical'}", flush=True)
             if different:
                 wrong[f"{name}, step {step}"] = different
             else:
@@ -83,6 +84,7 @@ def test_every_kill_in_every_configuration(tmp_path):
 
 
 @pytest.mark.reliability
+@pytest.mark.timeout(1800)
 def test_every_kill_between_checkpoints(tmp_path):
     """A checkpoint every third step: killed while step 4 to 9 is scored, a run makes up to three steps again."""
     prepare(tmp_path, "plain", save_steps=3)

@@ -10,8 +10,10 @@ order in which a resumed run meets it:
 - `_run_epoch`: put the sampler where it was; train nothing where the run was over.
 - `_load_rng_state`, and `_save_rng_state` when saving: read and write each process's own state.
 
-Samples of vLLM are drawn in an engine whose random state cannot be saved: such a run goes on with the same weights,
-optimizer and prompts, and other samples.
+Not exact are two. Samples of vLLM are drawn in an engine whose random state cannot be saved: such a run goes on with
+the same weights, optimizer and prompts, and other samples. And DDP over three processes or more sums gradients in
+another order in its first step than later, unless `ddp_find_unused_parameters` is true (which it is without
+`gradient_checkpointing`): they then differ by rounding.
 """
 
 from __future__ import annotations
