@@ -281,6 +281,7 @@ def test_nothing_is_written_outside_the_output(name: str, carried_out: tuple[Pat
     assert outside(found[name], folder) == []
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.reliability
 @pytest.mark.parametrize("name", ["eval", "compare", "train on a file"])
 def test_nothing_is_written_outside_by_longer_commands(name: str, carried_out: tuple[Path, dict[str, Audited]]) -> None:
