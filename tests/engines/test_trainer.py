@@ -356,3 +356,17 @@ def test_trl_s_own_call_works(tokenizer, random_model, tmp_path):
     )  # fmt: skip
     trainer.train()
     assert trainer.rollouts.kept.shape == (1, 2)
+
+
+def test_the_table_of_completions_cannot_steer_a_terminal(make_trainer, capsys):
+    trainer = make_trainer(log_completions=True)
+    hostile = "\x1b]0;owned\x07 [/red] \x9b2J"
+    trainer._logs["prompt"].append([{"role": "user", "content": hostile}])
+    trainer._logs["completion"].append(hostile)
+    trainer._logs["extra"]["note"] = [hostile]
+    trainer._logs["rewards"]["mine"] = [1.0]
+    trainer._logs["advantages"].append(0.0)
+    trainer.log({})
+    printed = capsys.readouterr().out
+    assert printed.count("owned") >= 3
+    assert not {"\x1b", "\x07", "\x9b"} & set(printed)

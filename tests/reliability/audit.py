@@ -14,7 +14,7 @@ import pods_rl
 
 AUDITED = Path(__file__).parent / "audited"
 SOURCE = Path(pods_rl.__file__).parents[1]
-DEADLINE = 280  # seconds after which a hang counts as failure
+DEADLINE = 900  # seconds after which a hang counts as failure
 Event = dict[str, Any]
 
 

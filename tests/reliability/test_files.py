@@ -76,11 +76,12 @@ def _lines(rows: Sequence[dict]) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
-@pytest.mark.parametrize(("share", "every"), [(4, 40), pytest.param(20, 1, marks=pytest.mark.reliability)])
+@pytest.mark.timeout(3000)  # the full form makes hundreds of reports
+@pytest.mark.parametrize(("share", "every"), [(4, 60), pytest.param(20, 1, marks=pytest.mark.reliability)])
 def test_a_damaged_run_still_opens(share: int, every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`pods report` of an experiment with one damaged run: a report, or one line that says what is missing.
 
-    Figures are drawn for the first few only: what they draw is what the tables hold.
+    Figures are drawn for the first only: what they draw is what the tables hold.
     """
     root = tmp_path / "experiment"
     runs = [write_run(root / arm / f"seed-{seed}", arm=arm, seed=seed) for arm in ("grpo", "pods") for seed in (1, 2)]
@@ -89,7 +90,7 @@ def test_a_damaged_run_still_opens(share: int, every: int, tmp_path: Path, monke
     kept = {path: path.read_bytes() for path in files_below(run)}
     opened, told = 0, 0
     for number, (what, name, content) in enumerate(list(damages(run, share))[::every]):
-        if number == 3:
+        if number == 1:
             _without_figures(monkeypatch)
         damaged = run / name
         damaged.unlink()
@@ -99,15 +100,12 @@ def test_a_damaged_run_still_opens(share: int, every: int, tmp_path: Path, monke
             files = build_report(root, tmp_path / "out", resamples=5)
             assert files.html.read_text(encoding="utf-8").rstrip().endswith("</html>")
             opened += 1
-        except UserError as error:
-            assert str(error)
+        except UserError:
             told += 1
         except Exception as error:
             raise AssertionError(f"{name}, {what}: {type(error).__name__}: {error}") from error
         damaged.write_bytes(kept[damaged])
-    print(
-        f"\nfiles: {opened + told} of {opened + told} damaged runs open in the report ({told} with a line that says why)"
-    )
+    print(f"\nfiles: {opened} of {opened + told} damaged runs open in the report")
     assert told == 0
 
 
@@ -227,15 +225,15 @@ COMMANDS = {
     "report": ["report", "out/run", "--output", "out/report"],
     "compare": ["compare", "--config", "experiment.yaml", "--output", "out/experiment"],
     "train on a file": ["train", "--config", "r.yaml", "--output", "out/file", "--dataset_name", "rows.jsonl",
-                        "--dataset_test_name", "rows.jsonl", "--max_steps", "1"],
+                        "--dataset_test_name", "rows.jsonl", "--model_name_or_path", "tiny", "--max_steps", "1"],
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def carried_out(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Audited]]:
-    """A training of two steps, its evaluation and its report, each audited in a folder beside a home of its own."""
+    """A training of two steps and its report, each audited in a folder beside a home of its own."""
     folder = tmp_path_factory.mktemp("files") / "work"
-    return folder, {name: carry_out(folder, name) for name in ("train", "eval", "report")}
+    return folder, {name: carry_out(folder, name) for name in ("train", "report")}
 
 
 def carry_out(folder: Path, name: str) -> Audited:
@@ -275,7 +273,7 @@ def outside(found: Audited, folder: Path) -> list[str]:
     return sorted({*elsewhere, *left} - {*ancestors, str(folder / "out")})
 
 
-@pytest.mark.parametrize("name", ["train", "eval", "report"])
+@pytest.mark.parametrize("name", ["train", "report"])
 def test_nothing_is_written_outside_the_output(name: str, carried_out: tuple[Path, dict[str, Audited]]) -> None:
     folder, found = carried_out
     assert found[name].code == 0, found[name].output
@@ -283,10 +281,11 @@ def test_nothing_is_written_outside_the_output(name: str, carried_out: tuple[Pat
     assert outside(found[name], folder) == []
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.reliability
-@pytest.mark.parametrize("name", ["compare", "train on a file"])
-def test_nothing_is_written_outside_by_longer_commands(name: str, tmp_path: Path) -> None:
-    folder = tmp_path / "work"
+@pytest.mark.parametrize("name", ["eval", "compare", "train on a file"])
+def test_nothing_is_written_outside_by_longer_commands(name: str, carried_out: tuple[Path, dict[str, Audited]]) -> None:
+    folder, _ = carried_out
     found = carry_out(folder, name)
     assert found.code == 0, found.output
     beside = outside(found, folder)
@@ -332,7 +331,7 @@ def test_a_pickle_is_seen(tmp_path: Path) -> None:
 
 
 def test_no_pickle_is_published(carried_out: tuple[Path, dict[str, Audited]]) -> None:
-    """Neither in the package and the results, nor in a final policy; a checkpoint has torch's own, for resuming alone."""
+    """Neither in the package and the results, nor in a final policy; a checkpoint has torch's own, to resume from."""
     folder, _ = carried_out
     run = folder / "out" / "run"
     final = files_below(run / "checkpoints" / "final")
@@ -340,13 +339,7 @@ def test_no_pickle_is_published(carried_out: tuple[Path, dict[str, Audited]]) ->
     shipped = [path for path in files_below(PACKAGE) if "__pycache__" not in path.parts]
     results = files_below(REPOSITORY / "docs") if (REPOSITORY / "docs").is_dir() else set()
     rest = {path for path in files_below(run) if path.parent.parent.name != "checkpoints"}
-    everything = [
-        *final,
-        *shipped,
-        *results,
-        *rest,
-        *files_below(folder / "out" / "results", folder / "out" / "report"),
-    ]
+    everything = [*final, *shipped, *results, *rest, *files_below(folder / "out" / "report")]
     pickles = [path for path in everything if is_pickle(path)]
     print(f"\nfiles: {len(pickles)} pickles in {len(everything)} files that are published")
     assert pickles == []

@@ -59,7 +59,7 @@ def last_row(path: Path) -> dict[str, Any] | None:
     for line in reversed(lines):
         try:
             row = json.loads(line)
-        except ValueError:  # empty, torn, or cut by where we began to read
+        except (ValueError, RecursionError):  # empty, torn, or cut by where we began to read
             continue
         if isinstance(row, dict):
             return row

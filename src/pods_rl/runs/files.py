@@ -22,10 +22,10 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a JSONL file; a torn line, or one that is no object, is left out."""
     try:
         lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         return
     for line in lines:
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             row = json.loads(line)
             if isinstance(row, dict):
                 yield row
@@ -35,7 +35,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         value = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (FileNotFoundError, ValueError, yaml.YAMLError):
+    except (FileNotFoundError, IsADirectoryError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return value if isinstance(value, dict) else {}
 
