@@ -22,6 +22,7 @@ ALLOWED = {
     "rewards": {"errors", "lookup"},
     "batching": {"errors"},
     "runs": {"errors"},
+    "memory": {"errors", "batching", "policies", "recipe"},
     "terminal": set(),
     "recipe": {"errors", "batching"},
     "tasks": {"errors", "lookup", "rewards"},
@@ -95,7 +96,7 @@ importlib.import_module(sys.argv[1])
 print(json.dumps([name for name in sys.argv[2:] if name in sys.modules]))
 """
     names = ("pods_rl", "pods_rl.cli", "pods_rl.recipe", "pods_rl.runs", "pods_rl.batching", "pods_rl.experiment")
-    names += ("pods_rl.report", "pods_rl.selection")
+    names += ("pods_rl.report", "pods_rl.selection", "pods_rl.memory")
     jobs = {
         name: subprocess.Popen([sys.executable, "-c", code, name, *HEAVY], stdout=subprocess.PIPE, text=True)
         for name in names
@@ -105,7 +106,15 @@ print(json.dumps([name for name in sys.argv[2:] if name in sys.modules]))
 
 @pytest.mark.parametrize(
     "name",
-    ["pods_rl", "pods_rl.cli", "pods_rl.recipe", "pods_rl.runs", "pods_rl.batching", "pods_rl.experiment"],
+    [
+        "pods_rl",
+        "pods_rl.cli",
+        "pods_rl.recipe",
+        "pods_rl.runs",
+        "pods_rl.batching",
+        "pods_rl.experiment",
+        "pods_rl.memory",
+    ],
 )
 def test_what_should_be_quick_loads_nothing_heavy(loaded, name):
     assert loaded[name] == []

@@ -18,6 +18,7 @@ SIGNATURES = {
     ],
     "_calculate_rewards": ["self", "inputs", "prompts", "completions", "completion_ids_list"],
     "compute_loss": ["self", "model", "inputs", "return_outputs", "num_items_in_batch"],
+    "train": ["self", "resume_from_checkpoint", "trial", "ignore_keys_for_eval"],
 }  # fmt: skip
 LOGPS = ["self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy"]
 

@@ -7,7 +7,7 @@ An overlay: nothing of TRL's methods is copied. What is overridden here, in the 
   spread over processes, each generates its share and the kept rows move (`exchange.py`).
 - `_generate_single_turn`: ask the generator for n, in parts of `rollout_batch_size` rows.
 - `_calculate_rewards`: give TRL the scores of the kept rows, so that each rollout is scored once.
-- `update.py` has what is overridden of the update.
+- `update.py` has what is overridden of the update, `memory_guard.py` what is said where memory runs out.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ...batching import Shares
 from ...selection import Selection, advantages, select
 from .config import PODSConfig
 from .exchange import bring_rows, check_agreement, own_rows, rows_moved, uneven_gathers
+from .memory_guard import MemoryGuardMixin
 from .metrics import is_constant, log_all_rollouts, log_selection
 from .phases import PhaseClock
 from .refusals import refuse_unsupported
@@ -47,7 +48,7 @@ class _Round:
     rollouts: Rollouts | None = None
 
 
-class PODSTrainer(UpdateMixin, GRPOTrainer):
+class PODSTrainer(MemoryGuardMixin, UpdateMixin, GRPOTrainer):
     """GRPO with down-sampling (paper Algorithm 1): generate n, keep m by a rule, train on those.
 
     Takes what TRL's `GRPOTrainer` takes, with a `PODSConfig` as `args`. Only selected rows reach a log-probability,
@@ -60,7 +61,7 @@ class PODSTrainer(UpdateMixin, GRPOTrainer):
 
     Raises:
         UserError: tools, environments, a rollout function or images (not supported yet); in training, a rule that keeps
-            other rollouts on one process than on another.
+            other rollouts on one process than on another, and memory that runs out.
         TypeError: `args` is a GRPOConfig and not a PODSConfig.
     """
 
