@@ -49,7 +49,7 @@ def run_steps(tmp_path, clock, step_seconds, **settings):
         recorder = Recorder(
             writer, None, evaluate=evaluate, ledger=lambda: {"x": [1]}, stop_requested=asked, **settings
         )
-        state, control = SimpleNamespace(global_step=0), SimpleNamespace(should_training_stop=False)
+        state, control = SimpleNamespace(global_step=0, log_history=[]), SimpleNamespace(should_training_stop=False)
         recorder.on_train_begin(None, state)
         for seconds in step_seconds:
             clock.now += seconds
@@ -60,7 +60,9 @@ def run_steps(tmp_path, clock, step_seconds, **settings):
                 clock.now += 50.0
                 saved.append(state.global_step)
                 recorder.on_save(None, state, control)
+            state.log_history.append({"reward": 1.0})
             recorder.on_log(None, state, control, logs={"reward": 1.0})
+            assert len(state.log_history) == 1  # what grows with the steps is in a file
             if control.should_training_stop:
                 break
         recorder.on_log(None, state, control, logs={"train_runtime": 1.0})
