@@ -50,13 +50,12 @@ def memory_clock(device: Any) -> Any:
     cuda = device.type == "cuda"
 
     class MemoryClock(PhaseClock):
-        phase: str | None = None
-
         def __init__(self) -> None:
             super().__init__(device)
             self.peaks: dict[str, int] = {}
 
-        def note(self, phase: str | None) -> None:
+        def _settle(self) -> float:
+            now = super()._settle()
             if self.phase is not None:
                 seen = torch.cuda.max_memory_allocated(device) if cuda else resident.peak()
                 self.peaks[self.phase] = max(seen, self.peaks.get(self.phase, 0))
@@ -64,15 +63,7 @@ def memory_clock(device: Any) -> Any:
                 torch.cuda.reset_peak_memory_stats(device)
             else:
                 resident.reset_peak()
-            self.phase = phase
-
-        def enter(self, phase: str) -> None:
-            super().enter(phase)
-            self.note(phase)
-
-        def stop(self) -> None:
-            super().stop()
-            self.note(None)
+            return now
 
     return MemoryClock()
 
@@ -155,6 +146,8 @@ def run_cell(options: argparse.Namespace) -> dict[str, Any]:
     import torch
     from transformers import logging
 
+    from pods_rl.engines.trl.memory_guard import is_out_of_memory
+
     logging.set_verbosity_error()
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -167,8 +160,11 @@ def run_cell(options: argparse.Namespace) -> dict[str, Any]:
         else:
             time_from_outside(trainer, clock)
         trainer.train()
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        return {"out_of_memory": (clock and clock.phase) or "loading", "message": str(error).splitlines()[0]}
+    except Exception as error:
+        cause = error.__cause__ or error  # PODSTrainer says what would lower it, from torch's own error
+        if not is_out_of_memory(cause):
+            raise
+        return {"out_of_memory": (clock and clock.phase) or "loading", "message": str(cause).splitlines()[0]}
     rows = [row for row in trainer.state.log_history if "pods/seconds/update" in row]
     lengths = [row["completions/mean_length"] for row in rows]
     assert min(lengths) == options.completion_tokens, f"completions of {min(lengths):g} tokens"

@@ -69,7 +69,9 @@ def run_steps(tmp_path, clock, step_seconds, **settings):
     stop = settings.pop("stop", Stop())
     with RunWriter(tmp_path / "run", resume=resumed is not None) as writer, stop.later():
         recorder = Recorder(writer, None, evaluate=evaluate, ledger=lambda: {"x": [1]}, stop=stop, **settings)
-        state = SimpleNamespace(**json.loads(resumed or '{"global_step": 0, "stateful_callbacks": {}}'))
+        state = SimpleNamespace(
+            **json.loads(resumed or '{"global_step": 0, "stateful_callbacks": {}, "log_history": []}')
+        )
         control = SimpleNamespace(should_training_stop=False, should_save=False)
         recorder.on_train_begin(None, state, control)
         for seconds in step_seconds:
@@ -82,7 +84,9 @@ def run_steps(tmp_path, clock, step_seconds, **settings):
                 clock.now += 50.0
                 saved.append(state.global_step)
                 recorder.on_save(None, state, control)
+            state.log_history.append({"reward": 1.0})
             recorder.on_log(None, state, control, logs={"reward": 1.0})
+            assert len(state.log_history) == 1  # what grows with the steps is in a file
             if control.should_training_stop:
                 break
         recorder.on_log(None, state, control, logs={"train_runtime": 1.0})

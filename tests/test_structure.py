@@ -23,6 +23,7 @@ ALLOWED = {
     "batching": {"errors"},
     "losses": {"errors"},
     "runs": {"errors"},
+    "memory": {"errors", "batching", "policies", "recipe"},
     "terminal": set(),
     "stopping": set(),
     "resuming": {"errors", "recipe", "runs"},
@@ -99,7 +100,7 @@ importlib.import_module(sys.argv[1])
 print(json.dumps([name for name in sys.argv[2:] if name in sys.modules]))
 """
     names = ("pods_rl", "pods_rl.cli", "pods_rl.recipe", "pods_rl.runs", "pods_rl.batching", "pods_rl.experiment")
-    names += ("pods_rl.report", "pods_rl.selection")
+    names += ("pods_rl.report", "pods_rl.selection", "pods_rl.memory")
     jobs = {
         name: subprocess.Popen([sys.executable, "-c", code, name, *HEAVY], stdout=subprocess.PIPE, text=True)
         for name in names
@@ -109,7 +110,15 @@ print(json.dumps([name for name in sys.argv[2:] if name in sys.modules]))
 
 @pytest.mark.parametrize(
     "name",
-    ["pods_rl", "pods_rl.cli", "pods_rl.recipe", "pods_rl.runs", "pods_rl.batching", "pods_rl.experiment"],
+    [
+        "pods_rl",
+        "pods_rl.cli",
+        "pods_rl.recipe",
+        "pods_rl.runs",
+        "pods_rl.batching",
+        "pods_rl.experiment",
+        "pods_rl.memory",
+    ],
 )
 def test_what_should_be_quick_loads_nothing_heavy(loaded, name):
     assert loaded[name] == []

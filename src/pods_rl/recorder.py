@@ -165,6 +165,8 @@ class Recorder(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if logs is None or _NOT_A_STEP in logs:
             return
+        # metrics.jsonl has it all; TRL's own list would grow by it in memory, and in every checkpoint's state.
+        del state.log_history[:-1]
         row = {"step": self.step, "seconds": self.seconds, "elapsed": self.elapsed(), **logs}
         if self._writer:
             self._writer.append_metrics(row)

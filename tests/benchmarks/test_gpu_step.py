@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
+
+from pods_rl.errors import UserError
 
 from . import module
 
@@ -42,6 +45,23 @@ def test_a_cell_that_is_killed_or_out_of_memory_is_a_row():
         "out of memory in update",
     ]
     assert gpu_step.row(cell | late)[1] == "not done after 0.01 s"
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_out_of_memory_is_a_result(monkeypatch, told):
+    """As torch raises it, and as PODSTrainer raises it again."""
+
+    def build(_):
+        error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nmore")
+        if told:
+            raise UserError("Out of memory in update: lower this") from error
+        raise error
+
+    monkeypatch.setattr(gpu_step, "build", build)
+    assert gpu_step.run_cell(gpu_step.parse(["--n", "8"])) == {
+        "out_of_memory": "loading",
+        "message": "CUDA out of memory. Tried to allocate 2.00 GiB",
+    }
 
 
 def test_the_shape_is_qwen_s():

@@ -37,6 +37,7 @@ SIGNATURES = {
     "_init_training_state": [
         "self", "max_steps", "num_update_steps_per_epoch", "num_train_epochs", "resume_from_checkpoint", "trial",
     ],
+    "train": ["self", "resume_from_checkpoint", "trial", "ignore_keys_for_eval"],
 }  # fmt: skip
 LOGPS = ["self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy"]
 

@@ -16,6 +16,8 @@ from ..errors import UserError
 from ..terminal import console, safe_text
 
 if TYPE_CHECKING:
+    from ..batching import BatchPlan
+    from ..recipe import Recipe
     from .train import Launch
 
 TESTED_TRL = ("1.16", "1.16")  # first and last version the tests have run with
@@ -49,8 +51,8 @@ def doctor(
 ) -> None:
     """Check whether this machine can train.
 
-    Looks at versions, processor, disk and the files of the package; with --config shows the batch plan, and with
-    --num_processes how it lies over them.
+    Looks at versions, processor, disk and the files of the package; with --config shows the batch plan and the memory
+    it will take, and with --num_processes how it lies over them.
 
     \b
     Examples:
@@ -76,9 +78,46 @@ def doctor(
         out.print(f"[{_LOOKS[grade]}]{grade:<4}[/{_LOOKS[grade]}]  {what:<16} {safe_text(value)}")
     if recipe is not None:
         out.print()
-        show_plan(recipe.batch_plan(processes))
+        plan = recipe.batch_plan(processes)
+        show_plan(plan)
+        out.print()
+        show_memory(recipe, plan)
     if any(finding.grade == "bad" for finding in findings):
         raise typer.Exit(1)
+
+
+def show_memory(recipe: Recipe, plan: BatchPlan) -> None:
+    """Print what each phase holds at its peak, reckoned from the policy's config.json, and what would lower it."""
+    import torch
+
+    from ..memory import GENERATION, UPDATE, Shape, advice, estimate, read_config, setting
+    from ..recipe.checks import cpu_has_bf16
+
+    out, values = console(), recipe.values
+    try:
+        revision = str(values.get("model_revision") or "main")
+        shape = Shape.of(read_config(str(values["model_name_or_path"]), revision))
+    except UserError as error:
+        out.print(f"[yellow]Note:[/yellow] {safe_text(error)}")
+        return
+    on_cpu = bool(values.get("use_cpu")) or not torch.cuda.is_available()
+    bf16 = bool(
+        values.get("fp16") or (values["bf16"] if values.get("bf16") is not None else not on_cpu or cpu_has_bf16())
+    )
+    expected = estimate(values, shape, plan, bf16=bf16, on_cpu=on_cpu)
+    out.print(f"{'memory, GiB':<20} {GENERATION:>10} {UPDATE:>10}   estimated, for each process")
+    for part in expected.parts:
+        if part.generation or part.update:
+            sizes = [f"{size / _GIB:.3f}" if size else "" for size in (part.generation, part.update)]
+            out.print(f"{part.name:<20} {sizes[0]:>10} {sizes[1]:>10}".rstrip())
+    generation, update = (expected.total(phase) / _GIB for phase in (GENERATION, UPDATE))
+    out.print(f"{'together':<20} {generation:>10.3f} {update:>10.3f}   {expected.phase} peaks")
+    given = "max_prompt_length" if values.get("max_prompt_length") else "assumed"
+    out.print(f"Prompts of {expected.prompt} tokens ({given}). Python and its libraries take about 0.5 GiB more.")
+    if setting(values, "use_vllm"):
+        out.print(f"vLLM takes {setting(values, 'vllm_gpu_memory_utilization'):.0%} of a device where colocated.")
+    for change in advice(values, shape, plan, expected.phase, bf16=bf16, on_cpu=on_cpu):
+        out.print(f"{'less':<20} {safe_text(change.settings)}: {change.left / _GIB:.3f}")
 
 
 def check_versions() -> Iterator[Finding]:

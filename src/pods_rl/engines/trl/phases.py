@@ -32,6 +32,11 @@ class PhaseClock:
         self._since = 0.0
         self.seconds = dict.fromkeys(PHASES, 0.0)
 
+    @property
+    def phase(self) -> str | None:
+        """The running phase, None between steps."""
+        return self._phase
+
     def enter(self, phase: str) -> None:
         """Close the running phase and start `phase`."""
         now = self._settle()

@@ -9,7 +9,7 @@ An overlay: nothing of TRL's methods is copied. What is overridden here, in the 
 - `_calculate_rewards`: give TRL the scores of the kept rows, so that each rollout is scored once.
 - `rewarding.py` has what is overridden of the rewards, `update.py` of the update, `guard.py` against bad losses,
   `saving.py` of checkpoints, `resuming.py` of resuming, `output.py` of printing and saving, `sharding.py` for sharded
-  weights.
+  weights, `memory_guard.py` of what is said where memory runs out.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from .config import PODSConfig
 from .exchange import bring_rows, check_agreement, own_rows, rows_moved, uneven_gathers
 from .generators import check_completions, refuse_lossy_cast, room_for_rollouts
 from .guard import GuardMixin
+from .memory_guard import MemoryGuardMixin
 from .metrics import is_constant, log_all_rollouts, log_selection
 from .output import OutputMixin
 from .phases import PhaseClock
@@ -55,7 +56,15 @@ class _Round:
 
 
 class PODSTrainer(
-    OutputMixin, GuardMixin, RewardsMixin, SavingMixin, ResumeMixin, UpdateMixin, ShardingMixin, GRPOTrainer
+    MemoryGuardMixin,
+    OutputMixin,
+    GuardMixin,
+    RewardsMixin,
+    SavingMixin,
+    ResumeMixin,
+    UpdateMixin,
+    ShardingMixin,
+    GRPOTrainer,
 ):
     """GRPO with down-sampling (paper Algorithm 1): generate n, keep m by a rule, train on those.
 
@@ -69,7 +78,7 @@ class PODSTrainer(
 
     Raises:
         UserError: tools, environments, a rollout function or images (not supported yet); in training, a rule that keeps
-            other rollouts on one process than on another.
+            other rollouts on one process than on another, and memory that runs out.
         TypeError: `args` is a GRPOConfig and not a PODSConfig.
     """
 

@@ -1,0 +1,285 @@
+"""How much memory a recipe needs on one process, from the policy's config.json alone. No torch, nothing loaded.
+
+Two phases hold different things: generation the cache of keys and values, the update activations, gradients and the
+tile of logits that TRL projects at a time (at most 4096 tokens x 32768 entries of the vocabulary, never all of
+B x T x vocabulary). Weights, adapter, reference and optimizer are held in both. Rows are taken as long as they may be.
+Python, its libraries and the device's context come on top, and so does what an allocator keeps without using it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+from .batching import BatchPlan
+from .errors import UserError
+from .policies import tiny_policy_path
+from .recipe.schema import TINY, fields
+
+GENERATION, UPDATE = "generation", "update"
+TILE = (4096, 32768)  # TRL 1.16: tokens, and entries of the vocabulary, projected at once
+PROMPT_TOKENS = 256  # where neither max_prompt_length nor the task says
+_PROMPTS = {"arithmetic": 24, "countdown": 40, "sorting": 40}  # what is generated for the shipped policy is short
+_TARGETS = ("q_proj", "v_proj")  # PEFT's for Qwen2 and Llama, where lora_target_modules is not set
+_STATES = {"sgd": 0.0, "adagrad": 4.0, "lion": 4.0, "rmsprop": 4.0, "adafactor": 0.1}  # bytes a trained parameter
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a dense decoder: what config.json calls hidden_size, intermediate_size, ..."""
+
+    vocabulary: int
+    hidden: int
+    wide: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head: int
+    tied: bool
+    dtype: str
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Shape:
+        """From a config.json; raises UserError for what is no dense decoder."""
+        names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+        missing = [name for name in names if not isinstance(config.get(name), int)]
+        if missing or "num_experts" in config or "num_local_experts" in config:
+            why = f"its config.json has no {', '.join(missing)}" if missing else "it is a mixture of experts"
+            raise UserError(f"No estimate of memory for this policy: {why}; dense decoders only.")
+        vocabulary, hidden, wide, layers, heads = (config[name] for name in names)
+        return cls(
+            vocabulary, hidden, wide, layers, heads,
+            kv_heads=config.get("num_key_value_heads") or heads,
+            head=config.get("head_dim") or hidden // heads,
+            tied=bool(config.get("tie_word_embeddings", False)),
+            dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
+        )  # fmt: skip
+
+    @property
+    def linears(self) -> dict[str, tuple[int, int]]:
+        """Inputs and outputs of each linear layer in a block."""
+        h, q, kv = self.hidden, self.heads * self.head, self.kv_heads * self.head
+        return {
+            "q_proj": (h, q), "k_proj": (h, kv), "v_proj": (h, kv), "o_proj": (q, h),
+            "gate_proj": (h, self.wide), "up_proj": (h, self.wide), "down_proj": (self.wide, h),
+        }  # fmt: skip
+
+    @property
+    def in_blocks(self) -> int:
+        """Parameters of the linear layers, which are what quantisation shrinks."""
+        return self.layers * sum(a * b for a, b in self.linears.values())
+
+    @property
+    def embeddings(self) -> int:
+        return self.vocabulary * self.hidden * (1 if self.tied else 2)
+
+    def adapter(self, rank: int, targets: Any) -> int:
+        """Parameters of a LoRA adapter."""
+        names = [targets] if isinstance(targets, str) else list(targets or _TARGETS)
+        chosen = self.linears if "all-linear" in names else {k: v for k, v in self.linears.items() if k in names}
+        return self.layers * rank * sum(a + b for a, b in chosen.values())
+
+
+@dataclass(frozen=True)
+class Part:
+    """Bytes that something takes, in each phase in which it is there."""
+
+    name: str
+    generation: float = 0.0
+    update: float = 0.0
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a process holds at the peaks of the two phases, in bytes; rows as long as `prompt` and completion may be."""
+
+    parts: tuple[Part, ...]
+    prompt: int
+
+    def total(self, phase: str) -> float:
+        return sum(getattr(part, phase) for part in self.parts)
+
+    @property
+    def phase(self) -> str:
+        """The phase that peaks."""
+        return max((UPDATE, GENERATION), key=self.total)
+
+    @property
+    def peak(self) -> float:
+        return self.total(self.phase)
+
+
+@dataclass(frozen=True)
+class Change:
+    """Settings that need less memory, as a recipe has them, and the bytes that would be left."""
+
+    settings: str
+    left: float
+
+
+def advice(
+    values: Mapping[str, Any], shape: Shape, plan: BatchPlan, phase: str, *, bf16: bool, on_cpu: bool
+) -> list[Change]:
+    """The two changes that lower the peak of a phase most, best first; fewer where nothing lowers it."""
+    now = estimate(values, shape, plan, bf16=bf16, on_cpu=on_cpu).total(phase)
+    found = [
+        Change(words, estimate({**values, **changed}, shape, other, bf16=bf16, on_cpu=on_cpu).total(phase))
+        for words, changed, other in _changes(values, plan)
+    ]
+    return sorted((one for one in found if one.left < 0.99 * now), key=lambda one: one.left)[:2]
+
+
+def setting(values: Mapping[str, Any], name: str) -> Any:
+    """A key's value, or its default.
+
+    >>> setting({"beta": 0.04}, "beta"), setting({}, "lora_r")
+    (0.04, 16)
+    """
+    return values[name] if name in values else fields()[name].default
+
+
+def read_config(name: str, revision: str = "main") -> dict[str, Any]:
+    """The config.json of a policy: the shipped one, a folder's, or a hub id's, for which that file alone is fetched.
+
+    Raises UserError where there is none, or the hub cannot be reached within 5 seconds.
+    """
+    folder = tiny_policy_path() if name == TINY else Path(name).expanduser()
+    try:
+        if folder.is_dir():
+            return dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        return dict(json.loads(_fetch_config(name, revision)))
+    except (OSError, ValueError) as error:
+        where = folder / "config.json" if folder.is_dir() else f"the config.json of {name}, on the hub,"
+        raise UserError(
+            f"No estimate of memory: {where} cannot be read ({type(error).__name__}: {error}). Give a folder that "
+            "holds the policy and its config.json."
+        ) from None
+
+
+def _fetch_config(name: str, revision: str) -> str:
+    """The text of a hub id's config.json: the one fetched before, or one quick request without retries."""
+    from huggingface_hub import constants, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.utils import build_hf_headers
+
+    cached = try_to_load_from_cache(name, "config.json", revision=revision)
+    if isinstance(cached, str):
+        return Path(cached).read_text(encoding="utf-8")
+    if constants.HF_HUB_OFFLINE:
+        raise OSError("HF_HUB_OFFLINE is set")
+    request = Request(hf_hub_url(name, "config.json", revision=revision), headers=build_hf_headers())
+    with urlopen(request, timeout=5) as answer:
+        return str(answer.read(1 << 20).decode("utf-8"))
+
+
+def estimate(values: Mapping[str, Any], shape: Shape, plan: BatchPlan, *, bf16: bool, on_cpu: bool) -> Estimate:
+    """What a recipe takes on one process.
+
+    Args:
+        values: TRL's names and ours; a missing one has its default.
+        plan: what a step handles on each process; weights are taken as whole on each, not sharded.
+        bf16: matrices are multiplied in 16 bits.
+        on_cpu: TRL folds tiles of logits in several steps there, where a GPU has one kernel.
+    """
+    weight = _BYTES.get(_dtype(values, shape), 4)
+    compute = 2 if bf16 else weight
+    lora = bool(setting(values, "use_peft"))
+    rank, targets = setting(values, "lora_r") or 16, setting(values, "lora_target_modules")
+    adapter = shape.adapter(rank, targets) if lora else 0
+    full = shape.in_blocks + shape.embeddings
+    trained = adapter or full
+    each = 4 if lora else weight  # PEFT keeps its adapter in float32
+    blocks = 0.5 if setting(values, "load_in_4bit") else 1 if setting(values, "load_in_8bit") else weight
+    weights = shape.in_blocks * blocks + shape.embeddings * weight
+    static = {
+        "weights": weights,
+        "LoRA adapter": adapter * 4,
+        "reference": weights if (setting(values, "beta") or 0) > 0 and not lora else 0,
+        "optimizer": trained * _state_bytes(str(setting(values, "optim")), each),
+    }
+    prompt = values.get("max_prompt_length") or _PROMPTS.get(str(values.get("task")), PROMPT_TOKENS)
+    length = prompt + setting(values, "max_completion_length")
+    rows = min(max(plan.shares.counts), plan.rollout_batch_size or max(plan.shares.counts))
+    tokens = plan.micro_batch_rows * length
+    return Estimate(
+        (
+            *(Part(name, size, size) for name, size in static.items()),
+            Part("gradients", update=trained * each),
+            *_generating(shape, rows, prompt, length, compute, plain=not setting(values, "use_vllm")),
+            Part("activations", update=_activations(values, shape, tokens, compute, weight, lora=lora)),
+            Part("logits", update=_logits(shape, tokens, compute, on_cpu=on_cpu, trained=not lora)),
+        ),
+        prompt,
+    )
+
+
+def _dtype(values: Mapping[str, Any], shape: Shape) -> str:
+    """TRL loads float32 where nothing is said."""
+    wanted = setting(values, "dtype")
+    return shape.dtype if wanted == "auto" else str(wanted or "float32").removeprefix("torch.")
+
+
+def _state_bytes(optimizer: str, each: int) -> float:
+    """Bytes of state a trained parameter: two moments, but for the optimizers that keep less."""
+    if "8bit" in optimizer:
+        return 1.0 if "lion" in optimizer else 2.0
+    return next((size for name, size in _STATES.items() if optimizer.startswith(name)), 2.0 * each)
+
+
+def _generating(shape: Shape, rows: int, prompt: int, length: int, compute: int, *, plain: bool) -> tuple[Part, ...]:
+    """Cache and passes at the worst moment: the prompts' pass through a block, or the last token's sampling.
+
+    vLLM holds a share of the device instead, which it is told (`vllm_gpu_memory_utilization`).
+    """
+    if not plain:
+        return ()
+    token = 2 * rows * shape.kv_heads * shape.head * compute  # of a layer
+    attention = 2 * shape.heads * shape.head
+    block = rows * prompt * (2 * shape.hidden + max(3 * shape.wide, attention + 3 * shape.hidden)) * compute
+    first = (token * prompt * shape.layers, block)
+    # To add a token, a layer's keys are copied, then its values; logits are copied to float32 three times over.
+    last = (token * length * (shape.layers + 0.5), rows * shape.vocabulary * (compute + 4 * 4))
+    cache, passes = max(first, last, key=sum)
+    return Part("KV cache", generation=cache), Part("sampling", generation=passes)
+
+
+def _activations(
+    values: Mapping[str, Any], shape: Shape, tokens: int, compute: int, weight: int, *, lora: bool
+) -> float:
+    """What a forward pass keeps for the backward pass, and what that pass has in hand in one block."""
+    attention = shape.heads * shape.head
+    kept = (6 * shape.hidden + 4 * attention + 4 * shape.wide) * compute
+    working = 3 * shape.wide * compute
+    checkpointed = bool(setting(values, "gradient_checkpointing"))
+    blocks = shape.layers * shape.hidden * compute + kept if checkpointed else shape.layers * kept
+    return tokens * (blocks + working)
+
+
+def _logits(shape: Shape, tokens: int, compute: int, *, on_cpu: bool, trained: bool) -> float:
+    """A tile of logits; in torch's own operations seven float32 copies of it; gradients in float32."""
+    rows, columns = min(tokens, TILE[0]), min(shape.vocabulary, TILE[1])
+    tile = rows * columns * (compute + 7 * 4) if on_cpu else rows * TILE[1] * compute
+    head = shape.vocabulary * shape.hidden * 4 if trained else 0
+    return tile + head + 2 * tokens * shape.hidden * 4
+
+
+def _changes(values: Mapping[str, Any], plan: BatchPlan) -> Iterator[tuple[str, dict[str, Any], BatchPlan]]:
+    """Settings that need less memory: in words, as values, and the plan they make."""
+    rows = min(max(plan.shares.counts), plan.rollout_batch_size or max(plan.shares.counts))
+    if rows > 1 and not setting(values, "use_vllm"):
+        yield f"rollout_batch_size: {rows // 2}", {}, replace(plan, rollout_batch_size=rows // 2)
+    if plan.micro_batch_rows % 2 == 0:
+        half, twice = plan.micro_batch_rows // 2, plan.micro_batches * 2
+        words = f"per_device_train_batch_size: {half} with gradient_accumulation_steps: {twice}"
+        steps = plan.steps_per_generation * 2
+        yield words, {}, replace(plan, micro_batch_rows=half, micro_batches=twice, steps_per_generation=steps)
+    if plan.num_rollouts // 2 >= plan.num_generations and not plan.rollout_batch_size:
+        yield f"num_rollouts: {plan.num_rollouts // 2}", {}, replace(plan, num_rollouts=plan.num_rollouts // 2)
+    length = setting(values, "max_completion_length")
+    yield f"max_completion_length: {length // 2}", {"max_completion_length": length // 2}, plan
+    if not setting(values, "gradient_checkpointing"):
+        yield "gradient_checkpointing: true", {"gradient_checkpointing": True}, plan

@@ -1,0 +1,73 @@
+"""The soak's arithmetic, and a few steps of it through the real command."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ..benchmarks import module, run
+
+soak = module("soak")
+HELD = {"memory": 1000, "workers": 0, "files": 20}
+
+
+def samples(**growth):
+    """A sample a step; a name of HELD may grow by so much a step."""
+    steps = range(1, 101)
+    return [
+        soak.Sample(step, **{name: size + step * growth.get(name, 0) for name, size in HELD.items()}) for step in steps
+    ]
+
+
+def held(seen, seconds):
+    return {name for name, row in soak.judge(seen, seconds).items() if row["holds"]}
+
+
+EVERYTHING = {"memory", "workers", "files", "step time"}
+
+
+def test_what_is_flat_holds():
+    assert held(samples(), [0.2, 0.3] * 50) == EVERYTHING
+
+
+@pytest.mark.parametrize("what", HELD)
+def test_what_grows_fails(what):
+    assert held(samples(**{what: 1}), [0.2] * 100) == EVERYTHING - {what}
+
+
+def test_two_percent_of_the_second_quarter():
+    row = soak.judge(samples(memory=0.4), [0.2] * 100)["memory"]
+    assert row == {"second": 1000 + 0.4 * 38, "last": 1000 + 0.4 * 88, "holds": True}
+    assert row["last"] / row["second"] - 1 == pytest.approx(0.0197, abs=1e-4)
+
+
+def test_step_time_fails_where_it_is_slower_in_every_block():
+    slower = [0.2] * 75 + [0.22] * 25
+    assert "step time" not in held(samples(), slower)
+    now_and_then = [0.2] * 75 + [0.22] * 20 + [0.2] * 5
+    assert "step time" in held(samples(), now_and_then)
+    assert "step time" in held(samples(), [0.2] * 75 + [0.1] * 25)  # quicker is no leak
+
+
+@pytest.mark.slow
+def test_a_few_steps_of_the_real_command(tmp_path):
+    samples, path = soak.watch(tmp_path, steps=8, every=0.2)
+    ran = soak.Run.open(path)
+    assert len(ran.metrics) == 8
+    assert len(ran.checkpoints()) == soak.KEPT
+    assert max(sample.memory for sample in samples) > 100 * 2**20
+    assert max(sample.files for sample in samples) > 3
+    assert max(sample.step for sample in samples) > 4
+    state = json.loads((ran.checkpoints()[-1] / "trainer_state.json").read_text())
+    assert len(state["log_history"]) == 1  # a checkpoint does not grow with the steps
+
+
+@pytest.mark.reliability
+@pytest.mark.timeout(3 * 3600)
+def test_five_thousand_steps(tmp_path):
+    _, figures = run("soak", "--steps", "5000", folder=tmp_path, limit=3 * 3600)
+    rows = figures["rows"]
+    memory = rows["memory"]["last"] / rows["memory"]["second"] - 1
+    print(f"\nsoak: 5000 steps, memory {memory:+.2%}, files {rows['files']['last'] - rows['files']['second']:+g}, "
+          f"step time x {rows['step time']['ratio']:.3f}")  # fmt: skip
