@@ -7,11 +7,14 @@ sets, and join a real gloo group. Every process leaves what it saw in FOLDER.
 from __future__ import annotations
 
 import json
+import logging
 import multiprocessing
 import os
 import random
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -116,10 +119,10 @@ def count_traffic() -> dict[str, int]:
     return sent
 
 
-def make_trainer(folder: Path, settings: dict[str, Any]) -> PODSTrainer:
+def make_trainer(folder: Path, settings: dict[str, Any], reward: Any = graded) -> PODSTrainer:
     return PODSTrainer(
         model=AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32),
-        reward_funcs=graded,
+        reward_funcs=reward,
         args=PODSConfig(
             str(folder / "out"), use_cpu=True, bf16=False, gradient_checkpointing=False, disable_tqdm=True, seed=3,
             report_to="none", save_strategy="no", logging_steps=1, max_steps=STEPS, max_completion_length=12,
@@ -186,6 +189,60 @@ def refused_case(folder: Path, rank: int) -> None:
         (folder / f"refused-{rank}.txt").write_text(f"{type(error).__name__}: {error}")
 
 
+def faults_case(folder: Path, rank: int) -> None:
+    """The second process alone has a reward that raises for some rows, and in the first step an infinite loss."""
+    raised = []
+
+    def picky(completions: list[str], **_: Any) -> list[float]:
+        odd = [text for text in completions if len(text) % 2]
+        if rank == 1 and odd:
+            raised.extend(odd if len(completions) == 1 else [])
+            raise ArithmeticError("odd")
+        return letter_reward(completions)
+
+    trainer = make_trainer(folder, CASES["one group over two"][1] | {"reward_errors": "zero"}, picky)
+    compute_loss = trainer.compute_loss
+
+    def odd_loss(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return compute_loss(*args, **kwargs) + (torch.inf if rank == 1 and trainer.state.global_step == 0 else 0.0)
+
+    trainer.compute_loss = odd_loss
+    with capture_warnings() as said:
+        before = [p.detach().clone() for p in trainer.model.parameters()]
+        trainer.add_callback(Moved(trainer, before))
+        trainer.train()
+    steps = trainer.state.log_history[:STEPS]
+    report = {"logs": steps, "raised": len(raised), "said": said, "moved": trainer.moved}
+    (folder / f"faults-{rank}.json").write_text(json.dumps(report))
+
+
+class Moved(TrainerCallback):
+    """Whether the weights differ from those at the start, after each step."""
+
+    def __init__(self, trainer: PODSTrainer, before: list[torch.Tensor]) -> None:
+        self.trainer, self.before = trainer, before
+        trainer.moved = []
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        now = self.trainer.model.parameters()
+        self.trainer.moved.append(any(not torch.equal(p, q) for p, q in zip(now, self.before, strict=True)))
+
+
+@contextmanager
+def capture_warnings() -> Iterator[list[str]]:
+    """What our own loggers say inside."""
+    said: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    handler = Handler(logging.WARNING)
+    logging.getLogger("pods_rl").addHandler(handler)
+    yield said
+    logging.getLogger("pods_rl").removeHandler(handler)
+
+
 def process(folder: Path, rank: int, world: int, port: int) -> None:
     """All cases of so many processes, and for one process all cases that have several."""
     if world > 1:
@@ -200,6 +257,7 @@ def process(folder: Path, rank: int, world: int, port: int) -> None:
             train_case(folder, name, settings | {"per_device_train_batch_size": rows}, sent)
     if world == 2:
         refused_case(folder, rank)
+        faults_case(folder, rank)
     if world > 1:
         dist.destroy_process_group()
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import logging
 
 import accelerate
 import pytest
+from transformers import Trainer
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
+
+from pods_rl.engines.trl.rewarding import UNSCORED_WARNING
 
 SIGNATURES = {
     "_prepare_inputs": ["self", "generation_batch"],
@@ -17,6 +21,9 @@ SIGNATURES = {
         "self", "prompt_ids", "images", "multimodal_fields", "num_generations", "has_tool_images",
     ],
     "_calculate_rewards": ["self", "inputs", "prompts", "completions", "completion_ids_list"],
+    "training_step": ["self", "model", "inputs", "num_items_in_batch"],
+    "_get_grad_norm": ["self", "model", "grad_norm"],
+    "log": ["self", "logs", "start_time"],
     "compute_loss": ["self", "model", "inputs", "return_outputs", "num_items_in_batch"],
 }  # fmt: skip
 LOGPS = ["self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy"]
@@ -54,6 +61,20 @@ def test_rewards_are_asked_for_once_and_after_generation():
     source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
     assert source.count("self._calculate_rewards(") == 1
     assert source.index("self._generate(") < source.index("self._calculate_rewards(")
+
+
+def test_the_warning_that_we_leave_out_is_the_one_that_prints_a_completion():
+    source = inspect.getsource(GRPOTrainer._calculate_rewards)
+    assert source.count("logger.warning(") == 1
+    assert f'f"{UNSCORED_WARNING} for the following kwargs' in source
+    assert isinstance(grpo_trainer.logger.logger, logging.Logger)
+
+
+def test_every_step_s_gradient_norm_is_taken_before_the_callbacks_that_may_clear_it():
+    source = inspect.getsource(Trainer._run_epoch)
+    order = ["self._get_grad_norm(", "on_pre_optimizer_step(", "self.optimizer.step()", "self.state.global_step += 1"]
+    order += ["on_step_end(", "self._maybe_log_save_evaluate("]
+    assert [source.index(name) for name in order] == sorted(source.index(name) for name in order)
 
 
 def test_buffer_and_names_we_read(make_trainer):

@@ -178,6 +178,22 @@ def test_a_rule_that_differs_by_process_is_refused_on_all_of_them(ran):
         assert "process 1 than on process 0" in said
 
 
+@pytest.mark.slow
+def test_faults_of_one_process_are_counted_by_all_and_its_bad_step_left_out_by_all(ran):
+    first, second = (json.loads((ran / f"faults-{rank}.json").read_text()) for rank in range(2))
+    assert first["raised"] == 0 < second["raised"]
+    assert first["moved"] == second["moved"] == [False, True]
+    for report in (first, second):
+        assert sum(line["pods/reward_errors"] for line in report["logs"]) == second["raised"]
+        assert [line["pods/bad_loss"] for line in report["logs"]] == [1.0, 0.0]
+        assert report["logs"][0]["loss"] == float("inf")
+    assert second["said"] == []
+    assert [message[:30] for message in first["said"]] == [
+        "reward function 'picky' raised",
+        "step 1: loss inf, gradient nor",
+    ]
+
+
 # -- the command ------------------------------------------------------------------------------------------------------
 
 

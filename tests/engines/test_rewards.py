@@ -14,6 +14,7 @@ from pods_rl.recipe.reading import Source
 from pods_rl.recipe.recipe import build_recipe
 from pods_rl.rewards import REWARDS, Reward, VerifierPool, get_reward
 from pods_rl.rewards import pool as pool_module
+from pods_rl.rewards.own import Failure
 from pods_rl.tasks import Task
 
 RIGHT, WRONG = "<answer>3</answer>", "<answer>4</answer>"
@@ -149,6 +150,38 @@ def test_steps_log_what_the_verifier_gave_up_and_keep_the_thresholded_rewards(ma
     assert [line["pods/verifier_crashes"] for line in steps] == [0.0, 0.0]
     assert {score for scores in seen for score in scores} <= {0.0, 1.0}
     assert [line["rewards/watched/mean"] for line in steps] == pytest.approx([sum(s) / len(s) for s in seen])
+
+
+def test_a_recipe_s_own_reward_runs_within_its_limit(monkeypatch):
+    rows = Dataset.from_dict({"prompt": ["1+2="], "answer": ["3"]})
+    name = f"{__name__}:graded"
+    task = Task("sums", "1", rows, rows, {name: 1.0, "format": 1.0})
+    asked = []
+
+    class Pool:
+        def score(self, texts, golds):
+            return [Failure("gave no score within 7 s", late=True), *[1.0] * (len(texts) - 1)]
+
+    monkeypatch.setattr(scoring, "own_pool", lambda *key: asked.append(key) or Pool())
+    settings = {"model_name_or_path": "tiny", "max_steps": 1, "task_binary": 0.5}
+    for seconds in (7, None):
+        own, _ = reward_functions(build_recipe(settings | {"reward_seconds": seconds}, Source("a test")), task)
+        first, second = call(own, ["x", "2"])
+        assert isinstance(first, Failure)
+        assert second == 1.0
+    assert asked == [(name, 7)]  # the one built in never asks, and without a limit nobody does
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"reward_errors": "ignore"}, "reward_errors: got the text 'ignore', expected one of raise, zero, drop"),
+        ({"reward_seconds": 0}, r"reward_seconds = 0: expected more than 0"),
+    ],
+)
+def test_impossible_settings_are_refused_with_the_recipe(settings, words):
+    with pytest.raises(UserError, match=words):
+        build_recipe({"model_name_or_path": "tiny", "max_steps": 1} | settings, Source("a test"))
 
 
 def test_a_threshold_beyond_the_range_is_refused_with_the_recipe():

@@ -42,7 +42,7 @@ _MINIMA: dict[str, tuple[float, bool]] = {  # (smallest value, whether it is all
     "max_completion_length": (1, True), "num_iterations": (1, True), "beta": (0, True),
     "epsilon": (0, False),
     "task_binary": (0, False), "overlong_buffer": (1, True), "max_prompt_length": (1, True),
-    "logging_steps": (0, False), "seed": (0, True),
+    "reward_seconds": (0, False), "logging_steps": (0, False), "seed": (0, True),
 }  # fmt: skip
 
 

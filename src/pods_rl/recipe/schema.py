@@ -30,6 +30,9 @@ _ENGINE = (
      "package.module:function."),
     ("advantages", "str", "after", "paper, section 3.2",
      "Normalise advantages over the m kept rollouts (after) or over all n (before)."),
+    ("reward_errors", "str", "raise", "a fault of a reward is no zero",
+     "What becomes of a rollout whose reward raises or takes too long: raise (the run ends and names it), zero (it "
+     "scores 0), drop (it is unscored: not selected while others are, advantage 0)."),
     ("rollout_batch_size", "int | None", None, "all at once",
      "Most rollouts generated at once on each process; lower it where generation runs out of memory."),
     ("skip_zero_advantage_steps", "bool", True, "nothing to learn",
@@ -84,6 +87,9 @@ _TASK = (
      "Turn each reward into 1 where it has at least this share of its range, else 0 (1.0: full marks only)."),
     ("overlong_buffer", "int | None", None, "a fifth of max_completion_length, as in DAPO",
      "Tokens before max_completion_length over which the reward overlong falls from 0 to -1."),
+    ("reward_seconds", "float | None", 60.0, "a slow judge answers, and a hang costs a minute, not the run",
+     "Seconds in which a reward of your own scores one completion, in processes that are killed then; null: in the "
+     "training process, without a limit. Those built in have limits of their own."),
     ("max_prompt_length", "int | None", None, "no limit; the paper has 512",
      "Leave training prompts longer than so many tokens out, and say how many there were; test prompts are "
      "counted and kept, so that the test set stays as published."),
@@ -124,6 +130,7 @@ _DEFAULTS: dict[str, tuple[Any, str]] = {
 # choices that TRL gives in prose or code only; it finds some of them wrong only after the first rollouts
 _CHOICES = {
     "advantages": ("after", "before"),
+    "reward_errors": ("raise", "zero", "drop"),
     "task_difficulty": ("easy", "mixed", "hard"),
     "prompt_style": ("chat", "plain"),
     "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"),

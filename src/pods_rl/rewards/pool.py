@@ -1,8 +1,8 @@
-"""A small pool of verifier processes that are killed and replaced when an answer takes too long.
+"""Small pools of scoring processes that are killed and replaced when an answer takes too long.
 
-math-verify's own time limits work in the main thread only, and some answers keep it busy for ever. The
-processes are started as plain commands: no fork of a process with threads, and the user's main module is not
-imported again.
+math-verify's own time limits work in the main thread only, and some answers keep it busy for ever; so may a
+reward of a user's. The processes are started as plain commands: no fork of a process with threads, and the user's
+main module is not imported again.
 """
 
 from __future__ import annotations
@@ -19,24 +19,70 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from queue import LifoQueue
 
+from ..errors import UserError
 from .worker import CAN_FORK
 
 DEFAULT_LIMIT = 5.0  # seconds an answer: math-verify's own default (its parsing_timeout and timeout_seconds)
 FIRST_LIMIT = 0.25  # seconds an answer gets at first: 500 gold answers of MATH-500 took 0.15 at most, most 0.002
 BATCH_SECONDS = 4.0  # what a batch spends on a second try of those that took longer
 PATIENCE = 10.0  # wall seconds for a second of work, on a busy machine, before a process is taken for dead
-START_LIMIT = 120.0  # seconds for a process to import math-verify, on the busiest of machines
+START_LIMIT = 120.0  # seconds for a process to import what it needs, on the busiest of machines
 MAX_WORKERS = 4
 
+_NO_ANSWER = ("timeout", "crash")
 _PROGRAM = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 from pods_rl.rewards.worker import main
-main()
+main(*sys.argv[2:])
 """
 
 
-class VerifierPool:
+class WorkerPool:
+    """`size` processes that score pairs of texts, started when first needed.
+
+    They end with `close`, at the interpreter's exit, or when this process dies. Safe to use from several threads.
+
+    Args:
+        limit: seconds an answer may take at most.
+        function: import path of a reward of a user's; "": math-verify.
+    """
+
+    def __init__(self, size: int | None, limit: float, function: str = "") -> None:
+        if limit <= 0 or (size is not None and size < 1):
+            raise ValueError(f"a pool needs size >= 1 and limit > 0 seconds, but came {size} and {limit}")
+        self.size = size or min(MAX_WORKERS, os.cpu_count() or 1)
+        self.limit = limit
+        self.owner = os.getpid()
+        self._workers: LifoQueue[_Worker] = LifoQueue()  # the last one used is the one most likely running
+        self._all = [_Worker(function) for _ in range(self.size)]
+        for worker in self._all:
+            self._workers.put(worker)
+        self._threads = ThreadPoolExecutor(self.size, thread_name_prefix="pods-scorer")
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """End every process. A closed pool cannot be used again; closing twice is fine.
+
+        In a forked child it ends nothing: the processes are its parent's.
+        """
+        atexit.unregister(self.close)
+        for worker in self._all:
+            worker.stop()
+        self._threads.shutdown(cancel_futures=True)
+        for worker in self._all:
+            worker.stop()  # one that a running check had just replaced
+
+    def ask_one(self, pair: tuple[str, str], limit: float, patience: float) -> str:
+        """A process's answer to one pair: a JSON value, "timeout" or "crash"; seconds as in `worker.main`."""
+        worker = self._workers.get()
+        try:
+            return worker.ask(pair, limit, patience)
+        finally:
+            self._workers.put(worker)
+
+
+class VerifierPool(WorkerPool):
     """Decide whether pairs of expressions are equal, `size` at a time, `limit` seconds at most each.
 
     Seconds are of processor time, so that a busy machine makes no honest answer fail (on Windows, which has no such
@@ -44,26 +90,15 @@ class VerifierPool:
     with equal shares of `BATCH_SECONDS` a process, up to `limit`. So a few slow answers get all the time they need, and
     a batch in which each one hangs ends after `len(batch) / size * FIRST_LIMIT` seconds.
 
-    Processes are started when first needed and end with `close`, at the interpreter's exit, or when this
-    process dies. `timeouts` counts the answers that were given up, `crashes` those whose process ended by itself
-    (out of memory, recursion); both score False. Safe to call from several threads.
+    `timeouts` counts the answers that were given up, `crashes` those whose process ended by itself
+    (out of memory, recursion); both score False.
     """
 
     def __init__(self, size: int | None = None, limit: float = DEFAULT_LIMIT) -> None:
-        if limit <= 0 or (size is not None and size < 1):
-            raise ValueError(f"a pool needs size >= 1 and limit > 0 seconds, but came {size} and {limit}")
-        self.size = size or min(MAX_WORKERS, os.cpu_count() or 1)
-        self.limit = limit
+        super().__init__(size, limit)
         self.timeouts = 0
         self.crashes = 0
-        self.owner = os.getpid()
         self._lock = threading.Lock()
-        self._workers: LifoQueue[_Worker] = LifoQueue()  # the last one used is the one most likely running
-        self._all = [_Worker() for _ in range(self.size)]
-        for worker in self._all:
-            self._workers.put(worker)
-        self._threads = ThreadPoolExecutor(self.size, thread_name_prefix="pods-verifier")
-        atexit.register(self.close)
 
     def verify(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
         """Say of each (gold, answer) whether the two are mathematically equal, in order.
@@ -88,43 +123,30 @@ class VerifierPool:
             self.crashes += verdicts.count("crash")
         return [verdict == "1" for verdict in verdicts]
 
-    def close(self) -> None:
-        """End every process. A closed pool cannot be used again; closing twice is fine.
-
-        In a forked child it ends nothing: the processes are its parent's.
-        """
-        atexit.unregister(self.close)
-        for worker in self._all:
-            worker.stop()
-        self._threads.shutdown(cancel_futures=True)
-        for worker in self._all:
-            worker.stop()  # one that a running check had just replaced
-
     def _ask(self, pair: tuple[str, str], limit: float) -> str:
-        worker = self._workers.get()
-        try:
-            return worker.ask(pair, limit)
-        finally:
-            self._workers.put(worker)
+        # Elsewhere than where it can fork there is no limit of processor time.
+        return self.ask_one(pair, limit, limit * PATIENCE if CAN_FORK else limit)
 
 
 class _Worker:
-    """One verifier process, started when first asked and again after it was killed."""
+    """One scoring process, started when first asked and again after it was killed."""
 
-    def __init__(self) -> None:
+    def __init__(self, function: str) -> None:
+        self._function = function
         self._process: subprocess.Popen[str] | None = None
 
-    def ask(self, pair: tuple[str, str], limit: float) -> str:
-        """Give "1" or "0", or "timeout" or "crash" where no answer came."""
+    def ask(self, pair: tuple[str, str], limit: float, patience: float) -> str:
+        """Give a JSON value, or "timeout" or "crash" where no answer came."""
         process = self._process
         if process is None or process.poll() is not None:
             process = self._start()
-        patience = limit * PATIENCE if CAN_FORK else limit
         # The process gives up by itself; killing it is for when even that fails.
         reply, late = _exchange(process, json.dumps([*pair, limit, patience]), patience + 1.0)
-        if late or reply not in ("0", "1", "timeout", "crash"):
+        readable = _is_answer(reply)
+        # A user's reward may have started processes of its own: they are of the group that is killed here.
+        if late or not readable or (self._function and reply in _NO_ANSWER):
             self.stop()
-        return reply or ("timeout" if late else "crash")
+        return reply if readable else "timeout" if late else "crash"
 
     def stop(self) -> None:
         process, self._process = self._process, None
@@ -140,10 +162,10 @@ class _Worker:
     def _start(self) -> subprocess.Popen[str]:
         self.stop()
         self._process = process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, json.dumps(sys.path)],
+            [sys.executable, "-c", _PROGRAM, json.dumps(sys.path), self._function],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=None if self._function else subprocess.DEVNULL,  # what a user's reward prints is theirs to read
             text=True,
             encoding="utf-8",
             start_new_session=True,  # Ctrl-C is for the training process alone; a group to kill
@@ -151,11 +173,30 @@ class _Worker:
         reply, _ = _exchange(process, None, START_LIMIT)
         if reply != "ready":
             self.stop()
-            raise RuntimeError(
-                f"the answer verifier did not start with {sys.executable}; "
-                "check that `python -c 'import math_verify'` works there"
-            )
+            raise self._not_started(reply)
         return process
+
+    def _not_started(self, reply: str) -> Exception:
+        if self._function:
+            return UserError(
+                f"the reward {self._function!r} did not start in a process of its own: "
+                f"{reply or 'the process ended'}. Mend it, or set reward_seconds: null to have it called in "
+                "the training process, without a limit"
+            )
+        return RuntimeError(
+            f"the answer verifier did not start with {sys.executable}; "
+            "check that `python -c 'import math_verify'` works there"
+        )
+
+
+def _is_answer(reply: str) -> bool:
+    if reply in _NO_ANSWER:
+        return True
+    try:
+        json.loads(reply)
+    except ValueError:
+        return False
+    return True
 
 
 def _exchange(process: subprocess.Popen[str], line: str | None, limit: float) -> tuple[str, bool]:

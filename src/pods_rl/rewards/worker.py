@@ -1,4 +1,4 @@
-"""The verifier process: a pair of expressions in, a verdict out; it is killed at will."""
+"""A scoring process: two texts in, a score out; it is killed at will."""
 
 from __future__ import annotations
 
@@ -8,38 +8,69 @@ import mmap
 import os
 import signal
 import sys
+from collections.abc import Callable
+
+from ..errors import raised
 
 MEMORY_BYTES = 3 << 30  # a tower of powers fills any memory within seconds; past this the process gives up
 CAN_FORK = hasattr(os, "fork")
 
 
-def main() -> None:
-    """Answer each line `[gold, answer, limit, patience]` of standard input until it closes.
+Answer = Callable[[str, str], str]  # of two texts, the line that goes back
 
-    The answer is 1 (equal), 0, "timeout" after `limit` seconds of processor time, or "crash". Where the system can
-    fork, a child does the work and is replaced when it dies, which costs milliseconds; elsewhere the pool kills this
-    very process at its limit. A child whose pool died in mid-answer ends by itself at its limit too.
+
+def main(function: str = "") -> None:
+    """Answer each line `[text, gold, limit, patience]` of standard input until it closes.
+
+    Without a function, math-verify says whether two expressions are equal: 1 or 0. With the import path of a user's
+    reward, the answer is its score, or `{"raised": reason}`. It is "timeout" after `limit` seconds of processor time or
+    `patience` of wall time (0: no such limit), and "crash" where the process died. Where the system can fork, a child
+    does the work and is replaced when it dies, which costs milliseconds; elsewhere the pool kills this very process at
+    its limit. A child whose pool died in mid-answer ends by itself at its limit too.
     """
     channel = os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not be read as a verdict
+    try:
+        answer = _own(function) if function else _math()
+    except Exception as error:
+        _say(channel, " ".join(str(error).split()))
+        return
+    _say(channel, "ready")
+    if CAN_FORK:
+        _supervise(channel, answer)
+    else:
+        _serve(channel, answer, bytearray(1))
+
+
+def _math() -> Answer:
     logging.disable(logging.CRITICAL)
     _warm_up()
     _limit_memory()
-    _say(channel, "ready")
-    if CAN_FORK:
-        _supervise(channel)
-    else:
-        _serve(channel, bytearray(1))
+    return lambda gold, answer: str(int(_equal(gold, answer)))
 
 
-def _supervise(channel: int) -> None:
+def _own(function: str) -> Answer:
+    from . import get_reward
+
+    reward = get_reward(function)
+
+    def answer(text: str, gold: str) -> str:
+        try:
+            return json.dumps(reward(text, gold))
+        except Exception as error:
+            return json.dumps({"raised": raised(error)})
+
+    return answer
+
+
+def _supervise(channel: int, answer: Answer) -> None:
     """Keep a child that serves; say what became of the answer it died of."""
     busy = mmap.mmap(-1, 1)  # shared with the child: whether an answer is being worked on
     while True:
         busy[0] = 0
         child = os.fork()
         if child == 0:
-            _serve(channel, busy)
+            _serve(channel, answer, busy)
             os._exit(0)
         status = os.waitpid(child, 0)[1]
         if status == 0:
@@ -49,15 +80,15 @@ def _supervise(channel: int) -> None:
             _say(channel, "timeout" if late else "crash")
 
 
-def _serve(channel: int, busy: mmap.mmap | bytearray) -> None:
+def _serve(channel: int, answer: Answer, busy: mmap.mmap | bytearray) -> None:
     for line in sys.stdin:
         busy[0] = 1
-        gold, answer, limit, patience = json.loads(line)
-        _give_up_after(limit, patience)
-        verdict = _equal(gold, answer)
-        _give_up_after(0.0, 0.0)
+        text, gold, limit, patience = json.loads(line)
+        give_up_after(limit, patience)
+        reply = answer(text, gold)
+        give_up_after(0.0, 0.0)
         busy[0] = 0
-        _say(channel, str(int(verdict)))
+        _say(channel, reply)
 
 
 def _say(channel: int, word: str) -> None:
@@ -95,7 +126,7 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
 
 
-def _give_up_after(limit: float, patience: float) -> None:
+def give_up_after(limit: float, patience: float) -> None:
     """Have the system end this process after `limit` seconds of processor time or `patience` of wall time; 0: never."""
     if hasattr(signal, "setitimer"):
         for number, timer, seconds in (

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, raised
 from ..lookup import find
 from ..rewards import get_reward
 from .arithmetic import arithmetic_task
@@ -86,11 +84,7 @@ def _make_own(name: str, make: Callable[[Mapping[str, Any]], object], settings: 
     except UserError:
         raise
     except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        raise UserError(
-            f"the task '{name}' could not be made: {type(error).__name__}: {error} "
-            f"({Path(place.filename).name}, line {place.lineno})"
-        ) from error
+        raise UserError(f"the task '{name}' could not be made: {raised(error)}") from error
 
 
 def _arithmetic(settings: Mapping[str, Any]) -> Task:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from .children import killable
 from .config import PODSConfig
+from .guard import UnstableTrainingError
 from .rollouts import Rollouts
 from .trainer import PODSTrainer
 
-__all__ = ["PODSConfig", "PODSTrainer", "Rollouts"]
+__all__ = ["PODSConfig", "PODSTrainer", "Rollouts", "UnstableTrainingError", "killable"]

@@ -9,6 +9,7 @@ from trl import GRPOConfig
 from ...batching import check_batch
 from ...errors import UserError
 from ...selection import get_rule
+from .reward_calls import REWARD_ERRORS
 
 
 @dataclass
@@ -20,7 +21,7 @@ class PODSConfig(GRPOConfig):
     (section 3.1): ``loss_type="grpo"`` (TRL: ``"dapo"``), ``beta=0.0``, ``epsilon=0.2``.
 
     Raises:
-        UserError: n < m, an unknown rule or advantage order, a batch that cannot hold whole groups.
+        UserError: n < m, an unknown rule, advantage order or `reward_errors`, a batch that cannot hold whole groups.
 
     Example:
         >>> config = PODSConfig(
@@ -45,6 +46,13 @@ class PODSConfig(GRPOConfig):
     advantages: str = field(
         default="after",
         metadata={"help": "Normalise advantages `after` selection (the paper, section 3.2) or `before`."},
+    )
+    reward_errors: str = field(
+        default="raise",
+        metadata={
+            "help": "What becomes of a rollout whose reward function raises or hangs: `raise` ends the run, `zero` "
+            "scores it 0, `drop` leaves it unscored."
+        },
     )
     rollout_batch_size: int | None = field(
         default=None,
@@ -79,6 +87,8 @@ class PODSConfig(GRPOConfig):
             self.num_rollouts = self.num_generations
         if self.advantages not in ("after", "before"):
             raise UserError(f"advantages: expected 'after' (the paper) or 'before', got {self.advantages!r}")
+        if self.reward_errors not in REWARD_ERRORS:
+            raise UserError(f"reward_errors: expected 'raise', 'zero' or 'drop', got {self.reward_errors!r}")
         if self.advantages == "before" and self.multi_objective_aggregation != "sum_then_normalize":
             raise UserError(
                 "advantages='before' normalises the summed reward over all n rollouts, so it needs "

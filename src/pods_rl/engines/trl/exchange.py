@@ -53,7 +53,7 @@ def pack(rows: Sequence[Row]) -> bytes:
     """
     parts: list[bytes] = []
     for row in rows:
-        rest = json.dumps([row.completion, row.extra], ensure_ascii=False, default=_plain)
+        rest = json.dumps([row.completion, row.extra], ensure_ascii=False, default=plain)
         text = rest.encode("utf-8", "surrogatepass")
         known = row.logprobs is not None
         logprobs = array("f", [torch.nan if x is None else x for x in row.logprobs or ()])
@@ -85,7 +85,7 @@ def unpack(packed: bytes) -> list[Row]:
     return rows
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """What JSON does not know: numbers of numpy and torch by value, anything else as text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 

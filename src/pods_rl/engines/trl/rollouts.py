@@ -66,24 +66,26 @@ def as_text(value: Any) -> str:
     return "\n\n".join(f"{m.get('role')}: {m.get('content')}" for m in value)
 
 
-def refuse_unusable(rewards_per_func: Tensor) -> tuple[Tensor, Tensor]:
+def refuse_unusable(rewards_per_func: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Mark rollouts whose rewards cannot be trained on as unscored (NaN in every column).
 
-    Infinite rewards, and rewards beyond 1e15 in size, turn a group's variance, and with it the loss, into inf or NaN.
-    An unscored rollout is never selected while scored ones remain, and its advantage is 0.
+    Infinite rewards, and rewards beyond 1e15 in size, with their weight or without, turn a group's variance, and with
+    it the loss, into inf or NaN. An unscored rollout is never selected while scored ones remain; its advantage is 0.
 
     Args:
         rewards_per_func: `[rows, F]`; NaN means that one function had nothing to say, which is allowed.
+        weights: `[F]`.
 
     Returns:
         The cleaned rewards, and for each function how many rollouts it spoiled, `[F]`.
 
     Example:
-        >>> clean, spoiled = refuse_unusable(torch.tensor([[1.0, 0.0], [float("inf"), 1.0]]))
+        >>> clean, spoiled = refuse_unusable(torch.tensor([[1.0, 0.0], [float("inf"), 1.0]]), torch.ones(2))
         >>> clean.tolist(), spoiled.tolist()
         ([[1.0, 0.0], [nan, nan]], [1, 0])
     """
-    bad = rewards_per_func.abs() > REWARD_LIMIT  # false for NaN, true for both infinities
+    size = rewards_per_func.abs() * weights.to(rewards_per_func).abs().clamp(min=1.0)
+    bad = size > REWARD_LIMIT  # false for NaN, true for both infinities
     return rewards_per_func.masked_fill(bad.any(dim=1, keepdim=True), torch.nan), bad.sum(dim=0)
 
 

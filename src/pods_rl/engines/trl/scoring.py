@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from accelerate import PartialState
 
 from ...recipe import Recipe
-from ...rewards import Reward, binarise, get_reward
+from ...rewards import REWARDS, Reward, binarise, get_reward
+from ...rewards.own import Failure, attempt, own_pool
 from ...rewards.pool import verifier_losses
 from ...tasks import Task
 from .rollouts import as_text
 
-RewardFunction = Callable[..., list[float]]
+Scores = list[float] | list[float | Failure]
+RewardFunction = Callable[..., Scores]
 
 
 def reward_functions(recipe: Recipe, task: Task) -> list[RewardFunction]:
@@ -27,20 +29,31 @@ def reward_functions(recipe: Recipe, task: Task) -> list[RewardFunction]:
             limit=recipe.values["max_completion_length"],
             buffer=recipe.values["overlong_buffer"],
             binary=recipe.values["task_binary"],
+            seconds=recipe.values["reward_seconds"],
         )
         for name in task.rewards
     ]
 
 
-def trl_reward(reward: Reward, *, limit: int, buffer: int | None = None, binary: float | None = None) -> RewardFunction:
+def trl_reward(
+    reward: Reward,
+    *,
+    limit: int,
+    buffer: int | None = None,
+    binary: float | None = None,
+    seconds: float | None = None,
+) -> RewardFunction:
     """A reward in TRL's signature: completions and the dataset's `answer` column in, a list of floats out.
 
-    A reward that starts verifier processes logs the answers it had to give up.
+    A reward that starts verifier processes logs the answers it had to give up. One of a user's own scores each
+    completion apart; where it raised or hung a Failure stands, which PODSTrainer treats as `reward_errors` says.
 
     Args:
         limit: most tokens of a completion; what `overlong` measures by.
         buffer: tokens before it over which the penalty of `overlong` grows; None: a fifth of it.
         binary: share of the reward's range from which a score counts as 1, below it as 0; None: scores stay.
+        seconds: what a user's own may take for one completion, in processes that are killed then; None: any time, in
+            this process.
     """
     if binary is not None:
         binarise(reward, [], binary)  # an unknown range is refused before anything is generated
@@ -51,18 +64,31 @@ def trl_reward(reward: Reward, *, limit: int, buffer: int | None = None, binary:
         completion_ids: list[list[int]],
         log_metric: Callable[[str, float], None] | None = None,
         **_: Any,
-    ) -> list[float]:
+    ) -> Scores:
         before = verifier_losses()
+        scores: Scores
         if reward.reads == "tokens":
             scores = reward.of_lengths([len(ids) for ids in completion_ids], limit, buffer)
         else:
-            scores = reward.batch([as_text(completion) for completion in completions], answer)
+            scores = _of_texts(reward, [as_text(completion) for completion in completions], answer, seconds)
         if reward.verifies and log_metric is not None:
             _log_losses(before, log_metric)
-        return scores if binary is None else binarise(reward, scores, binary)
+        return scores if binary is None else _binarised(reward, scores, binary)
 
     score.__name__ = reward.name
     return score
+
+
+def _of_texts(reward: Reward, texts: Sequence[str], golds: Sequence[str], seconds: float | None) -> Scores:
+    if reward.name in REWARDS:
+        return reward.batch(texts, golds)
+    if seconds is None:
+        return [attempt(reward, text, gold) for text, gold in zip(texts, golds, strict=True)]
+    return own_pool(reward.name, seconds).score(texts, golds)
+
+
+def _binarised(reward: Reward, scores: Scores, share: float) -> Scores:
+    return [x if isinstance(x, Failure) else binarise(reward, [x], share)[0] for x in scores]
 
 
 def _log_losses(before: tuple[int, int], log_metric: Callable[[str, float], None]) -> None:

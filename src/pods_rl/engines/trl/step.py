@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class StepCallback(TrainerCallback):
-    """Times one optimizer step by phase, and turns a step without signal into none at all.
+    """Times one optimizer step by phase, and turns a step without signal, or a bad one, into none at all.
 
     A step whose advantages are all zero has a zero policy gradient, but AdamW's momentum and weight decay would move
     the weights all the same. Without gradients the optimizer passes every parameter by.
@@ -30,13 +30,15 @@ class StepCallback(TrainerCallback):
 
     def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         trainer = self._trainer
+        trainer.leave_out_bad_step()
         skipped = trainer.args.skip_zero_advantage_steps and not trainer.step_has_signal
         if skipped:
             trainer.model_wrapped.zero_grad(set_to_none=True)
         trainer._metrics["train"]["pods/skipped_step"].append(float(skipped))
 
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer = self._trainer
+        trainer.stop_if_unstable(control)
         trainer.clock.stop()
         metrics = trainer._metrics["train"]
         for phase, seconds in trainer.clock.seconds.items():

@@ -7,13 +7,12 @@ An overlay: nothing of TRL's methods is copied. What is overridden here, in the 
   spread over processes, each generates its share and the kept rows move (`exchange.py`).
 - `_generate_single_turn`: ask the generator for n, in parts of `rollout_batch_size` rows.
 - `_calculate_rewards`: give TRL the scores of the kept rows, so that each rollout is scored once.
-- `update.py` has what is overridden of the update.
+- `rewarding.py` has what is overridden of the rewards, `update.py` of the update, `guard.py` against bad losses.
 """
 
 from __future__ import annotations
 
 import inspect
-import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,14 +24,14 @@ from ...batching import Shares
 from ...selection import Selection, advantages, select
 from .config import PODSConfig
 from .exchange import bring_rows, check_agreement, own_rows, rows_moved, uneven_gathers
+from .guard import GuardMixin
 from .metrics import is_constant, log_all_rollouts, log_selection
 from .phases import PhaseClock
 from .refusals import refuse_unsupported
-from .rollouts import Rollouts, refuse_unusable, total_reward
+from .rewarding import RewardsMixin
+from .rollouts import Rollouts, total_reward
 from .step import StepCallback
 from .update import UpdateMixin
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -47,7 +46,7 @@ class _Round:
     rollouts: Rollouts | None = None
 
 
-class PODSTrainer(UpdateMixin, GRPOTrainer):
+class PODSTrainer(GuardMixin, RewardsMixin, UpdateMixin, GRPOTrainer):
     """GRPO with down-sampling (paper Algorithm 1): generate n, keep m by a rule, train on those.
 
     Takes what TRL's `GRPOTrainer` takes, with a `PODSConfig` as `args`. Only selected rows reach a log-probability,
@@ -84,11 +83,12 @@ class PODSTrainer(UpdateMixin, GRPOTrainer):
         self._round: _Round | None = None
         self.rollouts: Rollouts | None = None
         self._generations_done = (-1, 0)  # (global step, generations in it), seeds the random rule
-        self._warned_rewards: set[str] = set()
         self.clock = PhaseClock(device=None)
         self.step_tokens = {"generated": 0, "trained": 0}
         self.step_has_signal = False
         super().__init__(*given.args[1:], **given.kwargs)
+        self._watch_rewards()
+        self._watch_steps()
         self.clock = PhaseClock(self.accelerator.device)
         self.add_callback(StepCallback(self))
 
@@ -122,9 +122,8 @@ class PODSTrainer(UpdateMixin, GRPOTrainer):
             self.step_tokens["generated"] += sum(len(ids) for ids in completion_ids)
             self.clock.enter("reward")
             scores = super()._calculate_rewards(inputs, prompts, completions, completion_ids)
-        rewards_per_func = self._clean(scores)
         self.clock.enter("selection")
-        rewards, kept = self._select(rewards_per_func)
+        rewards, kept = self._select(scores)
         self._round.rollouts = Rollouts(
             step=self.state.global_step + 1,
             inputs=inputs,
@@ -132,7 +131,7 @@ class PODSTrainer(UpdateMixin, GRPOTrainer):
             completions=completions,
             completion_tokens=[len(ids) for ids in completion_ids],
             reward_names=list(self.reward_func_names),
-            rewards_per_func=rewards_per_func[here.start : here.stop],
+            rewards_per_func=scores[here.start : here.stop],
             first=here.start,
             rewards=rewards,
             kept=kept,
@@ -243,21 +242,6 @@ class PODSTrainer(UpdateMixin, GRPOTrainer):
             )
         current.rollouts.advantages = self.accelerator.gather(output["advantages"]).view(-1, m).cpu()
         self.rollouts = current.rollouts
-
-    def _clean(self, rewards_per_func: Tensor) -> Tensor:
-        """Take infinite and huge rewards out, counted and said once per function."""
-        clean, spoiled = refuse_unusable(rewards_per_func)
-        self._metrics["train"]["pods/unusable_rewards"].append(float(spoiled.sum()))
-        for name, count in zip(self.reward_func_names, spoiled.tolist(), strict=True):
-            if count and name not in self._warned_rewards and self.accelerator.is_main_process:
-                self._warned_rewards.add(name)
-                logger.warning(
-                    "reward function %r returned %d infinite or huge rewards; those rollouts count as unscored "
-                    "(never selected while scored ones remain, advantage 0). Said once; see pods/unusable_rewards.",
-                    name,
-                    count,
-                )
-        return clean
 
     def _selection_generator(self) -> torch.Generator:
         # From (seed, step, generation in step): the same on every process and after a resume.

@@ -1,0 +1,208 @@
+"""One call of a reward function: what it gives is checked, and what it raises is told or settled, row by row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any
+
+from torch import nn
+from trl.trainer.utils import is_async_callable
+
+from ...errors import UserError, raised
+from ...rewards.own import Failure
+from ...terminal import plain_text
+from .rollouts import as_text
+
+REWARD_ERRORS = ("raise", "zero", "drop")
+Scores = list[float | Failure | None]
+
+
+@dataclass
+class Faults:
+    """Rows that had no score in one generation, over the reward functions of this process."""
+
+    errors: int = 0
+    timeouts: int = 0
+    first: dict[str, str] = field(default_factory=dict)  # by function, what happened to its first such row
+
+    def clear(self) -> None:
+        self.errors = self.timeouts = 0
+        self.first.clear()
+
+
+def watched(function: Any, name: str, policy: str, faults: Faults) -> Any:
+    """The reward function as TRL shall call it; a reward model is left as it is.
+
+    Args:
+        name: what messages call it.
+        policy: one of REWARD_ERRORS, for rows that it does not score.
+        faults: where those are counted.
+    """
+    if isinstance(function, nn.Module):
+        return function
+    call = _AsyncCall if is_async_callable(function) else _Call
+    return call(function, name, policy, faults)
+
+
+@dataclass
+class _Call:
+    function: Callable[..., Any]
+    name: str
+    policy: str
+    faults: Faults
+
+    def __call__(self, **columns: Any) -> list[float | None]:
+        rows = len(columns["completions"])
+        try:
+            scores = check_scores(self.function(**columns), self.name, rows)
+        except UserError:
+            raise
+        except Exception as error:
+            scores = self._row_by_row(columns, rows, error)
+        return self._settled(scores, columns)
+
+    def _row_by_row(self, columns: Mapping[str, Any], rows: int, error: Exception) -> Scores:
+        """Call it for each row alone, to find the one that it raised for."""
+        scores: Scores = []
+        for i in range(rows):
+            try:
+                scores += check_scores(self.function(**one_row(columns, i, rows)), self.name, 1)
+            except UserError:
+                raise
+            except Exception as again:
+                scores.append(Failure(f"raised {raised(again)}"))
+                if self.policy == "raise":
+                    raise self._refusal(i, columns, f"raised {raised(again)}") from again
+        if self.policy == "raise":
+            raise UserError(
+                plain_text(
+                    f"reward function {self.name!r} raised {raised(error)} for a batch of {rows} completions, but for "
+                    f"none of them alone. {_ADVICE['raise']}"
+                )
+            ) from error
+        return scores
+
+    def _settled(self, scores: Scores, columns: Mapping[str, Any]) -> list[float | None]:
+        """Failures by the policy; NaN as inf, which marks the whole rollout as unscored (TRL takes NaN for None)."""
+        settled: list[float | None] = []
+        for i, score in enumerate(scores):
+            if isinstance(score, Failure):
+                self._count(i, columns, score)
+                settled.append(0.0 if self.policy == "zero" else math.inf)
+            else:
+                settled.append(math.inf if score is not None and math.isnan(score) else score)
+        return settled
+
+    def _count(self, row: int, columns: Mapping[str, Any], failure: Failure) -> None:
+        refusal = self._refusal(row, columns, failure.reason)
+        if self.policy == "raise":
+            raise refusal
+        self.faults.errors += not failure.late
+        self.faults.timeouts += failure.late
+        self.faults.first.setdefault(self.name, str(refusal))
+
+    def _refusal(self, row: int, columns: Mapping[str, Any], reason: str) -> UserError:
+        prompt, completion = (shown(as_text(columns[key][row])) for key in ("prompts", "completions"))
+        return UserError(
+            plain_text(f"reward function {self.name!r} {reason} for row {row} of {len(columns['completions'])}")
+            + f", prompt {prompt}, completion {completion}. {_ADVICE[self.policy]}"
+        )
+
+
+class _AsyncCall(_Call):
+    """One that is awaited: its form is checked; what it raises is told without the row."""
+
+    async def __call__(self, **columns: Any) -> list[float | None]:  # type: ignore[override]
+        rows = len(columns["completions"])
+        try:
+            returned = await self.function(**columns)
+        except Exception as error:
+            what = f"reward function {self.name!r} raised {raised(error)} for a batch of {rows} completions"
+            raise UserError(plain_text(f"{what}. Mend it: an async function's errors end the run")) from error
+        return self._settled(check_scores(returned, self.name, rows), columns)
+
+
+_ADVICE = {
+    "raise": "Mend it, or set reward_errors: zero (such rollouts score 0) or drop (they count as unscored)",
+    "zero": "It scores 0 (reward_errors: zero)",
+    "drop": "It counts as unscored (reward_errors: drop)",
+}
+
+
+def one_row(columns: Mapping[str, Any], row: int, rows: int) -> dict[str, Any]:
+    """The arguments of a call for one row alone; what it logs is left out."""
+    alone = {
+        key: [values[row]] if isinstance(values, list) and len(values) == rows else values
+        for key, values in columns.items()
+    }
+    return alone | {"log_extra": _ignore, "log_metric": _ignore}
+
+
+def _ignore(*_: Any) -> None:
+    """What a second call logs was logged by the first."""
+
+
+def check_scores(returned: Any, name: str, rows: int) -> Scores:
+    """What a reward function gave, as floats, None where it does not apply, and Failure where there is no score.
+
+    Lists, tuples and one-dimensional arrays of real numbers are taken; booleans count as 0 and 1.
+
+    Raises:
+        UserError: anything else, with what came and what was expected.
+
+    >>> check_scores([1, None, True], "f", 3)
+    [1.0, None, 1.0]
+    >>> check_scores([0.5, "1"], "f", 2)
+    Traceback (most recent call last):
+    pods_rl.errors.UserError: reward function 'f' gave '1' (str) for row 1; expected a list of 2 floats, ...
+    """
+
+    def refuse(came: str) -> UserError:
+        return UserError(
+            f"reward function {plain_text(name)!r} gave {came}; expected a list of {rows} floats, one per completion "
+            "(None where it does not apply). Nothing was trained on it: mend what the function returns"
+        )
+
+    if hasattr(returned, "tolist") and hasattr(returned, "shape"):
+        if len(returned.shape) != 1:
+            raise refuse(f"{_kind(returned)} of shape {list(returned.shape)}")
+        returned = returned.tolist()
+    if not isinstance(returned, Sequence) or isinstance(returned, (str, bytes)):
+        raise refuse(_kind(returned))
+    if len(returned) != rows:
+        raise refuse(f"{_kind(returned)} of {len(returned)}")
+    scores: Scores = []
+    for row, value in enumerate(returned):
+        if getattr(value, "ndim", None) == 0:  # a number of numpy or torch
+            value = value.item()
+        if value is not None and not isinstance(value, (Real, Failure)):
+            raise refuse(f"{shown(value)} ({type(value).__name__}) for row {row}")
+        scores.append(_as_float(value) if isinstance(value, Real) else value)
+    return scores
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _as_float(value: Real) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond any float
+        return math.inf
+
+
+def shown(value: Any) -> str:
+    """A value in a message: quoted, short, and harmless in a terminal.
+
+    >>> shown("1+1=\\x1b[2J"), len(shown("9" * 1000))
+    ("'1+1=\\\\x1b[2J'", 82)
+    """
+    if isinstance(value, str):
+        value = value if len(value) <= 80 else value[:77] + "..."
+        return plain_text(repr(value))
+    text = repr(value)
+    return plain_text(text if len(text) <= 80 else text[:77] + "...")

@@ -1,0 +1,192 @@
+"""A loss or a gradient that is not finite moves nothing, is said as it was, and three in a row end the run well."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from pods_rl.engines.trl import PODSTrainer, UnstableTrainingError
+from pods_rl.recipe.reading import Source
+from pods_rl.recipe.recipe import build_recipe
+from pods_rl.runs import Run
+from pods_rl.train import train
+
+FAULTS = ("nan loss", "inf loss", "nan gradient", "inf gradient")
+VALUES = {"nan": math.nan, "inf": math.inf}
+
+
+class OddLoss(PODSTrainer):
+    """Adds a constant to the loss of some steps: the gradient stays as it is."""
+
+    odd: dict[int, float] = {}  # noqa: RUF012
+
+    def compute_loss(self, *args, **kwargs):
+        return super().compute_loss(*args, **kwargs) + self.odd.get(self.state.global_step + 1, 0.0)
+
+
+class Snapshots(TrainerCallback):
+    """Weights and optimizer before and after each step."""
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+        self.before, self.after = {}, {}
+
+    def state(self):
+        weights = {name: p.detach().clone() for name, p in self.trainer.model.named_parameters()}
+        optimizer = self.trainer.optimizer.state_dict()["state"]
+        return weights, {(i, k): torch.as_tensor(v).clone() for i, s in optimizer.items() for k, v in s.items()}
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.before[state.global_step + 1] = self.state()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.after[state.global_step] = self.state()
+
+
+def same(one, other):
+    return all(
+        a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a) for a, b in zip(one, other, strict=True)
+    )
+
+
+def spoiled(make_trainer, fault, steps, **config):
+    """A trainer whose loss or gradient is not finite in these steps, and its snapshots."""
+    value, what = fault.split()
+    trainer = make_trainer(OddLoss, num_rollouts=8, lr_scheduler_type="constant", weight_decay=0.1, **config)
+    if what == "loss":
+        trainer.odd = dict.fromkeys(steps, VALUES[value])
+    else:
+        parameter = next(trainer.model.parameters())
+        parameter.register_hook(lambda g: g * VALUES[value] if trainer.state.global_step + 1 in steps else g)
+    snapshots = Snapshots(trainer)
+    trainer.add_callback(snapshots)
+    return trainer, snapshots
+
+
+def logged(trainer):
+    return {line["step"]: line for line in trainer.state.log_history if "loss" in line}
+
+
+def left_out(make_trainer, fault, bad, **config):
+    """Train four steps of which one is bad; whether it moved nothing, was said as it was, and the others moved."""
+    trainer, snapshots = spoiled(make_trainer, fault, {bad}, max_steps=4, **config)
+    trainer.train()
+    value, what = fault.split()
+    lines = logged(trainer)
+    moved = [step for step in range(1, 5) if not same(snapshots.before[step], snapshots.after[step])]
+    finite = all(torch.isfinite(p).all() for p in trainer.model.parameters())
+    key = "loss" if what == "loss" else "grad_norm"
+    shown = not math.isfinite(lines[bad][key]) and (value == "inf" or math.isnan(lines[bad][key]))
+    counts = [lines[step][f"pods/bad_{what}"] for step in range(1, 5)]
+    others = all(math.isfinite(lines[step]["loss"]) for step in range(1, 5) if step != bad)
+    return finite and shown and others and set(moved) == {1, 2, 3, 4} - {bad} and counts == [
+        float(step == bad) for step in range(1, 5)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fault", "config"),
+    [
+        ("nan loss", {}),
+        ("inf loss", {"max_grad_norm": 0.0, "logging_nan_inf_filter": False}),
+        ("nan gradient", {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}),
+        ("inf gradient", {"max_grad_norm": 0.0}),
+    ],
+)
+def test_a_bad_step_moves_nothing_and_is_said_as_it_was(make_trainer, fault, config):
+    assert left_out(make_trainer, fault, 2, **config)
+
+
+@pytest.mark.reliability
+def test_every_bad_step_is_left_out(make_trainer):
+    layouts = ({}, {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}, {"dtype": torch.bfloat16})
+    cases = list(itertools.product(FAULTS, (1, 2, 4), (0.0, 1.0), layouts))
+    good = sum(left_out(make_trainer, fault, bad, max_grad_norm=norm, **x) for fault, bad, norm, x in cases)
+    print(f"\nbad loss: {good} of {len(cases)} left out: weights and momentum unchanged, logged as they were")
+    assert good == len(cases)
+
+
+@pytest.mark.parametrize("fault", ["nan loss", "inf gradient"])
+def test_three_in_a_row_end_the_run_with_the_last_good_weights(make_trainer, tmp_path, caplog, fault):
+    trainer, snapshots = spoiled(make_trainer, fault, {3, 4, 5}, max_steps=8)
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(UnstableTrainingError, match=rf"{fault.split()[1]} was not finite in 3 steps in a row \(3, 4, 5"),
+    ):
+        trainer.train()
+    assert trainer.state.global_step == 5
+    assert [record.message[:7] for record in caplog.records if "pods_rl" in record.name] == ["step 3:"]
+    (checkpoint,) = (tmp_path / "out").glob("checkpoint-*")
+    assert checkpoint.name == "checkpoint-5"
+    saved = type(trainer.model).from_pretrained(checkpoint)
+    assert same([snapshots.after[2][0]], [dict(saved.named_parameters())])
+    again = make_trainer(num_rollouts=8, max_steps=6)
+    again.train(resume_from_checkpoint=str(checkpoint))
+    assert logged(again)[6]["pods/bad_loss"] == 0.0
+
+
+def test_a_good_step_in_between_goes_on(make_trainer):
+    trainer, _ = spoiled(make_trainer, "nan loss", {1, 2, 4, 5}, max_steps=5)
+    trainer.train()
+    assert [line["pods/bad_loss"] for line in logged(trainer).values()] == [1.0, 1.0, 0.0, 1.0, 1.0]
+
+
+def test_a_line_for_several_steps_says_that_one_was_bad(make_trainer):
+    trainer, _ = spoiled(make_trainer, "nan loss", {2}, max_steps=4)
+    trainer.args.logging_steps = trainer.state.logging_steps = 2
+    trainer.train()
+    first, second = logged(trainer).values()
+    assert math.isnan(first["loss"])
+    assert first["pods/bad_loss"] == 0.5
+    assert math.isfinite(second["loss"])
+
+
+def test_a_ruined_policy_says_so_where_it_cannot_generate(make_trainer):
+    trainer = make_trainer(num_rollouts=8, max_steps=3, learning_rate=1e30, max_grad_norm=0.0)
+    with pytest.raises(UnstableTrainingError, match=r"after step 1 the policy cannot generate.*lower learning_rate"):
+        trainer.train()
+
+
+def test_a_run_that_is_given_up_is_a_failed_one(tmp_path):
+    """`pods train`'s own path; from the second update on the log-probabilities are NaN."""
+    updates = []
+
+    def spoil(module, args, output):
+        if getattr(output, "log_probs", None) is not None and torch.is_grad_enabled():
+            updates.append(1)
+            output.log_probs = output.log_probs * (1.0 if len(updates) == 1 else math.nan)
+
+    recipe = build_recipe(
+        {
+            "task": "arithmetic", "max_steps": 8, "num_generations": 4, "num_rollouts": 8, "eval_prompts": 0,
+            "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "max_completion_length": 8,
+            "task_train_size": 16, "task_test_size": 4, "task_rewards": {f"{__name__}:by_letters": 1.0},
+            "reward_seconds": None,
+        },
+        Source("a test"),
+    )  # fmt: skip
+    handle = torch.nn.modules.module.register_module_forward_hook(spoil)
+    try:
+        with pytest.raises(UnstableTrainingError):
+            train(recipe, tmp_path / "run", progress=False)
+    finally:
+        handle.remove()
+    run = Run.open(tmp_path / "run")
+    assert run.state == "failed"
+    assert "not finite in 3 steps in a row (2, 3, 4; last: loss nan" in run.status["reason"]
+    lines = [json.loads(line) for line in Path(run.path, "metrics.jsonl").read_text().splitlines()]
+    assert [line["loss"] is None for line in lines] == [False, True, True, True]
+    assert [line["pods/bad_loss"] for line in lines] == [0.0, 1.0, 1.0, 1.0]
+    assert [path.name for path in run.checkpoints()] == ["checkpoint-4"]
+
+
+def by_letters(text: str, gold: str) -> float:
+    """A reward with many values."""
+    return sum(map(ord, text)) % 17 / 16
