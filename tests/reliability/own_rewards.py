@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 
 ODD = "17"  # the completion, and the row, that it happens to
 
@@ -23,13 +22,6 @@ def hangs(text: str, gold: str) -> float:
 def spins(text: str, gold: str) -> float:
     while text == ODD:
         pass
-    return good(text, gold)
-
-
-def sleeps_sometimes(text: str, gold: str) -> float:
-    """For whole runs, whose completions are not numbered: hangs for about a tenth of them."""
-    if sum(map(ord, text)) % 10 == 0:
-        time.sleep(600)
     return good(text, gold)
 
 
