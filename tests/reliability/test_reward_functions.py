@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import multiprocessing
 import os
 import time
@@ -16,6 +17,7 @@ import torch
 from datasets import Dataset
 
 from pods_rl.engines.trl import killable
+from pods_rl.engines.trl.reward_calls import check_scores
 from pods_rl.engines.trl.scoring import trl_reward
 from pods_rl.errors import UserError
 from pods_rl.rewards import get_reward
@@ -133,11 +135,25 @@ def test_what_is_no_list_of_floats_is_refused_before_anything_is_trained(make_tr
         return now["value"](len(completions))
 
     trainer = make_trainer(reward=mine, num_rollouts=8, max_completion_length=2)
-    for now["value"], came in MALFORMED.values():
+    for now["value"], came in (MALFORMED[kind] for kind in EIGHT):
         with pytest.raises(UserError, match=rf"^reward function 'mine' {came}; expected a list of 16 floats, one per"):
             trainer.train()
     assert all(torch.equal(p, q) for p, q in zip(trainer.model.parameters(), random_model.parameters(), strict=True))
-    print(f"\nmalformed: {len(EIGHT)} of {len(EIGHT)}, and {len(MALFORMED) - len(EIGHT)} more, name function and shape")
+    print(f"\nmalformed: {len(EIGHT)} of {len(EIGHT)} name the function and a list of 16 floats; nothing trained")
+
+
+@pytest.mark.parametrize("kind", sorted(MALFORMED.keys() - set(EIGHT)))
+def test_other_forms_are_refused_alike(kind):
+    value, came = MALFORMED[kind]
+    with pytest.raises(UserError, match=rf"^reward function 'mine' {came}; expected a list of 16 floats, one per"):
+        check_scores(value(16), "mine", 16)
+
+
+def test_what_counts_as_a_list_of_floats():
+    given = (1, None, True, np.float32(0.5), torch.tensor(0.25), 10**400)
+    assert check_scores(given, "mine", 6) == [1.0, None, 1.0, 0.5, 0.25, math.inf]
+    for array in (np.array([1, 2]), torch.tensor([1.0, 2.0], requires_grad=True)):
+        assert check_scores(array, "mine", 2) == [1.0, 2.0]
 
 
 # -- ... that hang ---------------------------------------------------------------------------------------------------

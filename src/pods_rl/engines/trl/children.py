@@ -31,9 +31,9 @@ AT_ONCE = 4  # children that share single rows
 def killable(function: Callable[..., Any], seconds: float) -> Callable[..., Scores]:
     """A reward function in TRL's signature, for PODSTrainer, that cannot hang the run.
 
-    Each batch is scored in a forked child of this process, which is killed after `seconds` of wall time. Where it
-    raised or was killed, every row is called alone, in four children, and has half as long: those that still give no
-    score are treated as PODSConfig's `reward_errors` says.
+    Each batch is scored in a forked child of this process, which is killed after half of `seconds` of wall time. Where
+    it raised or was killed, every row is called alone, in four children, and has the other half: those that still give
+    no score are treated as PODSConfig's `reward_errors` says. So a batch with one row that hangs takes `seconds`.
 
     What a child does stays in it: the function must keep no state between calls, and it cannot use the GPU, since a
     forked process cannot. `log_extra` and `log_metric` reach the trainer. Every row may be called a second time.
@@ -57,7 +57,7 @@ def killable(function: Callable[..., Any], seconds: float) -> Callable[..., Scor
     @functools.wraps(function)
     def scored(**columns: Any) -> Scores:
         rows = len(columns["completions"])
-        (reply,) = run_children([functools.partial(_call, function, columns, rows)], seconds)
+        (reply,) = run_children([functools.partial(_call, function, columns, rows)], seconds / 2)
         if "scores" not in reply:
             alone = [functools.partial(_call, function, one_row(columns, i, rows), 1) for i in range(rows)]
             return [_score(row) for row in run_children(alone, seconds / 2, AT_ONCE)]
