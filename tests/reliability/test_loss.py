@@ -105,6 +105,7 @@ def test_a_bad_step_moves_nothing_and_is_said_as_it_was(make_trainer, fault, con
 
 
 @pytest.mark.reliability
+@pytest.mark.timeout(1800)
 def test_every_bad_step_is_left_out(make_trainer):
     layouts = ({}, {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}, {"dtype": torch.bfloat16})
     cases = list(itertools.product(FAULTS, (1, 2, 4), (0.0, 1.0), layouts))
