@@ -9,14 +9,16 @@ place and costs nothing else. Generation is `generate`, not vLLM.
 Random weights never end a completion, so every one is made `--completion-tokens` long: both trainers get the same
 work, the longest there is. The time of both is taken by the same clock, at the same places.
 
-    python benchmarks/gpu_step.py --size tiny --device cpu --n 4 8 --m 4 --output /tmp/gpu      # seconds, on a CPU
+    python benchmarks/gpu_step.py --size tiny --device cpu --n 4 8 --m 4 --output out      # seconds, on a CPU
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -90,6 +92,8 @@ def build(options: argparse.Namespace) -> Any:
     config = Qwen2Config(**SIZES[options.size], **ids, tie_word_embeddings=True)
     with torch.device(options.device):
         model = Qwen2ForCausalLM._from_config(config, dtype=torch.bfloat16 if cuda else torch.float32)
+    folder = tempfile.mkdtemp(prefix="pods-bench-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     pods = options.arm == "pods"
     rows = options.m if pods else options.n[0]
     settings: dict[str, Any] = {
@@ -106,7 +110,7 @@ def build(options: argparse.Namespace) -> Any:
     return trainer_class(
         model=model,
         reward_funcs=reward,
-        args=config_class(tempfile.mkdtemp(prefix="pods-bench-"), **settings),
+        args=config_class(folder, **settings),
         train_dataset=Dataset.from_dict({"prompt": ["7" * options.prompt_tokens] * (4 * options.steps)}),
         processing_class=tokenizer,
         peft_config=LoraConfig(task_type="CAUSAL_LM", r=64, lora_alpha=64, target_modules="all-linear"),
