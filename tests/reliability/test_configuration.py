@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 
 from pods_rl.cli import app
 from pods_rl.errors import UserError
-from pods_rl.recipe import build_recipe, load_recipe
-from pods_rl.recipe.reading import Source
+from pods_rl.recipe import load_recipe
 
 from .synthetic import write_run
 
@@ -116,7 +115,6 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], Sequence[str]]] = {
     "empty data set": (rows(""), ["train.jsonl", "holds no rows", "expected a JSON object on each line"]),
     "broken row": (rows(GOOD_ROW, '{"question": "1+'), ["train.jsonl, line 2", "no JSON", "mend that row"]),
     "a row that is no object": (rows(GOOD_ROW, "[1, 2]"), ["line 2", "is a list", "expected a JSON object"]),
-    "too few to evaluate": (rows(GOOD_ROW, eval_prompts=9), ["eval_prompts = 9", "holds 1 prompts", "set 1"]),
     "a folder that is a file": (in_a_file, ["runs/mine", "Cannot write", "Not a directory", "--output"]),
     "a folder nobody writes to": (on_a_system_that_takes_nothing, ["/proc/self", "Cannot write", "--output"]),
     "inside a run": (in_a_run, ["inner", "inside the run", "--output"]),
@@ -208,10 +206,3 @@ def test_a_project_with_a_config_of_its_own_is_no_run(tmp_path: Path) -> None:
 
     (tmp_path / "config.yaml").write_text("theirs: 1\n")
     RunWriter(tmp_path / "runs" / "mine").close()
-
-
-def test_as_many_prompts_as_there_are_may_be_evaluated(tmp_path: Path) -> None:
-    for count in (1, 0, None):
-        assert load_recipe(rows(GOOD_ROW, eval_prompts=count)(tmp_path)[1]).values["eval_prompts"] == count
-    with pytest.raises(UserError, match=r"eval_prompts = 9: task = arithmetic \(task_test_size\) holds 8 prompts"):
-        build_recipe({"max_steps": 1, "task_test_size": 8, "eval_prompts": 9}, Source("r.yaml"))

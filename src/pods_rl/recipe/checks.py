@@ -13,7 +13,7 @@ from ..batching import BatchPlan, check_batch
 from ..errors import UserError
 from ..losses import check_losses
 from .fields import describe, suggest
-from .rows import check_eval_prompts, check_rows
+from .rows import check_rows
 from .schema import REWARDS, RULES, TASKS, TINY
 
 _GENERATED = ("arithmetic", "countdown", "sorting", "reasoning_gym")
@@ -147,8 +147,6 @@ def _check_task(values: Mapping[str, Any]) -> None:
         if isinstance(weight, bool) or not isinstance(weight, (int, float)):
             raise UserError(f"task_rewards: {name}: got {describe(weight)}, expected a weight, such as 1.0.")
     _check_task_source(values)
-    if values["task"] in _GENERATED and values["task_test_size"] is not None:
-        check_eval_prompts(values, values["task_test_size"], f"task = {values['task']} (task_test_size)")
     for key in ("dataset_name", "dataset_test_name"):
         if values[key] is not None:
             _check_data(key, values[key], values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import UserError
 from .fields import suggest
@@ -13,57 +13,39 @@ from .fields import suggest
 _MOST_BYTES = 64 << 20  # read at once; what lies further on is the loader's to find
 
 
-class Rows(NamedTuple):
-    """The columns of a file's first row, how many rows were read, and whether those are all."""
-
-    columns: list[str]
-    number: int
-    whole: bool
-
-
 def check_rows(key: str, path: Path, values: Mapping[str, Any]) -> None:
-    """Raises UserError where a JSONL file has no rows, a broken one, other columns, or too few to evaluate."""
-    rows = read_rows(key, path)
+    """Raises UserError where a JSONL file has no rows, a broken one, or other columns."""
+    columns = read_columns(key, path)
     for column in ("question_column", "answer_column"):
         wanted = values[column]
-        if wanted is not None and wanted not in rows.columns:
+        if wanted is not None and wanted not in columns:
             raise UserError(
-                f"{column} = {wanted}: {path} has the columns {', '.join(rows.columns)}."
-                f"{suggest(wanted, rows.columns) or ' Name one of them.'}"
+                f"{column} = {wanted}: {path} has the columns {', '.join(columns)}."
+                f"{suggest(wanted, columns) or ' Name one of them.'}"
             )
-    if key == "dataset_test_name" and rows.whole:
-        check_eval_prompts(values, rows.number, str(path))
 
 
-def check_eval_prompts(values: Mapping[str, Any], available: int, where: str) -> None:
-    """Raises UserError where more prompts are to be evaluated than the test split has."""
-    wanted = values["eval_prompts"]
-    if wanted is not None and wanted > available:
-        raise UserError(
-            f"eval_prompts = {wanted}: {where} holds {available} prompts to test: set {available} or fewer, or null "
-            "for all of them."
-        )
+def read_columns(key: str, path: Path) -> list[str]:
+    """The columns of a JSONL file's first row, the file read as far as `_MOST_BYTES` go.
 
-
-def read_rows(key: str, path: Path) -> Rows:
-    """Read a JSONL file as far as `_MOST_BYTES` go; raises UserError for the first line that is no JSON object."""
-    columns: list[str] = []
-    count = read = 0
+    Raises UserError for the first line that is no JSON object.
+    """
+    columns: list[str] | None = None
+    read = 0
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 read += len(line)
                 if read > _MOST_BYTES:
-                    return Rows(columns, count, whole=False)
+                    break
                 if line.strip():
                     row = _row(line, f"{key} = {path}, line {number}")
-                    columns = columns or list(row)
-                    count += 1
+                    columns = list(row) if columns is None else columns
     except OSError as error:
         raise UserError(f"{key} = {path}: cannot be read: {error.strerror}. Name another file.") from error
-    if count == 0:
+    if columns is None:
         raise UserError(f"{key} = {path}: holds no rows: expected a JSON object on each line.")
-    return Rows(columns, count, whole=True)
+    return columns
 
 
 def _row(line: bytes, where: str) -> dict[str, Any]:
