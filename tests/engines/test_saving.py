@@ -16,7 +16,7 @@ def test_a_checkpoint_has_trls_files_and_a_manifest(make_trainer, tmp_path):
     trl = make_trainer(trainer_class=GRPOTrainer, config_class=GRPOConfig, max_steps=1)
     trl.train()
     trl._save_checkpoint(trl.model, None)
-    expected = files(tmp_path / "out/checkpoint-1") - {"training_args.bin"} | {"manifest.json"}
+    expected = files(tmp_path / "out/checkpoint-1") - {"training_args.bin"} | {"manifest.json", "pods_state_0.json"}
 
     ours = make_trainer(max_steps=2, save_total_limit=1)
     ours.recipe_keys = {"seed": 3}

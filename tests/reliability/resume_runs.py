@@ -27,6 +27,7 @@ BASE = {
     "model_name_or_path": "./policy",
     "task_train_size": 5,
     "task_rewards": {"letters:letters": 1.0},
+    "reward_seconds": None,  # in the training process, which it kills
     "num_generations": 4,
     "per_device_train_batch_size": 8,
     "max_completion_length": 12,

@@ -143,7 +143,7 @@ CASES = {
     "generation": {"num_rollouts": 40000, "num_generations": 4, "per_device_train_batch_size": 4},
     "update": {
         "num_rollouts": 512, "num_generations": 512, "per_device_train_batch_size": 512,
-        "task_rewards": {"limited:scored": 1.0},
+        "task_rewards": {"limited:scored": 1.0}, "reward_seconds": None,
     },
 }  # fmt: skip
 NAMES = {

@@ -18,7 +18,8 @@ from .config import PODSConfig
 from .phases import PhaseClock
 
 _GIB = 2**30
-_SAID = ("not enough memory", "can't allocate memory", "out of memory")  # torch, where it raises RuntimeError only
+# what torch says where it raises a plain RuntimeError
+_SAID = ("not enough memory", "can't allocate memory", "error: out of memory")
 _PLACES = {"rollout": GENERATION, "update": UPDATE}
 
 
