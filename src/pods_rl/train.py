@@ -16,7 +16,7 @@ from .errors import UserError
 from .evaluation import Evaluation, GenerateSampler, Sampling, evaluate
 from .evaluation.processes import agree, gather
 from .progress import Progress
-from .ranks import Failure, busy, watching
+from .ranks import Failure, watching
 from .recipe import Recipe
 from .resuming import Start, find_start
 from .runs import Run, RunWriter
@@ -254,8 +254,7 @@ def _finish(trainer: PODSTrainer, recorder: Recorder, output: Path) -> None:
     """Save the final policy and close the status."""
     from .engines.trl.final import save_policy
 
-    with busy("saving"):
-        trainer.publish_folder(output / CHECKPOINTS / "final", partial(save_policy, trainer))
+    trainer.publish_folder(output / CHECKPOINTS / "final", partial(save_policy, trainer))
     if recorder.stopped_by:
         recorder.write_status("stopped", recorder.stopped_by)
     else:

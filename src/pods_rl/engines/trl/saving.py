@@ -16,6 +16,7 @@ from typing import Any
 
 from trl import GRPOTrainer
 
+from ...ranks import busy
 from ...runs.checkpoints import clean, digest, prune, publish, staging
 
 
@@ -40,10 +41,12 @@ class SavingMixin(GRPOTrainer):
                 clean(target.parent)
                 staged.mkdir(parents=True)
             self.accelerator.wait_for_everyone()
-            write(staged)
+            with busy("saving"):
+                write(staged)
             self.accelerator.wait_for_everyone()
-            if publishes:
-                publish(target, self._about())
+            with busy("saving"):
+                if publishes:
+                    publish(target, self._about())
         except BaseException:
             if publishes:
                 clean(target.parent)  # what is half written gives its room back
