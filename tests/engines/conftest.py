@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,6 +42,29 @@ def random_model(tokenizer, tmp_path_factory):
     path = tmp_path_factory.mktemp("random-model")
     model.save_pretrained(path)
     return type(model).from_pretrained(path)
+
+
+@pytest.fixture(scope="session")
+def run_processes(tmp_path_factory, random_model, tokenizer) -> Callable[[str], Path]:
+    """Runs a module of these tests that starts several processes; the folder with the policy they found and left."""
+
+    def run(module: str) -> Path:
+        folder = tmp_path_factory.mktemp(module)
+        random_model.save_pretrained(folder / "model")
+        tokenizer.save_pretrained(folder / "model")
+        done = subprocess.run(
+            [sys.executable, "-m", f"tests.engines.{module}", str(folder)],
+            cwd=Path(__file__).parents[2],
+            env=os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        return folder
+
+    return run
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ from pods_rl.runs import Run
 from ..test_evaluation_processes import RECIPE, of_one_process
 from . import sharded_processes
 
-ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -39,13 +38,9 @@ def ran_well(*words: object, folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def sharded(tmp_path_factory, random_model, tokenizer):
+def sharded(run_processes):
     """The folder that two processes with the shipped configuration, and a single one, left."""
-    folder = tmp_path_factory.mktemp("sharded")
-    random_model.save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
-    ran_well("tests.engines.sharded_processes", folder, folder=ROOT)
-    return folder
+    return run_processes("sharded_processes")
 
 
 @pytest.fixture(scope="module")

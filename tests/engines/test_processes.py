@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 from math import ceil
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -28,27 +27,13 @@ from pods_rl.runs import Run
 from ..test_evaluation_processes import RECIPE
 from .many_processes import CASES, STEPS
 
-ROOT = Path(__file__).parents[2]
 several = pytest.mark.parametrize("case", CASES)
 
 
 @pytest.fixture(scope="session")
-def ran(tmp_path_factory, random_model, tokenizer):
+def ran(run_processes):
     """The folder in which every process of every case left its report."""
-    folder = tmp_path_factory.mktemp("processes")
-    random_model.save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engines.many_processes", str(folder)],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return folder
+    return run_processes("many_processes")
 
 
 def reports(folder, case, world):

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +18,6 @@ from .conftest import PROMPTS, letter_reward
 from .test_equivalence import PLAIN, weights
 from .vllm_stand_in import LLM, Client, stand_ins
 
-ROOT = Path(__file__).parents[2]
 modes = pytest.mark.parametrize("mode", ["server", "colocate"])
 SAMPLING = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.01, "repetition_penalty": 1.1}
 CORRECTED = {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": 3.0}
@@ -235,22 +231,9 @@ def test_the_stand_ins_have_the_signatures_they_stand_for():
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory, random_model, tokenizer):
+def ran(run_processes):
     """The folder in which each of two processes left what it saw, with a server and with colocated generators."""
-    folder = tmp_path_factory.mktemp("vllm")
-    random_model.save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engines.vllm_processes", str(folder)],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return folder
+    return run_processes("vllm_processes")
 
 
 @modes
