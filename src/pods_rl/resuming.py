@@ -49,7 +49,8 @@ def find_start(recipe: Recipe, output: Path, *, processes: int, changed: bool = 
         hashes: as `runs.checkpoints.verify` takes it.
 
     Raises:
-        UserError: there is no run, or no whole checkpoint though steps were made, or it is of another recipe.
+        UserError: there is no run, or no whole checkpoint though steps were made, or it is of another recipe or another
+            number of processes.
     """
     if not is_run(output):
         raise UserError(f"--resume: {output} holds no run to go on with.")
@@ -61,8 +62,13 @@ def find_start(recipe: Recipe, output: Path, *, processes: int, changed: bool = 
     made = manifest.get("recipe") or {}
     # a trainer that was used without a recipe left none to compare
     differ = changed_keys(made.get("keys") or {}, recipe.values) if made.get("keys") else []
-    if manifest.get("processes") not in (None, processes):
-        differ.append(f"processes (saved {manifest['processes']}, now {processes})")
+    saved = manifest.get("processes") or processes
+    if saved != processes:
+        how = f"with --num_processes {saved}" if saved > 1 else "without --num_processes"
+        raise UserError(
+            f"--resume: {checkpoint} was made by {saved} process{'es' * (saved > 1)}, and {processes} would go on from "
+            f"it: each has random numbers and rows of its own. Resume {how}."
+        )
     if differ and not changed:
         raise UserError(
             f"--resume: {checkpoint} was made with another recipe: {', '.join(differ)}. Go on with its own "

@@ -171,7 +171,7 @@ def test_resume_refuses_another_recipe_unless_told(trained, monkeypatch):
     assert trained.made[-1][0].values["seed"] == 8
     Path("out/config.yaml").write_text(config)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match=r"processes \(saved 1, now 2\)"):
+    with pytest.raises(UserError, match=r"made by 1 process, and 2 would .* Resume without --num_processes"):
         pods("train", "--output", "out", "--resume", "--per_device_train_batch_size", "8")
 
 
