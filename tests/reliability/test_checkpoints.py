@@ -86,6 +86,8 @@ def kill_while_saving(place: Path, reference: Reference, points: list[int]) -> C
         command, run = start(place, name), place / name
         assert hold_at_saving(command, run), command.log.read_text()
         for _ in range(round(point * reference.slices / (POINTS - 1))):
+            if stage_of(run) == "pruned":
+                break  # quicker than the reference: the next step is not the one to be killed
             command.slice(SLICE)
         command.kill(signal.SIGKILL)
         assert command.wait() == -signal.SIGKILL
@@ -93,7 +95,9 @@ def kill_while_saving(place: Path, reference: Reference, points: list[int]) -> C
         published = stage in ("published", "pruned")
         good, _ = last_good(run / "checkpoints")
         assert good is not None
-        assert good.name == f"checkpoint-{KILLED_AT if published else KILLED_AT - 1}", stage
+        # once pruned the run may be a step further: a slice is as long as a busy machine makes it
+        newest = {path.name for path in Run(run).checkpoints()} if stage == "pruned" else {f"checkpoint-{KILLED_AT}"}
+        assert good.name in (newest if published else {f"checkpoint-{KILLED_AT - 1}"}), stage
         code, words = resume(place, name)
         assert code == 0, words
         assert f"goes on from {good.name}" in words
