@@ -60,7 +60,8 @@ def main() -> None:
     """The ``pods`` command. A user's mistake is told in red, without a traceback, with exit code 2."""
     if "RANK" in os.environ:  # one of several processes: C++ warnings would come from each
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    sys.path.append(os.getcwd())  # last, so that a rule or reward of the user's is found and replaces nothing
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # last, so that a rule or reward of the user's is found and replaces nothing
     try:
         code = app(standalone_mode=False)
         if code:

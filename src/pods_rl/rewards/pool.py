@@ -162,7 +162,7 @@ class _Worker:
     def _start(self) -> subprocess.Popen[str]:
         self.stop()
         self._process = process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, json.dumps(sys.path), self._function],
+            [sys.executable, "-c", _PROGRAM, json.dumps(list(dict.fromkeys(sys.path))), self._function],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None if self._function else subprocess.DEVNULL,  # what a user's reward prints is theirs to read
