@@ -195,7 +195,9 @@ def hung(function) -> float:
     good = [i % 5 / 4 for i in range(64)]
     assert scores[17].late
     assert [x for i, x in enumerate(scores) if i != 17] == [x for i, x in enumerate(good) if i != 17]
-    assert running(MARK) == []
+    while running(MARK):  # what was killed takes a moment to go
+        assert time.monotonic() - began < DEADLINE, running(MARK)
+        time.sleep(0.05)
     assert spent < DEADLINE
     return spent
 
