@@ -276,10 +276,11 @@ def main() -> None:
             calibrations[world] = calibration
         points += [point(SETTINGS[number], world, seen) for number, seen in reports.items()]
     torch.set_num_threads(1)
-    here = gloo(calibrations, packing(512, options.rounds))
+    row = packing(512, options.rounds)
+    here = gloo(calibrations, row, max(options.processes))
     assumed = (options.call_us * 1e-6, options.latency_us * 1e-6, options.bandwidth_gb * 1e9)
     gpus = Network("GPUs", *assumed, here.packing)
-    points = [compare(seen, here) for seen in points]
+    points = [compare(seen, gloo(calibrations, row, seen["processes"])) for seen in points]
     results = {
         "cores": os.cpu_count(),
         "rounds": options.rounds,

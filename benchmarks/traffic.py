@@ -128,14 +128,15 @@ def communication(setting: Setting, processes: int, network: Network) -> float:
     return calls * network.call + messages * network.latency + expected.total / network.bandwidth + rows
 
 
-def gloo(calibrations: dict[int, dict[str, float]], row: float) -> Network:
-    """Constants of this machine: a call and a message from gathers of a number, bandwidth from 8 MB parcels."""
-    small, large = min(calibrations), max(calibrations)
-    latency = 0.0
-    if large > small:
-        latency = max(0.0, (calibrations[large]["number"] - calibrations[small]["number"]) / (large - small))
-    call = max(0.0, calibrations[small]["number"] - latency * (small - 1))
-    return Network("gloo here", call, latency, (small - 1) * 8 * 2**20 / calibrations[small]["parcel"], row)
+def gloo(calibrations: dict[int, dict[str, float]], row: float, processes: int) -> Network:
+    """Constants of this machine: a message from gathers of a number, bandwidth from 8 MB parcels.
+
+    A message is as slow as in the largest measured world that is no larger: processes that share a core wait for it.
+    """
+    smallest = min(calibrations)
+    near = max((world for world in calibrations if world <= processes), default=smallest)
+    message = calibrations[near]["number"] / (near - 1)
+    return Network("gloo here", 0.0, message, (smallest - 1) * 8 * 2**20 / calibrations[smallest]["parcel"], row)
 
 
 def compare(seen: dict[str, Any], network: Network) -> dict[str, Any]:
