@@ -8,9 +8,7 @@ variables that `accelerate launch` would set from the shipped fsdp2.yaml. Each l
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,7 @@ from pods_rl.engines.trl.final import save_policy
 from pods_rl.evaluation import GenerateSampler, Sampling
 from pods_rl.recipe import find_accelerate_config
 
-from .many_processes import CASES, Watch, make_trainer, numbered_rollouts
+from .many_processes import CASES, Watch, fork_all, make_trainer, numbered_rollouts
 
 CASE = "seven of one prompt over two"  # shares of 4 and 3 rollouts
 PROMPTS_IDS = [[5, 6, 7], [8, 9], [10], [11, 12, 13, 14], [15, 16]]
@@ -78,9 +76,10 @@ def sample(trainer: PODSTrainer, rows: list[int]) -> list[str]:
     return [completion.text for completion in done]
 
 
-def process(folder: Path, rank: int, variables: dict[str, str]) -> None:
-    os.environ |= variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-    trainer = train(folder, processes=2)
+def process(folder: Path, rank: int, world: int, port: int) -> None:
+    meeting = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ |= launch_variables() | {name: str(value) for name, value in meeting.items()}
+    trainer = train(folder, processes=world)
     report: dict[str, Any] = {"layout": trainer.layout, "parameters": len(list(trainer.model.parameters()))}
     report |= {"before": shares(trainer), "resharding before": resharding(trainer)}
     with trainer.whole_weights():
@@ -93,29 +92,15 @@ def process(folder: Path, rank: int, variables: dict[str, str]) -> None:
 
 
 def launch_variables() -> dict[str, str]:
-    """What `accelerate launch --config_file fsdp2.yaml` tells its processes, and where they meet."""
+    """What `accelerate launch --config_file fsdp2.yaml` tells its processes of the layout."""
     words = ["--config_file", str(find_accelerate_config("fsdp2")), "script.py"]
     given, *_ = accelerate_launch._validate_launch_command(accelerate_launch.launch_command_parser().parse_args(words))
     told = accelerate_launch.prepare_multi_gpu_env(given)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return {name: value for name, value in told.items() if name.startswith(("ACCELERATE_", "FSDP_"))} | meeting
+    return {name: value for name, value in told.items() if name.startswith(("ACCELERATE_", "FSDP_"))}
 
 
 def main(folder: Path) -> int:
-    variables = launch_variables()
-    context = multiprocessing.get_context("fork")
-    started = [context.Process(target=process, args=(folder, rank, variables)) for rank in range(2)]
-    for one in started:
-        one.start()
-    for one in started:
-        one.join(150)
-    codes = [one.exitcode for one in started]
-    for one in started:
-        one.kill()
-    return int(any(code != 0 for code in codes))
+    return int(any(fork_all(process, folder, 2)))
 
 
 if __name__ == "__main__":
