@@ -111,7 +111,6 @@ def build_trainer(arm: Arm, max_steps: int = STEPS) -> tuple[GRPOTrainer, Stopwa
         canned = [[(7 * i + j) % 90 + 5 for j in range(arm.lengths[i % len(arm.lengths)])] for i in range(arm.n)]
         trainer._generate_single_turn = lambda ids, *a, **k: ([canned[i % arm.n] for i in range(len(ids))], None)
     trainer._generate_single_turn = watch.around(trainer._generate_single_turn)
-    # TRL calls a bound method found on the instance; PODS calls super()'s, so its reward is wrapped at the function.
     trainer.reward_funcs = [watch.around(f) for f in trainer.reward_funcs]
     trainer.add_callback(watch)
     return trainer, watch

@@ -17,7 +17,7 @@ _SEQUENCE_CORRECTIONS = ("sequence_mask", "sequence_truncate")
 
 
 def check_losses(settings: Mapping[str, Any]) -> None:
-    """Refuse settings of the loss that would train on something else than they say.
+    """Refuse settings of the loss that would train on something else than they say, as a recipe is checked.
 
     Args:
         settings: by TRL's names and ours; what is missing has TRL's default.
@@ -31,32 +31,46 @@ def check_losses(settings: Mapping[str, Any]) -> None:
     ...
     pods_rl.errors.UserError: loss_type = cispo caps each token's importance weight at epsilon_high...
     """
-    _check_advantages(settings)
-    loss = settings.get("loss_type")
+    refuse_impossible(settings)
+    for doubt in loss_doubts(settings):
+        raise UserError(doubt)
+
+
+def loss_doubts(settings: Mapping[str, Any]) -> list[str]:
+    """Return what is doubtful about settings that TRL trains with: a recipe refuses them, PODSConfig warns.
+
+    >>> loss_doubts({"loss_type": "cispo", "epsilon_high": 5.0})
+    []
+    """
+    doubts = []
     cap = settings.get("epsilon_high")
-    if loss == "cispo" and (cap is None or cap < 1):
+    if settings.get("loss_type") == "cispo" and (cap is None or cap < 1):
         given = "is not set (TRL then takes epsilon)" if cap is None else f"= {cap:g}"
-        raise UserError(
+        doubts.append(
             f"loss_type = cispo caps each token's importance weight at epsilon_high, which {given}: a cap below 1 "
             "replaces nearly every weight by the cap. Set epsilon_high: 5.0, as in ScaleRL (arXiv 2510.13786)."
         )
-    if loss != "vespo":
-        return
-    if settings.get("importance_sampling_level") == "sequence":
-        raise UserError(
+    if settings.get("loss_type") == "vespo" and settings.get("importance_sampling_level") == "sequence":
+        doubts.append(
             "loss_type = vespo weighs whole sequences by itself, so importance_sampling_level = sequence would change "
             "nothing but its KL term: leave it out."
         )
+    return doubts
+
+
+def refuse_impossible(settings: Mapping[str, Any]) -> None:
+    """Refuse what no trainer could do: unknown values of ours, and combinations that TRL refuses or that contradict.
+
+    Raises:
+        UserError: what was given, and what to set.
+    """
     mode = settings.get("vllm_importance_sampling_mode") or "sequence_mask"
     corrected = settings.get("use_vllm") and settings.get("vllm_importance_sampling_correction", True)
-    if corrected and mode in _SEQUENCE_CORRECTIONS:
+    if settings.get("loss_type") == "vespo" and corrected and mode in _SEQUENCE_CORRECTIONS:
         raise UserError(
             f"loss_type = vespo sums vLLM's correction over a sequence's tokens, so it needs one for each token; got "
             f"vllm_importance_sampling_mode = {mode}: set token_truncate or token_mask."
         )
-
-
-def _check_advantages(settings: Mapping[str, Any]) -> None:
     when = settings.get("advantages", "after")
     baseline = settings.get("advantage_baseline", "mean")
     if when not in ADVANTAGES:

@@ -50,9 +50,9 @@ def test_batches_must_fit_the_processes_that_train_them_and_only_those():
     assert build_recipe(values, source, trains=False).values["num_generations"] == 16
 
 
-def test_defaults_are_the_papers_objective_and_keys_follow_from_others():
+def test_the_loss_is_trl_s_by_default_and_keys_follow_from_others():
     values = build(num_generations=4, temperature=0.5).values
-    assert (values["loss_type"], values["beta"], values["epsilon"]) == ("grpo", 0.0, 0.2)
+    assert (values["loss_type"], values["beta"], values["epsilon"]) == ("dapo", 0.0, 0.2)
     assert (values["num_rollouts"], values["eval_temperature"]) == (4, 0.5)
     assert (values["task"], values["model_name_or_path"]) == ("arithmetic", "tiny")
     assert build(eval_temperature=0).values["eval_temperature"] == 0
@@ -80,7 +80,7 @@ def test_the_engine_takes_its_part(tmp_path):
 
     arguments = build(num_rollouts=32, use_cpu=True, bf16=False).engine_arguments()
     config = PODSConfig(output_dir=str(tmp_path), **arguments)
-    assert (config.num_rollouts, config.loss_type, config.max_steps) == (32, "grpo", 10**9)
+    assert (config.num_rollouts, config.loss_type, config.max_steps) == (32, "dapo", 10**9)
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,6 @@ _OURS = (("engine", _ENGINE), ("task", _TASK), ("run", _RUN))
 
 # defaults that differ from TRL's: (value, why)
 _DEFAULTS: dict[str, tuple[Any, str]] = {
-    "loss_type": ("grpo", "paper, section 3.1 (TRL: dapo)"),
     "beta": (0.0, "paper: no KL term"),
     "epsilon": (0.2, "paper, section 3.1"),
     "lr_scheduler_type": ("constant", "paper, appendix; a wall-clock budget gives no length to decay over"),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 from torch import Tensor
 
+from ..errors import UserError
 from ..lookup import find
 from .rules import RULES
 from .types import Rule, Selection
@@ -27,6 +30,43 @@ def get_rule(name: str) -> Rule:
     pods_rl.errors.UserError: unknown rule 'max_varience': did you mean 'max_variance'? ...
     """
     return find("rule", name, RULES)
+
+
+def rule_name(rule: str | Rule) -> str:
+    """Return the name of a rule: as given, its key in `RULES`, or the import path of a function.
+
+    >>> rule_name("random"), rule_name(RULES["random"]), rule_name(get_rule)
+    ('random', 'random', 'pods_rl.selection.registry:get_rule')
+    """
+    if isinstance(rule, str):
+        return rule
+    named = rule if hasattr(rule, "__qualname__") else type(rule)
+    path = f"{named.__module__}:{named.__qualname__}"
+    return next((name for name, function in RULES.items() if function is rule), path)
+
+
+def check_rule(rule: str | Rule) -> None:
+    """Refuse what `select` could not call as a rule.
+
+    Raises:
+        UserError: an unknown name, a value that is not a function, or a function that takes other arguments.
+
+    >>> check_rule(lambda rewards, m: rewards)
+    Traceback (most recent call last):
+    pods_rl.errors.UserError: the rule 'pods_rl.selection.registry:<lambda>' takes (rewards, m); ...
+    """
+    function = rule if callable(rule) and not isinstance(rule, type) else get_rule(rule)  # type: ignore[arg-type]
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a builtin may have none
+        return
+    try:
+        signature.bind(None, 1, generator=None)
+    except TypeError as error:
+        raise UserError(
+            f"the rule {rule_name(rule)!r} takes {signature}; expected a function of (rewards, m, *, generator=None) "
+            "that returns the indices of the m rollouts to keep."
+        ) from error
 
 
 def select(
@@ -65,7 +105,7 @@ def select(
 
 
 def _check_indices(indices_PM: Tensor, rewards_PN: Tensor, m: int, rule: str | Rule) -> None:
-    name = rule if isinstance(rule, str) else getattr(rule, "__name__", repr(rule))
+    name = rule_name(rule)
     prompts, n = rewards_PN.shape
     wanted = f"int64 indices of shape {[prompts, m]} on {rewards_PN.device}"
     if not isinstance(indices_PM, Tensor) or indices_PM.dtype != torch.int64:

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoTokenizer
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
+from ...errors import UserError
 from ...policies import tiny_policy_path
 from ...recipe import Recipe
 from ...recipe.checks import cpu_has_bf16
@@ -16,6 +17,7 @@ from ...recipe.resuming import checkpoint_keys
 from ...recipe.schema import TINY
 from ...tasks import Task
 from .config import PODSConfig
+from .generators import lossy_cast
 from .scoring import reward_functions
 from .trainer import PODSTrainer
 
@@ -46,6 +48,8 @@ def build_trainer(recipe: Recipe, task: Task, output_dir: Path) -> PODSTrainer:
         quantization_config=quantization,
         peft_config=get_peft_config(model),
     )
+    if doubt := lossy_cast(trainer):
+        raise UserError(doubt)
     trainer.recipe_keys = checkpoint_keys(recipe.values)
     return trainer
 

@@ -2,48 +2,55 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from trl import GRPOConfig
 
 from ...batching import check_batch
 from ...errors import UserError
-from ...losses import check_losses
-from ...selection import get_rule
+from ...losses import loss_doubts, refuse_impossible
+from ...selection import Rule
+from ...selection.registry import check_rule, rule_name
 from .reward_calls import REWARD_ERRORS
+
+if TYPE_CHECKING:
+    RuleOrName = str | Rule
+else:
+    RuleOrName = str  # a command line can give a name alone
 
 
 @dataclass
 class PODSConfig(GRPOConfig):
-    """GRPOConfig plus down-sampling; everything TRL accepts is accepted here with TRL's meaning.
+    """GRPOConfig plus down-sampling: every field of TRL's has TRL's default and meaning.
 
     ``num_generations`` is m, the rows trained per prompt (TRL's own meaning); ``num_rollouts`` is n, the rollouts
-    generated per prompt. ``num_rollouts=None`` means n = m: plain GRPO. The loss defaults to the paper's
-    (section 3.1): ``loss_type="grpo"`` (TRL: ``"dapo"``), ``beta=0.0``, ``epsilon=0.2``.
+    generated per prompt. ``num_rollouts=None`` means n = m: plain GRPO. The paper's loss (section 3.1) is
+    ``loss_type="grpo"``; TRL's default is ``"dapo"``.
 
     Raises:
-        UserError: n < m, an unknown rule or `reward_errors`, a batch that cannot hold whole groups, loss settings that
-            do not go together.
+        UserError: n < m, an unknown rule or `reward_errors`, a batch that cannot hold whole groups, `advantages` or
+            `advantage_baseline` that contradict TRL's settings.
 
     Example:
         >>> config = PODSConfig(
         ...     "out", num_generations=4, num_rollouts=16, per_device_train_batch_size=4, use_cpu=True, bf16=False
         ... )
-        >>> config.num_rollouts, config.rule, config.loss_type
-        (16, 'max_variance', 'grpo')
+        >>> config.num_rollouts, config.rule, config.loss_type, config.skip_zero_advantage_steps
+        (16, 'max_variance', 'dapo', True)
     """
 
-    loss_type: str = field(
-        default="grpo",
-        metadata={"help": "Loss formulation. PODS default `grpo`: mean over sequences of the token mean (paper 3.1)."},
-    )
     num_rollouts: int | None = field(
         default=None,
         metadata={"help": "n: rollouts generated per prompt, at least num_generations (m). None: n = m, plain GRPO."},
     )
-    rule: str = field(
+    rule: RuleOrName = field(
         default="max_variance",
-        metadata={"help": "Which m of the n rollouts to keep: a name in pods_rl.selection.RULES or a dotted path."},
+        metadata={
+            "help": "Which m of the n rollouts to keep: a name in pods_rl.selection.RULES, an import path, or the "
+            "function itself."
+        },
     )
     advantages: str = field(
         default="after",
@@ -67,9 +74,12 @@ class PODSConfig(GRPOConfig):
         default=None,
         metadata={"help": "Most rollouts generated at once on each process. None: all. No effect on a vLLM server."},
     )
-    skip_zero_advantage_steps: bool = field(
-        default=True,
-        metadata={"help": "Skip the optimizer step when every advantage of it is zero. False: TRL's behaviour."},
+    skip_zero_advantage_steps: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Skip the optimizer step when every advantage of it is zero. False: TRL's behaviour, momentum and "
+            "weight decay still move the weights. None: skip where num_rollouts > num_generations."
+        },
     )
     trim_padding: bool = field(
         default=True,
@@ -91,10 +101,18 @@ class PODSConfig(GRPOConfig):
             rollout_batch_size=self.rollout_batch_size,
             use_vllm=self.use_vllm,
         )
-        check_losses(vars(self))
+        refuse_impossible(vars(self))
+        for doubt in loss_doubts(vars(self)):
+            warnings.warn(doubt, UserWarning, stacklevel=3)
         super().__post_init__()
         if self.num_rollouts is None:
             self.num_rollouts = self.num_generations
+        if self.skip_zero_advantage_steps is None:
+            self.skip_zero_advantage_steps = self.num_rollouts > self.num_generations
         if self.reward_errors not in REWARD_ERRORS:
             raise UserError(f"reward_errors: expected 'raise', 'zero' or 'drop', got {self.reward_errors!r}")
-        get_rule(self.rule)
+        check_rule(self.rule)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As TRL's, with a rule that is a function by its import path, so that the result is plain data."""
+        return super().to_dict() | {"rule": rule_name(self.rule)}

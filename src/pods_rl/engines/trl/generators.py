@@ -10,7 +10,6 @@ import torch
 from trl.trainer import grpo_trainer
 
 from ...batching import Shares
-from ...errors import UserError
 from .config import PODSConfig
 
 
@@ -56,20 +55,16 @@ def check_completions(prompts: int, completion_ids: Sequence[Sequence[int]]) -> 
         )
 
 
-def refuse_lossy_cast(trainer: Any) -> None:
-    """Refuse continuous batching where TRL would round the policy's weights to generate, and leave them rounded.
-
-    Raises:
-        UserError: bf16 or fp16 is set, and parameters in training are float32.
-    """
+def lossy_cast(trainer: Any) -> str | None:
+    """Return a sentence where continuous batching makes TRL round the policy's weights to generate, else None."""
     args = trainer.args
     if not (trainer.use_transformers_continuous_batching and (args.bf16 or args.fp16)):
-        return
-    trained = {p.dtype for p in trainer.model.parameters() if p.requires_grad}
-    if torch.float32 in trained:
-        flag, to = ("bf16", "bfloat16") if args.bf16 else ("fp16", "float16")
-        raise UserError(
-            f"use_transformers_continuous_batching with {flag} = true: before each generation TRL turns the trained "
-            f"float32 weights into {to}, for good, and small updates are then rounded away. Set {flag}: false, or load "
-            f"the policy as {to} knowingly (dtype: {to})."
-        )
+        return None
+    if torch.float32 not in {p.dtype for p in trainer.model.parameters() if p.requires_grad}:
+        return None
+    flag, to = ("bf16", "bfloat16") if args.bf16 else ("fp16", "float16")
+    return (
+        f"use_transformers_continuous_batching with {flag} = true: before each generation TRL turns the trained "
+        f"float32 weights into {to}, for good, and small updates are then rounded away. Set {flag}: false, or load "
+        f"the policy as {to} knowingly (dtype: {to})."
+    )

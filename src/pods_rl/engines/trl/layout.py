@@ -16,13 +16,38 @@ MicroBatch = dict[str, Any]
 Passes = tuple[Tensor, Tensor | None, Tensor | None]
 
 
-def real_columns(attention_mask: Tensor, prompt_width: int, multiple_of: int | None = None) -> slice:
+def trimmed_sides(config: Any) -> str:
+    """Which padding changes nothing but rounding when it is cut: `both` sides, the `right` one, or `none`.
+
+    TRL passes no positions, so a row's tokens are numbered from the first column of its batch. Rotary embeddings see
+    differences of positions alone; learned positions would change with the padding on the left, and frequencies that
+    depend on the length of the batch with any padding.
+
+    Args:
+        config: of the text model.
+
+    Example:
+        >>> from transformers import GPT2Config, Qwen2Config
+        >>> trimmed_sides(Qwen2Config()), trimmed_sides(GPT2Config())
+        ('both', 'right')
+    """
+    rope = getattr(config, "rope_parameters", None)
+    if not rope:
+        return "right"
+    kinds = {part.get("rope_type") for part in (rope.values() if "rope_type" not in rope else [rope]) if part}
+    return "none" if kinds & {"dynamic", "longrope"} else "both"
+
+
+def real_columns(
+    attention_mask: Tensor, prompt_width: int, multiple_of: int | None = None, *, left: bool = True
+) -> slice:
     """The columns of `[B, T]` between the first and the last token of any row.
 
     Args:
         attention_mask: `[B, T]`, 0 on padding.
         prompt_width: columns of the prompt; one column of it and one of the completion are always kept.
         multiple_of: widen the completion's part to a multiple of this, within what there is.
+        left: cut columns on the left too.
 
     Example:
         >>> real_columns(torch.tensor([[0, 0, 1, 1, 0], [0, 1, 1, 0, 0]]), prompt_width=3)
@@ -31,7 +56,7 @@ def real_columns(attention_mask: Tensor, prompt_width: int, multiple_of: int | N
     width = attention_mask.size(1)
     used = attention_mask.any(dim=0).nonzero().flatten()
     start, stop = (int(used[0]), int(used[-1]) + 1) if len(used) else (prompt_width - 1, width)
-    start, stop = min(start, prompt_width - 1), max(stop, prompt_width + 1)
+    start, stop = min(start, prompt_width - 1) if left else 0, max(stop, prompt_width + 1)
     if multiple_of:
         stop = min(width, prompt_width - (prompt_width - stop) // multiple_of * multiple_of)
         start = max(0, prompt_width - -(-(prompt_width - start) // multiple_of) * multiple_of)
@@ -46,6 +71,7 @@ def trimmed_passes(
     *,
     batch_size: int,
     multiple_of: int | None = None,
+    left: bool = True,
 ) -> Passes:
     """What `compute` gives for all rows, from passes of `batch_size` rows of similar length, each without padding.
 
@@ -53,7 +79,7 @@ def trimmed_passes(
         compute: token ids `[B, T]`, mask `[B, T]` and how many last columns to keep; gives TRL's per-token
             log-probabilities, entropies (or None) and auxiliary loss (or None).
         logits_to_keep: columns of the completion.
-        multiple_of: as in `real_columns`.
+        multiple_of, left: as in `real_columns`.
     """
     rows = input_ids.size(0)
     lengths = attention_mask.sum(dim=1)
@@ -61,7 +87,7 @@ def trimmed_passes(
     prompt_width = input_ids.size(1) - logits_to_keep
     parts: list[Passes] = []
     for chunk in order.split(batch_size):
-        columns = real_columns(attention_mask[chunk], prompt_width, multiple_of)
+        columns = real_columns(attention_mask[chunk], prompt_width, multiple_of, left=left)
         keep = columns.stop - prompt_width
         logps, entropies, aux = compute(input_ids[chunk, columns], attention_mask[chunk, columns], keep)
         right = (0, logits_to_keep - keep)

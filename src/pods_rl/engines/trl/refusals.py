@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers import ProcessorMixin
 
 from ...errors import UserError
 from .config import PODSConfig
+
+_IMAGES = {"image", "images"}
 
 
 def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
@@ -40,8 +42,34 @@ def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
                 f"PODSTrainer does not support {what} yet ({name} was given): "
                 "train with TRL's GRPOTrainer, or drop the argument"
             )
-    columns = set(getattr(arguments.get("train_dataset"), "column_names", None) or ())
-    images = sorted(columns & {"image", "images"})
-    if images or isinstance(arguments.get("processing_class"), ProcessorMixin):
-        seen = f"column {images[0]!r} in train_dataset" if images else "a multimodal processing_class"
-        raise UserError(f"PODSTrainer does not support images yet ({seen}): drop the column, or train with GRPOTrainer")
+    if isinstance(arguments.get("processing_class"), ProcessorMixin):
+        raise _no_images("a multimodal processing_class")
+    for name in ("train_dataset", "eval_dataset"):
+        given = arguments.get(name)
+        for part in given.values() if isinstance(given, dict) else (given,):
+            columns = set(getattr(part, "column_names", None) or ())  # a stream may not know them
+            if images := sorted(columns & _IMAGES):
+                raise _no_images(f"column {images[0]!r} in {name}")
+
+
+def refuse_images(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a batch with images: in a column that a stream did not name, or among the parts of a chat message.
+
+    Raises:
+        UserError: where the image is.
+
+    >>> refuse_images([{"prompt": [{"role": "user", "content": [{"type": "text", "text": "2+2="}]}]}])
+    """
+    for row in rows:
+        if images := sorted(_IMAGES & row.keys()):
+            raise _no_images(f"column {images[0]!r} in the data set")
+        messages = row.get("prompt")
+        for message in messages if isinstance(messages, list) else ():
+            parts = message.get("content") if isinstance(message, Mapping) else None
+            for part in parts if isinstance(parts, list) else ():
+                if isinstance(part, Mapping) and part.get("type") == "image":
+                    raise _no_images(f"a message of role {message.get('role')!r} with a part of type 'image'")
+
+
+def _no_images(seen: str) -> UserError:
+    return UserError(f"PODSTrainer does not support images yet ({seen}): remove them, or train with GRPOTrainer")

@@ -88,14 +88,14 @@ class _Call:
         return scores
 
     def _settled(self, scores: Scores, columns: Mapping[str, Any]) -> list[float | None]:
-        """Failures by the policy; NaN as inf, which marks the whole rollout as unscored (TRL takes NaN for None)."""
+        """Failures by the policy: inf marks the whole rollout as unscored. NaN is None, as TRL takes it."""
         settled: list[float | None] = []
         for i, score in enumerate(scores):
             if isinstance(score, Failure):
                 self._count(i, columns, score)
                 settled.append(0.0 if self.policy == "zero" else math.inf)
             else:
-                settled.append(math.inf if score is not None and math.isnan(score) else score)
+                settled.append(score)
         return settled
 
     def _count(self, row: int, columns: Mapping[str, Any], failure: Failure) -> None:

@@ -74,15 +74,15 @@ class RewardsMixin(GRPOTrainer):
             if count:
                 self._say_once(
                     name,
-                    f"reward function {name!r} gave no usable reward for {count} of {rows} rollouts (NaN, infinite, "
+                    f"reward function {name!r} gave no usable reward for {count} of {rows} rollouts (infinite, "
                     "beyond 1e15, or dropped after an error); they count as unscored: never selected while scored ones "
                     "remain, advantage 0. Said once; see pods/unusable_rewards.",
                 )
         if unscored and not any(spoiled.values()):
             self._say_once(
                 "",
-                f"no reward function scored {unscored} of {rows} rollouts (each gave None): never selected while "
-                "scored ones remain, advantage 0. Said once; see pods/unscored_rollouts.",
+                f"no reward function scored {unscored} of {rows} rollouts (each gave None or NaN): never selected "
+                "while scored ones remain, advantage 0. Said once; see pods/unscored_rollouts.",
             )
 
     def _say_once(self, what: str, message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -73,7 +74,7 @@ def trl_reward(
             scores = _of_texts(reward, [as_text(completion) for completion in completions], answer, seconds)
         if reward.verifies and log_metric is not None:
             _log_losses(before, log_metric)
-        return scores if binary is None else _binarised(reward, scores, binary)
+        return _unscored(scores if binary is None else _binarised(reward, scores, binary))
 
     score.__name__ = reward.name
     return score
@@ -89,6 +90,11 @@ def _of_texts(reward: Reward, texts: Sequence[str], golds: Sequence[str], second
 
 def _binarised(reward: Reward, scores: Scores, share: float) -> Scores:
     return [x if isinstance(x, Failure) else binarise(reward, [x], share)[0] for x in scores]
+
+
+def _unscored(scores: Scores) -> Scores:
+    """NaN as inf: nobody could tell, so the whole rollout is unscored. (From TRL's functions NaN is None.)"""
+    return [math.inf if isinstance(x, float) and math.isnan(x) else x for x in scores]
 
 
 def _log_losses(before: tuple[int, int], log_metric: Callable[[str, float], None]) -> None:

@@ -34,7 +34,7 @@ class StepCallback(TrainerCallback):
     def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         trainer = self._trainer
         trainer.leave_out_bad_step()
-        skipped = trainer.args.skip_zero_advantage_steps and not trainer.step_has_signal
+        skipped = bool(trainer.args.skip_zero_advantage_steps) and not trainer.step_has_signal
         if skipped:
             trainer.model_wrapped.zero_grad(set_to_none=True)
         trainer._metrics["train"]["pods/skipped_step"].append(float(skipped))

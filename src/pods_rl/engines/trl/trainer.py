@@ -2,11 +2,10 @@
 
 An overlay: nothing of TRL's methods is copied. What is overridden here, in the order in which a generation meets it:
 
-- `_generate_and_score_completions`: mark a training generation; afterwards log over all n.
-- `_generate`: expand each prompt to n, generate, score, select, and hand back only the m kept rows; where groups are
-  spread over processes, each generates its share and the kept rows move (`exchange.py`).
+- `_generate_and_score_completions`: expand each prompt to n, generate, score and select; TRL then gets the m kept rows,
+  and their scores, in place of what it would generate and score. Where groups are spread over processes, each
+  generates its share and the kept rows move (`exchange.py`). Afterwards log over all n.
 - `_generate_single_turn`: ask the generator for n, in parts of `rollout_batch_size` rows.
-- `_calculate_rewards`: give TRL the scores of the kept rows, so that each rollout is scored once.
 - `rewarding.py` has what is overridden of the rewards, `update.py` of the update, `guard.py` against bad losses,
   `saving.py` of checkpoints, `resuming.py` of resuming, `output.py` of printing and saving, `sharding.py` for sharded
   weights, `memory_guard.py` of what is said where memory runs out.
@@ -14,26 +13,32 @@ An overlay: nothing of TRL's methods is copied. What is overridden here, in the 
 
 from __future__ import annotations
 
-import inspect
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 from trl import GRPOTrainer
+from trl.trainer.utils import get_config_model_id
 
 from ...batching import Shares
 from ...ranks import busy
 from ...selection import Selection, advantages, select
+from ...selection.registry import rule_name
+from .compat import check_signatures
 from .config import PODSConfig
 from .exchange import bring_rows, check_agreement, own_rows, rows_moved, uneven_gathers
-from .generators import check_completions, refuse_lossy_cast, room_for_rollouts
+from .generators import check_completions, lossy_cast, room_for_rollouts
 from .guard import GuardMixin
 from .memory_guard import MemoryGuardMixin
 from .metrics import is_constant, log_all_rollouts, log_selection
 from .output import OutputMixin
 from .phases import PhaseClock
-from .refusals import refuse_unsupported
+from .refusals import refuse_images, refuse_unsupported
 from .resuming import ResumeMixin
 from .rewarding import RewardsMixin
 from .rollouts import Rollouts, total_reward
@@ -41,6 +46,19 @@ from .saving import SavingMixin
 from .sharding import ShardingMixin
 from .step import StepCallback
 from .update import UpdateMixin
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
+    from peft import PeftConfig, PeftModel
+    from transformers import (
+        BitsAndBytesConfig,
+        PreTrainedModel,
+        PreTrainedTokenizerBase,
+        ProcessorMixin,
+        TrainerCallback,
+    )
+
+    RewardFunc: TypeAlias = str | PreTrainedModel | Callable[..., list[float | None]]
 
 
 @dataclass
@@ -70,15 +88,17 @@ class PODSTrainer(
 
     Takes what TRL's `GRPOTrainer` takes, with a `PODSConfig` as `args`. Only selected rows reach a log-probability,
     reference or update pass; each rollout is scored once; evaluation never down-samples. With `num_rollouts` equal to
-    `num_generations` and `trim_padding`, `sort_by_length` and `skip_zero_advantage_steps` off it is TRL's trainer to
-    the last bit. After each generation `trainer.rollouts` holds what was generated, kept and why.
+    `num_generations` it is TRL's trainer up to rounding, and with `trim_padding` and `sort_by_length` off to the last
+    bit (`docs/engines.md` has the size of the rounding, and what is left). After each generation `trainer.rollouts`
+    holds what was generated, kept and why.
 
     Groups may be spread over processes: every process then generates its share of a prompt's n rollouts, and kept rows
     move to the process that trains them.
 
     Raises:
-        UserError: tools, environments, a rollout function or images (not supported yet); in training, a rule that keeps
-            other rollouts on one process than on another, and memory that runs out.
+        UserError: tools, environments, a rollout function or images (not supported yet); versions of TRL or
+            transformers in which an overridden method takes other arguments; in training, a rule that keeps other
+            rollouts on one process than on another, and memory that runs out.
         TypeError: `args` is a GRPOConfig and not a PODSConfig.
     """
 
@@ -94,20 +114,45 @@ class PODSTrainer(
 
     args: PODSConfig
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        given = inspect.signature(GRPOTrainer.__init__).bind(self, *args, **kwargs)
-        if given.arguments.get("args") is None:
-            given.arguments["args"] = PODSConfig("PODS")
-        refuse_unsupported(given.arguments)
+    def __init__(
+        self,
+        model: str | PreTrainedModel | PeftModel,
+        reward_funcs: RewardFunc | list[RewardFunc] | None = None,
+        args: PODSConfig | None = None,
+        train_dataset: Dataset | IterableDataset | None = None,
+        eval_dataset: Dataset
+        | IterableDataset
+        | DatasetDict
+        | IterableDatasetDict
+        | dict[str, Dataset | IterableDataset]
+        | None = None,
+        processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
+        reward_processing_classes: PreTrainedTokenizerBase | list[PreTrainedTokenizerBase] | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
+        quantization_config: BitsAndBytesConfig | None = None,
+        peft_config: PeftConfig | None = None,
+        tools: list[Callable[..., Any]] | None = None,
+        rollout_func: Callable[..., dict[str, Any]] | None = None,
+        environment_factory: Callable[[], Any] | dict[str, Callable[[], Any]] | None = None,
+    ) -> None:
+        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        check_signatures()
+        if args is None:
+            name = model if isinstance(model, str) else get_config_model_id(model.config)
+            given["args"] = args = PODSConfig(f"{name.split('/')[-1]}-PODS")
+        refuse_unsupported(given)
         self._round: _Round | None = None
         self.rollouts: Rollouts | None = None
         self._generations_done = (-1, 0)  # (global step, generations in it), seeds the random rule
         self.clock = PhaseClock(device=None)
         self.step_tokens = {"generated": 0, "trained": 0}
         self.step_has_signal = False
-        with room_for_rollouts(given.arguments["args"]):
-            super().__init__(*given.args[1:], **given.kwargs)
-        refuse_lossy_cast(self)
+        with room_for_rollouts(args):
+            super().__init__(**given)
+        refuse_unsupported({"args": args, "processing_class": self.processing_class})  # TRL may have loaded it
+        if doubt := lossy_cast(self):
+            warnings.warn(doubt, UserWarning, stacklevel=2)
         self._watch_rewards()
         self._watch_steps()
         self.clock = PhaseClock(self.accelerator.device)
@@ -116,36 +161,43 @@ class PODSTrainer(
     # -- generation and selection -------------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        refuse_images(inputs)
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
         processes = self.accelerator.num_processes
         n, m = self._group_sizes()
         self._round = _Round(inputs, Shares(len(inputs) * processes // m, n, m, processes))
         try:
-            output = super()._generate_and_score_completions(inputs)
+            trained = self._generate_and_select(self._round)
+            kept_rewards = self._round.kept_rewards
+            with _standing_in(self, _generate=lambda *_: trained, _calculate_rewards=lambda *_: kept_rewards):
+                output = super()._generate_and_score_completions(inputs)
             self._finish_round(self._round, output)
         finally:
             self._round = None
         return output
 
-    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
-        if self._round is None:
-            return super()._generate(prompts)
-        shares = self._round.shares
+    def _generate_and_select(self, current: _Round) -> tuple[Any, ...]:
+        """Generate n rollouts a prompt, score and select; what TRL's `_generate` would return, of the kept rows."""
+        shares = current.shares
         here, rows = (share(self.accelerator.process_index) for share in (shares.rollouts, shares.rows))
         # The first of our rows that belongs to a rollout's prompt stands for it.
         of_row = [max(r // shares.num_rollouts * shares.num_generations, rows.start) - rows.start for r in here]
-        prompts, inputs = [prompts[i] for i in of_row], [self._round.inputs[i] for i in of_row]
+        inputs = [current.inputs[i] for i in of_row]
+        prompts = [row["prompt"] for row in inputs]
         with uneven_gathers(self.accelerator, shares.counts):
             self.clock.enter("rollout")
-            generated = super()._generate(prompts)
+            with _standing_in(self, num_generations=shares.num_rollouts):
+                generated = self._generate(prompts)
             completion_ids, completions = generated[1], generated[3]
             self.step_tokens["generated"] += sum(len(ids) for ids in completion_ids)
             self.clock.enter("reward")
-            scores = super()._calculate_rewards(inputs, prompts, completions, completion_ids)
+            # Each rollout has objects of its own, as TRL's rows have: a reward may change what it is given.
+            ids = [list(ids) for ids in completion_ids]
+            scores = self._calculate_rewards(_apart(inputs), _apart(prompts), _apart(completions), ids)
         self.clock.enter("selection")
         rewards, kept = self._select(scores)
-        self._round.rollouts = Rollouts(
+        current.rollouts = Rollouts(
             step=self.state.global_step + 1,
             inputs=inputs,
             prompts=prompts,
@@ -198,28 +250,23 @@ class PODSTrainer(
     ) -> Any:
         sample = super()._generate_single_turn
 
-        def generate(chunk: Any, group: int) -> Any:
-            completion_ids, logprobs = sample(chunk, images, multimodal_fields, group, *args, **kwargs)
+        def generate(chunk: Any) -> Any:
+            completion_ids, logprobs = sample(chunk, images, multimodal_fields, num_generations, *args, **kwargs)
             check_completions(len(chunk), completion_ids)
             return completion_ids, logprobs
 
         if self._round is None:
-            return generate(prompt_ids, num_generations)
-        n, most = self._round.shares.num_rollouts, max(self._round.shares.counts)
+            return generate(prompt_ids)
+        most = max(self._round.shares.counts)
         rows = self.args.rollout_batch_size or most
         completion_ids: list[Any] = []
         with busy("generation"):
             if self.use_vllm or rows >= most:
-                return generate(prompt_ids, n)
+                return generate(prompt_ids)
             for start in range(0, most, rows):
                 # As many calls on every process, for sharded weights are gathered in each: one without rows repeats.
-                completion_ids.extend(generate(prompt_ids[start : start + rows] or prompt_ids[-1:], n)[0])
+                completion_ids.extend(generate(prompt_ids[start : start + rows] or prompt_ids[-1:])[0])
         return completion_ids[: len(prompt_ids)], None  # these generators have no sampling log-probabilities
-
-    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
-        if self._round is not None and self._round.kept_rewards is not None:
-            return self._round.kept_rewards
-        return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
 
     def _select(self, rewards_per_func: Tensor) -> tuple[Tensor, Tensor]:
         """The reward of every rollout `[P, N]` and the kept ones' indices `[P, M]`, over all processes, on the CPU."""
@@ -230,10 +277,10 @@ class PODSTrainer(
         if n == m:
             kept = torch.arange(n).repeat(len(rewards), 1)
         else:
-            with busy(f"rule {self.args.rule}"):
+            with busy(f"rule {rule_name(self.args.rule)}"):
                 chosen = select(rewards, m, self.args.rule, generator=self._selection_generator())
             kept = chosen.indices.sort(dim=1).values
-            check_agreement(kept, self.args.rule, self.accelerator)
+            check_agreement(kept, rule_name(self.args.rule), self.accelerator)
         flat = (torch.arange(len(kept)).unsqueeze(1) * n + kept).flatten()
         self._round.all_rewards = rewards_per_func
         self._round.kept_rewards = rewards_per_func[flat.to(rewards_per_func.device)]
@@ -281,3 +328,21 @@ class PODSTrainer(
     def _group_sizes(self) -> tuple[int, int]:
         assert self.args.num_rollouts is not None
         return self.args.num_rollouts, self.num_generations
+
+
+@contextmanager
+def _standing_in(trainer: Any, **values: Any) -> Iterator[None]:
+    """Inside, the trainer has these attributes; afterwards its own again, those of its class included."""
+    own = {name: vars(trainer)[name] for name in values if name in vars(trainer)}
+    vars(trainer).update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            del vars(trainer)[name]
+        vars(trainer).update(own)
+
+
+def _apart(values: list[Any]) -> list[Any]:
+    """Copy each value by itself: `copy.deepcopy` of the list would keep what two of them share."""
+    return [copy.deepcopy(value) for value in values]

@@ -9,6 +9,7 @@ What is overridden of TRL, in the order in which an optimizer step meets it:
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from .config import PODSConfig
-from .layout import MicroBatch, completion_lengths, sort_windows, steps_window, trimmed_passes
+from .layout import MicroBatch, completion_lengths, sort_windows, steps_window, trimmed_passes, trimmed_sides
 
 
 class UpdateMixin(GRPOTrainer):
@@ -37,7 +38,7 @@ class UpdateMixin(GRPOTrainer):
 
     def _arrange(self, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
         window = steps_window(self.args.steps_per_generation, self.args.gradient_accumulation_steps)
-        if self.args.sort_by_length and window and self._loss_ignores_layout():
+        if self.args.sort_by_length and window and window > 1 and self._loss_ignores_layout():
             micro_batches = sort_windows(micro_batches, window)
         local = torch.stack([self._teaches(batch) for batch in micro_batches])
         signal = self.accelerator.gather(local.unsqueeze(0)).any(dim=0).tolist()
@@ -80,7 +81,7 @@ class UpdateMixin(GRPOTrainer):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         compute = super()._get_per_token_logps_and_entropies
-        if not self.args.trim_padding or not self.model.training:
+        if not self.args.trim_padding or self._trimmed_sides == "none" or not self.model.training:
             return compute(model, input_ids, attention_mask, logits_to_keep, batch_size, **kwargs)
         return trimmed_passes(
             lambda ids, mask, keep: compute(model, ids, mask, keep, **kwargs),
@@ -89,4 +90,9 @@ class UpdateMixin(GRPOTrainer):
             logits_to_keep,
             batch_size=batch_size or len(input_ids),
             multiple_of=self.pad_to_multiple_of,
+            left=self._trimmed_sides == "both",
         )
+
+    @cached_property
+    def _trimmed_sides(self) -> str:
+        return trimmed_sides(self.accelerator.unwrap_model(self.model).config.get_text_config())
