@@ -109,8 +109,8 @@ def train(
 
 def _train(trainer: PODSTrainer, recorder: Recorder, start: Start | None) -> None:
     """Train until all steps are made, the budget is spent or a signal asks; what a stop would lose is saved."""
-    checkpoint = str(start.checkpoint) if start and start.checkpoint else None
-    trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.checked_checkpoint = start.checkpoint if start else None
+    trainer.train(resume_from_checkpoint=str(start.checkpoint) if start and start.checkpoint else None)
     if recorder.stopped_by and recorder.saved_step != recorder.step:  # stopped in the last evaluation
         trainer._save_checkpoint(trainer.model, None)
 

@@ -93,9 +93,10 @@ def make_trainer(tmp_path, tokenizer, random_model, dataset):
             "max_steps": 2,
             "seed": 3,
             "loss_type": "grpo",
+            "save_strategy": "no",
         } | config
         settings = {"bf16": False} | settings | {"use_cpu": True, "gradient_checkpointing": False, "disable_tqdm": True}
-        settings |= {"report_to": "none", "save_strategy": "no", "logging_steps": 1}
+        settings |= {"report_to": "none", "logging_steps": 1}
         trainer = trainer_class(
             model=copy.deepcopy(random_model).to(dtype),
             reward_funcs=reward,

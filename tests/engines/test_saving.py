@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from pods_rl.runs.checkpoints import read_manifest, verify
+from pods_rl import PODSConfig, PODSTrainer
+from pods_rl.errors import UserError
+from pods_rl.runs.checkpoints import MANIFEST, read_manifest, verify
 
 
 def files(folder):
@@ -27,7 +36,7 @@ def test_a_checkpoint_has_trls_files_and_a_manifest(make_trainer, tmp_path):
     assert verify(folder) == []
     manifest = read_manifest(folder)
     assert (manifest["step"], manifest["processes"], manifest["recipe"]["keys"]) == (2, 1, {"seed": 3})
-    assert not (tmp_path / "out/checkpoint-1").exists()  # one is kept
+    assert (tmp_path / "out/checkpoint-1").exists()  # TRL's is not ours to prune
     assert not (tmp_path / "out/.saving").exists()
 
 
@@ -47,3 +56,192 @@ def test_what_fails_half_way_leaves_what_was_there(make_trainer, tmp_path):
     assert (target / "weights").read_text() == "whole"
     assert verify(target) == []
     assert not (tmp_path / "out/.saving").exists()
+
+
+# ------------------------------------------------------------------------------------------- the best checkpoint
+
+SCORES = {1: 0.2, 2: 0.9, 3: 0.1, 4: 0.4}  # of the evaluation after each step: step 2 is the best
+
+
+class _Scripted:
+    """Evaluations that say what they are told to."""
+
+    def evaluate(self, *_, **__):
+        metrics = {"eval_score": SCORES[self.state.global_step]}
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+
+class ScriptedTRL(_Scripted, GRPOTrainer):
+    pass
+
+
+class ScriptedPODS(_Scripted, PODSTrainer):
+    pass
+
+
+class Watcher(TrainerCallback):
+    """What callbacks see when a checkpoint was saved, and at the end."""
+
+    def __init__(self):
+        self.saved, self.at_end = {}, None
+
+    def on_save(self, args, state, control, **_):
+        folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
+        self.saved[state.global_step] = (files(folder) - {MANIFEST, "pods_state_0.json"}, state.best_model_checkpoint)
+
+    def on_train_end(self, args, state, control, **_):
+        self.at_end = (kept(args.output_dir), state.best_model_checkpoint)
+
+
+def kept(place):
+    return sorted(path.name for path in Path(place).glob("checkpoint-*"))
+
+
+def train_scripted(make_trainer, dataset, ours, resume=None, **config):
+    """A run that evaluates each step; what it kept and said, and its final weights."""
+    watcher = Watcher()
+    trainer = make_trainer(
+        trainer_class=ScriptedPODS if ours else ScriptedTRL,
+        config_class=PODSConfig if ours else GRPOConfig,
+        trainer_arguments={"eval_dataset": dataset.select(range(4)), "callbacks": [watcher]},
+        **{"max_steps": 4, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1,
+           "load_best_model_at_end": True, "metric_for_best_model": "score", "greater_is_better": True} | config,
+    )  # fmt: skip
+    trainer.train(resume_from_checkpoint=resume)
+    saved = {step: (seen - {"training_args.bin"}, best) for step, (seen, best) in watcher.saved.items()}
+    states = {
+        name: json.loads(Path(trainer.args.output_dir, name, "trainer_state.json").read_text())["best_model_checkpoint"]
+        for name in kept(trainer.args.output_dir)
+        if Path(trainer.args.output_dir, name, MANIFEST).is_file() or not ours
+    }
+    weights = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    return (kept(trainer.args.output_dir), trainer.state.best_model_checkpoint, saved, watcher.at_end, states), weights
+
+
+@pytest.mark.parametrize(
+    ("num_rollouts", "config"),
+    [
+        (4, {"save_total_limit": 1}),
+        (4, {"save_total_limit": 2}),
+        (4, {}),
+        (8, {"save_total_limit": 1}),
+        (4, {"save_total_limit": 1, "load_best_model_at_end": False}),
+        (4, {"save_strategy": "best", "save_total_limit": 2}),
+        (4, {"save_total_limit": 3, "greater_is_better": False}),
+        (4, {"save_total_limit": 1, "save_only_model": True}),
+        (4, {"save_total_limit": 1, "save_steps": 2}),
+    ],
+)
+def test_the_best_checkpoint_is_kept_named_and_loaded_as_trl_does(make_trainer, dataset, tmp_path, num_rollouts, config):
+    expected, _ = train_scripted(make_trainer, dataset, False, **config)
+    shutil.rmtree(tmp_path / "out")
+    found, our_weights = train_scripted(make_trainer, dataset, True, num_rollouts=num_rollouts, **config)
+    assert found == expected
+    assert str(tmp_path / "out/checkpoint-") in found[1]
+    if config.get("load_best_model_at_end", True):
+        best = load_file(Path(found[1], "model.safetensors"))
+        assert all(torch.equal(value, our_weights[name]) for name, value in best.items())
+
+
+def test_a_resumed_run_knows_the_best_checkpoint(make_trainer, dataset, tmp_path):
+    limit = {"save_total_limit": 2}
+    whole, _ = train_scripted(make_trainer, dataset, True, **limit)
+    shutil.rmtree(tmp_path / "out")
+    train_scripted(make_trainer, dataset, True, max_steps=3, lr_scheduler_type="constant", **limit)
+    assert kept(tmp_path / "out") == ["checkpoint-2", "checkpoint-3"]
+    resumed, _ = train_scripted(make_trainer, dataset, True, resume=True, lr_scheduler_type="constant", **limit)
+    assert (resumed[0], resumed[1]) == (whole[0], whole[1]) == (["checkpoint-2", "checkpoint-4"], resumed[1])
+
+
+def test_what_is_not_ours_outlives_a_run(make_trainer, dataset, tmp_path):
+    """transformers' own rotation at the end of a run takes `checkpoint-6-keep` for one of its own."""
+    for name in ("checkpoint-best", "checkpoint-6-keep", "checkpoint-1.bak", "checkpoint-3"):
+        (tmp_path / "out" / name).mkdir(parents=True)
+        (tmp_path / "out" / name / "mine").touch()
+    (tmp_path / "out/checkpoint-notes.txt").touch()
+    (tmp_path / "out/checkpoint-4").symlink_to(tmp_path / "nowhere")
+    train_scripted(make_trainer, dataset, True, save_total_limit=1)
+    assert kept(tmp_path / "out") == [
+        "checkpoint-1.bak", "checkpoint-2", "checkpoint-3.kept-1", "checkpoint-4.kept-1", "checkpoint-6-keep",
+        "checkpoint-best", "checkpoint-notes.txt",
+    ]  # fmt: skip
+    assert (tmp_path / "out/checkpoint-3.kept-1/mine").is_file()
+
+
+def test_a_subclass_s_output_dir_is_used(make_trainer, tmp_path):
+    class Elsewhere(PODSTrainer):
+        def _get_output_dir(self, trial):
+            return str(tmp_path / "elsewhere")
+
+    make_trainer(trainer_class=Elsewhere, save_strategy="steps", save_steps=1, save_total_limit=1).train()
+    assert kept(tmp_path / "elsewhere") == ["checkpoint-2"]
+    assert verify(tmp_path / "elsewhere/checkpoint-2") == []
+    assert not (tmp_path / "elsewhere/.saving").exists()
+
+
+def test_no_pickle_is_written_or_pushed(make_trainer, tmp_path, monkeypatch):
+    import transformers.trainer
+
+    pushed = []
+
+    class Api:
+        def upload_folder(self, *, folder_path, **_):
+            pushed.append({path.name for path in Path(folder_path).rglob("*")})
+            return type("Job", (), {"is_done": lambda self: True, "result": lambda self: None})()
+
+    monkeypatch.setattr(transformers.trainer, "hf_api", Api)
+    monkeypatch.setattr(transformers.trainer, "PushInProgress", lambda jobs: jobs[0], raising=False)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/training_args.bin").touch()  # another trainer's
+    trainer = make_trainer(save_strategy="steps", save_steps=1, hub_strategy="checkpoint")
+    trainer.args.push_to_hub, trainer.hub_model_id, trainer.push_in_progress = True, "me/mine", None
+    trainer._finish_current_push = lambda: None
+    monkeypatch.setattr(trainer, "create_model_card", lambda *_, **__: None)
+    trainer.train()
+    assert len(pushed) == 4  # the folder and the checkpoint, at two steps
+    assert "pods_state_0.json" in pushed[-1]
+    trainer.push_to_hub()
+    trainer.save_model(str(tmp_path / "other"))
+    assert len(pushed) == 6  # `push_to_hub`, and `save_model`, which pushes too
+    assert not [names for names in pushed if "training_args.bin" in names]
+    assert not list(tmp_path.rglob("training_args.bin"))
+    assert torch.save.__module__ == "torch.serialization"
+
+
+# ---------------------------------------------------------------------------------------- resuming by hand
+
+
+def test_a_torn_checkpoint_is_refused_however_it_is_torn(make_trainer, tmp_path):
+    """Each file missing, empty, cut and with one bit flipped; a path is refused, and True takes the one before."""
+    make_trainer(save_strategy="steps", save_steps=1).train()
+    good, folder = tmp_path / "out/checkpoint-1", tmp_path / "out/checkpoint-2"
+    spoilt = 0
+    trainer = make_trainer(max_steps=3)
+    for name in sorted(files(folder)):
+        whole = (folder / name).read_bytes()
+        flipped = bytes([whole[0] ^ 1]) + whole[1:]
+        for content in (None, b"", whole[: len(whole) // 2], flipped):
+            (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
+            with pytest.raises(UserError, match=r"resume_from_checkpoint = .*checkpoint-2: .*(manifest|bytes|missing|hash)"):
+                trainer.train(resume_from_checkpoint=str(folder))
+            spoilt += 1
+        assert trainer._find_checkpoint(True)[0] == good, name
+        (folder / name).write_bytes(whole)
+    assert spoilt >= 40
+    assert verify(folder) == []
+    (folder / "optimizer.pt").unlink()
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer._initial_global_step == 1
+
+
+@pytest.mark.parametrize("wanted", [True, "nowhere", "theirs", "file"])
+def test_what_is_no_checkpoint_of_ours_is_refused(make_trainer, tmp_path, wanted):
+    trl = make_trainer(trainer_class=GRPOTrainer, config_class=GRPOConfig, max_steps=1)
+    trl.train()
+    trl._save_checkpoint(trl.model, None)
+    (tmp_path / "out/checkpoint-1").rename(tmp_path / "theirs")
+    (tmp_path / "file").touch()
+    given = wanted if wanted is True else str(tmp_path / wanted)
+    with pytest.raises(UserError, match=r"No valid checkpoint found|is not a folder|no manifest.json"):
+        make_trainer().train(resume_from_checkpoint=given)

@@ -3,6 +3,9 @@
 A folder is written under ``.saving/`` in ``checkpoints/``. `publish` flushes every file, reads each back once for its
 hash, adds ``manifest.json`` and renames the folder to its place. A kill or a full disk at any moment leaves earlier
 checkpoints as they were, and a leftover that `clean` removes. Deleting is a rename first, too.
+
+Only folders called ``checkpoint-<digits>`` with a manifest of ours, of that step, are ours: nothing else is ever removed,
+replaced or resumed from.
 """
 
 from __future__ import annotations
@@ -10,18 +13,23 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from .files import read_mapping, step_of, to_json
+from .files import encoded, read_mapping, to_json
 
 MANIFEST = "manifest.json"
 FORMAT = 1
 _STAGING = ".saving"
 _REPLACED = "replaced-"
+_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
+_MOST_FILES = 50_000  # of a manifest: a checkpoint has tens, of thousands of processes some thousands
 _CHUNK = 1 << 20
 _HASHERS = 4  # files hashed at once: hashing lets go of the interpreter, and one core seldom keeps up with a disk
 
@@ -31,8 +39,20 @@ def staging(target: Path) -> Path:
     return target.parent / _STAGING / target.name
 
 
+def prepare(target: Path) -> Path:
+    """Make an empty folder in ``staging(target)`` and return it; what an interrupted save left goes."""
+    staged = staging(target)
+    clean(target.parent)
+    if staged.parent.is_symlink() or (staged.parent.exists() and not staged.parent.is_dir()):
+        _set_aside(staged.parent)
+    staged.mkdir(parents=True)
+    return staged
+
+
 def publish(target: Path, about: Mapping[str, Any]) -> None:
     """Put the folder that lies in ``staging(target)`` in its place, whole, with a manifest; an older one is replaced.
+
+    What has this name and is not ours is kept, as ``<name>.kept-1``.
 
     Args:
         target: the folder to be.
@@ -49,14 +69,16 @@ def publish(target: Path, about: Mapping[str, Any]) -> None:
         name: {"bytes": path.stat().st_size, "sha256": digest}
         for (name, path), digest in zip(files.items(), hashes, strict=True)
     }
-    with (staged / MANIFEST).open("w", encoding="utf-8") as file:
-        file.write(to_json({"format": FORMAT, **about, "files": rows}, indent=1) + "\n")
+    with (staged / MANIFEST).open("wb") as file:
+        file.write(encoded(to_json({"format": FORMAT, **about, "files": rows}, indent=1) + "\n"))
         file.flush()
         os.fsync(file.fileno())
     for folder in (*{path.parent for path in files.values()}, staged):
         _flush_folder(folder)
-    if target.exists():
+    if _is_ours(target):
         os.replace(target, staged.parent / (_REPLACED + target.name))
+    elif target.is_symlink() or target.exists():
+        _set_aside(target)
     os.replace(staged, target)
     _flush_folder(target.parent)
     clean(target.parent)
@@ -65,11 +87,33 @@ def publish(target: Path, about: Mapping[str, Any]) -> None:
 def clean(checkpoints: Path) -> None:
     """Remove what an interrupted save or deletion left; a folder taken away for a new one that never came returns."""
     left = checkpoints / _STAGING
-    for replaced in left.glob(f"{_REPLACED}*"):
-        target = checkpoints / replaced.name.removeprefix(_REPLACED)
-        if not target.exists():
-            os.replace(replaced, target)
-    shutil.rmtree(left, ignore_errors=True)
+    if left.is_symlink() or not left.is_dir():
+        return
+    for folder in [*left.iterdir()]:
+        name = folder.name.removeprefix(_REPLACED)
+        if folder.is_symlink() or not (name == "final" or _NAME.fullmatch(name)):
+            continue  # the user's
+        target = checkpoints / name
+        if name != folder.name and not (target.exists() or target.is_symlink()):
+            os.replace(folder, target)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):  # not empty
+        left.rmdir()
+
+
+@contextmanager
+def readable_path(path: Path) -> Iterator[Path]:
+    """Lend a path to a folder that every library can use: a link, where the path has bytes that are not UTF-8."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        with tempfile.TemporaryDirectory(prefix="pods-") as place:
+            link = Path(place, "link")
+            link.symlink_to(path.absolute(), target_is_directory=True)
+            yield link
+    else:
+        yield path
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -83,12 +127,16 @@ def verify(folder: Path, *, hashes: bool = True) -> list[str]:
     Files that the manifest does not list are passed over. Without ``hashes`` only names and sizes are compared: at
     once, where hashes read every byte.
     """
+    if not folder.is_dir():
+        return ["is not a folder"]
     if not (folder / MANIFEST).is_file():
-        return [f"no {MANIFEST}: killed while it was saved, or saved by an earlier version"]
+        return [f"no {MANIFEST}: killed while it was saved, or saved by an earlier version or another trainer"]
     manifest = read_manifest(folder)
     files = manifest.get("files")
     if manifest.get("format") != FORMAT or not isinstance(files, dict) or not files:
         return [f"{MANIFEST} cannot be read: expected format {FORMAT}, received {manifest.get('format')!r}"]
+    if len(files) > _MOST_FILES or not all(map(_is_inside, files)):
+        return [f"{MANIFEST} is not ours: expected at most {_MOST_FILES:,} files, all in this folder"]
     problems = [problem for name, row in files.items() if (problem := _size_problem(folder / name, row, name))]
     if problems or not hashes:
         return problems
@@ -112,8 +160,8 @@ def last_good(checkpoints: Path, *, hashes: bool = True) -> tuple[Path | None, l
         The folder, None where there is none; lines ``checkpoint-8: <problem>``, newest first.
     """
     passed: list[str] = []
-    for folder in _newest_first(checkpoints):
-        problems = verify(folder, hashes=hashes)
+    for folder in reversed(find_checkpoints(checkpoints)):
+        problems = _name_problem(folder) or verify(folder, hashes=hashes)
         if not problems:
             return folder, passed
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -121,20 +169,40 @@ def last_good(checkpoints: Path, *, hashes: bool = True) -> tuple[Path | None, l
     return None, passed
 
 
-def prune(checkpoints: Path, keep: int) -> None:
-    """Keep the newest so many whole checkpoints and remove what is older; torn ones count for nothing.
+def prune(checkpoints: Path, keep: int, *, best: str | None = None, finished: bool = False) -> None:
+    """Remove the oldest of our checkpoints, as transformers does; torn ones count for nothing.
 
-    Call it once the newest is published. ``keep`` below 1 keeps all, as TRL has it.
+    Call it once the newest is published.
+
+    Args:
+        checkpoints: the folder they lie in.
+        keep: how many whole ones stay, the newest and the best among them; below 1: all.
+        best: the name of the best one, which is never removed.
+        finished: the run is over: where one is to stay, it is the best.
     """
-    whole = 0
-    for folder in _newest_first(checkpoints):
-        if 1 <= keep <= whole:
+    ours = [folder for folder in reversed(find_checkpoints(checkpoints)) if _is_ours(folder)]
+    whole = [folder.name for folder in ours if not verify(folder, hashes=False)]
+    if keep < 1 or (finished and (keep > 1 or best not in whole)):
+        return
+    kept = {best} if finished else {best, *whole[:1]} & {*whole}
+    kept |= {*[name for name in whole if name not in kept][: max(keep - len(kept), 0)]}
+    newer = 0  # whole ones
+    for folder in ours:
+        if folder.name in whole:
+            stays, newer = folder.name in kept, newer + 1
+        else:
+            stays = newer < keep
+        if not stays:
             gone = staging(folder)
             gone.parent.mkdir(exist_ok=True)
             os.replace(folder, gone)  # in one move, so that a kill leaves no half of a checkpoint
-        else:
-            whole += not verify(folder, hashes=False)
     clean(checkpoints)
+
+
+def find_checkpoints(checkpoints: Path) -> list[Path]:
+    """The folders that are called ``checkpoint-<step>``, the oldest first."""
+    named = {path: match for path in checkpoints.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name))}
+    return sorted((path for path in named if path.is_dir()), key=lambda path: int(named[path][1]))
 
 
 def digest(values: Mapping[str, Any]) -> str:
@@ -146,8 +214,33 @@ def digest(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(json.loads(to_json(values)), sort_keys=True).encode()).hexdigest()
 
 
-def _newest_first(checkpoints: Path) -> list[Path]:
-    return sorted(checkpoints.glob("checkpoint-*"), key=step_of, reverse=True)
+def _is_ours(folder: Path) -> bool:
+    """Whether a save of ours made a folder and it has its name still: what may be removed or replaced."""
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    manifest = read_manifest(folder)
+    return "format" in manifest and "files" in manifest and not _name_problem(folder, manifest)
+
+
+def _name_problem(folder: Path, manifest: Mapping[str, Any] | None = None) -> list[str]:
+    """A copy, or one that was renamed, would be taken for another step."""
+    step = (read_manifest(folder) if manifest is None else manifest).get("step")
+    match = _NAME.fullmatch(folder.name)
+    return [f"{MANIFEST} is of step {step}"] if match and step is not None and step != int(match[1]) else []
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a name in a manifest is one of the checkpoint's own files."""
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts and path.as_posix() == name
+
+
+def _set_aside(path: Path) -> None:
+    """Give what is not ours another name."""
+    number = 1
+    while os.path.lexists(path.with_name(f"{path.name}.kept-{number}")):
+        number += 1
+    os.replace(path, path.with_name(f"{path.name}.kept-{number}"))
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -6,25 +6,27 @@ import json
 import math
 import os
 import re
+import stat
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
 CONFIG, ENVIRONMENT, STATUS = "config.yaml", "environment.json", "status.json"
 METRICS, EVALS, ROLLOUTS, CHECKPOINTS = "metrics.jsonl", "evals.jsonl", "rollouts", "checkpoints"
 EVALUATIONS = "evaluations"
+_LARGEST_JSON, _LARGEST_YAML = 8 << 20, 1 << 20  # bytes; ours have some thousands. More is no file of ours
+_MOST_LINKS = 40  # as Linux has it
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSONL file; a torn line, or one that is no object, is left out."""
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except (FileNotFoundError, IsADirectoryError):
+    """Yield the objects of a JSONL file; skip a torn line, or one that holds another type."""
+    if not path.is_file():  # a pipe would wait for its writer
         return
-    for line in lines:
+    for line in path.read_bytes().split(b"\n"):
         with suppress(ValueError, RecursionError):
             row = json.loads(line)
             if isinstance(row, dict):
@@ -32,12 +34,23 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
+    """Return the mapping of a JSON or YAML file; an empty one where the file is missing, torn or far too large."""
+    is_json = path.suffix == ".json"
     try:
+        if not path.is_file() or path.stat().st_size > (_LARGEST_JSON if is_json else _LARGEST_YAML):
+            return {}
         text = path.read_text(encoding="utf-8")
-        value = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (FileNotFoundError, IsADirectoryError, ValueError, RecursionError, yaml.YAMLError):
+        value = json.loads(text) if is_json else yaml.load(text, _Loader)  # noqa: S506  (a safe loader)
+    except (FileNotFoundError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Read plain YAML; refuse merge keys, which we never write and which can take hours to expand."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        pass
 
 
 def step_of(path: Path) -> int:
@@ -45,38 +58,114 @@ def step_of(path: Path) -> int:
     return int(match[1]) if match else -1
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Replace a file in one move, so that a reader sees the old text or the new, never half of one."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+def write_atomic(path: Path, content: str | bytes, *, follow: bool = False) -> None:
+    """Replace a file in one move, so that a reader sees the old content or the new, never half of one.
+
+    Args:
+        path: the file; what is not a regular file (a device, a pipe, one of our open files) is written in place.
+        content: any text; a lone surrogate, which UTF-8 cannot hold, is written as an escape.
+        follow: replace what a link points at, rather than the link.
+    """
+    with replacing(path, follow=follow) as file:
+        file.write(encoded(content) if isinstance(content, str) else content)
+
+
+def encoded(text: str) -> bytes:
+    """Return text as UTF-8, with a lone surrogate as an escape that JSON and YAML read back.
+
+    >>> encoded("\\udcff")
+    b'\\\\udcff'
+    """
+    return text.encode("utf-8", "backslashreplace")
+
+
+@contextmanager
+def replacing(path: Path, *, follow: bool = False) -> Iterator[IO[bytes]]:
+    """Open a file that takes another's place, and its mode, once all of it is on disk; arguments as `write_atomic`."""
+    in_place = _open_in_place(path)
+    if in_place is not None:
+        with in_place:
+            yield in_place
+        return
+    target = Path(os.path.realpath(path)) if follow else path
+    part = target.with_name(f".{os.getpid()}-{threading.get_ident()}.part")  # short: a name may be as long as it can be
+    part.unlink(missing_ok=True)  # of a killed process that had our number
     try:
-        with part.open("w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
+        with part.open("xb") as file:
+            _copy_mode(target, part)
+            yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(part, path)
+        os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)
 
 
+def open_own(path: Path, mode: str) -> IO[Any]:
+    """Open a file of ours to append or to write, in binary or as text with escapes for what UTF-8 cannot hold.
+
+    Raises OSError where it is a link: its target is somebody else's.
+    """
+    text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "errors": "backslashreplace", "buffering": 1}
+    no_link = getattr(os, "O_NOFOLLOW", 0)
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags | no_link, 0o666), **text)
+
+
+def _open_in_place(path: Path) -> IO[bytes] | None:
+    """Open a file that must not be replaced; None for a regular file, or none. Replacing /dev/null would remove it."""
+    number = _own_descriptor(path)
+    if number is not None:
+        return os.fdopen(os.dup(number), "wb")  # shares its position with what prints there
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return None
+    return None if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else path.open("wb")
+
+
+def _own_descriptor(path: Path) -> int | None:
+    """The open file that /dev/stdout, /dev/fd/3 or a link to them names; None for another path."""
+    for _ in range(_MOST_LINKS):
+        folder = os.path.realpath(path.parent)
+        if folder in ("/dev/fd", f"/proc/{os.getpid()}/fd") and path.name.isdecimal():
+            return int(path.name)
+        if not path.is_symlink():
+            return None
+        path = Path(folder, os.readlink(path))
+    return None
+
+
+def _copy_mode(old: Path, new: Path) -> None:
+    """Give a new file the mode and, where we may, the owner of the one that it replaces."""
+    try:
+        found = old.lstat()
+    except OSError:
+        return
+    if stat.S_ISREG(found.st_mode):
+        with suppress(OSError, AttributeError):  # Windows has no owners
+            os.chown(new, found.st_uid, found.st_gid)
+        new.chmod(stat.S_IMODE(found.st_mode))
+
+
 def write_parquet(target: Path, columns: Mapping[str, Sequence[Any]]) -> Path:
-    """A table in one move, its folder made where there is none; text that UTF-8 cannot hold is escaped."""
+    """Write a table in one move, and its folder where there is none; text that UTF-8 cannot hold is escaped."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_suffix(".part")
-    try:
-        table = pa.table({_storable(name): [_storable(value) for value in column] for name, column in columns.items()})
-        pq.write_table(table, part, compression="zstd")
-        os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
+    table = pa.table({_storable(name): _storable(column) for name, column in columns.items()})
+    with replacing(target) as file:  # a handle: pyarrow takes no path that is not UTF-8
+        pq.write_table(table, file, compression="zstd")
     return target
 
 
 def _storable(value: Any) -> Any:
-    """A lone surrogate becomes an escape, as in our JSON."""
-    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+    """Copy a value with each lone surrogate in its text as an escape, as in our JSON."""
+    if isinstance(value, str):
+        return encoded(value).decode()
+    if isinstance(value, dict):
+        return {_storable(key): _storable(item) for key, item in value.items()}
+    return [_storable(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def to_json(value: Any, *, indent: int | None = None, ascii_only: bool = False) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from .checkpoints import find_checkpoints
 from .files import (
     CHECKPOINTS,
     CONFIG,
@@ -91,7 +92,7 @@ class Run:
 
     def checkpoints(self) -> list[Path]:
         """TRL's checkpoints, ordered by step; ``final/`` is not among them."""
-        return sorted((self.path / CHECKPOINTS).glob("checkpoint-*"), key=step_of)
+        return find_checkpoints(self.path / CHECKPOINTS)
 
     @property
     def final_checkpoint(self) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from .files import (
     METRICS,
     ROLLOUTS,
     STATUS,
+    open_own,
     read_jsonl,
     step_of,
     to_json,
@@ -30,9 +32,20 @@ try:
 except ImportError:  # Windows has no fcntl: two writers are then not told apart
     fcntl = None  # type: ignore[assignment]
 
+_LONGEST_HOLDER = 64
 STATES = ("running", "finished", "stopped", "failed")
 _LOCK = ".lock"
-_locked_here: set[Path] = set()  # POSIX record locks do not tell two writers of one process apart
+_locks: set[IO[str]] = set()  # held by this process
+
+
+def _close_in_child() -> None:
+    """Let a forked child go on without our locks: one that outlives us would hold them."""
+    while _locks:
+        _locks.pop().close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)
 
 
 class RunInUseError(UserError):
@@ -52,6 +65,12 @@ class RunWriter:
         around = None if resume else _run_around(self.path)
         if around:
             raise UserError(f"{self.path} lies inside the run {around}. Choose another directory with --output.")
+        for name in (_LOCK, METRICS, EVALS):
+            if (self.path / name).is_symlink():
+                raise UserError(
+                    f"{self.path / name} is a link: writing there would change the file it points to. Remove the link, "
+                    "or choose another --output."
+                )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = _take_lock(self.path)
@@ -77,7 +96,7 @@ class RunWriter:
             with suppress(OSError):  # a disk that was full when a line was written, which was told then
                 file.close()
         self._files.clear()
-        _locked_here.discard(self.path.resolve())
+        _locks.discard(self._lock)
         self._lock.close()
 
     def write_config(self, text: str) -> None:
@@ -120,11 +139,11 @@ class RunWriter:
         """Forget what came after ``step``, and all but the first ``evaluations``: a resumed run makes them again."""
         self._keep(METRICS, lambda row, _: _number(row.get("step")) <= step)
         evaluated = self._keep(EVALS, lambda row, i: _number(row.get("step")) <= step and i < evaluations)
-        for path in Run(self.path).rollout_files():
-            if step_of(path) > step:
-                path.unlink()
-        for path in Run(self.path).evaluation_files():
-            if step_of(path) not in {row.get("step") for row in evaluated}:
+        kept = {_number(row.get("step")) for row in evaluated}
+        stale = [path for path in Run(self.path).rollout_files() if step_of(path) > step]
+        stale += [path for path in Run(self.path).evaluation_files() if step_of(path) not in kept]
+        for path in stale:
+            if path.is_file() and re.fullmatch(r"step-\d{6,}\.parquet", path.name):  # else it is the user's
                 path.unlink()
 
     def _keep(self, name: str, wanted: Callable[[dict[str, Any], int], bool]) -> list[dict[str, Any]]:
@@ -140,9 +159,8 @@ class RunWriter:
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
         if name not in self._files:
             path = self.path / name
-            torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
-            # a lone surrogate, which no UTF-8 file can hold, becomes a JSON escape
-            self._files[name] = path.open("a", encoding="utf-8", errors="backslashreplace", buffering=1)
+            torn = path.is_file() and path.read_bytes()[-1:] not in (b"", b"\n")
+            self._files[name] = open_own(path, "a")
             if torn:  # a kill left half a line: end it, so that ours starts on its own
                 self._files[name].write("\n")
         self._files[name].write(to_json(row) + "\n")
@@ -168,25 +186,30 @@ def _run_around(path: Path) -> Path | None:
 
 
 def _take_lock(path: Path) -> IO[str]:
-    """The kernel drops this lock when its process dies, so a crash leaves nothing to clean up."""
-    where = path.resolve()
-    file = (path / _LOCK).open("a+", encoding="utf-8")
+    """Lock a run. The kernel drops the lock when its process dies, so a crash leaves nothing to clean up.
+
+    The lock belongs to the open file (flock). A POSIX record lock belongs to the process: it is gone as soon as the
+    process closes any other handle of the file, as a second writer does that is refused. Over NFS Linux sends flock as
+    a lock of the whole file, which other machines see; it needs a file that is open for writing, as this one is.
+    """
+    file = open_own(path / _LOCK, "a+")
+    file.seek(0)
+    holder = file.read(_LONGEST_HOLDER).strip()
+    ours = re.fullmatch(r"process \d+", holder)
     try:
-        if where in _locked_here:
-            raise BlockingIOError
         if fcntl is not None:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
-        file.seek(0)
-        holder = file.read().strip() or "another process"
         file.close()
         raise RunInUseError(
-            f"{path} is in use: {holder} is writing this run. Wait for it, or choose another --output."
+            f"{path} is in use: {holder if ours else 'another process'} is writing this run. Wait for it, or choose "
+            "another --output."
         ) from None
-    file.truncate(0)
-    file.write(f"process {os.getpid()}")
-    file.flush()
-    _locked_here.add(where)
+    if ours or not holder:  # else a file of the user's
+        file.truncate(0)
+        file.write(f"process {os.getpid()}")
+        file.flush()
+    _locks.add(file)
     return file
 
 

@@ -1,16 +1,14 @@
-"""What TRL lets out of a run, made harmless: completions on the terminal, a pickle in each checkpoint.
+"""What TRL prints and writes for people, made harmless: completions on the terminal, the model card.
 
-Overridden of TRL and transformers: `log`, `_save`; `tests/engines/test_contract.py` pins their signatures.
+Overridden of TRL and transformers: `log`, `create_model_card`; `tests/engines/test_contract.py` pins their signatures.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from transformers.trainer import TRAINING_ARGS_NAME
 from trl import GRPOTrainer
 
 from ...terminal import plain_text
@@ -26,10 +24,9 @@ class OutputMixin(GRPOTrainer):
                 _escape(rows)
         super().log(logs, start_time)
 
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """Without `training_args.bin`, a pickle that nothing reads: config.yaml says how the run was made."""
-        super()._save(output_dir, state_dict)
-        Path(output_dir or self.args.output_dir, TRAINING_ARGS_NAME).unlink(missing_ok=True)
+    def create_model_card(self, model_name: str | None = None, *args: Any, **kwargs: Any) -> None:
+        """Write the card also where a name is not UTF-8, as a folder's may be."""
+        super().create_model_card(model_name and plain_text(model_name), *args, **kwargs)
 
 
 def _escape(rows: deque[Any] | list[Any]) -> None:

@@ -5,6 +5,7 @@ generation that are still to be trained, the rollouts they were chosen from, the
 line, the order of prompts after the first epoch, a reference policy that is synchronised. What is overridden, in the
 order in which a resumed run meets it:
 
+- `train`: refuse a checkpoint whose manifest does not hold, before anything of it is loaded.
 - `_get_train_sampler`: remember the sampler.
 - `_init_training_state`: refuse a checkpoint that cannot go on exactly.
 - `_run_epoch`: put the sampler where it was; train nothing where the run was over.
@@ -18,19 +19,23 @@ another order in its first step than later, unless `ddp_find_unused_parameters` 
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 from safetensors.torch import load_model, save_model
 from trl import GRPOTrainer
 
 from ...errors import UserError
+from ...runs.checkpoints import last_good, readable_path, verify
 from .config import PODSConfig
 from .layout import MicroBatch
 from .rollouts import Rollouts
 from .state import pack, read_tensors, read_values, slots_to_come, unpack, write_state
 
+logger = logging.getLogger(__name__)
 _REFERENCE = "pods_reference.safetensors"
 
 
@@ -44,6 +49,43 @@ class ResumeMixin(GRPOTrainer):
     # Plain values that go on; another mixin adds its own counters.
     _resumed_attributes: tuple[str, ...] = ("_step", "_globalstep_last_logged")
     _train_sampler: Any = None
+
+    checked_checkpoint: Path | None = None  # whose hashes the caller has compared already
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Train; a checkpoint is resumed from only where it is whole.
+
+        Args:
+            resume_from_checkpoint: a folder that a PODSTrainer saved; True: the newest whole one in `output_dir`.
+            args: as TRL's, like `kwargs`.
+
+        Raises:
+            UserError: the checkpoint is torn, or another trainer saved it, or there is none.
+        """
+        if not resume_from_checkpoint:
+            return super().train(None, *args, **kwargs)
+        answer = [self._find_checkpoint(resume_from_checkpoint) if self.is_world_process_zero() else None]
+        found, problem = broadcast_object_list(answer)[0]
+        if problem:
+            raise UserError(problem)
+        with readable_path(found) as path:
+            return super().train(str(path), *args, **kwargs)
+
+    def _find_checkpoint(self, wanted: str | bool) -> tuple[Path | None, str | None]:
+        """The checkpoint to resume from, or what is wrong with it."""
+        if wanted is True:
+            found, skipped = last_good(Path(self.args.output_dir))
+            for line in skipped:
+                logger.warning("skipped %s", line)
+            torn = "".join(f"\n  skipped {line}" for line in skipped)
+            return found, None if found else f"No valid checkpoint found in output directory ({self.args.output_dir}){torn}"
+        folder = Path(wanted)
+        problems = [] if folder == self.checked_checkpoint else verify(folder)
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        return folder, problems and (
+            f"resume_from_checkpoint = {wanted}: {problems[0]}{more}. Resume from a whole checkpoint of PODSTrainer, or "
+            "start a new run with this folder as its model."
+        ) or None
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         self._train_sampler = super()._get_train_sampler(dataset)
