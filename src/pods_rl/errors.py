@@ -1,4 +1,4 @@
-"""Mistakes a person can mend."""
+"""Mistakes that a user can fix, and exceptions from a user's code."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ class UserError(ValueError):
 
     The command line prints the message alone, without a traceback, and exits with code 2.
     """
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a line that Python prints below the exception; Python 3.10 keeps it and does not print it."""
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    else:
+        error.__notes__ = [*getattr(error, "__notes__", []), note]
 
 
 def raised(error: BaseException) -> str:

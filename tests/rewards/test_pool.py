@@ -199,7 +199,8 @@ def test_a_process_whose_answer_came_at_the_limit_is_not_asked_again(pool, monke
     pool.verify([RIGHT])
     (before,) = pids(pool)
     with monkeypatch.context() as patch:
-        patch.setattr(pool_module, "_exchange", lambda process, line, limit: ("1", True))
+        exchange = pool_module._exchange
+        patch.setattr(pool_module, "_exchange", lambda *request: (exchange(*request)[0], True))
         assert pool.verify([RIGHT]) == [True]
     assert pids(pool) == []
     assert pool.verify([RIGHT]) == [True]

@@ -55,6 +55,7 @@ class Position:
 
 
 _here = Position(since=time.time())
+_working: list[str] = []  # what this process does by itself now; async reward functions overlap
 
 
 def here() -> Position:
@@ -71,16 +72,23 @@ def mark(doing: str, *, busy: bool = False, step: int | None = None) -> None:
 
 @contextmanager
 def busy(doing: str) -> Iterator[None]:
-    """Inside, this process works by itself and waits for no other.
+    """Inside, this process works by itself and waits for no other. It passes two marks, unless an exception comes out.
+
+    Such regions may overlap: the process waits for others again when the last one ends.
 
     >>> with busy("generation"): here().busy
     True
     >>> here().busy, here().doing
     (False, 'generation')
     """
+    _working.append(doing)
     mark(doing, busy=True)
-    yield
-    mark(doing)  # not where it raised: this process then stands where it failed
+    try:
+        yield
+    finally:
+        _working.remove(doing)
+    # not where it raised: this process then stands where it failed
+    mark(_working[-1] if _working else doing, busy=bool(_working))
 
 
 def _where() -> str:

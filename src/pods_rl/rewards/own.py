@@ -3,21 +3,58 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import lru_cache
+from numbers import Real
 
 from ..errors import raised
 from .pool import WorkerPool
+from .processes import no_copies
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Stands for the score of a completion that has none: its reward raised, or took too long (`late`)."""
+    """Stands for the score of a completion that has none: its reward raised, or took too long (`late`).
+
+    `error` is what it raised, where that was in this process.
+    """
 
     reason: str
     late: bool = False
+    error: BaseException | None = field(default=None, compare=False)
+
+
+def as_score(value: object) -> float | None:
+    """What a reward gave for one completion, as a float; None stays: the reward does not apply.
+
+    Takes every real number: of Python (bool, Fraction and Decimal too), and of numpy and torch, also as an array
+    without an axis. An integer beyond any float is infinite.
+
+    Raises:
+        TypeError: text, a complex number, or anything else.
+
+    >>> as_score(True), as_score(None), as_score(-10**400)
+    (1.0, None, -inf)
+    """
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # numpy and torch
+        try:
+            value = value.item()
+        except (RuntimeError, ValueError) as error:  # a tensor without data
+            raise TypeError(f"expected a number, got {type(value).__name__}: {error}") from error
+    if value is None:
+        return None
+    if not isinstance(value, (Real, Decimal)):
+        raise TypeError(f"expected a number, got {type(value).__name__}")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf  # type: ignore[operator]
+    except ValueError:  # a signalling NaN of Decimal
+        return math.nan
 
 
 def attempt(reward: Callable[[str, str], float], text: str, gold: str) -> float | Failure:
@@ -27,9 +64,10 @@ def attempt(reward: Callable[[str, str], float], text: str, gold: str) -> float 
     1.0
     """
     try:
-        return reward(text, gold)
-    except Exception as error:
-        return Failure(f"raised {raised(error)}")
+        with no_copies():
+            return reward(text, gold)
+    except (Exception, SystemExit) as error:
+        return Failure(f"raised {raised(error)}", error=error)
 
 
 class OwnPool(WorkerPool):
@@ -65,6 +103,8 @@ class OwnPool(WorkerPool):
             return Failure(f"gave no score within {self.limit:g} s", late=True)
         if reply == "crash":
             return Failure("ended its process")
+        if reply == "garbled":
+            return Failure("wrote into the pipe of its process")
         answer = json.loads(reply)
         return Failure(f"raised {answer['raised']}") if isinstance(answer, dict) else float(answer)
 

@@ -8,9 +8,10 @@ main module is not imported again.
 from __future__ import annotations
 
 import atexit
+import itertools
 import json
 import os
-import signal
+import secrets
 import subprocess
 import sys
 import threading
@@ -20,7 +21,8 @@ from contextlib import suppress
 from queue import LifoQueue
 
 from ..errors import UserError
-from .worker import CAN_FORK
+from .processes import CAN_FORK, end_leader, frame, unframe
+from .worker import READY
 
 DEFAULT_LIMIT = 5.0  # seconds an answer: math-verify's own default (its parsing_timeout and timeout_seconds)
 FIRST_LIMIT = 0.25  # seconds an answer gets at first: 500 gold answers of MATH-500 took 0.15 at most, most 0.002
@@ -29,7 +31,9 @@ PATIENCE = 10.0  # wall seconds for a second of work, on a busy machine, before 
 START_LIMIT = 120.0  # seconds for a process to import what it needs, on the busiest of machines
 MAX_WORKERS = 4
 
-_NO_ANSWER = ("timeout", "crash")
+MOST_BYTES = 1 << 16  # of a reply
+
+_NO_ANSWER = ("timeout", "crash", "garbled")
 _PROGRAM = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
@@ -74,7 +78,7 @@ class WorkerPool:
             worker.stop()  # one that a running check had just replaced
 
     def ask_one(self, pair: tuple[str, str], limit: float, patience: float) -> str:
-        """A process's answer to one pair: a JSON value, "timeout" or "crash"; seconds as in `worker.main`."""
+        """A process's answer to one pair: a JSON value or one of `_NO_ANSWER`; seconds as in `worker.main`."""
         worker = self._workers.get()
         try:
             return worker.ask(pair, limit, patience)
@@ -133,20 +137,22 @@ class _Worker:
 
     def __init__(self, function: str) -> None:
         self._function = function
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._numbers = itertools.count(1 + secrets.randbits(62))  # of requests; nobody writes the right one by chance
 
     def ask(self, pair: tuple[str, str], limit: float, patience: float) -> str:
-        """Give a JSON value, or "timeout" or "crash" where no answer came."""
+        """Give a JSON value, or one of `_NO_ANSWER`."""
         process = self._process
         if process is None or process.poll() is not None:
             process = self._start()
         # The process gives up by itself; killing it is for when even that fails.
-        reply, late = _exchange(process, json.dumps([*pair, limit, patience]), patience + 1.0)
-        readable = _is_answer(reply)
-        # A user's reward may have started processes of its own: they are of the group that is killed here.
-        if late or not readable or (self._function and reply in _NO_ANSWER):
+        number = next(self._numbers)
+        line, late = _exchange(process, frame(number, [*pair, limit, patience]), patience + 1.0)
+        reply = _read(line, number)
+        # A user's reward may have started processes of its own, which end here.
+        if late or reply == "garbled" or (self._function and reply in _NO_ANSWER):
             self.stop()
-        return reply if readable else "timeout" if late else "crash"
+        return "timeout" if late and reply in _NO_ANSWER else reply
 
     def stop(self) -> None:
         process, self._process = self._process, None
@@ -159,29 +165,32 @@ class _Worker:
                 if stream:
                     stream.close()
 
-    def _start(self) -> subprocess.Popen[str]:
+    def _start(self) -> subprocess.Popen[bytes]:
         self.stop()
         self._process = process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, json.dumps(list(dict.fromkeys(sys.path))), self._function],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None if self._function else subprocess.DEVNULL,  # what a user's reward prints is theirs to read
-            text=True,
-            encoding="utf-8",
             start_new_session=True,  # Ctrl-C is for the training process alone; a group to kill
         )
-        reply, _ = _exchange(process, None, START_LIMIT)
-        if reply != "ready":
+        line, late = _exchange(process, b"", START_LIMIT)
+        reply = _read(line, 0)
+        if reply != READY:
+            code = process.poll()
             self.stop()
-            raise self._not_started(reply)
+            raise self._not_started(reply, code, late=late)
         return process
 
-    def _not_started(self, reply: str) -> Exception:
+    def _not_started(self, reply: str, code: int | None, *, late: bool) -> Exception:
         if self._function:
+            why = reply
+            if reply in _NO_ANSWER:
+                ended = "the process ended while it imported the module" + (f", exit code {code}" if code else "")
+                why = f"the import took longer than {START_LIMIT:g} s" if late else ended
             return UserError(
-                f"the reward {self._function!r} did not start in a process of its own: "
-                f"{reply or 'the process ended'}. Mend it, or set reward_seconds: null to have it called in "
-                "the training process, without a limit"
+                f"the reward {self._function!r} did not start in a process of its own: {why}. Fix its module, or set "
+                "reward_seconds: null to call it in the training process, without a limit"
             )
         return RuntimeError(
             f"the answer verifier did not start with {sys.executable}; "
@@ -189,18 +198,17 @@ class _Worker:
         )
 
 
-def _is_answer(reply: str) -> bool:
-    if reply in _NO_ANSWER:
-        return True
+def _read(line: bytes, number: int) -> str:
+    """The reply in a line: "crash" where there is none, "garbled" where it does not answer this request."""
     try:
-        json.loads(reply)
+        reply = unframe(line, number) if line else "crash"
     except ValueError:
-        return False
-    return True
+        return "garbled"
+    return reply if isinstance(reply, str) else "garbled"
 
 
-def _exchange(process: subprocess.Popen[str], line: str | None, limit: float) -> tuple[str, bool]:
-    """Send a line and wait for one, at most `limit` seconds; give it (or "") and whether time ran out."""
+def _exchange(process: subprocess.Popen[bytes], line: bytes, limit: float) -> tuple[bytes, bool]:
+    """Send a line and wait for one, at most `limit` seconds; give it (or nothing) and whether time ran out."""
     assert process.stdin
     assert process.stdout
     late = threading.Event()
@@ -212,24 +220,22 @@ def _exchange(process: subprocess.Popen[str], line: str | None, limit: float) ->
     timer = threading.Timer(limit, give_up)
     timer.daemon = True
     timer.start()
-    reply = ""
+    reply = b""
     with suppress(OSError, ValueError):  # the process, or its pipe, is gone
-        if line is not None:
-            process.stdin.write(line + "\n")
-            process.stdin.flush()
-        reply = process.stdout.readline().strip()
+        process.stdin.write(line)
+        process.stdin.flush()
+        reply = process.stdout.readline(MOST_BYTES)
     timer.cancel()
     timer.join()  # a kill under way is over now, so that it cannot hit the next answer
     return reply, late.is_set()
 
 
-def _kill(process: subprocess.Popen[str]) -> None:
-    """End the process and the child that works for it: they are a group of their own."""
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End the process, the child that works for it and what that has started."""
     if not CAN_FORK:
         process.kill()
     elif process.poll() is None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        end_leader(process.pid)
 
 
 _default: VerifierPool | None = None

@@ -7,41 +7,63 @@ import logging
 import mmap
 import os
 import signal
-import sys
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 
-from ..errors import raised
+from ..errors import UserError, raised
 from .barrier import close_off
+from .processes import (
+    CAN_FORK,
+    Private,
+    end_family,
+    flush,
+    frame,
+    give_up_after,
+    lead,
+    no_copies,
+    supervise,
+    without_input,
+)
 
 MEMORY_BYTES = 3 << 30  # a tower of powers fills any memory within seconds; past this the process gives up
-CAN_FORK = hasattr(os, "fork")
+READY = "ready"
+CLOSED = 97  # exit code of a child whose input is closed; a reward that calls os._exit gives another
 
 
-Answer = Callable[[str, str], str]  # of two texts, the line that goes back
+Answer = Callable[[str, str], str]  # of two texts, what goes back
 
 
 def main(function: str = "") -> None:
-    """Answer each line `[text, gold, limit, patience]` of standard input until it closes.
+    """Answer each line `[number, [text, gold, limit, patience]]` with `[number, answer]`, until standard input closes.
 
     Without a function, math-verify says whether two expressions are equal: 1 or 0. With the import path of a user's
     reward, the answer is its score, or `{"raised": reason}`. It is "timeout" after `limit` seconds of processor time or
     `patience` of wall time (0: no such limit), and "crash" where the process died. Where the system can fork, a child
     does the work and is replaced when it dies, which costs milliseconds; elsewhere the pool kills this very process at
-    its limit. A child whose pool died in mid-answer ends by itself at its limit too.
+    its limit. A child whose pool died in mid-answer ends with this process, or at its limit.
+
+    The reward finds standard input empty, and what it prints goes to standard error.
     """
-    channel = os.dup(1)
+    requests, replies = os.dup(0), os.dup(1)  # not inherited by programs
+    without_input()
     os.dup2(2, 1)  # whatever a library prints must not be read as a verdict
     try:
-        answer = _own(function) if function else _math()
-    except Exception as error:
-        _say(channel, " ".join(str(error).split()))
+        if CAN_FORK:
+            lead()
+        with no_copies():
+            answer = _own(function) if function else _math()
+    except BaseException as error:
+        _say(replies, 0, " ".join(str(error).split()) if isinstance(error, UserError) else raised(error))
         return
-    _say(channel, "ready")
-    bar = (lambda: None) if function else close_off  # a user's own reward may do what it likes
+    _say(replies, 0, READY)
+    bar = flush if function else close_off  # a user's own reward may do what it likes
+    serve = partial(_serve, requests, replies, answer, bar)
     if CAN_FORK:
-        _supervise(channel, answer, bar)
+        _supervise(replies, serve)
+        end_family(os.getpid())
     else:
-        _serve(channel, answer, bytearray(1), bar)
+        serve(bytearray(8))
 
 
 def _math() -> Answer:
@@ -58,44 +80,55 @@ def _own(function: str) -> Answer:
 
     def answer(text: str, gold: str) -> str:
         try:
-            return json.dumps(reward(text, gold))
-        except Exception as error:
+            with no_copies():
+                return json.dumps(reward(text, gold))
+        except BaseException as error:  # SystemExit too
             return json.dumps({"raised": raised(error)})
+        finally:
+            flush()
 
     return answer
 
 
-def _supervise(channel: int, answer: Answer, bar: Callable[[], None]) -> None:
-    """Keep a child that serves; say what became of the answer it died of."""
-    busy = mmap.mmap(-1, 1)  # shared with the child: whether an answer is being worked on
+def _supervise(replies: int, serve: Callable[[mmap.mmap], None]) -> None:
+    """Keep a child that serves; say what became of the request it died of."""
+    working = mmap.mmap(-1, 8)  # shared with the child: the number of the request that it works on, or 0
     while True:
-        busy[0] = 0
-        child = os.fork()
-        if child == 0:
-            _serve(channel, answer, busy, bar)
-            os._exit(0)
-        status = os.waitpid(child, 0)[1]
-        if status == 0:
-            return  # the input is closed
-        if busy[0]:  # else nobody asked, and a word now would be taken for the next verdict
-            late = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGALRM)
-            _say(channel, "timeout" if late else "crash")
+        working[:] = bytes(8)
+        code = supervise(partial(serve, working))
+        number = int.from_bytes(working[:], "big")
+        if number:  # else nobody asked
+            _say(replies, number, "timeout" if code in (-signal.SIGPROF, -signal.SIGALRM) else "crash")
+        elif code == CLOSED:
+            return
 
 
-def _serve(channel: int, answer: Answer, busy: mmap.mmap | bytearray, bar: Callable[[], None]) -> None:
+def _serve(
+    requests: int, replies: int, answer: Answer, bar: Callable[[], None], working: mmap.mmap | bytearray
+) -> None:
+    pipes = Private(requests, replies) if CAN_FORK else None
     bar()
-    for line in sys.stdin:
-        busy[0] = 1
-        text, gold, limit, patience = json.loads(line)
-        give_up_after(limit, patience)
-        reply = answer(text, gold)
-        give_up_after(0.0, 0.0)
-        busy[0] = 0
-        _say(channel, reply)
+    with open(requests, encoding="utf-8", closefd=False) as lines:
+        while True:
+            if pipes:
+                pipes.check()
+            line = lines.readline()
+            if not line:
+                raise SystemExit(CLOSED)
+            number, (text, gold, limit, patience) = json.loads(line)
+            working[:] = number.to_bytes(8, "big")
+            give_up_after(limit, patience)
+            reply = answer(text, gold)
+            give_up_after(0.0, 0.0)
+            if pipes:
+                pipes.check()  # while the request is still open: it died of this
+            working[:] = bytes(8)
+            _say(replies, number, reply)
 
 
-def _say(channel: int, word: str) -> None:
-    os.write(channel, f"{word}\n".encode())
+def _say(replies: int, number: int, word: str) -> None:
+    with suppress(BrokenPipeError):  # whoever asked is gone
+        os.write(replies, frame(number, word))
 
 
 def _equal(gold: str, answer: str) -> bool:
@@ -127,14 +160,3 @@ def _limit_memory() -> None:
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     wanted = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
-
-
-def give_up_after(limit: float, patience: float) -> None:
-    """Have the system end this process after `limit` seconds of processor time or `patience` of wall time; 0: never."""
-    if hasattr(signal, "setitimer"):
-        for number, timer, seconds in (
-            (signal.SIGPROF, signal.ITIMER_PROF, limit),
-            (signal.SIGALRM, signal.ITIMER_REAL, patience),
-        ):
-            signal.signal(number, signal.SIG_DFL)
-            signal.setitimer(timer, seconds)

@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import functools
-import json
-import multiprocessing
 import os
-import signal
+import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Any
 
 import torch
 from torch import nn
-from trl.trainer.utils import is_async_callable
+from trl.trainer.utils import get_callable_name, is_async_callable
 
 from ...errors import UserError, raised
 from ...rewards.own import Failure
-from ...rewards.worker import CAN_FORK, give_up_after
+from ...rewards.processes import (
+    CAN_FORK,
+    Private,
+    end_family,
+    end_leader,
+    fork,
+    frame,
+    give_up_after,
+    lead,
+    no_copies,
+    supervise,
+    unframe,
+    without_input,
+)
 from .exchange import plain
 from .reward_calls import Scores, check_scores, one_row
 
 Reply = dict[str, Any]
 AT_ONCE = 4  # children that share single rows
+MOST_BYTES = 1 << 20  # read at once
 
 
 def killable(function: Callable[..., Any], seconds: float) -> Callable[..., Scores]:
@@ -36,7 +48,8 @@ def killable(function: Callable[..., Any], seconds: float) -> Callable[..., Scor
     no score are treated as PODSConfig's `reward_errors` says. So a batch with one row that hangs takes `seconds`.
 
     What a child does stays in it: the function must keep no state between calls, and it cannot use the GPU, since a
-    forked process cannot. `log_extra` and `log_metric` reach the trainer. Every row may be called a second time.
+    forked process cannot. `log_extra` and `log_metric` reach the trainer. Every row may be called a second time. What a
+    child started ends with it, its standard input is empty, and an exception reaches the trainer as text.
 
     Raises:
         UserError: an async function or a reward model, a limit that is not above 0, or a system that cannot fork.
@@ -53,29 +66,45 @@ def killable(function: Callable[..., Any], seconds: float) -> Callable[..., Scor
         )
     if not seconds > 0 or not CAN_FORK:
         raise UserError(f"killable needs a limit above 0 (got {seconds!r}) and a system that can fork (not Windows)")
+    return _Killable(function, seconds)
 
-    @functools.wraps(function)
-    def scored(**columns: Any) -> Scores:
-        rows = len(columns["completions"])
-        (reply,) = run_children([functools.partial(_call, function, columns, rows)], seconds / 2)
+
+class _Killable:
+    """What `killable` gives; it has the name and the attributes of the function."""
+
+    def __init__(self, function: Callable[..., Any], seconds: float) -> None:
+        functools.update_wrapper(self, function, updated=())
+        self.__name__ = get_callable_name(function)  # of a partial or an object too
+        self._seconds = seconds
+
+    def __call__(self, **columns: Any) -> Scores:
+        function, rows = self.__wrapped__, len(columns["completions"])
+        (reply,) = run_children([functools.partial(_call, function, columns, rows)], self._seconds / 2)
         if "scores" not in reply:
             alone = [functools.partial(_call, function, one_row(columns, i, rows), 1) for i in range(rows)]
-            return [_score(row) for row in run_children(alone, seconds / 2, AT_ONCE)]
+            return [_score(row) for row in run_children(alone, self._seconds / 2, AT_ONCE)]
         for name in ("log_extra", "log_metric"):
             for logged in reply[name]:
                 columns[name](*logged)
         return reply["scores"]
 
-    return scored
+    def __reduce__(self) -> Any:
+        if getattr(sys.modules.get(self.__module__), self.__qualname__, None) is self:
+            return self.__qualname__  # a decorated function: its name finds it
+        return killable, (self.__wrapped__, self._seconds)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__wrapped__":  # a copy that is not made yet
+            raise AttributeError(name)
+        return getattr(self.__wrapped__, name)
 
 
 def _call(function: Callable[..., Any], columns: Mapping[str, Any], rows: int) -> Reply:
     """In the child: the scores, and what was logged on the way."""
     logged: Reply = {"log_extra": [], "log_metric": []}
     recording = {name: lambda *values, name=name: logged[name].append(values) for name in logged}
-    name = getattr(function, "__name__", type(function).__name__)
     try:
-        scores = check_scores(function(**{**columns, **recording}), name, rows)
+        scores = check_scores(function(**{**columns, **recording}), get_callable_name(function), rows)
     except UserError as error:
         return {"refused": str(error)}
     return {"scores": scores, **logged}
@@ -96,7 +125,7 @@ def run_children(works: Sequence[Callable[[], Reply]], seconds: float, at_once: 
     """
     replies: list[Reply] = [{}] * len(works)
     shares = [list(range(start, len(works), at_once)) for start in range(min(at_once, len(works)))]
-    running: dict[Connection, _Child] = {}
+    running: dict[int, _Child] = {}
     try:
         while shares or running:
             for share in shares:
@@ -106,15 +135,17 @@ def run_children(works: Sequence[Callable[[], Reply]], seconds: float, at_once: 
             first = min(child.deadline for child in running.values())
             ready = wait(list(running), timeout=max(0.0, first - time.monotonic()))
             for pipe, child in list(running.items()):
-                if pipe not in ready and time.monotonic() < child.deadline:
-                    continue
-                reply = child.reply() if pipe in ready else _late(seconds)
-                replies[child.left.pop(0)] = reply
-                if "died" in reply or not child.left:
-                    child.end()
-                    del running[pipe]
-                    shares += [child.left] if child.left else []
-                child.deadline = time.monotonic() + seconds
+                heard = child.hear() if pipe in ready else []
+                if not heard and time.monotonic() >= child.deadline:
+                    heard = [{"failed": f"gave no score within {seconds:g} s", "late": True, "died": True}]
+                for reply in heard:
+                    replies[child.left.pop(0)] = reply
+                    child.deadline = time.monotonic() + seconds
+                    if "died" in reply or not child.left:
+                        child.end()
+                        del running[pipe]
+                        shares += [child.left] if child.left else []
+                        break
     finally:
         for child in running.values():
             child.end()
@@ -124,51 +155,58 @@ def run_children(works: Sequence[Callable[[], Reply]], seconds: float, at_once: 
     return replies
 
 
-def _late(seconds: float) -> Reply:
-    return {"failed": f"gave no score within {seconds:g} s", "late": True, "died": True}
-
-
 class _Child:
-    """A forked process at its share of the works, and the pipe that its replies come through."""
+    """A forked leader, its child at their share of the works, and the pipe that the replies come through."""
 
     def __init__(self, works: Sequence[Callable[[], Reply]], share: list[int], seconds: float) -> None:
-        context = multiprocessing.get_context("fork")
         self.left = share  # the first is at work
-        self.pipe, theirs = context.Pipe(duplex=False)
-        mine = [works[number] for number in share]
-        self._process = context.Process(target=_serve, args=(theirs, mine, seconds))
-        self._process.start()
-        theirs.close()
+        self._number = secrets.randbits(62)  # of the reply that is due
+        self._heard = b""
+        self.pipe, theirs = os.pipe()
+        serve = functools.partial(_serve, theirs, [works[i] for i in share], self._number, seconds)
+        self._leader = fork(functools.partial(_lead, serve))
+        os.close(theirs)
         self.deadline = time.monotonic() + seconds
 
-    def reply(self) -> Reply:
+    def hear(self) -> list[Reply]:
+        """The replies that came since; none where the pipe holds a part of one. Call it when the pipe is ready."""
+        data = os.read(self.pipe, MOST_BYTES)
+        *lines, self._heard = (self._heard + data).split(b"\n")
+        replies = [self._read(line) for line in lines]
+        return replies if data else [*replies, {"failed": "ended its process", "died": True}]
+
+    def _read(self, line: bytes) -> Reply:
+        number, self._number = self._number, self._number + 1
         try:
-            return json.loads(self.pipe.recv_bytes())  # JSON: nothing of a child's is unpickled
-        except (EOFError, OSError, ValueError):
-            return {"failed": "ended its process", "died": True}
+            reply = unframe(line, number)  # JSON: nothing of a child's is unpickled
+        except ValueError:
+            reply = None
+        return reply if isinstance(reply, dict) else {"failed": "wrote into the pipe of its process", "died": True}
 
     def end(self) -> None:
         """Kill the child and what it started."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid or 0, signal.SIGKILL)
-        self._process.kill()
-        self._process.join()
-        self._process.close()
-        self.pipe.close()
+        end_leader(self._leader)
+        with suppress(ChildProcessError):  # a handler of SIGCHLD was quicker
+            os.waitpid(self._leader, 0)
+        os.close(self.pipe)
 
 
-def _serve(pipe: Connection, works: Sequence[Callable[[], Reply]], seconds: float) -> None:
-    os.setpgid(0, 0)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
+def _lead(serve: Callable[[], None]) -> None:
+    os.setsid()
+    without_input()
+    lead()
+    supervise(serve)
+    end_family(os.getpid())
+
+
+def _serve(pipe: int, works: Sequence[Callable[[], Reply]], first: int, seconds: float) -> None:
+    private = Private(pipe)
     torch.set_num_threads(1)  # the parent's thread pool is not in the child
-    for work in works:
+    for number, work in enumerate(works, first):
         give_up_after(0.0, seconds + 5)  # where the parent dies first
         try:
-            reply = work()
-        except Exception as error:
-            reply = {"failed": f"raised {raised(error)}"}
-        pipe.send_bytes(json.dumps(reply, default=plain).encode("utf-8", "surrogatepass"))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+            with no_copies():
+                line = frame(number, work(), default=plain)
+        except BaseException as error:  # SystemExit too
+            line = frame(number, {"failed": f"raised {raised(error)}"})
+        private.send(pipe, line)

@@ -1,19 +1,19 @@
-"""One call of a reward function: what it gives is checked, and what it raises is told or settled, row by row."""
+"""One call of a reward function: what it gives is checked, and what it raises is handled as `reward_errors` says."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any
 
 from torch import nn
 from trl.trainer.utils import is_async_callable
 
-from ...errors import UserError, raised
+from ...errors import UserError, add_note, raised
 from ...ranks import busy
-from ...rewards.own import Failure
+from ...rewards.own import Failure, as_score
+from ...rewards.processes import no_copies
 from ...terminal import plain_text
 from .rollouts import as_text
 
@@ -35,7 +35,7 @@ class Faults:
 
 
 def watched(function: Any, name: str, policy: str, faults: Faults) -> Any:
-    """The reward function as TRL shall call it; a reward model is left as it is.
+    """The reward function as TRL calls it in this generation; a reward model stays as it is.
 
     Args:
         name: what messages call it.
@@ -57,35 +57,36 @@ class _Call:
 
     def __call__(self, **columns: Any) -> list[float | None]:
         rows = len(columns["completions"])
-        try:
-            with busy(f"reward {self.name}"):
-                scores = check_scores(self.function(**columns), self.name, rows)
-        except UserError:
-            raise
-        except Exception as error:
-            scores = self._row_by_row(columns, rows, error)
-        return self._settled(scores, columns)
-
-    def _row_by_row(self, columns: Mapping[str, Any], rows: int, error: Exception) -> Scores:
-        """Call it for each row alone, to find the one that it raised for."""
-        scores: Scores = []
-        for i in range(rows):
+        with busy(f"reward {self.name}"):  # around the second calls too: every process passes as many marks
             try:
-                scores += check_scores(self.function(**one_row(columns, i, rows)), self.name, 1)
+                with no_copies():
+                    scores = check_scores(self.function(**columns), self.name, rows)
             except UserError:
                 raise
-            except Exception as again:
-                scores.append(Failure(f"raised {raised(again)}"))
-                if self.policy == "raise":
-                    raise self._refusal(i, columns, f"raised {raised(again)}") from again
-        if self.policy == "raise":
-            raise UserError(
-                plain_text(
-                    f"reward function {self.name!r} raised {raised(error)} for a batch of {rows} completions, but for "
-                    f"none of them alone. {_ADVICE['raise']}"
-                )
-            ) from error
-        return scores
+            except (Exception, SystemExit) as error:
+                self._raise(error, rows)
+                scores = [self._alone(columns, i, rows) for i in range(rows)]
+        return self._settled(scores, columns)
+
+    def _alone(self, columns: Mapping[str, Any], row: int, rows: int) -> float | Failure | None:
+        """The score of one row, for which the function is called a second time."""
+        try:
+            with no_copies():
+                return check_scores(self.function(**one_row(columns, row, rows)), self.name, 1)[0]
+        except UserError:
+            raise
+        except (Exception, SystemExit) as error:
+            return Failure(f"raised {raised(error)}", error=error)
+
+    def _raise(self, error: BaseException, rows: int) -> None:
+        """Raise what the function raised, by its own type, unless the policy scores the rows one by one."""
+        if self.policy != "raise":
+            return
+        said = f"reward function {self.name!r} raised {{}} for a batch of {rows} completions. {_ADVICE['raise']}"
+        if isinstance(error, SystemExit):
+            raise UserError(plain_text(said.format(raised(error)))) from error
+        add_note(error, plain_text(said.format("this")))
+        raise error
 
     def _settled(self, scores: Scores, columns: Mapping[str, Any]) -> list[float | None]:
         """Failures by the policy: inf marks the whole rollout as unscored. NaN is None, as TRL takes it."""
@@ -101,7 +102,7 @@ class _Call:
     def _count(self, row: int, columns: Mapping[str, Any], failure: Failure) -> None:
         refusal = self._refusal(row, columns, failure.reason)
         if self.policy == "raise":
-            raise refusal
+            raise refusal from failure.error
         self.faults.errors += not failure.late
         self.faults.timeouts += failure.late
         self.faults.first.setdefault(self.name, str(refusal))
@@ -115,20 +116,33 @@ class _Call:
 
 
 class _AsyncCall(_Call):
-    """One that is awaited: its form is checked; what it raises is told without the row."""
+    """One that is awaited."""
 
     async def __call__(self, **columns: Any) -> list[float | None]:  # type: ignore[override]
         rows = len(columns["completions"])
+        with busy(f"reward {self.name}"):
+            try:
+                with no_copies():
+                    scores = check_scores(await self.function(**columns), self.name, rows)
+            except UserError:
+                raise
+            except (Exception, SystemExit) as error:
+                self._raise(error, rows)
+                scores = [await self._alone(columns, i, rows) for i in range(rows)]
+        return self._settled(scores, columns)
+
+    async def _alone(self, columns: Mapping[str, Any], row: int, rows: int) -> float | Failure | None:  # type: ignore[override]
         try:
-            returned = await self.function(**columns)
-        except Exception as error:
-            what = f"reward function {self.name!r} raised {raised(error)} for a batch of {rows} completions"
-            raise UserError(plain_text(f"{what}. Mend it: an async function's errors end the run")) from error
-        return self._settled(check_scores(returned, self.name, rows), columns)
+            with no_copies():
+                return check_scores(await self.function(**one_row(columns, row, rows)), self.name, 1)[0]
+        except UserError:
+            raise
+        except (Exception, SystemExit) as error:
+            return Failure(f"raised {raised(error)}", error=error)
 
 
 _ADVICE = {
-    "raise": "Mend it, or set reward_errors: zero (such rollouts score 0) or drop (they count as unscored)",
+    "raise": "Fix the function, or set reward_errors: zero (such rollouts score 0) or drop (they count as unscored)",
     "zero": "It scores 0 (reward_errors: zero)",
     "drop": "It counts as unscored (reward_errors: drop)",
 }
@@ -150,7 +164,7 @@ def _ignore(*_: Any) -> None:
 def check_scores(returned: Any, name: str, rows: int) -> Scores:
     """What a reward function gave, as floats, None where it does not apply, and Failure where there is no score.
 
-    Lists, tuples and one-dimensional arrays of real numbers are taken; booleans count as 0 and 1.
+    Takes lists, tuples and one-dimensional arrays of real numbers (`as_score`); booleans count as 0 and 1.
 
     Raises:
         UserError: anything else, with what came and what was expected.
@@ -165,7 +179,7 @@ def check_scores(returned: Any, name: str, rows: int) -> Scores:
     def refuse(came: str) -> UserError:
         return UserError(
             f"reward function {plain_text(name)!r} gave {came}; expected a list of {rows} floats, one per completion "
-            "(None where it does not apply). Nothing was trained on it: mend what the function returns"
+            "(None where it does not apply). Nothing was trained on it: fix what the function returns"
         )
 
     if hasattr(returned, "tolist") and hasattr(returned, "shape"):
@@ -178,23 +192,15 @@ def check_scores(returned: Any, name: str, rows: int) -> Scores:
         raise refuse(f"{_kind(returned)} of {len(returned)}")
     scores: Scores = []
     for row, value in enumerate(returned):
-        if getattr(value, "ndim", None) == 0:  # a number of numpy or torch
-            value = value.item()
-        if value is not None and not isinstance(value, (Real, Failure)):
-            raise refuse(f"{shown(value)} ({type(value).__name__}) for row {row}")
-        scores.append(_as_float(value) if isinstance(value, Real) else value)
+        try:
+            scores.append(value if isinstance(value, Failure) else as_score(value))
+        except TypeError:
+            raise refuse(f"{shown(value)} ({type(value).__name__}) for row {row}") from None
     return scores
 
 
 def _kind(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
-
-
-def _as_float(value: Real) -> float:
-    try:
-        return float(value)
-    except OverflowError:  # an integer beyond any float
-        return math.inf
 
 
 def shown(value: Any) -> str:

@@ -35,17 +35,26 @@ class RewardsMixin(GRPOTrainer):
     reward_funcs: list[Any]
 
     def _watch_rewards(self) -> None:
-        """Put every reward function under watch; called once, when TRL has read them."""
+        """Count the faults of reward functions from here on; called once, when TRL has read them."""
         self._faults = Faults()
         self._said: set[str] = set()
+
+    @contextmanager
+    def _watched_rewards(self) -> Iterator[None]:
+        """Inside, TRL calls every reward function under watch; outside, `reward_funcs` holds the user's own objects."""
+        own = self.reward_funcs
         self.reward_funcs = [
             watched(function, name, self.args.reward_errors, self._faults)
-            for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
+            for function, name in zip(own, self.reward_func_names, strict=True)
         ]
+        try:
+            yield
+        finally:
+            self.reward_funcs = own
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         self._faults.clear()
-        with _without_trl_warning():
+        with _without_trl_warning(), self._watched_rewards():
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         rewards, spoiled = refuse_unusable(rewards, self.reward_weights)
         unscored = rewards.isnan().all(dim=1).sum()
