@@ -8,10 +8,10 @@ prompt). Batch sizes count rows.
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
 
 from .errors import UserError
+from .ranks.place import place
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ def check_batch(
     ...
     pods_rl.errors.UserError: num_rollouts = 4 is less than num_generations = 8: cannot keep 8...
     """
-    processes = processes_from_environment() if processes is None else processes
+    processes = place().processes if processes is None else processes
     m = _at_least("num_generations", num_generations, 2, "one row has no spread, so it teaches nothing")
     n = m if num_rollouts is None else _at_least("num_rollouts", num_rollouts, 1)
     if n < m:
@@ -258,12 +258,6 @@ def check_batch(
             f"Set num_rollouts to {f'{low} or {high}' if low >= m else high}."
         )
     return plan
-
-
-def processes_from_environment() -> int:
-    """``WORLD_SIZE`` as torchrun and accelerate set it; 1 where it is not a number."""
-    size = os.environ.get("WORLD_SIZE", "1")
-    return max(1, int(size)) if size.isdigit() else 1
 
 
 def _check_whole_groups(m: int, rows: int, processes: int, steps: int, unit: str) -> None:

@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 from ..errors import UserError
+from ..ranks import place
 from ..stopping import Stop, stop_on_signals
 from ..terminal import console, plain_text, safe_text
 
@@ -265,7 +266,7 @@ def _newest_run(recipe: Recipe) -> Path:
 
 
 def _default_output(recipe: Recipe) -> Path:
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if place().processes > 1:
         raise UserError("Several processes must agree on one run directory: give it with --output.")
     return Path("runs") / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}"
 
@@ -276,9 +277,9 @@ def _check_output(recipe: Recipe, output: Path, again: Again, launch: Launch | N
     from ..runs import RunWriter
 
     if again.resume:
-        processes = launch.processes if launch else int(os.environ.get("WORLD_SIZE", "1"))
+        processes = launch.processes if launch else place().processes
         find_start(recipe, output, processes=processes, changed=again.allow_changed_recipe, hashes=False)
-    if os.environ.get("RANK", "0") == "0":
+    if place().rank == 0:
         RunWriter(output, resume=again.resume).close()
 
 
