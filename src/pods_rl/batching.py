@@ -76,6 +76,11 @@ class Shares:
         return [len(self.rollouts(process)) for process in range(self.processes)]
 
     @property
+    def most(self) -> int:
+        """Rollouts of the process that generates most; another has as many, or one less."""
+        return -(-self.total_rollouts // self.processes)
+
+    @property
     def even(self) -> bool:
         """Whether every process generates the same number."""
         return self.total_rollouts % self.processes == 0
@@ -140,7 +145,7 @@ class BatchPlan:
     @property
     def rollout_chunks(self) -> int:
         """Calls of ``generate`` that one process makes for a generation batch."""
-        per_process = max(self.shares.counts)
+        per_process = self.shares.most
         return math.ceil(per_process / (self.rollout_batch_size or per_process))
 
     @property
@@ -183,7 +188,7 @@ class BatchPlan:
     def _spread(self) -> str:
         if self.shares.whole_groups:
             return f"whole: {_count(self.prompts_per_generation // self.processes, 'prompt')} on each process"
-        low, high = min(self.shares.counts), max(self.shares.counts)
+        low, high = self.shares.total_rollouts // self.processes, self.shares.most
         generated = str(low) if low == high else f"{low} or {high}"
         rows = len(self.shares.rows(0))
         return (

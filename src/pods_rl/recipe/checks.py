@@ -13,6 +13,7 @@ from ..batching import BatchPlan, check_batch
 from ..errors import UserError
 from ..losses import check_losses
 from .fields import describe, suggest
+from .reading import local_path
 from .rows import check_rows
 from .schema import REWARDS, RULES, TASKS, TINY
 
@@ -185,12 +186,12 @@ def _check_data_dir(values: Mapping[str, Any]) -> None:
         raise UserError(f"task = {task} {instead}, so it reads no data_dir: leave it out.")
     if values["dataset_name"]:
         raise UserError("data_dir and dataset_name both say where the task is: leave one of them out.")
-    if not Path(folder).expanduser().is_dir():
+    if not local_path(folder).is_dir():
         raise UserError(f"data_dir = {folder}: there is no such folder (looked in {Path.cwd()}).")
 
 
 def _check_data(key: str, name: str, values: Mapping[str, Any]) -> None:
-    path = Path(name).expanduser()
+    path = local_path(name)
     if not path.exists():
         if looks_like_path(name) or path.suffix in _DATA_FILES:
             raise UserError(f"{key} = {name}: there is no such file or directory (looked in {Path.cwd()}).")
@@ -207,7 +208,7 @@ def _check_model(values: Mapping[str, Any]) -> None:
             "for the "
             "arithmetic task)."
         )
-    path = Path(name).expanduser()
+    path = local_path(name)
     if name == TINY or (not path.exists() and not looks_like_path(name)):
         return
     if not path.is_dir():
