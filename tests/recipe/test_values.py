@@ -63,7 +63,7 @@ def test_values_of_yaml(key, value, converted):
         ("advantages", "during", "got the text 'during', expected one of after, before"),
         ("loss_type", "gropo", "expected one of grpo, bnpo"),
         ("lora_target_modules", ["q", 3], "got 3 as item 2 of the list, expected text"),
-        ("num_rollouts", 1e30, r"got 1e\+30, expected a number of at most 9223372036854775807"),
+        ("num_rollouts", 1e30, "got 1000000000000000019884624838656, expected a number of at most 9223372036854775807"),
         ("num_rollouts", 10**400, "got a whole number of 1329 bits, expected"),
         pytest.param("learning_rate", 10**5000, "got a whole number of 16610 bits, expected", id="5000 digits"),
         ("learning_rate", "1e999", "got the text '1e999', expected a number"),

@@ -60,7 +60,7 @@ class Field:
         >>> Field("x", frozenset({"float", "None"}), None, "", "run", "").expected
         'a number or null'
         """
-        if self.choices and self.kinds <= {"str", "None"}:
+        if self.choices and self.kinds <= {"str", "list", "None"}:
             kinds = ["one of " + ", ".join(self.choices)]
             return " or ".join(kinds + (["null"] if "None" in self.kinds else []))
         if "Any" in self.kinds:

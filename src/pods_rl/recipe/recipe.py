@@ -11,7 +11,8 @@ from typing import Any
 
 from ..batching import BatchPlan
 from ..errors import UserError
-from .checks import batch_plan, check_values, missing_library
+from .checks import batch_plan, check_values
+from .extras import missing_library
 from .fields import listed, suggest
 from .reach import check_reachable
 from .reading import Source, dump_yaml, short
@@ -44,7 +45,10 @@ class Recipe:
 
     def engine_arguments(self) -> dict[str, Any]:
         """Keywords of PODSConfig, without ``output_dir``. ``bf16`` is there only where it was set."""
-        arguments = self._section("engine")
+        arguments = {
+            key: float(value) if type(value) is int and fields()[key].kinds <= {"float", "None"} else value
+            for key, value in self._section("engine").items()  # transformers refuses `repetition_penalty: 1`
+        }
         if arguments.get("max_steps", -1) <= 0 and "num_train_epochs" not in arguments:
             arguments["max_steps"] = _ENDLESS
         return arguments
