@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pods_rl.batching import check_batch
 from pods_rl.errors import UserError
+from pods_rl.ranks import place
 
 
 def test_the_papers_single_gpu_setting():
@@ -80,8 +81,35 @@ def test_rollouts_are_generated_in_chunks(size, chunks):
 def test_processes_come_from_the_launcher(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert check_batch(num_generations=8, per_device_train_batch_size=2).processes == 4
-    monkeypatch.setenv("WORLD_SIZE", "nonsense")
-    assert check_batch(num_generations=8).processes == 1
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"WORLD_SIZE": "banana"}, "WORLD_SIZE = 'banana': expected a whole number of at least 1"),
+        ({"WORLD_SIZE": ""}, "WORLD_SIZE = '': expected"),
+        ({"WORLD_SIZE": "0"}, "expected a whole number of at least 1"),
+        ({"WORLD_SIZE": "2.0"}, "expected a whole number"),
+        ({"WORLD_SIZE": "٣"}, "expected a whole number"),
+        ({"WORLD_SIZE": "9" * 5000}, "expected a whole number"),
+        ({"WORLD_SIZE": "2", "RANK": "-1"}, "RANK = '-1': expected a whole number of at least 0"),
+        ({"WORLD_SIZE": "2", "RANK": "first"}, "RANK = 'first'"),
+        ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK = 2, but WORLD_SIZE = 2: expected a number below it"),
+        ({"RANK": "1"}, "RANK = 1, but there is no such process"),
+        ({"WORLD_SIZE": "2", "LOCAL_RANK": "x"}, "LOCAL_RANK = 'x'"),
+        ({"WORLD_SIZE": "4", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_RANK = 2, but LOCAL_WORLD_SIZE = 2"),
+    ],
+)
+def test_a_place_that_cannot_be_is_refused(monkeypatch, environment, message):
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert place() == (0, 1)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError) as refusal:
+        check_batch(num_generations=8)
+    assert message in str(refusal.value)
+    assert len(str(refusal.value)) < 300
 
 
 @pytest.mark.parametrize(

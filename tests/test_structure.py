@@ -20,7 +20,7 @@ ALLOWED = {
     "lookup": {"errors"},
     "selection": {"errors", "lookup"},
     "rewards": {"errors", "lookup"},
-    "batching": {"errors"},
+    "batching": {"errors", "ranks"},
     "losses": {"errors"},
     "runs": {"errors"},
     "memory": {"errors", "batching", "policies", "recipe"},

@@ -8,10 +8,10 @@ prompt). Batch sizes count rows.
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
 
 from .errors import UserError
+from .ranks.place import place
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,11 @@ class Shares:
     def counts(self) -> list[int]:
         """Rollouts of each process."""
         return [len(self.rollouts(process)) for process in range(self.processes)]
+
+    @property
+    def most(self) -> int:
+        """Rollouts of the process that generates most; another has as many, or one less."""
+        return -(-self.total_rollouts // self.processes)
 
     @property
     def even(self) -> bool:
@@ -140,7 +145,7 @@ class BatchPlan:
     @property
     def rollout_chunks(self) -> int:
         """Calls of ``generate`` that one process makes for a generation batch."""
-        per_process = max(self.shares.counts)
+        per_process = self.shares.most
         return math.ceil(per_process / (self.rollout_batch_size or per_process))
 
     @property
@@ -183,7 +188,7 @@ class BatchPlan:
     def _spread(self) -> str:
         if self.shares.whole_groups:
             return f"whole: {_count(self.prompts_per_generation // self.processes, 'prompt')} on each process"
-        low, high = min(self.shares.counts), max(self.shares.counts)
+        low, high = self.shares.total_rollouts // self.processes, self.shares.most
         generated = str(low) if low == high else f"{low} or {high}"
         rows = len(self.shares.rows(0))
         return (
@@ -224,7 +229,7 @@ def check_batch(
     ...
     pods_rl.errors.UserError: num_rollouts = 4 is less than num_generations = 8: cannot keep 8...
     """
-    processes = processes_from_environment() if processes is None else processes
+    processes = place().processes if processes is None else processes
     m = _at_least("num_generations", num_generations, 2, "one row has no spread, so it teaches nothing")
     n = m if num_rollouts is None else _at_least("num_rollouts", num_rollouts, 1)
     if n < m:
@@ -258,12 +263,6 @@ def check_batch(
             f"Set num_rollouts to {f'{low} or {high}' if low >= m else high}."
         )
     return plan
-
-
-def processes_from_environment() -> int:
-    """``WORLD_SIZE`` as torchrun and accelerate set it; 1 where it is not a number."""
-    size = os.environ.get("WORLD_SIZE", "1")
-    return max(1, int(size)) if size.isdigit() else 1
 
 
 def _check_whole_groups(m: int, rows: int, processes: int, steps: int, unit: str) -> None:

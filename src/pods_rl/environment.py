@@ -11,6 +11,7 @@ import time
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from .ranks import place
 from .tasks import Task
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def quiet_libraries() -> None:
     datasets.logging.set_verbosity(logging.CRITICAL)  # what is broken in a file is in our own message
     warnings.filterwarnings("ignore", category=FutureWarning)
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # a line a retry, before our own message
-    if os.environ.get("RANK", "0") != "0":  # the first process says it for all
+    if place().rank:  # the first process says it for all
         logging.disable(logging.WARNING)
         warnings.simplefilter("ignore")
 

@@ -203,7 +203,7 @@ def estimate(values: Mapping[str, Any], shape: Shape, plan: BatchPlan, *, bf16: 
     }
     prompt = values.get("max_prompt_length") or _PROMPTS.get(str(values.get("task")), PROMPT_TOKENS)
     length = prompt + setting(values, "max_completion_length")
-    rows = min(max(plan.shares.counts), plan.rollout_batch_size or max(plan.shares.counts))
+    rows = min(plan.shares.most, plan.rollout_batch_size or plan.shares.most)
     tokens = plan.micro_batch_rows * length
     return Estimate(
         (
@@ -269,7 +269,7 @@ def _logits(shape: Shape, tokens: int, compute: int, *, on_cpu: bool, trained: b
 
 def _changes(values: Mapping[str, Any], plan: BatchPlan) -> Iterator[tuple[str, dict[str, Any], BatchPlan]]:
     """Settings that need less memory: in words, as values, and the plan they make."""
-    rows = min(max(plan.shares.counts), plan.rollout_batch_size or max(plan.shares.counts))
+    rows = min(plan.shares.most, plan.rollout_batch_size or plan.shares.most)
     if rows > 1 and not setting(values, "use_vllm"):
         yield f"rollout_batch_size: {rows // 2}", {}, replace(plan, rollout_batch_size=rows // 2)
     if plan.micro_batch_rows % 2 == 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -16,7 +15,7 @@ from .errors import UserError
 from .evaluation import Evaluation, GenerateSampler, Sampling, evaluate
 from .evaluation.processes import agree, gather
 from .progress import Progress
-from .ranks import Failure, watching
+from .ranks import Failure, place, watching
 from .recipe import Recipe
 from .resuming import Start, find_start
 from .runs import Run, RunWriter
@@ -66,10 +65,10 @@ def train(
     quiet_libraries()
     from .engines.trl.build import build_trainer
 
-    main = os.environ.get("RANK", "0") == "0"
+    main = place().rank == 0
     with ExitStack() as stack:
         stop = stop or stack.enter_context(stop_on_signals())
-        find = partial(find_start, recipe, output, processes=_world_size(), changed=allow_changed_recipe)
+        find = partial(find_start, recipe, output, processes=place().processes, changed=allow_changed_recipe)
         if resume:
             find(hashes=False)  # refuse before anything is written
         writer = stack.enter_context(RunWriter(output, resume=resume)) if main else None
@@ -140,10 +139,6 @@ def _full_disk_told(output: Path) -> Iterator[None]:
         good, _ = last_good(output / CHECKPOINTS, hashes=False)
         after = f"go on from {good.name} with: pods train --output {output} --resume" if good else "start again"
         raise UserError(f"Cannot write to {output}: {full}. Make room there, then {after}") from error
-
-
-def _world_size() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def fitted_task(recipe: Recipe) -> tuple[Task, Fitted | None]:

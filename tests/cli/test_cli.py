@@ -214,8 +214,8 @@ def test_num_processes_starts_accelerate_once_the_recipe_fits(trained, monkeypat
     assert command[1:4] == ["-m", "pods_rl.ranks.launch", "--config_file"]
     assert command[4].endswith("ddp.yaml")
     assert command[5:9] == ["--num_processes", "8", "-m", "pods_rl"]
-    assert command[9:15] == ["train", "--config", "tiny-pods", "--output", "out", "--num_generations"]
-    assert command[15:] == ["16", "--per_device_train_batch_size", "2"]
+    assert command[9:14] == ["train", "--config", "tiny-pods", "--output", "out"]
+    assert command[14:] == ["--num_generations=16", "--per_device_train_batch_size=2"]
     assert trained.made == []
     with pytest.raises(UserError, match=r"whole groups of num_generations = 16 rows, but it holds 24 rows"):
         pods(*words, "--per_device_train_batch_size", "3")
@@ -252,7 +252,7 @@ def test_explain():
 
 
 def test_train_needs_a_recipe():
-    with pytest.raises(UserError, match="No recipe: give --config"):
+    with pytest.raises(UserError, match="No recipe: name one"):
         pods("train")
 
 
@@ -262,6 +262,53 @@ def test_train_runs_a_shipped_recipe_by_name(trained):
     pods("train", "--recipe", "tiny-pods")
     pods("train", "--recipe=quickstart-grpo-64")
     assert str(trained.made[2][1]).startswith("runs/quickstart-grpo-64-20")
+
+
+def test_a_recipe_is_named_by_a_word_alone(trained, tmp_path):
+    pods("train", "tiny-pods", "--output", "out", "--seed", "3")
+    pods("train", "--seed", "4", "quickstart-pods")
+    (tmp_path / "mine.yaml").write_text("max_seconds: 5\n")
+    pods("train", "--output", "mine", "mine.yaml")
+    assert [recipe.values["seed"] for recipe, _, _ in trained.made] == [3, 4, 42]
+    assert [recipe.name for recipe, _, _ in trained.made] == ["tiny-pods", "quickstart-pods", "mine"]
+    assert "3 arms x 2 seeds" in pods("compare", "quickstart", "--seeds", "2", "--dry-run").output
+    assert "128 rollouts" in pods("doctor", "tiny-pods", "--num_rollouts", "128").output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "tiny-pods", "--config", "tiny-pods"], "Do not know what to do with 'tiny-pods': expected --key"),
+        (["train", "tiny-pods", "--recipe", "tiny-pods"], "Do not know what to do with 'tiny-pods'"),
+        (["train", "tiny-pods", "quickstart-pods"], "with 'quickstart-pods': .* beside the recipe tiny-pods"),
+        (["train", "quickstart"], "use `pods compare"),
+        (["train", "tiny-pod"], "Did you mean tiny-pods"),
+        (["train", "~nobody-of-this-name"], "cannot be a path"),
+        (["train", "a" * 5000], r"aaa\.\.\. cannot be a path"),
+        (["train", "/dev/zero"], "neither a file nor a shipped recipe"),
+        (["compare"], "No experiment: name"),
+        (["compare", "quickstart", "--config", "quickstart"], "Do not know what to do with"),
+        (["doctor", "--recipe", "nonsense"], "no such recipe is shipped"),
+        (["doctor", "nonsense"], "neither a file nor a shipped recipe"),
+        (["doctor", "--foo", "bar"], "--foo sets a key of a recipe, and none is named"),
+        (["doctor", "--recipe"], "a name is missing"),
+        (["doctor", "tiny-pods", "--foo", "bar"], "--foo: unknown key"),
+        (["recipes", "../../../etc/passwd"], "is not shipped: expected one of quickstart"),
+        (["recipes", "/etc/passwd"], "is not shipped"),
+        (["recipes", "--path", "../../../etc/passwd"], "is not shipped"),
+        (["recipes", "pyproject.toml"], "is not shipped"),
+        (["recipes", "tiny-pod"], "Did you mean tiny-pods"),
+        (["train", "tiny-pods", "--num_processes", "1000000000"], "--num_processes 1000000000: expected at most 1024"),
+        (["doctor", "tiny-pods", "--num_processes", "1000000000"], "expected at most 1024"),
+        (["compare", "quickstart", "--seeds", "1000000000"], "seeds: got 1000000000, expected at most 1,000"),
+        (["compare", "quickstart", "--seeds", "900"], r"3 arms x 900 seeds are 2,700 runs: expected at most 1,000"),
+        (["compare", "quickstart", "--seeds", "9" * 5000], "seeds: got the text '999"),
+        (["compare", "quickstart", "--seeds", "[4294967296]"], "different whole numbers from 0 to 4294967295"),
+    ],
+)  # fmt: skip
+def test_words_that_name_nothing_or_too_much(words, message):
+    with pytest.raises(UserError, match=message):
+        pods(*words)
 
 
 @pytest.mark.parametrize(

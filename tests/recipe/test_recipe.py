@@ -11,10 +11,11 @@ import yaml
 
 from pods_rl.errors import UserError
 from pods_rl.experiment import load_experiment
-from pods_rl.recipe import build_recipe, checks, load_recipe
+from pods_rl.recipe import build_recipe, checks, extras, load_recipe
+from pods_rl.recipe.limits import RANGES, inside
 from pods_rl.recipe.reading import Source
 from pods_rl.recipe.resuming import FREE
-from pods_rl.recipe.schema import fields
+from pods_rl.recipe.schema import UNSUPPORTED, fields
 
 MINIMAL = {"max_seconds": 1}
 
@@ -122,11 +123,11 @@ REFUSED = [
     ({"num_generations": 16}, "Set per_device_train_batch_size to 16 or 32."),
     ({"num_rollouts": 4}, "cannot keep 8 of 4 rollouts"),
     ({"num_generations": 1}, "num_generations = 1: expected a whole number of at least 2"),
-    ({"rollout_batch_size": 0}, "rollout_batch_size = 0: expected a whole number of at least 1"),
+    ({"rollout_batch_size": 0}, "rollout_batch_size = 0: expected at least 1."),
     ({"generation_batch_size": 8, "steps_per_generation": 1}, "keep one of them"),
     ({"max_seconds": None}, "set max_seconds (training clock), max_steps or both"),
     ({"max_seconds": 0}, "max_seconds = 0: expected more than 0."),
-    ({"eval_repeats": 0}, "eval_repeats = 0: expected at least 1."),
+    ({"eval_repeats": 0}, "eval_repeats = 0: expected at least 1 and at most 10000."),
     ({"temperature": 0}, "temperature = 0: expected more than 0."),
     ({"lr_scheduler_type": "cosine"}, "set max_steps as well, or lr_scheduler_type: constant"),
     ({"rule": "max_varience"}, "Did you mean max_variance?"),
@@ -167,8 +168,65 @@ REFUSED = [
     ({"max_tool_calling_iterations": 3}, "tools and environments are not supported yet"),
     ({"auto_find_batch_size": True}, "set rollout_batch_size"),
     ({"use_transformers_paged": True}, "use use_transformers_continuous_batching"),
+    ({"seed": 2**32}, "seed = 4294967296: expected at least 0 and at most 4294967295."),
+    ({"seed": -1}, "seed = -1: expected at least 0"),
+    ({"data_seed": 2**32}, "data_seed = 4294967296: expected"),
+    ({"lora_r": 0}, "lora_r = 0: expected at least 1"),
+    ({"lora_r": -4}, "lora_r = -4: expected at least 1"),
+    ({"lora_alpha": 0}, "lora_alpha = 0: expected at least 1"),
+    ({"lora_dropout": 2}, "lora_dropout = 2: expected at least 0 and less than 1."),
+    ({"min_p": 5}, "min_p = 5: expected at least 0 and at most 1."),
+    ({"top_k": -5}, "top_k = -5: expected at least 0"),
+    ({"top_p": 0}, "top_p = 0: expected more than 0 and at most 1."),
+    ({"repetition_penalty": 0}, "repetition_penalty = 0: expected more than 0."),
+    ({"adam_beta1": 2}, "adam_beta1 = 2: expected at least 0 and less than 1."),
+    ({"adam_beta2": 1.0}, "adam_beta2 = 1.0: expected at least 0 and less than 1."),
+    ({"weight_decay": float("nan")}, "weight_decay: got nan, expected a number."),
+    ({"max_grad_norm": -1}, "max_grad_norm = -1: expected at least 0."),
+    ({"warmup_steps": -5}, "warmup_steps = -5: expected at least 0."),
+    ({"warmup_steps": 2.5}, "warmup_steps = 2.5: expected a whole number of steps, or a share"),
+    ({"dataloader_num_workers": -1}, "dataloader_num_workers = -1: expected at least 0"),
+    ({"dataloader_prefetch_factor": 2}, "set dataloader_num_workers above 0"),
+    ({"attn_implementation": "flash"}, "attn_implementation = flash: expected one of eager, sdpa"),
+    ({"cache_implementation": "fast"}, "cache_implementation: got the text 'fast', expected one of dynamic, static"),
+    ({"report_to": "tensorbord"}, "report_to: got the text 'tensorbord', expected one of wandb, tensorboard"),
+    ({"report_to": ["wandb", "wandbd"]}, "report_to: got the text 'wandbd' in the list, expected some of wandb"),
+    ({"optim": "adam"}, "optim: got the text 'adam', expected one of adamw_torch"),
+    ({"optim": "galore_adamw"}, "optim = galore_adamw needs optim_target_modules"),
+    ({"optim_args": "rank"}, "optim_args: got rank, expected names and values"),
+    ({"lr_scheduler_type": "cosin"}, "lr_scheduler_type: got the text 'cosin', expected one of linear"),
+    ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "it needs TRL's evaluation"),
+    ({"save_strategy": "best"}, "TRL knows no best: set steps, epoch or no"),
+    ({"ref_model_sync_steps": 0}, "ref_model_sync_steps = 0: expected at least 1."),
+    ({"ref_model_mixup_alpha": 1.5}, "ref_model_mixup_alpha = 1.5: expected at least 0 and at most 1."),
+    ({"sync_ref_model": True}, "sync_ref_model = true: there is no reference model with beta = 0"),
+    ({"sync_ref_model": True, "use_peft": True, "beta": 0.1}, "no reference model with use_peft"),
+    ({"num_rollouts": 1e30}, "num_rollouts: got 1000000000000000019884624838656, expected a number of at most"),
+    ({"num_rollouts": 10**9}, "num_rollouts = 1000000000: expected at least 1 and at most 1000000."),
+    ({"eval_repeats": 10**9}, "eval_repeats = 1000000000: expected at least 1 and at most 10000."),
+    ({"max_completion_length": 0}, "max_completion_length = 0: expected at least 1"),
+    ({"max_completion_length": None}, "max_completion_length = null: expected at least 1"),
+    ({"save_steps": 0}, "save_steps = 0: expected more than 0."),
+    ({"save_total_limit": 0}, "save_total_limit = 0: expected at least 1."),
+    ({"logging_steps": 0}, "logging_steps = 0: expected more than 0."),
+    ({"dtype": "float64"}, "dtype: got the text 'float64', expected one of auto, bfloat16"),
+    ({"pad_to_multiple_of": "8x"}, "pad_to_multiple_of = 8x: expected a whole number, auto or null."),
+    ({"generation_kwargs": "{a"}, "generation_kwargs = {a: expected a mapping"),
+    ({"model_init_kwargs": "[1]"}, "model_init_kwargs = [1]: expected a mapping"),
+    ({"deepspeed": "gone.json"}, "deepspeed = gone.json: there is no such file"),
+    ({"log_completions_hub_repo": "a/b"}, "log_completions is false: set it to true"),
+    ({"vllm_importance_sampling_clip_min": 4.0}, "clip_min = 4.0: expected less than clip_max, 3.0"),
+    ({"vllm_gpu_memory_utilization": 30}, "vllm_gpu_memory_utilization = 30: expected more than 0 and at most 1."),
     ({"arms": {}}, "use `pods compare --config`"),
 ]  # fmt: skip
+
+
+def test_every_key_with_a_number_has_a_range_that_its_default_lies_in():
+    numbers = {key: field for key, field in fields().items() if field.kinds & {"int", "float"}}
+    assert set(RANGES) == numbers.keys() - UNSUPPORTED.keys()
+    for key, interval in RANGES.items():
+        default = numbers[key].default
+        assert not isinstance(default, (int, float)) or inside(default, interval), key
 
 
 @pytest.mark.parametrize(("values", "message"), REFUSED[:-1])
@@ -281,17 +339,28 @@ def test_the_processor_says_what_it_has(tmp_path, monkeypatch, text, answer):
 
 
 @pytest.mark.parametrize(
-    ("values", "package"),
+    ("values", "package", "install"),
     [
-        ({"use_vllm": True}, "vllm"),
-        ({"load_in_8bit": True, "use_peft": True}, "bitsandbytes"),
-        ({"optim": "adamw_8bit"}, "bitsandbytes"),
+        ({"use_vllm": True}, "vllm", r"'pods-rl\[vllm\]'"),
+        ({"load_in_8bit": True, "use_peft": True}, "bitsandbytes and peft", r"'pods-rl\[quant\]' peft"),
+        ({"optim": "adamw_8bit"}, "bitsandbytes", r"'pods-rl\[quant\]'"),
+        ({"optim": "lomo"}, "lomo-optim", "lomo-optim"),
+        ({"report_to": "wandb"}, "wandb", "wandb"),
+        ({"report_to": ["tensorboard", "trackio"]}, "tensorboard and trackio", "tensorboard trackio"),
+        ({"attn_implementation": "flash_attention_2"}, "flash-attn", "flash-attn"),
+        ({"use_liger_kernel": True}, "liger-kernel", "liger-kernel"),
+        ({"cache_implementation": "quantized"}, "optimum-quanto", "optimum-quanto"),
+        (
+            {"use_vllm": True, "optim": "adamw_8bit", "deepspeed": {"a": 1}, "report_to": ["mlflow", "wandb"]},
+            "vllm, bitsandbytes, mlflow, wandb and deepspeed",
+            r"'pods-rl\[vllm,quant,deepspeed\]' mlflow wandb",
+        ),
     ],
 )
-def test_an_extra_that_is_not_installed_is_named_where_one_trains_and_not_before(monkeypatch, values, package):
-    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+def test_what_is_not_installed_is_named_at_once_where_one_trains_and_not_before(monkeypatch, values, package, install):
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
     recipe = build(**values)  # to read it, or to evaluate its policy, takes no extra
-    with pytest.raises(UserError, match=rf"needs {package}, .* pip install 'pods-rl\["):
+    with pytest.raises(UserError, match=rf"needs {package}, .* pip install {install}\."):
         recipe.check_installed()
     assert build().missing_library is None
 

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from datetime import date
+
 import pytest
 
 from pods_rl.errors import UserError
+from pods_rl.experiment import load_experiment
+from pods_rl.recipe import load_recipe
 from pods_rl.recipe.fields import suggest
 from pods_rl.recipe.reading import parse_overrides, parse_yaml
 from pods_rl.recipe.schema import explain, fields
+
+LOOP: dict = {}
+LOOP["a"] = LOOP
+LAUGHS = ["x"]
+for _ in range(10):
+    LAUGHS = [LAUGHS] * 9
+
+
+def bomb(form: str) -> str:
+    """Nine times as large with each line."""
+    pairs = zip("abcdefgh", "bcdefghi", strict=True)
+    return "a: &a {x: 1}\n" + "".join(f"{new}: &{new} {form % ', '.join([f'*{old}'] * 9)}\n" for old, new in pairs)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +63,18 @@ def test_values_of_yaml(key, value, converted):
         ("advantages", "during", "got the text 'during', expected one of after, before"),
         ("loss_type", "gropo", "expected one of grpo, bnpo"),
         ("lora_target_modules", ["q", 3], "got 3 as item 2 of the list, expected text"),
+        ("num_rollouts", 1e30, "got 1000000000000000019884624838656, expected a number of at most 9223372036854775807"),
+        ("num_rollouts", 10**400, "got a whole number of 1329 bits, expected"),
+        pytest.param("learning_rate", 10**5000, "got a whole number of 16610 bits, expected", id="5000 digits"),
+        ("learning_rate", "1e999", "got the text '1e999', expected a number"),
+        ("generation_kwargs", {"a": [float("nan")]}, "got nan in it, expected a finite number"),
+        ("generation_kwargs", {"a": {1: 2}}, "got 1 as a key, expected text"),
+        ("generation_kwargs", {None: 2}, "got null as a key, expected text"),
+        ("generation_kwargs", {"a": date(2020, 1, 1)}, "in it, expected text or a number: put it in quotes"),
+        ("generation_kwargs", {"a": b"x"}, "got bytes b'x' in it, expected text"),
+        ("generation_kwargs", LOOP, "holds more than 10,000 items or 32 levels, or itself"),
+        ("task_options", {"a": LOOP}, "or itself"),
+        ("model_init_kwargs", {"a": LAUGHS}, "holds more than 10,000 items"),
     ],
 )
 def test_values_of_another_type_are_refused(key, value, message):
@@ -98,18 +126,41 @@ def test_overrides():
         ("", "holds nothing: expected"),
         ("- seed\n", "holds a list: expected"),
         ("seed\n", "holds a str: expected"),
-        ("1: 2\n", "the key 1 is no text"),
-        ("no: 2\n", "the key False is no text"),
+        ("1: 2\n", "the key 1 is not text"),
+        ("no: 2\n", "the key False is not text"),
         ("seed: !!python/object/apply:os.system ['true']\n", r"r\.yaml:1: could not determine a constructor"),
         ("seed: 2020-99-99\n", "is not YAML"),
         ("a: " + "[" * 1200, "nests too deep|r.yaml:1"),
         ("seed: 1\n---\nseed: 2\n", r"r\.yaml:2: but found another document"),
         ("seed: \x00\n", "is not YAML"),
+        ("a: !!bool maybe\n", "is not YAML"),
+        ('a: !!int ""\n', "is not YAML"),
+        ("a: !!timestamp x\n", "is not YAML"),
+        ("a: &a [*a]\n", r"r\.yaml:1: an alias refers to what it is in"),
+        ("a: &a {x: *a}\n", "an alias refers to what it is in"),
+        ("a: &a {<<: *a}\n", "an alias refers to what it is in"),
+        pytest.param(bomb("[%s]"), "holds more than 10,000 keys and values", id="lists"),
+        pytest.param(bomb("{<<: [%s]}"), "holds more than 10,000 keys and values", id="merges"),
+        pytest.param("a: [" + "1," * 30_000 + "]\n", "holds more than 10,000 keys and values", id="a long list"),
+        pytest.param("a: 1" + ":1" * 90_000 + "\n", "a number of 180,001 characters", id="base 60"),
+        pytest.param("a: 0x" + "f" * 5000 + "\n", r"a number of 5,002 characters", id="base 16"),
     ],
 )
 def test_yaml_that_is_no_recipe(text, message):
     with pytest.raises(UserError, match=message):
         parse_yaml(text, "r.yaml")
+
+
+def test_many_wrong_keys_are_counted_and_ten_are_shown(tmp_path):
+    """A suggestion takes half a millisecond: thousands of them took minutes."""
+    keys = "".join(f"kei{number}: 1\n" for number in range(4000))
+    (tmp_path / "r.yaml").write_text(keys)
+    with pytest.raises(UserError) as refusal:
+        load_recipe(tmp_path / "r.yaml")
+    assert str(refusal.value).splitlines()[10:] == ["... and 3990 more."]
+    (tmp_path / "r.yaml").write_text(keys + "arms: {a: {}}\n")
+    with pytest.raises(UserError, match=r"\.\.\. and 3990 more\."):
+        load_experiment(tmp_path / "r.yaml")
 
 
 def test_lines_survive_comments_and_merges():

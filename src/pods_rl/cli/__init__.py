@@ -46,12 +46,13 @@ def _options(
 
 
 _ANY_KEY = {"allow_extra_args": True, "ignore_unknown_options": True}
-app.command(cls=train.TrainCommand, context_settings=_ANY_KEY)(train.train)
+_RECIPE = "[RECIPE] [OPTIONS]"
+app.command(cls=train.TrainCommand, context_settings=_ANY_KEY, options_metavar=_RECIPE)(train.train)
 app.command(name="eval", context_settings=_ANY_KEY)(evaluate.evaluate)
-app.command(context_settings=_ANY_KEY)(compare.compare)
+app.command(context_settings=_ANY_KEY, options_metavar="[EXPERIMENT] [OPTIONS]")(compare.compare)
 app.command()(report.report)
 app.command()(select.select)
-app.command(context_settings=_ANY_KEY)(doctor.doctor)
+app.command(cls=train.TrainCommand, context_settings=_ANY_KEY, options_metavar=_RECIPE)(doctor.doctor)
 app.command()(recipes.recipes)
 app.add_typer(tasks.app, name="tasks")
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def compare(
     context: typer.Context,
     config: Annotated[
-        str, typer.Option(help="An experiment: a YAML file with arms, or a name that `pods recipes` lists.")
-    ],
+        str | None, typer.Option(help="An experiment: a YAML file with arms, or a name that `pods recipes` lists.")
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Directory of the experiment. [default: runs/<name>]")] = None,
     force: Annotated[bool, typer.Option("--force", help="Make finished runs again whose recipe has changed.")] = False,
     parallel: Annotated[
@@ -33,15 +33,18 @@ def compare(
 
     \b
     Examples:
-      pods compare --config quickstart
+      pods compare quickstart
       pods compare --config quickstart --seeds 8 --output runs/eight-seeds
       pods compare --config mine.yaml --max_seconds 600
     """
     from ..experiment import load_experiment, run_experiment
-    from ..recipe.reading import parse_overrides
+    from ..recipe.reading import parse_words
     from .board import Board
 
-    experiment = load_experiment(config, parse_overrides(context.args))
+    config, given = parse_words(context.args, config)
+    if config is None:
+        raise UserError("No experiment: name a shipped one, as in `pods compare quickstart`, or a YAML file with arms.")
+    experiment = load_experiment(config, given)
     output = output or Path("runs") / experiment.name
     if dry_run:
         _show(experiment)

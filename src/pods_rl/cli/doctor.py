@@ -38,6 +38,9 @@ class Finding(NamedTuple):
 def doctor(
     context: typer.Context,
     config: Annotated[str | None, typer.Option(help="Show what a step of this recipe handles.")] = None,
+    recipe_name: Annotated[
+        str | None, typer.Option("--recipe", metavar="NAME", help="The same, by the name of a shipped recipe.")
+    ] = None,
     num_processes: Annotated[
         int | None,
         typer.Option(
@@ -51,23 +54,32 @@ def doctor(
 ) -> None:
     """Check whether this machine can train.
 
-    Looks at versions, processor, disk and the files of the package; with --config shows the batch plan and the memory
+    Looks at versions, processor, disk and the files of the package; with a recipe shows the batch plan and the memory
     it will take, and with --num_processes how it lies over them.
 
     \b
     Examples:
       pods doctor
-      pods doctor --config tiny-pods --num_rollouts 128
-      pods doctor --config my.yaml --num_processes 8
+      pods doctor tiny-pods --num_rollouts 128
+      pods doctor my.yaml --num_processes 8
     """
     from ..recipe import load_recipe
-    from ..recipe.reading import parse_overrides
-    from .train import find_launch, show_plan
+    from ..recipe.reading import parse_words, short
+    from .train import find_config, find_launch, show_plan
 
     launch = find_launch(num_processes, accelerate_config)
     processes = launch and launch.processes
-    given = parse_overrides(context.args)
-    recipe = load_recipe(config, given, processes=processes) if config is not None else None
+    named, given = parse_words(context.args, recipe_name if config is None else config)
+    if named is None and given:
+        raise UserError(
+            f"--{short(next(iter(given)))} sets a key of a recipe, and none is named: name one, as in "
+            "`pods doctor tiny-pods --num_rollouts 128`."
+        )
+    recipe = None
+    if named is not None:
+        recipe = load_recipe(
+            find_config(named if recipe_name is None else config, recipe_name), given, processes=processes
+        )
     findings = [*check_versions(), *check_torch(), *check_machine(), *check_package()]
     if recipe is not None and recipe.missing_library:
         findings.append(Finding("bad", "recipe", recipe.missing_library))

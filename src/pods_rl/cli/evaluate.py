@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from ..errors import UserError
+from ..ranks import place
 from ..terminal import console, safe_text
 
 if TYPE_CHECKING:
@@ -60,11 +60,12 @@ def evaluate(
 
     if output is not None and output.exists() and not output.is_dir():
         raise UserError(f"--output {output} is a file: give a directory, results.jsonl is written in it.")
+    first = place().rank == 0
     what = _what(run, model, adapter, config, parse_overrides(context.args))
     from ..evaluation.checkpoint import evaluate_checkpoint
     from ..evaluation.results import write_results
 
-    out, first = console(), os.environ.get("RANK", "0") == "0"
+    out = console()
     done = _progress(console(stderr=True)) if first else lambda rows, of: None
     outcome = evaluate_checkpoint(what.recipe, what.model, adapter=what.adapter, backend=backend, done=done)
     if not first:

@@ -26,7 +26,9 @@ def recipes(
       pods recipes gsm8k-qwen2.5-3b-pods
       pods recipes --path zero2
     """
-    from ..recipe import accelerate_configs, find_recipe, shipped_arms
+    from ..recipe import accelerate_configs, shipped_arms, shipped_recipes
+    from ..recipe.fields import suggest
+    from ..recipe.reading import short
 
     if name is None:
         if path:
@@ -34,7 +36,13 @@ def recipes(
         _list()
         return
     arm = shipped_arms().get(name)
-    file = arm[0] if arm else accelerate_configs().get(name) or find_recipe(name)
+    shipped = shipped_recipes() | accelerate_configs()
+    if arm is None and name not in shipped:
+        raise UserError(
+            f"{short(name)} is not shipped: expected one of {', '.join(shipped)}, or an arm that `pods recipes` lists."
+            f"{suggest(name, [*shipped, *shipped_arms()])}"
+        )
+    file = arm[0] if arm else shipped[name]
     if path:
         print(plain_text(file))
     elif arm:

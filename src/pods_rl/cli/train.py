@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 from ..errors import UserError
+from ..ranks import place
 from ..stopping import Stop, stop_on_signals
 from ..terminal import console, plain_text, safe_text
 
@@ -86,7 +87,7 @@ def train(
         str | None, typer.Option(metavar="KEY", help="Show type, default and meaning of a recipe key.")
     ] = None,
 ) -> None:
-    """Train a policy from a recipe.
+    """Train a policy from a recipe, by the name of a shipped one or by its file.
 
     Any key of a recipe can be set with --KEY VALUE; TRL's own names are used. A GRPO user turns PODS on with
     --num_rollouts 64. Ctrl-C (exit code 130) and SIGTERM (143) end the run after its step, with a checkpoint that
@@ -94,7 +95,7 @@ def train(
 
     \b
     Examples:
-      pods train --recipe tiny-pods
+      pods train tiny-pods
       pods train --recipe gsm8k-qwen2.5-3b-pods --data_dir gsm8k/ --dry-run
       pods train --config my.yaml --num_rollouts 64 --learning_rate 5e-6 --output runs/mine
       pods train --config my.yaml --num_processes 8 --dry-run
@@ -102,15 +103,17 @@ def train(
       pods train --output runs/mine --resume
       pods train --explain num_rollouts
     """
-    from ..recipe import check_layout
+    from ..recipe import check_layout, load_recipe
+    from ..recipe.reading import parse_words
 
     if explain is not None:
         show_key(explain)
         return
     with _stoppable() as stop:
         launch = find_launch(num_processes, accelerate_config)
-        config = _find_config(config, recipe_name, output if resume else None)
-        recipe = _load(config, context.args, launch)
+        named, given = parse_words(context.args, recipe_name if config is None else config)
+        config = find_config(named if recipe_name is None else config, recipe_name, output if resume else None)
+        recipe = load_recipe(config, given, processes=launch and launch.processes)
         if dry_run:
             print(plain_text(recipe.to_yaml()))
             show_plan(recipe.batch_plan(launch and launch.processes))
@@ -125,7 +128,8 @@ def train(
         again = Again(resume, allow_changed_recipe)
         _check_output(recipe, output, again, launch)
         if launch:
-            words = ["--config", config, "--output", str(output), *again.words, *context.args]
+            keys = [f"--{key}={'true' if value is True else value}" for key, value in given.items()]
+            words = ["--config", config, "--output", str(output), *again.words, *keys]
             state = _train_processes(launch, words, output)
         else:
             from ..train import train as run_training
@@ -162,6 +166,8 @@ def find_launch(processes: int | None, config: str | None) -> Launch | None:
     Raises UserError for a configuration there is not, and among processes that a launcher has started already.
     """
     from ..recipe import accelerate_processes, find_accelerate_config
+    from ..recipe.reading import short
+    from ..recipe.shipped import MOST_PROCESSES
 
     if processes is None and config is None:
         return None
@@ -170,6 +176,8 @@ def find_launch(processes: int | None, config: str | None) -> Launch | None:
             f"A launcher started this already (WORLD_SIZE = {os.environ['WORLD_SIZE']}): leave --num_processes and "
             "--accelerate_config out, or start `pods train` by itself."
         )
+    if processes is not None and processes > MOST_PROCESSES:
+        raise UserError(f"--num_processes {short(str(processes))}: expected at most {MOST_PROCESSES} on one machine.")
     path = find_accelerate_config(config or "ddp")
     return Launch(processes or accelerate_processes(path), path)
 
@@ -225,6 +233,7 @@ def _shipped(name: str, config: str | None) -> str:
     """A name of what is shipped; raises UserError where it is none, with all names where none was given."""
     from ..recipe import shipped_arms, shipped_recipes
     from ..recipe.fields import suggest
+    from ..recipe.reading import local_path
     from .recipes import is_experiment
 
     if config is not None:
@@ -235,27 +244,20 @@ def _shipped(name: str, config: str | None) -> str:
         raise UserError("\n  ".join(["--recipe a name is missing. Choose one of", *known]))
     if name not in known:
         near = suggest(name, known) or f" `pods recipes` lists the {len(known)} there are."
-        file = f" A file is given with --config {name}." if Path(name).is_file() else ""
+        file = f" A file is given with --config {name}." if local_path(name).is_file() else ""
         raise UserError(f"--recipe {name}: no such recipe is shipped.{file or near}")
     return name
 
 
-def _find_config(config: str | None, recipe_name: str | None, resumed: Path | None) -> str:
+def find_config(config: str | None, recipe_name: str | None, resumed: Path | None = None) -> str:
     """What to load: what was named, else the recipe of the run that goes on."""
     if recipe_name is not None:
         return _shipped(recipe_name, config)
     if config is None and resumed is not None:
         return str(resumed / "config.yaml")
     if config is None:
-        raise UserError("No recipe: give --config FILE, or --recipe NAME, one that `pods recipes` lists.")
+        raise UserError("No recipe: name one that `pods recipes` lists, as in `pods train tiny-pods`, or a YAML file.")
     return config
-
-
-def _load(config: str, words: list[str], launch: Launch | None) -> Recipe:
-    from ..recipe import load_recipe
-    from ..recipe.reading import parse_overrides
-
-    return load_recipe(config, parse_overrides(words), processes=launch and launch.processes)
 
 
 def _newest_run(recipe: Recipe) -> Path:
@@ -265,7 +267,7 @@ def _newest_run(recipe: Recipe) -> Path:
 
 
 def _default_output(recipe: Recipe) -> Path:
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if place().processes > 1:
         raise UserError("Several processes must agree on one run directory: give it with --output.")
     return Path("runs") / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}"
 
@@ -276,9 +278,9 @@ def _check_output(recipe: Recipe, output: Path, again: Again, launch: Launch | N
     from ..runs import RunWriter
 
     if again.resume:
-        processes = launch.processes if launch else int(os.environ.get("WORLD_SIZE", "1"))
+        processes = launch.processes if launch else place().processes
         find_start(recipe, output, processes=processes, changed=again.allow_changed_recipe, hashes=False)
-    if os.environ.get("RANK", "0") == "0":
+    if place().rank == 0:
         RunWriter(output, resume=again.resume).close()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import torch
 
 from ..environment import git_commit, quiet_libraries, set_threads, versions
 from ..errors import UserError
+from ..ranks import place
 from ..recipe import Recipe
 from ..tasks import Task, load_task
 from ..tasks.prompts import fit_prompts
@@ -113,7 +113,7 @@ def choose_backend(wanted: str, *, on_cpu: bool = False) -> str:
     """`generate` or `vllm`; raises UserError for a name there is not, and for vLLM among several processes."""
     if wanted not in BACKENDS:
         raise UserError(f"--backend {wanted}: expected one of {', '.join(BACKENDS)}.")
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    several = place().processes > 1
     if wanted == "auto":
         usable = vllm_backend.is_installed() and torch.cuda.is_available() and not on_cpu and not several
         return "vllm" if usable else "generate"
@@ -143,7 +143,7 @@ def _sampler(backend: str, policy: Policy, recipe: Recipe, device: torch.device)
 def _processes(recipe: Recipe) -> Iterator[torch.device]:
     """This process's device, in a group with those that a launcher started beside it."""
     on_cpu = bool(recipe.values.get("use_cpu")) or not torch.cuda.is_available()
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if place().processes == 1:
         yield torch.device("cpu" if on_cpu else "cuda")
         return
     from accelerate import PartialState

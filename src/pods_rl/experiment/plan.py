@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from yaml import YAMLError
+
 from ..errors import UserError
 from ..recipe import Recipe, accelerate_processes, build_recipe, find_accelerate_config, find_recipe
 from ..recipe.arms import EXPERIMENT_KEYS, split_experiment
-from ..recipe.fields import suggest
-from ..recipe.reading import Source, dump_yaml, parse_yaml, read_yaml
+from ..recipe.fields import describe, listed, suggest
+from ..recipe.reading import Source, dump_yaml, load_yaml, read_yaml, short
 from ..recipe.schema import fields
 from ..recipe.shipped import read_base
 
+_MOST_RUNS = 1000  # each is a process of its own
 _OVERRIDES = ("baseline", "seeds", "accelerate")  # of an experiment itself, from the command line
 
 
@@ -100,13 +104,22 @@ def build_experiment(
             if key in overrides:
                 raise UserError(f"--{key} would make the arms alike: {source.name} sets it for the arm {arm}.")
     baseline = values.get("baseline", next(iter(arms)))
-    if baseline not in arms:
-        raise UserError(f"{source.where('baseline')}baseline: {baseline} is no arm: expected {_list(arms)}.")
+    if not isinstance(baseline, str) or baseline not in arms:
+        raise UserError(
+            f"{source.where('baseline')}baseline: {describe(baseline)} is not an arm: expected one of {_list(arms)}."
+        )
     _check_keys(base, arms, source)
     _convert(overrides, base)
     name = values.get("name") or Path(source.name).stem
+    if not isinstance(name, (str, int)) or Path(str(name)).name != str(name):
+        raise UserError(f"{source.where('name')}name: got {describe(name)}, expected the name of a directory.")
     seeds = _seeds(values.get("seeds", 1), source)
     accelerate = _accelerate(values.get("accelerate"), source)
+    if len(arms) * len(seeds) > _MOST_RUNS:
+        raise UserError(
+            f"{source.name}: {len(arms)} arms x {len(seeds)} seeds are {len(arms) * len(seeds):,} runs: expected at "
+            f"most {_MOST_RUNS:,}. Lower seeds, or make several experiments."
+        )
     return Experiment(str(name), base, arms, seeds, baseline, source.name, accelerate)
 
 
@@ -115,9 +128,10 @@ def _check_keys(base: Mapping[str, Any], arms: Mapping[str, Mapping[str, Any]], 
     places = [(source.where(key) if key in source.lines else f"{source.name}, base: ", key) for key in base]
     places += [(f"{source.name}, arm {arm}: ", key) for arm, keys in arms.items() for key in keys]
     known = {**fields(), **dict.fromkeys(EXPERIMENT_KEYS)}
-    unknown = [f"{where}{key}: unknown key.{suggest(key, known)}" for where, key in places if key not in fields()]
+    unknown = [(where, key) for where, key in places if key not in fields()]
     if unknown:
-        raise UserError("\n".join(unknown))
+        lines = (f"{where}{short(key)}: unknown key.{suggest(key, known)}" for where, key in unknown)
+        raise UserError(listed(lines, len(unknown)))
 
 
 def _accelerate(config: Any, source: Source) -> str | None:
@@ -126,7 +140,7 @@ def _accelerate(config: Any, source: Source) -> str | None:
     if not isinstance(config, str):
         where = source.where("accelerate")
         raise UserError(
-            f"{where}accelerate: got {config!r}, expected a name, such as zero2, or a configuration's path."
+            f"{where}accelerate: got {describe(config)}, expected a name, such as zero2, or a configuration's path."
         )
     find_accelerate_config(config)
     return config
@@ -134,15 +148,17 @@ def _accelerate(config: Any, source: Source) -> str | None:
 
 def _seeds(seeds: Any, source: Source) -> tuple[int, ...]:
     if isinstance(seeds, str):
-        seeds, _ = parse_yaml(f"seeds: {seeds}", "command line")
-        seeds = seeds["seeds"]
-    if isinstance(seeds, int) and not isinstance(seeds, bool) and seeds >= 1:
+        with suppress(YAMLError):  # refused below, as text
+            seeds, _ = load_yaml(seeds)
+    if type(seeds) is int and 1 <= seeds <= _MOST_RUNS:
         return tuple(range(1, seeds + 1))
-    good = isinstance(seeds, list) and seeds and len(set(map(str, seeds))) == len(seeds)
-    if not good or not all(type(seed) is int and seed >= 0 for seed in seeds):
+    if type(seeds) is int and seeds > _MOST_RUNS:
+        raise UserError(f"{source.where('seeds')}seeds: got {describe(seeds)}, expected at most {_MOST_RUNS:,}.")
+    good = isinstance(seeds, list) and 0 < len(seeds) <= _MOST_RUNS
+    if not good or not all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds) or len({*seeds}) < len(seeds):
         raise UserError(
-            f"{source.where('seeds')}seeds: got {seeds!r}, expected how many (5 gives 1 to 5), or a list of "
-            "different whole numbers."
+            f"{source.where('seeds')}seeds: got {describe(seeds)}, expected how many (5 gives 1 to 5), or a list of "
+            "different whole numbers from 0 to 4294967295."
         )
     return tuple(seeds)
 

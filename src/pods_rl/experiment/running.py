@@ -76,6 +76,7 @@ def run_experiment(
             f"(accelerate: {experiment.accelerate}): leave --parallel out."
         )
     output, plan = Path(output), experiment.plan()
+    parallel = min(parallel, len(plan))
     for run in plan:
         run.recipe.check_installed()
         run.recipe.check_reachable()

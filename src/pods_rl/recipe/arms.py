@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from .fields import describe
 from .reading import Source
 
 EXPERIMENT_KEYS = ("name", "base", "arms", "baseline", "seeds", "accelerate")  # the others are recipe keys of all arms
@@ -44,11 +45,11 @@ def _arms(arms: Any, source: Source) -> dict[str, dict[str, Any]]:
     for name, keys in arms.items():
         if not isinstance(name, str) or not _ARM_NAME.fullmatch(name) or name in _TAKEN:
             raise UserError(
-                f"{where}arms: {name!r} cannot name a directory of runs: use letters, digits, '-', '_' and '.', and "
-                f"none of {', '.join(_TAKEN)}."
+                f"{where}arms: {describe(name)} cannot name a directory of runs: use letters, digits, '-', '_' and "
+                f"'.', and none of {', '.join(_TAKEN)}."
             )
         if keys is not None and not isinstance(keys, dict):
-            raise UserError(f"{where}arms: {name}: got {keys!r}, expected keys, as in {{num_rollouts: 64}}.")
+            raise UserError(f"{where}arms: {name}: got {describe(keys)}, expected keys, as in {{num_rollouts: 64}}.")
         if "seed" in (keys or {}):
             raise UserError(f"{where}arms: {name}: seed: arms share their seeds: use seeds.")
     return {name: dict(keys or {}) for name, keys in arms.items()}
@@ -58,5 +59,7 @@ def _base(base: Any, source: Source, read_base: ReadBase) -> dict[str, Any]:
     if isinstance(base, dict):
         return dict(base)
     if not isinstance(base, str):
-        raise UserError(f"{source.where('base')}base: got {base!r}, expected a recipe's name or path, or its keys.")
+        raise UserError(
+            f"{source.where('base')}base: got {describe(base)}, expected a recipe's name or path, or its keys."
+        )
     return read_base(base, Path(source.name).parent)

@@ -13,16 +13,13 @@ from ..batching import BatchPlan, check_batch
 from ..errors import UserError
 from ..losses import check_losses
 from .fields import describe, suggest
+from .limits import check_limits
+from .reading import local_path
 from .rows import check_rows
 from .schema import REWARDS, RULES, TASKS, TINY
 
 _GENERATED = ("arithmetic", "countdown", "sorting", "reasoning_gym")
 _DATA_FILES = (".jsonl", ".json", ".parquet", ".csv")
-_BITSANDBYTES = (  # optimizers that come from there
-    "adamw_8bit", "adamw_bnb_8bit", "paged_adamw_32bit", "paged_adamw_8bit", "lion_8bit", "lion_32bit",
-    "paged_lion_8bit", "paged_lion_32bit", "ademamix", "ademamix_8bit", "paged_ademamix_32bit",
-    "paged_ademamix_8bit", "rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit",
-)  # fmt: skip
 _DECAYING = (
     "linear",
     "cosine",
@@ -35,32 +32,14 @@ _BATCH_KEYS = (
     "num_generations", "num_rollouts", "per_device_train_batch_size", "gradient_accumulation_steps",
     "steps_per_generation", "generation_batch_size", "rollout_batch_size", "use_vllm",
 )  # fmt: skip
-_MINIMA: dict[str, tuple[float, bool]] = {  # (smallest value, whether it is allowed itself)
-    "max_seconds": (0, False), "eval_seconds": (0, False), "save_seconds": (0, False), "eval_prompts": (0, True),
-    "eval_repeats": (1, True), "eval_temperature": (0, True), "eval_batch_size": (1, True),
-    "ledger_every": (0, True), "threads": (1, True), "task_train_size": (1, True),
-    "task_test_size": (1, True), "temperature": (0, False), "learning_rate": (0, True),
-    "max_completion_length": (1, True), "num_iterations": (1, True), "beta": (0, True),
-    "epsilon": (0, False),
-    "task_binary": (0, False), "overlong_buffer": (1, True), "max_prompt_length": (1, True),
-    "reward_seconds": (0, False), "logging_steps": (0, False), "seed": (0, True),
-}  # fmt: skip
 
 
 def check_values(values: Mapping[str, Any]) -> None:
     """Raises UserError for the first thing in a resolved recipe that cannot work, but for its batches."""
-    for check in (_check_ranges, _check_length, _check_rule, check_losses, _check_generator, _check_precision):
+    for check in (check_limits, _check_length, _check_rule, check_losses, _check_generator, _check_precision):
         check(values)
     _check_task(values)
     _check_model(values)
-
-
-def _check_ranges(values: Mapping[str, Any]) -> None:
-    for key, (minimum, inclusive) in _MINIMA.items():
-        value = values.get(key)
-        if value is not None and (value < minimum or (value == minimum and not inclusive)):
-            bound = f"at least {minimum:g}" if inclusive else f"more than {minimum:g}"
-            raise UserError(f"{key} = {value}: expected {bound}.")
 
 
 def _check_length(values: Mapping[str, Any]) -> None:
@@ -123,21 +102,7 @@ def _check_precision(values: Mapping[str, Any]) -> None:
         )
 
 
-def missing_library(values: Mapping[str, Any]) -> str | None:
-    """What must be installed before this recipe can train here, as a sentence; None where nothing is missing."""
-    quantised = values.get("load_in_4bit") or values.get("load_in_8bit") or values.get("optim") in _BITSANDBYTES
-    needs = ((values.get("use_vllm"), "vllm", "vllm"), (quantised, "bitsandbytes", "quant"))
-    for wanted, package, extra in needs:
-        if wanted and find_spec(package) is None:
-            return f"This recipe needs {package}, which is not installed: pip install 'pods-rl[{extra}]'."
-    return None
-
-
 def _check_task(values: Mapping[str, Any]) -> None:
-    if (values["task_binary"] or 0) > 1:
-        raise UserError(
-            f"task_binary = {values['task_binary']:g}: expected a share of each reward's range, above 0 and at most 1."
-        )
     for name, weight in (values["task_rewards"] or {}).items():
         if name not in REWARDS and not re.search(r"[.:]", str(name)):
             raise UserError(
@@ -185,12 +150,12 @@ def _check_data_dir(values: Mapping[str, Any]) -> None:
         raise UserError(f"task = {task} {instead}, so it reads no data_dir: leave it out.")
     if values["dataset_name"]:
         raise UserError("data_dir and dataset_name both say where the task is: leave one of them out.")
-    if not Path(folder).expanduser().is_dir():
+    if not local_path(folder).is_dir():
         raise UserError(f"data_dir = {folder}: there is no such folder (looked in {Path.cwd()}).")
 
 
 def _check_data(key: str, name: str, values: Mapping[str, Any]) -> None:
-    path = Path(name).expanduser()
+    path = local_path(name)
     if not path.exists():
         if looks_like_path(name) or path.suffix in _DATA_FILES:
             raise UserError(f"{key} = {name}: there is no such file or directory (looked in {Path.cwd()}).")
@@ -207,7 +172,7 @@ def _check_model(values: Mapping[str, Any]) -> None:
             "for the "
             "arithmetic task)."
         )
-    path = Path(name).expanduser()
+    path = local_path(name)
     if name == TINY or (not path.exists() and not looks_like_path(name)):
         return
     if not path.is_dir():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -14,9 +15,14 @@ from typing import Any
 
 import yaml
 
+from .reading import load_yaml, short
+
 COMPUTED = "(chosen at run time)"  # a default that is no literal in the source
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
+_LARGEST = 2**63 - 1  # what torch and the files of a run hold
+_MOST_ITEMS = 10_000  # in a list or mapping, at all levels
+_DEEPEST = 32
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _NAMES = {
     "bool": "true or false",
@@ -54,7 +60,7 @@ class Field:
         >>> Field("x", frozenset({"float", "None"}), None, "", "run", "").expected
         'a number or null'
         """
-        if self.choices and self.kinds <= {"str", "None"}:
+        if self.choices and self.kinds <= {"str", "list", "None"}:
             kinds = ["one of " + ", ".join(self.choices)]
             return " or ".join(kinds + (["null"] if "None" in self.kinds else []))
         if "Any" in self.kinds:
@@ -69,6 +75,7 @@ class Field:
         >>> Field("learning_rate", frozenset({"float"}), 1e-6, "", "engine", "").convert("1e-6")
         1e-06
         """
+        check_plain(value)
         if "Any" in self.kinds:
             return value
         converted = _convert(value, self.kinds, self.choices)
@@ -89,7 +96,7 @@ class Field:
         if self.kinds <= {"str"}:
             return self.convert(text)
         try:
-            value = yaml.safe_load(text)
+            value, _ = load_yaml(text)
         except yaml.YAMLError:
             value = text
         if "str" in self.kinds:  # `--run_name 12` is a name, `--answer_after ####` no comment
@@ -100,6 +107,8 @@ class Field:
 
     def _item(self, place: int, item: Any) -> Any:
         converted = _convert(item, self.item or frozenset(), ())
+        if self.choices and converted not in self.choices:
+            raise ValueError(f"got {describe(item)} in the list, expected some of {', '.join(self.choices)}")
         if converted is _WRONG:
             wanted = " or ".join(words for kind, words in _NAMES.items() if kind in (self.item or ()))
             raise ValueError(f"got {describe(item)} as item {place + 1} of the list, expected {wanted}")
@@ -114,10 +123,52 @@ def describe(value: Any) -> str:
     """
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    text = _SHORT.repr(value)  # YAML's aliases can make a value whose whole text fills the memory
-    text = text if len(text) <= 60 else text[:57] + "..."
+    if isinstance(value, int) and abs(value) > 10**60:  # Python writes no number of more than 4,300 digits
+        return f"a whole number of {value.bit_length()} bits"
+    text = short(_SHORT.repr(value))  # a list that holds itself has no end
     kind = {str: "the text ", list: "the list ", dict: "the mapping ", int: "", float: ""}.get(type(value))
     return f"{type(value).__name__} {text}" if kind is None else kind + text
+
+
+def check_plain(value: Any) -> None:
+    """Raise ValueError where a value cannot be written into the files of a run and read back.
+
+    It must be made of text, finite numbers, true, false, null, lists and mappings with text as keys, and end.
+
+    >>> check_plain({"a": [1, float("inf")]})
+    Traceback (most recent call last):
+    ...
+    ValueError: got inf in it, expected a finite number
+    """
+    left, seen = [(value, 0)], 0
+    while left:
+        item, depth = left.pop()
+        seen += 1
+        if seen > _MOST_ITEMS or depth > _DEEPEST:
+            raise ValueError(
+                f"holds more than {_MOST_ITEMS:,} items or {_DEEPEST} levels, or itself: expected a value that fits a "
+                "file"
+            )
+        inside = " in it" if depth else ""
+        if isinstance(item, Mapping):
+            left += [(part, depth + 1) for part in item.values()]
+            for key in item:
+                if not isinstance(key, str):
+                    raise ValueError(f"got {describe(key)} as a key, expected text: put it in quotes")
+        elif isinstance(item, (list, tuple)):
+            left += [(part, depth + 1) for part in item]
+        elif isinstance(item, int):
+            _check_size(item)
+        elif isinstance(item, float):
+            if depth and not math.isfinite(item):
+                raise ValueError(f"got {describe(item)}{inside}, expected a finite number")
+        elif item is not None and not isinstance(item, str):
+            raise ValueError(f"got {describe(item)}{inside}, expected text or a number: put it in quotes")
+
+
+def _check_size(value: int) -> None:
+    if abs(value) > _LARGEST:
+        raise ValueError(f"got {describe(value)}, expected a number of at most {_LARGEST}")
 
 
 def parse_annotation(node: ast.expr) -> tuple[frozenset[str], frozenset[str] | None, str | None]:
@@ -195,13 +246,16 @@ def _convert_bool(value: bool, kinds: frozenset[str], choices: tuple[str, ...]) 
 
 
 def _convert_number(value: int | float, kinds: frozenset[str]) -> Any:
-    if not math.isfinite(value):
-        return _WRONG
     if isinstance(value, int):
         return value if kinds & {"int", "float"} else _WRONG
+    if not math.isfinite(value):
+        return _WRONG
     if "float" in kinds:
         return value
-    return int(value) if "int" in kinds and value == int(value) else _WRONG
+    if "int" not in kinds or value != int(value):
+        return _WRONG
+    _check_size(int(value))
+    return int(value)
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
@@ -213,3 +267,17 @@ def suggest(word: str, known: Iterable[str]) -> str:
     plain = {name.replace("-", "_"): name for name in known}
     near = difflib.get_close_matches(word.replace("-", "_"), plain, n=1, cutoff=0.7)
     return f" Did you mean {plain[near[0]]}?" if near else ""
+
+
+def listed(problems: Iterable[str], count: int, most: int = 10) -> str:
+    """The first of many problems, a line each, and how many more there are.
+
+    Args:
+        problems: made one by one, as each may take a while (``suggest``).
+        count: how many there are.
+
+    >>> listed(iter(["a is wrong.", "b is wrong."]), 2, most=1)
+    'a is wrong.\\n... and 1 more.'
+    """
+    lines = list(itertools.islice(problems, most))
+    return "\n".join(lines + ([f"... and {count - len(lines)} more."] if count > len(lines) else []))

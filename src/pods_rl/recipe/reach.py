@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ..errors import UserError
 from .checks import looks_like_path
+from .reading import local_path
 from .schema import TINY
 
 _PATIENCE = 1.5  # seconds; a hub that is slow may yet give it, so that only a clear no refuses
@@ -22,7 +23,7 @@ def check_reachable(values: Mapping[str, Any]) -> None:
     ]
     for key, kind, revision in wanted:
         name = values.get(key)
-        if name and name != TINY and not looks_like_path(name) and not Path(name).expanduser().exists():
+        if name and name != TINY and not looks_like_path(name) and not local_path(name).exists():
             _check(key, kind, name, revision)
 
 

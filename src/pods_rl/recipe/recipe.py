@@ -11,10 +11,11 @@ from typing import Any
 
 from ..batching import BatchPlan
 from ..errors import UserError
-from .checks import batch_plan, check_values, missing_library
-from .fields import suggest
+from .checks import batch_plan, check_values
+from .extras import missing_library
+from .fields import listed, suggest
 from .reach import check_reachable
-from .reading import Source, dump_yaml
+from .reading import Source, dump_yaml, short
 from .schema import TINY, UNSUPPORTED, defaults, fields
 from .shipped import read_recipe
 
@@ -44,7 +45,10 @@ class Recipe:
 
     def engine_arguments(self) -> dict[str, Any]:
         """Keywords of PODSConfig, without ``output_dir``. ``bf16`` is there only where it was set."""
-        arguments = self._section("engine")
+        arguments = {
+            key: float(value) if type(value) is int and fields()[key].kinds <= {"float", "None"} else value
+            for key, value in self._section("engine").items()  # transformers refuses `repetition_penalty: 1`
+        }
         if arguments.get("max_steps", -1) <= 0 and "num_train_epochs" not in arguments:
             arguments["max_steps"] = _ENDLESS
         return arguments
@@ -141,24 +145,30 @@ def build_recipe(
 
 def _convert(values: Mapping[str, Any], source: Source, *, dashes: bool = False) -> dict[str, Any]:
     """Values as their keys' types; one UserError names every key that is unknown or of a wrong type."""
-    converted, problems = {}, []
+    converted: dict[str, Any] = {}
+    problems: dict[str, str | None] = {}  # by key; None: it is unknown
     for key, value in values.items():
         field = fields().get(key)
-        where = f"--{key}: " if dashes else f"{source.where(key)}{key}: "
-        if field is None:
-            problems.append(
-                f"{where}unknown key.{suggest(key, fields()) or ' It is neither a key of ours nor of TRL.'}"
-            )
-            continue
         if key == "scale_rewards" and isinstance(value, bool):
             value = "group" if value else "none"  # as TRL reads it
         try:
-            converted[key] = field.parse(value) if dashes and isinstance(value, str) else field.convert(value)
+            if field is None:
+                problems[key] = None
+            else:
+                converted[key] = field.parse(value) if dashes and isinstance(value, str) else field.convert(value)
         except ValueError as error:
-            problems.append(f"{where}{error}.")
+            problems[key] = f"{error}."
     if problems:
-        raise UserError("\n".join(problems))
+        lines = (
+            f"{f'--{short(key)}' if dashes else source.where(key) + short(key)}: {text or _unknown(key)}"
+            for key, text in problems.items()
+        )
+        raise UserError(listed(lines, len(problems)))
     return converted
+
+
+def _unknown(key: str) -> str:
+    return f"unknown key.{suggest(key, fields()) or ' It is neither a key of ours nor of TRL.'}"
 
 
 def _resolve(values: dict[str, Any], given: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from ..losses import ADVANTAGES, BASELINES
+from .extras import REPORTERS
 from .fields import Field, parse_annotation
 from .trl_source import trl_fields
 
@@ -132,6 +133,7 @@ _DEFAULTS: dict[str, tuple[Any, str]] = {
     "logging_steps": (1, "a line of metrics.jsonl per step (TRL: 10)"),
 }
 
+_LOG_LEVELS = ("debug", "info", "warning", "error", "critical", "passive")
 # choices that TRL gives in prose or code only; it finds some of them wrong only after the first rollouts
 _CHOICES = {
     "advantages": ADVANTAGES,
@@ -144,6 +146,16 @@ _CHOICES = {
     "importance_sampling_level": ("token", "sequence"),
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
     "vllm_mode": ("server", "colocate"),
+    "vllm_model_impl": ("vllm", "transformers"),
+    "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
+    "cache_implementation": ("dynamic", "static", "offloaded", "offloaded_static", "quantized"),
+    "report_to": REPORTERS,
+    "lora_task_type": ("CAUSAL_LM",),
+    "log_level": _LOG_LEVELS,
+    "log_level_replica": _LOG_LEVELS,
+    "torch_compile_mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
+    "bnb_4bit_quant_storage": ("uint8", "float16", "bfloat16", "float32"),
+    "include_num_input_tokens_seen": ("all", "non_padding", "no"),
 }
 
 # TRL's keys that `pods train` always writes into config.yaml, set or not: they decide what a run is

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
 from .arms import split_experiment
-from .fields import suggest
-from .reading import Source, read_yaml
+from .fields import describe, suggest
+from .reading import Source, local_path, read_yaml
 
 _RECIPES = Path(__file__).parent.parent / "recipes"
 _ACCELERATE = _RECIPES / "accelerate"
+MOST_PROCESSES = 1024  # that a launch starts on one machine
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -41,7 +42,7 @@ def accelerate_configs() -> dict[str, Path]:
 
 def find_accelerate_config(path_or_name: str) -> Path:
     """The file of an accelerate configuration; raises UserError with the nearest name where there is none."""
-    path, shipped = Path(path_or_name).expanduser(), accelerate_configs()
+    path, shipped = local_path(path_or_name), accelerate_configs()
     if path.is_file():
         return path.resolve()
     if path_or_name not in shipped:
@@ -55,14 +56,16 @@ def find_accelerate_config(path_or_name: str) -> Path:
 def accelerate_processes(config: Path) -> int:
     """How many processes an accelerate configuration starts; raises UserError where it gives no number."""
     count = read_yaml(config)[0].get("num_processes", 1)
-    if not isinstance(count, int) or count < 1:
-        raise UserError(f"{config}: num_processes: got {count!r}, expected a whole number of at least 1.")
+    if not isinstance(count, int) or not 1 <= count <= MOST_PROCESSES:
+        raise UserError(
+            f"{config}: num_processes: got {describe(count)}, expected a whole number from 1 to {MOST_PROCESSES}."
+        )
     return count
 
 
 def find_recipe(path_or_name: str | Path) -> Path:
     """The file of a recipe or experiment; raises UserError with the nearest name where there is none."""
-    path = Path(path_or_name).expanduser()
+    path = local_path(path_or_name)
     if path.is_file():
         return path
     shipped = shipped_recipes()
@@ -81,7 +84,7 @@ def read_recipe(path_or_name: str | Path) -> tuple[dict[str, Any], Source]:
 
     Raises UserError where there is none, and for an experiment without an arm.
     """
-    arms = {} if Path(path_or_name).expanduser().is_file() else shipped_arms()
+    arms = {} if local_path(path_or_name).is_file() else shipped_arms()
     if str(path_or_name) in arms:
         path, arm = arms[str(path_or_name)]
         return read_arm(path, arm), Source(str(path_or_name))
@@ -101,13 +104,18 @@ def read_arm(path: Path, arm: str) -> dict[str, Any]:
     return {**base, **arms[arm]}
 
 
-def read_base(name: str, beside: Path) -> dict[str, Any]:
+def read_base(name: str, beside: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The recipe an experiment names as its base: a file beside it, or what is shipped.
 
-    Of another experiment, the base it has itself; of one of its arms, that arm's keys.
+    Of another experiment, the base it has itself; of one of its arms, that arm's keys. ``above`` are the files whose
+    bases led here.
     """
-    local = beside / name
+    local = local_path(beside / name)
     if local.is_file() or name not in shipped_arms():
-        values, source = read_yaml(find_recipe(local if local.is_file() else name))
-        return split_experiment(values, source, read_base)[0] if "arms" in values else values
+        path = find_recipe(local if local.is_file() else name)
+        if path.resolve() in above:
+            raise UserError(f"{path}: is its own base: name another recipe as base, or give its keys.")
+        values, source = read_yaml(path)
+        further = partial(read_base, above=(*above, path.resolve()))
+        return split_experiment(values, source, further)[0] if "arms" in values else values
     return read_arm(*shipped_arms()[name])
