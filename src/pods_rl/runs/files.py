@@ -15,7 +15,7 @@ import yaml
 
 CONFIG, ENVIRONMENT, STATUS = "config.yaml", "environment.json", "status.json"
 METRICS, EVALS, ROLLOUTS, CHECKPOINTS = "metrics.jsonl", "evals.jsonl", "rollouts", "checkpoints"
-EVALUATIONS = "evaluations"
+EVALUATIONS, LOG = "evaluations", "log.txt"
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
