@@ -27,7 +27,7 @@ ALLOWED = {
     "terminal": set(),
     "stopping": set(),
     "resuming": {"errors", "recipe", "runs"},
-    "ranks": {"errors", "runs", "terminal"},
+    "ranks": {"errors", "runs", "stopping", "terminal"},
     "recipe": {"errors", "batching", "losses"},
     "tasks": {"errors", "lookup", "rewards"},
     "experiment": {"errors", "recipe", "runs", "stopping"},

@@ -70,7 +70,7 @@ class Progress:
     def step(self, row: Mapping[str, Any]) -> None:
         """A training step."""
         line = self._line(row)
-        if self._live:
+        if self._live and self._out.is_terminal:  # not once the terminal is gone
             self._live.update(_line_of(line, overflow="ellipsis", no_wrap=True))
         elif time.monotonic() - self._printed >= self._every:
             self._printed = time.monotonic()

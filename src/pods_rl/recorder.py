@@ -11,7 +11,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from .evaluation import Evaluation
-from .evaluation.processes import agree, alone
+from .evaluation.processes import alone, gather
 from .progress import Progress
 from .runs import RunWriter
 from .stopping import Interrupted, Stop
@@ -135,7 +135,8 @@ class Recorder(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         before, self.step = self.seconds, state.global_step
-        self.seconds, self.stopped_by = agree((self.clock.seconds(), self._stop.reason))
+        heard = gather([(self.clock.seconds(), self._stop.reason)])  # a signal may reach one process of several
+        self.seconds, self.stopped_by = heard[0][0], next((reason for _, reason in heard if reason), None)
         with self.clock.paused():
             self._write_ledger()
             if not self.stopped_by and not self._budget_spent() and self._passed(self._eval_seconds, before):

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,3 +48,88 @@ def console(*, stderr: bool = False) -> Console:
 def _shown(character: str) -> str:
     code = ord(character)
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+
+@contextmanager
+def outlive_output(log: Path | None) -> Iterator[None]:
+    """Within, work goes on when standard output or error can no longer be written: its reader or terminal is gone, the
+    disk is full, or it was closed from the start. What is printed then goes to the end of `log`, which says why.
+
+    Args:
+        log: a file, opened when it is needed; None: drop the text.
+    """
+    before = sys.stdout, sys.stderr
+    ours = _Lasting("stdout", log), _Lasting("stderr", log)
+    sys.stdout, sys.stderr = ours
+    try:
+        yield
+    finally:
+        for name, stream, former in zip(("stdout", "stderr"), ours, before, strict=True):
+            stream.flush()
+            if getattr(sys, name) is stream:
+                setattr(sys, name, former)
+
+
+class _Lasting:
+    """A standard stream that no failure to write gets out of."""
+
+    def __init__(self, name: str, log: Path | None) -> None:
+        self._name, self._log, self._losses = name, log, 0
+        self._stream = getattr(sys, name)
+        if getattr(sys, f"__{name}__") is None and getattr(self._stream, "name", os.devnull) == os.devnull:
+            self._stream = io.StringIO()
+            self._stream.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    @property
+    def closed(self) -> bool:
+        return bool(getattr(self._stream, "closed", False))
+
+    def writelines(self, lines: list[str]) -> None:
+        self.write("".join(lines))
+
+    def flush(self) -> None:
+        self._try(lambda: self._stream.flush())
+
+    def isatty(self) -> bool:
+        return not self.closed and bool(self._stream.isatty())
+
+    def _try(self, step: Callable[[], object]) -> None:
+        try:
+            step()
+        except (BlockingIOError, UnicodeError):
+            pass  # a reader that is slow for now; text that the encoding does not have
+        except (OSError, ValueError) as error:
+            closed = self.closed
+            self._lose(error)
+            with suppress(OSError, ValueError):
+                step() if closed else self._stream.flush()  # what failed is still in the stream's buffer
+
+    def _lose(self, error: Exception) -> None:
+        """Put the log in the stream's place; the null device where that cannot be written either."""
+        self._losses += 1
+        target = _opened(self._log if self._losses == 1 else None)
+        why = getattr(error, "strerror", None) or "it is closed"
+        note = f"Standard {'output' if self._name == 'stdout' else 'error'} cannot be written: {why}. The run goes on"
+        with suppress(OSError):
+            target.write(f"{note}; what it prints follows here.\n")
+            target.flush()
+        try:
+            os.dup2(target.fileno(), self._stream.fileno())  # for processes that inherit it too
+        except (OSError, ValueError, AttributeError):
+            self._stream = target
+        if self._name == "stdout" and self._losses == 1 and self._log:
+            print(plain_text(f"{note}; what it prints goes to {self._log}."), file=sys.stderr, flush=True)
+
+
+def _opened(log: Path | None) -> io.TextIOWrapper:
+    with suppress(OSError):
+        if log:
+            return log.open("a", encoding="utf-8", errors="backslashreplace")
+    return open(os.devnull, "w", encoding="utf-8")

@@ -21,9 +21,10 @@ from .resuming import Start, find_start
 from .runs import Run, RunWriter
 from .runs.checkpoints import clean, last_good
 from .runs.disk import write_failure
-from .runs.files import CHECKPOINTS
+from .runs.files import CHECKPOINTS, LOG
 from .stopping import Interrupted, Stop, stop_on_signals
 from .tasks import Fitted, Task, fit_prompts, load_task
+from .terminal import outlive_output
 
 if TYPE_CHECKING:
     from .engines.trl import PODSTrainer
@@ -43,8 +44,9 @@ def train(
 ) -> Run:
     """Train a policy as a recipe says, and leave a run directory.
 
-    SIGINT and SIGTERM end the run after the current step, with a checkpoint to go on from, its policy saved and its
-    files whole; while it loads or evaluates they end it at once. A second SIGINT ends it at once wherever it is.
+    A signal (`stopping.SIGNALS`) ends the run after the current step, with a checkpoint to go on from, its policy saved
+    and its files whole; while it loads or evaluates it ends it at once, as does a second SIGINT. A display that can no
+    longer be written does not end it: what it prints then goes to log.txt of the run.
 
     Args:
         recipe: from `load_recipe`.
@@ -72,6 +74,8 @@ def train(
         if resume:
             find(hashes=False)  # refuse before anything is written
         writer = stack.enter_context(RunWriter(output, resume=resume)) if main else None
+        stack.enter_context(outlive_output(output / LOG if main else None))
+        stack.enter_context(stop.later())  # a signal that raised at any moment could miss the status
         started = time.perf_counter()
         show: Any = nullcontext()
 
@@ -87,17 +91,19 @@ def train(
                 clean(output / CHECKPOINTS)
             limit = recipe.engine_arguments().get("ddp_timeout") or DDP_TIMEOUT
             with watching(limit, end), _full_disk_told(output):
-                set_threads(recipe.run_settings()["threads"])
-                fitted = fitted_task(recipe)
-                trainer = build_trainer(recipe, fitted[0], output / CHECKPOINTS)
-                start = agree(find() if main else None) if resume else None
-                recorder, show = _assemble(
-                    recipe, fitted, trainer, output, writer, start, stop, progress=progress and main
-                )
-                with show, stop.later():
+                with stop.at_once():
+                    set_threads(recipe.run_settings()["threads"])
+                    fitted = fitted_task(recipe)
+                    trainer = build_trainer(recipe, fitted[0], output / CHECKPOINTS)
+                    start = agree(find() if main else None) if resume else None
+                    recorder, show = _assemble(
+                        recipe, fitted, trainer, output, writer, start, stop, progress=progress and main
+                    )
+                with show:
                     _train(trainer, recorder, start)
-                    _finish(trainer, recorder, output)
+                    _finish(trainer, recorder, output, stop)
         except BaseException as error:  # of one process: of several, `watching` lets none out
+            stop.over()
             if writer:
                 state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
                 reason = str(error) if isinstance(error, Interrupted) else f"{type(error).__name__}: {error}"
@@ -245,11 +251,12 @@ def _evaluator(trainer: PODSTrainer, task: Task, recipe: Recipe) -> Any:
     return run
 
 
-def _finish(trainer: PODSTrainer, recorder: Recorder, output: Path) -> None:
-    """Save the final policy and close the status."""
+def _finish(trainer: PODSTrainer, recorder: Recorder, output: Path, stop: Stop) -> None:
+    """Save the final policy and close the status; a signal that comes now changes neither it nor the exit code."""
     from .engines.trl.final import save_policy
 
     trainer.publish_folder(output / CHECKPOINTS / "final", partial(save_policy, trainer))
+    stop.over()
     if recorder.stopped_by:
         recorder.write_status("stopped", recorder.stopped_by)
     else:

@@ -15,6 +15,7 @@ import typer
 
 from .. import __version__
 from ..errors import UserError
+from ..stopping import ignore_signals, stop_on_signals
 from ..terminal import console, plain_text, safe_text
 from . import compare, doctor, evaluate, recipes, report, select, tasks, train
 
@@ -58,7 +59,21 @@ app.add_typer(tasks.app, name="tasks")
 
 
 def main() -> None:
-    """The ``pods`` command. A user's mistake is told in red, without a traceback, with exit code 2."""
+    """The ``pods`` command. Once a run has written how it ended, no signal gives the process another exit code."""
+    with stop_on_signals() as stop:
+        try:
+            _main()
+        except SystemExit:
+            if stop.reason and not stop.ended:  # typer says 130 whichever signal it was
+                sys.exit(stop.code)
+            raise
+        finally:
+            if stop.ended:
+                ignore_signals()
+
+
+def _main() -> None:
+    """Run the command. A user's mistake is told in red, without a traceback, with exit code 2."""
     if "RANK" in os.environ:  # one of several processes: C++ warnings would come from each
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if os.getcwd() not in sys.path:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import UserError
-from ..terminal import console, safe_text
+from ..runs.files import LOG
+from ..stopping import stop_on_signals
+from ..terminal import console, outlive_output, safe_text
 
 if TYPE_CHECKING:
     from ..experiment import Event, Experiment
@@ -49,16 +51,17 @@ def compare(
     if dry_run:
         _show(experiment)
         return
-    try:
-        with Board(experiment.plan(), parallel=parallel) as board:
-            run_experiment(experiment, output, board, force=force, parallel=parallel)
-    except KeyboardInterrupt:
-        console(stderr=True).print(
-            f"\nStopped. What is done is kept in {safe_text(output)}; the same command goes on from there."
-        )
-        raise typer.Exit(130) from None
-    complete = _report(experiment, output)
-    _tell_failures(board.failures)
+    with outlive_output(output / LOG):
+        try:
+            with stop_on_signals(), Board(experiment.plan(), parallel=parallel) as board:
+                run_experiment(experiment, output, board, force=force, parallel=parallel)
+        except KeyboardInterrupt as interrupt:
+            console(stderr=True).print(
+                f"\nStopped. What is done is kept in {safe_text(output)}; the same command goes on from there."
+            )
+            raise typer.Exit(getattr(interrupt, "code", 130)) from None
+        complete = _report(experiment, output)
+        _tell_failures(board.failures)
     if board.failures or not complete:
         raise typer.Exit(1)
 
@@ -77,8 +80,6 @@ def _report(experiment: Experiment, output: Path) -> bool:
 
 def _tell_failures(failures: Sequence[Event]) -> None:
     """Last, so that it is what stays on the screen: each run that is missing from the comparison, and why."""
-    from ..experiment.process import LOG
-
     for event in failures:
         log = event.path / LOG
         more = f"  (what it printed: {safe_text(log)})" if log.is_file() else ""

@@ -11,7 +11,8 @@ import typer
 
 from ..errors import UserError
 from ..ranks import place
-from ..terminal import console, safe_text
+from ..terminal import console, outlive_output, safe_text
+from .train import stoppable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,11 +68,12 @@ def evaluate(
 
     out = console()
     done = _progress(console(stderr=True)) if first else lambda rows, of: None
-    outcome = evaluate_checkpoint(what.recipe, what.model, adapter=what.adapter, backend=backend, done=done)
-    if not first:
-        return
-    if output is not None:
-        written = write_results(outcome, output)
+    with stoppable(), outlive_output(None):
+        outcome = evaluate_checkpoint(what.recipe, what.model, adapter=what.adapter, backend=backend, done=done)
+        if not first:
+            return
+        if output is not None:
+            written = write_results(outcome, output)
     lines = {
         "policy": what.model,
         **({"adapter": what.adapter} if what.adapter else {}),

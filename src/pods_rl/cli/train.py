@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -16,8 +16,8 @@ from typer.core import TyperCommand
 
 from ..errors import UserError
 from ..ranks import place
-from ..stopping import Stop, stop_on_signals
-from ..terminal import console, plain_text, safe_text
+from ..stopping import Interrupted, Stop, exit_code, stop_on_signals
+from ..terminal import console, outlive_output, plain_text, safe_text
 
 if TYPE_CHECKING:
     from ..batching import BatchPlan
@@ -90,8 +90,8 @@ def train(
     """Train a policy from a recipe, by the name of a shipped one or by its file.
 
     Any key of a recipe can be set with --KEY VALUE; TRL's own names are used. A GRPO user turns PODS on with
-    --num_rollouts 64. Ctrl-C (exit code 130) and SIGTERM (143) end the run after its step, with a checkpoint that
-    --resume goes on from.
+    --num_rollouts 64. Ctrl-C (exit code 130), SIGTERM (143), SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU (128 and the signal's
+    number) end the run after its step, with a checkpoint that --resume goes on from.
 
     \b
     Examples:
@@ -109,7 +109,7 @@ def train(
     if explain is not None:
         show_key(explain)
         return
-    with _stoppable() as stop:
+    with stoppable() as stop:
         launch = find_launch(num_processes, accelerate_config)
         named, given = parse_words(context.args, recipe_name if config is None else config)
         config = find_config(named if recipe_name is None else config, recipe_name, output if resume else None)
@@ -130,15 +130,13 @@ def train(
         if launch:
             keys = [f"--{key}={'true' if value is True else value}" for key, value in given.items()]
             words = ["--config", config, "--output", str(output), *again.words, *keys]
-            state = _train_processes(launch, words, output)
+            status = _train_processes(launch, words, output, stop)
         else:
             from ..train import train as run_training
 
-            state = run_training(recipe, output, stop=stop, **again._asdict()).state
-    if state == "stopped":
-        raise typer.Exit(stop.code)
-    if state not in ("finished", "stopped"):
-        raise typer.Exit(1)
+            status = run_training(recipe, output, stop=stop, **again._asdict()).status
+        if code := exit_code(status, default=stop.code):
+            raise typer.Exit(code)
 
 
 class Again(NamedTuple):
@@ -182,26 +180,32 @@ def find_launch(processes: int | None, config: str | None) -> Launch | None:
     return Launch(processes or accelerate_processes(path), path)
 
 
-def _train_processes(launch: Launch, words: list[str], output: Path) -> str:
-    """`pods train` with these words on several processes; the state in which the run ended."""
+def _train_processes(launch: Launch, words: list[str], output: Path, stop: Stop) -> Mapping[str, Any]:
+    """`pods train` with these words on several processes; the status in which the run ended."""
     from ..experiment.process import child_environment, launcher, wait_for
     from ..ranks.launch import STARTER
     from ..runs import Run, end_run
+    from ..runs.files import LOG
 
     command = [*launcher(launch.config, launch.processes), "train", *words]
-    # A session of its own: Ctrl-C reaches us alone, and the processes are asked once, by us.
-    try:
-        process = subprocess.Popen(command, env=child_environment({STARTER: str(os.getpid())}), start_new_session=True)
-        code = wait_for(process, apart=True)
-    except KeyboardInterrupt:
-        end_run(output, "stopped", "interrupted")
-        reason = Run(output).status.get("reason")
-        console(stderr=True).print(f"Stopped: {safe_text(reason)}. What is done is kept in {safe_text(output)}.")
-        raise
-    state = Run(output).state
-    if state == "failed" and code == 2:  # a mistake of the user's, told already
+    code = 0
+    with stop.later(), outlive_output(output / LOG):
+        try:
+            # A session of its own: Ctrl-C reaches us alone, and the processes are asked once, by us.
+            environment = child_environment({STARTER: str(os.getpid())})
+            process = subprocess.Popen(command, env=environment, start_new_session=True)
+            code = wait_for(process, apart=True)
+        except Interrupted as interrupt:  # they have ended, perhaps before they wrote a status, or finished anyway
+            stop.over()
+            end_run(output, "stopped", str(interrupt))
+        stop.over()
+        status = Run(output).status
+        if status.get("state") == "stopped":
+            reason = safe_text(status.get("reason"))
+            console(stderr=True).print(f"Stopped: {reason}. What is done is kept in {safe_text(output)}.")
+    if code == 2 and status.get("state") == "failed":  # a mistake of the user's, told already
         raise typer.Exit(2)
-    return "failed" if code and state == "finished" else state
+    return status
 
 
 def show_key(key: str) -> None:
@@ -281,12 +285,14 @@ def _check_output(recipe: Recipe, output: Path, again: Again, launch: Launch | N
         processes = launch.processes if launch else place().processes
         find_start(recipe, output, processes=processes, changed=again.allow_changed_recipe, hashes=False)
     if place().rank == 0:
-        RunWriter(output, resume=again.resume).close()
+        with RunWriter(output, resume=again.resume) as writer:
+            if launch and again.resume:  # the status of before is not how this launch ends
+                writer.write_status("running", reason="loading")
 
 
 @contextmanager
-def _stoppable() -> Iterator[Stop]:
-    """SIGINT and SIGTERM ask the run to stop; before its first step, and at a second SIGINT, they end it here."""
+def stoppable() -> Iterator[Stop]:
+    """Signals ask a run to stop; where they end a command at once, the exit code says which it was."""
     with stop_on_signals() as stop:
         try:
             yield stop

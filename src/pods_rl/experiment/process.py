@@ -7,20 +7,20 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO
 
-from ..stopping import Interrupted
+from ..runs.files import LOG
+from ..stopping import Interrupted, stop_on_signals
 
 try:
     import fcntl
 except ImportError:  # Windows: a run that a killed call left is then seen only once it holds its directory
     fcntl = None  # type: ignore[assignment]
-
-LOG = "log.txt"  # in the run's directory: what it printed
 
 in_progress: set[subprocess.Popen[bytes]] = set()
 
@@ -59,16 +59,17 @@ def train_in_process(job: Job) -> int:
     interrupt ends it at once.
     """
     job.output.mkdir(parents=True, exist_ok=True)
-    with (job.output / LOG).open("wb") as log:
-        _lock(log)
-        process = subprocess.Popen(
-            job.command,
-            env=child_environment(job.environment),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-    return wait_for(process)
+    with stop_on_signals() as stop, stop.later():  # a signal does not part us from a process that is being started
+        with (job.output / LOG).open("wb") as log:
+            _lock(log)
+            process = subprocess.Popen(
+                job.command,
+                env=child_environment(job.environment),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        return wait_for(process)
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
@@ -77,25 +78,29 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 
 def wait_for(process: subprocess.Popen[bytes], *, apart: bool = False) -> int:
-    """A process's exit code; when we are interrupted it is asked to end, and ended at the second time.
+    """Return a process's exit code. A signal asks it to end, a second SIGINT kills it; both raise Interrupted then.
 
     ``apart``: it is in a session of its own, so that a terminal's Ctrl-C reaches us alone.
     """
     in_progress.add(process)
-    with termination_as_interrupt():
-        try:
-            return process.wait()
-        except KeyboardInterrupt as interrupt:
-            # Not SIGINT where a terminal has sent that to the run already: twice means at once.
-            by_hand = apart and getattr(interrupt, "code", 130) == 128 + signal.SIGINT
-            process.send_signal(signal.SIGINT if by_hand else signal.SIGTERM)
-            try:
-                process.wait()
-            except KeyboardInterrupt:
-                _kill(process)
-            raise
-        finally:
-            in_progress.discard(process)
+    try:
+        with stop_on_signals() as stop, stop.passed_to(partial(ask_to_end, process, apart=apart)):
+            code = process.wait()
+    finally:
+        in_progress.discard(process)
+    if stop.number is not None:
+        raise Interrupted(stop.number)
+    return code
+
+
+def ask_to_end(process: subprocess.Popen[bytes], number: int, again: bool, *, apart: bool = False) -> None:
+    """Pass a signal on; it may be called while another thread, or the code that a signal interrupts, waits for it."""
+    if again and number == signal.SIGINT:
+        _kill(process)
+    elif apart:
+        process.send_signal(number)
+    else:  # not SIGINT, which a terminal has sent to the run already: twice means at once
+        process.terminate()
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -107,7 +112,6 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
             with suppress(psutil.NoSuchProcess):
                 child.kill()
     process.kill()
-    process.wait()
 
 
 def _lock(log: IO[bytes]) -> None:
@@ -156,22 +160,3 @@ def visible_gpus() -> list[str]:
     except (OSError, subprocess.TimeoutExpired):
         return []
     return [str(index) for index, _ in enumerate(line for line in listed.splitlines() if line.startswith("GPU "))]
-
-
-@contextmanager
-def termination_as_interrupt() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into a KeyboardInterrupt that says which, in the main thread."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise Interrupted(number)
-
-    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    try:
-        before = {name: signal.signal(getattr(signal, name), interrupt) for name in names}
-    except ValueError:  # not the main thread, where no handler can be set
-        before = {}
-    try:
-        yield
-    finally:
-        for name, handler in before.items():
-            signal.signal(getattr(signal, name), handler)

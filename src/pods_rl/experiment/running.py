@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from signal import SIGTERM
 from threading import Event as Flag
 from threading import Lock
 from typing import Literal
@@ -22,8 +23,9 @@ from ..errors import UserError
 from ..recipe import check_layout, find_accelerate_config
 from ..recipe.reading import parse_yaml
 from ..runs import Run, RunInUseError, RunWriter, end_run, is_run, write_atomic
+from ..stopping import Stop, stop_on_signals
 from .plan import Experiment, Planned
-from .process import LOG, Job, in_progress, is_printing, termination_as_interrupt, train_in_process, visible_gpus, why
+from .process import LOG, Job, ask_to_end, in_progress, is_printing, train_in_process, visible_gpus, why
 
 Kind = Literal["started", "waiting", "skipped", "finished", "stopped", "failed"]
 Launch = Callable[[Job], int]
@@ -176,8 +178,8 @@ class _Making:
         write_atomic(config, run.recipe.to_yaml())
         try:
             code = self._launch(Job(config, path, self._accelerate, environment))
-        except KeyboardInterrupt:
-            end_run(path, "stopped", "interrupted")
+        except KeyboardInterrupt as interrupt:
+            end_run(path, "stopped", str(interrupt) or "interrupted")
             raise
         stopped = self.stopping.is_set()
         end_run(path, "stopped" if stopped else "failed", "interrupted" if stopped else why(code, path / LOG))
@@ -194,28 +196,33 @@ def _work_off(
         for position, run in waiting:
             make(position, run)
         return
-    with ThreadPoolExecutor(parallel) as pool, termination_as_interrupt():
+    with ThreadPoolExecutor(parallel) as pool, stop_on_signals() as stop:
         futures = [pool.submit(make, position, run) for position, run in waiting]
         try:
             for future in as_completed(futures):
                 future.result()
         except BaseException:
             stopping.set()
-            _end(futures)
+            _end(futures, stop)
             raise
 
 
-def _end(futures: Sequence[Future[None]]) -> None:
-    """Start no more runs, and wait until those in progress have saved themselves; an interrupt ends them at once."""
+def _end(futures: Sequence[Future[None]], stop: Stop) -> None:
+    """Start no more runs, and wait until those in progress have saved themselves; a second SIGINT ends them at once."""
     for future in futures:
         future.cancel()
-    for process in list(in_progress):
-        process.terminate()
-    try:
-        wait(futures)
-    except KeyboardInterrupt:
+    asked: set[object] = set()
+
+    def pass_on(number: int, again: bool) -> None:
         for process in list(in_progress):
-            process.kill()
+            if again or process not in asked:
+                asked.add(process)
+                ask_to_end(process, number, again)
+
+    with stop.passed_to(pass_on):
+        pass_on(SIGTERM, False)
+        while wait(futures, timeout=_POLL).not_done:
+            pass_on(SIGTERM, False)  # a run that was being started meanwhile
 
 
 @contextmanager

@@ -18,8 +18,9 @@ from subprocess import CalledProcessError
 from threading import Thread
 from types import FrameType
 
-from ..runs import RunInUseError, end_run
-from ..terminal import console, safe_text
+from ..runs import Run, RunInUseError, end_run
+from ..stopping import SIGNALS, exit_code, heeded, ignore_signals
+from ..terminal import console, outlive_output, safe_text
 from .watch import LAUNCHER
 
 STARTER = "PODS_STARTER"  # the process without which the run is not to go on; a run of an experiment goes on
@@ -28,10 +29,23 @@ _ENVIRONMENT = {LAUNCHER: "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5", "TORCH_CPP
 
 
 def main() -> int:
-    """Launch what the command line says; the exit code."""
+    """Launch what the command line says; the exit code, which agrees with the status that the run has written."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    try:
+        with outlive_output(None):
+            code = launch()
+    except SystemExit as end:
+        code = int(end.code or 0)
+    ignore_signals()
+    status = Run(Path(_output())).status
+    return exit_code(status, default=code) if status.get("state") in ("finished", "stopped") else code
+
+
+def launch() -> int:
+    """Start the processes and wait for them; the exit code."""
+    heard = heeded()
+    for number in heard:
         signal.signal(number, pass_on)
     if starter := os.environ.get(STARTER):
         Thread(target=stop_without, args=[int(starter)], daemon=True).start()
@@ -40,7 +54,9 @@ def main() -> int:
     from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    api._terminate_process_handler = pass_on  # what the agent installs for each signal
+    # What the agent installs for each signal that it knows, also for one that this process was started to ignore.
+    ignored = set(SIGNALS) - set(heard)
+    api._terminate_process_handler = lambda signum, frame: None if signum in ignored else pass_on(signum, frame)
     try:
         launch_command(launch_command_parser().parse_args())
     except ChildFailedError as error:
@@ -83,10 +99,15 @@ def tell(rank: int, code: int, said: str | None = None) -> int:
     """
     reason, untold = said or how_it_ended(rank, code), False
     with suppress(RunInUseError):  # it is another's, which these processes were refused
-        untold = end_run(sys.argv[sys.argv.index("--output") + 1], "failed", reason)
+        untold = end_run(_output(), "failed", reason)
     if untold and said is None:
         console(stderr=True).print(f"[red]Error:[/red] {safe_text(reason)}")
     return code if code > 0 else 1
+
+
+def _output() -> str:
+    """The run's directory, as the processes are given it."""
+    return sys.argv[sys.argv.index("--output") + 1]
 
 
 def how_it_ended(rank: int, code: int) -> str:

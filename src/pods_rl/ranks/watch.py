@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import sys
 import threading
@@ -20,6 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..stopping import ignore_signals
 from ..terminal import console, plain_text, safe_text
 from .failure import Failure, is_of_a_collective, of_broken_collective, of_error, of_stall
 from .place import place
@@ -68,8 +68,7 @@ class Watch:
 
     def fail(self, error: BaseException) -> NoReturn:
         """End all processes because of an exception in this one."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)  # we are ending, and have something to say first
+        ignore_signals()  # we are ending, and have something to say first
         with suppress(Exception):
             self._connect()
         failure = of_error(error, self.rank)

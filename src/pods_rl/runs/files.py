@@ -17,7 +17,7 @@ import yaml
 
 CONFIG, ENVIRONMENT, STATUS = "config.yaml", "environment.json", "status.json"
 METRICS, EVALS, ROLLOUTS, CHECKPOINTS = "metrics.jsonl", "evals.jsonl", "rollouts", "checkpoints"
-EVALUATIONS = "evaluations"
+EVALUATIONS, LOG = "evaluations", "log.txt"
 _LARGEST_JSON, _LARGEST_YAML = 8 << 20, 1 << 20  # bytes; ours have some thousands. More is no file of ours
 _MOST_LINKS = 40  # as Linux has it
 
