@@ -6,13 +6,10 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rich.console import Console
 
 # C0 and C1 controls but for newline and tab, and the marks that turn the direction of text
@@ -51,32 +48,23 @@ def console(*, stderr: bool = False) -> Console:
 
 
 class Stream(io.TextIOWrapper):
-    """Standard output or error: it takes any text, and remembers the error that ended it.
-
-    Attributes:
-        lost: the error of the last write that failed, None while all succeed.
-        outlived: whether all streams drop what they cannot write, rather than raise.
-    """
+    """Standard output or error that remembers, as `lost`, the error of the last write that failed."""
 
     lost: OSError | None = None
-    outlived = False
 
     def write(self, text: str) -> int:
-        if not (self.lost and self.outlived):
-            self._try(lambda: super(Stream, self).write(text))
-        return len(text)
-
-    def flush(self) -> None:
-        if not (self.lost and self.outlived):
-            self._try(super().flush)
-
-    def _try(self, step: Callable[[], object]) -> None:
         try:
-            step()
+            return super().write(text)
         except OSError as error:
             self.lost = error
-            if not self.outlived:
-                raise
+            raise
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            self.lost = error
+            raise
 
 
 def settle_streams() -> None:
@@ -100,16 +88,6 @@ def settle_streams() -> None:
     for name in ("COLUMNS", "LINES"):
         if not re.fullmatch("[1-9][0-9]{0,3}", os.environ.get(name, "1")):
             del os.environ[name]
-
-
-@contextmanager
-def outlive_output() -> Iterator[None]:
-    """Within, what cannot be written to standard output or error is dropped: the work matters more than its display."""
-    before, Stream.outlived = Stream.outlived, True
-    try:
-        yield
-    finally:
-        Stream.outlived = before
 
 
 def lost_output(error: BaseException) -> OSError | None:

@@ -10,7 +10,6 @@ import sys
 import pytest
 
 from pods_rl.recipe import shipped_recipes
-from pods_rl.terminal import Stream, outlive_output
 
 PODS = f"'{sys.executable}' -m pods_rl"
 ROWS = "".join(json.dumps({"prompt": "a", "reward": reward}) + "\n" for reward in (0, 1, 2))
@@ -106,14 +105,3 @@ def test_no_width_breaks_it(columns):
     done = shell("pods train --config tiny-pods --dry-run && " + f"{PODS} train --help", COLUMNS=columns, LINES=columns)
     assert (done.returncode, done.stderr) == (0, "")
     assert "num_rollouts: 64" in done.stdout
-
-
-def test_work_goes_on_without_its_output():
-    read, write = os.pipe()
-    os.close(read)
-    stream = Stream(open(write, "wb", buffering=0), "ascii", "backslashreplace", write_through=True)  # noqa: SIM115
-    with outlive_output():
-        assert [stream.write("é"), stream.write("lost"), stream.flush()] == [1, 4, None]
-    assert isinstance(stream.lost, BrokenPipeError)
-    with pytest.raises(BrokenPipeError):
-        stream.write("wanted")

@@ -70,7 +70,7 @@ def main() -> None:
         sys.path.append(os.getcwd())  # last, so that a rule or reward of the user's is found and replaces nothing
     try:
         code = app(standalone_mode=False)
-        if not getattr(sys.stdout, "lost", None):  # lost and outlived: what was asked for is done
+        if not getattr(sys.stdout, "lost", None):  # else its loss was outlived: the work is done
             sys.stdout.flush()
     except (Exception, SystemExit) as error:
         code, message = _verdict(error)
