@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass, field
+from importlib import metadata
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -16,6 +17,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import pods_rl.engines.trl.build  # noqa: F401  (TRL looks for vLLM when it is imported: before the stand-in is there)
+from pods_rl import environment
 from pods_rl.errors import UserError
 from pods_rl.evaluation import vllm_backend
 from pods_rl.evaluation.checkpoint import choose_backend, evaluate_checkpoint
@@ -95,7 +97,7 @@ def vllm(monkeypatch):
         module.__spec__ = ModuleSpec(name, None)
         vars(module).update(members)
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr("pods_rl.evaluation.checkpoint._vllm_version", lambda: "0.22.0")
+    monkeypatch.setattr("pods_rl.evaluation.checkpoint.version", {"vllm": "0.22.0"}.get)
 
 
 def recipe(**values):
@@ -169,6 +171,26 @@ def test_a_missing_vllm_is_told(monkeypatch):
     monkeypatch.setattr(vllm_backend, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"vLLM is not installed: pip install 'pods-rl\[vllm\]', or use --backend"):
         evaluate_checkpoint(recipe(), "tiny", backend="vllm")
+
+
+def test_a_broken_vllm_is_told(vllm, monkeypatch):
+    def import_module(name):
+        raise OSError("libcudart.so.13: cannot open shared object file")
+
+    monkeypatch.setattr(vllm_backend, "import_module", import_module)
+    with pytest.raises(UserError, match=r"vLLM cannot be imported: OSError: libcudart.*Use --backend generate"):
+        evaluate_checkpoint(recipe(), "tiny", backend="vllm")
+
+
+def test_a_vllm_without_metadata_loses_no_evaluation(vllm, monkeypatch):
+    def version(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr("pods_rl.evaluation.checkpoint.version", environment.version)
+    found = evaluate_checkpoint(recipe(eval_prompts=2), "tiny", backend="vllm")
+    assert found.evaluation.prompts == 2
+    assert found.settings["versions"]["vllm"] is None  # and not an error after the work
 
 
 def test_auto_takes_vllm_where_it_can_work(vllm, monkeypatch):

@@ -90,10 +90,11 @@ def describe(trainer: PODSTrainer, task: Task) -> dict[str, Any]:
 
 def versions() -> dict[str, str | None]:
     """Versions of Python and of the packages that decide a result."""
-    return {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
+    return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
+    """The version of an installed distribution; None where there is none of that name."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What goes to a terminal: text of users and models made harmless, and the consoles it goes through."""
+"""The standard streams, the consoles on them, and text of users and models made harmless for a terminal."""
 
 from __future__ import annotations
 
@@ -42,7 +42,71 @@ def console(*, stderr: bool = False) -> Console:
     """A console that leaves paths and numbers uncoloured; plain where the output is no terminal."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # rich exits here with code 1; the command line knows what the caller is due
+
+    return Plain(stderr=stderr, highlight=False, soft_wrap=True, emoji=False)
+
+
+class Stream(io.TextIOWrapper):
+    """Standard output or error that remembers, as `lost`, the error of the last write that failed."""
+
+    lost: OSError | None = None
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            self.lost = error
+            raise
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            self.lost = error
+            raise
+
+
+def settle_streams() -> None:
+    """Make the standard streams of this process safe to use, however it was started.
+
+    A descriptor that was closed is the null device, so that no file that is opened later takes its number. Output takes
+    any text in any encoding. A width that is not a sensible number is dropped from the environment.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest free number: this one
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif stream is getattr(sys, f"__{name}__"):
+            how = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
+            setattr(sys, name, Stream(stream.buffer, stream.encoding, "backslashreplace", **how))
+    for name in ("COLUMNS", "LINES"):
+        if not re.fullmatch("[1-9][0-9]{0,3}", os.environ.get(name, "1")):
+            del os.environ[name]
+
+
+def lost_output(error: BaseException) -> OSError | None:
+    """The error of standard output or error that raised this one; None where the cause is another."""
+    for stream in (sys.stdout, sys.stderr):
+        lost = getattr(stream, "lost", None)
+        if lost is not None and lost in (error, error.__context__):
+            return lost
+    return None
+
+
+def drop_pending_output() -> None:
+    """Have nothing left that Python would try to write, and complain about, at exit."""
+    for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+        if getattr(stream, "lost", None):
+            with suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
 def _shown(character: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -228,6 +229,44 @@ def test_results_are_what_others_read_and_enough_to_repeat(place):
     assert tables[0].equals(tables[1])
 
 
+def test_a_torn_line_of_results_takes_no_other_with_it(place):
+    Path("results").mkdir()
+    Path("results/results.jsonl").write_text('{"a": 1}\n{"torn": ')
+    pods("eval", "--model", "tiny", "--output", "results", *SHORT)
+    pods("eval", "--model", "tiny", "--output", "results", *SHORT)
+    lines = Path("results/results.jsonl").read_text().splitlines()
+    assert lines[:2] == ['{"a": 1}', '{"torn": ']
+    assert [json.loads(line)["model_name"] for line in lines[2:]] == ["tiny", "tiny"]
+
+
+def test_an_evaluation_that_cannot_be_written_is_printed(place, capsys, monkeypatch):
+    Path("results/results.jsonl").mkdir(parents=True)
+    monkeypatch.setattr(sys, "argv", ["pods", "eval", "--model", "tiny", "--output", "results", *SHORT])
+    with pytest.raises(SystemExit) as exit:
+        main()
+    said = capsys.readouterr()
+    assert exit.value.code == 2
+    assert "answer_accuracy" in said.out or "accuracy" in said.out
+    assert said.err.endswith("Error: Cannot write to results: Is a directory. Choose a directory with --output.\n")
+
+
+def test_a_policy_that_is_gone_by_the_end_loses_no_evaluation(place, monkeypatch):
+    """A run that trains on prunes the checkpoint that is evaluated."""
+    from pods_rl.evaluation import checkpoint
+
+    evaluate = checkpoint.evaluate
+
+    def prune(*words, **options):
+        found = evaluate(*words, **options)
+        shutil.rmtree("policy")
+        return found
+
+    monkeypatch.setattr(checkpoint, "evaluate", prune)
+    pods("eval", "--model", "./policy", "--system_prompt", "\udcff", "--output", "results", *SHORT)
+    line = json.loads(Path("results/results.jsonl").read_text())
+    assert len(line["config"]["model_sha256"]) == 64
+
+
 def test_the_template_and_the_system_prompt_are_part_of_a_result(place):
     from pods_rl.policies.build import build_tokenizer
 
@@ -280,7 +319,23 @@ def test_an_adapter_changes_what_its_base_says(place):
     assert said["both"] == said["alone"] != said["base"]
 
 
+def drop_a_weight(source, target):
+    """Copies a policy or an adapter without its last weight."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(source, target)
+    file = next(Path(target).glob("*.safetensors"))
+    weights = load_file(file)
+    del weights[max(weights)]
+    save_file(weights, file, metadata={"format": "pt"})
+
+
 def test_policies_that_cannot_be_loaded_are_told(place, monkeypatch):
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained("policy")
+    get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained("lora")
     refusals = {}
     for name in ("pickle", "torn", "strange", "no-base", "not-lora"):
         save(place / name, model_type="qwen2")
@@ -302,6 +357,17 @@ def test_policies_that_cannot_be_loaded_are_told(place, monkeypatch):
     for model, message in refusals.items():
         with pytest.raises(UserError, match=message):
             pods("eval", "--model", model, *SHORT)
+    for name, place_of, message in (
+        ("lacking", "policy", "1 weights are missing, such as model.norm.weight"),
+        ("lora-lacking", "lora", "Found missing adapter keys"),
+    ):
+        drop_a_weight(place_of, name)
+        words = ("./policy", "--adapter", f"./{name}") if "lora" in name else (f"./{name}",)
+        with pytest.raises(UserError, match=message):
+            pods("eval", "--model", *words, *SHORT)
+    shutil.copytree("policy", "mute", ignore=shutil.ignore_patterns("tok*"))
+    with pytest.raises(UserError, match="tokenizer in mute cannot be loaded: it has no vocabulary"):
+        pods("eval", "--model", "./mute", *SHORT)
     with pytest.raises(UserError, match=r"holds no adapter_config\.json"):
         pods("eval", "--model", "./policy", "--adapter", "./not-lora", *SHORT)
     with pytest.raises(UserError, match=r"adapter \./gone: there is no such directory"):

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from pods_rl.cli import app
 from pods_rl.errors import UserError
+from pods_rl.runs import write_parquet
 
 
 def select(*words: object, stdin: str | None = None):
@@ -25,7 +26,7 @@ def write(path, rows):
 
 
 def rows_of(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
 def rollouts(group, rewards):
@@ -94,7 +95,7 @@ def test_a_random_rule_is_seeded(tmp_path):
 
 BAD = [
     ("x", "line 2: is not JSON"),
-    ("[1]", r"line 2: is no JSON object but \[1\]"),
+    ("[1]", r"line 2: is not a JSON object but \[1\]"),
     ('{"prompt": 1}', "line 2: has no key 'reward'; it has 'prompt'"),
     ('{"reward": 1}', "line 2: has no key 'prompt'"),
     ('{"prompt": 1, "reward": "high"}', "line 2: its reward is 'high', expected a finite number"),
@@ -111,7 +112,7 @@ def test_bad_lines_are_named_and_nothing_is_written(tmp_path, line, message):
     assert not (tmp_path / "k.jsonl").exists()
     result = select(source, "-m", 2, "--output", tmp_path / "k.jsonl", "--skip-bad")
     assert [row["reward"] for row in rows_of(tmp_path / "k.jsonl")] == [1, 3]
-    assert "1 bad lines left out" in result.output
+    assert "1 bad lines skipped" in result.output
 
 
 def test_many_bad_lines_are_counted(tmp_path):
@@ -147,3 +148,106 @@ def test_without_an_output_nothing_is_written(tmp_path):
     source = write(tmp_path / "r.jsonl", rollouts("a", [1, 2, 3]))
     assert "Nothing written: give --output" in select(source, "-m", 2).output
     assert list(tmp_path.iterdir()) == [source]
+
+
+def test_rows_of_a_ledger_are_read_as_its_json_would_be(tmp_path):
+    rows = rollouts("a", [1, 2, 3]) + rollouts("b", [0.0, None, float("nan")])
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    select(write(tmp_path / "r.jsonl", rows), "-m", 2, "--output", tmp_path / "j.jsonl")
+    one = write_parquet(tmp_path / "rollouts" / "step-000001.parquet", columns)
+    select(one, "-m", 2, "--output", tmp_path / "k.jsonl")
+    assert rows_of(tmp_path / "k.jsonl") == rows_of(tmp_path / "j.jsonl")
+    write_parquet(tmp_path / "rollouts" / "step-000002.parquet", columns)
+    result = select(one.parent, "-m", 2, "--output", tmp_path / "k.jsonl")
+    assert rows_of(tmp_path / "k.jsonl") == 2 * rows_of(tmp_path / "j.jsonl")
+    assert "4 groups" in result.output  # a prompt of two steps is two groups
+
+
+def test_parquet_that_cannot_be_selected_from_is_refused(tmp_path):
+    path = write_parquet(tmp_path / "d" / "r.parquet", {"prompt": ["a", "a"], "rewards": [1.0, 2.0]})
+    with pytest.raises(UserError, match=r"(?s)2 bad lines.*row 1: has no key 'reward'; .*Did you mean rewards\?"):
+        select(path)
+    with pytest.raises(UserError, match=r"r\.parquet row 1: has no key"):
+        select(path.parent)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(UserError, match="is not a whole Parquet file"):
+        select(path)
+    with pytest.raises(UserError, match="holds no Parquet file"):
+        select(tmp_path)
+
+
+@pytest.mark.parametrize("option", ["--reward-key", "--reward_key", "--reward_key="])
+def test_options_take_either_spelling(tmp_path, option):
+    source = write(tmp_path / "r.jsonl", [{"p_q": 1, "score": 1}, {"p_q": 1, "score": 2}])
+    words = [f"{option}score"] if option.endswith("=") else [option, "score"]
+    select(source, "--group_by", "p_q", *words, "--skip_bad", "--output", tmp_path / "k.jsonl")
+    assert len(rows_of(tmp_path / "k.jsonl")) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1" * 400, r"line 1: its reward is 1{40}\.\.\., expected a finite number"),
+        ("-" + "1" * 400, "line 1: its reward is -1{39}"),
+        ("1" * 400 + ".0", "line 1: its reward is inf"),
+        ("1" * 5000, "line 1: is not JSON"),
+        ("1e400", "line 1: its reward is inf"),
+        ("-Infinity", "line 1: its reward is -inf"),
+        ('"0.5"', "line 1: its reward is '0.5'"),
+        ('"' + "x" * 100_000 + '"', r"line 1: its reward is 'x{39}\.\.\., expected"),
+        ("[1]", r"line 1: its reward is \[1\]"),
+    ],
+)  # fmt: skip
+def test_rewards_that_are_no_finite_number_are_bad_lines(tmp_path, text, message):
+    source = tmp_path / "r.jsonl"
+    source.write_text(f'{{"prompt": "a", "reward": {text}}}\n{{"prompt": "a", "reward": 1}}\n')
+    with pytest.raises(UserError, match=message):
+        select(source)
+    select(source, "--skip-bad", "--output", tmp_path / "k.jsonl")
+    assert [row["reward"] for row in rows_of(tmp_path / "k.jsonl")] == [1]
+
+
+@pytest.mark.parametrize("depth", [250, 900, 100_000])
+@pytest.mark.parametrize("shape", ['{"a": %s}', "[%s]"])
+def test_a_prompt_nested_too_deep_is_a_bad_line(tmp_path, depth, shape):
+    before, after = shape.split("%s")
+    source = tmp_path / "r.jsonl"
+    source.write_text(f'{{"prompt": {before * depth}1{after * depth}, "reward": 1}}\n')
+    with pytest.raises(UserError, match="line 1: is nested too deeply"):
+        select(source)
+
+
+def test_a_prompt_may_nest(tmp_path):
+    prompt = "[" * 190 + "1" + "]" * 190
+    source = tmp_path / "r.jsonl"
+    source.write_text(f'{{"prompt": {prompt}, "reward": 1}}\n')
+    select(source, "--output", tmp_path / "k.jsonl")
+    assert json.dumps(rows_of(tmp_path / "k.jsonl")[0]["prompt"]) == prompt
+
+
+def test_odd_bytes(tmp_path):
+    source = tmp_path / "r.jsonl"
+    line = '{"prompt": "é\u2028", "reward": 1}'
+    source.write_bytes(b"\xef\xbb\xbf" + line.encode() + b"\r\n" + line.encode("latin-1", "replace") + b"\r\n")
+    with pytest.raises(UserError, match=r"1 bad line;(?s:.*)line 2: is not UTF-8 text \(byte 0xe9 at position 13\)"):
+        select(source)
+    select(source, "--skip-bad", "--output", tmp_path / "k.jsonl")
+    assert rows_of(tmp_path / "k.jsonl")[0]["prompt"] == "é\u2028"
+
+
+def test_huge_rewards_are_summarised(tmp_path):
+    source = write(tmp_path / "r.jsonl", rollouts("a", [1e308, -1e308, 1e308, 1e308, -0.0]))
+    select(source, "-m", 2, "--output", tmp_path / "k.jsonl")
+    assert [row["advantage"] for row in rows_of(tmp_path / "k.jsonl")] == pytest.approx([0.5**0.5, -(0.5**0.5)])
+
+
+def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("pods_rl.cli.select._LONGEST_LINE", 1000)
+    source = write(tmp_path / "r.jsonl", rollouts("a" * 2000, [1]))
+    with pytest.raises(UserError, match=r"line 1 has 1,000 bytes or more"):
+        select(source, "--skip-bad")
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 10**30])
+def test_a_seed_out_of_range_is_refused(tmp_path, seed):
+    assert select(write(tmp_path / "r.jsonl", rollouts("a", [1])), "--seed", seed).exit_code == 2

@@ -9,14 +9,15 @@ import io
 import os
 import sys
 import traceback
-from typing import Annotated
+from contextlib import suppress
+from typing import Annotated, Any
 
 import typer
 
 from .. import __version__
 from ..errors import UserError
 from ..stopping import ignore_signals, stop_on_signals
-from ..terminal import console, plain_text, safe_text
+from ..terminal import console, drop_pending_output, lost_output, safe_text, settle_streams
 from . import compare, doctor, evaluate, recipes, report, select, tasks, train
 
 app = typer.Typer(
@@ -27,7 +28,11 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "token_normalize_func": lambda name: name.replace("_", "-"),  # every option in either spelling
+    },
 )
 
 
@@ -60,6 +65,7 @@ app.add_typer(tasks.app, name="tasks")
 
 def main() -> None:
     """The ``pods`` command. Once a run has written how it ended, no signal gives the process another exit code."""
+    settle_streams()
     with stop_on_signals() as stop:
         try:
             _main()
@@ -73,24 +79,38 @@ def main() -> None:
 
 
 def _main() -> None:
-    """Run the command. A user's mistake is told in red, without a traceback, with exit code 2."""
+    """Run the command. A user's mistake is one line in red, without a traceback, with exit code 2."""
     if "RANK" in os.environ:  # one of several processes: C++ warnings would come from each
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # last, so that a rule or reward of the user's is found and replaces nothing
     try:
         code = app(standalone_mode=False)
-        if code:
-            sys.exit(code)
-    except UserError as error:
-        console(stderr=True).print(f"[red]Error:[/red] {safe_text(error)}")
-        sys.exit(2)
-    except typer.Abort:
-        print("Aborted!", file=sys.stderr)
-        sys.exit(1)
-    except Exception as error:  # a fault of ours, or of a reward of the user's: it may quote what a model wrote
-        print(plain_text(_usage(error) or traceback.format_exc()), end="", file=sys.stderr)
-        sys.exit(getattr(error, "exit_code", 1))
+        if not getattr(sys.stdout, "lost", None):  # else its loss was outlived: the work is done
+            sys.stdout.flush()
+    except (Exception, SystemExit) as error:
+        code, message = _verdict(error)
+        with suppress(OSError):  # where nothing can be said, the exit code still tells
+            console(stderr=True).print(message, end="")
+    drop_pending_output()
+    if code:
+        sys.exit(code)
+
+
+def _verdict(error: Exception | SystemExit) -> tuple[Any, str]:
+    """The exit code that an error calls for, and what to print of it."""
+    lost = lost_output(error)
+    if lost is not None:
+        broken = isinstance(lost, BrokenPipeError)  # the reader has what it wanted: end as SIGPIPE would
+        return (141, "") if broken else (1, f"[red]Error:[/red] Cannot write the output: {lost.strerror}.\n")
+    if isinstance(error, SystemExit):
+        return error.code, ""
+    if isinstance(error, UserError):
+        return 2, f"[red]Error:[/red] {safe_text(error)}\n"
+    if isinstance(error, typer.Abort):
+        return 1, "Aborted!\n"
+    # a fault of ours, or of a reward of the user's: it may quote what a model wrote
+    return getattr(error, "exit_code", 1), safe_text(_usage(error) or traceback.format_exc())
 
 
 def _usage(error: Exception) -> str:

@@ -17,6 +17,7 @@ from .train import stoppable
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ..evaluation.checkpoint import Outcome
     from ..recipe import Recipe
     from ..runs import Run
 
@@ -59,8 +60,8 @@ def evaluate(
     """
     from ..recipe.reading import parse_overrides
 
-    if output is not None and output.exists() and not output.is_dir():
-        raise UserError(f"--output {output} is a file: give a directory, results.jsonl is written in it.")
+    if output is not None:
+        _check_writable(output)
     first = place().rank == 0
     what = _what(run, model, adapter, config, parse_overrides(context.args))
     from ..evaluation.checkpoint import evaluate_checkpoint
@@ -68,12 +69,29 @@ def evaluate(
 
     out = console()
     done = _progress(console(stderr=True)) if first else lambda rows, of: None
+    written: tuple[Path, ...] = ()
     with stoppable(), outlive_output(None):
         outcome = evaluate_checkpoint(what.recipe, what.model, adapter=what.adapter, backend=backend, done=done)
         if not first:
             return
-        if output is not None:
-            written = write_results(outcome, output)
+        try:
+            written = write_results(outcome, output) if output is not None else ()
+        finally:  # what could not be written is on the screen at least
+            _print_outcome(what, outcome, out)
+    for path in written:
+        out.print(f"{'written':<24} {safe_text(path)}")
+
+
+def _check_writable(output: Path) -> None:
+    """Refuse, before an evaluation, a directory that its results cannot be written to; makes nothing."""
+    there = next(place for place in (output, *output.absolute().parents) if os.path.lexists(place))
+    if not there.is_dir():
+        raise UserError(f"--output {output}: {there} is a file: give a directory, results.jsonl is written in it.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(f"--output {output}: {there} cannot be written to. Give another directory.")
+
+
+def _print_outcome(what: _What, outcome: Outcome, out: Console) -> None:
     lines = {
         "policy": what.model,
         **({"adapter": what.adapter} if what.adapter else {}),
@@ -83,9 +101,6 @@ def evaluate(
     }
     for name, value in lines.items():
         out.print(f"{name:<24} {value:.4g}" if isinstance(value, float) else f"{name:<24} {safe_text(value)}")
-    if output is not None:
-        for path in written:
-            out.print(f"{'written':<24} {safe_text(path)}")
 
 
 def _progress(out: Console) -> Callable[[int, int], None]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..environment import git_commit, quiet_libraries, set_threads, versions
+from ..environment import git_commit, quiet_libraries, set_threads, version, versions
 from ..errors import UserError
 from ..ranks import place
 from ..recipe import Recipe
@@ -82,14 +82,7 @@ def evaluate_checkpoint(
             seed=recipe.values["seed"],
             chat_template_kwargs=template_options(recipe),
         )
-        started = time.time()
-        evaluation = evaluate(
-            sampler, task, sampling, prompts=settings["eval_prompts"], repeats=settings["eval_repeats"], done=done
-        )
-    return Outcome(
-        evaluation,
-        task,
-        {
+        about = {  # before the evaluation: nothing that can fail comes between it and its result
             "model": policy.name,
             "adapter": policy.adapter_name,
             **policy.hashes(),
@@ -100,13 +93,16 @@ def evaluate_checkpoint(
             **asdict(sampling),
             "repeats": settings["eval_repeats"],
             "limit": settings["eval_prompts"],
-            **_prompt_settings(task, sampler.tokenizer, evaluation.prompts),
+            **_prompt_settings(task, sampler.tokenizer, settings["eval_prompts"]),
             "task_settings": recipe.task_settings(),
-            "versions": versions() | ({"vllm": _vllm_version()} if backend == "vllm" else {}),
+            "versions": versions() | ({"vllm": version("vllm")} if backend == "vllm" else {}),
             "git_commit": git_commit(),
-        },
-        started,
-    )
+        }
+        started = time.time()
+        evaluation = evaluate(
+            sampler, task, sampling, prompts=settings["eval_prompts"], repeats=settings["eval_repeats"], done=done
+        )
+    return Outcome(evaluation, task, about, started)
 
 
 def choose_backend(wanted: str, *, on_cpu: bool = False) -> str:
@@ -125,10 +121,11 @@ def choose_backend(wanted: str, *, on_cpu: bool = False) -> str:
     return wanted
 
 
-def prompts_hash(task: Task, prompts: int) -> str:
-    """The sha256 of the first test prompts and their gold answers."""
+def prompts_hash(task: Task, prompts: int | None) -> str:
+    """The sha256 of the first test prompts and their gold answers; None: of all."""
     digest = hashlib.sha256()
-    for row in task.test.select(range(prompts)):
+    count = len(task.test) if prompts is None else min(prompts, len(task.test))
+    for row in task.test.select(range(count)):
         digest.update(json.dumps([row["prompt"], row["answer"]], sort_keys=True).encode() + b"\n")
     return digest.hexdigest()
 
@@ -167,7 +164,7 @@ def _precision(recipe: Recipe, device: torch.device) -> Iterator[str]:
         yield "bf16 autocast" if bf16 else "no autocast"
 
 
-def _prompt_settings(task: Task, tokenizer: Any, prompts: int) -> dict[str, Any]:
+def _prompt_settings(task: Task, tokenizer: Any, prompts: int | None) -> dict[str, Any]:
     """What decides the text that the model continues: the prompts, the chat template, the system prompt."""
     first = task.test[0]["prompt"]
     messages = [] if isinstance(first, str) else first
@@ -178,9 +175,3 @@ def _prompt_settings(task: Task, tokenizer: Any, prompts: int) -> dict[str, Any]
         "chat_template": template,
         "system_prompt": next((str(m["content"]) for m in messages if m.get("role") == "system"), None),
     }
-
-
-def _vllm_version() -> str | None:
-    from importlib import metadata
-
-    return metadata.version("vllm")

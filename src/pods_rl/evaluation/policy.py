@@ -77,8 +77,11 @@ def load_policy(policy: Policy, recipe: Recipe, device: Any) -> tuple[Any, Any]:
 
     Precision, attention and quantisation are the recipe's. No code of the model's repository is run.
 
-    Raises UserError where the files do not fit together.
+    Raises UserError where the files do not fit together, or lack weights, which transformers and PEFT would draw at
+    random.
     """
+    import warnings
+
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
@@ -86,14 +89,18 @@ def load_policy(policy: Policy, recipe: Recipe, device: Any) -> tuple[Any, Any]:
 
     options = load_options(recipe) | {"revision": None}
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            policy.model, use_safetensors=True, trust_remote_code=False, **options
+        model, found = AutoModelForCausalLM.from_pretrained(
+            policy.model, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **options
         )
+        if missing := sorted(found["missing_keys"]):
+            raise ValueError(f"{len(missing)} weights are missing, such as {missing[0]}")
         if policy.adapter is not None:
             from peft import PeftModel
 
-            model = PeftModel.from_pretrained(model, str(policy.adapter))
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("error", "Found missing adapter keys")
+                model = PeftModel.from_pretrained(model, str(policy.adapter))
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, UserWarning, SafetensorError) as error:
         raise UserError(
             f"{policy.name}{f' with {policy.adapter_name}' if policy.adapter else ''} cannot be loaded: "
             f"{type(error).__name__}: {error}. Expected a causal language model that transformers knows, with whole "
@@ -109,9 +116,12 @@ def load_tokenizer_of(policy: Policy) -> Any:
     from ..engines.trl.build import load_tokenizer
 
     try:
-        return load_tokenizer(str(policy.tokenizer))
-    except (OSError, ValueError, KeyError) as error:
+        tokenizer = load_tokenizer(str(policy.tokenizer))
+        if not tokenizer("1")["input_ids"]:  # without its files transformers makes an empty one
+            raise ValueError("it has no vocabulary")
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"The tokenizer in {policy.tokenizer} cannot be loaded: {error}.") from error
+    return tokenizer
 
 
 def lora_rank(adapter: Path) -> int:

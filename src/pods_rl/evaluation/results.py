@@ -7,10 +7,11 @@ Both tools write `results: {task: {metric: value, metric_stderr: value}}` with `
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..errors import UserError
 from ..runs import to_json, write_parquet
@@ -23,6 +24,8 @@ RESULTS = "results.jsonl"
 def write_results(outcome: Outcome, folder: Path) -> tuple[Path, Path]:
     """Append a line to `results.jsonl` of a folder, and keep the completions beside it.
 
+    A line that a kill has torn stays alone on its line.
+
     Returns:
         The two files.
 
@@ -30,12 +33,16 @@ def write_results(outcome: Outcome, folder: Path) -> tuple[Path, Path]:
         UserError: the folder cannot be written to.
     """
     when = datetime.fromtimestamp(outcome.started, timezone.utc).strftime("%Y-%m-%dT%H-%M-%S.%f")
-    name = re.sub(r"[^\w.-]", "_", outcome.task.name)
+    name = re.sub(r"[^\w.-]", "_", outcome.task.name, flags=re.ASCII)[:100]  # a file's name has 255 bytes
     try:
         completions = write_parquet(folder / f"completions-{name}-{when}.parquet", outcome.evaluation.columns())
         line = to_json(results_line(outcome) | {"completions": completions.name}) + "\n"
-        with (folder / RESULTS).open("a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(line)
+        with (folder / RESULTS).open("a+b") as file:
+            if file.tell() and _last_byte(file) != b"\n":
+                line = f"\n{line}"
+            file.write(line.encode("utf-8", "backslashreplace"))
+            file.flush()
+            os.fsync(file.fileno())
     except OSError as error:
         raise UserError(f"Cannot write to {folder}: {error.strerror}. Choose a directory with --output.") from error
     return folder / RESULTS, completions
@@ -104,4 +111,9 @@ def _higher_is_better(metric: str) -> bool | None:
 
 
 def _sha256(text: str | None) -> str | None:
-    return None if text is None else hashlib.sha256(text.encode()).hexdigest()
+    return None if text is None else hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
+
+
+def _last_byte(file: BinaryIO) -> bytes:
+    file.seek(-1, os.SEEK_END)
+    return file.read()

@@ -17,8 +17,11 @@ _SEED_SPAN = 2**31
 
 
 def is_installed() -> bool:
-    """Whether vLLM can be imported."""
-    return find_spec("vllm") is not None
+    """Whether vLLM can be found."""
+    try:
+        return find_spec("vllm") is not None
+    except ValueError:  # imported already, by a loader that leaves no trace
+        return True
 
 
 class VLLMSampler:
@@ -41,7 +44,11 @@ class VLLMSampler:
     def __init__(self, policy: Policy, recipe: Recipe, seed: int = 0) -> None:
         if not is_installed():
             raise UserError("vLLM is not installed: pip install 'pods-rl[vllm]', or use --backend generate.")
-        vllm: Any = import_module("vllm")
+        try:
+            vllm: Any = import_module("vllm")
+        except Exception as error:  # built for another CUDA or torch, it fails in any way
+            reason = f"{type(error).__name__}: {error}"
+            raise UserError(f"vLLM cannot be imported: {reason}. Use --backend generate.") from error
         self.tokenizer = load_tokenizer_of(policy)
         self._params = vllm.SamplingParams
         self._lora: Any = None

@@ -1,0 +1,107 @@
+"""Standard streams that are closed, full, gone or of another encoding: no command breaks on them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pods_rl.recipe import shipped_recipes
+
+PODS = f"'{sys.executable}' -m pods_rl"
+ROWS = "".join(json.dumps({"prompt": "a", "reward": reward}) + "\n" for reward in (0, 1, 2))
+
+
+def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", command.replace("pods ", f"{PODS} ", 1)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("pods recipes <&- >&- 2>&-", 0),
+        ("pods tasks >&-", 0),
+        ("pods train --explain seed >&-", 0),
+        ("pods train --config tiny-pods --dry-run <&- >&-", 0),
+        ("pods recipes nonsense 2>&-", 2),
+        ("pods recipes nonsense 2>/dev/full", 2),
+        ("pods recipes --nonsense 2>&-", 2),
+    ],
+)
+def test_closed_streams_change_no_exit_code(command, code):
+    done = shell(command)
+    assert (done.returncode, done.stderr) == (code, "")
+
+
+def test_no_file_takes_the_number_of_a_closed_stream(tmp_path):
+    source = tmp_path / "r.jsonl"
+    source.write_text(ROWS)
+    done = shell(f"pods select {source} -m 2 --output {tmp_path}/k.jsonl <&- >&- 2>&-")
+    assert done.returncode == 0
+    assert len((tmp_path / "k.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("pods select - <&-", "Standard input is closed"),
+        ("pods select r.jsonl --output - >&-", "standard output is closed"),
+    ],
+)
+def test_select_says_which_stream_is_closed(tmp_path, monkeypatch, command, message):
+    monkeypatch.chdir(tmp_path)
+    done = shell(command)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["recipes", "--version", "train --help", "tasks"])
+def test_a_reader_that_goes_away_ends_it_as_sigpipe_does(command):
+    for unbuffered in ("", "1"):
+        done = shell(f"pods {command} | true; echo ${{PIPESTATUS[0]}}", PYTHONUNBUFFERED=unbuffered)
+        assert (done.stdout, done.stderr) == ("141\n", "")
+
+
+@pytest.mark.parametrize("command", ["recipes", "--version"])
+def test_a_full_disk_is_a_line(command):
+    done = shell(f"pods {command} > /dev/full")
+    assert done.returncode == 1
+    assert done.stderr == "Error: Cannot write the output: No space left on device.\n"
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"PYTHONIOENCODING": "latin-1"},
+        {"PYTHONIOENCODING": "ascii:strict"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    ],
+)
+def test_text_that_the_encoding_lacks_is_escaped(tmp_path, environment):
+    recipe = tmp_path / "日本.yaml"
+    shipped = shipped_recipes()["tiny-pods"].read_text(encoding="utf-8")
+    recipe.write_text(shipped + "\nsystem_prompt: think 日本\n", encoding="utf-8")
+    done = shell(f"pods train --config {recipe} --dry-run", **environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"think \u65e5\u672c" in done.stdout
+    done = shell(f"pods train --config {recipe}2", **environment)
+    assert done.returncode == 2
+    assert "is neither a file nor a shipped recipe" in done.stderr
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "banana", "²", "9" * 5000])
+def test_no_width_breaks_it(columns):
+    done = shell("pods train --config tiny-pods --dry-run && " + f"{PODS} train --help", COLUMNS=columns, LINES=columns)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "num_rollouts: 64" in done.stdout
