@@ -147,7 +147,10 @@ def fork(work: Callable[[], object]) -> int:
 def lead() -> None:
     """Make this process the leader of what it starts: it adopts orphans, and SIGTERM or its parent's end kills all."""
 
+    import psutil  # noqa: F401  (now: not in a signal's handler)
+
     def end(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it comes for each thread of the parent
         end_family(os.getpid())
         os._exit(1)
 
