@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
+import psutil
+
 CAN_FORK = hasattr(os, "fork")
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # of Linux's prctl
 _KILL_SECONDS = 10.0  # a killed process can take this long to go, where it waits for a disk
@@ -147,8 +149,6 @@ def fork(work: Callable[[], object]) -> int:
 def lead() -> None:
     """Make this process the leader of what it starts: it adopts orphans, and SIGTERM or its parent's end kills all."""
 
-    import psutil  # noqa: F401  (now: not in a signal's handler)
-
     def end(*_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it comes for each thread of the parent
         end_family(os.getpid())
@@ -180,8 +180,6 @@ def end_leader(leader: int) -> None:
 
 def end_family(leader: int) -> None:
     """Kill every descendant of a process, until there is none."""
-    import psutil
-
     until = time.monotonic() + _KILL_SECONDS
     while time.monotonic() < until:
         living = 0
