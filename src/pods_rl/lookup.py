@@ -41,8 +41,12 @@ def find(kind: str, name: str, table: Mapping[str, Entry]) -> Entry | Callable[.
     module, _, attribute = name.rpartition(":" if ":" in name else ".")
     try:
         found = getattr(import_module(module), attribute)
-    except Exception as error:  # a user's module may fail in any way
-        reason = f"{type(error).__name__}: {error}"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a user's module may fail in any way, and exit
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+        if isinstance(error, SystemExit):
+            reason += ', so the module exits when it is imported: move that below `if __name__ == "__main__":`'
         raise UserError(f"the {kind} '{name}' could not be imported: {reason}. {choices}") from error
     if not callable(found):
         raise UserError(f"the {kind} '{name}' is a {type(found).__name__}, not a function. {choices}")

@@ -2,10 +2,48 @@
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
+import os
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 ODD = "17"  # the completion, and the row, that it happens to
+
+
+def columns_of(texts: list[str], answer: str) -> dict[str, Any]:
+    """What TRL calls a reward function with."""
+    rows = {"prompts": texts, "completions": texts, "completion_ids": [[0]] * len(texts)}
+    return rows | {"answer": [answer] * len(texts), "log_extra": lambda *_: None, "log_metric": lambda *_: None}
+
+
+def running(mark: str) -> list[int]:
+    """Processes that run a program with this text among its words."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_bytes()
+            if mark.encode() in words and b"time.sleep" in words:
+                found.append(int(path.parent.name))
+    return found
+
+
+def gone(mark: str) -> bool:
+    """Whether all of these have ended, or do so while one waits."""
+    until = time.monotonic() + 60
+    while running(mark):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def good(text: str, gold: str) -> float:
@@ -17,6 +55,20 @@ def hangs(text: str, gold: str) -> float:
     if text == ODD:
         subprocess.run([sys.executable, "-c", f"import time; time.sleep(600)  # {gold}"], check=False)
     return good(text, gold)
+
+
+def leaves_behind(text: str, gold: str) -> float:
+    """Leaves three processes: a program, one in a session of its own, and one whose parent is gone."""
+    words = [sys.executable, "-c", f"import time; time.sleep(600)  # {gold}"]
+    subprocess.Popen(words)
+    subprocess.Popen(words, start_new_session=True)
+    subprocess.run(["sh", "-c", 'setsid "$@" &', "sh", *words], check=True)
+    return good(text, gold)
+
+
+def leaves_behind_and_spins(text: str, gold: str) -> float:
+    leaves_behind(text, gold)
+    return spins(ODD, gold)
 
 
 def spins(text: str, gold: str) -> float:
@@ -31,5 +83,153 @@ def raises(text: str, gold: str) -> float:
     return good(text, gold)
 
 
+def never(text: str, gold: str) -> float:
+    raise KeyError(f"\x1b[2Jno {text}")
+
+
+def rows_of_good(completions: list[str], **_: Any) -> list[float]:
+    return [good(text, "") for text in completions]
+
+
+rows_of_good.note = "for tests"  # type: ignore[attr-defined]
+
+
 def gives_text(text: str, gold: str) -> float:
     return "much" if text == ODD else good(text, gold)  # type: ignore[return-value]
+
+
+# -- what a reward may do to its own process ---------------------------------------------------------------------------
+
+WRONG = 0.875  # no right score of `good`
+
+
+def _fork_and_return() -> float | None:
+    return None if os.fork() else WRONG
+
+
+def _fork_from_c_and_return() -> float | None:
+    return None if ctypes.CDLL(None).fork() else WRONG
+
+
+def _leave_it_to_a_copy() -> float | None:
+    if os.fork():
+        os._exit(0)
+    return WRONG
+
+
+def _return_late_in_a_daemon() -> float | None:
+    if os.fork():
+        return None
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    time.sleep(0.2)
+    return WRONG
+
+
+def _read_a_copy_s_exit_code() -> float | None:
+    child = os.fork()
+    if child == 0:
+        sys.exit(5)
+    return None if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5 else WRONG
+
+
+def _print_scores() -> None:
+    os.write(1, b"0.875\n[1, 0.875]\n")
+    print("0.875")
+
+
+def _write_everywhere() -> None:
+    for descriptor in range(3, 64):
+        with suppress(OSError):
+            os.write(descriptor, b"0.875\n[1, 0.875]\n")
+
+
+def _write_half_a_line_everywhere() -> None:
+    for descriptor in range(3, 64):
+        with suppress(OSError):
+            os.write(descriptor, b"\xff\x00\x00\x10[1, ")
+
+
+def _write_later() -> None:
+    def write() -> None:
+        time.sleep(0.05)
+        _write_everywhere()
+
+    threading.Thread(target=write).start()
+
+
+def _close_everything() -> None:
+    os.closerange(3, 256)
+
+
+def _close_and_open_others() -> None:
+    os.closerange(3, 256)
+    files.extend(tempfile.TemporaryFile() for _ in range(16))  # noqa: SIM115
+
+
+def _become_another_program() -> None:
+    os.execv(sys.executable, [sys.executable, "-c", "print(0.875)"])
+
+
+def _use_multiprocessing() -> float | None:
+    context = multiprocessing.get_context("fork")
+    with context.Pool(2) as pool:
+        return None if pool.map(abs, [-1, -2]) == [1, 2] else WRONG
+
+
+def _read_input_in_a_program() -> float | None:
+    code = "import os, sys; print(len(sys.stdin.read()), [f for f in os.listdir('/proc/self/fd') if int(f) > 3])"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=20).stdout
+    return None if said == "0 []\n" else WRONG
+
+
+def _exit_from_a_thread() -> None:
+    threading.Timer(0.05, os._exit, [0]).start()
+
+
+def _exit() -> None:
+    sys.exit(0)
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def _end_the_group() -> None:
+    os.killpg(0, signal.SIGTERM)
+
+
+def _end_the_leader() -> None:
+    os.kill(os.getppid(), signal.SIGKILL)
+
+
+files: list[Any] = []
+# What each does, and whether the row that it happens to still gets its right score.
+MEDDLERS: dict[str, tuple[Callable[[], float | None], bool]] = {
+    "fork and return": (_fork_and_return, True),
+    "fork from C and return": (_fork_from_c_and_return, True),
+    "leave it to a copy": (_leave_it_to_a_copy, False),
+    "return late in a daemon": (_return_late_in_a_daemon, True),
+    "read a copy's exit code": (_read_a_copy_s_exit_code, True),
+    "print scores": (_print_scores, True),
+    "write everywhere": (_write_everywhere, False),
+    "write half a line everywhere": (_write_half_a_line_everywhere, False),
+    "write later": (_write_later, False),
+    "close everything": (_close_everything, False),
+    "close and open others": (_close_and_open_others, False),
+    "become another program": (_become_another_program, False),
+    "use multiprocessing": (_use_multiprocessing, True),
+    "read input in a program": (_read_input_in_a_program, True),
+    "exit": (_exit, False),
+    "exit from a thread": (_exit_from_a_thread, False),
+    "interrupt": (_interrupt, False),
+    "end the group": (_end_the_group, False),
+    "end the leader": (_end_the_leader, False),
+}
+
+
+def meddles(text: str, gold: str) -> float:
+    """The gold answer names what row ODD does."""
+    wrong = MEDDLERS[gold][0]() if text == ODD else None
+    return good(text, gold) if wrong is None else wrong

@@ -1,15 +1,17 @@
-"""Reward functions that raise, hang or give something else than a list of floats."""
+"""Reward functions that raise, or return something else than a list of floats."""
 
 from __future__ import annotations
 
+import asyncio
+import copy
+import functools
+import inspect
 import logging
 import math
-import multiprocessing
-import os
-import time
-from contextlib import suppress
+import pickle
 from dataclasses import dataclass
-from pathlib import Path
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -17,19 +19,15 @@ import torch
 from datasets import Dataset
 
 from pods_rl.engines.trl import killable
-from pods_rl.engines.trl.reward_calls import check_scores
+from pods_rl.engines.trl.reward_calls import Faults, check_scores, watched
 from pods_rl.engines.trl.scoring import trl_reward
 from pods_rl.errors import UserError
+from pods_rl.ranks.position import here
 from pods_rl.rewards import get_reward
-from pods_rl.rewards.own import own_pool
 
 from ..engines.conftest import letter_reward
 from . import own_rewards
-
-SECONDS = 5.0
-# Not a time to keep: past it a hang is one.
-DEADLINE = 120.0
-
+from .own_rewards import columns_of
 
 # -- reward functions that raise -----------------------------------------------------------------------------------
 
@@ -52,18 +50,51 @@ def numbered():
     return Dataset.from_dict({"prompt": prompts * 8, "answer": ["3"] * 16, "number": [0, 1] * 8})
 
 
-def test_what_raises_is_named_with_its_row_and_prompt(make_trainer, numbered):
-    trainer = make_trainer(reward=raise_for({1}), num_rollouts=8, train_dataset=numbered, shuffle_dataset=False)
+class JudgeError(Exception):
+    """What a function of a user's raises."""
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+@pytest.mark.parametrize("error", [JudgeError, StopIteration, AssertionError])
+def test_what_a_function_raises_keeps_its_type_and_is_raised_once(make_trainer, kind, error):
+    calls = []
+
+    def judge(completions, **_):
+        calls.append(len(completions))
+        raise error("no \x1b[2Jletters")
+
+    async def asked(**columns):
+        return judge(**columns)
+
+    if kind == "async" and error is StopIteration:
+        pytest.skip("Python lets no coroutine raise it")
+    with pytest.raises(error, match=r"no .*letters") as told:
+        make_trainer(reward=judge if kind == "plain" else asked, num_rollouts=8).train()
+    name = "judge" if kind == "plain" else "asked"
+    (note,) = told.value.__notes__
+    assert note.startswith(f"reward function '{name}' raised this for a batch of 16 completions. Fix the function, or ")
+    assert calls == [16]
+
+
+def test_a_function_that_exits_ends_the_run_with_a_message(make_trainer):
+    def leaves(completions, **_):
+        raise SystemExit(0)
+
+    with pytest.raises(UserError, match=r"^reward function 'leaves' raised SystemExit: 0 \(test_reward_functions.py, "):
+        make_trainer(reward=leaves, num_rollouts=8).train()
+
+
+def test_a_row_that_raises_in_this_process_is_named_with_its_prompt_and_its_cause(make_trainer):
+    reward = trl_reward(get_reward("tests.reliability.own_rewards:never"), limit=12)
+    rows = Dataset.from_dict({"prompt": ["evil\x1b[2J="] * 16, "answer": ["3"] * 16})
     with pytest.raises(UserError) as told:
-        trainer.train()
+        make_trainer(reward=reward, num_rollouts=8, train_dataset=rows).train()
     message = str(told.value)
-    assert message.startswith(
-        "reward function 'picky' raised ZeroDivisionError: \\x1b[2Jno letters (test_reward_functions.py, line "
-    )
-    assert "for row 8 of 16, prompt 'evil\\x1b[2J=', completion '" in message
+    assert message.startswith("reward function 'tests.reliability.own_rewards:never' raised KeyError: ")
+    assert "for row 0 of 16, prompt 'evil\\x1b[2J=', completion '" in message
     assert "set reward_errors: zero" in message
     assert "\x1b" not in message
-    assert isinstance(told.value.__cause__, ZeroDivisionError)
+    assert isinstance(told.value.__cause__, KeyError)
 
 
 @pytest.mark.parametrize("policy", ["zero", "drop"])
@@ -85,22 +116,125 @@ def test_a_recipe_may_go_on_without_those_rows(make_trainer, numbered, caplog, p
     assert len(warnings) == (1 if policy == "zero" else 2)
 
 
-def test_one_that_raises_for_the_batch_alone_is_told(make_trainer):
+@pytest.mark.parametrize("policy", ["zero", "drop"])
+def test_an_async_function_goes_on_without_those_rows(make_trainer, numbered, policy):
+    picky = raise_for({1})
+
+    async def asked(**columns):
+        return picky(**columns)
+
+    trainer = make_trainer(
+        reward=asked, num_rollouts=8, train_dataset=numbered, shuffle_dataset=False, reward_errors=policy, max_steps=1
+    )
+    trainer.train()
+    line = trainer.state.log_history[0]
+    assert (line["pods/reward_errors"], line["pods/unscored_rollouts"]) == (8.0, 0.0 if policy == "zero" else 8.0)
+    good, bad = trainer.rollouts.rewards
+    assert torch.isfinite(good).all()
+    assert (bad == 0).all() if policy == "zero" else bad.isnan().all()
+
+
+def test_one_that_raises_for_a_batch_alone_loses_no_row_where_rows_are_handled(make_trainer):
     def at_most_one(completions, **_):
         if len(completions) > 1:
             raise RuntimeError("too many")
-        return [1.0]
+        return letter_reward(completions)
 
-    with pytest.raises(UserError, match=r"raised RuntimeError: too many .* for none of them alone"):
-        make_trainer(reward=at_most_one, num_rollouts=8).train()
+    trainer = make_trainer(reward=at_most_one, num_rollouts=8, reward_errors="drop", max_steps=1)
+    trainer.train()
+    assert trainer.rollouts.rewards.isfinite().all()
 
 
-def test_an_async_function_that_raises_is_named(make_trainer):
-    async def judge(completions, **_):
-        raise TimeoutError("no answer")
+class Judge:
+    """A callable object with a setting of its own."""
 
-    with pytest.raises(UserError, match="reward function 'judge' raised TimeoutError: no answer"):
-        make_trainer(reward=judge, num_rollouts=8).train()
+    shift = 0.0
+
+    def __call__(self, completions, **_):
+        return [x + self.shift for x in letter_reward(completions)]
+
+
+def test_the_trainer_holds_the_user_s_own_functions(make_trainer):
+    judge, half = Judge(), functools.partial(raise_for(()), number=[0])
+
+    async def asked(completions, **_):
+        return letter_reward(completions)
+
+    async def never(**_):
+        raise AssertionError("replaced")
+
+    given = [letter_reward, judge, half, killable(own_rewards.rows_of_good, 60), never]
+    trainer = make_trainer(reward=list(given), num_rollouts=8, max_steps=1)
+    trainer.reward_funcs[4] = given[4] = asked  # as TRL lets them be replaced
+    trainer.reward_funcs[1].shift = 0.5
+    trainer.train()
+    assert all(held is own for held, own in zip(trainer.reward_funcs, given, strict=True))
+    assert trainer.reward_funcs[0].__name__ == "letter_reward"
+    means = {name: trainer.state.log_history[0][f"rewards/{name}/mean"] for name in ("Judge", "picky", "letter_reward")}
+    assert means["Judge"] == pytest.approx(means["letter_reward"] + 0.5)
+    assert means["picky"] == pytest.approx(means["letter_reward"])
+
+
+@functools.partial(killable, seconds=5)
+def decorated(completions, **_):
+    return letter_reward(completions)
+
+
+def test_a_killable_function_has_its_name_and_attributes_and_can_be_copied():
+    function = killable(own_rewards.rows_of_good, 5)
+    assert (function.__name__, function.note) == ("rows_of_good", "for tests")
+    judge = killable(Judge(), 5)
+    assert (judge.__name__, judge.shift) == ("Judge", 0.0)
+    for twin in (copy.deepcopy(function), pickle.loads(pickle.dumps(function))):
+        assert twin.__wrapped__ is own_rewards.rows_of_good
+        assert twin.__name__ == "rows_of_good"
+    assert pickle.loads(pickle.dumps(decorated)) is decorated
+
+
+# -- ... and the marks that they pass ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["zero", "drop"])
+def test_every_path_of_a_call_passes_two_marks(policy):
+    picky, faults = raise_for({1}), Faults()
+
+    async def asked(**columns):
+        return picky(**columns)
+
+    rows = 4
+    columns = columns_of(["2"] * rows, "2")
+    recipe = trl_reward(get_reward("tests.reliability.own_rewards:never"), limit=12)
+    for function in (picky, asked, killable(picky, 60), recipe):
+        for numbers in ([0] * rows, [0, 1, 0, 1]):
+            before = here().marks
+            result = watched(function, "it", policy, faults)(number=numbers, **columns)
+            scores = asyncio.run(result) if inspect.isawaitable(result) else result
+            assert len(scores) == rows
+            assert (here().marks - before, here().busy, here().doing) == (2, False, "reward it")
+    assert faults.errors == 3 * 2 + 2 * rows
+
+
+def test_a_process_is_busy_until_the_last_of_its_async_functions_is_done():
+    seen = []
+
+    async def asked(seconds, completions, **_):
+        await asyncio.sleep(seconds)
+        seen.append(here().busy)
+        return [1.0] * len(completions)
+
+    async def both():
+        calls = [watched(functools.partial(asked, s), f"of {s}", "raise", Faults()) for s in (0.0, 0.05)]
+        await asyncio.gather(*(call(completions=["2"]) for call in calls))
+
+    before = here().marks
+    asyncio.run(both())
+    assert seen == [True, True]
+    assert (here().marks - before, here().busy) == (4, False)
+    with pytest.raises(ZeroDivisionError):
+        watched(raise_for({1}), "it", "raise", Faults())(completions=["2"], number=[1])
+    assert (here().busy, here().doing) == (True, "reward it")  # where it failed
+    watched(raise_for({1}), "it", "raise", Faults())(completions=["2"], number=[0])
+    assert not here().busy
 
 
 # -- ... that give something else ------------------------------------------------------------------------------------
@@ -150,144 +284,19 @@ def test_other_forms_are_refused_alike(kind):
 
 
 def test_what_counts_as_a_list_of_floats():
-    given = (1, None, True, np.float32(0.5), torch.tensor(0.25), 10**400)
-    assert check_scores(given, "mine", 6) == [1.0, None, 1.0, 0.5, 0.25, math.inf]
+    given = (1, None, True, np.float32(0.5), torch.tensor(0.25), 10**400, -(10**400))
+    assert check_scores(given, "mine", 7) == [1.0, None, 1.0, 0.5, 0.25, math.inf, -math.inf]
+    given = (np.int64(2), np.bool_(True), np.float16(0.5), Fraction(1, 4), Decimal("0.5"), np.array(0.5))
+    scores = check_scores(given, "mine", 6)
+    assert scores == [2.0, 1.0, 0.5, 0.25, 0.5, 0.5]
+    assert {type(score) for score in scores} == {float}
+    for kind in (torch.bool, torch.int64, torch.uint8, torch.float16, torch.bfloat16, torch.float64):
+        assert check_scores(torch.tensor([1, 0], dtype=kind), "mine", 2) == [1.0, 0.0]
+        assert check_scores([torch.tensor(1, dtype=kind)], "mine", 1) == [1.0]
     for array in (np.array([1, 2]), torch.tensor([1.0, 2.0], requires_grad=True)):
         assert check_scores(array, "mine", 2) == [1.0, 2.0]
-
-
-# -- ... that hang ---------------------------------------------------------------------------------------------------
-
-
-MARK = f"left-behind-by-{os.getpid()}"
-
-
-def running(mark: str) -> list[int]:
-    """Processes whose command line holds this text."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            if mark.encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-    return found
-
-
-needs_proc = pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="watches processes through /proc")
-
-
-def call(function, rows=64):
-    texts = [str(i) for i in range(rows)]
-    return function(
-        prompts=texts, completions=texts, completion_ids=[[0]] * rows, answer=[MARK] * rows,
-        log_extra=lambda *_: None, log_metric=lambda *_: None,
-    )  # fmt: skip
-
-
-def in_a_recipe(name: str, seconds: float):
-    return trl_reward(get_reward(f"tests.reliability.own_rewards:{name}"), limit=64, seconds=seconds)
-
-
-def hung(function) -> float:
-    """Seconds in which 64 rows are scored of which one hangs; everything else must be right, and nothing left."""
-    began = time.monotonic()
-    scores = call(function)
-    spent = time.monotonic() - began
-    good = [i % 5 / 4 for i in range(64)]
-    assert scores[17].late
-    assert [x for i, x in enumerate(scores) if i != 17] == [x for i, x in enumerate(good) if i != 17]
-    while running(MARK):  # what was killed takes a moment to go
-        assert time.monotonic() - began < DEADLINE, running(MARK)
-        time.sleep(0.05)
-    assert spent < DEADLINE
-    return spent
-
-
-@needs_proc
-@pytest.mark.parametrize("name", ["hangs", "spins"])
-def test_one_that_hangs_in_a_recipe_costs_its_row(name):
-    function = in_a_recipe(name, 1.0)
-    hung(function)
-    own_pool(f"tests.reliability.own_rewards:{name}", 1.0).close()
-
-
-def row_wise(name):
-    score = getattr(own_rewards, name)
-
-    def rows(completions, answer, log_metric, **_):
-        log_metric("rows", len(completions))
-        return [score(text, gold) for text, gold in zip(completions, answer, strict=True)]
-
-    return rows
-
-
-@needs_proc
-def test_one_that_hangs_in_a_child_costs_its_row():
-    before = set(multiprocessing.active_children())
-    hung(killable(row_wise("hangs"), seconds=2.0))
-    assert set(multiprocessing.active_children()) == before
-
-
-@needs_proc
-@pytest.mark.reliability
-def test_a_hang_of_five_seconds_holds_a_step_up_for_ten_at_most():
-    pool = own_pool("tests.reliability.own_rewards:hangs", SECONDS)
-    pool.score(["1"] * 8, [""] * 8)  # the processes are there
-    recipe = hung(in_a_recipe("hangs", SECONDS))
-    pool.close()
-    child = hung(killable(row_wise("hangs"), SECONDS))
-    print(f"\nhangs: one row of 64, limit 5 s: {recipe:.1f} s in a recipe, {child:.1f} s in a child, 0 processes left")
-    assert max(recipe, child) < 2 * SECONDS
-
-
-def test_a_reward_of_a_recipe_that_raises_or_gives_text_fails_by_row():
-    for name, why in (("raises", "raised KeyError: '\\x1b[2Jno 17' ("), ("gives_text", "raised TypeError: reward")):
-        for seconds in (60.0, None):
-            scores = call(in_a_recipe(name, seconds))
-            assert [i for i, x in enumerate(scores) if not isinstance(x, float)] == [17]
-            assert scores[17].reason.startswith(why)
-        own_pool(f"tests.reliability.own_rewards:{name}", 60.0).close()
-
-
-def test_what_a_child_gives_logs_or_raises_reaches_the_trainer(make_trainer, numbered):
-    def logs(completions, log_metric, log_extra, **_):
-        log_metric("letters", float(len(completions)))
-        log_extra("length", [len(text) for text in completions])
-        return torch.tensor(letter_reward(completions))
-
-    trainer = make_trainer(reward=killable(logs, seconds=60), num_rollouts=8, max_steps=1)
-    trainer.train()
-    plain = make_trainer(reward=logs, num_rollouts=8, max_steps=1)
-    plain.train()
-    assert torch.equal(trainer.rollouts.rewards, plain.rollouts.rewards)
-    assert trainer.state.log_history[0]["letters"] == 16.0
-    assert list(trainer._logs["extra"]["length"]) == list(plain._logs["extra"]["length"])
-    with pytest.raises(UserError, match=r"reward function 'picky' raised ZeroDivisionError.*for row 8 of 16"):
-        make_trainer(
-            reward=killable(raise_for({1}), 60), num_rollouts=8, train_dataset=numbered, shuffle_dataset=False
-        ).train()
-    with pytest.raises(UserError, match=r"'ends' ended its process for row 0"):
-        make_trainer(reward=killable(ends, 60), num_rollouts=4).train()
-    with pytest.raises(UserError, match=r"'<lambda>' gave None; expected a list of 8 floats"):
-        make_trainer(reward=killable(lambda completions, **_: None, 60), num_rollouts=4).train()
-
-
-def ends(completions, **_):
-    os._exit(3)
-
-
-def test_a_hang_in_training_is_dropped_and_counted(make_trainer):
-    def hangs(completions, number, **_):
-        while 1 in number:
-            time.sleep(60)
-        return letter_reward(completions)
-
-    rows = Dataset.from_dict({"prompt": ["1+2=", "2+2="] * 8, "number": [0, 1] * 8})
-    trainer = make_trainer(
-        reward=killable(hangs, 0.5), num_rollouts=4, train_dataset=rows, shuffle_dataset=False, max_steps=1,
-        reward_errors="drop",
-    )  # fmt: skip
-    trainer.train()
-    line = trainer.state.log_history[0]
-    assert line["pods/reward_timeouts"] == 4.0
-    assert line["pods/reward_errors"] == 0.0
-    assert trainer.rollouts.rewards.isnan().any(dim=1).tolist() == [False, True]
+    assert check_scores([torch.tensor(0.5, requires_grad=True)], "mine", 1) == [0.5]
+    assert math.isnan(check_scores([Decimal("sNaN")], "mine", 1)[0])
+    for odd in (np.complex64(1), torch.tensor(1j), np.str_("1"), b"1", torch.tensor(1.0, device="meta"), Odd()):
+        with pytest.raises(UserError, match="for row 0"):
+            check_scores([odd], "mine", 1)

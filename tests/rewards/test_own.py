@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
 from pods_rl.errors import UserError
-from pods_rl.rewards.own import Failure, OwnPool, attempt
+from pods_rl.rewards import get_reward
+from pods_rl.rewards import pool as pool_module
+from pods_rl.rewards.own import Failure, OwnPool, as_score, attempt
+
+from ..reliability.own_rewards import MEDDLERS, ODD, gone, good
+
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="finds processes through /proc")
 
 
 def fickle(text: str, gold: str) -> float:
@@ -38,7 +49,8 @@ def test_scores_come_in_order_and_failures_in_their_places(pool):
     assert [scores[i] for i in (0, 4, 6, 8)] == [1.0, math.inf, 0.75, 1.0]
     assert math.isnan(scores[2])
     assert scores[3] == Failure("gave no score within 1 s", late=True)
-    assert scores[5] == Failure("ended its process")
+    assert scores[5] == Failure(scores[5].reason)
+    assert scores[5].reason.startswith("raised SystemExit: 0 (")
     assert scores[1].reason.startswith("raised ValueError: not this \x1b[2J999")
     assert len(scores[1].reason) < 260
     assert scores[1].reason.endswith(")")
@@ -55,3 +67,170 @@ def test_one_that_cannot_be_imported_is_told_with_the_way_out():
     with pytest.raises(UserError, match=r"did not start in a process of its own: .*no attribute 'missing'.*null"):
         pool.score(["a"], ["b"])
     pool.close()
+
+
+# -- modules that do not import ---------------------------------------------------------------------------------------
+
+JUDGE = "def judge(text, gold): return 1.0\n"
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Writes a module of a user's; the import path of its `judge`."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(text: str) -> str:
+        name = f"judges_{abs(hash(text))}"
+        (tmp_path / f"{name}.py").write_text(text)
+        return f"{name}:judge"
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import sys; sys.exit()", "could not be imported: SystemExit, so the module exits when it is imported"),
+        ("raise SystemExit('no \\n key')", "could not be imported: SystemExit: no key, so the module exits"),
+        ("class Odd(BaseException): ...\nraise Odd('x')", "could not be imported: Odd: x. Choose"),
+        ("def judge(", "could not be imported: SyntaxError: '.' was never closed"),
+        ("class judge: ...", "is a class: give a plain function"),
+        ("async def judge(text, gold): return 1.0", "is async: give a plain function"),
+        ("judge = 1.0", "is a float, not a function"),
+    ],
+)
+def test_a_module_that_does_not_import_is_refused_in_a_line(module, text, message):
+    path = module(text)
+    with pytest.raises(UserError, match=message) as told:
+        get_reward(path)
+    assert "\n" not in str(told.value)
+    pool = OwnPool(path, limit=60, size=1)
+    with pytest.raises(UserError, match=f"did not start in a process of its own: .*{message}"):
+        pool.score(["a"], ["b"])
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import os; os._exit(3)", r"the process ended while it imported the module, exit code 3\. Fix"),
+        ("while True: pass", r"the import took longer than 2 s\. Fix"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+    ],
+)
+def test_a_module_that_takes_its_process_along_is_refused(module, monkeypatch, text, message):
+    monkeypatch.setattr(pool_module, "START_LIMIT", 2.0 if "while" in text else 60.0)
+    pool = OwnPool(module(text), limit=60, size=1)
+    with pytest.raises(UserError, match=f"did not start in a process of its own: .*{message}"):
+        pool.score(["a"], ["b"])
+    pool.close()
+
+
+def test_a_module_may_print_and_fork_when_it_is_imported(module):
+    text = "import os\nprint('0.5\\n' * 100_000)\nif os.fork() == 0: os._exit(0)\n" + JUDGE
+    pool = OwnPool(module(text), limit=60, size=1)
+    assert pool.score(["a"] * 3, ["b"] * 3) == [1.0] * 3
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ("numpy.float32(0.5)", 0.5),
+        ("numpy.int64(2)", 2.0),
+        ("numpy.bool_(True)", 1.0),
+        ("numpy.array(0.25)", 0.25),
+        ("fractions.Fraction(1, 4)", 0.25),
+        ("decimal.Decimal('0.5')", 0.5),
+        ("numpy.complex64(1)", "gave"),
+        ("numpy.str_('1')", "gave"),
+        ("numpy.array([1.0])", "gave"),
+    ],
+)
+def test_numbers_of_any_kind_are_floats(module, text, score):
+    reward = get_reward(module(f"import decimal, fractions, numpy\ndef judge(text, gold): return {text}\n"))
+    if isinstance(score, float):
+        assert (reward("", ""), type(reward("", ""))) == (score, float)
+        assert as_score(reward.score("", "")) == score
+    else:
+        with pytest.raises(TypeError, match="it must give a float"):
+            reward("", "")
+
+
+# -- what a reward does to its process --------------------------------------------------------------------------------
+
+
+def test_a_copy_of_this_process_ends_where_the_reward_that_forked_it_returns():
+    own = os.getpid()
+    read, write = os.pipe()
+
+    def forks(text: str, gold: str) -> float:
+        return float(os.fork() > 0)
+
+    assert attempt(forks, "", "") == 1.0
+    if os.getpid() != own:
+        os.write(write, b"here")
+        os._exit(0)
+    os.wait()
+    os.close(write)
+    assert os.read(read, 10) == b""
+    os.close(read)
+
+
+@pytest.fixture(scope="module")
+def meddled():
+    pool = OwnPool("tests.reliability.own_rewards:meddles", limit=5.0, size=1)
+    yield pool
+    pool.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("how", MEDDLERS)
+def test_whatever_a_reward_does_to_its_process_no_other_score_is_taken_for_its_own(meddled, how):
+    texts = ["1", "2", ODD, *map(str, range(3, 9))]
+    scores = meddled.score(texts, [how] * len(texts))
+    right = [good(text, "") for text in texts]
+    assert all(x == y or isinstance(x, Failure) for x, y in zip(scores, right, strict=True))
+    if how in ("write later", "exit from a thread", "end the leader"):
+        time.sleep(0.2)
+        meddled.score(texts[3:], [how] * 6)  # these hit a later row, or none
+    else:
+        assert [i for i, x in enumerate(scores) if isinstance(x, Failure)] == ([] if MEDDLERS[how][1] else [2])
+    assert meddled.score(texts[3:], [how] * 6) == right[3:]
+
+
+# -- what a reward leaves running --------------------------------------------------------------------------------------
+
+OWN_REWARDS = "tests.reliability.own_rewards"
+SCRIPT = """
+import os, signal, sys, threading
+from pods_rl.rewards.own import own_pool
+name, mark, limit, ending = sys.argv[1:]
+if ending == "kill while it works":
+    threading.Timer(float(limit) / 2, os.kill, [os.getpid(), signal.SIGKILL]).start()
+print(own_pool("tests.reliability.own_rewards:" + name, float(limit)).score(["1"] * 2, [mark] * 2), flush=True)
+if ending == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@needs_linux
+@pytest.mark.parametrize(
+    ("name", "limit", "ending"),
+    [
+        ("leaves_behind", 60, "return"),
+        ("leaves_behind", 60, "kill"),
+        ("leaves_behind_and_spins", 2, "return"),
+        ("leaves_behind_and_spins", 6, "kill while it works"),
+    ],
+)
+def test_nothing_that_a_reward_started_outlives_the_run(name, limit, ending):
+    mark = f"left-by-{name}-{ending}-{os.getpid()}".replace(" ", "-")
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, name, mark, str(limit), ending],
+        check=False, stdout=subprocess.PIPE, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == (0 if ending == "return" else -signal.SIGKILL)
+    assert gone(mark)
+    if ending != "kill while it works":
+        assert done.stdout.startswith("[Failure(reason='gave no score" if "spins" in name else "[0.25, 0.25]")

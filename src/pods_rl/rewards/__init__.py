@@ -7,7 +7,9 @@ A reward is one function and one entry in `REWARDS`; a user's own comes in by do
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from inspect import iscoroutinefunction
 from math import isnan
 from typing import Literal
 
@@ -20,6 +22,7 @@ from .countdown import countdown
 from .extract import extract_answer, extract_gold
 from .forms import format_reward, tag_count
 from .lengths import overlong
+from .own import as_score
 from .pool import VerifierPool, default_pool
 from .positions import positions
 
@@ -72,8 +75,9 @@ class Reward:
             raise ValueError(f"reward {self.name!r} reads {self.reads}, not {what}; call its {instead}")
 
     def _number(self, score: object) -> float:
-        if isinstance(score, (int, float)):
-            return float(score)
+        with suppress(TypeError):
+            if (number := as_score(score)) is not None:
+                return number
         raise TypeError(f"reward {self.name!r} gave {score!r} of type {type(score).__name__}; it must give a float")
 
 
@@ -121,7 +125,14 @@ def get_reward(name: str) -> Reward:
     ('accuracy', 'operator:eq')
     """
     found = find("reward", name, REWARDS)
-    return found if isinstance(found, Reward) else Reward(name, found, range=getattr(found, "range", None))
+    if isinstance(found, Reward):
+        return found
+    if isinstance(found, type) or iscoroutinefunction(found):
+        raise UserError(
+            f"the reward '{name}' is {'a class' if isinstance(found, type) else 'async'}: give a plain function of "
+            "(text, gold), or an object that can be called so"
+        )
+    return Reward(name, found, range=getattr(found, "range", None))
 
 
 __all__ = [

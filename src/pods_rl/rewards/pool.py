@@ -177,6 +177,8 @@ class _Worker:
         line, late = _exchange(process, b"", START_LIMIT)
         reply = _read(line, 0)
         if reply != READY:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.0 if late else 5.0)  # its pipe is closed: it is about to end
             code = process.poll()
             self.stop()
             raise self._not_started(reply, code, late=late)
@@ -189,8 +191,8 @@ class _Worker:
                 ended = "the process ended while it imported the module" + (f", exit code {code}" if code else "")
                 why = f"the import took longer than {START_LIMIT:g} s" if late else ended
             return UserError(
-                f"the reward {self._function!r} did not start in a process of its own: {why}. Fix its module, or set "
-                "reward_seconds: null to call it in the training process, without a limit"
+                f"the reward {self._function!r} did not start in a process of its own: {why.rstrip('.')}. Fix its "
+                "module, or set reward_seconds: null to call it in the training process, without a limit"
             )
         return RuntimeError(
             f"the answer verifier did not start with {sys.executable}; "

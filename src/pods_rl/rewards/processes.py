@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
+import psutil
+
 CAN_FORK = hasattr(os, "fork")
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # of Linux's prctl
 _KILL_SECONDS = 10.0  # a killed process can take this long to go, where it waits for a disk
@@ -148,6 +150,7 @@ def lead() -> None:
     """Make this process the leader of what it starts: it adopts orphans, and SIGTERM or its parent's end kills all."""
 
     def end(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it comes for each thread of the parent
         end_family(os.getpid())
         os._exit(1)
 
@@ -177,8 +180,6 @@ def end_leader(leader: int) -> None:
 
 def end_family(leader: int) -> None:
     """Kill every descendant of a process, until there is none."""
-    import psutil
-
     until = time.monotonic() + _KILL_SECONDS
     while time.monotonic() < until:
         living = 0

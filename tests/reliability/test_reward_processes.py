@@ -1,0 +1,178 @@
+"""Reward functions that hang, and what they do to the processes that they are called in."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+
+from pods_rl.engines.trl import killable
+from pods_rl.engines.trl.scoring import trl_reward
+from pods_rl.errors import UserError
+from pods_rl.rewards import get_reward
+from pods_rl.rewards.own import Failure, own_pool
+
+from ..engines.conftest import letter_reward
+from . import own_rewards
+from .own_rewards import MEDDLERS, ODD, columns_of, gone, good, running
+from .test_reward_functions import numbered, raise_for
+
+__all__ = ["numbered"]
+
+SECONDS = 5.0
+# Not a time to keep: past it a hang is one.
+DEADLINE = 120.0
+
+MARK = f"left-behind-by-{os.getpid()}"
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="watches processes through /proc")
+
+
+def call(function, rows=64):
+    return function(**columns_of([str(i) for i in range(rows)], MARK))
+
+
+def in_a_recipe(name: str, seconds: float):
+    return trl_reward(get_reward(f"tests.reliability.own_rewards:{name}"), limit=64, seconds=seconds)
+
+
+def hung(function) -> float:
+    """Seconds in which 64 rows are scored of which one hangs; everything else must be right, and nothing left."""
+    began = time.monotonic()
+    scores = call(function)
+    spent = time.monotonic() - began
+    good = [i % 5 / 4 for i in range(64)]
+    assert scores[17].late
+    assert [x for i, x in enumerate(scores) if i != 17] == [x for i, x in enumerate(good) if i != 17]
+    assert gone(MARK)  # what was killed takes a moment to go
+    assert spent < DEADLINE
+    return spent
+
+
+@needs_proc
+@pytest.mark.parametrize("name", ["hangs", "spins"])
+def test_one_that_hangs_in_a_recipe_costs_its_row(name):
+    function = in_a_recipe(name, 1.0)
+    hung(function)
+    own_pool(f"tests.reliability.own_rewards:{name}", 1.0).close()
+
+
+def row_wise(name):
+    score = getattr(own_rewards, name)
+
+    def rows(completions, answer, log_metric, **_):
+        log_metric("rows", len(completions))
+        return [score(text, gold) for text, gold in zip(completions, answer, strict=True)]
+
+    return rows
+
+
+@needs_proc
+def test_one_that_hangs_in_a_child_costs_its_row():
+    before = set(multiprocessing.active_children())
+    hung(killable(row_wise("hangs"), seconds=2.0))
+    assert set(multiprocessing.active_children()) == before
+
+
+@needs_proc
+@pytest.mark.reliability
+def test_a_hang_of_five_seconds_holds_a_step_up_for_ten_at_most():
+    pool = own_pool("tests.reliability.own_rewards:hangs", SECONDS)
+    pool.score(["1"] * 8, [""] * 8)  # the processes are there
+    recipe = hung(in_a_recipe("hangs", SECONDS))
+    pool.close()
+    child = hung(killable(row_wise("hangs"), SECONDS))
+    print(f"\nhangs: one row of 64, limit 5 s: {recipe:.1f} s in a recipe, {child:.1f} s in a child, 0 processes left")
+    assert max(recipe, child) < 2 * SECONDS
+
+
+def test_a_reward_of_a_recipe_that_raises_or_gives_text_fails_by_row():
+    for name, why in (("raises", "raised KeyError: '\\x1b[2Jno 17' ("), ("gives_text", "raised TypeError: reward")):
+        for seconds in (60.0, None):
+            scores = call(in_a_recipe(name, seconds))
+            assert [i for i, x in enumerate(scores) if not isinstance(x, float)] == [17]
+            assert scores[17].reason.startswith(why)
+        own_pool(f"tests.reliability.own_rewards:{name}", 60.0).close()
+
+
+@pytest.mark.parametrize("how", MEDDLERS)
+def test_whatever_a_function_does_to_its_child_no_other_score_is_taken_for_its_own(how):
+    texts = ["1", "2", ODD, *map(str, range(3, 9))]
+    scores = killable(row_wise("meddles"), 20)(**columns_of(texts, how))
+    right = [good(text, "") for text in texts]
+    assert all(x == y or isinstance(x, Failure) for x, y in zip(scores, right, strict=True))
+    if MEDDLERS[how][1]:
+        assert scores == right
+
+
+@needs_proc
+def test_what_a_function_leaves_running_ends_with_its_batch():
+    scores = killable(row_wise("leaves_behind"), 60)(**columns_of(["1", "2"], MARK))
+    assert scores == [0.25, 0.5]
+    assert gone(MARK)
+
+
+@needs_proc
+def test_what_a_function_leaves_running_ends_with_a_killed_trainer():
+    mark = f"{MARK}-killed"
+    process = multiprocessing.get_context("fork").Process(
+        target=lambda: killable(row_wise("leaves_behind_and_spins"), 120)(**columns_of(["1"], mark))
+    )
+    process.start()
+    while len(running(mark)) < 3:
+        assert process.is_alive()
+        time.sleep(0.05)
+    process.kill()
+    process.join()
+    assert gone(mark)
+
+
+def test_what_a_child_gives_logs_or_raises_reaches_the_trainer(make_trainer, numbered):
+    def logs(completions, log_metric, log_extra, **_):
+        log_metric("letters", float(len(completions)))
+        log_extra("length", [len(text) for text in completions])
+        return torch.tensor(letter_reward(completions))
+
+    trainer = make_trainer(reward=killable(logs, seconds=60), num_rollouts=8, max_steps=1)
+    trainer.train()
+    plain = make_trainer(reward=logs, num_rollouts=8, max_steps=1)
+    plain.train()
+    assert torch.equal(trainer.rollouts.rewards, plain.rollouts.rewards)
+    assert trainer.state.log_history[0]["letters"] == 16.0
+    assert list(trainer._logs["extra"]["length"]) == list(plain._logs["extra"]["length"])
+    with pytest.raises(UserError, match=r"reward function 'picky' raised ZeroDivisionError.*for row 8 of 16"):
+        make_trainer(
+            reward=killable(raise_for({1}), 60), num_rollouts=8, train_dataset=numbered, shuffle_dataset=False
+        ).train()
+    with pytest.raises(UserError, match=r"'ends' ended its process for row 0"):
+        make_trainer(reward=killable(ends, 60), num_rollouts=4).train()
+    with pytest.raises(UserError, match=r"'<lambda>' gave None; expected a list of 8 floats"):
+        make_trainer(reward=killable(lambda completions, **_: None, 60), num_rollouts=4).train()
+
+
+def ends(completions, **_):
+    os._exit(3)
+
+
+def test_a_hang_in_training_is_dropped_and_counted(make_trainer):
+    def hangs(completions, number, **_):
+        while 1 in number:
+            time.sleep(60)
+        return letter_reward(completions)
+
+    rows = Dataset.from_dict({"prompt": ["1+2=", "2+2="] * 8, "number": [0, 1] * 8})
+    trainer = make_trainer(
+        reward=killable(hangs, 0.5), num_rollouts=4, train_dataset=rows, shuffle_dataset=False, max_steps=1,
+        reward_errors="drop",
+    )  # fmt: skip
+    trainer.train()
+    line = trainer.state.log_history[0]
+    assert line["pods/reward_timeouts"] == 4.0
+    assert line["pods/reward_errors"] == 0.0
+    assert trainer.rollouts.rewards.isnan().any(dim=1).tolist() == [False, True]
