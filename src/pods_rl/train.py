@@ -169,6 +169,7 @@ def fitted_task(recipe: Recipe) -> tuple[Task, Fitted | None]:
         chat=tokenizer.chat_template is not None,
         limit=settings["max_prompt_length"],
         count_tokens=lambda prompts: [len(encode(tokenizer, p, render(tokenizer, p, **options))) for p in prompts],
+        render=lambda prompt: render(tokenizer, prompt, **options),
     )
 
 

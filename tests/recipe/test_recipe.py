@@ -130,6 +130,7 @@ REFUSED = [
     ({"eval_repeats": 0}, "eval_repeats = 0: expected at least 1 and at most 10000."),
     ({"temperature": 0}, "temperature = 0: expected more than 0."),
     ({"lr_scheduler_type": "cosine"}, "set max_steps as well, or lr_scheduler_type: constant"),
+    ({"rule": "../x"}, "rule = ../x: expected one of max_variance"),
     ({"rule": "max_varience"}, "Did you mean max_variance?"),
     ({"advantages": "both"}, "expected one of after, before"),
     ({"advantage_baseline": "rloo"}, "expected one of mean, leave_one_out"),
@@ -363,6 +364,16 @@ def test_what_is_not_installed_is_named_at_once_where_one_trains_and_not_before(
     with pytest.raises(UserError, match=rf"needs {package}, .* pip install {install}\."):
         recipe.check_installed()
     assert build().missing_library is None
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"rule": "nowhere_at_all:best"}, {"task": "nowhere_at_all.tasks.mine"}, {"task_rewards": {"nowhere_at_all:r": 1}}],
+)
+def test_a_module_of_ones_own_that_is_not_there_is_named_before_loading(values):
+    recipe = build(model_name_or_path="tiny", **values)
+    with pytest.raises(UserError, match="there is no module nowhere_at_all"):
+        recipe.check_installed()
 
 
 def test_an_experiment_that_is_its_own_base_is_told_so(tmp_path):

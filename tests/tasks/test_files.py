@@ -156,6 +156,49 @@ def test_a_bad_row_is_named(tmp_path, row, message):
         load_task(settings)
 
 
+def chat(*messages):
+    return {"question": list(messages), "answer": "#### 4"}
+
+
+USER = {"role": "user", "content": "2+2?"}
+
+
+def test_content_in_parts_of_text_is_text(tmp_path):
+    parts = [{"type": "text", "text": "2+"}, {"type": "text", "text": "2?"}]
+    name = write_jsonl(tmp_path / "a.jsonl", [chat({"role": "user", "content": parts})])
+    task = load_task({"dataset_name": name, "dataset_test_name": name, "answer_after": "####", "system_prompt": ""})
+    assert task.train[0]["prompt"] == [USER]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (chat({"role": "user"}), r"row 1 .*, message 1: the content is None; expected text"),
+        (chat(USER, {"role": "assistant", "content": None}), "row 1 .*, message 2: the content is None"),
+        (chat({"role": "user", "content": 4}), "the content is 4; expected text"),
+        (chat({"role": "user", "content": {"text": "2"}}), "the content is {'text': '2'}; expected text"),
+        (chat({"role": "user", "content": []}), r"the content is \[\]; expected text"),
+        (chat({"role": "user", "content": " "}), "the content is empty"),
+        (chat({"content": "2+2?"}), "the role is None; expected user, assistant or system"),
+        (chat({"role": 1, "content": "2+2?"}), "the role is 1; expected"),
+        (chat({"from": "human", "value": "2+2?"}), "the role is None"),
+        (chat("2+2?"), "is '2\\+2\\?'; expected a mapping of role and content"),
+        (chat(), r"the question is \[\]; expected text, or a list of chat messages"),
+        (
+            chat({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a.png"}}]}),
+            "a part of the content is .*image_url.*images are not supported",
+        ),
+        (chat({"role": "user", "content": [{"type": "text"}]}), "a part of the content is {'type': 'text'}"),
+        (chat({"role": "user", "content": [4]}), "a part of the content is 4"),
+    ],
+)
+def test_a_bad_chat_message_is_named(tmp_path, row, message):
+    name = write_jsonl(tmp_path / "a.jsonl", [row])
+    settings = {"dataset_name": name, "dataset_test_name": name, "answer_after": "####"}
+    with pytest.raises(UserError, match=message):
+        load_task(settings)
+
+
 def test_missing_things_are_refused_with_what_exists(tmp_path, files):
     train = files["dataset_name"]
     cases = [

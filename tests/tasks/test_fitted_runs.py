@@ -54,6 +54,20 @@ def recipe(**values):
     return build_recipe({**RECIPE, **values}, Source("test"))
 
 
+def test_a_template_without_a_system_role_trains(policy):
+    policy(
+        "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + TEMPLATE
+    )
+    task, _ = fitted_task(recipe(system_prompt="Sort."))
+    assert [turn["role"] for turn in task.train[0]["prompt"]] == ["user"]
+    assert task.version.endswith("-chat-folded")
+    run = train(recipe(system_prompt="Sort."), Path("out"), progress=False)
+    assert run.state == "finished"
+    policy("{{ raise_exception('No.') }}")
+    with pytest.raises(UserError, match=r"chat template refuses the training prompt in row 1 .*: No\."):
+        fitted_task(recipe(system_prompt="Sort."))
+
+
 def test_the_tokenizer_decides_between_chat_and_plain(policy):
     task, found = fitted_task(recipe())
     assert task.train[0]["prompt"].startswith("Sort these integers")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from datasets import Dataset
+from jinja2 import TemplateError
 
 from pods_rl import tasks
 from pods_rl.errors import UserError
@@ -122,3 +123,33 @@ def test_the_table_says_the_rewards_that_a_task_has():
     for name in ("arithmetic", "countdown", "sorting"):
         task = load_task({"task": name, **TWO})
         assert (dict(task.rewards), task.answer) == (tasks.TASKS[name].rewards, tasks.TASKS[name].answer)
+
+
+def no_system(prompt):
+    """As a template that takes no system message, and wants the turns in order."""
+    roles = [turn["role"] for turn in prompt]
+    if "system" in roles or roles[0] != "user":
+        raise TemplateError("System role not supported")
+    return "".join(turn["content"] for turn in prompt)
+
+
+SYSTEM, USER = {"role": "system", "content": "Add."}, {"role": "user", "content": "1+1?"}
+
+
+def test_a_system_message_that_the_template_refuses_becomes_part_of_the_question():
+    task = task_of([[USER], [SYSTEM, USER]], [[SYSTEM, USER, {"role": "assistant", "content": "2"}, USER]])
+    fitted, _ = fit_prompts(task, chat=True, render=no_system)
+    folded = {"role": "user", "content": "Add.\n\n1+1?"}
+    assert fitted.train["prompt"][:] == [[USER], [folded]]
+    assert fitted.test["prompt"][:] == [[folded, {"role": "assistant", "content": "2"}, USER]]
+    assert fitted.version == "1-chat-folded"
+    assert fit_prompts(task, chat=True, render=str)[0] is task
+
+
+def test_a_prompt_that_the_template_refuses_anyway_is_named():
+    task = task_of([[USER], [{"role": "tool", "content": "2"}]])
+    message = r"refuses the training prompt in row 2 \(counted from 1; roles tool\): System role not supported"
+    with pytest.raises(UserError, match=message):
+        fit_prompts(task, chat=True, render=no_system)
+    with pytest.raises(UserError, match=r"the test prompt in row 1 .*roles system"):
+        fit_prompts(task_of([[USER]], [[SYSTEM]]), chat=True, render=no_system)

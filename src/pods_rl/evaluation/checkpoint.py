@@ -22,7 +22,7 @@ from . import vllm_backend
 from .evaluator import evaluate
 from .generate import GenerateSampler
 from .policy import Policy, find_policy, load_policy
-from .sampling import RowsDone, Sampler, Sampling, template_options
+from .sampling import RowsDone, Sampler, Sampling, render, template_options
 from .scores import Evaluation
 
 BACKENDS = ("auto", "generate", "vllm")
@@ -74,13 +74,18 @@ def evaluate_checkpoint(
     with _processes(recipe) as device, _precision(recipe, device) as precision:
         task = load_task(recipe.task_settings())
         sampler = _sampler(backend, policy, recipe, device)
-        task, _ = fit_prompts(task, chat=getattr(sampler.tokenizer, "chat_template", None) is not None)
+        tokenizer, options = sampler.tokenizer, template_options(recipe)
+        task, _ = fit_prompts(
+            task,
+            chat=getattr(tokenizer, "chat_template", None) is not None,
+            render=lambda prompt: render(tokenizer, prompt, **options),
+        )
         sampling = Sampling(
             temperature=settings["eval_temperature"],
             max_completion_length=recipe.values["max_completion_length"],
             batch_size=settings["eval_batch_size"],
             seed=recipe.values["seed"],
-            chat_template_kwargs=template_options(recipe),
+            chat_template_kwargs=options,
         )
         about = {  # before the evaluation: nothing that can fail comes between it and its result
             "model": policy.name,

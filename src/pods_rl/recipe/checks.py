@@ -20,6 +20,7 @@ from .schema import REWARDS, RULES, TASKS, TINY
 
 _GENERATED = ("arithmetic", "countdown", "sorting", "reasoning_gym")
 _DATA_FILES = (".jsonl", ".json", ".parquet", ".csv")
+_OWN = re.compile(r"[^\W\d][\w.]*[.:][^\W\d]\w*")  # package.module:function
 _DECAYING = (
     "linear",
     "cosine",
@@ -62,7 +63,7 @@ def batch_plan(values: Mapping[str, Any], processes: int | None = None) -> Batch
 
 def _check_rule(values: Mapping[str, Any]) -> None:
     rule = values["rule"]
-    if rule not in RULES and not re.search(r"[.:]", rule):
+    if rule not in RULES and not _OWN.fullmatch(rule):
         raise UserError(
             f"rule = {rule}: expected one of {', '.join(RULES)}, or your own as package.module:function."
             f"{suggest(rule, RULES)}"
@@ -104,7 +105,7 @@ def _check_precision(values: Mapping[str, Any]) -> None:
 
 def _check_task(values: Mapping[str, Any]) -> None:
     for name, weight in (values["task_rewards"] or {}).items():
-        if name not in REWARDS and not re.search(r"[.:]", str(name)):
+        if name not in REWARDS and not _OWN.fullmatch(name):
             raise UserError(
                 f"task_rewards: unknown reward {name}: expected {', '.join(REWARDS)}, or your own as "
                 f"package.module:function.{suggest(str(name), REWARDS)}"
@@ -121,7 +122,7 @@ def _check_task_source(values: Mapping[str, Any]) -> None:
     """Whether the task is known, and what it reads is given and there."""
     task = values["task"]
     if task not in TASKS:
-        if re.search(r"[.:]", task):
+        if _OWN.fullmatch(task):
             return
         raise UserError(
             f"task = {task}: expected one of {', '.join(TASKS)}, or your own as package.module:function."

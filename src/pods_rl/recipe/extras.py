@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple
 
 
@@ -94,6 +97,17 @@ def missing_library(values: Mapping[str, Any]) -> str | None:
     line = " ".join([*([f"'pods-rl[{','.join(ours)}]'"] if ours else []), *others])
     listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
     return f"This recipe needs {listed}, which {'is' if len(names) == 1 else 'are'} not installed: pip install {line}."
+
+
+def missing_module(values: Mapping[str, Any]) -> str | None:
+    """A rule, task or reward of the user's whose module cannot be found, as a sentence; None where none is."""
+    names = [("rule", values.get("rule")), ("task", values.get("task"))]
+    names += [("task_rewards", name) for name in values.get("task_rewards") or {}]
+    for key, name in names:
+        top = str(name).partition(":")[0].partition(".")[0]
+        if name and re.search(r"[.:]", name) and top not in sys.modules and not _is_there(top):
+            return f"{key}: {name}: there is no module {top} (looked in {Path.cwd()} and the packages of this Python)."
+    return None
 
 
 def _needed(values: Mapping[str, Any]) -> Iterable[Extra]:

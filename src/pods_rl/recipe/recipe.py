@@ -12,7 +12,7 @@ from typing import Any
 from ..batching import BatchPlan
 from ..errors import UserError
 from .checks import batch_plan, check_values
-from .extras import missing_library
+from .extras import missing_library, missing_module
 from .fields import listed, suggest
 from .reach import check_reachable
 from .reading import Source, dump_yaml, short
@@ -75,9 +75,10 @@ class Recipe:
         return missing_library(self.values)
 
     def check_installed(self) -> None:
-        """Raises UserError where a library that training needs is not installed."""
-        if self.missing_library:
-            raise UserError(f"{self.source}: {self.missing_library}")
+        """Raises UserError where a library or a module that training needs is not there."""
+        missing = self.missing_library or missing_module(self.values)
+        if missing:
+            raise UserError(f"{self.source}: {missing}")
 
     def check_reachable(self) -> None:
         """Raises UserError where the hub has to give the model or the data set, and will not."""

@@ -155,8 +155,8 @@ def _values(rows: Dataset, source: Source, column: str) -> list[Any]:
 def _prompt(question: Any, form: PromptForm, where: str) -> Prompt:
     if isinstance(question, str) and question.strip():
         return form.write(question)
-    if isinstance(question, list) and question and all(isinstance(turn, dict) for turn in question):
-        messages = form.prepend(question)
+    if isinstance(question, list) and question:
+        messages = form.prepend([_turn(turn, f"{where}, message {n}") for n, turn in enumerate(question, start=1)])
         if form.style == "chat":
             return messages
         try:
@@ -164,6 +164,30 @@ def _prompt(question: Any, form: PromptForm, where: str) -> Prompt:
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
     raise UserError(f"{where}: the question is {shown(question)}; expected text, or a list of chat messages")
+
+
+def _turn(turn: Any, where: str) -> dict[str, Any]:
+    """A chat message with its content as text: OpenAI's list of parts becomes the text of them all."""
+    if not isinstance(turn, dict):
+        raise UserError(f"{where}: is {shown(turn)}; expected a mapping of role and content")
+    role, content = turn.get("role"), turn.get("content")
+    if not isinstance(role, str) or not role:
+        raise UserError(f"{where}: the role is {shown(role)}; expected user, assistant or system")
+    if isinstance(content, list) and content:
+        content = "".join(_part(part, where) for part in content)
+    if not isinstance(content, str):
+        raise UserError(f"{where}: the content is {shown(content)}; expected text")
+    if role == "user" and not content.strip():
+        raise UserError(f"{where}: the content is empty; expected text")
+    return {**turn, "content": content}
+
+
+def _part(part: Any, where: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else "text"
+    text = part.get("text") if isinstance(part, dict) else part
+    if kind not in ("text", None) or not isinstance(text, str):
+        raise UserError(f"{where}: a part of the content is {shown(part)}; expected text: images are not supported")
+    return text
 
 
 def _gold(value: Any, after: str | None, where: str) -> str:

@@ -119,21 +119,24 @@ def fit_prompts(
     chat: bool,
     limit: int | None = None,
     count_tokens: Callable[[Sequence[Prompt]], Sequence[int]] | None = None,
+    render: Callable[[Prompt], str] | None = None,
 ) -> tuple[Task, Fitted | None]:
     """Fit a task's prompts to a policy: plain text where it has no chat template, and none too long to train on.
 
-    The test split keeps every prompt: an accuracy is comparable only on the whole set. Its long ones are counted.
+    Where its template takes no system message, that becomes the start of the first user message. The test split keeps
+    every prompt: an accuracy is comparable only on the whole set. Its long ones are counted.
 
     Args:
         chat: whether the policy's tokenizer has a chat template.
         limit: most tokens of a training prompt. None: any length.
         count_tokens: the length of each prompt in tokens, as the policy reads it; needed with `limit`.
+        render: writes a prompt by the policy's chat template; None: no prompt is tried.
 
     Returns:
         The task, with another version where its prompts were rewritten, and what was found (None without a limit).
 
     Raises:
-        UserError: every training prompt is too long.
+        UserError: every training prompt is too long, or the template refuses a prompt.
         ValueError: a limit came without a way to count.
 
     >>> split = Dataset.from_dict({"prompt": ["1+1=", "1+1+1+1="], "answer": ["2", "4"]})
@@ -146,6 +149,8 @@ def fit_prompts(
     """
     if not chat:
         task = _as_plain(task)
+    elif render is not None:
+        task = _as_rendered(task, render)
     if limit is None:
         return task, None
     if count_tokens is None:
@@ -174,3 +179,65 @@ def _as_plain(task: Task) -> Task:
 def _plain_split(split: Dataset) -> Dataset:
     columns = {name: split[name][:] for name in split.column_names}
     return Dataset.from_dict({**columns, "prompt": [plain_prompt(prompt) for prompt in columns["prompt"]]})
+
+
+def fold_system(prompt: Prompt) -> Prompt:
+    r"""Put system messages at the start of the first user message, for a template that takes none.
+
+    >>> fold_system([{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1?"}])
+    [{'role': 'user', 'content': 'Add.\n\n1+1?'}]
+    """
+    if isinstance(prompt, str):
+        return prompt
+    system = [message["content"] for message in prompt if message["role"] == "system" and message["content"]]
+    others = [dict(message) for message in prompt if message["role"] != "system"]
+    first = next((message for message in others if message["role"] == "user"), None)
+    if first is None:
+        return prompt
+    first["content"] = "\n\n".join([*system, first["content"]])
+    return others
+
+
+def _as_rendered(task: Task, render: Callable[[Prompt], str]) -> Task:
+    """The task with prompts that the template takes: a prompt of each sequence of roles is tried.
+
+    Raises UserError for a prompt that it refuses also without a system message.
+    """
+    fold = False
+    for name, split in (("training", task.train), ("test", task.test)):
+        for row, prompt in _shapes(split["prompt"][:] if len(split) else []).items():
+            refused = _refusal(prompt, render)
+            if refused is None:
+                continue
+            if fold_system(prompt) == prompt or _refusal(fold_system(prompt), render) is not None:
+                raise UserError(
+                    f"the policy's chat template refuses the {name} prompt in row {row} (counted from 1; roles "
+                    f"{', '.join(turn['role'] for turn in prompt)}): {refused}. Change the prompt, or set "
+                    "prompt_style: plain"
+                )
+            fold = True
+    if not fold:
+        return task
+    splits = {}
+    for name, split in (("train", task.train), ("test", task.test)):
+        columns = {column: split[column][:] for column in split.column_names}
+        splits[name] = Dataset.from_dict({**columns, "prompt": [fold_system(prompt) for prompt in columns["prompt"]]})
+    return dataclasses.replace(task, version=task.version + "-folded", **splits)
+
+
+def _shapes(prompts: Sequence[Prompt]) -> dict[int, list[dict[str, Any]]]:
+    """The first chat prompt of each sequence of roles, by its row counted from 1."""
+    found: dict[tuple[str, ...], tuple[int, list[dict[str, Any]]]] = {}
+    for row, prompt in enumerate(prompts, start=1):
+        if not isinstance(prompt, str):
+            found.setdefault(tuple(turn["role"] for turn in prompt), (row, prompt))
+    return dict(found.values())
+
+
+def _refusal(prompt: Prompt, render: Callable[[Prompt], str]) -> str | None:
+    """What a template says of a prompt that it refuses; it is a program of the policy's, and may fail in any way."""
+    try:
+        render(prompt)
+    except Exception as error:
+        return " ".join(str(error).split())[:200] or type(error).__name__
+    return None

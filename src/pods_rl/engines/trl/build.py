@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer
+from peft import PeftConfig, inject_adapter_in_model
+from torch.nn import Linear
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from ...errors import UserError
 from ...policies import tiny_policy_path
 from ...recipe import Recipe
 from ...recipe.checks import cpu_has_bf16
+from ...recipe.reading import short
 from ...recipe.resuming import checkpoint_keys
 from ...recipe.schema import TINY
 from ...tasks import Task
@@ -33,12 +39,20 @@ def build_trainer(recipe: Recipe, task: Task, output_dir: Path) -> PODSTrainer:
         task: what to train on.
         output_dir: where TRL's checkpoints go.
     """
+    with _refusals_told(recipe):
+        return _build(recipe, task, output_dir)
+
+
+def _build(recipe: Recipe, task: Task, output_dir: Path) -> PODSTrainer:
     arguments = engine_arguments(recipe)
     model = ModelConfig(**recipe.model_arguments())
     path = policy_path(str(model.model_name_or_path))
     options = load_options(recipe)
     quantization = options.pop("quantization_config", None)  # TRL takes it apart
     arguments["model_init_kwargs"] = dict(arguments.get("model_init_kwargs") or {}) | options
+    adapter = get_peft_config(model)
+    if adapter is not None:
+        check_adapter(adapter, path, model.model_revision)
     trainer = PODSTrainer(
         model=path,
         reward_funcs=reward_functions(recipe, task),
@@ -46,12 +60,41 @@ def build_trainer(recipe: Recipe, task: Task, output_dir: Path) -> PODSTrainer:
         train_dataset=task.train,
         processing_class=load_tokenizer(path, model.model_revision),
         quantization_config=quantization,
-        peft_config=get_peft_config(model),
+        peft_config=adapter,
     )
     if doubt := lossy_cast(trainer):
         raise UserError(doubt)
     trainer.recipe_keys = checkpoint_keys(recipe.values)
     return trainer
+
+
+@contextmanager
+def _refusals_told(recipe: Recipe) -> Iterator[None]:
+    """Inside, a value that TRL, transformers or peft refuses is a mistake in the recipe: one line, the cause kept."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (ValueError, TypeError, AttributeError, LookupError, ImportError, NotImplementedError) as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        keys = [key for key in recipe.given if re.search(rf"\b{key}\b", said)] or list(recipe.given)
+        raise UserError(
+            f"{recipe.source}: the trainer refuses this recipe: {short(said, 400)} Look at {', '.join(keys[:20])}."
+        ) from error
+
+
+def check_adapter(adapter: PeftConfig, path: str, revision: str = "main") -> None:
+    """Raises UserError where an adapter names layers that the policy does not have; no weights are loaded."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path, revision=revision))
+    layers = sorted({name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, Linear)})
+    try:
+        inject_adapter_in_model(adapter, model)
+    except ValueError as error:
+        raise UserError(
+            f"lora_target_modules = {adapter.target_modules}: {short(str(error), 200)} Expected some of "
+            f"{', '.join(layers)}, or all-linear."
+        ) from error
 
 
 def load_options(recipe: Recipe) -> dict[str, Any]:
