@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import resident
+from quiet import quiet
 
 PHASES = ("rollout", "reward", "selection", "update")
 QWEN_3B = {
@@ -157,7 +158,7 @@ def run_cell(options: argparse.Namespace) -> dict[str, Any]:
         torch.set_num_threads(options.threads)
     clock = None
     try:
-        trainer = build(options)
+        trainer = quiet(build(options))
         clock = memory_clock(trainer.accelerator.device)
         if options.arm == "pods":
             trainer.clock = clock

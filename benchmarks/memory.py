@@ -22,6 +22,7 @@ import resident
 from pods_rl.batching import check_batch
 from pods_rl.memory import GENERATION, UPDATE, Estimate, Shape, estimate
 from pods_rl.policies import tiny_policy_path
+from quiet import quiet
 
 GOAL, MIB = 0.25, 2**20
 # sizes of the policy (None: the shipped one), and settings as in a recipe
@@ -124,7 +125,7 @@ def train(values: dict[str, Any], sizes: dict[str, int] | None) -> dict[str, int
             peft_config=get_peft_config(ModelConfig(**{k: values[k] for k in model_keys if k in values})),
         )  # fmt: skip
         trainer.clock = PeakClock(device=None)
-        trainer.train()
+        quiet(trainer).train()
     return {GENERATION: peaks["rollout"], UPDATE: peaks["update"]}
 
 

@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from quiet import quiet
+
 M, PROMPT = 16, "12+34-56+78-9="
 
 
@@ -73,7 +75,7 @@ def generation_peak(n: int, at_once: int | None, tokens: int) -> float:
 
     trainer._generate_single_turn = measured
     with suppress(_GeneratedError):
-        trainer.train()
+        quiet(trainer).train()
     return added[0]
 
 

@@ -31,6 +31,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.policies.build import build_tokenizer
+from quiet import quiet
 
 M, PROMPT = 16, "12+34-56+78-9=" * 2
 STEPS, WARM_UP = 4, 1
@@ -113,7 +114,7 @@ def build_trainer(arm: Arm, max_steps: int = STEPS) -> tuple[GRPOTrainer, Stopwa
     trainer._generate_single_turn = watch.around(trainer._generate_single_turn)
     trainer.reward_funcs = [watch.around(f) for f in trainer.reward_funcs]
     trainer.add_callback(watch)
-    return trainer, watch
+    return quiet(trainer), watch
 
 
 def measure(arms: list[Arm], repeats: int) -> dict[str, list[dict[str, float]]]:

@@ -75,6 +75,24 @@ def test_mistakes_are_told_in_a_line_without_traceback(monkeypatch, capsys, tmp_
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train", "--config"), ("train", "--resume", "--output"), ("compare", "--config"), ("report",), ("recipes",),
+        ("eval", "--run"), ("eval", "--model"), ("tasks", "check", "gsm8k", "--data_dir"), ("doctor", "--config"),
+    ],
+)  # fmt: skip
+def test_a_path_that_the_system_refuses_is_a_line(monkeypatch, capsys, words):
+    monkeypatch.setattr(sys, "argv", ["pods", *words, "x" * 5000])
+    with pytest.raises(SystemExit) as exit:
+        main()
+    error = capsys.readouterr().err
+    assert exit.value.code == 2
+    assert error.startswith(f"Error: Cannot use {'x' * 100}") or error.startswith("Error: Cannot use /")
+    assert error.endswith(": File name too long.\n")
+    assert len(error) < 300
+
+
 def test_python_m_pods_rl_is_the_same_command():
     done = subprocess.run(
         [sys.executable, "-m", "pods_rl", "train", "--config", "tiny-pods", "--num_rolouts", "3"],

@@ -131,6 +131,9 @@ def test_other_mistakes(tmp_path):
         select(tmp_path / "gone")
     with pytest.raises(UserError, match="holds no rollouts"):
         select(write(tmp_path / "empty.jsonl", ["", " "]))
+    for directory in ("", ".", tmp_path):
+        with pytest.raises(UserError, match="is a directory: give a file"):
+            select(source, "-m", 2, "--output", directory)
     with pytest.raises(UserError, match="Cannot write"):
         select(source, "-m", 2, "--output", tmp_path / "gone" / "k.jsonl")
     assert select(source, "-m", 0).exit_code == 2

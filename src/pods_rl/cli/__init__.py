@@ -107,6 +107,8 @@ def _verdict(error: Exception | SystemExit) -> tuple[Any, str]:
         return error.code, ""
     if isinstance(error, UserError):
         return 2, f"[red]Error:[/red] {safe_text(error)}\n"
+    if isinstance(error, OSError) and error.filename is not None and not isinstance(error, FileNotFoundError):
+        return 2, f"[red]Error:[/red] Cannot use {safe_text(str(error.filename)[:200])}: {error.strerror}.\n"
     if isinstance(error, typer.Abort):
         return 1, "Aborted!\n"
     # a fault of ours, or of a reward of the user's: it may quote what a model wrote

@@ -75,6 +75,8 @@ def select(
       pods select rollouts.jsonl --rule percentile -m 4 --group-by prompt_id --reward-key score
       pods select runs/mine/rollouts -m 16 --rule max_variance --output kept.jsonl
     """
+    if output is not None and output.is_dir():
+        raise UserError(f"--output {output} is a directory: give a file.")
     if str(output) == "-" and sys.__stdout__ is None:
         raise UserError("--output -: standard output is closed. Give a file.")
     rows, bad = read_rows(rollouts, group_by, reward_key)
@@ -217,7 +219,9 @@ def _row(place: int, values: dict[str, Any], file: str, group_by: str, reward_ke
             from ..recipe.fields import suggest
 
             there = _short(", ".join(map(repr, values)) or "none", 200)
-            raise ValueError(f"has no key {key!r}; it has {there}.{suggest(key, values)} {option} names the key")
+            raise ValueError(
+                f"has no key {_short(repr(key))}; it has {there}.{suggest(key, values)} {option} names the key"
+            )
     reward = values[reward_key]
     if reward is None:
         reward = math.nan
