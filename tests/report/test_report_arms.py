@@ -72,20 +72,38 @@ def test_one_seed_says_that_there_is_no_interval(tmp_path: Path) -> None:
     assert "No interval can be given for arms with one run: grpo (16), pods (64→16)." in analysis.notes
 
 
-def test_headline_of_a_faster_arm(experiment: Path) -> None:
-    analysis = analysis_of(experiment)
+def test_headline_of_a_faster_arm(tmp_path: Path) -> None:
+    for arm in ("grpo", "pods"):
+        for seed in range(5):
+            write_run(tmp_path / arm / f"seed-{seed}", arm, seed)
+    analysis = analysis_of(tmp_path)
     result = analysis.speedup_of("pods")
     assert result is not None
     assert result.speedup > 1.5
     (headline,) = analysis.headlines
     assert headline.startswith("pods (64→16) reached 99 % of grpo (16)’s peak accuracy")
     assert f"{result.speedup:.2f}x sooner [{result.ci_low:.2f}, {result.ci_high:.2f}]" in headline
-    assert "s, 3 runs." in headline
+    assert "s, 5 runs." in headline
+    assert "ot settled" not in headline
+
+
+def test_an_interval_that_includes_1_settles_nothing(experiment: Path) -> None:
+    """A run of three died: in 3.5 % of the resamples most runs are copies of it."""
+    analysis = analysis_of(experiment)
+    result = analysis.speedup_of("pods")
+    assert result is not None
+    assert (result.ci_low, result.settled) == (0, False)
+    (headline,) = analysis.headlines
+    assert headline.startswith("Not settled: pods (64→16) reached 99 % of grpo (16)’s peak accuracy after ")
+    assert "3 runs. The interval includes 1. Resamples that never reach it count as 0: 3.5 %, the others give [2.0" in (
+        headline
+    )
+    assert "sooner" not in headline
 
 
 @pytest.mark.parametrize(
     ("rate", "words"),
-    [(0.05, "never reached 99 % of"), (0.4, "never reached"), (0.6, "includes 1: the difference is not settled")],
+    [(0.05, "never reached 99 % of"), (0.4, "never reached"), (0.6, "The interval includes 1.")],
 )
 def test_headline_of_an_arm_that_is_no_faster(tmp_path: Path, rate: float, words: str) -> None:
     for seed in range(3):
@@ -107,7 +125,8 @@ def test_a_baseline_that_never_improves_is_said(tmp_path: Path) -> None:
             write_run(tmp_path / arm / f"seed-{seed}", arm, seed, rate=rate, noise=0)
     analysis = analysis_of(tmp_path)
     assert any("peaks at its first evaluation" in note for note in analysis.notes)
-    assert "no sooner and no later" in analysis.headlines[0]
+    assert analysis.headlines[0].startswith("Not settled: ")
+    assert "(speedup 1.00 [1.00, 1.00])" in analysis.headlines[0]
 
 
 def test_an_arm_that_was_evaluated_at_its_start_only_makes_no_headline(tmp_path: Path) -> None:

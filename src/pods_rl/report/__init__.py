@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .arms import curves_from_csv
 from .build import ReportFiles, build_report, build_report_from_csv
-from .statistics import Speedup, speedup
+from .resampling import Speedup, speedup
 from .summary import print_summary
 
 __all__ = [

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .arms import OWN_TO_A_RUN, Arm, finite, rollouts_of
+from .arms import OWN_TO_A_RUN, Arm, rollouts_of
+from .curves import finite
 from .text import plain
 
 Axis = Literal["n", "m", "rule", "advantages"]

@@ -6,14 +6,17 @@ import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from ..errors import UserError
 from ..runs import Run
 from .ablations import Ablation, find_ablations
-from .arms import Arm, Curve, finite
-from .statistics import Criterion, Speedup, bootstrap_band, normal_band, speedup
+from .arms import Arm
+from .curves import Curve, finite
+from .resampling import Speedup, compare, evaluation_error, resampled
+from .statistics import Criterion, bootstrap_band, normal_band
 from .text import plain
 from .wording import headlines, notes
 
@@ -35,6 +38,7 @@ class Final:
     bootstrap_high: float
     peak: float
     peak_seconds: float
+    error: float = math.nan  # of the final score, from the evaluations' own standard errors
 
 
 @dataclass(frozen=True)
@@ -100,12 +104,7 @@ def analyse(
     ordered = tuple(sorted(arms, key=lambda arm: arm is not base))
     curved = [(arm, arm.curve) for arm in ordered if arm.curve and arm.curve.has_mean]
     reference = base.curve if base and base.curve and base.curve.has_mean else None
-    speedups: dict[tuple[str, str, bool], Speedup] = {}
-    for arm, curve in curved:
-        if reference is None:
-            break
-        draws = 0 if arm is base else resamples  # against itself an interval means nothing
-        speedups |= _speedups(reference, arm.name, curve, resamples=draws, seed=seed)
+    speedups = _speedups(reference, base, curved, resamples=resamples, seed=seed) if reference else {}
     ends = [float(curve.due[curve.last()]) for curve in ([reference] if reference else [c for _, c in curved])]
     horizon = min(ends, default=0.0)
     finals = {arm.name: final_of(curve, horizon, resamples=resamples, seed=seed) for arm, curve in curved}
@@ -121,7 +120,8 @@ def analyse(
         notes=(),
         resamples=resamples,
         seed=seed,
-        ablations=find_ablations(ordered),
+        # of single runs nothing can be said but that they differ
+        ablations=find_ablations([arm for arm in ordered if arm.curve and len(arm.curve.runs) > 1]),
         attempts=attempts,
     )
     return replace(draft, headlines=headlines(draft), notes=notes(draft))
@@ -144,21 +144,22 @@ def find_baseline(arms: Sequence[Arm], name: str | None) -> Arm | None:
 
 
 def _speedups(
-    base: Curve, name: str, curve: Curve, *, resamples: int, seed: int
+    base: Curve, base_arm: Arm | None, curved: Sequence[tuple[Arm, Curve]], *, resamples: int, seed: int
 ) -> dict[tuple[str, str, bool], Speedup]:
+    """Of every arm, by both criteria, with and without interpolation; the resamples of the baseline are the same."""
+    random = np.random.default_rng(seed)
+    settings: dict[str, Any] = {"random": random, "seed": seed}
+    base_drawn = resampled(base.scores, base.seconds, base.errors, resamples=resamples, **settings)
+    after_the_baseline = random.bit_generator.state
     found: dict[tuple[str, str, bool], Speedup] = {}
-    for criterion in _CRITERIA:
-        for interpolated in (False, True):
-            found[name, criterion, interpolated] = speedup(
-                base.scores,
-                base.seconds,
-                curve.scores,
-                curve.seconds,
-                criterion=criterion,
-                interpolated=interpolated,
-                resamples=resamples,
-                seed=seed,
-            )
+    for arm, curve in curved:
+        random.bit_generator.state = after_the_baseline
+        draws = 0 if arm is base_arm else resamples  # against itself an interval means nothing
+        drawn = resampled(curve.scores, curve.seconds, curve.errors, resamples=draws, **settings)
+        for criterion in _CRITERIA:
+            for interpolated in (False, True):
+                result = compare(base_drawn, drawn, criterion, interpolated=interpolated)
+                found[arm.name, criterion, interpolated] = result
     return found
 
 
@@ -166,7 +167,7 @@ def final_of(curve: Curve, horizon: float, *, resamples: int, seed: int) -> Fina
     """Scores at the first checkpoint, at the last one within the horizon, and at the peak."""
     at = curve.last(horizon)
     low, high = normal_band(curve.scores)
-    boot_low, boot_high = bootstrap_band(curve.scores, resamples, seed)
+    boot_low, boot_high = bootstrap_band(curve.scores[:, [at]], resamples, seed)
     known = np.flatnonzero(~np.isnan(curve.mean))
     start = int(known[0])
     within = known[known <= at] if at >= start else known
@@ -178,10 +179,11 @@ def final_of(curve: Curve, horizon: float, *, resamples: int, seed: int) -> Fina
         final_runs=int((~np.isnan(curve.scores[:, at])).sum()),
         low=float(low[at]),
         high=float(high[at]),
-        bootstrap_low=float(boot_low[at]),
-        bootstrap_high=float(boot_high[at]),
+        bootstrap_low=float(boot_low[0]),
+        bootstrap_high=float(boot_high[0]),
         peak=float(curve.mean[peak]),
         peak_seconds=float(curve.times[peak]),
+        error=float(evaluation_error(curve.scores, curve.errors)[at]),
     )
 
 
@@ -190,17 +192,17 @@ def cost_of(runs: Sequence[Run]) -> Cost:
     steps, seconds = [], []
     phases: dict[str, list[float]] = {phase: [] for phase in PHASES}
     for run in runs:
-        rows = [row for row in run.metrics if finite(row.get("step"))]
+        rows = [(step, row) for row in run.metrics if (step := finite(row.get("step"))) and step > 0]
         if not rows:
             continue
-        last = rows[-1]
-        steps.append(float(last["step"]))
+        step, last = rows[-1]
+        steps.append(step)
         clock = finite(last.get("seconds"))
         if clock is not None:
-            seconds.append(clock / float(last["step"]))
+            seconds.append(clock / step)
         for phase in PHASES:
             key = f"pods/seconds/{phase}"
-            logged = [value for row in rows if (value := finite(row.get(key))) is not None]
+            logged = [value for _, row in rows if (value := finite(row.get(key))) is not None]
             if logged:
                 phases[phase].append(float(np.mean(logged)))
     return Cost(_mean(steps), _mean(seconds), {phase: _mean(values) for phase, values in phases.items()})

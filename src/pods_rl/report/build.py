@@ -10,11 +10,13 @@ from pathlib import Path
 from ..errors import UserError
 from ..runs import write_atomic
 from .analysis import Analysis, analyse
-from .arms import Arm, arms_from_csv, arms_from_runs, finite
+from .arms import Arm, arms_from_csv, arms_from_runs
+from .curves import finite
 from .html import render
 from .ledger import Page, ledger_page
 from .pictures import FIGURES, Picture, pictures
 from .planned import earlier_attempts
+from .resampling import FEW
 from .run_tables import config_table, phases_table, runs_table
 from .score_tables import ablations_table, curves_table, scores_table
 from .tables import Table, arms_table, speedup_table
@@ -154,11 +156,16 @@ def method_lines(analysis: Analysis) -> tuple[str, ...]:
     lines = [
         "Time is the training clock: evaluation is not in it. A checkpoint’s time is the mean over runs of "
         "the real seconds at which it was made; checkpoints of runs are matched by their nominal second.",
-        "Thick lines are means over runs; bands and the interval of the final score are 1.96 standard errors "
-        "over runs, as in the paper (final.csv has the bootstrap’s too). Checkpoints that half of an "
-        "arm’s runs or fewer have are in no mean. No run is left out: killed and failed runs count as far as "
-        "they got.",
+        "Intervals of scores are 1.96 standard errors over runs, as in the paper (final.csv has the bootstrap’s too). "
+        "A run that stands alone has the standard error of its evaluation over the prompts (evaluation_se in "
+        "final.csv), which says nothing about other runs. Checkpoints that half of an arm’s runs or fewer have are in "
+        "no mean. No run is left out: killed and failed runs count as far as they got.",
     ]
+    if any(arm.curve and arm.curve.interpolated for arm in analysis.arms):
+        lines.append(
+            "Where the runs of an arm were evaluated at times of their own, scores are interpolated linearly between "
+            "the evaluations of each run, at common times. On a shared clock nothing is interpolated."
+        )
     if analysis.speedups:
         lines += [
             "Speedup is the authors’ rule: T is 0.99 times the maximum of the baseline’s mean curve; the "
@@ -166,7 +173,11 @@ def method_lines(analysis: Analysis) -> tuple[str, ...]:
             "and linear crossings between checkpoints too.",
             f"Its interval is the 2.5 and 97.5 percentile of {analysis.resamples} bootstrap resamples (seed "
             f"{analysis.seed}): runs of baseline and arm are drawn independently, T is computed anew in "
-            "each, and a resample that never reaches T, be it that most of its runs died, counts as speedup 0.",
+            "each, and a resample that never reaches T, be it that most of its runs died, counts as speedup 0. The "
+            "interval of the other resamples is the authors’ own (reached_low and reached_high in final.csv).",
+            "A difference counts as settled when this interval does not include 1, and neither does one that allows "
+            f"for few runs (below {FEW} runs deviations are widened as by Student’s t) and for the evaluation’s "
+            "standard error, where runs differ less than that says. A single run settles nothing.",
         ]
     return tuple(lines)
 

@@ -11,11 +11,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .statistics import Array, mean_curve, normal_band
+from .statistics import Z_95, Array, mean_curve, normal_band
 from .style import TEXT, WIDE, Role, add_legend, line_styles, name_rows, new_figure, short, styled
 from .text import UNITS, unit_for
 
 CROWD = 6  # arms beyond which bands, runs and times lie over each other
+MOST_RUNS = 60  # of an arm, drawn thin
+MOST_BARS = 40  # arms of a figure of bars
+_POINTS_A_RUN = 500
 _POINTS = 4000  # beyond which the thin lines are drawn as an image, to keep an SVG small
 PHASE_COLOURS = ("#0072B2", "#E69F00", "#CC79A7", "#009E73", "#c8ccd0")
 
@@ -29,6 +32,7 @@ class Line:
     scores: Array  # [R, C]
     role: Role = "arm"
     crossing: float = math.inf  # seconds; inf: none to mark
+    errors: Array | None = None  # [R, C] standard errors of the evaluations, drawn where there is one run
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,9 @@ def curves_figure(
     threshold_label: str = "",
     width: float = WIDE,
 ) -> Figure:
-    """Score against training time: every run thin, the mean thick with its 95 % band, crossings marked.
+    """Score against training time: runs thin, their mean thick with its 95 % band, crossings marked.
+
+    A run that stands alone has the band of its evaluations' standard errors.
 
     Args:
         lines: at least one arm; a run's NaN checkpoints are passed over. An ``other`` arm is a thin grey mean, and
@@ -105,7 +111,8 @@ def ablation_figure(lines: Sequence[Line], finals: Sequence[Final], *, metric: s
     left.set_ylabel(metric)
     for x, (final, style) in enumerate(zip(finals, line_styles([final.role for final in finals]), strict=True)):
         colour = style["color"]
-        right.plot(np.full(len(final.runs), x - 0.2), final.runs, "o", color=colour, alpha=0.45, markersize=4, mew=0)
+        dots = final.runs[:: math.ceil(len(final.runs) / 200) or 1]
+        right.plot(np.full(len(dots), x - 0.2), dots, "o", color=colour, alpha=0.45, markersize=4, mew=0)
         spread = [[final.mean - final.low], [final.high - final.mean]]
         error = None if math.isnan(final.low) else spread
         look: dict[str, Any] = {"capsize": 4, "elinewidth": 1.8, "markersize": 7, "zorder": 3}
@@ -161,17 +168,38 @@ def _draw_line(axes: Axes, line: Line, style: dict[str, Any], unit: float, *, cr
     if line.role == "other":
         (handle,) = axes.plot(time_C[known], mean_C[known], linewidth=1.2, **style)
         return handle
-    for seconds_C, scores_C in zip(line.seconds, line.scores, strict=True):
-        there = ~np.isnan(scores_C)
-        look = {**style, "marker": "." if there.sum() == 1 else None, "alpha": 0.1 if crowded else 0.28}
+    for run in drawn_runs(line):
+        seconds_C, scores_C = line.seconds[run], line.scores[run]
+        there = np.flatnonzero(~np.isnan(scores_C))
+        there = there[:: math.ceil(len(there) / _POINTS_A_RUN)] if len(there) > _POINTS_A_RUN else there
+        look = {**style, "marker": "." if len(there) == 1 else None, "alpha": 0.1 if crowded else 0.28}
         look |= {"linewidth": 0.8, "rasterized": rasterized, "zorder": 2.2}
         axes.plot(seconds_C[there] / unit, scores_C[there], **look)
-    if not crowded and len(line.scores) > 1:
-        low_C, high_C = normal_band(line.scores)
+    band = band_of(line)
+    if not crowded and band:
+        low_C, high_C = band
         look = {"color": style["color"], "alpha": 0.15, "linewidth": 0}
         axes.fill_between(time_C[known], low_C[known], high_C[known], zorder=2.4, **look)
-    (handle,) = axes.plot(time_C[known], mean_C[known], linewidth=2.3, **style)
+    marker = "." if known.sum() == 1 else None
+    (handle,) = axes.plot(time_C[known], mean_C[known], linewidth=2.3, marker=marker, **style)
     return handle
+
+
+def drawn_runs(line: Line) -> list[int]:
+    """The runs that a figure draws thin: none beside their own mean, at most ``MOST_RUNS``, evenly chosen."""
+    runs = len(line.scores)
+    if runs == 1:
+        return []
+    return list(range(runs)) if runs <= MOST_RUNS else np.linspace(0, runs - 1, MOST_RUNS).round().astype(int).tolist()
+
+
+def band_of(line: Line) -> tuple[Array, Array] | None:
+    """1.96 standard errors about the mean: over runs, or of the evaluation where there is one run; else None."""
+    if len(line.scores) > 1:
+        return normal_band(line.scores)
+    if line.errors is None or np.isnan(line.errors).all():
+        return None
+    return line.scores[0] - Z_95 * line.errors[0], line.scores[0] + Z_95 * line.errors[0]
 
 
 def limits(lines: Sequence[Line], *, means_only: bool = False) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from .analysis import Analysis
-from .arms import ACCURACIES, LENGTH
+from .curves import ACCURACIES, LENGTH
 from .ledger import Group, Page
 from .pictures import Picture
 from .tables import Table

@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 from markupsafe import escape
 
 from ..runs import Run
-from .arms import Arm, finite
+from .arms import Arm
+from .curves import finite
 from .text import encodable, plain
 
 TEXT_BUDGET = 2_400_000

@@ -13,10 +13,12 @@ from matplotlib.figure import Figure
 
 from .ablations import AXES, Ablation
 from .analysis import PHASES, Analysis
-from .arms import ACCURACIES, LENGTH, Arm, finite
-from .figures import Bar, Final, Line, ablation_figure, curves_figure, limits, phases_figure, threshold_figure
-from .roles import roles_of
-from .statistics import Array, mean_curve
+from .arms import Arm
+from .captions import ablation_note, curves_note, phases_note, steps_note, threshold_note
+from .curves import ACCURACIES, LENGTH, finite
+from .figures import Bar, Final, Line, ablation_figure, curves_figure, phases_figure, threshold_figure
+from .roles import bars_of, lines_of, roles_of
+from .statistics import Array
 from .step_figures import Series, steps_figure
 from .style import NARROW, WIDE, Role, to_bytes
 from .text import duration, interval, number, unit_for
@@ -31,11 +33,6 @@ STEP_METRICS = {
 
 FIGURES = ("curves", "threshold", "phases", "steps", *ACCURACIES, LENGTH, *(f"ablation-{axis}" for axis in AXES))
 """Every name a figure may have."""
-
-_BAND = (
-    "Thin lines are runs, thick ones their mean, bands 1.96 standard errors over runs; a checkpoint’s time is the mean "
-    "of its real seconds."
-)
 
 
 @dataclass(frozen=True)
@@ -55,40 +52,40 @@ def pictures(analysis: Analysis) -> dict[str, Picture]:
     made: dict[str, tuple[Callable[[float], Figure | None], str, str]] = {
         "curves": (
             partial(_draw_curves, analysis),
-            f"{metric} against training time, every run and the mean of each arm",
-            f"{_BAND} Dots: where a mean first reaches the dashed level.{_others_note(analysis, analysis.metric)}",
+            f"{metric} against training time, for each arm",
+            curves_note(analysis, analysis.metric),
         ),
         "threshold": (
             partial(_draw_threshold, analysis),
             "training time to the baseline’s level, for each arm",
-            "The first checkpoint at which an arm’s mean reaches the level, and the speedup with its 95 % interval.",
+            threshold_note(analysis),
         ),
         "phases": (
             partial(_draw_phases, analysis),
             "seconds of a step by phase, for each arm",
-            "The mean over the steps of a run, then over runs. Evaluation is not in the training clock.",
+            phases_note(analysis),
         ),
         "steps": (
             partial(_draw_steps, analysis),
-            "reward, kept reward, its spread and the share of groups with equal rewards, over the steps",
-            "Means over the runs of an arm within equal stretches of steps, as far as most of its runs got. Reward is "
-            f"over all n rollouts of a prompt, kept is over the m that were trained on.{_undrawn_note(analysis)}",
+            ", ".join(title for name, title in STEP_METRICS.items() if _logged(analysis, name)) + ", over the steps",
+            steps_note(analysis, {name for name in STEP_METRICS if _logged(analysis, name)}),
         ),
     }
-    for name in (name for name in (*ACCURACIES, LENGTH) if name != analysis.metric):
-        made[name] = (
-            partial(_draw_other, analysis, name),
-            f"{words(name)} against training time, every run and the mean of each arm",
-            f"{_BAND}{_others_note(analysis, name)}",
-        )
+    for name in (*ACCURACIES, LENGTH):
+        if name != analysis.metric:
+            alt = f"{words(name)} against training time, for each arm"
+            made[name] = (partial(_draw_other, analysis, name), alt, curves_note(analysis, name))
     for ablation in analysis.ablations:
         made[f"ablation-{ablation.axis}"] = (
             partial(_draw_ablation, analysis, ablation),
             f"{metric} against training time and at the end, by {ablation.title}",
-            f"All with {ablation.held}. {_BAND} In the second panel the score at {duration(analysis.horizon)} of "
-            "training with the same interval; faint dots are runs.",
+            ablation_note(analysis, ablation),
         )
     return {name: found for name, (draw, alt, note) in made.items() if (found := _picture(draw, alt, note))}
+
+
+def _logged(analysis: Analysis, metric: str) -> bool:
+    return any(finite(row.get(metric)) is not None for arm in analysis.arms for run in arm.runs for row in run.metrics)
 
 
 def _picture(draw: Callable[[float], Figure | None], alt: str, note: str) -> Picture | None:
@@ -102,39 +99,9 @@ def _uri(figure: Figure) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(to_bytes(figure, "svg")).decode("ascii")
 
 
-def _others_note(analysis: Analysis, metric: str) -> str:
-    """The grey lines of a figure by name, and those that its axis does not hold."""
-    lines = _lines(analysis, metric)
-    others = [line for line in lines if line.role == "other"]
-    if not others:
-        return ""
-    low, high = limits(lines)
-    means = {line.label: mean_curve(line.scores) for line in others}
-    outside = [label for label, mean in means.items() if ((mean < low) | (mean > high)).any()]
-    note = f" Grey, means only: {', '.join(means)}."
-    return note + (f" Partly or wholly outside the axis: {', '.join(outside)}." if outside else "")
-
-
-def _undrawn_note(analysis: Analysis) -> str:
-    roles = roles_of(analysis)
-    undrawn = [arm.label for arm in analysis.arms if roles[arm.name] == "other" and arm.runs]
-    return f" Not drawn: {', '.join(undrawn)}." if undrawn else ""
-
-
-def _lines(analysis: Analysis, metric: str) -> list[Line]:
-    lines = []
-    roles = roles_of(analysis)
-    for arm in analysis.arms:
-        curve, result = arm.curves(analysis.metric).get(metric), analysis.speedup_of(arm.name)
-        if curve:
-            crossing = result.arm_time if result and metric == analysis.metric else math.inf
-            lines.append(Line(arm.label, curve.seconds, curve.scores, roles[arm.name], crossing))
-    return lines
-
-
 def _draw_curves(analysis: Analysis, width: float) -> Figure:
     """The main figure; empty axes before the first evaluation."""
-    lines = _lines(analysis, analysis.metric)
+    lines = lines_of(analysis, analysis.metric)
     base = analysis.baseline
     result = analysis.speedup_of(base.name) if base else None
     if base is None or result is None:
@@ -146,7 +113,7 @@ def _draw_curves(analysis: Analysis, width: float) -> Figure:
 
 
 def _draw_other(analysis: Analysis, metric: str, width: float) -> Figure | None:
-    lines = _lines(analysis, metric)
+    lines = lines_of(analysis, metric)
     return curves_figure(lines, metric=words(metric), width=width) if lines else None
 
 
@@ -167,7 +134,7 @@ def _draw_threshold(analysis: Analysis, width: float) -> Figure | None:
     bars = []
     roles = roles_of(analysis)
     unit = unit_for(analysis.horizon)
-    for arm in analysis.arms:
+    for arm in bars_of(analysis):
         result = analysis.speedup_of(arm.name)
         if result is None:
             continue
@@ -175,6 +142,7 @@ def _draw_threshold(analysis: Analysis, width: float) -> Figure | None:
         text = duration(result.arm_time, unit) if math.isfinite(result.arm_time) else "never reached"
         if arm is not analysis.baseline and result.speedup > 0:
             text += f"  {number(result.speedup, 2)}x" + ("" if spread == "–" else f" {spread}")
+            text += "" if result.settled else ", not settled"
         bars.append(Bar(arm.label, result.arm_time, text, roles[arm.name]))
     if len(bars) < 2 or analysis.baseline is None:
         return None
@@ -183,7 +151,7 @@ def _draw_threshold(analysis: Analysis, width: float) -> Figure | None:
 
 
 def _draw_phases(analysis: Analysis, width: float) -> Figure | None:
-    shown = [(arm.label, analysis.costs[arm.name]) for arm in analysis.arms if arm.name in analysis.costs]
+    shown = [(arm.label, analysis.costs[arm.name]) for arm in bars_of(analysis) if arm.name in analysis.costs]
     shown = [(label, cost) for label, cost in shown if not math.isnan(cost.seconds_per_step)]
     if not shown:
         return None

@@ -1,11 +1,13 @@
-"""Which arms a crowded figure names, and which it draws in grey."""
+"""Which arms a figure draws, which of them it names, and which are grey."""
 
 from __future__ import annotations
+
+import math
 
 from .ablations import setting_of
 from .analysis import Analysis
 from .arms import Arm
-from .figures import CROWD
+from .figures import CROWD, MOST_BARS, Line
 from .style import Role
 
 
@@ -46,3 +48,22 @@ def _best(analysis: Analysis) -> list[Arm]:
 def _speed(analysis: Analysis, arm: Arm) -> float:
     result = analysis.speedup_of(arm.name)
     return result.speedup if result else 0.0
+
+
+def lines_of(analysis: Analysis, metric: str) -> list[Line]:
+    """The arms that a figure of a metric over training time draws."""
+    lines = []
+    roles = roles_of(analysis)
+    for arm in analysis.arms:
+        curve, result = arm.curves(analysis.metric).get(metric), analysis.speedup_of(arm.name)
+        if curve:
+            crossing = result.arm_time if result and metric == analysis.metric else math.inf
+            lines.append(Line(arm.label, curve.seconds, curve.scores, roles[arm.name], crossing, curve.errors))
+    return lines
+
+
+def bars_of(analysis: Analysis) -> list[Arm]:
+    """The arms that a figure of bars draws: all, or of very many those that are named, then others in their order."""
+    roles = roles_of(analysis)
+    chosen = sorted(analysis.arms, key=lambda arm: roles[arm.name] == "other")[:MOST_BARS]
+    return [arm for arm in analysis.arms if arm in chosen]

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from .analysis import PHASES, Analysis
-from .arms import OWN_TO_A_RUN, finite
+from .arms import OWN_TO_A_RUN
+from .curves import finite
 from .planned import Missing
 from .tables import Column, Row, Table, name_of, text_of
 from .text import duration, plain

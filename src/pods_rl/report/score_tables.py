@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterator
 
 from .analysis import Analysis
-from .arms import HOUR, LENGTH, Arm
+from .arms import Arm
+from .curves import HOUR, LENGTH
 from .statistics import normal_band
-from .tables import Column, Row, Table, name_of, text_of, with_interval
+from .tables import Column, Row, Table, name_of, speedup_title, text_of, with_interval
 from .text import duration
 from .wording import words
 
@@ -31,7 +32,9 @@ def scores_table(analysis: Analysis) -> Table:
         show = with_interval(name, f"{name}_low", f"{name}_high", digits)
         columns.append(Column(words(name), show))
     keys = ["arm", "runs", *(f"{name}{end}" for name in metrics for end in ("", "_low", "_high"))]
-    note = f"Means over runs at {duration(analysis.horizon)} of training, with 1.96 standard errors over runs."
+    note = f"At {duration(analysis.horizon)} of training."
+    if any(arm.curve and len(arm.curve.runs) > 1 for arm in analysis.arms):
+        note = f"Means over runs at {duration(analysis.horizon)} of training, with 1.96 standard errors over runs."
     shown = tuple(rows) if len(metrics) > 1 else ()  # one metric is in the table of arms already
     return Table("scores", "Final scores", tuple(keys), tuple(columns), tuple(rows), note, shown=shown)
 
@@ -82,7 +85,7 @@ def ablations_table(analysis: Analysis) -> Table:
         Column("peak", text_of("peak")),
     ]
     if analysis.speedups:
-        columns.append(Column("speedup, 95 % interval", with_interval("speedup", "ci_low", "ci_high", 2)))
+        columns.append(Column(speedup_title(analysis), with_interval("speedup", "ci_low", "ci_high", 2)))
     if analysis.costs:
         columns.append(Column("s/step", text_of("seconds_per_step")))
     keys = "axis value arm runs held final low high peak speedup ci_low ci_high seconds_per_step"

@@ -1,4 +1,4 @@
-"""Curves, bands, time to a threshold and speedup: pure numpy on arrays.
+"""Curves, bands and the time to a threshold: pure numpy on arrays.
 
 Axes: R runs (seeds) of one arm, C checkpoints, B bootstrap resamples. Scores and seconds are ``[R, C]``, NaN
 where a run has no evaluation at that checkpoint (it was killed, or failed, earlier).
@@ -6,8 +6,6 @@ where a run has no evaluation at that checkpoint (it was killed, or failed, earl
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -23,21 +21,6 @@ _ROUNDING = 1e-12  # the means of two and of three runs at 0.8 differ in the las
 
 Z_95 = 1.96
 """Half width of the paper's band in standard errors."""
-
-
-@dataclass(frozen=True)
-class Speedup:
-    """How much sooner an arm reaches the baseline's threshold; times in the unit of the seconds given."""
-
-    criterion: str
-    interpolated: bool
-    threshold: float
-    baseline_time: float
-    arm_time: float  # inf: never reached
-    speedup: float  # 0: never reached; inf: reached at time 0
-    ci_low: float  # NaN with fewer than two runs on either side
-    ci_high: float
-    never_reached: float  # share of resamples; NaN where there is no interval
 
 
 def mean_curve(scores_RC: ArrayLike, min_share: float = 0.5) -> Array:
@@ -172,91 +155,3 @@ def time_ratio(baseline_time: ArrayLike, arm_time: ArrayLike) -> Array:
         ratio = baseline / arm
     ratio = np.where(baseline == arm, 1.0, ratio)
     return np.where(np.isfinite(baseline), ratio, np.nan)
-
-
-def speedup(
-    baseline_scores_RC: ArrayLike,
-    baseline_seconds_RC: ArrayLike,
-    arm_scores_RC: ArrayLike,
-    arm_seconds_RC: ArrayLike,
-    *,
-    criterion: Criterion = "p99",
-    interpolated: bool = False,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> Speedup:
-    """How much sooner an arm reaches the level of the baseline, with a 95 % bootstrap interval.
-
-    Source: the rule of the authors' published analysis. T is 0.99 (``p99``) or 1.0 (``peak``) times the
-    maximum of the baseline's mean curve; the speedup is the time of the first checkpoint at which the
-    baseline's mean curve reaches T over that of the arm's. ``interpolated`` takes the linear crossing
-    between checkpoints instead.
-
-    Interval: runs of the baseline and runs of the arm are drawn with replacement, independently of each
-    other, and T, both mean curves and both clocks are computed anew in each resample. A resample in which
-    the arm never reaches T counts as speedup 0, and their share is ``never_reached``. The interval is the
-    2.5 and 97.5 percentile, taken at values that occur (no interpolation between resamples, so that an
-    infinite speedup stays infinite). The same ``seed`` draws the same baseline for every arm and criterion,
-    so that results do not depend on the other arms.
-
-    Args:
-        baseline_scores_RC: ``[R, C]``; baseline and arm may differ in runs and in checkpoints.
-        baseline_seconds_RC: ``[R, C]`` real times; the time of a checkpoint is their mean over runs.
-        arm_scores_RC: ``[R, C]``.
-        arm_seconds_RC: ``[R, C]``.
-        resamples: 0 for no interval.
-
-    Returns:
-        A ``Speedup``. Checkpoints that half of the runs or fewer have are passed over (``mean_curve``),
-        so a resample made mostly of runs that died early ends with them: an arm whose runs die is not
-        credited with what they might have reached. An arm that reaches T at time 0 has speedup inf (1 if
-        the baseline does too: ``time_ratio``). With one run on either side there is no interval: it is NaN.
-
-    >>> grpo, pods = np.array([[0.2, 0.5, 0.8]] * 2), np.array([[0.2, 0.8, 0.9]] * 2)
-    >>> clock = np.array([[0.0, 30.0, 60.0]] * 2)
-    >>> s = speedup(grpo, clock, pods, clock)
-    >>> s.speedup, s.ci_low, s.ci_high, s.never_reached
-    (2.0, 2.0, 2.0, 0.0)
-    """
-    baseline_scores, baseline_seconds = _checked(baseline_scores_RC, baseline_seconds_RC, "baseline")
-    arm_scores, arm_seconds = _checked(arm_scores_RC, arm_seconds_RC, "arm")
-
-    def compare(pick_base: Callable[[Array], Array], pick_arm: Callable[[Array], Array]) -> tuple[Array, ...]:
-        base_mean, arm_mean = mean_curve(pick_base(baseline_scores)), mean_curve(pick_arm(arm_scores))
-        base_clock, arm_clock = mean_curve(pick_base(baseline_seconds)), mean_curve(pick_arm(arm_seconds))
-        goal = threshold(base_mean, criterion)
-        base_time = time_to(base_mean, base_clock, goal, interpolated=interpolated)
-        return goal, base_time, time_to(arm_mean, arm_clock, goal, interpolated=interpolated)
-
-    goal, base_time, arm_time = compare(lambda x: x, lambda x: x)
-    low = high = never = float("nan")
-    if min(len(baseline_scores), len(arm_scores)) > 1 and resamples > 0 and np.isfinite(goal):
-        random = np.random.default_rng(seed)
-        base_draws = random.integers(len(baseline_scores), size=(resamples, len(baseline_scores)))
-        arm_draws = random.integers(len(arm_scores), size=(resamples, len(arm_scores)))
-        _, base_times_B, arm_times_B = compare(lambda x: x[base_draws], lambda x: x[arm_draws])
-        ratios_B = time_ratio(base_times_B, arm_times_B)
-        ratios_B = ratios_B[~np.isnan(ratios_B)]
-        low, high = (float(q) for q in np.quantile(ratios_B, [0.025, 0.975], method="inverted_cdf"))
-        never = float(np.isinf(arm_times_B).mean())
-    return Speedup(
-        criterion=criterion,
-        interpolated=interpolated,
-        threshold=float(goal),
-        baseline_time=float(base_time),
-        arm_time=float(arm_time),
-        speedup=float(time_ratio(base_time, arm_time)),
-        ci_low=low,
-        ci_high=high,
-        never_reached=never,
-    )
-
-
-def _checked(scores_RC: ArrayLike, seconds_RC: ArrayLike, what: str) -> tuple[Array, Array]:
-    scores, seconds = np.asarray(scores_RC, float), np.asarray(seconds_RC, float)
-    if scores.ndim != 2 or 0 in scores.shape or scores.shape != seconds.shape:
-        raise ValueError(
-            f"{what} scores and seconds must both be [runs, checkpoints] with at least one of each, "
-            f"got {scores.shape} and {seconds.shape}"
-        )
-    return scores, seconds

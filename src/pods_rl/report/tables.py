@@ -9,8 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .analysis import Analysis
-from .arms import HOUR, Arm, rollouts_of
+from .analysis import Analysis, Final
+from .arms import Arm, rollouts_of
+from .curves import HOUR
+from .statistics import Z_95
 from .text import duration, encodable, interval, markdown, number, unit_for
 from .wording import words
 
@@ -80,7 +82,10 @@ def arms_table(analysis: Analysis) -> Table:
     columns = [
         Column("arm", name_of, is_text=True),
         Column("start", text_of("start")),
-        Column("final, 95 % interval", with_interval("final", "final_low", "final_high", 3)),
+        Column(
+            "final, 95 % interval" if any(not math.isnan(row.get("final_low", math.nan)) for row in rows) else "final",
+            _final_cell,
+        ),
         Column("peak", text_of("peak")),
     ]
     if any(not math.isnan(row["format_accuracy"]) for row in rows):
@@ -88,22 +93,53 @@ def arms_table(analysis: Analysis) -> Table:
     if analysis.speedups:
         columns += [
             Column("to\u00a099\u00a0%", lambda row: duration(row["arm_time"], unit)),
-            Column("speedup, 95 % interval", with_interval("speedup", "ci_low", "ci_high", 2)),
+            Column(speedup_title(analysis), with_interval("speedup", "ci_low", "ci_high", 2)),
         ]
     columns.append(Column("runs", text_of("runs")))
     if analysis.costs:
         columns += [Column("steps", text_of("steps", 0)), Column("s/step", text_of("seconds_per_step", 3))]
     keys = (
         "arm rule n m runs start final final_hours final_runs final_low final_high bootstrap_low bootstrap_high peak "
-        "peak_hours format_accuracy hours_to_p99 speedup ci_low ci_high never_reached steps seconds_per_step"
+        "peak_hours format_accuracy hours_to_p99 speedup ci_low ci_high never_reached steps seconds_per_step "
+        "reached_low reached_high settled evaluation_se"
     )
     title = f"Arms: {words(analysis.metric)}"
-    base = f" 99 % is of {analysis.baseline.label}’s peak." if analysis.speedups and analysis.baseline else ""
+    return Table("final", title, tuple(keys.split()), tuple(columns), rows, _arms_note(analysis))
+
+
+def _arms_note(analysis: Analysis) -> str:
+    """What the columns of the table of arms are, for those that it has."""
+    several = any(arm.curve and len(arm.curve.runs) > 1 for arm in analysis.arms)
     note = (
-        f"Means over runs. Final scores are those at {duration(analysis.horizon)} of training, peaks the highest mean "
-        f"until then; intervals of scores are 1.96 standard errors over runs, those of speedups a bootstrap.{base}"
+        f"{'Means over runs. ' if several else ''}Final scores are those at {duration(analysis.horizon)} of training, "
     )
-    return Table("final", title, tuple(keys.split()), tuple(columns), rows, note)
+    note += f"peaks the highest {'mean' if several else 'score'} until then."
+    if several:
+        note += " Intervals of scores are 1.96 standard errors over runs"
+        note += ", those of speedups a bootstrap." if has_intervals(analysis) else "."
+    if any(arm.run_count == 1 and not math.isnan(final.error) for arm, final in _ends(analysis)):
+        note += " ± is 1.96 standard errors of the evaluation of a single run."
+    return note + (f" 99 % is of {analysis.baseline.label}’s peak." if analysis.speedups and analysis.baseline else "")
+
+
+def _ends(analysis: Analysis) -> list[tuple[Arm, Final]]:
+    return [(arm, analysis.finals[arm.name]) for arm in analysis.arms if arm.name in analysis.finals]
+
+
+def has_intervals(analysis: Analysis) -> bool:
+    """Whether any speedup has an interval: both arms have several runs."""
+    return any(not math.isnan(result.ci_low) for result in analysis.speedups.values())
+
+
+def speedup_title(analysis: Analysis) -> str:
+    return "speedup, 95 % interval" if has_intervals(analysis) else "speedup"
+
+
+def _final_cell(row: Row) -> str:
+    """The final score with its interval over runs, else with what the evaluation alone leaves open."""
+    shown = with_interval("final", "final_low", "final_high", 3)(row)
+    error = row.get("error", math.nan)
+    return shown if row["runs"] != 1 or math.isnan(error) else f"{shown} ±{number(Z_95 * error)}"
 
 
 def _arm_row(analysis: Analysis, arm: Arm) -> Row:
@@ -125,10 +161,11 @@ def _arm_row(analysis: Analysis, arm: Arm) -> Row:
         "arm_time": math.nan,
     }
     if final:
-        row |= vars(final) | {"final_low": final.low, "final_high": final.high}
+        row |= vars(final) | {"evaluation_se": final.error, "final_low": final.low, "final_high": final.high}
         row |= {"final_hours": final.final_seconds / HOUR, "peak_hours": final.peak_seconds / HOUR}
     if result:
         row |= vars(result) | {"hours_to_p99": hours_of(result.arm_time)}
+        row["settled"] = None if arm is analysis.baseline else result.settled
     return row
 
 
@@ -165,12 +202,13 @@ def speedup_table(analysis: Analysis) -> Table:
         Column("arm", name_of, is_text=True),
         Column("to\u00a099\u00a0%", lambda row: duration(row["result"]["p99", False].arm_time, unit)),
     ]
-    for criterion, goal in (("p99", "99\u00a0%"), ("peak", "peak")):
+    for criterion, goal in (("p99", "99\u00a0%"), ("peak", "the\u00a0peak")):
         columns += [
             Column(f"speedup to {goal}", _speedup_cell(criterion, False)),
-            Column(f"{goal}, at the crossing", _speedup_cell(criterion, True)),
-            Column("never", _never_cell(criterion)),
+            Column(f"to {goal}, at the crossing", _speedup_cell(criterion, True)),
         ]
+        if has_intervals(analysis):
+            columns.append(Column(f"never reach {goal}", _never_cell(criterion)))
     keys = "arm criterion interpolated threshold baseline_hours arm_hours speedup ci_low ci_high never_reached"
     note = _speedup_note(analysis, unit)
     return Table("speedup", "Time to the baseline’s level", tuple(keys.split()), tuple(columns), rows, note, (), shown)
@@ -185,7 +223,12 @@ def _speedup_cell(criterion: str, interpolated: bool) -> Callable[[Row], str]:
 
 
 def _never_cell(criterion: str) -> Callable[[Row], str]:
-    return lambda row: _percent(row["result"][criterion, False].never_reached)
+    def show(row: Row) -> str:
+        result = row["result"][criterion, False]
+        share, others = _percent(result.never_reached), interval(result.reached_low, result.reached_high)
+        return f"{share}; others {others}" if result.never_reached > 0 and others != "–" else share
+
+    return show
 
 
 def _speedup_note(analysis: Analysis, unit: str) -> str:
@@ -193,12 +236,17 @@ def _speedup_note(analysis: Analysis, unit: str) -> str:
     p99, peak = (analysis.speedup_of(base.name, c) if base else None for c in ("p99", "peak"))
     if base is None or p99 is None or peak is None:
         return ""
-    return (
+    note = (
         f"99 % of {base.label}’s peak is {number(p99.threshold, 4)}, which it reaches at "
         f"{duration(p99.arm_time, unit)}; the peak is {number(peak.threshold, 4)}, at "
         f"{duration(peak.arm_time, unit)}. Speedup is its time over the "
-        "arm’s, at the first checkpoint that reaches the score, and at the linear crossing before it; in brackets 95 % "
-        "bootstrap intervals over runs. “never” is the share of resamples that do not reach it: they count as 0."
+        "arm’s, at the first checkpoint that reaches the score, and at the linear crossing before it"
+    )
+    if not has_intervals(analysis):
+        return f"{note}. No interval can be given: it takes two runs of the baseline and of the arm."
+    return (
+        f"{note}; in brackets 95 % bootstrap intervals over runs. “never reach” is the share of resamples in which the "
+        "arm never reaches the level. They count as 0 in the interval; “others” is the interval of the rest."
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .statistics import Speedup
+from .resampling import FEW, Speedup
 from .text import duration, interval, number, plain, unit_for
 
 if TYPE_CHECKING:
@@ -35,17 +35,21 @@ def headlines(analysis: Analysis) -> tuple[str, ...]:
     ]
     if not found:
         return (_progress(analysis, base),)
-    found.sort(key=lambda pair: -pair[0].speedup)
+    # what the runs settle comes first
+    found.sort(key=lambda pair: (not (pair[0].settled and pair[0].speedup > 1), -pair[0].speedup))
     reached = [pair for pair in found if math.isfinite(pair[0].arm_time)]
-    never = found[len(reached) :]
+    never = [pair for pair in found if not math.isfinite(pair[0].arm_time)]
     lines = [_comparison(analysis, base, arm, result) for result, arm in reached[:_NAMED]]
     if len(reached) > _NAMED:
-        rest = ", ".join(f"{arm.label} ({number(result.speedup, 2)}x)" for result, arm in reached[_NAMED:])
+        rest = ", ".join(
+            f"{arm.label} ({number(result.speedup, 2)}x{'' if result.settled else ', not settled'})"
+            for result, arm in reached[_NAMED:]
+        )
         lines.append(f"Also reached it: {rest}.")
     if len(never) == 1:
         lines.append(_comparison(analysis, base, never[0][1], never[0][0]))
     elif never:
-        lines.append(_never(analysis, base, [arm for _, arm in never], alone=not reached))
+        lines.append(_never(analysis, base, never, alone=not reached))
     return tuple(lines)
 
 
@@ -54,18 +58,25 @@ def _trained(arm: Arm) -> bool:
     return arm.curve is not None and arm.curve.due[arm.curve.last()] > 0
 
 
-def _never(analysis: Analysis, base: Arm, arms: Sequence[Arm], *, alone: bool) -> str:
+def _never(analysis: Analysis, base: Arm, never: Sequence[tuple[Speedup, Arm]], *, alone: bool) -> str:
     result = analysis.speedup_of(base.name)
     assert result is not None
-    names = ", ".join(f"{arm.label} ({number(analysis.finals[arm.name].final)})" for arm in arms)
+    names = ", ".join(f"{arm.label} ({number(analysis.finals[arm.name].final)})" for _, arm in never)
     goal = f"99 % of {base.label}’s peak {words(analysis.metric)} ({number(result.threshold)})"
-    who = f"None of the {len(arms)} arms" if alone else f"{len(arms)} arms never"
-    return f"{who} reached {goal} in {duration(analysis.horizon)}; final scores: {names}."
+    who = f"None of the {len(never)} arms" if alone else f"{len(never)} arms never"
+    line = f"{who} reached {goal} in {duration(analysis.horizon)}; final scores: {names}."
+    unsettled = [arm for found, arm in never if not found.settled]
+    if not unsettled:
+        return line
+    which = "" if len(unsettled) == len(never) else f" for {', '.join(arm.label for arm in unsettled)}"
+    return f"{line} Not settled{which}: {_SINGLE if _single(base, *unsettled) else 'their intervals include 1'}."
 
 
 def _progress(analysis: Analysis, arm: Arm) -> str:
     end = analysis.finals[arm.name]
     spread = "" if math.isnan(end.low) else f" {interval(end.low, end.high, 3)}"
+    if _single(arm) and not math.isnan(end.error):
+        spread = f" (standard error of the evaluation {number(end.error)})"
     return (
         f"{arm.label} went from {number(end.start)} to {number(end.final)}{spread} {words(analysis.metric)} "
         f"in {duration(end.final_seconds)}, {_runs(arm)}."
@@ -73,33 +84,75 @@ def _progress(analysis: Analysis, arm: Arm) -> str:
 
 
 def _comparison(analysis: Analysis, base: Arm, arm: Arm, result: Speedup) -> str:
+    """What the runs say of an arm against the baseline: who is sooner where they settle it, else the numbers alone."""
     goal = f"99 % of {base.label}’s peak {words(analysis.metric)}"
     count = f"{_runs(arm)}" if arm.run_count == base.run_count else f"{_runs(arm)} against {base.run_count}"
+    doubt = _doubt(base, arm, result)
     if math.isinf(result.arm_time):
         end = analysis.finals[arm.name]
         level, time = number(result.threshold), duration(end.final_seconds)
-        return f"{arm.label} never reached {goal} ({level}) in {time}, {count}."
+        return f"{arm.label} never reached {goal} ({level}) in {time}, {count}.{doubt and ' Not settled: ' + doubt}"
     if math.isinf(result.speedup):
-        return f"{arm.label} was at {goal} from its first evaluation on, {count}."
+        first = f"{arm.label} was at {goal} from its first evaluation on"
+        return f"{first}, {count}.{doubt and ' Not settled: ' + doubt}"
     if result.speedup == 0:
-        after = duration(result.arm_time)
-        return (
-            f"{arm.label} reached {goal} after {after}; {base.label} was there from its first evaluation on, {count}."
-        )
-    spread = interval(result.ci_low, result.ci_high)
+        first = f"{arm.label} reached {goal} after {duration(result.arm_time)}; {base.label} was there"
+        return f"{first} from its first evaluation on, {count}.{doubt and ' Not settled: ' + doubt}"
     unit = unit_for(max(result.arm_time, result.baseline_time))
-    times = f"{duration(result.arm_time, unit)} against {duration(result.baseline_time, unit)}"
-    if round(result.speedup, 2) > 1:
-        how = f"{result.speedup:.2f}x sooner"
-        how += "" if spread == "–" else f" {spread}"
-    elif round(result.speedup, 2) < 1:
-        speedup = f"{result.speedup:.2f}" + ("" if spread == "–" else f" {spread}")
-        how = f"{1 / result.speedup:.2f}x later (speedup {speedup})"
-    else:
-        how = "no sooner and no later" + ("" if spread == "–" else f" (speedup 1.00 {spread})")
-    settled = spread == "–" or not round(result.ci_low, 2) <= 1 <= round(result.ci_high, 2)
-    doubt = "" if settled else " The interval includes 1: the difference is not settled."
-    return f"{arm.label} reached {goal} {how}: {times}, {count}.{doubt}"
+    arm_time, base_time = duration(result.arm_time, unit), duration(result.baseline_time, unit)
+    spread = interval(result.ci_low, result.ci_high)
+    shown = "" if spread == "–" else f" {spread}"
+    if doubt:
+        speedup = f"speedup {result.speedup:.2f}{shown}"
+        times = f"after {arm_time}, {base.label} after {base_time} ({speedup}), {count}."
+        numbers = f"{_zeros(result)}{_ends(analysis, base, arm)}"
+        return f"Not settled: {arm.label} reached {goal} {times} {_capital(doubt)}{numbers}"
+    how = f"{result.speedup:.2f}x sooner{shown}"
+    if result.speedup < 1:
+        how = f"{1 / result.speedup:.2f}x later (speedup {result.speedup:.2f}{shown})"
+    return f"{arm.label} reached {goal} {how}: {arm_time} against {base_time}, {count}.{_zeros(result)}"
+
+
+_SINGLE = "one run of an arm cannot tell a difference from chance"
+
+
+def _single(*arms: Arm) -> bool:
+    return any(arm.curve is not None and len(arm.curve.runs) == 1 for arm in arms)
+
+
+def _doubt(base: Arm, arm: Arm, result: Speedup) -> str:
+    """Why the runs do not settle which arm is sooner; empty where they do."""
+    if result.settled:
+        return ""
+    if _single(base, arm):
+        return f"{_SINGLE}."
+    if result.includes_one:
+        return "the interval includes 1."
+    curves = [curve for curve in (base.curve, arm.curve) if curve]
+    causes = ["so few runs"] if any(len(curve.runs) < FEW for curve in curves) else []
+    causes += ["the evaluation’s standard error"] if any(not np.isnan(curve.errors).all() for curve in curves) else []
+    wide = interval(result.cautious_low, result.cautious_high)
+    return f"with {' and '.join(causes)} allowed for, the interval is {wide}."
+
+
+def _share(result: Speedup) -> str:
+    """Beside an interval: how many resamples count as 0, and the interval of the others."""
+    others = interval(result.reached_low, result.reached_high)
+    return f"{100 * result.never_reached:.1f} %{'' if others == '–' else f', the others give {others}'}"
+
+
+def _zeros(result: Speedup) -> str:
+    return f" Resamples that never reach it count as 0: {_share(result)}." if result.never_reached > 0 else ""
+
+
+def _ends(analysis: Analysis, base: Arm, arm: Arm) -> str:
+    """The final scores of two arms, with the evaluation's standard error where a run stands alone."""
+    ends = [analysis.finals[one.name] for one in (arm, base)]
+    errors = [f" ± {number(end.error)}" if _single(one) and not math.isnan(end.error) else ""
+              for end, one in zip(ends, (arm, base), strict=True)]  # fmt: skip
+    own, other = (f"{number(end.final)}{error}" for end, error in zip(ends, errors, strict=True))
+    what = " (± standard error of the evaluation)" if any(errors) else ""
+    return f" At {duration(analysis.horizon)}: {own} against {other}{what}."
 
 
 def notes(analysis: Analysis) -> tuple[str, ...]:
@@ -142,15 +195,14 @@ def _run_notes(analysis: Analysis) -> list[str]:
     lone = [arm.label for arm in analysis.arms if arm.curve and len(arm.curve.runs) == 1]
     if lone:
         found.append(f"No interval can be given for arms with one run: {', '.join(lone)}.")
+        if any(_single(arm) and not np.isnan(arm.curve.errors).all() for arm in analysis.arms if arm.curve):
+            found.append("Of one run, ± and bands are 1.96 standard errors of an evaluation over its prompts alone.")
     curved = [arm for arm in analysis.arms if arm.curve]
-    few = [arm.label for arm in curved if arm.curve and 1 < len(arm.curve.runs) < _FEW]
+    few = [arm.label for arm in curved if arm.curve and 1 < len(arm.curve.runs) < FEW]
     if few:
         who = "all arms" if len(few) == len(curved) else ", ".join(few)
-        found.append(f"Intervals over fewer than {_FEW} runs are narrower than they should be: {who}.")
+        found.append(f"Intervals over fewer than {FEW} runs are narrower than they should be: {who}.")
     return found
-
-
-_FEW = 5  # the paper's smallest number of runs
 
 
 def _missing_notes(analysis: Analysis) -> list[str]:
@@ -174,6 +226,15 @@ def _curve_notes(analysis: Analysis) -> list[str]:
         curve = arm.curve
         if not curve:
             continue
+        if curve.interpolated:
+            found.append(
+                f"{arm.label}: its runs were evaluated at times of their own. Their scores are interpolated linearly "
+                f"to {len(curve.due)} common times."
+            )
+        if curve.thinned_from:
+            found.append(
+                f"{arm.label}: {len(curve.due):,} of its {curve.thinned_from:,} checkpoints are used, evenly spread."
+            )
         thin = int(np.isnan(curve.mean).sum())
         if thin:
             found.append(
@@ -205,14 +266,25 @@ def _baseline_notes(analysis: Analysis) -> list[str]:
     found = []
     if result.arm_time <= float(np.nanmin(base.curve.times)):
         found.append(f"{base.label} peaks at its first evaluation: its level says nothing about training.")
-    others = len(analysis.speedups) // 4 - 1
-    if others > 1:
-        found.append(f"The headline names the largest of {others} speedups, which flatters it; the table has all.")
+    others = [
+        arm for arm in analysis.arms if arm is not base and (s := analysis.speedup_of(arm.name)) and s.speedup > 0
+    ]
+    if len(others) > 1:
+        found.append(f"The headline names the largest of {len(others)} speedups, which flatters it; the table has all.")
+    zero = [(arm.label, s) for arm in analysis.arms if (s := analysis.speedup_of(arm.name)) and s.never_reached > 0]
+    if zero:
+        parts = "; ".join(f"{label} {_share(result)}" for label, result in zero[:_NAMED])
+        more = f"; {len(zero) - _NAMED} more arms in the table" if len(zero) > _NAMED else ""
+        found.append(f"In an interval, a resample that never reaches the level counts as 0: {parts}{more}.")
     return found
 
 
 def _runs(arm: Arm) -> str:
     return f"{arm.run_count} run{'' if arm.run_count == 1 else 's'}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def words(metric: str) -> str:

@@ -1,0 +1,215 @@
+"""An arm's evaluations as one table of runs and checkpoints: aligned, interpolated where clocks differ, bounded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .statistics import Array, mean_curve
+
+ACCURACIES = ("answer_accuracy", "accuracy", "format_accuracy", "both_accuracy")
+LENGTH = "mean_completion_tokens"
+HOUR = 3600.0
+
+MOST_CHECKPOINTS = 1000  # of a curve; a longer one keeps as many, evenly spread
+_MOST_CELLS = 4_000_000  # runs x checkpoints
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """One arm's evaluations: R runs, C checkpoints aligned by their nominal second."""
+
+    runs: tuple[str, ...]
+    due: Array  # [C] nominal seconds
+    seconds: Array  # [R, C] real seconds of training clock; NaN where a run has no such checkpoint
+    scores: Array  # [R, C]
+    errors: Array  # [R, C] standard error of each evaluation; NaN where it is not known
+    interpolated: bool = False  # the runs were evaluated on clocks of their own
+    thinned_from: int = 0  # checkpoints that there were, where not all are kept
+
+    @cached_property
+    def mean(self) -> Array:
+        return mean_curve(self.scores)
+
+    @property
+    def has_mean(self) -> bool:
+        """Whether most of the runs share a checkpoint; else there is nothing to compare."""
+        return not bool(np.isnan(self.mean).all())
+
+    @cached_property
+    def times(self) -> Array:
+        """Mean of the real seconds over runs."""
+        return mean_curve(self.seconds)
+
+    def last(self, horizon: float = math.inf) -> int:
+        """The last checkpoint with a mean, no later than ``horizon`` nominal seconds; else the first."""
+        usable = np.flatnonzero(~np.isnan(self.mean) & (self.due <= horizon * (1 + 1e-9)))
+        return int(usable[-1]) if len(usable) else 0
+
+
+def curve_of(evals: Mapping[str, Iterable[Mapping[str, Any]]], metric: str) -> Curve | None:
+    """The curve of one metric over the runs of an arm.
+
+    Args:
+        evals: evaluations by run, each with ``due`` (nominal seconds), ``seconds`` (real), the metric and, where it is
+            known, its standard error ``<metric>_se`` or the number of ``prompts``.
+        metric: the field to read; an evaluation without a finite number there is skipped.
+
+    Returns:
+        Rows only for runs that have an evaluation; None where none has. Of two evaluations of one run with
+        the same ``due`` (a resumed run repeats one) the later line counts. Without ``due`` the real seconds
+        stand for it.
+
+    >>> curve_of({"0": [{"due": 0, "seconds": 0.1, "accuracy": 0.2}], "1": []}, "accuracy").scores
+    array([[0.2]])
+    """
+    points: list[tuple[int, float, float, float, float, float]] = []
+    for index, rows in enumerate(evals.values()):
+        for row in rows:
+            score, seconds, due = (finite(row.get(key)) for key in (metric, "seconds", "due"))
+            due = seconds if due is None else due
+            if score is not None and due is not None:
+                error, prompts = finite(row.get(f"{metric}_se")), finite(row.get("prompts"))
+                points.append((index, due, due if seconds is None else seconds, score, error or 0.0, prompts or 0.0))
+    if not points:
+        return None
+    run_K, due_K, seconds_K, score_K, error_K, prompts_K = np.array(points, dtype=np.float64).T
+    errors_K = standard_errors(score_K, error_K, prompts_K, metric)
+    return align([*evals], run_K.astype(np.int64), due_K, seconds_K, score_K, errors_K)
+
+
+def other_metrics(metric: str) -> set[str]:
+    """What is shown beside the metric that arms are compared by."""
+    return {*ACCURACIES, LENGTH} - {metric}
+
+
+def standard_errors(scores: Array, given: Array, prompts: Array, metric: str) -> Array:
+    """The standard error of each evaluation: as given, else that of a share of so many prompts; NaN where unknown.
+
+    Two answers, one right, are added to the prompts (Agresti and Coull 1998): none right of 256 is no certainty.
+
+    >>> standard_errors(np.array([0.5, 0.5]), np.array([0.02, 0.0]), np.array([98, 98]), "accuracy").round(3)
+    array([0.02, 0.05])
+    """
+    share = (scores >= 0) & (scores <= 1) & (prompts >= 1) & (metric in ACCURACIES)
+    count = np.where(share, prompts, 1.0) + 2
+    right = (np.where(share, scores, 0.0) * (count - 2) + 1) / count
+    counted = np.where(share, np.sqrt(right * (1 - right) / count), np.nan)
+    return np.asarray(np.where(given > 0, given, counted), dtype=np.float64)
+
+
+def align(
+    names: Sequence[str],
+    run_K: NDArray[np.int64],
+    due_K: Array,
+    seconds_K: Array,
+    scores_K: Array,
+    errors_K: Array,
+    *,
+    most: int = MOST_CHECKPOINTS,
+) -> Curve | None:
+    """The curve of K evaluations, each with the number of its run, and of at most so many checkpoints.
+
+    None where no score is finite.
+    """
+    usable = np.isfinite(scores_K) & np.isfinite(due_K)
+    if not usable.any():
+        return None
+    run_K, due_K, seconds_K = run_K[usable], due_K[usable], seconds_K[usable]
+    scores_K, errors_K = scores_K[usable], errors_K[usable]
+    present, run_K = np.unique(run_K, return_inverse=True)
+    runs = tuple(names[index] for index in present)
+    if len(runs) > 1 and not _share_a_clock(run_K, due_K):
+        found = _interpolated(runs, run_K, seconds_K, scores_K, errors_K, most)
+        if found is not None:
+            return found
+    due_C, place_K = np.unique(due_K, return_inverse=True)
+    total = len(due_C)
+    kept = _kept(place_K, total, len(runs), most)
+    place_of = np.full(total, -1)
+    place_of[kept] = np.arange(len(kept))
+    column_K = place_of[place_K]
+    at = column_K >= 0
+    table = np.full((3, len(runs), len(kept)), np.nan)
+    table[:, run_K[at], column_K[at]] = np.stack([seconds_K, scores_K, errors_K])[:, at]  # the last of equal ones
+    seconds, scores, errors = table
+    return Curve(runs, due_C[kept], seconds, scores, errors, thinned_from=total if len(kept) < total else 0)
+
+
+def _kept(place_K: NDArray[np.int64], total: int, runs: int, most: int) -> NDArray[np.int64]:
+    """The checkpoints to keep: all, or where they are too many an even choice of those that most runs have."""
+    most = max(2, min(most, _MOST_CELLS // runs))
+    if total <= most:
+        return np.arange(total)
+    shared = np.flatnonzero(2 * np.bincount(place_K, minlength=total) > runs)
+    among = shared if len(shared) > 1 else np.arange(total)
+    return among if len(among) <= most else among[np.linspace(0, len(among) - 1, most).round().astype(np.int64)]
+
+
+def _share_a_clock(run_K: NDArray[np.int64], due_K: Array) -> bool:
+    """Whether some run has half of its evaluations, or more, at times at which another run has one too.
+
+    The first of a run's evaluations does not count: all runs start at 0.
+    """
+    order = np.lexsort((due_K, run_K))
+    run_K, due_K = run_K[order], due_K[order]
+    first = np.r_[True, run_K[1:] != run_K[:-1]]
+    distinct = first | np.r_[True, due_K[1:] != due_K[:-1]]
+    run_K, due_K, first = run_K[distinct], due_K[distinct], first[distinct]
+    _, place_K, count = np.unique(due_K, return_inverse=True, return_counts=True)
+    alone = np.bincount(run_K)[run_K] == 1
+    counted = ~first | alone
+    shared = np.bincount(run_K[counted], weights=count[place_K[counted]] > 1)
+    return bool((2 * shared >= np.bincount(run_K[counted])).any())
+
+
+def _interpolated(
+    runs: tuple[str, ...],
+    run_K: NDArray[np.int64],
+    seconds_K: Array,
+    scores_K: Array,
+    errors_K: Array,
+    most: int,
+) -> Curve | None:
+    """Linear interpolation at times of the whole arm, as many as a run has evaluations, where most runs have been
+    evaluated before and after; None where there is no such time. Nothing is extrapolated."""
+    order = np.lexsort((seconds_K, run_K))
+    run_K, seconds_K, scores_K, errors_K = run_K[order], seconds_K[order], scores_K[order], errors_K[order]
+    starts = np.flatnonzero(np.r_[True, run_K[1:] != run_K[:-1]])
+    ends = np.r_[starts[1:], len(run_K)]
+    half = len(runs) // 2
+    low = np.sort(seconds_K[starts])[half]
+    high = np.sort(seconds_K[ends - 1])[::-1][half]
+    within = seconds_K[(seconds_K >= low) & (seconds_K <= high)]
+    if not low < high or not len(within):
+        return None
+    points = max(2, min(int(np.median(ends - starts)), most, _MOST_CELLS // len(runs)))
+    grid = np.unique(np.r_[low, np.quantile(within, np.linspace(0, 1, points)), high])
+    scores, errors = np.full((2, len(runs), len(grid)), np.nan)
+    for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        at = seconds_K[start:end]
+        for table, values in ((scores, scores_K), (errors, errors_K)):
+            table[index] = np.interp(grid, at, values[start:end], left=np.nan, right=np.nan)
+    seconds = np.where(np.isnan(scores), np.nan, grid)
+    return Curve(runs, grid, seconds, scores, errors, interpolated=True)
+
+
+def finite(value: object) -> float | None:
+    """A finite number, or None: what a log holds may be null, text or not finite.
+
+    >>> finite("0.5"), finite(None), finite("x"), finite(float("nan")), finite(True)
+    (0.5, None, None, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
