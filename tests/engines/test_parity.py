@@ -11,8 +11,9 @@ import pytest
 import torch
 from datasets import Dataset, IterableDataset
 from peft import LoraConfig
+from transformers import GPT2Config, GPT2LMHeadModel
 from trl import GRPOConfig, GRPOTrainer
-from trl.trainer.utils import RepeatSampler
+from trl.trainer.utils import RepeatSampler, add_fused_lm_head
 
 from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.errors import UserError
@@ -150,6 +151,29 @@ def test_the_first_gradient_is_trl_s_up_to_the_stated_rounding(make_trainer, nam
     ulp = torch.finfo(torch.float32).eps
     apart = {key: ((ours[key] - g).abs().max() / g.abs().max() / ulp).item() for key, g in theirs.items()}
     assert max(apart.values()) <= FIRST_GRADIENT
+
+
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_trimming_is_right_whatever_tells_a_model_its_positions(make_trainer, tokenizer, random_model, positions):
+    """TRL passes no positions: where they are learned, padding cut on the left would move every token."""
+    trainer = make_trainer(num_rollouts=8)
+    model = trainer.model.train()
+    if positions == "learned":
+        config = GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=1, n_head=2, n_positions=64)
+        model = trainer.model = GPT2LMHeadModel(config).train()
+        add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    ids = torch.randint(5, 200, (4, 12))
+    mask = torch.ones_like(ids)
+    for row, (left, right) in enumerate([(3, 2), (4, 5), (6, 2), (3, 3)]):
+        mask[row, :left] = mask[row, 12 - right :] = 0
+    widths = []
+    model.register_forward_pre_hook(lambda *a: widths.append(a[2]["input_ids"].size(1)), with_kwargs=True)
+    passes = [trainer._get_per_token_logps_and_entropies(model, ids, mask, 5, 2)[0]]
+    trainer.args.trim_padding = False
+    passes.append(trainer._get_per_token_logps_and_entropies(model, ids, mask, 5, 2)[0])
+    assert widths == ([10, 10] if positions == "learned" else [6, 7]) + [12, 12]
+    assert passes[0].abs().max() > 1
+    torch.testing.assert_close(*(part * mask[:, -5:] for part in passes), rtol=1e-5, atol=1e-5)
 
 
 # -- what a reward is given ----------------------------------------------------------------------------------------
