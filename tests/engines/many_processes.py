@@ -138,11 +138,11 @@ def train_case(folder: Path, name: str, settings: dict[str, Any], sent: dict[str
     watch = Watch(trainer)
     trainer.add_callback(watch)
     seen: list[dict[str, Any]] = []
-    score, base_generate = trainer._generate_and_score_completions, PODSTrainer._generate
+    score, select = trainer._generate_and_score_completions, trainer._generate_and_select
 
-    def generate(prompts: list[Any]) -> Any:
+    def generate(current: Any) -> Any:
         before = dict(sent)
-        rows = base_generate(trainer, prompts)
+        rows = select(current)
         seen[-1]["traffic"] = {kind: sent[kind] - before[kind] for kind in sent}
         return rows
 
@@ -158,7 +158,7 @@ def train_case(folder: Path, name: str, settings: dict[str, Any], sent: dict[str
         seen[-1]["ledger"] = trainer.rollouts.columns()
         return batch
 
-    trainer._generate, trainer._generate_and_score_completions = generate, keep
+    trainer._generate_and_select, trainer._generate_and_score_completions = generate, keep
     original = GRPOTrainer._generate_single_turn
     stand_in = numbered_rollouts(trainer)
     GRPOTrainer._generate_single_turn = lambda self, *args, **kwargs: stand_in(*args, **kwargs)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import inspect
 import logging
+import subprocess
+import sys
+from pathlib import Path
 
 import accelerate
 import pytest
@@ -12,41 +15,100 @@ from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 from trl.trainer.utils import RepeatSampler
 
+from pods_rl import PODSTrainer
+from pods_rl.engines.trl.compat import SIGNATURES, TESTED, check_signatures
 from pods_rl.engines.trl.rewarding import UNSCORED_WARNING
-
-SIGNATURES = {
-    "_prepare_inputs": ["self", "generation_batch"],
-    "_generate_and_score_completions": ["self", "inputs"],
-    "_generate": ["self", "prompts"],
-    "_generate_single_turn": [
-        "self", "prompt_ids", "images", "multimodal_fields", "num_generations", "has_tool_images",
-    ],
-    "_calculate_rewards": ["self", "inputs", "prompts", "completions", "completion_ids_list"],
-    "training_step": ["self", "model", "inputs", "num_items_in_batch"],
-    "_get_grad_norm": ["self", "model", "grad_norm"],
-    "log": ["self", "logs", "start_time"],
-    "_save": ["self", "output_dir", "state_dict"],
-    "create_accelerator_and_postprocess": ["self"],
-    "_save_checkpoint": ["self", "model", "trial"],
-    "_get_output_dir": ["self", "trial"],
-    "_finalize_training": ["self", "trial", "num_train_samples", "start_time"],
-    "create_model_card": ["self", "model_name", "dataset_name", "tags"],
-    "_push_from_checkpoint": ["self", "checkpoint_folder"],
-    "compute_loss": ["self", "model", "inputs", "return_outputs", "num_items_in_batch"],
-    "_get_train_sampler": ["self", "dataset"],
-    "_save_rng_state": ["self", "output_dir"],
-    "_load_rng_state": ["self", "checkpoint"],
-    "_init_training_state": [
-        "self", "max_steps", "num_update_steps_per_epoch", "num_train_epochs", "resume_from_checkpoint", "trial",
-    ],
-    "train": ["self", "resume_from_checkpoint", "trial", "ignore_keys_for_eval"],
-}  # fmt: skip
-LOGPS = ["self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy"]
+from pods_rl.errors import UserError
 
 
 @pytest.mark.parametrize("method", sorted(SIGNATURES))
 def test_overridden_signatures(method):
-    assert list(inspect.signature(getattr(GRPOTrainer, method)).parameters) == SIGNATURES[method]
+    assert ", ".join(inspect.signature(getattr(GRPOTrainer, method)).parameters) == SIGNATURES[method]
+
+
+def test_every_overridden_method_is_in_the_table():
+    """A new override needs its entry, or a change of its signature would pass unseen."""
+    ours = PODSTrainer.__mro__[: PODSTrainer.__mro__.index(GRPOTrainer)]
+    defined = {name for cls in ours for name, value in vars(cls).items() if inspect.isfunction(value)}
+    assert {name for name in defined if hasattr(GRPOTrainer, name)} - {"__init__"} == set(SIGNATURES)
+
+
+def test_the_tested_versions_are_the_ones_that_are_installed_in_development():
+    pins = Path(__file__).parents[2].joinpath("constraints.txt").read_text()
+    assert all(f"\n{package}=={version}\n" in pins for package, version in TESTED.items())
+
+
+def moved(self, prompts, images):
+    """TRL's `_generate` as a later version might have it."""
+
+
+@pytest.mark.parametrize(
+    ("method", "change"), [("_generate", moved), ("_get_grad_norm", None), ("log", lambda s: None)]
+)
+def test_a_method_that_takes_other_arguments_is_refused_at_construction(make_trainer, monkeypatch, method, change):
+    owner = next(cls for cls in GRPOTrainer.__mro__ if method in vars(cls))
+    if change is None:
+        monkeypatch.delattr(owner, method)
+        found = "that method does not exist"
+    else:
+        monkeypatch.setattr(GRPOTrainer, method, change)
+        found = f"it is {method}({', '.join(inspect.signature(change).parameters)})"
+    check_signatures.cache_clear()
+    with pytest.raises(UserError) as refused:
+        make_trainer()
+    text = str(refused.value)
+    assert text.startswith(f"PODSTrainer overrides GRPOTrainer.{method}({SIGNATURES[method]}), but in trl ")
+    assert found in text
+    assert "pip install 'trl==1.16.0' 'transformers==5.23.0'" in text
+
+
+# -- the constructor -----------------------------------------------------------------------------------------------
+
+
+def test_the_constructor_takes_what_trl_s_takes():
+    def shape(cls):
+        parameters = inspect.signature(cls.__init__).parameters.values()
+        return [(p.name, p.kind, p.default) for p in parameters]
+
+    assert shape(PODSTrainer) == shape(GRPOTrainer)
+    annotations = PODSTrainer.__init__.__annotations__
+    assert set(annotations) == {name for name, *_ in shape(PODSTrainer)} - {"self"} | {"return"}
+    assert annotations["args"] == "PODSConfig | None"
+
+
+SNIPPET = """
+from pods_rl import PODSConfig, PODSTrainer, select
+def keep(rewards, m, *, generator=None): return rewards
+PODSTrainer("a model", args=PODSConfig("out", num_rollouts=8, learning_rate=0.1, rule=keep))
+PODSTrainer(modle=1)
+PODSTrainer("a model", args=3)
+"""
+
+
+# Without the libraries below ours, whose reading takes most of the time.
+MYPY = """
+[mypy]
+follow_imports = silent
+[mypy-torch.*,numpy.*,transformers.*,trl.*,datasets.*,accelerate.*,peft.*]
+follow_imports = skip
+follow_imports_for_stubs = True
+"""
+
+
+def test_mypy_refuses_arguments_that_do_not_exist(tmp_path):
+    """In a user's own project."""
+    pytest.importorskip("mypy")
+    (tmp_path / "snippet.py").write_text(SNIPPET)
+    (tmp_path / "mypy.ini").write_text(MYPY)
+    command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "snippet.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    lines = [line for line in done.stdout.splitlines() if ": error:" in line]
+    assert len(lines) == 2, done.stdout
+    assert 'snippet.py:5: error: Unexpected keyword argument "modle" for "PODSTrainer"' in lines[0]
+    assert 'expected "PODSConfig | None"' in lines[1]
+
+
+# -- what we read in TRL's source ----------------------------------------------------------------------------------
 
 
 def test_how_an_epoch_is_run():
@@ -68,11 +130,6 @@ def test_an_epoch_s_order_is_drawn_when_its_first_prompt_is():
     first, _ = list(orders[0]), next(iter(orders[1]))
     second = list(orders[0])
     assert list(orders[1]) == second != first
-
-
-def test_log_probability_signature():
-    names = list(inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters)
-    assert names[: len(LOGPS)] == LOGPS
 
 
 def test_what_generate_returns():

@@ -40,23 +40,6 @@ def test_n_equal_to_m_is_trl_to_the_last_bit(make_trainer, rule):
         assert torch.equal(weight, weights(ours)[name]), name
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"beta": 0.04, "num_iterations": 2},
-        {"steps_per_generation": 2, "gradient_accumulation_steps": 1, "per_device_train_batch_size": 4},
-        {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "scale_rewards": "batch"},
-    ],
-)
-def test_n_equal_to_m_is_trl_in_other_schedules(make_trainer, config):
-    theirs = make_trainer(GRPOTrainer, GRPOConfig, max_steps=4, **config)
-    theirs.train()
-    ours = make_trainer(max_steps=4, **config, **PLAIN)
-    ours.train()
-    for name, weight in weights(theirs).items():
-        assert torch.equal(weight, weights(ours)[name]), name
-
-
 @pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "dapo"])
 def test_trimming_and_sorting_leave_the_gradient(make_trainer, loss_type):
     schedule = {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 2, "max_steps": 1}

@@ -52,15 +52,15 @@ def quick(monkeypatch):
 
 def kept_rows(trainer):
     """Filled as it trains: of each generation the completions that are trained, as token ids."""
-    rows, generate = [], trainer._generate
+    rows, select = [], trainer._trained_rows
 
-    def record(prompts):
-        generated = generate(prompts)
-        rows.append([list(ids) for ids in generated[1]])
+    def record(generated, kept):
+        trained = select(generated, kept)
+        rows.append([list(ids) for ids in trained[1]])
         torch.manual_seed(len(rows))  # TRL shuffles the rows next, and sampling has drawn from the same generator
-        return generated
+        return trained
 
-    trainer._generate = record
+    trainer._trained_rows = record
     return rows
 
 
@@ -240,9 +240,6 @@ def test_a_step_whose_rows_are_all_masked_moves_nothing(make_trainer, random_mod
             "takes one baseline for the summed reward",
         ),
         ({"advantages": "before", "multi_objective_aggregation": "normalize_then_sum"}, "'before' takes one"),
-        ({"loss_type": "cispo"}, "is not set \\(TRL then takes epsilon\\)"),
-        ({"loss_type": "cispo", "epsilon_high": 0.28}, "which = 0.28: a cap below 1"),
-        ({"loss_type": "vespo", "importance_sampling_level": "sequence"}, "leave it out"),
         ({"loss_type": "vespo", "use_vllm": True}, "got vllm_importance_sampling_mode = sequence_mask"),
     ],
 )  # fmt: skip
@@ -251,6 +248,22 @@ def test_what_makes_no_sense_is_refused(tmp_path, settings, words):
         check_losses(settings)
     with pytest.raises(UserError, match=words):
         PODSConfig(str(tmp_path), use_cpu=True, bf16=False, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"loss_type": "cispo"}, "is not set \\(TRL then takes epsilon\\)"),
+        ({"loss_type": "cispo", "epsilon_high": 0.28}, "which = 0.28: a cap below 1"),
+        ({"loss_type": "vespo", "importance_sampling_level": "sequence"}, "leave it out"),
+    ],
+)
+def test_what_trl_trains_with_is_a_warning_and_refused_in_a_recipe_alone(make_trainer, settings, words):
+    with pytest.raises(UserError, match=words):
+        check_losses(settings)
+    with pytest.warns(UserWarning, match=words):
+        trainer = make_trainer(**settings, **PLAIN)
+    assert_same_run(train(trainer), train(make_trainer(GRPOTrainer, GRPOConfig, **settings)))
 
 
 @pytest.mark.parametrize(

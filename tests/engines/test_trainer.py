@@ -7,12 +7,13 @@ from collections import Counter
 
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, DatasetDict, IterableDataset
 from trl import GRPOConfig
 
 from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.engines.trl.refusals import refuse_unsupported
 from pods_rl.errors import UserError
+from pods_rl.policies.build import build_tokenizer
 
 from .conftest import letter_reward
 
@@ -206,7 +207,7 @@ def test_equal_rewards_whose_mean_is_rounded_teach_nothing(make_trainer, random_
     assert (rewards.nanmean() != rewards).all()
     trainer = make_trainer(
         reward=lambda completions, **_: [0.975] * len(completions),
-        num_generations=6, num_rollouts=n, per_device_train_batch_size=6, max_steps=2,
+        num_generations=6, num_rollouts=n, per_device_train_batch_size=6, max_steps=2, skip_zero_advantage_steps=True,
     )  # fmt: skip
     trainer.train()
     assert [row["pods/skipped_step"] for row in trainer.state.log_history[:2]] == [1.0, 1.0]
@@ -272,7 +273,7 @@ def test_bad_rewards_never_reach_the_loss(make_trainer, scale, bad):
     assert not any(i % 3 == 0 for i in r.kept.flatten().tolist())
     assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
     first = trainer.state.log_history[0]
-    assert first["pods/unusable_rewards"] == (0.0 if bad is None else 8.0)
+    assert first["pods/unusable_rewards"] == (0.0 if bad is None or bad != bad else 8.0)
     assert first["pods/unscored_rollouts"] == 8.0
 
 
@@ -308,8 +309,37 @@ def test_what_is_not_supported_yet_is_refused(make_trainer, dataset):
         with pytest.raises(UserError, match=word):
             make_trainer(num_rollouts=8, trainer_arguments=arguments)
     pictures = dataset.add_column("image", [None] * len(dataset))
-    with pytest.raises(UserError, match="images"):
+    with pytest.raises(UserError, match="images yet \\(column 'image' in train_dataset\\)"):
         make_trainer(num_rollouts=8, train_dataset=pictures)
+    parts = {"easy": dataset, "hard": pictures}
+    for given in (pictures, parts, DatasetDict(parts), pictures.to_iterable_dataset()):
+        with pytest.raises(UserError, match="images yet \\(column 'image' in eval_dataset\\)"):
+            make_trainer(num_rollouts=8, trainer_arguments={"eval_dataset": given})
+
+
+def picture_rows(column):
+    """A stream that does not know its columns."""
+    message = [{"role": "user", "content": [{"type": "text", "text": "1+1="}, {"type": "image", "image": None}]}]
+    row = {"prompt": message} if column is None else {"prompt": "1+1=", column: None}
+    return IterableDataset.from_generator(lambda: (row for _ in range(64)))
+
+
+@pytest.mark.parametrize("column", ["image", "images", None])
+def test_images_in_a_stream_are_refused_with_the_first_batch(make_trainer, column):
+    seen = "a message of role 'user' with a part of type 'image'" if column is None else f"column '{column}'"
+    rows = picture_rows(column)
+    assert rows.column_names is None
+    with pytest.raises(UserError, match=rf"does not support images yet \({seen}"):
+        make_trainer(num_rollouts=8, train_dataset=rows).train()
+    trainer = make_trainer(num_rollouts=8, trainer_arguments={"eval_dataset": rows})
+    with pytest.raises(UserError, match=rf"does not support images yet \({seen}"):
+        trainer.evaluate()
+
+
+def test_a_processor_that_trl_loads_by_itself_is_refused(make_trainer, monkeypatch):
+    monkeypatch.setattr("pods_rl.engines.trl.refusals.ProcessorMixin", type(build_tokenizer()))
+    with pytest.raises(UserError, match="images yet \\(a multimodal processing_class\\)"):
+        make_trainer(num_rollouts=8)
 
 
 def test_deepspeed_on_the_cpu_is_refused_where_accelerate_would_use_ddp(make_trainer, monkeypatch):

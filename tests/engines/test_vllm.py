@@ -197,14 +197,14 @@ def test_m_of_n_is_trl_on_those_m(make, correction):
     config = {"max_steps": 3, "steps_per_generation": 2, "per_device_train_batch_size": 4, "loss_type": "dapo"}
     config |= {"vllm_importance_sampling_mode": correction, "vllm_importance_sampling_clip_max": 20.0}
     ours, rows = make(**config, **PLAIN), []
-    generate = ours._generate
+    select = ours._trained_rows
 
-    def record(prompts):
-        rows.append(generate(prompts))
+    def record(generated, kept):
+        rows.append(select(generated, kept))
         torch.manual_seed(len(rows))
         return rows[-1]
 
-    ours._generate = record
+    ours._trained_rows = record
     ours.train()
     theirs, given = make("server", GRPOTrainer, GRPOConfig, **config), enumerate(rows, start=1)
 

@@ -16,6 +16,7 @@ from datasets import Dataset
 
 from ..engines.conftest import letter_reward
 
+NONE = ("nan", "None")  # as in TRL, NaN is None
 BAD = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "1e38": 1e38, "None": None}
 M, N = 4, 12
 WHICH = {"one row": lambda i, n: i == 1, "a whole group": lambda i, n: i < n, "all": lambda i, n: True}
@@ -40,7 +41,7 @@ def spoilt_run(make_trainer, case: Case) -> Any:
 
     def also(completions, **_):
         """A second function; where the first says None it has nothing to say either."""
-        none = case.bad == "None"
+        none = case.bad in NONE
         return [None if none and WHICH[case.which](i, case.n) else 0.25 for i in range(len(completions))]
 
     trainer = make_trainer(
@@ -76,7 +77,7 @@ def unharmed(make_trainer, caplog, case: Case) -> bool:
     bad = torch.tensor([WHICH[case.which](i, case.n) for i in range(2 * case.n)]).view(2, case.n)
     scored_left = (~bad).sum(dim=1).clamp(max=M)
     warnings = [record.message for record in caplog.records if record.name.startswith("pods_rl")]
-    said = "no reward function scored" if case.bad == "None" else "reward function 'spoilt'"
+    said = "no reward function scored" if case.bad in NONE else "reward function 'spoilt'"
     checks = (
         torch.equal(r.rewards.isnan(), bad),
         torch.equal((~bad).gather(1, r.kept).sum(dim=1), scored_left),
@@ -85,7 +86,7 @@ def unharmed(make_trainer, caplog, case: Case) -> bool:
         math.isfinite(line["loss"]) and math.isfinite(line["grad_norm"]),
         all(bool(torch.isfinite(p).all()) for p in trainer.model.parameters()),
         line["pods/unscored_rollouts"] == bad.sum(),
-        line["pods/unusable_rewards"] == (0 if case.bad == "None" else bad.sum()),
+        line["pods/unusable_rewards"] == (0 if case.bad in NONE else bad.sum()),
         line["pods/bad_loss"] == line["pods/bad_gradient"] == 0,
         len(warnings) == 1 and said in warnings[0],
         "All reward functions returned None" not in caplog.text,

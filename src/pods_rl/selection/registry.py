@@ -105,7 +105,7 @@ def select(
 
 
 def _check_indices(indices_PM: Tensor, rewards_PN: Tensor, m: int, rule: str | Rule) -> None:
-    name = rule_name(rule)
+    name = rule if isinstance(rule, str) else getattr(rule, "__name__", repr(rule))
     prompts, n = rewards_PN.shape
     wanted = f"int64 indices of shape {[prompts, m]} on {rewards_PN.device}"
     if not isinstance(indices_PM, Tensor) or indices_PM.dtype != torch.int64:

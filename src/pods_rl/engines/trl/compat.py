@@ -27,6 +27,8 @@ SIGNATURES = {
     "create_accelerator_and_postprocess": "self",
     "_save_checkpoint": "self, model, trial",
     "_get_output_dir": "self, trial",
+    "_finalize_training": "self, trial, num_train_samples, start_time",
+    "create_model_card": "self, model_name, dataset_name, tags",
     "_push_from_checkpoint": "self, checkpoint_folder",
     "compute_loss": "self, model, inputs, return_outputs, num_items_in_batch",
     "_get_per_token_logps_and_entropies": (

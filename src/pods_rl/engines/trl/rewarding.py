@@ -83,9 +83,9 @@ class RewardsMixin(GRPOTrainer):
             if count:
                 self._say_once(
                     name,
-                    f"reward function {name!r} gave no usable reward for {count} of {rows} rollouts (infinite, "
-                    "beyond 1e15, or dropped after an error); they count as unscored: never selected while scored ones "
-                    "remain, advantage 0. Said once; see pods/unusable_rewards.",
+                    f"reward function {name!r} gave no usable reward for {count} of {rows} rollouts (infinite, beyond "
+                    "1e15, NaN in a recipe, or dropped after an error); they count as unscored: never selected while "
+                    "scored ones remain, advantage 0. Said once; see pods/unusable_rewards.",
                 )
         if unscored and not any(spoiled.values()):
             self._say_once(

@@ -1,0 +1,366 @@
+"""A user who changes two names gets TRL: the same defaults, the same weights, the same calls of what they override."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+from datasets import Dataset, IterableDataset
+from peft import LoraConfig
+from transformers import GPT2Config, GPT2LMHeadModel
+from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import RepeatSampler, add_fused_lm_head
+
+from pods_rl import PODSConfig, PODSTrainer
+from pods_rl.errors import UserError
+from pods_rl.selection import RULES
+
+from .conftest import PROMPTS, letter_reward
+from .test_equivalence import gradients_of_first_step
+from .test_losses import OFTEN, OTHERS, train
+
+TEMPLATE = "{% for m in messages %}<think>{{ m['content'] }}</think>{% endfor %}"
+EXACT = {"trim_padding": False, "sort_by_length": False}  # the two switches that round
+FIRST_GRADIENT = 16  # ulps of a tensor's largest entry
+WEIGHTS = 0.05  # of a learning rate, after four AdamW steps
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Without the collection of all garbage before each run, which takes as long as the run."""
+    monkeypatch.setattr("accelerate.utils.memory.clear_device_cache", lambda garbage_collection=False: None)
+
+
+def chats(prompts=PROMPTS):
+    return Dataset.from_dict({"prompt": [[{"role": "user", "content": p}] for p in prompts * 4]})
+
+
+# -- defaults ------------------------------------------------------------------------------------------------------
+
+
+def test_every_field_of_trl_s_has_trl_s_default():
+    ours = {field.name: field for field in dataclasses.fields(PODSConfig)}
+    for field in dataclasses.fields(GRPOConfig):
+        assert ours[field.name].default == field.default, field.name
+        assert ours[field.name].default_factory == field.default_factory, field.name
+        assert ours[field.name].type == field.type, field.name
+    assert list(ours)[: len(dataclasses.fields(GRPOConfig))] == [field.name for field in dataclasses.fields(GRPOConfig)]
+
+
+@pytest.mark.parametrize("given", [{}, {"num_generations": 2, "steps_per_generation": 4}, {"bf16": False, "beta": 0.1}])
+def test_what_follows_from_the_given_fields_is_trl_s_too(tmp_path, given):
+    """Those that are worked out, such as bf16 and the generation batch; and what a trainer leaves of them."""
+    theirs, ours = (cls(str(tmp_path), use_cpu=True, **given) for cls in (GRPOConfig, PODSConfig))
+    for field in dataclasses.fields(GRPOConfig):
+        assert getattr(ours, field.name) == getattr(theirs, field.name) or field.name == "logging_dir", field.name
+    assert (ours.num_rollouts, ours.skip_zero_advantage_steps) == (ours.num_generations, False)
+
+
+def test_a_trainer_without_a_configuration_is_named_after_its_model(random_model, tokenizer, dataset, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    default = PODSConfig.__init__
+    monkeypatch.setattr(PODSConfig, "__init__", lambda self, *a: default(self, *a, use_cpu=True, bf16=False))
+    trainer = PODSTrainer(copy.deepcopy(random_model), letter_reward, None, dataset, processing_class=tokenizer)
+    assert trainer.args.output_dir == f"{random_model.config._name_or_path.split('/')[-1]}-PODS"
+
+
+# -- weights -------------------------------------------------------------------------------------------------------
+
+
+def none_and_nan(completions, **_):
+    return [(0.5, None, math.nan, 1.0)[sum(map(ord, text)) % 4] for text in completions]
+
+
+def chat_reward(completions, **_):
+    return letter_reward([turn[0]["content"] for turn in completions])
+
+
+def constant(completions, **_):
+    return [1.0] * len(completions)
+
+
+def stream():
+    return IterableDataset.from_generator(lambda: ({"prompt": p, "answer": "3"} for p in PROMPTS * 4))
+
+
+# name: settings; `reward`, `train_dataset` and `trainer_arguments` go to the trainer, the rest to its configuration
+CONFIGURATIONS = {
+    "defaults": {},
+    "a schedule": {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4},
+    "steps on one generation": {"steps_per_generation": 4, "per_device_train_batch_size": 2, "num_iterations": 2},
+    "grpo": {"loss_type": "grpo", **OFTEN},
+    "bnpo": {"loss_type": "bnpo", **OFTEN},
+    "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none", **OFTEN},
+    "dapo": {"epsilon_high": 0.28, "mask_truncated_completions": True, **OFTEN},
+    "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, **OFTEN},
+    "cispo": {"loss_type": "cispo", "epsilon_high": 5.0, **OFTEN},
+    "luspo": {"loss_type": "luspo", "importance_sampling_level": "sequence", **OFTEN},
+    "sapo": {"loss_type": "sapo", **OFTEN},
+    "vespo": {"loss_type": "vespo", **OFTEN},
+    **{name: {**settings, **OFTEN} for name, settings in OTHERS.items()},
+    "off-policy mask": {"beta": 0.02, "off_policy_mask_threshold": 0.01, "use_bias_correction_kl": True, **OFTEN},
+    "batch scaling": {"scale_rewards": "batch", **OFTEN},
+    "None and NaN": {"reward": none_and_nan, **OFTEN},
+    "two rewards, NaN in one": {"reward": [letter_reward, none_and_nan], "reward_weights": [1.0, 0.3], **OFTEN},
+    "normalised, then summed": {
+        "reward": [none_and_nan, letter_reward], "multi_objective_aggregation": "normalize_then_sum", **OFTEN,
+    },
+    "a step without signal": {"reward": constant, "weight_decay": 0.1},
+    "in order": {"shuffle_dataset": False, **OFTEN},
+    "a stream": {"train_dataset": stream(), **OFTEN},
+    "chats": {"train_dataset": chats(), "reward": chat_reward, **OFTEN},
+    "LoRA": {"trainer_arguments": {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])}, **OFTEN},
+    "evaluation": {
+        "trainer_arguments": {"eval_dataset": chats(PROMPTS[:1])}, "train_dataset": chats(), "reward": chat_reward,
+        "eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4, **OFTEN,
+    },
+    "a reference that follows": {"beta": 0.04, "sync_ref_model": True, "ref_model_sync_steps": 2, **OFTEN},
+}  # fmt: skip
+ALWAYS = ("defaults", "grpo", "cispo", "KL", "two rewards, NaN in one", "a step without signal", "chats", "evaluation")
+TIMES = {"step_time", "train_runtime", "eval_runtime"}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.reliability) for name in CONFIGURATIONS]
+)
+def test_four_steps_are_trl_s(make_trainer, tokenizer, monkeypatch, name):
+    """To the last bit, logs included, with the two switches off; with the defaults up to the stated rounding."""
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
+    settings = {"loss_type": "dapo", "optim": "adamw_torch", **CONFIGURATIONS[name], "max_steps": 4}
+    (theirs, their_logs) = train(make_trainer(GRPOTrainer, GRPOConfig, **settings))
+    (exact, our_logs) = train(make_trainer(**settings, **EXACT))
+    assert [key for key, weight in theirs.items() if not torch.equal(weight, exact[key])] == []
+    for their_row, our_row in zip(their_logs, our_logs, strict=True):
+        same = {key: (our_row[key], value) for key, value in their_row.items() if key not in TIMES}
+        assert {key: pair for key, pair in same.items() if pair[0] != pair[1]} == {}
+    (rounded, _) = train(make_trainer(**settings))
+    apart = max((weight - rounded[key]).abs().max().item() for key, weight in theirs.items())
+    print(f"\n{name}: weights apart by {apart / 1e-3:.1e} learning rates")
+    assert apart <= WEIGHTS * 1e-3
+
+
+@pytest.mark.parametrize("name", ["grpo", "vespo"])
+def test_the_first_gradient_is_trl_s_up_to_the_stated_rounding(make_trainer, name):
+    settings = {"loss_type": "dapo", **CONFIGURATIONS[name]}
+    theirs = gradients_of_first_step(make_trainer(GRPOTrainer, GRPOConfig, **settings))
+    ours = gradients_of_first_step(make_trainer(**settings))
+    ulp = torch.finfo(torch.float32).eps
+    apart = {key: ((ours[key] - g).abs().max() / g.abs().max() / ulp).item() for key, g in theirs.items()}
+    assert max(apart.values()) <= FIRST_GRADIENT
+
+
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_trimming_is_right_whatever_tells_a_model_its_positions(make_trainer, tokenizer, random_model, positions):
+    """TRL passes no positions: where they are learned, padding cut on the left would move every token."""
+    trainer = make_trainer(num_rollouts=8)
+    model = trainer.model.train()
+    if positions == "learned":
+        config = GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=1, n_head=2, n_positions=64)
+        model = trainer.model = GPT2LMHeadModel(config).train()
+        add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    ids = torch.randint(5, 200, (4, 12))
+    mask = torch.ones_like(ids)
+    for row, (left, right) in enumerate([(3, 2), (4, 5), (6, 2), (3, 3)]):
+        mask[row, :left] = mask[row, 12 - right :] = 0
+    widths = []
+    model.register_forward_pre_hook(lambda *a: widths.append(a[2]["input_ids"].size(1)), with_kwargs=True)
+    passes = [trainer._get_per_token_logps_and_entropies(model, ids, mask, 5, 2)[0]]
+    trainer.args.trim_padding = False
+    passes.append(trainer._get_per_token_logps_and_entropies(model, ids, mask, 5, 2)[0])
+    assert widths == ([10, 10] if positions == "learned" else [6, 7]) + [12, 12]
+    assert passes[0].abs().max() > 1
+    torch.testing.assert_close(*(part * mask[:, -5:] for part in passes), rtol=1e-5, atol=1e-5)
+
+
+# -- what a reward is given ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [4, 8])
+def test_a_reward_may_change_what_it_is_given(make_trainer, tokenizer, monkeypatch, n):
+    """Each row has objects of its own, as in TRL, and no change reaches the ledger, the tokens or another rollout."""
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
+    seen = []
+
+    def vandal(prompts, completions, completion_ids, meta, tags, **_):
+        scores = chat_reward(completions)
+        seen.append([])
+        for prompt, completion, ids, fact, tag in zip(prompts, completions, completion_ids, meta, tags, strict=True):
+            prompt.append({"role": "user", "content": "more"})
+            prompt[0]["content"] += "!"
+            completion[0]["content"] = "gone"
+            completion.append(None)
+            ids.append(7)
+            fact["list"].append(1)
+            tag.append("x")
+            seen[-1].append((len(prompt), prompt[0]["content"].count("!"), len(fact["list"]), len(tag)))
+        return scores
+
+    plain = chats().add_column("meta", [{"list": [0]}] * 32).add_column("tags", [["a"]] * 32)
+    settings = {"train_dataset": plain, "num_rollouts": n, "log_completions": True, "max_steps": 2}
+    (trainer, changed), (other, expected) = (
+        (made := make_trainer(reward=reward, **settings), train(made)[0]) for reward in (vandal, chat_reward)
+    )
+    assert all(torch.equal(weight, expected[key]) for key, weight in changed.items())
+    assert [set(rows) for rows in seen] == [{(2, 1, 2, 2)}] * 2
+    for column in ("prompt", "completion", "completion_tokens", "reward"):
+        assert trainer.rollouts.columns()[column] == other.rollouts.columns()[column], column
+    assert list(trainer._logs["completion"]) == list(other._logs["completion"])
+
+
+# -- methods that users override -----------------------------------------------------------------------------------
+
+
+def test_an_overridden_calculate_rewards_scores_each_rollout_once(make_trainer):
+    calls = []
+
+    class Shaped(PODSTrainer):
+        def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+            calls.append(len(completions))
+            return 2 * super()._calculate_rewards(inputs, prompts, completions, completion_ids_list) + 1
+
+    plain = make_trainer(num_rollouts=12, max_steps=1)
+    plain.train()
+    shaped = make_trainer(Shaped, num_rollouts=12, max_steps=1)
+    shaped.train()
+    assert calls == [24]
+    assert torch.equal(shaped.rollouts.rewards, 2 * plain.rollouts.rewards + 1)
+    assert torch.equal(shaped.rollouts.kept, plain.rollouts.kept)
+    kept = shaped.rollouts.rewards.gather(1, shaped.rollouts.kept)
+    assert list(shaped._logs["rewards"]["letter_reward"]) == kept.flatten().tolist()
+    assert "_calculate_rewards" not in vars(shaped)
+
+
+def test_methods_that_users_override_are_called_as_trl_calls_them(make_trainer):
+    """By name, how often and with what sizes; with n = m the same as TRL's."""
+
+    def recorded(base):
+        class Mine(base):
+            calls: list = []  # noqa: RUF012
+
+            def _generate(self, prompts):
+                output = super()._generate(prompts)
+                self.calls.append(("_generate", len(prompts), len(output[1]), self.num_generations))
+                return output
+
+            def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, *more):
+                self.calls.append(("_generate_single_turn", len(prompt_ids), num_generations))
+                return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, *more)
+
+            def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+                self.calls.append(("_calculate_rewards", len(inputs), len(prompts), len(completions)))
+                return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+
+            def _generate_and_score_completions(self, inputs):
+                self.calls.append(("_generate_and_score_completions", len(inputs)))
+                return super()._generate_and_score_completions(inputs)
+
+            def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+                self.calls.append(("compute_loss", len(inputs["advantages"])))
+                return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+            def _compute_loss(self, model, inputs):
+                self.calls.append(("_compute_loss", len(inputs["advantages"])))
+                return super()._compute_loss(model, inputs)
+
+            def _get_per_token_logps_and_entropies(self, model, input_ids, *args, **kwargs):
+                self.calls.append(("_get_per_token_logps_and_entropies", len(input_ids)))
+                return super()._get_per_token_logps_and_entropies(model, input_ids, *args, **kwargs)
+
+            def get_train_dataloader(self):
+                self.calls.append(("get_train_dataloader",))
+                return super().get_train_dataloader()
+
+            def _get_train_sampler(self, dataset=None):
+                self.calls.append(("_get_train_sampler",))
+                return super()._get_train_sampler(dataset)
+
+            def training_step(self, model, inputs, num_items_in_batch=None):
+                self.calls.append(("training_step",))
+                return super().training_step(model, inputs, num_items_in_batch)
+
+            def log(self, logs, start_time=None):
+                self.calls.append(("log", "loss" in logs))
+                return super().log(logs, start_time)
+
+        return Mine
+
+    def calls(base, config, **settings):
+        trainer = make_trainer(recorded(base), config, **{**OFTEN, **settings})
+        trainer.train()
+        return type(trainer).calls
+
+    theirs, ours = calls(GRPOTrainer, GRPOConfig), calls(PODSTrainer, PODSConfig)
+    assert sorted(ours) == sorted(theirs)  # rewards come before the log-probabilities, which only kept rows need
+    assert len({name for name, *_ in theirs}) == 11
+    of_n = calls(PODSTrainer, PODSConfig, num_rollouts=12)
+    sizes = {"_generate": (48, 48, 12), "_generate_single_turn": (48, 12), "_calculate_rewards": (48, 48, 48)}
+    assert sorted((name, *sizes.get(name, size)) for name, *size in theirs) == sorted(of_n)
+
+
+def test_an_overridden_generate_may_do_all_of_it(make_trainer):
+    class Scripted(PODSTrainer):
+        def _generate(self, prompts):
+            ids = [[20 + i % 7] * (1 + i % 3) for i in range(len(prompts))]
+            texts = self.processing_class.batch_decode(ids)
+            return [[5]] * len(prompts), ids, None, texts, None, {}, None, []
+
+    trainer = make_trainer(Scripted, num_rollouts=12, max_steps=1)
+    trainer.train()
+    assert len(trainer.rollouts.completions) == 24
+    chosen = [12 * p + i for p, row in enumerate(trainer.rollouts.kept.tolist()) for i in row]
+    assert list(trainer._logs["completion"]) == [trainer.rollouts.completions[i] for i in chosen]
+
+
+def test_a_sampler_of_the_user_s_own_is_used(make_trainer):
+    class FirstOnly(PODSTrainer):
+        def _get_train_sampler(self, dataset=None):
+            return RepeatSampler([0, 1], mini_repeat_count=4, batch_size=2, repeat_count=1, shuffle=False)
+
+    trainer = make_trainer(FirstOnly, num_rollouts=8, max_steps=3)
+    trainer.train()
+    assert set(trainer.rollouts.prompts) == set(PROMPTS[:2])
+
+
+# -- a rule that is a function -------------------------------------------------------------------------------------
+
+
+def last_ones(rewards, m, *, generator=None):
+    return torch.arange(rewards.shape[1] - m, rewards.shape[1]).repeat(len(rewards), 1)
+
+
+class Strange:
+    def __call__(self, rewards, m, *, generator=None):
+        return last_ones(rewards, m)
+
+
+@pytest.mark.parametrize("rule", [last_ones, lambda r, m, generator=None: last_ones(r, m), Strange(), RULES["random"]])
+def test_a_rule_may_be_a_function(make_trainer, rule):
+    trainer = make_trainer(num_rollouts=8, rule=rule, max_steps=1, save_strategy="steps")
+    trainer.train()
+    if rule is not RULES["random"]:
+        assert trainer.rollouts.kept.tolist() == [[4, 5, 6, 7]] * 2
+    written = json.loads(trainer.args.to_json_string())["rule"]
+    assert written == "random" if rule is RULES["random"] else written.startswith(f"{__name__}:")
+    assert written in json.dumps(trainer.args.to_sanitized_dict())
+    assert "rule=" in repr(trainer.args)
+    if rule is last_ones:
+        assert make_trainer(num_rollouts=8, rule=written).args.rule == written  # an import path is taken back
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (lambda rewards: rewards, r"takes \(rewards\); expected a function of \(rewards, m, \*, generator=None\)"),
+        (f"{__name__}:none_and_nan", r"takes \(completions, \*\*_\); expected a function of"),
+        (3, "a rule is given by its name, a string; got 3"),
+        (Strange, "a rule is given by its name, a string; got <class"),
+        ("max_varianse", "did you mean 'max_variance'"),
+    ],
+)
+def test_what_cannot_be_a_rule_is_refused_at_once(tmp_path, rule, words):
+    with pytest.raises(UserError, match=words):
+        PODSConfig(str(tmp_path), use_cpu=True, bf16=False, rule=rule)
