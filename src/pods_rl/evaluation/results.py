@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..runs import to_json, write_parquet
+from ..runs.files import encoded, open_own
 from .checkpoint import Outcome
 from .scores import Evaluation
 
@@ -34,7 +35,7 @@ def write_results(outcome: Outcome, folder: Path) -> tuple[Path, Path]:
     try:
         completions = write_parquet(folder / f"completions-{name}-{when}.parquet", outcome.evaluation.columns())
         line = to_json(results_line(outcome) | {"completions": completions.name}) + "\n"
-        with (folder / RESULTS).open("a", encoding="utf-8", errors="backslashreplace") as file:
+        with open_own(folder / RESULTS, "a") as file:
             file.write(line)
     except OSError as error:
         raise UserError(f"Cannot write to {folder}: {error.strerror}. Choose a directory with --output.") from error
@@ -104,4 +105,4 @@ def _higher_is_better(metric: str) -> bool | None:
 
 
 def _sha256(text: str | None) -> str | None:
-    return None if text is None else hashlib.sha256(text.encode()).hexdigest()
+    return None if text is None else hashlib.sha256(encoded(text)).hexdigest()

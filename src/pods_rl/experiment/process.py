@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from ..runs.files import open_own
 from ..stopping import Interrupted
 
 try:
@@ -59,7 +60,7 @@ def train_in_process(job: Job) -> int:
     interrupt ends it at once.
     """
     job.output.mkdir(parents=True, exist_ok=True)
-    with (job.output / LOG).open("wb") as log:
+    with open_own(job.output / LOG, "wb") as log:
         _lock(log)
         process = subprocess.Popen(
             job.command,
