@@ -60,9 +60,8 @@ def main() -> None:
     """The ``pods`` command. A user's mistake is told in red, without a traceback, with exit code 2."""
     if "RANK" in os.environ:  # one of several processes: C++ warnings would come from each
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # last, so that a rule or reward of the user's is found and replaces nothing
     try:
+        _find_user_modules()
         code = app(standalone_mode=False)
         if code:
             sys.exit(code)
@@ -75,6 +74,18 @@ def main() -> None:
     except Exception as error:  # a fault of ours, or of a reward of the user's: it may quote what a model wrote
         print(plain_text(_usage(error) or traceback.format_exc()), end="", file=sys.stderr)
         sys.exit(getattr(error, "exit_code", 1))
+
+
+def _find_user_modules() -> None:
+    """Have a rule or reward of the user's found in the working directory: last, so that it replaces no module."""
+    try:
+        here = os.getcwd()
+    except OSError as error:
+        raise UserError(
+            f"The working directory cannot be read ({error.strerror}): it was deleted or moved. Go to another with cd."
+        ) from error
+    if here not in sys.path:
+        sys.path.append(here)
 
 
 def _usage(error: Exception) -> str:
