@@ -7,11 +7,23 @@ import hashlib
 import json
 import os
 import shutil
+import time
 
 import pytest
 
 from pods_rl.runs import checkpoints as module
-from pods_rl.runs.checkpoints import clean, digest, last_good, prune, publish, read_manifest, staging, verify
+from pods_rl.runs.checkpoints import (
+    clean,
+    digest,
+    last_good,
+    prepare,
+    prune,
+    publish,
+    read_manifest,
+    readable_path,
+    staging,
+    verify,
+)
 from pods_rl.runs.disk import write_failure
 
 FILES = {"model.safetensors": b"weights" * 9, "optimizer.pt": b"momentum", "shards/rank-1.pt": b"half"}
@@ -65,7 +77,7 @@ SPOILED = {
         "expected format 1, received 2",
     ),
     "manifest of another kind": (
-        lambda f: (f / "manifest.json").write_text('{"format": 1, "files": {"optimizer.pt": 3}}'),
+        lambda f: (f / "manifest.json").write_text('{"format": 1, "step": 10, "files": {"optimizer.pt": 3}}'),
         "optimizer.pt has 8 bytes, expected None",
     ),
 }
@@ -194,6 +206,158 @@ def test_other_folders_are_left_alone(tmp_path):
     save(tmp_path, 2)
     prune(tmp_path, 1)
     assert names(tmp_path) == ["README.md", "checkpoint-2", "final"]
+
+
+NOT_OURS = ["checkpoint-best", "checkpoint-6-keep", "checkpoint-8.bak", "checkpoint-06", "checkpoint-٦"]
+
+
+def entries(folder):
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+
+
+def test_only_ours_are_pruned_replaced_and_resumed_from(tmp_path):
+    """Copies of a whole checkpoint under names of the user's, files, links, folders of another trainer's."""
+    whole = save(tmp_path / "elsewhere", 6)
+    for name in NOT_OURS:
+        shutil.copytree(whole, tmp_path / name)
+    shutil.copytree(whole, tmp_path / "checkpoint-9")  # a copy of step 6
+    (tmp_path / "checkpoint-notes.txt").write_text("mine")
+    (tmp_path / "checkpoint-3").write_text("a file")
+    (tmp_path / "checkpoint-5").mkdir()
+    (tmp_path / "checkpoint-5/weights").write_text("of another trainer")
+    (tmp_path / "checkpoint-6").symlink_to(whole)
+    (tmp_path / "checkpoint-8").symlink_to(tmp_path / "nowhere")
+    before = entries(tmp_path)
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    prune(tmp_path, 1)
+    assert entries(tmp_path) - before == {f"checkpoint-2/{name}" for name in (*FILES, "manifest.json", "shards")} | {
+        "checkpoint-2"
+    }
+    assert before <= entries(tmp_path)
+    found, passed = last_good(tmp_path)
+    assert found == tmp_path / "checkpoint-6"  # a link to a whole one will do
+    assert passed == ["checkpoint-9: manifest.json is of step 6"]
+    assert last_good(tmp_path / "elsewhere")[0] == whole
+
+
+@pytest.mark.parametrize("kind", ["dangling link", "link", "file", "folder"])
+def test_what_has_the_name_of_a_new_checkpoint_is_kept_beside_it(tmp_path, kind):
+    mine = tmp_path / "checkpoint-8"
+    if kind == "file":
+        mine.write_text("mine")
+    elif kind == "folder":
+        mine.mkdir()
+        (mine / "notes").write_text("mine")
+    else:
+        mine.symlink_to(save(tmp_path / "elsewhere", 8) if kind == "link" else "nowhere")
+    save(tmp_path, 8)
+    assert verify(mine) == []
+    assert not mine.is_symlink()
+    kept = tmp_path / "checkpoint-8.kept-1"
+    assert kept.is_symlink() == ("link" in kind)
+    assert save(tmp_path, 8) == mine  # ours: replaced
+    assert not os.path.lexists(tmp_path / "checkpoint-8.kept-2")
+
+
+def test_what_the_user_keeps_among_what_is_being_saved_stays(tmp_path):
+    (tmp_path / ".saving/mine").mkdir(parents=True)
+    (tmp_path / ".saving/notes.txt").write_text("mine")
+    (tmp_path / ".saving/checkpoint-3").mkdir()
+    clean(tmp_path)
+    assert names(tmp_path / ".saving") == ["mine", "notes.txt"]
+
+
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_another_thing_called_as_the_place_of_saving_is_kept(tmp_path, kind):
+    place = tmp_path / "run"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/checkpoint-1").mkdir()
+    place.mkdir()
+    (place / ".saving").symlink_to(tmp_path / "mine") if kind == "link" else (place / ".saving").write_text("mine")
+    prepare(place / "checkpoint-1")
+    assert (tmp_path / "mine/checkpoint-1").is_dir()
+    assert names(place) == [".saving", ".saving.kept-1"]
+    assert (place / ".saving/checkpoint-1").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("keep", "best", "finished", "kept"),
+    [
+        (1, "checkpoint-2", False, [2, 8]),
+        (2, "checkpoint-2", False, [2, 8]),
+        (3, "checkpoint-2", False, [2, 6, 8]),
+        (2, "checkpoint-8", False, [6, 8]),
+        (1, "checkpoint-2", True, [2]),
+        (2, "checkpoint-2", True, [2, 4, 6, 8]),
+        (1, None, True, [2, 4, 6, 8]),
+        (1, "checkpoint-5", True, [2, 4, 6, 8]),  # which is gone: nothing is removed for it
+        (1, "checkpoint-5", False, [8]),
+    ],
+)
+def test_the_best_is_kept_as_transformers_keeps_it(tmp_path, keep, best, finished, kept):
+    for step in (2, 4, 6, 8):
+        save(tmp_path, step)
+    prune(tmp_path, keep, best=best, finished=finished)
+    assert names(tmp_path) == [f"checkpoint-{step}" for step in kept]
+
+
+@pytest.mark.parametrize("text", ["\udcff", "a\ud800b", "\x00\x1b", "\u2028", "日本"])
+def test_a_manifest_holds_any_text(tmp_path, text):
+    folder = save(tmp_path, 1, recipe={"keys": {"dataset_name": text}, "sha256": digest({"name": text})})
+    assert verify(folder) == []
+    assert read_manifest(folder)["recipe"]["keys"]["dataset_name"] == text
+
+
+LISTING = '{"format": 1, "files": {'
+LISTED = '"file-%d": {"bytes": 1, "sha256": "0"}'
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        LISTING + ",".join(LISTED % i for i in range(1_500_000)) + "}}",
+        LISTING + ",".join(f'"{i}":0' for i in range(300_000)) + "}}",
+        '{"format": 1, "files": ' + '{"a": ' * 100_000 + "1" + "}" * 100_001,
+        '{"format": 1, "step": ' + "9" * 100_000 + ', "files": {"a": {}}}',
+    ],
+    ids=["large", "many", "deep", "long number"],
+)  # fmt: skip
+def test_an_absurd_manifest_is_refused_at_once(tmp_path, manifest):
+    good, folder = save(tmp_path, 1), save(tmp_path, 2)
+    (folder / "manifest.json").write_text(manifest)
+    start = time.monotonic()
+    found, passed = last_good(tmp_path)
+    prune(tmp_path, 1)
+    assert time.monotonic() - start < 10
+    assert found == good
+    assert passed[0].startswith("checkpoint-2: manifest.json")
+    assert folder.is_dir()  # who knows whose it is
+
+
+OUTSIDE = ["/etc/hostname", "../checkpoint-1/optimizer.pt", "./optimizer.pt", "shards//rank-1.pt"]
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_a_manifest_of_files_elsewhere_is_refused(tmp_path, name):
+    save(tmp_path, 1)
+    folder = save(tmp_path, 2)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"][name] = {"bytes": 8, "sha256": hashlib.sha256(b"momentum").hexdigest()}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert verify(folder) == ["manifest.json is not ours: expected at most 20,000 files, all in this folder"]
+
+
+def test_a_path_that_is_not_utf_8_is_lent_as_one_that_is(tmp_path):
+    odd = tmp_path / "\udcff"
+    odd.mkdir()
+    with readable_path(odd) as path:
+        (path / "weights").write_text(str(path))
+        str(path).encode()
+    assert (odd / "weights").is_file()
+    assert not path.exists()
+    with readable_path(tmp_path) as path:
+        assert path == tmp_path
 
 
 def test_a_digest_tells_values_apart():

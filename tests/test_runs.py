@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import threading
+import time
+from pathlib import Path
 
 import pytest
 
@@ -125,6 +129,193 @@ def test_a_second_process_is_refused_and_a_dead_one_leaves_no_lock(tmp_path):
     killed = code + "; import os; os.kill(os.getpid(), 9)"
     assert subprocess.run([sys.executable, "-c", killed], capture_output=True).returncode == -9
     RunWriter(tmp_path, resume=True).close()
+
+
+TAKE = "import sys; from pods_rl.runs import RunWriter; RunWriter(sys.argv[1], resume=True); print('in')"
+
+
+def other_process(path):
+    """What another process comes to that wants a run."""
+    done = subprocess.run([sys.executable, "-c", TAKE, str(path)], capture_output=True, text=True)
+    return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
+
+
+def test_a_refused_writer_leaves_the_first_its_lock(tmp_path):
+    """A POSIX record lock is gone once its process closes any handle of the file."""
+    with RunWriter(tmp_path):
+        for _ in range(2):
+            with pytest.raises(UserError, match="is in use"):
+                RunWriter(tmp_path, resume=True)
+        (tmp_path / ".lock").read_text()
+        shutil.copytree(tmp_path, tmp_path.parent / "copy")
+        assert "is in use" in other_process(tmp_path)
+    assert other_process(tmp_path) == "in"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_that_outlives_us_holds_no_lock(tmp_path):
+    code = (
+        "import os, sys, time; from pods_rl.runs import RunWriter; writer = RunWriter(sys.argv[1])\n"
+        "child = os.fork()\nif child == 0: time.sleep(60); os._exit(0)\n"
+        "open(sys.argv[2], 'w').write(str(child)); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path / "run", tmp_path / "child"], check=False)
+    try:
+        RunWriter(tmp_path / "run", resume=True).close()
+    finally:
+        os.kill(int((tmp_path / "child").read_text()), 9)
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "evals.jsonl"])
+def test_what_a_link_points_to_is_left_alone(tmp_path, name):
+    (tmp_path / "mine").write_text("mine\n")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to(tmp_path / "mine")
+    with pytest.raises(UserError, match=rf"{name} is a link.*--output"):
+        RunWriter(tmp_path / "run")
+    assert (tmp_path / "mine").read_text() == "mine\n"
+
+
+def test_a_lock_file_of_the_users_is_left_alone(tmp_path):
+    (tmp_path / ".lock").write_text("mine")
+    with RunWriter(tmp_path), pytest.raises(UserError, match="in use: another process"):
+        RunWriter(tmp_path, resume=True)
+    assert (tmp_path / ".lock").read_text() == "mine"
+
+
+def test_rewind_leaves_the_users_files(tmp_path):
+    mine = ["step-best-3.parquet", "step-000003.bak.parquet", "step-x.parquet"]
+    with RunWriter(tmp_path) as writer:
+        for folder, write in (("rollouts", writer.write_rollouts), ("evaluations", writer.write_evaluation)):
+            for step in (1, 3):
+                write(step, {"step": [step]})
+            for name in mine:
+                (tmp_path / folder / name).touch()
+            (tmp_path / folder / "step-000004.parquet").mkdir()
+        writer.append_eval({"step": 1})
+        writer.rewind(1, evaluations=1)
+    for folder in ("rollouts", "evaluations"):
+        left = sorted(path.name for path in (tmp_path / folder).iterdir())
+        assert left == sorted([*mine, "step-000001.parquet", "step-000004.parquet"])
+
+
+# --------------------------------------------------------------------------------------- one file in another's place
+
+
+def test_a_device_and_a_pipe_are_written_in_place(tmp_path):
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for target in (pipe, link):
+        reader = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE, text=True)
+        write_atomic(target, "text")
+        assert reader.communicate(timeout=30)[0] == "text"
+    write_atomic(Path("/dev/null"), "text")
+    (tmp_path / "null").symlink_to("/dev/null")
+    write_atomic(tmp_path / "null", "text", follow=True)
+    assert Path("/dev/null").is_char_device()
+    assert (tmp_path / "null").is_char_device()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "null", "pipe"]
+    if Path("/dev/full").exists():
+        with pytest.raises(OSError, match="No space left"):
+            write_atomic(Path("/dev/full"), "text")
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "link"])
+def test_our_own_output_is_written_where_it_stands(tmp_path, name):
+    """Standard output may be a file: to replace it would take it from whoever goes on printing there."""
+    (tmp_path / "link").symlink_to("/dev/stdout")
+    code = (
+        "import sys; from pathlib import Path; from pods_rl.runs import write_atomic; print('before', flush=True)\n"
+        f"write_atomic(Path({str(tmp_path / name)!r}), 'text\\n'); print('after')"
+    )
+    with (tmp_path / "out").open("w") as out:
+        subprocess.run([sys.executable, "-c", code], stdout=out, check=True)
+    assert (tmp_path / "out").read_text() == "before\ntext\nafter\n"
+
+
+@pytest.mark.parametrize("follow", [True, False])
+def test_a_link_is_followed_where_the_user_names_it_and_else_replaced(tmp_path, follow):
+    (tmp_path / "there").mkdir()
+    target, link = tmp_path / "there/file", tmp_path / "link"
+    target.write_text("old")
+    target.chmod(0o640)
+    link.symlink_to(target)
+    write_atomic(link, "new", follow=follow)
+    assert link.read_text() == "new"
+    assert link.is_symlink() == follow
+    assert target.read_text() == ("new" if follow else "old")
+    assert target.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_replaced_file_keeps_its_mode_and_a_name_may_be_long(tmp_path):
+    target = tmp_path / ("n" * 255)
+    write_atomic(target, "old")
+    assert target.stat().st_mode & 0o777 == 0o666 & ~_umask()
+    target.chmod(0o600)
+    write_atomic(target, b"new")
+    assert (target.read_bytes(), target.stat().st_mode & 0o777) == (b"new", 0o600)
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def _umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_a_link_in_the_way_of_a_new_file_does_no_harm(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / f".{os.getpid()}-{threading.get_ident()}.part").symlink_to(tmp_path / "mine")
+    write_atomic(tmp_path / "status.json", "{}")
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+SURROGATE = "a\udcffb\ud800"
+
+
+def test_every_file_of_a_run_takes_any_text(tmp_path):
+    path = tmp_path / "run\udcff"
+    with RunWriter(path) as writer:
+        writer.write_config(f"run_name: {SURROGATE}\n")
+        writer.write_environment({"command": [SURROGATE], SURROGATE: 1})
+        writer.write_status("running", reason=SURROGATE)
+        writer.append_metrics({SURROGATE: SURROGATE})
+        writer.append_eval({"x": [SURROGATE]})
+        columns = {"text": [SURROGATE], SURROGATE: [1], "chat": [[{"role": "user", "content": SURROGATE}]]}
+        writer.write_rollouts(1, columns)
+        writer.write_evaluation(1, columns)
+    run = Run.open(path)
+    assert run.environment == {"command": [SURROGATE], SURROGATE: 1}
+    assert run.status["reason"] == SURROGATE
+    assert run.metrics == [{SURROGATE: SURROGATE}]
+    assert len(run.rollout_files()) == len(run.evaluation_files()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("status.json", '{"state": "' + "x" * 9_000_000 + '"}'),
+        ("config.yaml", "a: " + "x" * 2_000_000),
+        ("config.yaml", "a: &a {x: 1}\n" + "".join(
+            f"{chr(98 + i)}: &{chr(98 + i)} {{<<: [{', '.join(['*' + chr(97 + i)] * 9)}]}}\n" for i in range(12))),
+        ("config.yaml", "a: " + "[" * 100_000),
+    ],
+)  # fmt: skip
+def test_absurd_files_read_as_nothing_at_once(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    start = time.monotonic()
+    run = Run.open(tmp_path)
+    assert (run.config, run.status) == ({}, {})
+    assert time.monotonic() - start < 10
+
+
+def test_a_pipe_among_the_files_is_not_waited_for(tmp_path):
+    for name in ("config.yaml", "environment.json", "metrics.jsonl", "evals.jsonl"):
+        os.mkfifo(tmp_path / name)
+    (tmp_path / "status.json").write_text("{}")
+    run = Run.open(tmp_path)
+    assert (run.config, run.environment, run.metrics, run.evals) == ({}, {}, [], [])
 
 
 def test_a_place_that_cannot_be_written_is_a_users_mistake(tmp_path):

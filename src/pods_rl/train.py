@@ -152,7 +152,7 @@ def fitted_task(recipe: Recipe) -> tuple[Task, Fitted | None]:
 
     Raises UserError where the task cannot be made, or has nothing to train on.
     """
-    from .engines.trl.build import load_tokenizer, policy_path
+    from .engines.trl.build import check_policy, load_tokenizer, policy_path
     from .evaluation.sampling import encode, render, template_options
 
     settings, model = recipe.task_settings(), recipe.model_arguments()
@@ -163,7 +163,9 @@ def fitted_task(recipe: Recipe) -> tuple[Task, Fitted | None]:
             f"{settings['data_dir']} holds no training file. Put its train.jsonl there, or leave data_dir out"
         )
     options = template_options(recipe)
-    tokenizer = load_tokenizer(policy_path(str(model["model_name_or_path"])), model.get("model_revision") or "main")
+    where = policy_path(str(model["model_name_or_path"])), model.get("model_revision") or "main"
+    check_policy(*where)
+    tokenizer = load_tokenizer(*where)
     return fit_prompts(
         task,
         chat=tokenizer.chat_template is not None,

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from pods_rl.cli import app, main
 from pods_rl.cli.evaluate import _progress
 from pods_rl.errors import UserError
-from pods_rl.evaluation.weights import weights_hash
 from pods_rl.policies import tiny_policy_path
+from pods_rl.policies.weights import weights_hash
 from pods_rl.runs import Run, RunWriter
 from pods_rl.runs.checkpoints import publish, staging
 

@@ -133,7 +133,9 @@ def train_scripted(make_trainer, dataset, ours, resume=None, **config):
         (4, {"save_total_limit": 1, "save_steps": 2}),
     ],
 )
-def test_the_best_checkpoint_is_kept_named_and_loaded_as_trl_does(make_trainer, dataset, tmp_path, num_rollouts, config):
+def test_the_best_checkpoint_is_kept_named_and_loaded_as_trl_does(
+    make_trainer, dataset, tmp_path, num_rollouts, config
+):
     expected, _ = train_scripted(make_trainer, dataset, False, **config)
     shutil.rmtree(tmp_path / "out")
     found, our_weights = train_scripted(make_trainer, dataset, True, num_rollouts=num_rollouts, **config)
@@ -223,7 +225,9 @@ def test_a_torn_checkpoint_is_refused_however_it_is_torn(make_trainer, tmp_path)
         flipped = bytes([whole[0] ^ 1]) + whole[1:]
         for content in (None, b"", whole[: len(whole) // 2], flipped):
             (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
-            with pytest.raises(UserError, match=r"resume_from_checkpoint = .*checkpoint-2: .*(manifest|bytes|missing|hash)"):
+            with pytest.raises(
+                UserError, match=r"resume_from_checkpoint = .*checkpoint-2: .*(manifest|bytes|missing|hash)"
+            ):
                 trainer.train(resume_from_checkpoint=str(folder))
             spoilt += 1
         assert trainer._find_checkpoint(True)[0] == good, name
@@ -233,6 +237,18 @@ def test_a_torn_checkpoint_is_refused_however_it_is_torn(make_trainer, tmp_path)
     (folder / "optimizer.pt").unlink()
     trainer.train(resume_from_checkpoint=True)
     assert trainer._initial_global_step == 1
+
+
+def test_any_text_and_any_path_is_saved_and_resumed_from(make_trainer, tmp_path):
+    odd = str(tmp_path / "out\udcff")
+    for steps in (1, 2):
+        trainer = make_trainer(max_steps=2, save_strategy="steps", save_steps=1)
+        trainer.args.output_dir, trainer.recipe_keys = odd, {"dataset_name": "rows\udcff.jsonl"}
+        trainer.args.max_steps = steps
+        trainer.train(resume_from_checkpoint=steps == 2)
+    assert trainer._initial_global_step == 1
+    assert verify(Path(odd, "checkpoint-2")) == []
+    assert read_manifest(Path(odd, "checkpoint-2"))["recipe"]["keys"] == {"dataset_name": "rows\udcff.jsonl"}
 
 
 @pytest.mark.parametrize("wanted", [True, "nowhere", "theirs", "file"])

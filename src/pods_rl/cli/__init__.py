@@ -82,9 +82,8 @@ def _main() -> None:
     """Run the command. A user's mistake is one line in red, without a traceback, with exit code 2."""
     if "RANK" in os.environ:  # one of several processes: C++ warnings would come from each
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # last, so that a rule or reward of the user's is found and replaces nothing
     try:
+        _find_user_modules()
         code = app(standalone_mode=False)
         if not getattr(sys.stdout, "lost", None):  # else its loss was outlived: the work is done
             sys.stdout.flush()
@@ -113,6 +112,18 @@ def _verdict(error: Exception | SystemExit) -> tuple[Any, str]:
         return 1, "Aborted!\n"
     # a fault of ours, or of a reward of the user's: it may quote what a model wrote
     return getattr(error, "exit_code", 1), safe_text(_usage(error) or traceback.format_exc())
+
+
+def _find_user_modules() -> None:
+    """Have a rule or reward of the user's found in the working directory: last, so that it replaces no module."""
+    try:
+        here = os.getcwd()
+    except OSError as error:
+        raise UserError(
+            f"The working directory cannot be read ({error.strerror}): it was deleted or moved. Go to another with cd."
+        ) from error
+    if here not in sys.path:
+        sys.path.append(here)
 
 
 def _usage(error: Exception) -> str:

@@ -258,7 +258,7 @@ def _write(kept: list[Kept], output: Path) -> None:
         sys.stdout.write(text)
         return
     try:
-        write_atomic(output, text)
+        write_atomic(output, text, follow=True)
     except OSError as error:
         raise UserError(f"Cannot write {output}: {error.strerror}.") from error
 

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 from ..errors import UserError
 from ..runs import to_json, write_parquet
+from ..runs.files import encoded, open_own
 from .checkpoint import Outcome
 from .scores import Evaluation
 
@@ -37,10 +38,10 @@ def write_results(outcome: Outcome, folder: Path) -> tuple[Path, Path]:
     try:
         completions = write_parquet(folder / f"completions-{name}-{when}.parquet", outcome.evaluation.columns())
         line = to_json(results_line(outcome) | {"completions": completions.name}) + "\n"
-        with (folder / RESULTS).open("a+b") as file:
+        with open_own(folder / RESULTS, "a+b") as file:
             if file.tell() and _last_byte(file) != b"\n":
                 line = f"\n{line}"
-            file.write(line.encode("utf-8", "backslashreplace"))
+            file.write(encoded(line))
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
@@ -111,7 +112,7 @@ def _higher_is_better(metric: str) -> bool | None:
 
 
 def _sha256(text: str | None) -> str | None:
-    return None if text is None else hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
+    return None if text is None else hashlib.sha256(encoded(text)).hexdigest()
 
 
 def _last_byte(file: BinaryIO) -> bytes:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from ..runs.files import LOG
+from ..runs.files import LOG, open_own
 from ..stopping import Interrupted, stop_on_signals
 
 try:
@@ -60,7 +60,7 @@ def train_in_process(job: Job) -> int:
     """
     job.output.mkdir(parents=True, exist_ok=True)
     with stop_on_signals() as stop, stop.later():  # a signal does not part us from a process that is being started
-        with (job.output / LOG).open("wb") as log:
+        with open_own(job.output / LOG, "wb") as log:
             _lock(log)
             process = subprocess.Popen(
                 job.command,

@@ -144,9 +144,9 @@ def _write(analysis: Analysis, page: Page, folder: Path, title: str) -> ReportFi
 
 def _write_figures(files: ReportFiles, images: dict[str, Picture]) -> None:
     """The figures of this report; one that an earlier report of the folder had and this one has not goes."""
-    files.png.write_bytes(images["curves"].png)
+    write_atomic(files.png, images["curves"].png)
     for name, path in files.figures.items():
-        path.write_bytes(images[name].png)
+        write_atomic(path, images[name].png)
     for stale in {files.folder / "figures" / f"{name}.png" for name in FIGURES} - {*files.figures.values()}:
         stale.unlink(missing_ok=True)
 

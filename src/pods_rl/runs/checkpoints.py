@@ -4,8 +4,8 @@ A folder is written under ``.saving/`` in ``checkpoints/``. `publish` flushes ev
 hash, adds ``manifest.json`` and renames the folder to its place. A kill or a full disk at any moment leaves earlier
 checkpoints as they were, and a leftover that `clean` removes. Deleting is a rename first, too.
 
-Only folders called ``checkpoint-<digits>`` with a manifest of ours, of that step, are ours: nothing else is ever removed,
-replaced or resumed from.
+Only folders called ``checkpoint-<digits>`` with a manifest of ours, of that step, are ours: nothing else is ever
+removed, replaced or resumed from.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ FORMAT = 1
 _STAGING = ".saving"
 _REPLACED = "replaced-"
 _NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
-_MOST_FILES = 50_000  # of a manifest: a checkpoint has tens, of thousands of processes some thousands
+# of a manifest: a checkpoint has tens of files, of a thousand processes some thousands
+_MOST_FILES, _LARGEST_MANIFEST = 20_000, 4 << 20
 _CHUNK = 1 << 20
 _HASHERS = 4  # files hashed at once: hashing lets go of the interpreter, and one core seldom keeps up with a disk
 
@@ -118,14 +119,16 @@ def readable_path(path: Path) -> Iterator[Path]:
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """What a checkpoint says of itself; empty where there is no manifest, or none that can be read."""
-    return read_mapping(folder / MANIFEST)
+    path = folder / MANIFEST
+    small = path.is_file() and path.stat().st_size <= _LARGEST_MANIFEST
+    return read_mapping(path) if small else {}
 
 
-def verify(folder: Path, *, hashes: bool = True) -> list[str]:
+def verify(folder: Path, *, hashes: bool = True, named: bool = False) -> list[str]:
     """What is wrong with a checkpoint, a line for each problem; nothing where its manifest holds.
 
     Files that the manifest does not list are passed over. Without ``hashes`` only names and sizes are compared: at
-    once, where hashes read every byte.
+    once, where hashes read every byte. ``named``: its name must say its step.
     """
     if not folder.is_dir():
         return ["is not a folder"]
@@ -137,6 +140,8 @@ def verify(folder: Path, *, hashes: bool = True) -> list[str]:
         return [f"{MANIFEST} cannot be read: expected format {FORMAT}, received {manifest.get('format')!r}"]
     if len(files) > _MOST_FILES or not all(map(_is_inside, files)):
         return [f"{MANIFEST} is not ours: expected at most {_MOST_FILES:,} files, all in this folder"]
+    if named and (problem := _name_problem(folder, manifest)):
+        return [problem]
     problems = [problem for name, row in files.items() if (problem := _size_problem(folder / name, row, name))]
     if problems or not hashes:
         return problems
@@ -161,7 +166,7 @@ def last_good(checkpoints: Path, *, hashes: bool = True) -> tuple[Path | None, l
     """
     passed: list[str] = []
     for folder in reversed(find_checkpoints(checkpoints)):
-        problems = _name_problem(folder) or verify(folder, hashes=hashes)
+        problems = verify(folder, hashes=hashes, named=True)
         if not problems:
             return folder, passed
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -222,11 +227,10 @@ def _is_ours(folder: Path) -> bool:
     return "format" in manifest and "files" in manifest and not _name_problem(folder, manifest)
 
 
-def _name_problem(folder: Path, manifest: Mapping[str, Any] | None = None) -> list[str]:
-    """A copy, or one that was renamed, would be taken for another step."""
-    step = (read_manifest(folder) if manifest is None else manifest).get("step")
-    match = _NAME.fullmatch(folder.name)
-    return [f"{MANIFEST} is of step {step}"] if match and step is not None and step != int(match[1]) else []
+def _name_problem(folder: Path, manifest: Mapping[str, Any]) -> str | None:
+    """What is wrong with the name of a copy, or of one that was renamed: it would be taken for another step."""
+    match, step = _NAME.fullmatch(folder.name), manifest.get("step")
+    return f"{MANIFEST} is of step {step}" if match and step != int(match[1]) else None
 
 
 def _is_inside(name: str) -> bool:

@@ -19,6 +19,7 @@ CONFIG, ENVIRONMENT, STATUS = "config.yaml", "environment.json", "status.json"
 METRICS, EVALS, ROLLOUTS, CHECKPOINTS = "metrics.jsonl", "evals.jsonl", "rollouts", "checkpoints"
 EVALUATIONS, LOG = "evaluations", "log.txt"
 _LARGEST_JSON, _LARGEST_YAML = 8 << 20, 1 << 20  # bytes; ours have some thousands. More is no file of ours
+_DEEPEST = 64  # levels of a YAML file
 _MOST_LINKS = 40  # as Linux has it
 
 
@@ -40,7 +41,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
         if not path.is_file() or path.stat().st_size > (_LARGEST_JSON if is_json else _LARGEST_YAML):
             return {}
         text = path.read_text(encoding="utf-8")
-        value = json.loads(text) if is_json else yaml.load(text, _Loader)  # noqa: S506  (a safe loader)
+        value = json.loads(text) if is_json else _load_yaml(text)
     except (FileNotFoundError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return value if isinstance(value, dict) else {}
@@ -51,6 +52,19 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         pass
+
+
+def _load_yaml(text: str) -> Any:
+    depth = 0
+    for event in yaml.parse(text, _Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise ValueError(f"nested more than {_DEEPEST} deep")  # libyaml would overflow the stack
+    loader = _Loader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 def step_of(path: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from peft import PeftConfig, inject_adapter_in_model
+from safetensors import safe_open
 from torch.nn import Linear
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from ...errors import UserError
 from ...policies import tiny_policy_path
+from ...policies.weights import weight_files
 from ...recipe import Recipe
 from ...recipe.checks import cpu_has_bf16
 from ...recipe.reading import short
@@ -28,6 +32,7 @@ from .scoring import reward_functions
 from .trainer import PODSTrainer
 
 # A run keeps its own files; TRL writes what it is asked for and nothing else.
+_NO_PICKLE = {"use_safetensors": True}
 _QUIET = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True}
 
 
@@ -49,7 +54,7 @@ def _build(recipe: Recipe, task: Task, output_dir: Path) -> PODSTrainer:
     path = policy_path(str(model.model_name_or_path))
     options = load_options(recipe)
     quantization = options.pop("quantization_config", None)  # TRL takes it apart
-    arguments["model_init_kwargs"] = dict(arguments.get("model_init_kwargs") or {}) | options
+    arguments["model_init_kwargs"] = dict(arguments.get("model_init_kwargs") or {}) | options | _NO_PICKLE
     adapter = get_peft_config(model)
     if adapter is not None:
         check_adapter(adapter, path, model.model_revision)
@@ -142,7 +147,61 @@ def policy_path(name: str) -> str:
     return str(tiny_policy_path()) if name == TINY else name
 
 
+def check_policy(path: str, revision: str = "main") -> None:
+    """Check that a policy's files are whole and fit together, without reading its weights: it takes a second.
+
+    Args:
+        path: a folder, or a hub id, whose files are fetched.
+        revision: of a model on the hub.
+
+    Raises:
+        UserError: a file is missing, torn or a pickle, or config.json and the weights do not fit together.
+    """
+    folder = Path(path)
+    try:
+        if folder.is_dir():
+            files = weight_files(folder)
+            if (folder / "adapter_config.json").is_file():
+                for file in files:
+                    safe_open(file, framework="pt")  # reads the header, and whether the file has its length
+                adapter = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+                return check_policy(adapter["base_model_name_or_path"], revision)
+        config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
+        if not config.architectures:
+            raise ValueError("config.json names no architecture")
+        if getattr(config, "quantization_config", None) is not None:
+            return  # loaded by a library of its own
+        kind = getattr(transformers, config.architectures[0], AutoModelForCausalLM)
+        options = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
+        _, found = kind.from_pretrained(path, revision=revision, device_map="meta", **options)
+        for what, names in (
+            ("are missing", found["missing_keys"]),
+            ("have another shape than config.json says", [key[0] for key in found["mismatched_keys"]]),
+        ):
+            if names:
+                raise ValueError(f"{len(names)} of its weights {what}, such as {min(names)}")
+    except UserError:
+        raise
+    except Exception as error:  # each file has a library of its own, with errors of its own
+        raise UserError(
+            f"model_name_or_path = {path} cannot be loaded: {first_line(error)} Expected a causal language model that "
+            "transformers knows, with whole files."
+        ) from error
+
+
 def load_tokenizer(path: str, revision: str = "main") -> Any:
-    """A tokenizer that pads on the left, as generation needs it."""
+    """Load a tokenizer that pads on the left, as generation needs it; raises UserError where its files are torn."""
     sides = {"padding_side": "left", "truncation_side": "left"}
-    return AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False, **sides)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False, **sides)
+        if not tokenizer("1")["input_ids"]:  # without its files transformers makes an empty one
+            raise ValueError("it has no vocabulary")
+    except Exception as error:
+        raise UserError(f"The tokenizer in {path} cannot be loaded: {first_line(error)}") from error
+    return tokenizer
+
+
+def first_line(error: Exception) -> str:
+    """The first line of what an error says, as a sentence."""
+    said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return said if said.endswith((".", "!")) else f"{said}."

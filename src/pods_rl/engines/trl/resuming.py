@@ -78,14 +78,17 @@ class ResumeMixin(GRPOTrainer):
             for line in skipped:
                 logger.warning("skipped %s", line)
             torn = "".join(f"\n  skipped {line}" for line in skipped)
-            return found, None if found else f"No valid checkpoint found in output directory ({self.args.output_dir}){torn}"
-        folder = Path(wanted)
+            missing = f"No valid checkpoint found in output directory ({self.args.output_dir}){torn}"
+            return found, None if found else missing
+        folder = Path(str(wanted))
         problems = [] if folder == self.checked_checkpoint else verify(folder)
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        return folder, problems and (
-            f"resume_from_checkpoint = {wanted}: {problems[0]}{more}. Resume from a whole checkpoint of PODSTrainer, or "
-            "start a new run with this folder as its model."
-        ) or None
+        if not problems:
+            return folder, None
+        return None, (
+            f"resume_from_checkpoint = {wanted}: {problems[0]}{more}. Resume from a whole checkpoint of PODSTrainer, "
+            "or start a new run with this folder as its model."
+        )
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         self._train_sampler = super()._get_train_sampler(dataset)

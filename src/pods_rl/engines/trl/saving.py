@@ -91,7 +91,7 @@ class SavingMixin(GRPOTrainer):
         self._prune(place, finished=True)
 
         def nowhere(trial: Any) -> str:
-            del vars(self)["_get_output_dir"]  # TRL asks once; a callback that saves comes after
+            del self.__dict__["_get_output_dir"]  # TRL asks once; a callback that saves comes after
             return str(staging(place / "nothing"))
 
         with self._own_methods(_get_output_dir=nowhere):
@@ -115,12 +115,12 @@ class SavingMixin(GRPOTrainer):
 
     @contextmanager
     def _own_methods(self, **methods: Callable[..., Any]) -> Iterator[None]:
-        vars(self).update(methods)
+        self.__dict__.update(methods)
         try:
             yield
         finally:
             for name in methods:
-                vars(self).pop(name, None)
+                self.__dict__.pop(name, None)
 
     def _about(self) -> dict[str, Any]:
         recipe = {"sha256": digest(self.recipe_keys), "keys": dict(self.recipe_keys)}
@@ -137,7 +137,7 @@ def _without_pickle(folder: str) -> Iterator[None]:
             save(value, file, *args, **kwargs)
 
     Path(folder, TRAINING_ARGS_NAME).unlink(missing_ok=True)
-    torch.save = save_others
+    torch.save = save_others  # type: ignore[assignment]
     try:
         yield
     finally:

@@ -43,7 +43,11 @@ def weights_hash(folder: Path) -> str:
     """
     whole = hashlib.sha256()
     for path in weight_files(folder):
-        whole.update(f"{path.name} {_file_hash(path, path.stat().st_size, path.stat().st_mtime_ns)}\n".encode())
+        whole.update(
+            f"{path.name} {_file_hash(path, path.stat().st_size, path.stat().st_mtime_ns)}\n".encode(
+                "utf-8", "backslashreplace"
+            )
+        )
     return whole.hexdigest()
 
 

@@ -1,0 +1,107 @@
+"""What is wrong with a policy's files is one line, before its weights are loaded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from pods_rl.engines.trl.build import check_policy, load_tokenizer
+from pods_rl.errors import UserError
+from pods_rl.policies import tiny_policy_path
+
+
+@pytest.fixture
+def policy(tmp_path):
+    return shutil.copytree(tiny_policy_path(), tmp_path / "policy")
+
+
+def cut(name, keep=0.5):
+    def spoil(folder):
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[: int(len(content) * keep)])
+
+    return spoil
+
+
+def write(name, text):
+    return lambda folder: (folder / name).write_text(text)
+
+
+def change(**values):
+    def spoil(folder):
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | values))
+
+    return spoil
+
+
+def drop_a_weight(folder):
+    weights = load_file(folder / "model.safetensors")
+    save_file(weights | {"mine": weights.pop(min(weights))}, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def pickle_only(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def shard_gone(folder):
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    index = {"metadata": {}, "weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def adapter(text):
+    def spoil(folder):
+        (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+        (folder / "config.json").unlink()
+        (folder / "adapter_config.json").write_text(text)
+
+    return spoil
+
+
+SPOILED = {
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "holds no weights"),
+    "a pickle": (pickle_only, "as a pickle"),
+    "empty weights": (cut("model.safetensors", 0), "cannot be loaded"),
+    "weights without an end": (cut("model.safetensors", 0.9), "cannot be loaded"),
+    "weights cut in the header": (cut("model.safetensors", 0.001), "cannot be loaded"),
+    "a weight missing": (drop_a_weight, "2 of its weights are missing"),
+    "a shard missing": (shard_gone, "cannot be loaded"),
+    "torn config": (cut("config.json"), "not a valid JSON file"),
+    "empty config": (write("config.json", ""), "not a valid JSON file"),
+    "config of nothing": (write("config.json", "{}"), "model_type"),
+    "a list for a config": (write("config.json", "[]"), "model_type"),
+    "unknown kind": (change(model_type="nonsense"), "nonsense"),
+    "no architecture": (change(architectures=[]), "names no architecture"),
+    "text for a number": (change(num_hidden_layers="two"), "num_hidden_layers"),
+    "another size": (change(intermediate_size=8), "have another shape than config.json says"),
+    "torn adapter config": (adapter('{"base'), "cannot be loaded"),
+    "adapter of nothing": (adapter("{}"), "base_model_name_or_path"),
+    "adapter's base gone": (adapter('{"base_model_name_or_path": "./gone"}'), "./gone cannot be loaded"),
+}
+
+
+@pytest.mark.parametrize("kind", SPOILED)
+def test_a_policy_that_is_not_whole_is_refused(policy, kind):
+    check_policy(str(policy))
+    spoil, said = SPOILED[kind]
+    spoil(policy)
+    with pytest.raises(UserError, match=said) as refused:
+        check_policy(str(policy))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("spoil", [cut("tokenizer.json"), write("tokenizer.json", "{}"), write("tokenizer.json", "")])
+def test_a_torn_tokenizer_is_refused(policy, spoil):
+    spoil(policy)
+    with pytest.raises(UserError, match=r"The tokenizer in .* cannot be loaded") as refused:
+        load_tokenizer(str(policy))
+    assert "\n" not in str(refused.value)
+
+
+def test_an_adapter_on_a_whole_model_is_accepted(policy):
+    adapter(json.dumps({"base_model_name_or_path": str(tiny_policy_path())}))(policy)
+    check_policy(str(policy))
