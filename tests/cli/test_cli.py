@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from contextlib import suppress
@@ -440,11 +441,11 @@ with outlive_output(Path({str(tmp_path / "log.txt")!r})):
     print("two")
     print("three", file=sys.stderr)
 """
-    command = f"({sys.executable} -c '{program}' {to.replace('|', '; echo $? >&2) |')}"
-    command += "" if "|" in to else "; echo $? >&2)"
-    done = subprocess.run(
-        command, shell=True, capture_output=True, text=True, env=os.environ | {"PYTHONUNBUFFERED": unbuffered}
-    )
+    (tmp_path / "p.py").write_text(program)
+    code = "; echo $? >&2)"
+    command = f"({sys.executable} p.py {code} {to}" if "|" in to else f"({sys.executable} p.py {to} {code}"
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=tmp_path, env=environment)
     note, *lines = (tmp_path / "log.txt").read_text().splitlines()
     assert note.startswith("Standard output cannot be written: ")
     assert lines == ["one", "two"]
