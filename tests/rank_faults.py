@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from datetime import timedelta
@@ -33,7 +34,8 @@ def stalls_on_one(rewards: torch.Tensor, m: int, *, generator: torch.Generator |
 
 
 def main(fault: str, output: Path) -> None:
-    """Join the others, then `wait` on process 1 until the test kills it, or `refuse` there."""
+    """Join the others, then `wait` on process 1 until the test kills it, or `refuse` there; or `finish`, while the
+    launcher gets a SIGTERM after it was written that the run has finished."""
     rank = int(os.environ["RANK"])
     writer = RunWriter(output) if rank == 0 else None
 
@@ -50,8 +52,12 @@ def main(fault: str, output: Path) -> None:
         with busy("waiting"):
             if rank == 1 and fault == "refuse":
                 raise UserError("Nothing to train on.\nPut some there.")
-            if rank == 1:
+            if rank == 1 and fault == "wait":
                 time.sleep(3600)
+            if writer and fault == "finish":
+                writer.write_status("finished")
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a run that has written its end
+                os.kill(os.getppid(), signal.SIGTERM)
         dist.barrier()
 
 

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from pods_rl.runs import Run, find_runs, is_run
+from pods_rl.runs.checkpoints import last_good
 
 pytestmark = pytest.mark.slow
 
@@ -97,3 +98,25 @@ def test_a_run_that_had_only_begun_when_compare_was_killed_keeps_its_place_and_i
     assert "a seed 1 finished" in output
     assert not (place / "out/.attempts").exists()
     assert "step     2" in log.read_text()
+
+
+@pytest.mark.reliability
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR1, 138)])
+def test_a_signal_to_compare_has_its_run_save_itself(place, number, code):
+    text = yaml.safe_load((place / "e.yaml").read_text())
+    text["base"]["max_steps"] = 100_000
+    (place / "e.yaml").write_text(yaml.safe_dump(text))
+    command, run = start(place), place / "out/a/seed-1"
+    process_of(run)
+    deadline = time.monotonic() + 120
+    while not Run(run).metrics:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    command.send_signal(number)
+    _, errors = command.communicate(timeout=240)
+    assert command.returncode == code, errors
+    assert "Stopped. What is done is kept in out; the same command goes on from there." in errors
+    assert (Run(run).state, Run(run).status["reason"]) == ("stopped", "interrupted by SIGTERM")
+    good, passed = last_good(run / "checkpoints")
+    assert (good.name, passed) == (f"checkpoint-{len(Run(run).metrics)}", [])
+    assert not (place / "out/b").exists()

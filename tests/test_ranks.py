@@ -205,6 +205,14 @@ def test_a_process_that_is_killed_is_told_of_by_its_launcher(start, victim):
 
 
 @pytest.mark.slow
+def test_a_launcher_that_is_stopped_when_its_run_has_finished_says_so_too(start):
+    """The signal kills process 1, which has not come to its end: the exit code is that of the status all the same."""
+    command, output = start(stand_in("finish"))
+    assert command.end() == 0, command.said()
+    assert Run(output).state == "finished"
+
+
+@pytest.mark.slow
 def test_without_our_launcher_the_processes_end_each_other(start):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

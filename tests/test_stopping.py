@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
 
-from pods_rl.stopping import Interrupted, Stop, stop_on_signals
+from pods_rl.stopping import SIGNALS, Interrupted, Stop, ignore_signals, stop_on_signals
+
+CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129, "SIGUSR1": 138, "SIGUSR2": 140, "SIGXCPU": 152}
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.fixture(autouse=True)
+def not_ignored():
+    """As in a process that was started to ignore none of them."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.Signals[name], code) for name, code in CODES.items()])
 def test_a_signal_is_met_at_once_and_says_which(number, code):
     with pytest.raises(Interrupted, match=f"interrupted by {number.name}") as met, stop_on_signals() as stop:
         os.kill(os.getpid(), number)
@@ -49,6 +62,63 @@ def test_later_is_not_begun_where_a_signal_was_lost_on_the_way():
         stop.ask(signal.SIGTERM)
     with pytest.raises(Interrupted, match="SIGTERM"), stop.later():
         raise AssertionError("not reached")
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_that_is_ignored_from_the_start_stays_so(number):
+    signal.signal(number, signal.SIG_IGN)
+    if number in (signal.SIGINT, signal.SIGTERM):  # but for those: a shell ignores SIGINT for its background jobs
+        with pytest.raises(Interrupted), stop_on_signals():
+            os.kill(os.getpid(), number)
+    else:
+        with stop_on_signals() as stop:
+            os.kill(os.getpid(), number)
+        assert stop.reason is None
+
+
+def test_once_the_end_is_written_no_signal_changes_it():
+    with stop_on_signals() as stop, stop.later():
+        stop.over()
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+    assert stop.ended
+
+
+def test_a_signal_is_passed_on_once_whenever_it_comes():
+    heard = []
+    with stop_on_signals() as stop, stop.later():
+        os.kill(os.getpid(), signal.SIGUSR1)
+        with stop.passed_to(lambda *what: heard.append(what)):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert heard == [(signal.SIGUSR1, False), (signal.SIGINT, True)]
+    assert stop.number == signal.SIGUSR1
+
+
+def test_within_another_there_is_one_stop():
+    with stop_on_signals() as outer:
+        with stop_on_signals() as inner:
+            assert inner is outer
+        with pytest.raises(Interrupted):
+            os.kill(os.getpid(), signal.SIGHUP)
+
+
+def test_signals_that_are_ignored_at_the_end_stay_so():
+    with stop_on_signals():
+        ignore_signals()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+
+
+def test_a_command_that_a_signal_ends_at_once_has_its_exit_code():
+    """Of a command that is no run: typer says 130 for every KeyboardInterrupt."""
+    program = """
+import os, signal, sys, pods_rl.cli as c, pods_rl.cli.recipes as recipes
+recipes.console = lambda: os.kill(os.getpid(), signal.SIGUSR1)
+sys.argv = ["pods", "recipes"]
+c.main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 138, done
+    assert "Traceback" not in done.stderr
 
 
 def test_handlers_are_given_back_and_only_set_by_the_main_thread():

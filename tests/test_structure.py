@@ -19,7 +19,7 @@ ALLOWED = {
     "errors": set(),
     "lookup": {"errors"},
     "selection": {"errors", "lookup"},
-    "rewards": {"errors", "lookup"},
+    "rewards": {"errors", "lookup", "terminal"},
     "batching": {"errors", "ranks"},
     "losses": {"errors"},
     "runs": {"errors"},

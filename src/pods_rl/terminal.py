@@ -170,10 +170,10 @@ class _Lasting:
         except (BlockingIOError, UnicodeError):
             pass  # a reader that is slow for now; text that the encoding does not have
         except (OSError, ValueError) as error:
-            closed = self.closed
+            kept = not self.closed and not getattr(self._stream, "write_through", False)
             self._lose(error)
             with suppress(OSError, ValueError):
-                step() if closed else self._stream.flush()  # what failed is still in the stream's buffer
+                self._stream.flush() if kept else step()  # a buffer still holds what could not be written
 
     def _lose(self, error: Exception) -> None:
         """Put the log in the stream's place; the null device where that cannot be written either."""

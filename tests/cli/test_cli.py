@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from contextlib import suppress
@@ -208,6 +209,44 @@ def test_an_interrupt_before_training_ends_it_quietly(trained, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "pods_rl.train", SimpleNamespace(train=interrupted))
     assert pods("train", "--config", "tiny-pods", "--output", "out").exit_code == 143
+
+
+LAUNCHER = """
+import json, os, signal, sys
+for number in (signal.SIGUSR1, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)  # it is passed on to us
+def send():
+    os.kill(os.getppid(), signal.SIGUSR1)
+def write():
+    if {state!r}:
+        open("out/status.json", "w").write(json.dumps({{"state": {state!r}, "reason": {reason!r}}}))
+for step in ({order}):
+    step()
+sys.exit({code})
+"""
+
+
+@pytest.mark.parametrize("order", ["send, write", "write, send"])
+@pytest.mark.parametrize(
+    ("state", "reason", "ended", "code"),
+    [
+        ("finished", "all steps done", 0, 0),
+        ("finished", "all steps done", 143, 0),
+        ("stopped", "interrupted by SIGUSR1", 138, 138),
+        ("stopped", "interrupted by SIGTERM", 143, 143),  # which reached the processes first
+        ("failed", "process 1: ValueError: no", 1, 1),
+        (None, None, 138, 138),  # before they had begun
+    ],
+)
+def test_a_signal_to_the_starter_of_several_processes_agrees_with_the_status(
+    trained, monkeypatch, order, state, reason, ended, code
+):
+    program = LAUNCHER.format(state=state, reason=reason, order=order, code=ended)
+    monkeypatch.setattr("pods_rl.experiment.process.launcher", lambda *_: [sys.executable, "-c", program])
+    words = ("train", "--config", "tiny-pods", "--output", "out", "--num_processes", "2", "--num_generations", "16")
+    assert pods(*words, "--per_device_train_batch_size", "8").exit_code == code
+    status = Run.open("out").status
+    assert (status["state"], status["reason"]) == (state or "stopped", reason or "interrupted by SIGUSR1")
 
 
 def test_several_processes_need_one_place(trained, monkeypatch):
@@ -452,6 +491,58 @@ def test_compare_says_how_to_go_on(monkeypatch, tmp_path):
     result = pods("compare", "--config", "quickstart", "--output", tmp_path / "out")
     assert result.exit_code == 130
     assert "the same command goes on from there" in result.output
+
+
+@pytest.mark.parametrize("to", [">/dev/full", "| true", ">&-"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_what_cannot_be_printed_goes_to_the_log(tmp_path, to, unbuffered):
+    program = f"""
+import sys, time
+from pathlib import Path
+from pods_rl.terminal import console, outlive_output
+time.sleep(0.2)
+with outlive_output(Path({str(tmp_path / "log.txt")!r})):
+    console().print("one")
+    print("two")
+    print("three", file=sys.stderr)
+"""
+    (tmp_path / "p.py").write_text(program)
+    code = "; echo $? >&2)"
+    command = f"({sys.executable} p.py {code} {to}" if "|" in to else f"({sys.executable} p.py {to} {code}"
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    note, *lines = (tmp_path / "log.txt").read_text().splitlines()
+    assert note.startswith("Standard output cannot be written: ")
+    assert lines == ["one", "two"]
+    assert done.stderr.splitlines() == [note.replace("follows here", f"goes to {tmp_path}/log.txt"), "three", "0"]
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_compare_outlives_its_display(tmp_path, stream):
+    """The runs themselves are replaced by ones that finish at once."""
+    program = """
+import sys, pods_rl.cli as c, pods_rl.experiment.running as running
+from pods_rl.runs import RunWriter
+def finish(job):
+    with RunWriter(job.output) as writer:
+        writer.write_config(job.config.read_text())
+        writer.append_eval({"step": 1, "seconds": 1.0, "elapsed": 1.0, "due": 1.0, "accuracy": 0.5})
+        writer.write_status("finished")
+    return 0
+running.train_in_process = finish
+c.main()
+"""
+    words = [sys.executable, "-c", program, "compare", "--config", "quickstart", "--output", tmp_path / "out"]
+    with open("/dev/full", "w") as full:
+        how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: full}
+        done = subprocess.run(words, text=True, **how)
+    log = (tmp_path / "out/log.txt").read_text() if stream == "stdout" else done.stdout
+    assert done.returncode == 0, done
+    assert (tmp_path / "out/report/report.html").is_file()
+    assert "finished" in log
+    if stream == "stdout":
+        assert "Standard output cannot be written: No space left on device. The run goes on" in done.stderr
+        assert "report.html" in log
 
 
 def test_report_needs_something_to_report_on(tmp_path):

@@ -79,7 +79,7 @@ class Command:
         deadline = time.monotonic() + DEADLINE
         while not there():
             if self.ended():
-                return False
+                return there()
             assert time.monotonic() < deadline, f"waited in vain for {there}: {self.log.read_text()}"
             time.sleep(poll)
         return True
@@ -111,9 +111,10 @@ class Server:
         self._process.stdin.flush()
         return int(json.loads(self._process.stdout.readline()))
 
-    def start(self, *words: object, cwd: Path, log: str = "log") -> Command:
+    def start(self, *words: object, cwd: Path, log: str = "log", **streams: str) -> Command:
+        """``stdout`` and ``stderr``: files to print to instead of the log."""
         path = cwd / log
-        pid = self.ask(words=[str(word) for word in words], cwd=str(cwd), log=str(path))
+        pid = self.ask(words=[str(word) for word in words], cwd=str(cwd), log=str(path), streams=streams)
         return Command(pid, path, self)
 
     def run(self, *words: object, cwd: Path, log: str = "log") -> tuple[int, str]:
@@ -141,14 +142,17 @@ def _serve() -> None:
         answers.flush()
 
 
-def _fork(words: list[str], cwd: str, log: str) -> int:
+def _fork(words: list[str], cwd: str, log: str, streams: dict[str, str]) -> int:
     pid = os.fork()
     if pid:
         return pid
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     nothing = os.open(os.devnull, os.O_RDONLY)
-    for number, file in enumerate((nothing, output, output)):
+    files = [os.open(streams[name], os.O_WRONLY) if name in streams else output for name in ("stdout", "stderr")]
+    for number, file in enumerate((nothing, *files)):
         os.dup2(file, number)
+    for number in (signal.SIGINT, signal.SIGHUP):  # a shell in the background, or nohup, ignores them
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     os.chdir(cwd)
     sys.argv = ["pods", *words]
     code = 1

@@ -158,7 +158,8 @@ def train_and_kill(folder: Path, output: str, step: int, processes: int = 1) -> 
     try:
         end = time.monotonic() + 300
         while not is_whole(checkpoint, processes):
-            assert started.running(), started.log.read_text(errors="replace")[-3000:]
+            # it may end between the two looks
+            assert started.running() or is_whole(checkpoint, processes), started.log.read_text(errors="replace")[-3000:]
             assert time.monotonic() < end, f"no {checkpoint.name} in 300 s"
             time.sleep(0.002)
     finally:

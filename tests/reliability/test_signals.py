@@ -1,7 +1,12 @@
-"""SIGTERM and SIGINT at any moment: a run ends after its step, says so by its exit code, and goes on exactly."""
+"""Signals at any moment: a run ends after its step, says so by its exit code, and goes on exactly.
+
+And a display that goes away at any moment: the run goes on without it.
+"""
 
 from __future__ import annotations
 
+import os
+import pty
 import random
 import signal
 import subprocess
@@ -21,7 +26,7 @@ from .commands import DEADLINE, RECIPE, outcome, server, write_recipe
 
 STEPS, ROLLOUTS = int(RECIPE["max_steps"]), int(RECIPE["num_rollouts"])  # type: ignore[call-overload]
 MOMENTS = 20
-CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGUSR1: 138}
 # A reward of the user's: it counts its calls in a file, so that a test can see where a run is.
 REWARD = """
 import time
@@ -48,10 +53,7 @@ def moments() -> list[Moment]:
     draws = random.Random(2504)
     phases = ["loading", "generation", "reward", "update", "saving", "evaluation"]
     chosen = [phases[i % len(phases)] for i in range(MOMENTS)]
-    return [
-        Moment(phase, draws.randint(1, STEPS), draws.uniform(0, 0.1), draws.choice([signal.SIGINT, signal.SIGTERM]))
-        for phase in chosen
-    ]
+    return [Moment(phase, draws.randint(1, STEPS), draws.uniform(0, 0.1), draws.choice([*CODES])) for phase in chosen]
 
 
 def prepare(place: Path) -> Path:
@@ -76,7 +78,8 @@ def reached(place: Path, moment: Moment) -> Callable[[], bool]:
         "generation": lambda: lines("evals.jsonl") > 0 and lines("metrics.jsonl") >= before,
         "reward": lambda: size("scored") > before * ROLLOUTS,
         "update": lambda: size("scored") >= moment.step * ROLLOUTS,
-        "saving": lambda: (place / f"run/checkpoints/.saving/checkpoint-{moment.step}").exists(),
+        # or after it, where a busy machine shows nothing of the saving
+        "saving": lambda: any((place / "run/checkpoints").glob(f"**/checkpoint-{moment.step}")),
         # the first one, or the last
         "evaluation": lambda: (
             (place / "run/environment.json").exists()
@@ -104,9 +107,11 @@ def stop_and_go_on(place: Path, moment: Moment, reference: tuple[object, object]
     command = server().start("train", "--config", "r.yaml", "--output", "run", cwd=place)
     assert command.until(reached(place, moment)), command.log.read_text()
     time.sleep(moment.delay)
+    command.kill(signal.SIGSTOP)  # no step is made between the count and the signal
     steps = len(Run(place / "run").metrics)
-    since = time.monotonic()
     command.kill(moment.number)
+    since = time.monotonic()
+    command.kill(signal.SIGCONT)
     code = command.wait()
     seconds = time.monotonic() - since
     run = Run(place / "run")
@@ -129,7 +134,7 @@ def stop_and_go_on(place: Path, moment: Moment, reference: tuple[object, object]
 
 def test_a_stop_in_an_update_and_one_in_an_evaluation(tmp_path, reference):
     for moment in (
-        Moment("update", 2, 0.01, signal.SIGTERM),
+        Moment("update", 2, 0.01, signal.SIGUSR1),
         Moment("evaluation", 2, 0.0, signal.SIGINT),
     ):
         stop_and_go_on(tmp_path / moment.phase, moment, reference)
@@ -154,8 +159,8 @@ def test_a_stop_of_several_processes(tmp_path):
     """The signal goes to `pods train`, which has started a launcher, which has started the two that train."""
     place = prepare(tmp_path / "two")
     words = ["train", "--config", "r.yaml", "--output", "run", "--num_processes", "2"]
-    words += ["--per_device_train_batch_size", "1"]
-    process = pods(place, *words)
+    words += ["--per_device_train_batch_size", "1", "--save_steps", "1000"]
+    process = pods(place, *words, "--max_steps", "1000")
     metrics = place / "run/metrics.jsonl"
     while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 2):
         assert process.poll() is None, process.communicate()
@@ -169,11 +174,126 @@ def test_a_stop_of_several_processes(tmp_path):
     good, passed = last_good(place / "run/checkpoints")
     assert good is not None
     assert (good.name, passed) == (f"checkpoint-{len(run.metrics)}", [])
-    again = pods(place, *words, "--resume")
+    steps = len(run.metrics) + 2
+    again = pods(place, *words, "--resume", "--max_steps", str(steps))
     _, errors = again.communicate(timeout=DEADLINE)
     assert again.returncode == 0, errors
-    assert [row["step"] for row in Run(place / "run").metrics] == list(range(1, STEPS + 1))
+    assert [row["step"] for row in Run(place / "run").metrics] == list(range(1, steps + 1))
     print("\nSIGTERM to 2 processes: stopped with a checkpoint, gone on to the end")
+
+
+# A module of the user's that sends SIGTERM just before, or just after, the run writes that it has finished.
+RACE = """
+import os, signal
+from pods_rl.runs import RunWriter
+write_status = RunWriter.write_status
+
+def racing(self, state, **rest):
+    to = {{"launcher": os.getppid(), "itself": os.getpid()}}.get("{to}") or int(os.environ["PODS_STARTER"])
+    if state == "finished" and "{when}" == "before":
+        os.kill(to, signal.SIGTERM)
+    write_status(self, state, **rest)
+    if state == "finished" and "{when}" == "after":
+        os.kill(to, signal.SIGTERM)
+
+RunWriter.write_status = racing
+
+def ones(text, gold):
+    return text.count("1") / 6
+"""
+
+
+def race(place: Path, to: str, when: str) -> None:
+    place.mkdir()
+    (place / "mine.py").write_text(RACE.format(to=to, when=when))
+    write_recipe(place, task_rewards={"mine:ones": 1.0}, reward_seconds=None)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_signal_while_the_end_is_written_leaves_a_finished_run(tmp_path, when):
+    race(tmp_path / "race", "itself", when)
+    code, words = server().run("train", "--config", "r.yaml", "--output", "run", cwd=tmp_path / "race")
+    assert (code, Run(tmp_path / "race/run").state) == (0, "finished"), words
+
+
+@pytest.mark.reliability
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("to", ["starter", "launcher"])
+def test_a_signal_while_two_processes_end_leaves_a_finished_run(tmp_path, to, when):
+    race(tmp_path / "race", to, when)
+    words = ["train", "--config", "r.yaml", "--output", "run", "--num_processes", "2"]
+    process = pods(tmp_path / "race", *words, "--per_device_train_batch_size", "1")
+    _, errors = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, Run(tmp_path / "race/run").state) == (0, "finished"), errors
+
+
+# -- the display ------------------------------------------------------------------------------------------------------
+
+
+class Display:
+    """A place to print to, which goes away."""
+
+    def __init__(self, kind: str, place: Path) -> None:
+        self._end, self._slave = -1, -1
+        self.path = "/dev/full"
+        if kind == "reader":
+            self.path = str(place / "fifo")
+            os.mkfifo(self.path)
+            self._end = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
+        if kind == "terminal":
+            self._end, self._slave = pty.openpty()
+            self.path = os.ttyname(self._slave)
+
+    def go_away(self) -> None:
+        for number in (self._end, self._slave):
+            if number >= 0:
+                os.close(number)
+
+
+def test_a_run_outlives_the_reader_of_its_display(tmp_path):
+    outlive(tmp_path, "reader", ("stdout", "stderr"), rewards=(None,))
+
+
+@pytest.mark.reliability
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("streams", [("stdout",), ("stderr",), ("stdout", "stderr")])
+@pytest.mark.parametrize("kind", ["full disk", "reader", "terminal"])
+def test_a_run_outlives_its_display(tmp_path, kind, streams):
+    outlive(tmp_path, kind, streams, rewards=(None, 10.0))
+
+
+def outlive(tmp_path: Path, kind: str, streams: tuple[str, ...], rewards: tuple[float | None, ...]) -> None:
+    """A reward prints as well, in the training process (None) and in a process of its own."""
+    for seconds in rewards:
+        place = tmp_path / str(seconds)
+        place.mkdir()
+        write_recipe(place, task_rewards={"mine:loud": 1.0}, reward_seconds=seconds)
+        loud = "    print('scored', flush=True)\n    print('scored', file=sys.stderr, flush=True)\n"
+        (place / "mine.py").write_text(f"import sys\n\ndef loud(text, gold):\n{loud}    return len(text) / 9\n")
+        display = Display(kind, place)
+        words = ["train", "--config", "r.yaml", "--output", "run"]
+        command = server().start(*words, cwd=place, **dict.fromkeys(streams, display.path))
+        assert command.until(lambda at=place: is_run(at / "run")), command.log.read_text()
+        display.go_away()
+        assert command.wait() == 0, command.log.read_text()
+        run = Run(place / "run")
+        assert run.state == "finished"
+        assert last_good(run.path / "checkpoints")[0].name == f"checkpoint-{STEPS}"
+        log, printed = (run.path / "log.txt").read_text(), command.log.read_text()
+        assert "cannot be written: " in log
+        if "stdout" in streams:
+            assert "run: 1 CPU thread" in log
+            assert ("what it prints goes to run/log.txt" in printed) == ("stderr" not in streams)
+
+
+@pytest.mark.reliability
+def test_a_run_outlives_a_display_that_is_closed_from_the_start(tmp_path):
+    write_recipe(tmp_path, max_steps=1)
+    words = f"{sys.executable} -m pods_rl train --config r.yaml --output run >&- 2>&-"
+    assert subprocess.run(words, shell=True, cwd=tmp_path, timeout=DEADLINE).returncode == 0
+    assert Run(tmp_path / "run").state == "finished"
+    assert "Standard output cannot be written: it is closed. The run goes on" in (tmp_path / "run/log.txt").read_text()
 
 
 def pods(place: Path, *words: str) -> subprocess.Popen[str]:
