@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import isnan
+from decimal import Decimal
+from math import inf, isnan
+from numbers import Real
 from typing import Literal
 
 from ..errors import UserError
@@ -24,7 +26,7 @@ from .pool import VerifierPool, default_pool
 from .positions import positions
 
 # Raise it whenever some completion would be scored differently: tasks carry it in their version.
-GRADER_VERSION = "2"
+GRADER_VERSION = "3"
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,14 @@ class Reward:
             raise ValueError(f"reward {self.name!r} reads {self.reads}, not {what}; call its {instead}")
 
     def _number(self, score: object) -> float:
-        if isinstance(score, (int, float)):
-            return float(score)
+        """Turn any real number into a float: Python's, NumPy's, a Fraction, a Decimal, a 0-dimensional array."""
+        if getattr(score, "ndim", None) == 0:
+            score = score.item()  # type: ignore[attr-defined]
+        if isinstance(score, (Real, Decimal)):
+            try:
+                return float(score)
+            except OverflowError:  # of an integer or a Fraction
+                return -inf if str(score).startswith("-") else inf
         raise TypeError(f"reward {self.name!r} gave {score!r} of type {type(score).__name__}; it must give a float")
 
 
