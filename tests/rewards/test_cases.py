@@ -1,17 +1,41 @@
-"""Grading against labels: 200 (completion, gold answer, label) cases, labelled by hand before any grader saw them."""
+"""Grading against labels: completions labelled by hand before any grader saw them, and pairs of gold and answer.
+
+`cases.jsonl` holds 200 completions. `equality.jsonl` holds pairs by family of notation. `math_verify.jsonl` holds the
+pairs of math-verify's own tests that have one answer a side, with the verdicts these tests expect.
+"""
 
 from __future__ import annotations
 
 import json
+import random
+import re
 from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import pytest
 
-from pods_rl.rewards import get_reward
+from pods_rl.rewards import accuracy_batch, get_reward
 
-CASES = [json.loads(line) for line in (Path(__file__).parent / "cases.jsonl").read_text(encoding="utf-8").splitlines()]
+from .data import rows
+
+HERE = Path(__file__).parent
+DOCS = HERE.parents[1] / "docs" / "rewards.md"
+
+
+def table(name):
+    return [json.loads(line) for line in (HERE / name).read_text(encoding="utf-8").splitlines()]
+
+
+CASES = table("cases.jsonl")
 DOCUMENTED = {("<think>Let us see.</think>\n<answer>eighteen</answer>", "18")}  # docs/rewards.md
+DIFFERENT = {  # docs/rewards.md: from math-verify, on purpose
+    (r"\frac{1}{12}", "0.0833333333333333"),
+    ("4.123105625617661", r"\sqrt{17}"),
+    (r"x \in [-2,7]", r"-2 \\le x \\le 7"),
+    (r"1 - \frac{1}{\mathrm{e}}", r"1 + \frac{1}{\mathrm{e}}"),
+    (r"1 = \zzz = x = 0", "0"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +46,16 @@ def disagreements():
         scores = get_reward(name).batch([case["completion"] for case in cases], [case["gold"] for case in cases])
         found += [case for case, score in zip(cases, scores, strict=True) if (score >= 1) != bool(case["label"])]
     return found
+
+
+def graded(pairs):
+    return accuracy_batch([f"<answer>{answer}</answer>" for _, answer in pairs], [gold for gold, _ in pairs])
+
+
+def misjudged(cases):
+    pairs = [(case["gold"], case["answer"]) for case in cases]
+    assert len(set(pairs)) == len(pairs)
+    return {pair for pair, case, score in zip(pairs, cases, graded(pairs), strict=True) if score != case["right"]}
 
 
 def test_the_cases_are_two_hundred_different_ones_of_either_label():
@@ -39,6 +73,62 @@ def test_grading_agrees_with_at_least_199_of_200_labels(disagreements):
 
 def test_each_disagreement_is_documented(disagreements):
     assert {(case["completion"], case["gold"]) for case in disagreements} == DOCUMENTED
-    text = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
+    text = DOCS.read_text(encoding="utf-8")
     for completion, _ in DOCUMENTED:
         assert completion.partition("<answer>")[2].removesuffix("</answer>") in text
+
+
+def test_every_pair_of_gold_and_answer():
+    cases = table("equality.jsonl")
+    assert Counter(case["right"] for case in cases).most_common()[1][1] >= 100  # of either label
+    assert misjudged(cases) == set()
+
+
+def test_the_pairs_of_math_verify_s_own_tests():
+    cases = table("math_verify.jsonl")
+    assert len(cases) == 123
+    assert misjudged(cases) == DIFFERENT
+    text = DOCS.read_text(encoding="utf-8").replace(r"\\", "\\")
+    for gold, answer in DIFFERENT:
+        assert f"`{gold}`" in text, gold
+        assert f"`{answer}`".replace(r"\\", "\\") in text, answer
+
+
+def test_gold_answers_of_math_500_meet_themselves_and_no_part_of_themselves():
+    golds = list(dict.fromkeys(row["answer"] for row in rows("math500/test.jsonl")))
+    for form in ("{}", " {} .", "${}$", r"\boxed{{{}}}", r"\[ {} \]"):
+        assert set(graded([(gold, form.format(gold)) for gold in golds])) == {1.0}, form
+    equations = [gold for gold in golds if "=" in gold and not re.match(r"[a-z]\s*=", gold)]
+    lists = [gold for gold in golds if re.fullmatch(r"[^(\\]*,[^)]*", gold) and ", " in gold]
+    parts = [(gold, gold.rpartition("=")[2]) for gold in equations]
+    parts += [(gold, gold.rpartition(",")[2]) for gold in lists]
+    parts += [(gold.strip("()[] ").rpartition(",")[2], gold) for gold in golds if gold.startswith(("(", "["))]
+    assert len(parts) >= 10
+    assert set(graded(parts)) == {0.0}
+
+
+def test_gold_answers_of_math_500_meet_no_other():
+    golds = list(dict.fromkeys(row["answer"] for row in rows("math500/test.jsonl")))
+    symbolic = [gold for gold in golds if re.search(r"[\\a-z(,]", gold)]
+    pairs = [pair for pair in random.Random(0).sample(list(product(symbolic, symbolic)), 300) if pair[0] != pair[1]]
+    met = {pair for pair, score in zip(pairs, graded(pairs), strict=True) if score}
+    assert met == set()
+
+
+REWRITES = [
+    (r"\\frac\{([0-9]+)\}\{([0-9]+)\}", r"\\dfrac{\1}{\2}"),
+    (r"\\frac\{([0-9]+)\}\{([0-9]+)\}", r"(\1 / \2)"),
+    (r"\\sqrt\{([0-9]+)\}", r"(\1^{0.5})"),
+    (r"\\pi", "π"),
+    (r"\\left|\\right|\\!", ""),
+    (r"([0-9])\\sqrt", r"\1 \\cdot \\sqrt"),
+]
+
+
+@pytest.mark.parametrize(("pattern", "rewritten"), REWRITES)
+def test_gold_answers_of_math_500_meet_their_rewrites(pattern, rewritten):
+    golds = list(dict.fromkeys(row["answer"] for row in rows("math500/test.jsonl")))
+    pairs = [(gold, re.sub(pattern, rewritten, gold)) for gold in golds if re.search(pattern, gold)]
+    assert len(pairs) >= 5
+    missed = [pair for pair, score in zip(pairs, graded(pairs), strict=True) if not score]
+    assert missed == []

@@ -6,16 +6,21 @@ import re
 from collections.abc import Sequence
 
 from .absurd import is_absurd
-from .extract import extract_answer
-from .numeric import MAX_LENGTH, plain, read_number, read_number_in_words
+from .extract import extract_answer, extract_gold
+from .notation import plain, unit
+from .numeric import MAX_LENGTH, Number, read_decimal_comma, read_number, read_number_in_words
 from .pool import default_pool
 
 # An operator; a minus sign counts between digits or single letters only, so that hyphenated words stay words.
-_LETTER = r"(?<![A-Za-z])(?:[A-DF-Za-df-z]|(?<![0-9.])[eE])"  # the e of 1e-9 is no variable
-_SYMBOLIC = re.compile(rf"[\\^_{{}}+*/=()\[\]|!√π×÷·]|(?:{_LETTER}|[0-9])\s*-\s*(?:[A-Za-z](?![A-Za-z])|[0-9])")
-_LIST_OR_TERM = re.compile(r"[0-9]\s*,|(?<![A-Za-z0-9.])[0-9.]+[A-Za-z](?![A-Za-z])")  # 1, 2 or 0.5x
+_SINGLE = r"(?<![A-Za-z])(?:[A-DF-Za-df-z]|(?<![0-9.])[eE])"  # the e of 1e-9 is no variable
+_SYMBOLIC = re.compile(rf"[\\^_{{}}+*/=()\[\]|!<>]|(?:{_SINGLE}|[0-9])\s*[-:]\s*(?:[A-Za-z](?![A-Za-z])|[0-9])")
+_LIST_OR_TERM = re.compile(  # 1, 2 or 6 and 8 or 0.5x
+    r"[0-9]\s*(?:[,;]|(?:and|or)\s)|(?<![A-Za-z0-9.])[0-9.]+[A-Za-z](?![A-Za-z])"
+)
 _NEEDLESS_SPACE = re.compile(r"(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])")
-_CHOICE = re.compile(r"^\(([A-Za-z])\)$")
+_WORD = re.compile(r"(?<![A-Za-z\\])(?:[A-Za-z]{3,}|[Nn]o)(?![A-Za-z])")
+_NO_MATHEMATICS = re.compile(r"[0-9.,=\s]*")  # 18 = 17
+_CHOICE = re.compile(r"(?:\\(?:text|mathrm|textbf|mathbf)\s*\{)?\(?([A-Za-z])\)?\}?")  # (B), \text{B}
 
 Pair = tuple[str, str]
 
@@ -58,30 +63,52 @@ def accuracy_batch(texts: Sequence[str], golds: Sequence[str]) -> list[float]:
 
 def _decide(text: str, gold: str) -> bool | Pair:
     """Decide without mathematics, or give the pair (gold, answer) that needs it."""
-    answer, gold = extract_answer(text), gold.strip()
-    if answer is None or not gold:
+    stated, wanted = extract_answer(text), gold.strip()
+    if stated is None or not wanted:
         return False
-    if answer == gold:
+    if stated == wanted:
         return True
-    if len(answer) > MAX_LENGTH or len(gold) > MAX_LENGTH:
+    if len(stated) > MAX_LENGTH or len(wanted) > MAX_LENGTH:
         return False
-    answer, gold = plain(answer), plain(gold)
-    gold_number, number = read_number(gold), read_number(answer)
-    if gold_number:
-        number = number or read_number_in_words(answer)
-    # A gold answer with its unit ("6 cm") is met by the bare number.
-    target = gold_number or (number and read_number_in_words(gold))
-    if number and target:
-        return number.equals(target)
-    if _key(answer) == _key(gold):
+    wanted = extract_gold(wanted) or wanted
+    if (stated_unit := unit(stated)) and (wanted_unit := unit(wanted)) and stated_unit != wanted_unit:
+        return False
+    answer, gold = plain(stated), plain(wanted)
+    numbers = _numbers(answer, gold)
+    if numbers:
+        return numbers[0].equals(numbers[1])
+    if _key(answer) == _key(gold) or _same_choice(stated, wanted):
         return True
     # Mathematics decides only where there is some: in the answer to a number, else in the gold answer.
-    symbolic = _SYMBOLIC.search(answer) if gold_number else _SYMBOLIC.search(gold) or _LIST_OR_TERM.search(gold)
+    if read_number(gold):
+        symbolic = bool(_SYMBOLIC.search(answer) and not _NO_MATHEMATICS.fullmatch(answer))
+    else:
+        symbolic = bool(_SYMBOLIC.search(gold) or _LIST_OR_TERM.search(gold))
     if not symbolic or (is_absurd(answer) and not is_absurd(gold)):
         return False
     return gold, answer
 
 
+def _numbers(answer: str, gold: str) -> tuple[Number, Number] | None:
+    """The numbers that answer and gold answer are; a gold answer with its unit ("6 cm") is met by the bare number."""
+    number, target = read_number(answer), read_number(gold)
+    if target:
+        number = number or read_number_in_words(answer) or read_decimal_comma(answer)
+    elif number:
+        target = read_number_in_words(gold) or read_decimal_comma(gold)
+    return (number, target) if number and target else None
+
+
 def _key(text: str) -> str:
-    text = _CHOICE.sub(r"\1", _NEEDLESS_SPACE.sub("", text))
-    return text if _SYMBOLIC.search(text) else text.casefold()
+    """What two answers have in common that differ in spaces and in the case of words; a letter's case counts."""
+    return _WORD.sub(lambda word: word[0].casefold(), _NEEDLESS_SPACE.sub("", text))
+
+
+def _same_choice(answer: str, gold: str) -> bool:
+    """Whether both are the same letter, as the label of a choice has it; a bare letter is a variable, in its case."""
+    letters = [_CHOICE.fullmatch(text.strip(" $.")) for text in (answer, gold)]
+    if not all(letters):
+        return False
+    mine, theirs = (letter[1] for letter in letters if letter)
+    label = len(gold.strip(" $.")) > 1 and theirs.isupper()
+    return mine == theirs or (label and mine.upper() == theirs)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from .extract import extract_answer
-from .numeric import MAX_LENGTH, plain
+from .notation import plain
+from .numeric import MAX_LENGTH
 
 _VERDICTS = {"yes": "yes", "true": "yes", "no": "no", "false": "no"}
 _LETTER = r"[A-J]"

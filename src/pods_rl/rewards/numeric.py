@@ -6,50 +6,53 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
+from .countdown import read_expression
+
 MAX_LENGTH = 1000  # characters of an answer that are read at all: bounds every pattern below
 MAX_EXPONENT = 400  # 1e400 is beyond every answer; 1e999999999 would fill the memory
 
-_UNSIGNED = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+"
+_UNSIGNED = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+"
 _PART = rf"(?:{_UNSIGNED})(?:[eE][+-]?[0-9]+)?"
 _NUMBER = re.compile(
     rf"(?<![\w.,])(?P<sign>(?<![\w)])[+-])?(?:(?P<whole>[0-9]+)\s+(?=[0-9]+\s*/))?"
     rf"(?P<top>{_PART})(?:\s*/\s*(?P<bottom>{_PART}))?"
 )
 _SIMPLE = r"-?[0-9.,]+"
-_FRACTION = re.compile(rf"\\[dt]?frac\s*(?:\{{\s*({_SIMPLE})\s*\}}\s*\{{\s*({_SIMPLE})\s*\}}|([0-9])\s*([0-9]))")
-_STYLED = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
-# Units that would be read as variables or powers: an upright single letter (i, e and d are none), a squared length.
-_LENGTH = r"mm|cm|dm|km|in|ft|yd|mi|units?|inch(?:es)?|f(?:ee|oo)t|met(?:er|re)s?|miles?|yards?"
-_UPRIGHT = r"\\(?:text|textrm|mathrm|mbox)\s*"
-_POWER = r"\s*(?:\^\s*\{?\s*[23]\s*\}?|[²³])"
-_UNIT = re.compile(
-    rf"(?<=[0-9])(?:\\[,;: ]|[~\s]){{0,4}}(?:{_UPRIGHT}\{{\s*[mgshLNJWVAKCF]\s*\}}(?:{_POWER})?"
-    rf"|(?:{_UPRIGHT}\{{\s*(?:m|{_LENGTH})\s*\}}|(?:{_LENGTH})(?![A-Za-z])){_POWER})(?=[\s.$]*$)"
+_FRACTION = re.compile(
+    rf"(?<![0-9])([0-9]*)\s*\\[dtc]?frac\s*(?:\{{\s*({_SIMPLE})\s*\}}\s*\{{\s*({_SIMPLE})\s*\}}"
+    rf"|([0-9])\s*([0-9])|([0-9])\s*\{{\s*({_SIMPLE})\s*\}}|\{{\s*({_SIMPLE})\s*\}}\s*([0-9]))(?![0-9.^_!{{])"
 )
-_DROPPED = re.compile(
-    r"\\(?:left|right)(?![a-z])|\\displaystyle|(?<!\\)\\[!,;:()\[\]]"
-    r"|\^\s*\{?\s*\\circ\s*\}?|\\degree|[°$€£¥₹]|\*\*"
+_PERCENT = re.compile(r"\s*(?:%|percent(?:age)?(?![a-z])|pct(?![a-z]))")
+_DECIMAL_COMMA = re.compile(r"[+-]?(?:0,[0-9]+|[0-9]+,(?:[0-9]{2}|[0-9]{4,}))")
+
+_WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
+_LETTER = re.compile(r"[A-Za-z](?![A-Za-z])")  # right after a number, so no article
+_BULLET = re.compile(r"\s*[-*•]\s+")
+_QUOTES = re.compile(r"(['\"])\s*$")
+_BESIDE_A_NUMBER = frozenset(" .,;:?")
+_CHANGING = (
+    "minus negative not half quarter third twice double triple squared cubed root over times plus hundred thousand "
+    "million billion trillion dozen factorial sin cos tan cot sec csc log ln exp sqrt abs mod"
 )
-_SPACE = re.compile(r"(?<!\\)\\ |~|\s+")
-_WORD = re.compile(r"[^\W\d_]+")
-_VARIABLE = re.compile(r"[A-Za-z](?![A-Za-z])")  # right after a number, so no article
-_BESIDE_A_NUMBER = frozenset(" .,;:?'\"-%")
-_WORDS_THAT_CHANGE_A_NUMBER = {
-    *(
-        "minus",
-        "negative",
-        "not",
-        "half",
-        "quarter",
-        "third",
-        "twice",
-        "double",
-        "triple",
-        "squared",
-        "cubed",
-    ),
-    *("root", "over", "times", "plus", "hundred", "thousand", "million", "billion", "trillion", "dozen"),
-}
+_WORDS_THAT_CHANGE_A_NUMBER = frozenset(_CHANGING.split())
+
+_CLAUSE = re.compile(r"[;,.]\s+|\n")
+_SEVERAL = re.compile(r",(?![0-9]{3}(?![0-9]))|(?<![a-z])(?:and|or)(?![a-z])|[<>!]|\\(?:le|ge|lt|gt|ne|approx|pm)")
+_UNIT_IN_SUM = re.compile(r"(?:/\s*|\bper\s+)?[A-Za-z]{2,}|\ba\s+(?=[a-z]{2})|%")
+
+_GREEK = "alpha|beta|gamma|delta|(?:var)?epsilon|zeta|eta|(?:var)?theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|(?:var)?phi"
+_SYMBOL = (
+    rf"(?:[A-Za-z]|[A-Z]{{2,5}}|\\(?:{_GREEK}|chi|psi|omega|Delta|Gamma|Theta|Lambda|Sigma|Phi|Psi|Omega|ell)(?![a-z])"
+    r"|\\(?:vec|bar|hat|overline|tilde|dot|overrightarrow|mathbf|mathcal)\s*\{[^{}]*\})"
+    r"\s*(?:_\s*(?:\{[^{}]*\}|[A-Za-z0-9]))?'*"
+)
+_SEGMENTS = re.compile(r"\s*(?:\|\s*[A-Z]{2,5}\s*\||\\[dtc]?frac\s*\{\s*[A-Z]{2,5}\s*\}\s*\{\s*[A-Z]{2,5}\s*\})\s*")
+_ARGUMENT = rf"\s*-?\s*(?:[0-9]+(?:\.[0-9]+)?|{_SYMBOL})\s*"
+_NAME = re.compile(
+    rf"\s*(?:m?\s*\\angle\s*)?{_SYMBOL}(?:\s*\^\s*\{{\s*-1\s*\}}(?=\s*\())?(?:\s*\({_ARGUMENT}(?:,{_ARGUMENT})*\))?\s*"
+)
+_PHRASE = re.compile(r"[A-Za-z]{3,}(?:[\s'-]+[A-Za-z]+)*")
+_ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
 
 class Number(NamedTuple):
@@ -72,19 +75,6 @@ class Number(NamedTuple):
         return self.value / 100 if self.percent else self.value
 
 
-def plain(text: str) -> str:
-    r"""Strip the dress of an answer: LaTeX spacing and text, currency, degrees, squared units, bold, a full stop.
-
-    >>> plain(r"$\text{about }\$1{,}200$."), plain(r"-\dfrac{1}{2}"), plain(r"90^\circ"), plain(r"6\text{ cm}^2")
-    ('about 1,200', '-1/2', '90', '6')
-    """
-    text = text.replace(r"\$", "").replace(r"\%", "%").replace("{,}", ",").replace("−", "-").replace("–", "-")
-    text = _STYLED.sub(r" \1 ", _UNIT.sub("", _FRACTION.sub(_inline_fraction, text)))
-    text = _DROPPED.sub("", text)
-    text = _SPACE.sub(" ", text).strip()
-    return text[:-1].rstrip() if text.endswith(".") else text
-
-
 def read_number(text: str) -> Number | None:
     """Read a `plain` text that is a number and nothing else (a percent sign may follow), or None.
 
@@ -93,40 +83,90 @@ def read_number(text: str) -> Number | None:
     >>> read_number("1,200.50"), read_number("2 1/2").value, read_number("12,34") is None
     (Number(value=Fraction(2401, 2), percent=False), Fraction(5, 2), True)
     """
+    text = _FRACTION.sub(_inline_fraction, text).strip()
     match = _NUMBER.match(text)
-    rest = text[match.end() :].strip() if match else "?"
-    return _value(match, percent=bool(rest)) if match and rest in ("", "%") else None
+    if match is None:
+        return None
+    percent = _PERCENT.match(text, match.end())
+    return _value(match, percent=bool(percent)) if (percent or match).end() == len(text) else None
+
+
+def read_decimal_comma(text: str) -> Number | None:
+    """Read a `plain` number whose comma can only be the mark of its decimals, or None.
+
+    >>> read_decimal_comma("1000,99").value, read_decimal_comma("1,200"), read_decimal_comma("3,5")
+    (Fraction(100099, 100), None, None)
+    """
+    return read_number(text.replace(",", ".")) if _DECIMAL_COMMA.fullmatch(text) else None
 
 
 def read_number_in_words(text: str) -> Number | None:
     """Read the one number of a `plain` text that has only words around it ("18 dollars a day"), or None.
 
     Two numbers are no answer, so a list of guesses never scores. Single letters may be variables and words
-    such as "minus" or "million" change the number: both give None. Of an equation the last side is read.
+    such as "minus" or "million" change the number: both give None. Of an equation the right side is read where a name
+    stands on the left, or arithmetic that is true.
 
     >>> read_number_in_words("9 * 2 = 18 dollars").value, read_number_in_words("17 or 18") is None
     (Fraction(18, 1), True)
+    >>> read_number_in_words("x = 18").value, read_number_in_words("2x = 18"), read_number_in_words("9 * 3 = 18")
+    (Fraction(18, 1), None, None)
     """
-    if "=" in text and not re.search("[<>!≠≤≥≈]", text):
-        text = text.rpartition("=")[2].strip()
+    if "=" in text:
+        text = _right_side(text)
+    text = _FRACTION.sub(_inline_fraction, text)
     match = _NUMBER.search(text)
     if match is None:
         return None
-    after = text[match.end() :]
-    rest = f"{text[: match.start()]} {after}"
+    before, after = text[: match.start()], text[match.end() :]
+    quote = _QUOTES.search(before)
+    if quote and after.lstrip().startswith(quote[1]):
+        before, after = before[: quote.start()], after.lstrip()[1:]
+    percent = _PERCENT.match(after)
+    rest = f"{_BULLET.sub('', before, count=1)} {after[percent.end() if percent else after.startswith('-') :]}"
     words = _WORD.findall(rest)
-    if not set(_WORD.sub("", rest)) <= _BESIDE_A_NUMBER:
+    if not set(_WORD.sub("", rest)) <= _BESIDE_A_NUMBER or re.match(r"-(?![A-Za-z]{2})", after):
         return None
-    variable = _VARIABLE.match(after) or any(len(word) == 1 and word not in "aAI" for word in words)
-    if variable or any(word.lower() in _WORDS_THAT_CHANGE_A_NUMBER for word in words):
+    variable = _LETTER.match(after) or any(len(word) == 1 and word not in "aAI" for word in words)
+    if variable or any(part in _WORDS_THAT_CHANGE_A_NUMBER for word in words for part in word.lower().split("-")):
         return None
-    return _value(match, percent=after.lstrip().startswith(("%", "percent")))
+    return _value(match, percent=bool(percent))
+
+
+def is_name(text: str) -> bool:
+    r"""Whether a `plain` text names one quantity: a variable, a function of some, segments, or words.
+
+    >>> [is_name(text) for text in ("x", "x_1", "f(x)", r"\theta", "AB", "Total cost")]
+    [True, True, True, True, True, True]
+    >>> [is_name(text) for text in ("2x", "xy", "x+y", "x^2", "|x|", "x(x+1)", r"\pi")]
+    [False, False, False, False, False, False, False]
+    """
+    text = text.strip().removesuffix(":").strip()
+    if _NAME.fullmatch(text) or _SEGMENTS.fullmatch(text):
+        return True
+    return bool(_PHRASE.fullmatch(text)) and text.lower() not in _ALPHABET
+
+
+def _right_side(text: str) -> str:
+    """The right side of an equation whose left side may be dropped, else an empty text."""
+    *earlier, last = _CLAUSE.split(text)
+    *left, right = last.split("=")
+    if not left or _SEVERAL.search(last) or not all(map(_is_true, earlier)):
+        return ""
+    named = is_name(left[0]) and not earlier and not any(map(is_name, left[1:]))
+    return right if named or _is_true(last) else ""
+
+
+def _is_true(equation: str) -> bool:
+    """Whether worked arithmetic has the same value on every side; words around it are no arithmetic."""
+    sides = [_UNIT_IN_SUM.sub(" ", side) for side in equation.rpartition(":")[2].split("=")]
+    values = {read[0] if (read := read_expression(side)) else None for side in sides}
+    return len(sides) > 1 and len(values) == 1 and None not in values
 
 
 def _inline_fraction(match: re.Match[str]) -> str:
-    top, bottom = (part for part in match.groups() if part)
-    mixed = match.string[max(match.start() - 1, 0) : match.start()].isdigit()
-    return f"{' ' if mixed else ''}{top}/{bottom}"
+    whole, top, bottom = (part for part in match.groups() if part is not None)
+    return f"{whole} {top}/{bottom}" if whole else f"{top}/{bottom}"
 
 
 def _value(match: re.Match[str], *, percent: bool) -> Number | None:

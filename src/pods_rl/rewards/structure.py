@@ -1,0 +1,202 @@
+r"""Read what an answer is made of: lists, sets, tuples, intervals and relations, around expressions.
+
+An answer is split at the separators, relation signs and brackets outside every bracket; what is left is an expression
+(`expressions.value` works it out). Nothing is evaluated here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple, TypeAlias
+
+from .numeric import is_name
+
+INTERVALS = ("()", "[]", "(]", "[)")
+ORDERED = (*INTERVALS, "ratio")
+
+
+class Expression(NamedTuple):
+    """What has no structure of its own; its text, as `plain` writes it."""
+
+    text: str
+
+
+class Group(NamedTuple):
+    """Several answers; its kind is `list` (or `and`), `set`, `union`, `minus`, `ratio` or a pair of brackets."""
+
+    kind: str
+    items: tuple[Node, ...]
+
+
+class Relation(NamedTuple):
+    """A chain of sides with signs between: `=`, `<`, `<=`, `>`, `>=`, `!=` or `in`."""
+
+    sides: tuple[Node, ...]
+    signs: tuple[str, ...]
+
+    @property
+    def equation(self) -> bool:
+        """Whether every sign says what something is, not how it compares."""
+        return set(self.signs) <= {"=", "in"}
+
+
+Node: TypeAlias = "Expression | Group | Relation"
+
+_TOKEN = re.compile(
+    r"(?P<open>\\\{|\\(?:langle|lfloor|lceil|begin)(?![a-z])|[({\[])"
+    r"|(?P<close>\\\}|\\(?:rangle|rfloor|rceil|end)(?![a-z])|[)}\]])"
+    r"|(?P<list>(?:[,;]\s*)?(?:(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])|\\(?:land|lor|wedge|vee)(?![a-z]))|[,;])"
+    r"|(?P<relation>\\(?:leq?|geq?|leqslant|geqslant|lt|gt|neq?|in|approx)(?![a-z])|<=|>=|!=|=|<|>)"
+    r"|(?P<set>\\(?:cup|cap|setminus|backslash)(?![a-z]))"
+    r"|(?P<ratio>:)|\\[A-Za-z]+|.",
+    re.DOTALL,
+)
+_SIGNS = {
+    r"\leq": "<=",
+    r"\le": "<=",
+    r"\leqslant": "<=",
+    r"\geq": ">=",
+    r"\ge": ">=",
+    r"\geqslant": ">=",
+    r"\lt": "<",
+    r"\gt": ">",
+    r"\ne": "!=",
+    r"\neq": "!=",
+    r"\in": "in",
+}
+_BRACKETS = {
+    **{("(", ")"): "()", ("[", "]"): "[]", ("(", "]"): "(]", ("[", ")"): "[)"},
+    **{(r"\{", r"\}"): "set", (r"\langle", r"\rangle"): "()", ("{", "}"): "braces"},
+}
+_SETS = {r"\cup": "union", r"\cap": "and", r"\setminus": "minus", r"\backslash": "minus"}
+_THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}\s*\\?[A-Za-z])")  # 2,000\pi
+_SPACED_THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
+_BUILDER = re.compile(r"\s*([^,:|]*?)\s*(?:\\mid|:|\|)\s*(.*[<>=].*|.*\\(?:le|ge|lt|gt|ne).*)", re.DOTALL)
+_CLOCK = re.compile(r"\s*[0-9]{1,2}:0[0-9]")
+_SIGNED = re.compile(r"\\(?:pm|mp)(?![a-z])")
+
+
+def read(text: str) -> Node:
+    r"""Read a `plain` text.
+
+    >>> read(r"x < 3").signs, read("1, 2 and 3").kind, read(r"\{1, 2\}").kind, read("[0,1)").kind, read("2x+1")
+    (('<',), 'list', 'set', '[)', Expression(text='2x+1'))
+    """
+    text = _THOUSANDS.sub("", text.strip())
+    if re.search(r",\s", text):
+        text = _SPACED_THOUSANDS.sub("", text)
+    parts, separators = _split(text, "list")
+    if separators:
+        return _list(parts, separators)
+    parts, signs = _split(text, "relation")
+    if signs:
+        return _relation(parts, signs)
+    parts, signs = _split(text, "set")
+    if signs:
+        kind = _SETS[signs[-1]]
+        return Group(
+            kind, (read(text[: -len(parts[-1]) - len(signs[-1])]), read(parts[-1])) if kind == "minus" else _all(parts)
+        )
+    inner = _bracketed(text)
+    if inner is not None:
+        return _group(text, *inner)
+    if _SIGNED.search(text):
+        return Group("list", (read(_signed(text, " + ", " - ")), read(_signed(text, " - ", " + "))))
+    parts, separators = _split(text, "ratio")
+    if separators and not _CLOCK.match(text):
+        return Group("ratio", _all(parts))
+    return Expression(text)
+
+
+def named(node: Node) -> str | None:
+    """The name whose value a relation states (`x` of `x = 5` and `x in S`), or None where it states no such thing."""
+    if not isinstance(node, Relation) or not node.equation:
+        return None
+    first = node.sides[0]
+    if isinstance(first, Group) and first.kind in ("()", "ratio"):  # (p, q) = (3, 2), A:B = 1:2
+        items: tuple[Node, ...] = first.items
+    else:
+        items = (first,)
+    texts = ["".join(item.text.split()) for item in items if isinstance(item, Expression) and is_name(item.text)]
+    if isinstance(first, Group) and first.kind == "ratio" and not all(text[0].isupper() for text in texts):
+        return None
+    between = any(isinstance(side, Expression) and is_name(side.text) for side in node.sides[1:-1])
+    return ",".join(texts) if len(texts) == len(items) and not between else None
+
+
+def _all(parts: list[str]) -> tuple[Node, ...]:
+    """Read each part; what `\\pm` makes of one part stands beside the others."""
+    found: list[Node] = []
+    for node in map(read, parts):
+        found += node.items if isinstance(node, Group) and node.kind == "list" else (node,)
+    return tuple(found)
+
+
+def _list(parts: list[str], separators: list[str]) -> Node:
+    if ";" in separators and set(separators) > {";"}:  # p=5, q=2; p=7, q=2
+        groups, start = [], 0
+        for end in [i for i, sign in enumerate(separators) if sign == ";"] + [len(separators)]:
+            items = _all(parts[start : end + 1])
+            groups.append(items[0] if len(items) == 1 else Group("()", items))
+            start = end + 1
+        return Group("list", tuple(groups))
+    together = all(separator.endswith(("and", "land", "wedge")) for separator in separators)
+    return Group("and" if together else "list", _all(parts))
+
+
+def _relation(parts: list[str], signs: list[str]) -> Node:
+    if r"\approx" in signs:  # what is said exactly counts: x = 1/3 \approx 0.33
+        end = signs.index(r"\approx")
+        if end == 0 and is_name(parts[0]):
+            parts, signs = parts[:2], ["="]
+        else:
+            parts, signs = parts[: end + 1], signs[:end]
+    sides = tuple(map(read, parts))
+    return Relation(sides, tuple(_SIGNS.get(sign, sign) for sign in signs)) if signs else sides[0]
+
+
+def _group(text: str, kind: str, content: str) -> Node:
+    if kind == "set" and (builder := _BUILDER.fullmatch(content)):
+        return read(builder[2])
+    parts, separators = _split(content, "list")
+    if not separators and kind != "set":
+        inner = read(content)
+        return Expression(text) if isinstance(inner, Expression) and kind == "()" else inner
+    if kind == "braces":
+        return read(content)
+    return Group(kind, _all(parts) if content.strip() else ())
+
+
+def _bracketed(text: str) -> tuple[str, str] | None:
+    """The kind and the content of the brackets around a whole text."""
+    stack, tokens = 0, list(_TOKEN.finditer(text))
+    for index, token in enumerate(tokens):
+        stack += bool(token["open"]) - bool(token["close"])
+        if stack == 0 and index < len(tokens) - 1:
+            return None
+    kind = _BRACKETS.get((tokens[0][0], tokens[-1][0])) if tokens and stack == 0 else None
+    return (kind, text[tokens[0].end() : tokens[-1].start()]) if kind else None
+
+
+def _split(text: str, kind: str) -> tuple[list[str], list[str]]:
+    """The parts of a text between tokens of a kind that stand outside every bracket, and these tokens."""
+    parts, found, start = [], [], 0
+    for token in _outside(text):
+        if token[kind]:
+            parts.append(text[start : token.start()])
+            found.append(token[kind])
+            start = token.end()
+    return [*parts, text[start:]], found
+
+
+def _outside(text: str) -> Iterator[re.Match[str]]:
+    depth = 0
+    for token in _TOKEN.finditer(text):
+        depth += bool(token["open"]) - bool(token["close"])
+        if depth == 0 and not token["close"]:
+            yield token
+
+
+def _signed(text: str, plus_minus: str, minus_plus: str) -> str:
+    return _SIGNED.sub(lambda sign: plus_minus if sign[0][1] == "p" else minus_plus, text)
