@@ -160,17 +160,17 @@ class BatchPlan:
         ('an optimizer step', '2 prompts, 128 rollouts generated, 32 rows trained')
         """
         method = "plain GRPO" if self.is_plain_grpo else "PODS"
-        split = f"{_count(self.micro_batches, 'micro-batch', 'es')} of {_count(self.micro_batch_rows, 'row')}"
+        split = f"{counted(self.micro_batches, 'micro-batch', 'es')} of {counted(self.micro_batch_rows, 'row')}"
         lines = [
             ("method", f"{method}: {self.num_rollouts} rollouts a prompt, {self.num_generations} trained on"),
             ("processes", str(self.processes)),
             (
                 "an optimizer step",
-                f"{_count(self.prompts_per_step, 'prompt')}, {_count(self.rollouts_per_step, 'rollout')} "
+                f"{counted(self.prompts_per_step, 'prompt')}, {counted(self.rollouts_per_step, 'rollout')} "
                 "generated, "
-                f"{_count(self.rows_per_step, 'row')} trained",
+                f"{counted(self.rows_per_step, 'row')} trained",
             ),
-            ("on each process", f"{split}, generated in {_count(self.rollout_chunks, 'call')}"),
+            ("on each process", f"{split}, generated in {counted(self.rollout_chunks, 'call')}"),
         ]
         if self.processes > 1:
             lines.append(("groups", self._spread()))
@@ -178,8 +178,8 @@ class BatchPlan:
             lines.append(
                 (
                     "a generation batch",
-                    f"{_count(self.prompts_per_generation, 'prompt')}, "
-                    f"{_count(self.rollouts_per_generation, 'rollout')}, "
+                    f"{counted(self.prompts_per_generation, 'prompt')}, "
+                    f"{counted(self.rollouts_per_generation, 'rollout')}, "
                     f"used for {self.steps_per_generation / self.micro_batches:g} optimizer steps",
                 )
             )
@@ -187,7 +187,7 @@ class BatchPlan:
 
     def _spread(self) -> str:
         if self.shares.whole_groups:
-            return f"whole: {_count(self.prompts_per_generation // self.processes, 'prompt')} on each process"
+            return f"whole: {counted(self.prompts_per_generation // self.processes, 'prompt')} on each process"
         low, high = self.shares.total_rollouts // self.processes, self.shares.most
         generated = str(low) if low == high else f"{low} or {high}"
         rows = len(self.shares.rows(0))
@@ -259,7 +259,7 @@ def check_batch(
         low, high = _neighbours(n, processes // math.gcd(processes, plan.prompts_per_generation))
         raise UserError(
             f"With use_vllm every process must generate the same number of rollouts, but {processes} processes share "
-            f"{_count(plan.prompts_per_generation, 'prompt')} x num_rollouts {n} = {plan.rollouts_per_generation}. "
+            f"{counted(plan.prompts_per_generation, 'prompt')} x num_rollouts {n} = {plan.rollouts_per_generation}. "
             f"Set num_rollouts to {f'{low} or {high}' if low >= m else high}."
         )
     return plan
@@ -302,5 +302,10 @@ def _at_least(key: str, value: int | None, minimum: int, why: str = "") -> int:
     return value
 
 
-def _count(number: float, noun: str, plural: str = "s") -> str:
+def counted(number: float, noun: str, plural: str = "s") -> str:
+    """A number with its noun.
+
+    >>> counted(1, "CPU thread"), counted(2, "batch", "es")
+    ('1 CPU thread', '2 batches')
+    """
     return f"{number:g} {noun}{'' if number == 1 else plural}"

@@ -11,6 +11,7 @@ import time
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from .batching import counted
 from .ranks import place
 from .tasks import Task
 
@@ -59,10 +60,11 @@ def device_line(trainer: PODSTrainer) -> str:
     import torch
 
     device = trainer.accelerator.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    on_cpu = device.type != "cuda"
+    name = counted(torch.get_num_threads(), "CPU thread") if on_cpu else torch.cuda.get_device_name(device)
     n, m = trainer.args.num_rollouts, trainer.args.num_generations
     rule = "all trained" if n == m else f"{m} kept by {trainer.args.rule}"
-    return f"{name}, {_precision(trainer)}; {n} rollouts a prompt, {rule}"
+    return f"{name}, {_precision(trainer)}; {counted(n or 0, 'rollout')} a prompt, {rule}"
 
 
 def describe(trainer: PODSTrainer, task: Task) -> dict[str, Any]:

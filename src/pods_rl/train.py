@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .batching import counted
 from .environment import describe, device_line, quiet_libraries, set_threads
 from .errors import UserError
 from .evaluation import Evaluation, GenerateSampler, Sampling, evaluate
@@ -159,7 +160,7 @@ def fitted_task(recipe: Recipe) -> tuple[Task, Fitted | None]:
     task = load_task(settings)
     if len(task.train) == 0:
         raise UserError(
-            f"task {task.name} has {len(task.test)} prompts to test and none to train on: data_dir = "
+            f"task {task.name} has {counted(len(task.test), 'prompt')} to test and none to train on: data_dir = "
             f"{settings['data_dir']} holds no training file. Put its train.jsonl there, or leave data_dir out"
         )
     options = template_options(recipe)
@@ -199,7 +200,7 @@ def _assemble(
             max_seconds=settings["max_seconds"],
             max_steps=steps if isinstance(steps, int) and steps > 0 else None,
         )
-        show.say(f"{_label(output)}: {device_line(trainer)}; {task.name} {len(task.train)} prompts")
+        show.say(f"{_label(output)}: {device_line(trainer)}; {task.name} {counted(len(task.train), 'prompt')}")
         if too_long:
             show.say(f"{_label(output)}: {too_long}")
         for line in start.describe() if start else ():

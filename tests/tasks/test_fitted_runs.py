@@ -97,13 +97,11 @@ def test_a_run_says_and_records_what_it_left_out(policy, capsys):
     assert said["train"] + said["too_long"]["train_left_out"] == 40
     assert said["too_long"]["limit"] == limit
     assert said["test"] == 10
-    line = f"{said['too_long']['train_left_out']} training prompts longer than {limit} tokens are left out; "
+    line = f"skipped {said['too_long']['train_left_out']} of the training prompts, longer than {limit} tokens; kept "
     assert line in capsys.readouterr().out
 
 
 def test_a_task_without_training_prompts_can_only_be_evaluated(policy, tmp_path):
     write_jsonl(tmp_path / "math500" / "test.jsonl", [{"problem": "1+1?", "answer": "2"}])
-    with pytest.raises(
-        UserError, match=r"task math has 1 prompts to test and none to train on: data_dir = \. holds no"
-    ):
+    with pytest.raises(UserError, match=r"task math has 1 prompt to test and none to train on: data_dir = \. holds no"):
         fitted_task(recipe(task="math", data_dir="."))

@@ -45,7 +45,7 @@ def test_long_prompts_are_left_out_of_training_and_counted():
     assert fitted.train["prompt"][:] == ["aa", "a"]
     assert fitted.test["prompt"][:] == ["a", "aaaa"]
     assert found == Fitted(limit=2, train_left_out=2, test_over=1)
-    assert str(found).startswith("2 training prompts longer than 2 tokens are left out; 1 such test prompts are kept")
+    assert str(found).startswith("skipped 2 of the training prompts, longer than 2 tokens; kept 1 such of the test")
     assert fitted.version == task.version
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..batching import counted
 from ..errors import UserError
 from ..runs.files import LOG
 from ..stopping import stop_on_signals
@@ -105,5 +106,6 @@ def _show(experiment: Experiment) -> None:
     arms, seeds = len(experiment.arms), len(experiment.seeds)
     budgets = [run.recipe.values["max_seconds"] for run in plan]
     time = f", {sum(budgets):g} seconds of training clock together" if all(budgets) else ", ended by their steps"
-    console().print(f"{len(plan)} runs: {arms} arms x {seeds} {'seed' if seeds == 1 else 'seeds'}{time}")
+    product = f"{counted(arms, 'arm')} x {counted(seeds, 'seed')}"
+    console().print(f"{counted(len(plan), 'run')}: {product}{time}")
     tell_missing(next((run.recipe for run in plan if run.recipe.missing_library), plan[0].recipe))

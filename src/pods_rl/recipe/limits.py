@@ -54,6 +54,28 @@ RANGES = {
     "dataloader_num_workers": "[0, 1024]", "dataloader_prefetch_factor": "[1, 1e6]", "ddp_bucket_cap_mb": "[1, 1e6]",
     "ddp_timeout": "[1, 1e9]",
 }  # fmt: skip
+# what `generate` takes besides, in generation_kwargs; those above have the same ranges there
+_GENERATION = {
+    **{key: RANGES[key] for key in ("temperature", "top_p", "min_p", "repetition_penalty")}, "top_k": "[1, 1e9]",
+    "typical_p": "(0, 1]", "epsilon_cutoff": "[0, 1)", "eta_cutoff": "[0, 1)", "top_h": "(0, 1]",
+    "no_repeat_ngram_size": "[0, inf)", "encoder_no_repeat_ngram_size": "[0, inf)", "min_length": "[0, inf)",
+    "max_length": "[1, inf)", "max_new_tokens": "[1, inf)", "min_new_tokens": "[0, inf)", "num_beams": "[1, inf)",
+    "num_return_sequences": "[1, 1]", "max_time": "(0, inf)", "length_penalty": "(-inf, inf)",
+}  # fmt: skip
+# lr_scheduler_kwargs that a schedule takes, and those of which it needs one
+_SCHEDULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "linear": ((), ()), "constant_with_warmup": ((), ()), "inverse_sqrt": (("timescale",), ()),
+    "cosine": (("num_cycles",), ()), "cosine_with_restarts": (("num_cycles",), ()),
+    "polynomial": (("lr_end", "power"), ()),
+    "cosine_with_min_lr": (("num_cycles", "min_lr", "min_lr_rate"), ("min_lr", "min_lr_rate")),
+    "cosine_warmup_with_min_lr": (
+        ("num_cycles", "min_lr", "min_lr_rate", "warmup_lr_rate"), ("min_lr", "min_lr_rate")
+    ),
+    "warmup_stable_decay": (
+        ("num_decay_steps", "num_stable_steps", "warmup_type", "decay_type", "min_lr_ratio", "num_cycles"),
+        ("num_decay_steps",),
+    ),
+}  # fmt: skip
 _WHOLE_ABOVE_ONE = ("logging_steps", "save_steps", "warmup_steps")  # a number of steps, or a share of all
 _NOT_NULL = ("num_generations", "max_completion_length")
 _FILES = ("accelerator_config", "fsdp_config", "deepspeed")  # text names a JSON file
@@ -70,6 +92,8 @@ _TOGETHER: tuple[tuple[str, Any, Any, str], ...] = (
     ("lr_scheduler_type", "reduce_lr_on_plateau", lambda v: True, f"it needs TRL's evaluation, and {_CLOCK}"),
     ("lr_scheduler_type", "greedy", lambda v: True, f"it needs TRL's evaluation, and {_CLOCK}"),
     ("fp16_full_eval", True, lambda v: v.get("bf16_full_eval"), "bf16_full_eval is true as well: choose one"),
+    ("cache_implementation", "offloaded", lambda v: v.get("use_cpu"), "it needs a GPU, and use_cpu is true"),
+    ("cache_implementation", "offloaded_static", lambda v: v.get("use_cpu"), "it needs a GPU, and use_cpu is true"),
     ("fp16", True, lambda v: v.get("use_cpu"), "it needs a GPU, and use_cpu is true: set bf16, or leave it out"),
 )  # fmt: skip
 
@@ -94,6 +118,8 @@ def check_limits(values: Mapping[str, Any]) -> None:
     for key, value in values.items():
         if isinstance(value, str) and {"dict", "str"} <= fields()[key].kinds:
             _check_mapping(key, value)
+    _check_generation(_mapping(values.get("generation_kwargs")))
+    _check_schedule(str(values.get("lr_scheduler_type")), _mapping(values.get("lr_scheduler_kwargs")))
 
 
 def _check_numbers_that_go_together(values: Mapping[str, Any]) -> None:
@@ -140,6 +166,31 @@ def _check_mapping(key: str, text: str) -> None:
         value = None
     if not isinstance(value, dict):
         raise UserError(f"{key} = {short(text)}: expected a mapping, as in {{a: 1}}, or its JSON.")
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """A key's mapping, whether YAML or JSON; checked already."""
+    return dict(json.loads(value) if isinstance(value, str) else value or {})
+
+
+def _check_generation(given: Mapping[str, Any]) -> None:
+    for key, interval in _GENERATION.items():
+        value = given.get(key)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if value is not None and not (number and inside(value, interval)):
+            raise UserError(f"generation_kwargs: {key} = {short(str(value))}: expected a number, {in_words(interval)}.")
+
+
+def _check_schedule(name: str, given: Mapping[str, Any]) -> None:
+    if name not in _SCHEDULES:
+        return
+    known, needed = _SCHEDULES[name]
+    for key in given:
+        if key not in known:
+            takes = ", ".join(known) or "nothing"
+            raise UserError(f"lr_scheduler_kwargs: {short(key)}: the schedule {name} takes {takes}.")
+    if needed and not any(given.get(key) is not None for key in needed):
+        raise UserError(f"lr_scheduler_type = {name} needs lr_scheduler_kwargs: {{{' or '.join(needed)}: ...}}.")
 
 
 def inside(value: float, interval: str) -> bool:

@@ -108,8 +108,8 @@ class Fitted:
         if not (self.train_left_out or self.test_over):
             return f"no prompt is longer than {self.limit} tokens"
         return (
-            f"{self.train_left_out} training prompts longer than {self.limit} tokens are left out; "
-            f"{self.test_over} such test prompts are kept, so that the test set stays as published"
+            f"skipped {self.train_left_out} of the training prompts, longer than {self.limit} tokens; kept "
+            f"{self.test_over} such of the test prompts, so that the test set stays as published"
         )
 
 
