@@ -11,7 +11,7 @@ import os
 import re
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from ..errors import UserError
 from ..runs import to_json, write_parquet
@@ -115,6 +115,6 @@ def _sha256(text: str | None) -> str | None:
     return None if text is None else hashlib.sha256(encoded(text)).hexdigest()
 
 
-def _last_byte(file: BinaryIO) -> bytes:
+def _last_byte(file: IO[bytes]) -> bytes:
     file.seek(-1, os.SEEK_END)
     return file.read()
