@@ -26,7 +26,6 @@ SIGNATURES = {
     "_save": "self, output_dir, state_dict",
     "create_accelerator_and_postprocess": "self",
     "_save_checkpoint": "self, model, trial",
-    "_get_output_dir": "self, trial",
     "_finalize_training": "self, trial, num_train_samples, start_time",
     "create_model_card": "self, model_name, dataset_name, tags",
     "_push_from_checkpoint": "self, checkpoint_folder",
