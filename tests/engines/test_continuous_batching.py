@@ -10,8 +10,11 @@ from transformers import GenerationConfig
 from transformers.generation import ContinuousBatchingConfig
 from trl import GRPOConfig, GRPOTrainer
 
-from pods_rl.engines.trl.generators import check_completions
+from pods_rl.engines.trl.build import build_trainer
+from pods_rl.engines.trl.generators import check_completions, lossy_cast
 from pods_rl.errors import UserError
+from pods_rl.recipe import load_recipe
+from pods_rl.tasks import load_task
 
 from .test_equivalence import PLAIN, weights
 
@@ -110,8 +113,21 @@ def test_a_request_that_failed_is_told_and_not_passed_over(make):
     check_completions(2, [[3], [4, 5]])
 
 
-def test_weights_that_it_would_round_for_good_are_refused(make):
+ROUNDS = r"turns the trained float32 weights into bfloat16.*Set bf16: false"
+
+
+def test_weights_that_it_would_round_for_good_are_a_warning(make):
     """Under bf16 TRL's `generate` path leaves float32 weights alone; this one casts them in place, for good."""
-    with pytest.raises(UserError, match=r"turns the trained float32 weights into bfloat16.*Set bf16: false"):
+    with pytest.warns(UserWarning, match=ROUNDS):
         make(bf16=True)
-    make(bf16=True, dtype=torch.bfloat16)
+    assert lossy_cast(make(bf16=True, dtype=torch.bfloat16)) is None
+
+
+def test_a_recipe_refuses_to_round_its_weights(tmp_path, monkeypatch):
+    small = {"task_train_size": "8", "task_test_size": "4", "bf16": "true", "use_cpu": "true"}
+    small |= {"use_transformers_continuous_batching": "true", "dtype": "auto"}  # of which a check knows nothing yet
+    monkeypatch.setattr("pods_rl.recipe.checks.cpu_has_bf16", lambda: True)
+    recipe = load_recipe("tiny-pods", small)
+    task = load_task(recipe.task_settings())
+    with pytest.warns(UserWarning, match=ROUNDS), pytest.raises(UserError, match=ROUNDS):
+        build_trainer(recipe, task, tmp_path)

@@ -159,7 +159,8 @@ def test_trimming_is_right_whatever_tells_a_model_its_positions(make_trainer, to
     trainer = make_trainer(num_rollouts=8)
     model = trainer.model.train()
     if positions == "learned":
-        config = GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=1, n_head=2, n_positions=64)
+        no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        config = GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=1, n_head=2, n_positions=64, **no_dropout)
         model = trainer.model = GPT2LMHeadModel(config).train()
         add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     ids = torch.randint(5, 200, (4, 12))

@@ -118,6 +118,6 @@ def test_a_missing_package_or_a_moved_class_is_told(monkeypatch):
     with pytest.raises(UserError, match=r"trl is not installed: run `pip install pods-rl`"):
         trl_source._parse("trl", "trainer/grpo_config.py")
     monkeypatch.undo()
-    with pytest.raises(UserError, match=r"trl has no file gone\.py: install a tested version"):
+    with pytest.raises(UserError, match=r"trl has no file gone\.py: install trl 1.16"):
         trl_source._parse("trl", "gone.py")
     trl_source._parse.cache_clear()

@@ -34,7 +34,7 @@ def trl_fields() -> dict[str, Field]:
     for package, file, name, section in _CLASSES:
         body = next((n for n in _parse(package, file).body if isinstance(n, ast.ClassDef) and n.name == name), None)
         if body is None:
-            raise UserError(f"{package} has no class {name} in {file}: install a tested version, trl>=1.16.")
+            raise UserError(f"{package} has no class {name} in {file}: install trl 1.16 (tested).")
         for field in _fields_of(body, section, enums):
             fields[field.name] = field
     return fields
@@ -47,7 +47,7 @@ def _parse(package: str, file: str) -> ast.Module:
         raise UserError(f"{package} is not installed: run `pip install pods-rl`.")
     path = Path(spec.submodule_search_locations[0]) / file
     if not path.is_file():
-        raise UserError(f"{package} has no file {file}: install a tested version, trl>=1.16.")
+        raise UserError(f"{package} has no file {file}: install trl 1.16 (tested).")
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
