@@ -129,6 +129,25 @@ def test_a_request_to_stop_ends_after_the_step_with_a_checkpoint_and_no_evaluati
     assert (saved, recorder.saved_step, seen) == ([2], 2, [0])
 
 
+def test_a_signal_that_one_process_of_several_gets_ends_all(tmp_path, clock, monkeypatch):
+    monkeypatch.setattr(recorder_module, "gather", lambda items: [*items, (77.0, "interrupted by SIGTERM")])
+    _, recorder, _ = run_steps(tmp_path, clock, [1.0] * 9)
+    assert (recorder.step, recorder.seconds, recorder.stopped_by) == (1, 1.0, "interrupted by SIGTERM")
+
+
+def test_a_signal_after_a_step_s_end_begins_no_other(tmp_path, clock, monkeypatch):
+    stop, append = Stop(), RunWriter.append_metrics
+
+    def late(self, row):
+        append(self, row)
+        if row["step"] == 2:
+            stop.ask(signal.SIGTERM)
+
+    monkeypatch.setattr(RunWriter, "append_metrics", late)
+    run, recorder, _ = run_steps(tmp_path, clock, [1.0] * 9, stop=stop)
+    assert (len(run.metrics), recorder.stopped_by) == (2, "interrupted by SIGTERM")
+
+
 def test_an_evaluation_that_a_signal_interrupts_leaves_no_trace(tmp_path, clock):
     stop, saved = Stop(), []
 

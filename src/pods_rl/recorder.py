@@ -150,6 +150,10 @@ class Recorder(TrainerCallback):
         if self.stopped_by or self._passed(self._save_seconds, before):
             control.should_save = True
         if control.should_save:
+            self._pause_to_save()
+
+    def _pause_to_save(self) -> None:
+        if not self._saving:
             self._saving = True
             self.clock.pause()
 
@@ -173,6 +177,10 @@ class Recorder(TrainerCallback):
             self._writer.append_metrics(row)
         if self._progress:
             self._progress.step(row)
+        if self._stop.reason and not self.stopped_by and alone():  # it came since the step ended: begin no other
+            self.stop_reason = self.stopped_by = self._stop.reason
+            control.should_training_stop = control.should_save = True
+            self._pause_to_save()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         if not self.stopped_by and self.step not in [step for step, _ in self._evaluated[-1:]]:

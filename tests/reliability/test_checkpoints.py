@@ -141,7 +141,7 @@ def fill(disk: Path, leave: int) -> Path:
 
 
 def held_after_two(disk: Path, name: str) -> Command:
-    """A run that is held between its second checkpoint and its third; started again where a busy machine missed that."""
+    """A run that is held between its second checkpoint and its third; started again where that moment was missed."""
     for _ in range(20):
         command, checkpoints = start(disk, name), disk / name / "checkpoints"
         assert command.until((checkpoints / "checkpoint-2").exists), command.log.read_text()
