@@ -5,8 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from decimal import Decimal
+from fractions import Fraction
+from math import inf, isnan
 
+import numpy as np
 import pytest
+import torch
 
 from pods_rl.errors import UserError
 from pods_rl.rewards import REWARDS, Reward, get_reward
@@ -80,6 +85,37 @@ def test_a_reward_must_give_numbers_and_one_gold_answer_each():
         get_reward(f"{__name__}:wordy")("a", "b")
     with pytest.raises(ValueError, match="argument"):
         Reward("own", shout).batch(["a"], [])
+
+
+@pytest.mark.parametrize(
+    ("score", "number"),
+    [
+        (True, 1.0),
+        (np.float32(0.5), 0.5),
+        (np.float16(0.5), 0.5),
+        (np.int64(2), 2.0),
+        (np.bool_(True), 1.0),
+        (np.array(0.5), 0.5),
+        (torch.tensor(0.5), 0.5),
+        (torch.tensor(True), 1.0),
+        (torch.tensor(0.5, dtype=torch.bfloat16, requires_grad=True), 0.5),
+        (Fraction(1, 2), 0.5),
+        (Decimal("0.5"), 0.5),
+        (-(10**400), -inf),
+        (Fraction(10**400), inf),
+    ],
+)
+def test_any_real_number_is_a_float(score, number):
+    given = Reward("own", lambda text, gold: score)("a", "b")
+    assert type(given) is float
+    assert given == number
+
+
+def test_nan_stays_and_what_is_no_number_is_refused():
+    assert isnan(Reward("own", lambda text, gold: np.float32("nan"))("a", "b"))
+    for score in (np.array([0.5]), torch.tensor([0.5]), 1j, np.complex64(1j), np.datetime64(1, "s"), None, "1", [1.0]):
+        with pytest.raises(TypeError, match="it must give a float"):
+            Reward("own", lambda text, gold, score=score: score)("a", "b")
 
 
 def test_rewards_load_neither_torch_nor_the_verifier():

@@ -19,6 +19,7 @@ _LIST_OR_TERM = re.compile(  # 1, 2 or 6 and 8 or 0.5x
 )
 _NEEDLESS_SPACE = re.compile(r"(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])")
 _WORD = re.compile(r"(?<![A-Za-z\\])(?:[A-Za-z]{3,}|[Nn]o)(?![A-Za-z])")
+_UNIT = re.compile(r"(?<=[0-9])\s*[A-Za-z]+(?:\s*/\s*[A-Za-z]+)?(?:\s*\^\s*\{?[23]\}?)?$")  # dropped if both have it
 _NO_MATHEMATICS = re.compile(r"[0-9.,=\s]*")  # 18 = 17
 _CHOICE = re.compile(r"(?:\\(?:text|mathrm|textbf|mathbf)\s*\{)?\(?([A-Za-z])\)?\}?")  # (B), \text{B}
 
@@ -71,9 +72,11 @@ def _decide(text: str, gold: str) -> bool | Pair:
     if len(stated) > MAX_LENGTH or len(wanted) > MAX_LENGTH:
         return False
     wanted = extract_gold(wanted) or wanted
-    if (stated_unit := unit(stated)) and (wanted_unit := unit(wanted)) and stated_unit != wanted_unit:
-        return False
     answer, gold = plain(stated), plain(wanted)
+    if (stated_unit := unit(stated)) and (wanted_unit := unit(wanted)):
+        if stated_unit != wanted_unit:
+            return False
+        answer, gold = _UNIT.sub("", answer), _UNIT.sub("", gold)
     numbers = _numbers(answer, gold)
     if numbers:
         return numbers[0].equals(numbers[1])
@@ -84,6 +87,7 @@ def _decide(text: str, gold: str) -> bool | Pair:
         symbolic = bool(_SYMBOLIC.search(answer) and not _NO_MATHEMATICS.fullmatch(answer))
     else:
         symbolic = bool(_SYMBOLIC.search(gold) or _LIST_OR_TERM.search(gold))
+        symbolic = symbolic or (len(gold) == 1 and bool(_SYMBOLIC.search(answer)))  # the gold answer i
     if not symbolic or (is_absurd(answer) and not is_absurd(gold)):
         return False
     return gold, answer

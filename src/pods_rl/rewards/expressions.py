@@ -18,13 +18,18 @@ from sympy.core.function import AppliedUndef
 from .numeric import Number, read_number, read_number_in_words
 
 EXTRA_DIGITS = 60
-SCALES = (1, 3, 17, 211)  # of the points: a difference such as |x - 20| - (20 - x) shows far out only
+GUARD_DIGITS = 15
+SCALES = (1, 3, 17, 211, 211)  # of the points, in turn above and below zero: |x - 20| is 20 - x up to 20
 
 _SYMBOLS = ConversionConfig(lowercase_symbols=False)
 _REPAIRS = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=False, boxed="none")
 _COMMAND = re.compile(
     r"(?<![\\A-Za-z])(a?r?c?(?:sin|cos|tan)h?|cot|sec|csc|log|ln|exp|sqrt|pi|infty|infinity|inf)(?![A-Za-z])"
 )
+_SPACE = re.compile(r"(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])")
+_PART = r"(\{[^{}]*\}|\\[A-Za-z]+|[0-9A-Za-z])"
+_FRACTION = re.compile(rf"\\[dtc]?frac\s*{_PART}\s*{_PART}")
+_ROOT = re.compile(r"(?<![A-Za-z\\])\\?sqrt\s*\(([^()]*)\)")
 _DECIMAL = re.compile(r"(?<![\w.])([0-9]*)\.([0-9]+)|(?<![\w.])([0-9]+)\.(?![0-9])")
 _MIXED = re.compile(
     r"(?<![\w.)}^/_])([0-9]+)(?:\s+([0-9]+)\s*/\s*([0-9]+)(?![0-9.])|\s*\\frac\{\s*([0-9]+)\s*\}\{\s*([0-9]+)\s*\})"
@@ -43,7 +48,7 @@ def same_expression(gold: str, answer: str) -> bool:
     >>> same_expression(r"\sqrt{8}", r"2\sqrt{2}"), same_expression(r"\pi", "3.14159265358979")
     (True, False)
     """
-    if "".join(gold.split()) == "".join(answer.split()):
+    if _SPACE.sub("", gold) == _SPACE.sub("", answer):
         return True
     bases = [_IN_BASE.fullmatch(text.strip()) for text in (gold, answer)]
     if any(bases):  # a numeral is met by the same numeral in the same base only
@@ -77,6 +82,7 @@ def value(text: str) -> Any:
     if number:
         return sympy.Rational(number.fraction.numerator, number.fraction.denominator)
     text = re.sub(r"([A-Za-z}])('+)", lambda prime: f"{prime[1]}_{{{'p' * len(prime[2])}}}", text)
+    text = _FRACTION.sub(_braced, _ROOT.sub(r"\\sqrt{\1}", text))
     text = normalize_latex(_COMMAND.sub(r"\\\1", text), _REPAIRS)
     if _UNREADABLE.search(_MIXED.sub("1", text)):
         return None
@@ -89,6 +95,11 @@ def value(text: str) -> Any:
     except Exception:
         return None
     return _settled(found)
+
+
+def _braced(fraction: re.Match[str]) -> str:
+    top, bottom = (part if part[0] == "{" else f"{{{part}}}" for part in fraction.groups())
+    return rf"\frac{top}{bottom}"
 
 
 def _improper(mixed: re.Match[str]) -> str:
@@ -109,11 +120,21 @@ def _settled(found: Any) -> Any:
     if not isinstance(found, sympy.Expr):
         return None
     found = found.xreplace({symbol: sympy.I for symbol in found.free_symbols if symbol.name in ("i", "imath")})
+    found = found.replace(_is_odd_root, _real_root)
     applied = sorted(found.atoms(AppliedUndef), key=str)
     found = found.xreplace({each: sympy.Symbol(str(each.doit()), real=True) for each in applied})
     if found.has(sympy.Sum, sympy.Product, sympy.Integral, sympy.Derivative, sympy.Limit, sympy.UnevaluatedExpr):
         found = found.doit()
     return None if found.has(sympy.nan, sympy.zoo) else found
+
+
+def _is_odd_root(part: Any) -> bool:
+    return bool(part.is_Pow and part.exp.is_Rational and part.exp.q % 2 and part.exp.q > 1 and part.base.is_negative)
+
+
+def _real_root(part: Any) -> Any:
+    """The real root of a negative number: that of -8 is -2, as every textbook has it."""
+    return (-1) ** part.exp.p * sympy.Pow(-part.base, part.exp)
 
 
 def same_value(a: Any, b: Any, written: int = 0) -> bool:
@@ -144,9 +165,13 @@ def _is_zero_at(difference: Any, side: Any, point: dict[Any, Any], written: int)
     size = abs(side.evalf(3, **options))
     if not size.is_Float and not size.is_Rational:
         return None
-    magnitude = max(0, int(sympy.log(size, 10).evalf(3))) if size else 0  # digits that 10^300 + 1 - 10^300 cancels
-    found = difference.evalf(2, maxn=EXTRA_DIGITS + written + magnitude, **options)
+    magnitude = max(0, int(sympy.log(size, 10).evalf(3))) if size else 0
+    magnitude = min(3 * magnitude, magnitude + 1000)  # digits that cancel in 10^100 - sqrt(10^200 + 1)
+    digits = EXTRA_DIGITS + written + magnitude
+    found = difference.evalf(2, maxn=digits, **options)
     parts = found.as_real_imag()
     if not all(part.is_Float or part.is_Rational for part in parts):
         return None
-    return all(part == 0 or (part.is_Float and part._prec == 1) for part in parts)
+    # A point is rounded before it goes in, so there the last digits say nothing.
+    rounding = (size or 1) * sympy.Float(10) ** (GUARD_DIGITS - digits) if point else 0
+    return all(part == 0 or (part.is_Float and part._prec == 1) or abs(part) < rounding for part in parts)

@@ -68,8 +68,9 @@ _STYLED = re.compile(
 _PERCENT = re.compile(rf"\s*{_UPRIGHT}\{{\s*(?:percent(?:age)?|pct)\s*\}}")
 _DROPPED = re.compile(
     r"\\m?(?:left|right)(?![a-zA-Z])\.?|\\(?:displaystyle|textstyle|[bB]ig{1,2}[lr]?|rm|bf|it)(?![a-zA-Z])"
-    r"|(?<!\\)\\!\s*|(?<!\\)\\[()\[\]]|\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-z])|[°$€£¥₹`]"
+    r"|(?<!\\)\\!\s*|\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-z])|[°$€£¥₹`]"
 )
+_DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]")
 _BOLD = re.compile(r"(?<![\w)\]}])\*\*([^*\s](?:[^*]*[^*\s])?)\*\*(?![\w(\[{])")
 _SPACE = re.compile(r"(?<!\\)\\[,;: ]|\\q?quad(?![a-z])|~|\s+")
 _GROUPED = re.compile(
@@ -92,7 +93,7 @@ def plain(text: str) -> str:
     if "matrix" not in text and "array" not in text and "cases" not in text:
         text = re.sub(r"\\\\(?=[A-Za-z])", r"\\", text)
     text = text.replace(r"\$", "").replace(r"\%", "%").replace("{,}", ",")
-    text = _PERCENT.sub("%", text)
+    text = _PERCENT.sub("%", _DELIMITERS.sub("", text))
     text = _UNIT.sub("", text)
     for _ in range(2):  # a style within a style
         text = _STYLED.sub(lambda match: f" {match[1] or match[2] or ''} ", text)
@@ -167,6 +168,7 @@ _SPELT = "|".join(sorted(_UNITS, key=len, reverse=True))
 _STATED_UNIT = re.compile(
     rf"(?:[0-9]|[}})])(?:\\[,;: ]|[~\s]|{_UPRIGHT}\{{){{0,4}}({_SPELT})(?![A-Za-z'])\s*\}}?"
     rf"(?:\s*(?:\^\s*\{{?\s*([23])|([²³])))?(?:\s*(?:/|per\s)\s*({_SPELT})(?![A-Za-z']))?"
+    r"(?=[\s}.,;$`]*(?:$|\s(?:[a-z]{2,}|a\s)))"
 )
 
 

@@ -170,10 +170,13 @@ def _inline_fraction(match: re.Match[str]) -> str:
 
 
 def _value(match: re.Match[str], *, percent: bool) -> Number | None:
-    top, bottom = _exact(match["top"]), _exact(match["bottom"] or "1")
-    if top is None or not bottom:
+    value, bottom = _exact(match["top"]), match["bottom"]
+    if value is not None and bottom:
+        divisor = _exact(bottom)
+        value = value / divisor if divisor else None
+    if value is None:
         return None
-    value = int(match["whole"] or 0) + top / bottom
+    value += int(match["whole"] or 0)
     return Number(-value if (match["sign"] or "").startswith("-") else value, percent)
 
 
@@ -181,6 +184,6 @@ def _exact(part: str) -> Fraction | None:
     if len(part) > MAX_LENGTH:
         return None
     mantissa, _, exponent = part.replace(",", "").lower().partition("e")
-    if abs(int(exponent or 0)) > MAX_EXPONENT:
-        return None
-    return Fraction(mantissa) * Fraction(10) ** int(exponent or 0)
+    if not exponent:
+        return Fraction(int(mantissa) if mantissa.isdigit() else mantissa)
+    return Fraction(mantissa) * Fraction(10) ** int(exponent) if abs(int(exponent)) <= MAX_EXPONENT else None
