@@ -156,8 +156,9 @@ def test_a_refused_writer_leaves_the_first_its_lock(tmp_path):
 def test_a_forked_child_that_outlives_us_holds_no_lock(tmp_path):
     code = (
         "import os, sys, time; from pods_rl.runs import RunWriter; writer = RunWriter(sys.argv[1])\n"
-        "child = os.fork()\nif child == 0: time.sleep(60); os._exit(0)\n"
-        "open(sys.argv[2], 'w').write(str(child)); os.kill(os.getpid(), 9)"
+        "begun, said = os.pipe(); child = os.fork()\n"
+        "if child == 0: os.write(said, b'x'); time.sleep(60); os._exit(0)\n"
+        "os.read(begun, 1); open(sys.argv[2], 'w').write(str(child)); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", code, tmp_path / "run", tmp_path / "child"], check=False)
     try:
