@@ -23,6 +23,7 @@ from pods_rl.recipe.resuming import checkpoint_keys
 from pods_rl.runs import Run, RunWriter
 from pods_rl.runs.checkpoints import publish, staging
 
+PODS = [sys.executable, "-m", "pods_rl"]
 COMMANDS = ("train", "eval", "compare", "report", "select", "doctor", "recipes")
 
 
@@ -653,3 +654,29 @@ def test_a_traceback_that_quotes_a_model_cannot_steer_the_terminal(monkeypatch, 
     assert "\x1b" not in words
     assert "raise ValueError" in words  # the place is still told
     assert words.endswith("ValueError: no number: \\x1b[2J\\x1b]0;owned\\x07[/red]\n")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["doctor"], ["train", "--recipe", "tiny-pods"], ["report", "."]])
+def test_a_deleted_working_directory_is_one_line(tmp_path, words):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    shell = 'cd "$1" && rmdir "$1" && shift && exec "$@"'
+    done = subprocess.run(["sh", "-c", shell, "sh", gone, *PODS, *words], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: The working directory cannot be read")
+    assert done.stderr.count("\n") == 1
+
+
+def test_kept_rows_go_through_a_link_and_into_a_pipe(tmp_path):
+    rollouts, target = tmp_path / "rollouts.jsonl", tmp_path / "kept.jsonl"
+    rollouts.write_text("".join(f'{{"prompt": "a", "reward": {i}}}\n' for i in range(4)))
+    target.touch()
+    (tmp_path / "link").symlink_to(target)
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE, text=True) as reader:
+        for output in ("link", "pipe"):
+            assert pods("select", rollouts, "-m", 2, "--output", tmp_path / output).exit_code == 0
+        assert reader.communicate(timeout=30)[0] == target.read_text()
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "pipe").is_fifo()
+    assert target.read_text().count("\n") == 2

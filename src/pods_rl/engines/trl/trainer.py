@@ -7,7 +7,7 @@ An overlay: nothing of TRL's methods is copied. What is overridden here, in the 
   generates its share and the kept rows move (`exchange.py`). Afterwards log over all n.
 - `_generate_single_turn`: ask the generator for n, in parts of `rollout_batch_size` rows.
 - `rewarding.py` has what is overridden of the rewards, `update.py` of the update, `guard.py` against bad losses,
-  `saving.py` of checkpoints, `resuming.py` of resuming, `output.py` of printing and saving, `sharding.py` for sharded
+  `saving.py` of checkpoints, `resuming.py` of resuming, `output.py` of printing, `sharding.py` for sharded
   weights, `memory_guard.py` of what is said where memory runs out.
 """
 
