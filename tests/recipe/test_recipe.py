@@ -410,3 +410,22 @@ def test_saving_where_a_recipe_does_not_say(given, seconds, kept):
 
 def test_what_may_change_when_a_run_goes_on_is_a_key():
     assert fields().keys() >= FREE
+
+
+@pytest.mark.parametrize(
+    ("offline", "token", "message"),
+    [
+        (True, "hf_x", "push_to_hub needs the hub, and HF_HUB_OFFLINE is set"),
+        (False, None, "push_to_hub needs a token of the hub: set HF_TOKEN"),
+        (False, "hf_x", "push_to_hub needs the hub, which cannot be reached"),
+    ],
+)
+def test_what_cannot_be_pushed_is_refused_before_loading(monkeypatch, offline, token, message):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: token)
+    with pytest.raises(UserError, match=message) as refusal:
+        build(push_to_hub=True).check_reachable()
+    assert "hf_x" not in str(refusal.value)

@@ -151,15 +151,15 @@ def test_yaml_that_is_no_recipe(text, message):
         parse_yaml(text, "r.yaml")
 
 
-def test_many_wrong_keys_are_counted_and_ten_are_shown(tmp_path):
+def test_many_wrong_keys_are_counted_and_a_few_are_shown(tmp_path):
     """A suggestion takes half a millisecond: thousands of them took minutes."""
     keys = "".join(f"kei{number}: 1\n" for number in range(4000))
     (tmp_path / "r.yaml").write_text(keys)
     with pytest.raises(UserError) as refusal:
         load_recipe(tmp_path / "r.yaml")
-    assert str(refusal.value).splitlines()[10:] == ["... and 3990 more."]
+    assert str(refusal.value).splitlines()[5:] == ["... and 3995 more."]
     (tmp_path / "r.yaml").write_text(keys + "arms: {a: {}}\n")
-    with pytest.raises(UserError, match=r"\.\.\. and 3990 more\."):
+    with pytest.raises(UserError, match=r"\.\.\. and 3995 more\."):
         load_experiment(tmp_path / "r.yaml")
 
 

@@ -24,6 +24,9 @@ GOOD = {"max_steps": 1, "num_generations": 4, "per_device_train_batch_size": 4, 
 BILLION = "&a [x, x, x, x, x, x, x, x, x]" + "".join(
     f", &{new} [{', '.join([f'*{old}'] * 9)}]" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
 )
+MERGES = "".join(
+    f"{new}: &{new} {{<<: [{', '.join([f'*{old}'] * 9)}]}}\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
 
 
 def recipe(**keys: object) -> Callable[[Path], list[str]]:
@@ -61,6 +64,11 @@ def huge(folder: Path) -> list[str]:
     with path.open("wb") as file:
         file.truncate(3 << 30)  # takes no room on the disk
     return ["--config", str(path)]
+
+
+def pipe(folder: Path) -> list[str]:
+    os.mkfifo(folder / "pipe.yaml")
+    return ["--config", str(folder / "pipe.yaml")]
 
 
 def empty_model(folder: Path) -> list[str]:
@@ -125,6 +133,26 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], Sequence[str]]] = {
     "3 GB": (huge, ["r.yaml", "3,221,225,472 bytes", "expected a YAML recipe"]),
     "python tags": (text("seed: !!python/object/apply:os.getpid []\n"), ["r.yaml:1", "python/object", "Expected"]),
     "a billion laughs": (text(f"num_generations: [{BILLION}]\n"), ["r.yaml:1", "holds more than 10,000 keys"]),
+    "merge keys": (text(f"a: &a {{x: 1}}\n{MERGES}"), ["r.yaml", "holds more than 10,000 keys", "each alias"]),
+    "an alias to itself": (text("generation_kwargs: &a {x: *a}\n"), ["r.yaml:1", "refers to what it is in"]),
+    "many thousands": (text("".join(f"key{i}: 1\n" for i in range(60_000))), ["708,890 bytes", "at most"]),
+    "a number in base 60": (text(f"seed: 1{':1' * 90_000}\n"), ["r.yaml:1", "a number of 180,001 characters", "400"]),
+    "a date": (text("generation_kwargs: {a: 2020-01-01}\n"), ["r.yaml:1", "datetime.date", "put it in quotes"]),
+    "bytes": (text("generation_kwargs: {a: !!binary aGk=}\n"), ["r.yaml:1", "bytes b'hi'", "put it in quotes"]),
+    "a set": (text("generation_kwargs: {a: !!set {x}}\n"), ["r.yaml:1", "set {'x'}", "put it in quotes"]),
+    "a device": (lambda _: ["--config", "/dev/zero"], ["/dev/zero", "neither a file", "expected"]),
+    "a pipe": (pipe, ["pipe.yaml", "neither a file", "expected"]),
+    "a name too long": (lambda _: ["a" * 5000], ["aaa...", "cannot be a path", "too long"]),
+    "a data set's name too long": (
+        recipe(model_name_or_path="tiny", dataset_name="a" * 5000), ["aaa...", "cannot be a path", "too long"]
+    ),
+    "a logger that is not there": (recipe(report_to="tensorbord"), ["'tensorbord'", "expected one of", "tensorboard"]),
+    "two libraries that are not there": (
+        recipe(report_to=["wandb", "clearml"]), ["needs wandb and clearml", "pip install wandb clearml"]
+    ),
+    "processes without end": (words("--num_processes", "1000000000"), ["1000000000", "at most 1024"]),
+    "a seed too large": (recipe(seed=2**32), ["seed = 4294967296", "at most 4294967295"]),
+    "a module that is not there": (recipe(rule="nowhere_at_all:best"), ["rule", "no module nowhere_at_all"]),
     "nested without end": (text("seed: " + "[" * 1500), ["r.yaml", "nests too deep", "Expected"]),
     "not text": (text(b"seed: \xff\xfe\x00"), ["r.yaml", "not text in UTF-8", "expected"]),
     "unknown rule": (recipe(rule="max_varience"), ["max_varience", "expected one of", "Did you mean max_variance?"]),

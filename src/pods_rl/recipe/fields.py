@@ -269,7 +269,7 @@ def suggest(word: str, known: Iterable[str]) -> str:
     return f" Did you mean {plain[near[0]]}?" if near else ""
 
 
-def listed(problems: Iterable[str], count: int, most: int = 10) -> str:
+def listed(problems: Iterable[str], count: int, most: int = 5) -> str:
     """The first of many problems, a line each, and how many more there are.
 
     Args:

@@ -16,7 +16,7 @@ _PATIENCE = 1.5  # seconds; a hub that is slow may yet give it, so that only a c
 
 
 def check_reachable(values: Mapping[str, Any]) -> None:
-    """Raises UserError where the model or the data set is neither on this machine nor to be had from the hub."""
+    """Raises UserError where the hub does not have the model or the data set, or would not take what is pushed."""
     wanted: list[tuple[str, Literal["model", "dataset"], str]] = [
         ("model_name_or_path", "model", values.get("model_revision") or "main"),
         ("dataset_name", "dataset", "main"),
@@ -25,6 +25,34 @@ def check_reachable(values: Mapping[str, Any]) -> None:
         name = values.get(key)
         if name and name != TINY and not looks_like_path(name) and not local_path(name).exists():
             _check(key, kind, name, revision)
+    for key in ("push_to_hub", "log_completions_hub_repo"):
+        if values.get(key):
+            _check_writable(key)
+
+
+@cache
+def _check_writable(key: str) -> None:
+    """Raises UserError where the hub would take nothing from here: offline, without a token, or with a wrong one."""
+    from huggingface_hub import constants, get_token
+    from huggingface_hub.utils import build_hf_headers, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        raise UserError(f"{key} needs the hub, and HF_HUB_OFFLINE is set: unset one of them.")
+    token = get_token()
+    if token is None:
+        raise UserError(f"{key} needs a token of the hub: set HF_TOKEN, or run `hf auth login`.")
+    try:
+        answer = get_session().get(
+            f"{constants.ENDPOINT}/api/whoami-v2", headers=build_hf_headers(token=token), timeout=_PATIENCE
+        )
+    except Exception as error:
+        if "Connect" in type(error).__name__ and "Timeout" not in type(error).__name__:
+            raise UserError(
+                f"{key} needs the hub, which cannot be reached ({error}): unset it, or check the network."
+            ) from error
+        return
+    if answer.status_code == 401:
+        raise UserError(f"{key}: the hub does not accept the token: set another HF_TOKEN, or run `hf auth login`.")
 
 
 @cache

@@ -189,10 +189,10 @@ def fold_system(prompt: Prompt) -> Prompt:
     """
     if isinstance(prompt, str):
         return prompt
-    system = [message["content"] for message in prompt if message["role"] == "system" and message["content"]]
-    others = [dict(message) for message in prompt if message["role"] != "system"]
-    first = next((message for message in others if message["role"] == "user"), None)
-    if first is None:
+    system = [message["content"] for message in prompt if message.get("role") == "system" and message.get("content")]
+    others = [dict(message) for message in prompt if message.get("role") != "system"]
+    first = next((message for message in others if message.get("role") == "user"), None)
+    if first is None or not isinstance(first.get("content"), str):
         return prompt
     first["content"] = "\n\n".join([*system, first["content"]])
     return others
@@ -212,7 +212,7 @@ def _as_rendered(task: Task, render: Callable[[Prompt], str]) -> Task:
             if fold_system(prompt) == prompt or _refusal(fold_system(prompt), render) is not None:
                 raise UserError(
                     f"the policy's chat template refuses the {name} prompt in row {row} (counted from 1; roles "
-                    f"{', '.join(turn['role'] for turn in prompt)}): {refused}. Change the prompt, or set "
+                    f"{', '.join(str(turn.get('role')) for turn in prompt)}): {refused}. Change the prompt, or set "
                     "prompt_style: plain"
                 )
             fold = True
@@ -230,7 +230,7 @@ def _shapes(prompts: Sequence[Prompt]) -> dict[int, list[dict[str, Any]]]:
     found: dict[tuple[str, ...], tuple[int, list[dict[str, Any]]]] = {}
     for row, prompt in enumerate(prompts, start=1):
         if not isinstance(prompt, str):
-            found.setdefault(tuple(turn["role"] for turn in prompt), (row, prompt))
+            found.setdefault(tuple(str(turn.get("role")) for turn in prompt), (row, prompt))
     return dict(found.values())
 
 

@@ -92,13 +92,13 @@ def check_adapter(adapter: PeftConfig, path: str, revision: str = "main") -> Non
     """Raises UserError where an adapter names layers that the policy does not have; no weights are loaded."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path, revision=revision))
-    layers = sorted({name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, Linear)})
+    layers = {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, Linear)}
     try:
         inject_adapter_in_model(adapter, model)
     except ValueError as error:
         raise UserError(
             f"lora_target_modules = {adapter.target_modules}: {short(str(error), 200)} Expected some of "
-            f"{', '.join(layers)}, or all-linear."
+            f"{', '.join(sorted(layers - {'lm_head'}))}, or all-linear."
         ) from error
 
 

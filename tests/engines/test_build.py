@@ -1,0 +1,48 @@
+"""From a recipe to a trainer: what a library refuses is one line, before weights load where that can be known."""
+
+from __future__ import annotations
+
+import pytest
+
+from pods_rl.engines.trl import build
+from pods_rl.errors import UserError
+from pods_rl.recipe import build_recipe
+from pods_rl.recipe.reading import Source
+from pods_rl.tasks import load_task
+
+RECIPE = {
+    "max_steps": 1, "num_generations": 2, "per_device_train_batch_size": 2, "use_cpu": True, "bf16": False,
+    "task_train_size": 4, "task_test_size": 2, "task_rewards": {"format": 1.0},
+}  # fmt: skip
+
+
+@pytest.fixture
+def refused(monkeypatch, tmp_path):
+    """What a recipe with these keys is refused with, and its cause; no policy may load."""
+    monkeypatch.setattr(build, "PODSTrainer", None)
+
+    def refusal(**keys):
+        recipe = build_recipe({**RECIPE, **keys}, Source("r.yaml"))
+        with pytest.raises(UserError) as raised:
+            build.build_trainer(recipe, load_task(recipe.task_settings()), tmp_path)
+        return str(raised.value), raised.value.__cause__
+
+    return refusal
+
+
+def test_layers_that_the_policy_does_not_have_are_refused_with_those_that_it_has(refused):
+    message, cause = refused(use_peft=True, lora_target_modules=["nope"])
+    assert "lora_target_modules = " in message
+    assert "Expected some of down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj, or all-linear." in message
+    assert isinstance(cause, ValueError)
+    assert "Expected some of down_proj" in refused(use_peft=True, lora_target_modules=[])[0]
+
+
+def test_what_a_library_refuses_is_one_line_with_its_key_and_its_cause(refused):
+    message, cause = refused(fsdp="x")
+    assert message == "r.yaml: the trainer refuses this recipe: Unknown `fsdp` option: x Look at fsdp."
+    assert isinstance(cause, ValueError)
+    message, cause = refused(accelerator_config={"nope": 1})
+    assert "nope" in message
+    assert isinstance(cause, TypeError)
+    assert "\n" not in message
