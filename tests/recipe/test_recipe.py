@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -13,7 +14,7 @@ from pods_rl.errors import UserError
 from pods_rl.experiment import load_experiment
 from pods_rl.recipe import build_recipe, checks, load_recipe
 from pods_rl.recipe.reading import Source
-from pods_rl.recipe.resuming import FREE
+from pods_rl.recipe.resuming import FREE, changed_keys
 from pods_rl.recipe.schema import fields
 
 MINIMAL = {"max_seconds": 1}
@@ -324,3 +325,16 @@ def test_saving_where_a_recipe_does_not_say(given, seconds, kept):
 
 def test_what_may_change_when_a_run_goes_on_is_a_key():
     assert fields().keys() >= FREE
+
+
+def test_a_stored_recipe_is_compared_by_what_its_keys_meant_then(monkeypatch):
+    """A default that has changed since is no change of a recipe that lacks the key."""
+    values = load_recipe("tiny-pods").values
+    stored = {key: value for key, value in values.items() if key not in ("loss_type", "rule", "eval_temperature")}
+    assert changed_keys({**stored, "a_key_of_then": 1}, values) == []
+    assert changed_keys(stored, {**values, "loss_type": "dapo"}) == ["loss_type (saved grpo, now dapo)"]
+    known = fields()
+    monkeypatch.setattr(
+        "pods_rl.recipe.resuming.fields", lambda: known | {"loss_type": replace(known["loss_type"], default="dapo")}
+    )
+    assert changed_keys(stored, values) == []

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..experiment import Event, Planned, Standing, standing
+from ..experiment.standing import number
 from ..terminal import console, plain_text
 
 _LOOKS = {"started": "bold", "skipped": "dim", "finished": "green", "stopped": "yellow", "failed": "red"}
@@ -166,7 +167,7 @@ class Board:
             self._told[event.run.path] = row.get("step")
         label = f"{event.run.arm} seed {event.run.seed}"
         self._out.print(
-            Text(plain_text(f"{label:<24} {row.get('seconds') or 0:6.0f} s  step {row.get('step')}  "
+            Text(plain_text(f"{label:<24} {number(row.get('seconds')):6.0f} s  step {row.get('step')}  "
                             f"accuracy {found.accuracy:.3f}"))
         )  # fmt: skip
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .damage import damage_note
 from .resampling import FEW, Speedup
 from .text import duration, interval, number, plain, unit_for
 
@@ -158,6 +159,8 @@ def _ends(analysis: Analysis, base: Arm, arm: Arm) -> str:
 def notes(analysis: Analysis) -> tuple[str, ...]:
     """What limits the numbers of this report, each a sentence; empty when nothing does."""
     found = [*_run_notes(analysis), *_curve_notes(analysis), *_baseline_notes(analysis)]
+    if damage := damage_note(analysis.arms, (analysis.metric, f"{analysis.metric}_se", "prompts")):
+        found.append(damage)
     runs = [run for arm in analysis.arms for run in arm.runs]
     devices = Counter(plain(run.environment["device"]) for run in runs if run.environment.get("device"))
     if len(devices) > 1:

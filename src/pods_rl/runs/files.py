@@ -18,17 +18,24 @@ METRICS, EVALS, ROLLOUTS, CHECKPOINTS = "metrics.jsonl", "evals.jsonl", "rollout
 EVALUATIONS = "evaluations"
 
 
-def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSONL file; a torn line, or one that is no object, is left out."""
+def read_jsonl(path: Path, skipped: list[int] | None = None) -> Iterator[dict[str, Any]]:
+    """The objects of a JSONL file. A torn line, or one that holds something else, is skipped.
+
+    ``skipped`` gets the numbers of the skipped lines, from 1; an unfinished last line does not count: it may still be
+    written.
+    """
     try:
         lines = path.read_bytes().split(b"\n")
     except (FileNotFoundError, IsADirectoryError):
         return
-    for line in lines:
+    for number, line in enumerate(lines, start=1):
+        row = None
         with suppress(ValueError, RecursionError):
             row = json.loads(line)
-            if isinstance(row, dict):
-                yield row
+        if isinstance(row, dict):
+            yield row
+        elif skipped is not None and line.strip() and number < len(lines):
+            skipped.append(number)
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

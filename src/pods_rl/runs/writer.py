@@ -124,7 +124,7 @@ class RunWriter:
             if step_of(path) > step:
                 path.unlink()
         for path in Run(self.path).evaluation_files():
-            if step_of(path) not in {row.get("step") for row in evaluated}:
+            if step_of(path) not in [row.get("step") for row in evaluated]:  # a list: a damaged step may be one
                 path.unlink()
 
     def _keep(self, name: str, wanted: Callable[[dict[str, Any], int], bool]) -> list[dict[str, Any]]:
