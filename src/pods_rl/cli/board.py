@@ -162,7 +162,8 @@ class Board:
         found = self._last[event.run.path] = standing(event.path)
         with self._lock:
             row = found.evaluation or {}
-            if found.accuracy is None or self._told.get(event.run.path) == row.get("step"):
+            told = event.run.path in self._told and self._told[event.run.path] == row.get("step")
+            if found.accuracy is None or told:
                 return
             self._told[event.run.path] = row.get("step")
         label = f"{event.run.arm} seed {event.run.seed}"
