@@ -55,8 +55,8 @@ def test_one_seed_settles_nothing_and_gives_the_numbers(lone: ReportFiles) -> No
     pods, never = lone.analysis.headlines
     assert pods == (
         "Not settled: pods (64→16) reached 99 % of grpo (16)’s peak accuracy after 48.0 s, grpo (16) after 60.0 s "
-        "(speedup 1.25), 1 run. One run of an arm cannot tell a difference from chance. At 60.0 s: 0.812 ± 0.024 "
-        "against 0.836 ± 0.024 (± standard error of the evaluation)."
+        "(speedup 1.25), 1 run. One run of an arm cannot tell a difference from chance. At 60.0 s: 0.812 ± 0.047 "
+        "against 0.836 ± 0.047 (± 1.96 standard errors of the evaluation)."
     )
     assert never.endswith("1 run. Not settled: one run of an arm cannot tell a difference from chance.")
     text = lone.html.read_text() + lone.markdown.read_text()
@@ -94,7 +94,7 @@ def test_without_a_standard_error_it_is_that_of_the_prompts_or_none(tmp_path: Pa
     for arm, scores in (("grpo", GRPO), ("pods", PODS)):
         write_scores(tmp_path / arm / "seed-1", arm, scores, error=error)
     (headline,) = analysis_of(tmp_path).headlines
-    shown = "0.812 against 0.836." if error is None else "0.812 ± 0.024 against 0.836 ± 0.023"
+    shown = "0.812 against 0.836." if error is None else "0.812 ± 0.048 against 0.836 ± 0.045"
     assert headline.startswith("Not settled: ")
     assert shown in headline
 
