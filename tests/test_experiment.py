@@ -195,6 +195,20 @@ def test_a_finished_run_of_another_recipe_is_refused_by_name(tmp_path):
     assert Run.open(tmp_path / ".attempts/pods-seed-1-1").config["learning_rate"] == 1e-6
 
 
+def test_a_key_that_an_older_version_did_not_know_is_no_other_recipe(tmp_path):
+    """Absent means the default, or what follows from the other keys; a key that was removed since is skipped."""
+    run(experiment(), tmp_path)
+    older = ("reward_errors", "eval_temperature", "num_rollouts", "save_seconds", "save_total_limit", "loss_type")
+    for path in tmp_path.glob("*/seed-*/config.yaml"):
+        keys = yaml.safe_load(path.read_text())
+        for key in older[: None if keys["num_rollouts"] == 8 else 2]:
+            del keys[key]
+        path.write_text(yaml.safe_dump(keys | {"a_key_of_then": 3}))
+    assert run(experiment(), tmp_path)[0] == {"skipped": 4}
+    with pytest.raises(UserError, match=r"another recipe: reward_errors \(was raise, now zero\)\."):
+        run(experiment(reward_errors="zero"), tmp_path)
+
+
 def test_a_run_that_another_process_makes_is_waited_for(tmp_path, monkeypatch):
     """As after a kill of an earlier call that left a run: it is neither made twice nor lost."""
     monkeypatch.setattr(running, "_POLL", 0.01)
@@ -393,6 +407,16 @@ def test_how_far_a_run_is(tmp_path):
     found = standing(tmp_path / "run")
     assert (found.state, found.step, found.seconds, found.elapsed) == ("running", 2999, 299.9, 599.8)
     assert found.accuracy == 0.25
+
+
+@pytest.mark.parametrize("value", ["[1]", "{}", "true", '"x"', "NaN", "1e999", "1" + "0" * 400, "null"])
+def test_how_far_a_damaged_run_is(tmp_path, value):
+    (tmp_path / "status.json").write_text(f'{{"state": "running", "step": {value}, "seconds": {value}}}')
+    row = f'{{"step": {value}, "seconds": {value}, "elapsed": {value}, "accuracy": {value}}}\n'
+    for name in ("metrics.jsonl", "evals.jsonl"):
+        (tmp_path / name).write_text(row)
+    found = standing(tmp_path)
+    assert (found.step, found.seconds, found.elapsed, found.accuracy) == (0, 0.0, 0.0, None)
 
 
 def test_ctrl_c_leaves_what_is_done(tmp_path):

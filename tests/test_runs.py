@@ -91,6 +91,16 @@ def test_rewind_forgets_what_came_after_the_checkpoint(tmp_path):
     assert [f.stem for f in run.rollout_files()] == ["step-000001"]
 
 
+def test_rewind_takes_a_damaged_step(tmp_path):
+    with RunWriter(tmp_path / "run") as writer:
+        writer.append_eval({"step": 1, "accuracy": 0.5})
+        writer.append_eval({"step": [1], "accuracy": 0.5})
+        writer.write_evaluation(1, {"answer": ["a"]})
+        writer.write_evaluation(2, {"answer": ["a"]})
+        writer.rewind(1, 2)
+        assert [path.name for path in Run(tmp_path / "run").evaluation_files()] == ["step-000001.parquet"]
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_becomes_null(tmp_path, value):
     with RunWriter(tmp_path) as writer:

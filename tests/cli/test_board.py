@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
 from rich.console import Console
@@ -126,3 +127,19 @@ def test_a_live_table_is_drawn_and_failures_stay_above_it(plan, tmp_path):
     assert "failed: no memory" in text
     assert text.count("runs done") >= 2
     assert "started" not in text
+
+
+@pytest.mark.parametrize("value", [[1], {"a": 1}, True, "x", None, 1e999, 10**400])
+def test_a_damaged_run_leaves_the_board_standing(plan, tmp_path, value):
+    out = screen(force_terminal=False)
+    with Board(plan, out=out) as board:
+        board(event("started", plan, 0, tmp_path))
+        path = tmp_path / plan[0].path
+        path.mkdir(parents=True)
+        row = {"state": "running", "step": value, "seconds": value, "elapsed": value}
+        (path / "status.json").write_text(json.dumps(row))
+        (path / "evals.jsonl").write_text(json.dumps(row | {"accuracy": 0.5}) + "\n")
+        board(event("finished", plan, 0, tmp_path))
+        with out.capture():
+            out.print(board.table())
+    assert "accuracy 0.500" in out.file.getvalue()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from pods_rl.report import ReportFiles, build_report, build_report_from_csv, pri
 from pods_rl.report.analysis import analyse
 from pods_rl.report.arms import arms_from_runs
 from pods_rl.report.figures import Bar, Line, curves_figure, phases_figure, threshold_figure
+from pods_rl.report.run_tables import config_table
 from pods_rl.report.step_figures import Series, binned, steps_figure
 from pods_rl.report.style import to_bytes
 from pods_rl.report.tables import speedup_table
@@ -223,3 +225,34 @@ def test_steps_that_few_runs_reach_are_left_out() -> None:
 def test_time_axis_takes_the_unit_that_fits() -> None:
     seconds, scores = np.array([[0.0, 6 * 3600.0]]), np.array([[0.2, 0.5]])
     assert curves_figure([Line("grpo", seconds, scores)]).axes[0].get_xlabel() == "training time (h)"
+
+
+def test_what_a_damaged_run_holds_is_skipped_and_said(experiment: Path) -> None:
+    run = experiment / "pods" / "seed-0"
+    lines = (run / "evals.jsonl").read_text().splitlines()
+    lines[1] = json.dumps(json.loads(lines[1]) | {"step": [1]})
+    lines[2] = json.dumps(json.loads(lines[2]) | {"accuracy": {"a": 1}})
+    lines[3] = "[1, 2]"
+    (run / "evals.jsonl").write_text("\n".join(lines) + "\n")
+    (run / "status.json").write_text('{"state": ["finished"], "step": [3], "seconds": "soon"}')
+    (run / "config.yaml").write_text("num_rollouts: [64]\n1: {2020-01-01: 2, a: 3}\n")
+    report = build_report(experiment, resamples=20)
+    (note,) = (note for note in report.analysis.notes if note.startswith("Skipped"))
+    assert note == (
+        "Skipped what cannot be read: pods/seed-0/config.yaml (num_rollouts [64], 1 time), pods/seed-0/status.json "
+        "(step [3], 1 time; seconds 'soon', 1 time), pods/seed-0/evals.jsonl (1 line from 4; step [1], 1 time; "
+        "accuracy {'a': 1}, 1 time)."
+    )
+    assert note.split("(")[0] in report.html.read_text()
+    curve = report.analysis.arms[1].curve
+    assert curve is not None
+    assert np.isnan(curve.scores[0]).sum() == 2
+
+
+@pytest.mark.parametrize("value", ["[1]", "{1: 2, a: 3}", "true", "0", "-1", ".nan", ".inf", "2020-01-01", "1e400"])
+def test_any_value_in_a_stored_recipe_leaves_a_report(experiment: Path, value: str) -> None:
+    for run in experiment.glob("*/seed-0"):
+        keys = ("num_rollouts", "num_generations", "rule", "advantages", "gradient_accumulation_steps", "seed", "other")
+        (run / "config.yaml").write_text("".join(f"{key}: {value}\n" for key in keys))
+    analysis = analyse(arms_from_runs([experiment], "accuracy"), baseline="grpo", metric="accuracy", resamples=5)
+    assert config_table(analysis).cells() is not None

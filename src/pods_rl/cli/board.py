@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..experiment import Event, Planned, Standing, standing
+from ..experiment.standing import number
 from ..terminal import console, plain_text
 
 _LOOKS = {"started": "bold", "skipped": "dim", "finished": "green", "stopped": "yellow", "failed": "red"}
@@ -161,12 +162,13 @@ class Board:
         found = self._last[event.run.path] = standing(event.path)
         with self._lock:
             row = found.evaluation or {}
-            if found.accuracy is None or self._told.get(event.run.path) == row.get("step"):
+            told = event.run.path in self._told and self._told[event.run.path] == row.get("step")
+            if found.accuracy is None or told:
                 return
             self._told[event.run.path] = row.get("step")
         label = f"{event.run.arm} seed {event.run.seed}"
         self._out.print(
-            Text(plain_text(f"{label:<24} {row.get('seconds') or 0:6.0f} s  step {row.get('step')}  "
+            Text(plain_text(f"{label:<24} {number(row.get('seconds')):6.0f} s  step {row.get('step')}  "
                             f"accuracy {found.accuracy:.3f}"))
         )  # fmt: skip
 

@@ -22,6 +22,7 @@ from typing import Literal
 from ..errors import UserError
 from ..recipe import check_layout, find_accelerate_config
 from ..recipe.reading import parse_yaml
+from ..recipe.resuming import differences
 from ..runs import Run, RunInUseError, RunWriter, end_run, is_run, write_atomic
 from ..stopping import Stop, stop_on_signals
 from .plan import Experiment, Planned
@@ -248,9 +249,9 @@ def _found(path: Path, run: Planned, *, force: bool) -> Literal["finished", "in 
     if found.state != "finished":
         return "to do"
     wanted, _ = parse_yaml(run.recipe.to_yaml(), run.recipe.source)
-    changed = [key for key in {**wanted, **found.config} if wanted.get(key) != found.config.get(key)]
+    changed = differences(found.config, wanted)
     if changed and not force:
-        was = ", ".join(f"{key} (was {found.config.get(key)}, now {wanted.get(key)})" for key in changed)
+        was = ", ".join(f"{key} (was {was}, now {now})" for key, (was, now) in changed.items())
         raise UserError(
             f"{path} is finished, with another recipe: {was}. Choose another --output, or --force to make it again."
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ class Standing:
     @property
     def accuracy(self) -> float | None:
         found = (self.evaluation or {}).get("accuracy")
-        return found if isinstance(found, (int, float)) else None
+        return number(found) if number(found, math.nan) == found else None
 
 
 def standing(path: Path) -> Standing:
@@ -38,12 +40,12 @@ def standing(path: Path) -> Standing:
     Standing(state='unknown', step=0, seconds=0.0, elapsed=0.0, evaluation=None)
     """
     status, evaluation = Run(path).status, last_row(path / EVALS)
-    row = max(status, last_row(path / METRICS) or {}, key=lambda row: _number(row.get("step")))
+    row = max(status, last_row(path / METRICS) or {}, key=lambda row: number(row.get("step")))
     return Standing(
         state=str(status.get("state", "unknown")),
-        step=int(_number(row.get("step"))),
-        seconds=_number(row.get("seconds")),
-        elapsed=_number(row.get("elapsed")),
+        step=int(number(row.get("step"))),
+        seconds=number(row.get("seconds")),
+        elapsed=number(row.get("elapsed")),
         evaluation=evaluation,
     )
 
@@ -66,5 +68,14 @@ def last_row(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float)) else 0.0
+def number(value: Any, otherwise: float = 0.0) -> float:
+    """A finite number as it is; anything else that a damaged file may hold is ``otherwise``.
+
+    >>> number(3), number([1]), number(float("nan")), number("7", -1.0)
+    (3.0, 0.0, 0.0, -1.0)
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return otherwise
+    with suppress(OverflowError):
+        return float(value) if math.isfinite(value) else otherwise
+    return otherwise

@@ -134,7 +134,7 @@ def build_recipe(
             where = "command line: " if key in (overrides or {}) else source.where(key)
             raise UserError(f"{where}{key} cannot be set in a recipe: {UNSUPPORTED[key]}.")
     resolved = defaults() | given
-    _resolve(resolved, given)
+    resolve(resolved, given)
     try:
         check_values(resolved)
         if trains:
@@ -172,7 +172,7 @@ def _unknown(key: str) -> str:
     return f"unknown key.{suggest(key, fields()) or ' It is neither a key of ours nor of TRL.'}"
 
 
-def _resolve(values: dict[str, Any], given: Mapping[str, Any]) -> None:
+def resolve(values: dict[str, Any], given: Mapping[str, Any]) -> None:
     """Fill in what follows from other keys."""
     if values["num_rollouts"] is None:
         values["num_rollouts"] = values["num_generations"]

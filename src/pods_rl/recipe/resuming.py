@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .recipe import resolve
 from .schema import fields
 
 # What may change between a checkpoint and the run that goes on from it: how long, what is told and kept, where data
@@ -39,15 +40,35 @@ def checkpoint_keys(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changed_keys(saved: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
-    """Each key that a checkpoint has otherwise than a recipe, with both values; one left out has its default.
+    """Each key that a checkpoint has otherwise than a recipe, with both values (``differences``).
 
     >>> changed_keys({"seed": 1, "max_steps": 9}, {"seed": 2, "max_steps": 4})
     ['seed (saved 1, now 2)']
     """
-    kept, now = checkpoint_keys(saved), checkpoint_keys(values)
-    pairs = {key: (kept.get(key, _default(key)), now.get(key, _default(key))) for key in {**kept, **now}}
-    return [f"{key} (saved {was}, now {will})" for key, (was, will) in pairs.items() if was != will]
+    found = differences(checkpoint_keys(saved), checkpoint_keys(values))
+    return [f"{key} (saved {was}, now {now})" for key, (was, now) in found.items()]
 
 
-def _default(key: str) -> Any:
-    return fields()[key].default if key in fields() else None
+def differences(saved: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Each key that differs between a recipe stored by any version and one of this version, with both values.
+
+    A key that either lacks has its default: the version that stored the recipe did not know the key. A key that this
+    version does not know is skipped: nothing can set it any more.
+
+    >>> differences({"seed": 1, "num_generations": 8, "a_removed_key": 3}, {"seed": 1, "num_rollouts": 16})
+    {'num_rollouts': (8, 16)}
+    """
+    was, now = _completed(dict(_FORMER_DEFAULTS) | dict(saved)), _completed(values)
+    keys = [key for key in {**saved, **values} if key in fields()]
+    return {key: (was[key], now[key]) for key in keys if was[key] != now[key]}
+
+
+# of keys that a stored recipe may lack and whose default has changed since
+_FORMER_DEFAULTS = {"loss_type": "grpo"}
+
+
+def _completed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe with every key that there is: absent ones have their default, or what follows from the others."""
+    values = {key: field.default for key, field in fields().items()} | dict(given)
+    resolve(values, given)
+    return values

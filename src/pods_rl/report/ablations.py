@@ -84,12 +84,20 @@ def setting_of(config: Mapping[str, Any]) -> Setting | None:
     Setting(n=16, m=16, rule='random', advantages='', rest=frozenset())
     """
     n, m = rollouts_of(config)
-    if n is None or m is None:
+    if not n or not m:
         return None
     own = OWN_TO_A_RUN | _AXIS_KEYS | _ROW_KEYS | _NO_MATTER
     rest = {key: value for key, value in config.items() if key not in own and value is not None} | _batch(config, m)
-    shown = frozenset((str(key), json.dumps(value, sort_keys=True, default=str)) for key, value in rest.items())
+    shown = frozenset((str(key), in_order(value)) for key, value in rest.items())
     return Setting(n, m, str(config.get("rule") or ""), str(config.get("advantages") or ""), shown)
+
+
+def in_order(value: Any) -> str:
+    """A setting as JSON, mappings in the order of their keys; of a damaged file as Python writes it."""
+    try:
+        return json.dumps(value, sort_keys=True, default=str)
+    except (TypeError, ValueError, RecursionError):
+        return repr(value)
 
 
 def _batch(config: Mapping[str, Any], m: int) -> dict[str, float]:

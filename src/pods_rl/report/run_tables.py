@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from .ablations import in_order
 from .analysis import PHASES, Analysis
 from .arms import OWN_TO_A_RUN
 from .curves import finite
@@ -55,7 +55,7 @@ def runs_table(analysis: Analysis) -> Table:
                     "seed": run.seed,
                     "state": plain(run.state),
                     "reason": plain(status.get("reason") or "", limit=200),
-                    "steps": status.get("step"),
+                    "steps": finite(status.get("step")),
                     "seconds": finite(status.get("seconds")) or math.nan,
                     "evaluations": len(scores),
                     "last_score": scores[-1] if scores else math.nan,
@@ -125,4 +125,4 @@ def _setting(config: Mapping[str, Any], key: str) -> str:
     if key not in config:
         return "(not set)"
     value = config[key]
-    return plain(value if isinstance(value, str) else json.dumps(value, default=str), limit=120)
+    return plain(value if isinstance(value, str) else in_order(value), limit=120)

@@ -119,7 +119,12 @@ def _arms_note(analysis: Analysis) -> str:
         note += ", those of speedups a bootstrap." if has_intervals(analysis) else "."
     if any(arm.run_count == 1 and not math.isnan(final.error) for arm, final in _ends(analysis)):
         note += " ± is 1.96 standard errors of the evaluation of a single run."
-    return note + (f" 99 % is of {analysis.baseline.label}’s peak." if analysis.speedups and analysis.baseline else "")
+    if not analysis.speedups or analysis.baseline is None:
+        return note
+    results = {arm.label: analysis.speedup_of(arm.name) for arm in analysis.arms if arm is not analysis.baseline}
+    unsettled = [label for label, result in results.items() if result and not result.settled]
+    note += f" 99 % is of {analysis.baseline.label}’s peak."
+    return note + (f" Speedups not settled: {', '.join(unsettled)}." if unsettled else "")
 
 
 def _ends(analysis: Analysis) -> list[tuple[Arm, Final]]:

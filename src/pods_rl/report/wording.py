@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .damage import damage_note
 from .resampling import FEW, Speedup
+from .statistics import Z_95
 from .text import duration, interval, number, plain, unit_for
 
 if TYPE_CHECKING:
@@ -76,7 +78,7 @@ def _progress(analysis: Analysis, arm: Arm) -> str:
     end = analysis.finals[arm.name]
     spread = "" if math.isnan(end.low) else f" {interval(end.low, end.high, 3)}"
     if _single(arm) and not math.isnan(end.error):
-        spread = f" (standard error of the evaluation {number(end.error)})"
+        spread = f" ± {number(Z_95 * end.error)} (1.96 standard errors of the evaluation)"
     return (
         f"{arm.label} went from {number(end.start)} to {number(end.final)}{spread} {words(analysis.metric)} "
         f"in {duration(end.final_seconds)}, {_runs(arm)}."
@@ -148,16 +150,18 @@ def _zeros(result: Speedup) -> str:
 def _ends(analysis: Analysis, base: Arm, arm: Arm) -> str:
     """The final scores of two arms, with the evaluation's standard error where a run stands alone."""
     ends = [analysis.finals[one.name] for one in (arm, base)]
-    errors = [f" ± {number(end.error)}" if _single(one) and not math.isnan(end.error) else ""
+    errors = [f" ± {number(Z_95 * end.error)}" if _single(one) and not math.isnan(end.error) else ""
               for end, one in zip(ends, (arm, base), strict=True)]  # fmt: skip
     own, other = (f"{number(end.final)}{error}" for end, error in zip(ends, errors, strict=True))
-    what = " (± standard error of the evaluation)" if any(errors) else ""
+    what = " (± 1.96 standard errors of the evaluation)" if any(errors) else ""
     return f" At {duration(analysis.horizon)}: {own} against {other}{what}."
 
 
 def notes(analysis: Analysis) -> tuple[str, ...]:
     """What limits the numbers of this report, each a sentence; empty when nothing does."""
     found = [*_run_notes(analysis), *_curve_notes(analysis), *_baseline_notes(analysis)]
+    if damage := damage_note(analysis.arms, (analysis.metric, f"{analysis.metric}_se", "prompts")):
+        found.append(damage)
     runs = [run for arm in analysis.arms for run in arm.runs]
     devices = Counter(plain(run.environment["device"]) for run in runs if run.environment.get("device"))
     if len(devices) > 1:

@@ -23,15 +23,23 @@ _DEEPEST = 64  # levels of a YAML file
 _MOST_LINKS = 40  # as Linux has it
 
 
-def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a JSONL file; skip a torn line, or one that holds another type."""
+def read_jsonl(path: Path, skipped: list[int] | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a JSONL file; skip a torn line, or one that holds another type.
+
+    ``skipped`` gets the numbers of the skipped lines, from 1; an unfinished last line does not count: it may still be
+    written.
+    """
     if not path.is_file():  # a pipe would wait for its writer
         return
-    for line in path.read_bytes().split(b"\n"):
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        row = None
         with suppress(ValueError, RecursionError):
             row = json.loads(line)
-            if isinstance(row, dict):
-                yield row
+        if isinstance(row, dict):
+            yield row
+        elif skipped is not None and line.strip() and number < len(lines):
+            skipped.append(number)
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

@@ -33,6 +33,7 @@ class Run:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.skipped: dict[str, list[int]] = {METRICS: [], EVALS: []}  # lines, once the file is read
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
@@ -62,11 +63,11 @@ class Run:
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
-        return list(read_jsonl(self.path / METRICS))
+        return list(read_jsonl(self.path / METRICS, self.skipped[METRICS]))
 
     @cached_property
     def evals(self) -> list[dict[str, Any]]:
-        return list(read_jsonl(self.path / EVALS))
+        return list(read_jsonl(self.path / EVALS, self.skipped[EVALS]))
 
     @property
     def state(self) -> str:
