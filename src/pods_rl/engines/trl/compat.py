@@ -1,9 +1,12 @@
-"""What we rely on in TRL and transformers: the versions tested, and the signature of every method we override."""
+"""What we rely on in TRL: the versions tested, the signature of every method we override, and stand-ins for them."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import transformers
 import trl
@@ -68,3 +71,16 @@ def check_signatures() -> None:
                 + f". PODSTrainer is tested with trl {TESTED['trl']} and transformers {TESTED['transformers']}: "
                 f"pip install {pins}"
             )
+
+
+@contextmanager
+def standing_in(trainer: Any, **values: Any) -> Iterator[None]:
+    """Inside, the trainer has these attributes; afterwards its own again, those of its class included."""
+    own = {name: vars(trainer)[name] for name in values if name in vars(trainer)}
+    vars(trainer).update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            del vars(trainer)[name]
+        vars(trainer).update(own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, fields
 from itertools import groupby
 from typing import Any
@@ -76,6 +77,11 @@ class Rollouts:
     def _groups(self) -> list[int]:
         """The prompt of each rollout of this process."""
         return [i // self.rewards.size(1) for i in range(self.first, self.first + len(self.completions))]
+
+
+def apart(values: list[Any]) -> list[Any]:
+    """Copy each value by itself: `copy.deepcopy` of the list would keep what two of them share."""
+    return [copy.deepcopy(value) for value in values]
 
 
 def as_text(value: Any) -> str:

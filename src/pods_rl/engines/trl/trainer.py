@@ -13,10 +13,8 @@ An overlay: nothing of TRL's methods is copied. What is overridden here, in the 
 
 from __future__ import annotations
 
-import copy
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -29,7 +27,7 @@ from ...batching import Shares
 from ...ranks import busy
 from ...selection import Selection, advantages, select
 from ...selection.registry import rule_name
-from .compat import check_signatures
+from .compat import check_signatures, standing_in
 from .config import PODSConfig
 from .exchange import bring_rows, check_agreement, own_rows, rows_moved, uneven_gathers
 from .generators import check_completions, lossy_cast, room_for_rollouts
@@ -41,7 +39,7 @@ from .phases import PhaseClock
 from .refusals import refuse_images, refuse_unsupported
 from .resuming import ResumeMixin
 from .rewarding import RewardsMixin
-from .rollouts import Rollouts, total_reward
+from .rollouts import Rollouts, apart, total_reward
 from .saving import SavingMixin
 from .sharding import ShardingMixin
 from .step import StepCallback
@@ -170,7 +168,7 @@ class PODSTrainer(
         try:
             trained = self._generate_and_select(self._round)
             kept_rewards = self._round.kept_rewards
-            with _standing_in(self, _generate=lambda *_: trained, _calculate_rewards=lambda *_: kept_rewards):
+            with standing_in(self, _generate=lambda *_: trained, _calculate_rewards=lambda *_: kept_rewards):
                 output = super()._generate_and_score_completions(inputs)
             self._finish_round(self._round, output)
         finally:
@@ -187,14 +185,14 @@ class PODSTrainer(
         prompts = [row["prompt"] for row in inputs]
         with uneven_gathers(self.accelerator, shares.counts):
             self.clock.enter("rollout")
-            with _standing_in(self, num_generations=shares.num_rollouts):
+            with standing_in(self, num_generations=shares.num_rollouts):
                 generated = self._generate(prompts)
             completion_ids, completions = generated[1], generated[3]
             self.step_tokens["generated"] += sum(len(ids) for ids in completion_ids)
             self.clock.enter("reward")
             # Each rollout has objects of its own, as TRL's rows have: a reward may change what it is given.
             ids = [list(ids) for ids in completion_ids]
-            scores = self._calculate_rewards(_apart(inputs), _apart(prompts), _apart(completions), ids)
+            scores = self._calculate_rewards(apart(inputs), apart(prompts), apart(completions), ids)
         self.clock.enter("selection")
         rewards, kept = self._select(scores)
         current.rollouts = Rollouts(
@@ -328,21 +326,3 @@ class PODSTrainer(
     def _group_sizes(self) -> tuple[int, int]:
         assert self.args.num_rollouts is not None
         return self.args.num_rollouts, self.num_generations
-
-
-@contextmanager
-def _standing_in(trainer: Any, **values: Any) -> Iterator[None]:
-    """Inside, the trainer has these attributes; afterwards its own again, those of its class included."""
-    own = {name: vars(trainer)[name] for name in values if name in vars(trainer)}
-    vars(trainer).update(values)
-    try:
-        yield
-    finally:
-        for name in values:
-            del vars(trainer)[name]
-        vars(trainer).update(own)
-
-
-def _apart(values: list[Any]) -> list[Any]:
-    """Copy each value by itself: `copy.deepcopy` of the list would keep what two of them share."""
-    return [copy.deepcopy(value) for value in values]
