@@ -230,7 +230,7 @@ def _is_ours(folder: Path) -> bool:
 def _name_problem(folder: Path, manifest: Mapping[str, Any]) -> str | None:
     """What is wrong with the name of a copy, or of one that was renamed: it would be taken for another step."""
     match, step = _NAME.fullmatch(folder.name), manifest.get("step")
-    return f"{MANIFEST} is of step {step}" if match and step != int(match[1]) else None
+    return f"{MANIFEST} is of step {step}" if match and step is not None and step != int(match[1]) else None
 
 
 def _is_inside(name: str) -> bool:
