@@ -124,7 +124,7 @@ class VerifierPool(WorkerPool):
                 verdicts[i] = verdict
         with self._lock:
             self.timeouts += verdicts.count("timeout")
-            self.crashes += verdicts.count("crash")
+            self.crashes += verdicts.count("crash") + verdicts.count("garbled")
         return [verdict == "1" for verdict in verdicts]
 
     def _ask(self, pair: tuple[str, str], limit: float) -> str:
