@@ -166,7 +166,8 @@ def _is_zero_at(difference: Any, side: Any, point: dict[Any, Any], written: int)
     if not size.is_Float and not size.is_Rational:
         return None
     magnitude = max(0, int(sympy.log(size, 10).evalf(3))) if size else 0
-    magnitude = min(3 * magnitude, magnitude + 1000)  # digits that cancel in 10^100 - sqrt(10^200 + 1)
+    if not point:
+        magnitude = min(3 * magnitude, magnitude + 1000)  # digits that cancel in 10^100 - sqrt(10^200 + 1)
     digits = EXTRA_DIGITS + written + magnitude
     found = difference.evalf(2, maxn=digits, **options)
     parts = found.as_real_imag()
