@@ -23,7 +23,7 @@ from . import compare, doctor, evaluate, recipes, report, select, tasks, train
 app = typer.Typer(
     name="pods",
     help="PODS: GRPO that generates many rollouts and trains on the few that teach most.\n\n"
-    "See it beside plain GRPO in minutes, on a CPU:  pods compare --config quickstart",
+    "See it beside plain GRPO in minutes, on a CPU:  pods compare quickstart",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
