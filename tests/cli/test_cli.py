@@ -80,7 +80,7 @@ def test_mistakes_are_told_in_a_line_without_traceback(monkeypatch, capsys, tmp_
 @pytest.mark.parametrize(
     "words",
     [
-        ("train", "--config"), ("train", "--resume", "--output"), ("compare", "--config"), ("report",), ("recipes",),
+        ("train", "--config"), ("train", "--resume", "--output"), ("compare", "--config"), ("report",),
         ("eval", "--run"), ("eval", "--model"), ("tasks", "check", "gsm8k", "--data_dir"), ("doctor", "--config"),
     ],
 )  # fmt: skip
@@ -90,8 +90,10 @@ def test_a_path_that_the_system_refuses_is_a_line(monkeypatch, capsys, words):
         main()
     error = capsys.readouterr().err
     assert exit.value.code == 2
-    assert error.startswith(f"Error: Cannot use {'x' * 100}") or error.startswith("Error: Cannot use /")
+    assert error.startswith("Error: ")
+    assert "xxxxx" in error
     assert error.endswith(": File name too long.\n")
+    assert error.count("\n") == 1
     assert len(error) < 300
 
 
