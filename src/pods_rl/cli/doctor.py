@@ -83,6 +83,11 @@ def doctor(
     findings = [*check_versions(), *check_torch(), *check_machine(), *check_package()]
     if recipe is not None and recipe.missing_library:
         findings.append(Finding("bad", "recipe", recipe.missing_library))
+    if recipe is not None:
+        try:
+            recipe.check_rewards()
+        except UserError as error:
+            findings.append(Finding("bad", "reward", str(error)))
     if launch:
         findings += check_launch(launch, on_cpu=bool(recipe and recipe.values.get("use_cpu")))
     out = console()

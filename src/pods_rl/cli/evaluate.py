@@ -65,6 +65,8 @@ def evaluate(
         _check_writable(output)
     first = place().rank == 0
     what = _what(run, model, adapter, config, parse_overrides(context.args))
+    with stoppable():
+        what.recipe.check_rewards()
     from ..evaluation.checkpoint import evaluate_checkpoint
     from ..evaluation.results import write_results
 

@@ -132,6 +132,7 @@ def train(
             words = ["--config", config, "--output", str(output), *again.words, *keys]
             status = _train_processes(launch, words, output, stop)
         else:
+            recipe.check_rewards()
             from ..train import train as run_training
 
             status = run_training(recipe, output, stop=stop, **again._asdict()).status
