@@ -200,6 +200,20 @@ def test_signals_that_ask_a_run_to_end_cost_no_answer_when_all_its_processes_get
     pool.close()
 
 
+@needs_linux
+def test_nor_in_a_child_of_a_killable_function():
+    def slow(completions, **_):
+        time.sleep(1.0)
+        return [0.5] * len(completions)
+
+    from pods_rl.engines.trl import killable
+
+    with ThreadPoolExecutor(1) as thread:
+        scores = thread.submit(killable(slow, seconds=40), completions=["a"], log_extra=None, log_metric=None)
+        every_child_gets(SENT, 1.5)
+        assert scores.result(60) == [0.5]
+
+
 def test_a_module_may_print_and_fork_when_it_is_imported(module):
     text = "import os\nprint('0.5\\n' * 100_000)\nif os.fork() == 0: os._exit(0)\n" + JUDGE
     pool = OwnPool(module(text), limit=60, size=1)
