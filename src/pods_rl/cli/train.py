@@ -123,6 +123,8 @@ def train(
         recipe.check_reachable()
         if launch:
             check_layout(launch.config, on_cpu=bool(recipe.values.get("use_cpu")))
+        else:  # else each process does, once it is started
+            recipe.check_rewards()
         if output is None:
             output = _newest_run(recipe) if resume else _default_output(recipe)
         again = Again(resume, allow_changed_recipe)
@@ -132,7 +134,6 @@ def train(
             words = ["--config", config, "--output", str(output), *again.words, *keys]
             status = _train_processes(launch, words, output, stop)
         else:
-            recipe.check_rewards()
             from ..train import train as run_training
 
             status = run_training(recipe, output, stop=stop, **again._asdict()).status

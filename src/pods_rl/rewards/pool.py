@@ -208,7 +208,7 @@ class _Worker:
                 why = f"the import took longer than {START_LIMIT:g} s" if late else ended
             return UserError(
                 f"the reward {self._function!r} did not start in a process of its own: {why.rstrip('.')}. Fix its "
-                "module, or set reward_seconds: null to call it in the training process, without a limit"
+                "module" + (", or set reward_seconds: null to import it in the training process alone" if late else "")
             )
         return RuntimeError(
             f"the answer verifier did not start with {sys.executable}; "
