@@ -65,6 +65,7 @@ def doctor(
     """
     from ..recipe import load_recipe
     from ..recipe.reading import parse_words, short
+    from ..rewards import check_rewards
     from .train import find_config, find_launch, show_plan
 
     launch = find_launch(num_processes, accelerate_config)
@@ -85,7 +86,7 @@ def doctor(
         findings.append(Finding("bad", "recipe", recipe.missing_library))
     if recipe is not None:
         try:
-            recipe.check_rewards()
+            check_rewards(recipe.values)
         except UserError as error:
             findings.append(Finding("bad", "reward", str(error)))
     if launch:

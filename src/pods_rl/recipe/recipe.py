@@ -80,13 +80,6 @@ class Recipe:
         if missing:
             raise UserError(f"{self.source}: {missing}")
 
-    def check_rewards(self) -> None:
-        """Raises UserError where a reward of the user's that it names cannot be imported, or its import hangs."""
-        from ..rewards import check_reward
-
-        for name in self.values["task_rewards"] or ():
-            check_reward(name, self.values["reward_seconds"])
-
     def check_reachable(self) -> None:
         """Raises UserError where the hub has to give the model or the data set, and will not."""
         try:

@@ -6,12 +6,12 @@ A reward is one function and one entry in `REWARDS`; a user's own comes in by do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from inspect import iscoroutinefunction
 from math import isnan
-from typing import Literal
+from typing import Any, Literal
 
 from ..errors import UserError
 from ..lookup import find
@@ -150,6 +150,12 @@ def check_reward(name: str, seconds: float | None) -> None:
     get_reward(name)
 
 
+def check_rewards(values: Mapping[str, Any]) -> None:
+    """Do `check_reward` for each reward that a recipe's values name."""
+    for name in values["task_rewards"] or ():
+        check_reward(name, values["reward_seconds"])
+
+
 def score(reward: Reward, texts: Sequence[str], golds: Sequence[str], seconds: float | None) -> Scores:
     """The scores of a reward, in order; one of a user's own scores each completion apart.
 
@@ -175,6 +181,7 @@ __all__ = [
     "accuracy_batch",
     "binarise",
     "check_reward",
+    "check_rewards",
     "chemistry",
     "choice",
     "countdown",
