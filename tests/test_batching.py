@@ -83,6 +83,12 @@ def test_processes_come_from_the_launcher(monkeypatch):
     assert check_batch(num_generations=8, per_device_train_batch_size=2).processes == 4
 
 
+def test_what_accelerate_adds_on_a_cpu_is_no_contradiction():
+    """Where nothing says how many processes this machine has, it sets LOCAL_WORLD_SIZE to 1 in the environment."""
+    launched = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}
+    assert place(launched) == place(launched | {"LOCAL_WORLD_SIZE": "1"}) == (1, 2)
+
+
 @pytest.mark.parametrize(
     ("environment", "message"),
     [

@@ -14,7 +14,8 @@ import time
 import pytest
 
 from pods_rl.errors import UserError
-from pods_rl.runs import Run, RunWriter, find_runs, write_atomic
+from pods_rl.runs import Run, RunWriter, end_run, find_runs, write_atomic
+from pods_rl.train import _write_end
 
 
 def make_run(path, *, seed=1, state="finished"):
@@ -50,6 +51,21 @@ def test_what_is_written_is_read(tmp_path):
 
     table = pq.read_table(run.rollout_files()[0])
     assert table.to_pydict() == {"step": [1, 1], "reward/accuracy": [1.0, None], "completion": ["a", "ü"]}
+
+
+@pytest.mark.parametrize(
+    "text", ['{"step": [1], "seconds": {}, "elapsed": "x"}', '{"step": "9", "seconds": NaN}', "[]"]
+)
+def test_a_damaged_status_does_not_keep_a_run_from_its_end(tmp_path, text):
+    run = make_run(tmp_path / "run", state="running")
+    (run.path / "status.json").write_text(text)
+    assert (Run(run.path).step, Run(run.path).seconds, Run(run.path).elapsed) == (0, 0.0, 0.0)
+    with RunWriter(run.path, resume=True) as writer:
+        _write_end(writer, "failed", "why", 1.0)
+    assert Run(run.path).status == {"state": "failed", "reason": "why", "step": 0, "seconds": 0.0, "elapsed": 1.0}
+    (run.path / "status.json").write_text(text)
+    assert end_run(run.path, "stopped", "why")
+    assert Run(run.path).status == {"state": "stopped", "reason": "why", "step": 0, "seconds": 0.0, "elapsed": 0.0}
 
 
 def test_a_line_is_on_disk_before_the_next_begins(tmp_path):

@@ -17,9 +17,9 @@ HEAVY = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "matp
 # room -> rooms of ours it may import; what is not listed here may import anything below the command line
 ALLOWED = {
     "errors": set(),
-    "lookup": {"errors"},
+    "lookup": {"errors", "stopping"},
     "selection": {"errors", "lookup"},
-    "rewards": {"errors", "lookup", "terminal"},
+    "rewards": {"errors", "lookup", "stopping", "terminal"},
     "batching": {"errors", "ranks"},
     "losses": {"errors"},
     "runs": {"errors"},

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from .errors import UserError
+from .stopping import interrupted
 
 Entry = TypeVar("Entry")
 
@@ -41,9 +42,9 @@ def find(kind: str, name: str, table: Mapping[str, Entry]) -> Entry | Callable[.
     module, _, attribute = name.rpartition(":" if ":" in name else ".")
     try:
         found = getattr(import_module(module), attribute)
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:  # a user's module may fail in any way, and exit
+        if isinstance(error, KeyboardInterrupt) and interrupted(error):
+            raise
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
         if isinstance(error, SystemExit):
             reason += ', so the module exits when it is imported: move that below `if __name__ == "__main__":`'

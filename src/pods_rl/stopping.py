@@ -25,6 +25,15 @@ class Interrupted(KeyboardInterrupt):
         self.code = 128 + number
 
 
+def interrupted(error: KeyboardInterrupt) -> bool:
+    """Whether a signal raised this, rather than a user's code: a `Stop` raises Interrupted.
+
+    >>> interrupted(Interrupted(2))
+    True
+    """
+    return isinstance(error, Interrupted) or signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def reason(number: int) -> str:
     """Return what a run's status says of a signal.
 

@@ -123,15 +123,9 @@ def _train(trainer: PODSTrainer, recorder: Recorder, start: Start | None) -> Non
 
 def _write_end(writer: RunWriter, state: str, reason: str, elapsed: float) -> None:
     """Close the status of a run that did not come to its end, at the step it last said."""
-    status = Run(writer.path).status
+    run = Run(writer.path)
     with suppress(OSError):  # of a full disk the error itself tells
-        writer.write_status(
-            state,
-            reason=reason,
-            step=int(status.get("step") or 0),
-            seconds=float(status.get("seconds") or 0.0),
-            elapsed=elapsed,
-        )
+        writer.write_status(state, reason=reason, step=run.step, seconds=run.seconds, elapsed=elapsed)
 
 
 @contextmanager
@@ -157,7 +151,7 @@ def fitted_task(recipe: Recipe) -> tuple[Task, Fitted | None]:
     from .evaluation.sampling import encode, render, template_options
 
     settings, model = recipe.task_settings(), recipe.model_arguments()
-    task = load_task(settings)
+    task = load_task(settings, reward_errors=recipe.values["reward_errors"])
     if len(task.train) == 0:
         raise UserError(
             f"task {task.name} has {counted(len(task.test), 'prompt')} to test and none to train on: data_dir = "

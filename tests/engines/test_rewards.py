@@ -7,6 +7,7 @@ import math
 import pytest
 from datasets import Dataset
 
+from pods_rl import rewards
 from pods_rl.engines.trl import scoring
 from pods_rl.engines.trl.scoring import reward_functions, trl_reward
 from pods_rl.errors import UserError
@@ -161,7 +162,7 @@ def test_a_recipe_s_own_reward_runs_within_its_limit(monkeypatch):
         def score(self, texts, golds):
             return [Failure("gave no score within 7 s", late=True), *[1.0] * (len(texts) - 1)]
 
-    monkeypatch.setattr(scoring, "own_pool", lambda *key: asked.append(key) or Pool())
+    monkeypatch.setattr(rewards, "own_pool", lambda *key: asked.append(key) or Pool())
     settings = {"model_name_or_path": "tiny", "max_steps": 1, "task_binary": 0.5}
     for seconds in (7, None):
         own, _ = reward_functions(build_recipe(settings | {"reward_seconds": seconds}, Source("a test")), task)
@@ -184,5 +185,5 @@ def test_impossible_settings_are_refused_with_the_recipe(settings, words):
 
 
 def test_a_threshold_beyond_the_range_is_refused_with_the_recipe():
-    with pytest.raises(UserError, match=r"task_binary = 2: expected a share of each reward's range"):
+    with pytest.raises(UserError, match=r"task_binary = 2.0: expected more than 0 and at most 1"):
         build_recipe({"model_name_or_path": "tiny", "max_steps": 1, "task_binary": 2.0}, Source("a test"))

@@ -8,13 +8,19 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
+import psutil
 import pytest
+from datasets import Dataset
 
 from pods_rl.errors import UserError
 from pods_rl.rewards import get_reward
 from pods_rl.rewards import pool as pool_module
-from pods_rl.rewards.own import Failure, OwnPool, as_score, attempt
+from pods_rl.rewards.own import Failure, OwnPool, as_score, attempt, own_pool
+from pods_rl.stopping import SIGNALS, Interrupted, stop_on_signals
+from pods_rl.tasks import Task, load_task
 
 from ..reliability.own_rewards import MEDDLERS, ODD, gone, good
 
@@ -62,9 +68,9 @@ def test_the_same_in_this_process():
     assert attempt(fickle, "raise", "").reason.startswith("raised ValueError: not this")
 
 
-def test_one_that_cannot_be_imported_is_told_with_the_way_out():
+def test_one_that_cannot_be_imported_is_told():
     pool = OwnPool(f"{__name__}:missing", limit=1.0, size=1)
-    with pytest.raises(UserError, match=r"did not start in a process of its own: .*no attribute 'missing'.*null"):
+    with pytest.raises(UserError, match=r"could not be imported: .*no attribute 'missing'"):
         pool.score(["a"], ["b"])
     pool.close()
 
@@ -105,7 +111,7 @@ def test_a_module_that_does_not_import_is_refused_in_a_line(module, text, messag
         get_reward(path)
     assert "\n" not in str(told.value)
     pool = OwnPool(path, limit=60, size=1)
-    with pytest.raises(UserError, match=f"did not start in a process of its own: .*{message}"):
+    with pytest.raises(UserError, match=message):
         pool.score(["a"], ["b"])
     pool.close()
 
@@ -114,16 +120,98 @@ def test_a_module_that_does_not_import_is_refused_in_a_line(module, text, messag
     ("text", "message"),
     [
         ("import os; os._exit(3)", r"the process ended while it imported the module, exit code 3\. Fix"),
-        ("while True: pass", r"the import took longer than 2 s\. Fix"),
-        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("while True: pass", r"the import took longer than 3 s\. Fix"),
+        ("raise KeyboardInterrupt", "could not be imported: KeyboardInterrupt"),
     ],
 )
 def test_a_module_that_takes_its_process_along_is_refused(module, monkeypatch, text, message):
-    monkeypatch.setattr(pool_module, "START_LIMIT", 2.0 if "while" in text else 60.0)
-    pool = OwnPool(module(text), limit=60, size=1)
-    with pytest.raises(UserError, match=f"did not start in a process of its own: .*{message}"):
-        pool.score(["a"], ["b"])
+    """In a task as well, before this process imports it."""
+    monkeypatch.setattr(pool_module, "START_LIMIT", 3.0 if "while" in text else 60.0)
+    path = module(text)
+    with pytest.raises(UserError, match=message) as told:
+        load_task({"task_rewards": {path: 1.0}, "reward_seconds": 60.0})
+    assert "\n" not in str(told.value)
+    assert path.removesuffix(":judge") not in sys.modules
+    own_pool(path, 60.0).close()
+
+
+def test_a_ctrl_c_of_the_modules_own_is_not_taken_for_the_users(module):
+    path = module("raise KeyboardInterrupt")
+    with stop_on_signals(), pytest.raises(UserError, match="could not be imported: KeyboardInterrupt"):
+        load_task({"task_rewards": {path: 1.0}})  # in this process: there is no limit
+    with stop_on_signals(), pytest.raises(Interrupted):
+        get_reward(module("import os, signal; os.kill(os.getpid(), signal.SIGINT)"))
+
+
+FAILING = "import os, time\ndef judge(text, gold):\n    if text == 'raise': raise ValueError('no')\n" + (
+    "    if text == 'exit': os._exit(0)\n    if text == 'hang': time.sleep(60)\n    return 1.0\n"
+)
+
+
+@pytest.mark.parametrize("errors", ["raise", "zero", "drop"])
+def test_a_task_grades_with_the_users_own_reward_as_training_does(module, errors):
+    path = module(f"{FAILING}# {errors}\n")  # a pool that is closed stays so
+    rows = Dataset.from_dict({"prompt": ["1+1="], "answer": ["2"]})
+    task = Task("mine", "1", rows, rows, {path: 1.0}, answer=path, reward_seconds=2.0, reward_errors=errors)
+    assert [grade.answer for grade in task.grade(["2"] * 2, ["2"] * 2)] == [True, True]
+    if errors == "raise":
+        for text, message in (("raise", "raised ValueError: no"), ("exit", "ended its process"), ("hang", "within 2")):
+            with pytest.raises(UserError, match=f"{message}.* for row 1 of 2 .*completion '{text}'"):
+                task.grade(["2", text], ["2"] * 2)
+    else:
+        grades = task.grade(["2", "raise", "exit", "hang", "2"], ["2"] * 5)
+        assert [grade.answer for grade in grades] == [True, False, False, False, True]
+    own_pool(path, 2.0).close()
+
+
+SENT = [number for number in SIGNALS if number != signal.SIGTERM]
+SLOW = "import signal, time\ndef judge(text, gold):\n    time.sleep(1.5)\n    return 0.5\n"
+PROGRAM = (
+    "import subprocess, sys\ndef judge(text, gold):\n"
+    "    code = 'import os, signal; os.kill(os.getpid(), signal.SIGUSR1)'\n"
+    "    return subprocess.run([sys.executable, '-c', code]).returncode\n"
+)
+
+
+def every_child_gets(numbers, seconds):
+    """Send each signal to all descendants of this process, again and again."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        for child in psutil.Process().children(recursive=True):
+            for number in numbers:
+                with suppress(psutil.Error):
+                    child.send_signal(number)
+        time.sleep(0.05)
+
+
+@needs_linux
+def test_signals_that_ask_a_run_to_end_cost_no_answer_when_all_its_processes_get_them(module):
+    """From the first moment of a worker on; a program that the function starts is not made deaf by it."""
+    pool = OwnPool(module(SLOW), limit=60, size=1)
+    with ThreadPoolExecutor(1) as thread:
+        scores = thread.submit(pool.score, ["a"], ["b"])
+        every_child_gets(SENT, 2.0)
+        assert scores.result(60) == [0.5]
+    (leader,) = (worker._process.pid for worker in pool._all)
     pool.close()
+    assert not psutil.pid_exists(leader)
+    pool = OwnPool(module(PROGRAM), limit=60, size=1)
+    assert pool.score(["a"], ["b"]) == [-signal.SIGUSR1]
+    pool.close()
+
+
+@needs_linux
+def test_nor_in_a_child_of_a_killable_function():
+    def slow(completions, **_):
+        time.sleep(1.0)
+        return [0.5] * len(completions)
+
+    from pods_rl.engines.trl import killable
+
+    with ThreadPoolExecutor(1) as thread:
+        scores = thread.submit(killable(slow, seconds=40), completions=["a"], log_extra=None, log_metric=None)
+        every_child_gets(SENT, 1.5)
+        assert scores.result(60) == [0.5]
 
 
 def test_a_module_may_print_and_fork_when_it_is_imported(module):

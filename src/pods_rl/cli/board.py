@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..experiment import Event, Planned, Standing, standing
-from ..experiment.standing import number
+from ..runs.files import number
 from ..terminal import console, plain_text
 
 _LOOKS = {"started": "bold", "skipped": "dim", "finished": "green", "stopped": "yellow", "failed": "red"}

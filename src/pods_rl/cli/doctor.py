@@ -65,6 +65,7 @@ def doctor(
     """
     from ..recipe import load_recipe
     from ..recipe.reading import parse_words, short
+    from ..rewards import check_rewards
     from .train import find_config, find_launch, show_plan
 
     launch = find_launch(num_processes, accelerate_config)
@@ -83,6 +84,11 @@ def doctor(
     findings = [*check_versions(), *check_torch(), *check_machine(), *check_package()]
     if recipe is not None and recipe.missing_library:
         findings.append(Finding("bad", "recipe", recipe.missing_library))
+    if recipe is not None:
+        try:
+            check_rewards(recipe.values)
+        except UserError as error:
+            findings.append(Finding("bad", "reward", str(error)))
     if launch:
         findings += check_launch(launch, on_cpu=bool(recipe and recipe.values.get("use_cpu")))
     out = console()

@@ -60,11 +60,14 @@ def evaluate(
       pods eval --model Qwen/Qwen2.5-3B-Instruct --adapter runs/lora/checkpoints/final --task gsm8k
     """
     from ..recipe.reading import parse_overrides
+    from ..rewards import check_rewards
 
     if output is not None:
         _check_writable(output)
     first = place().rank == 0
     what = _what(run, model, adapter, config, parse_overrides(context.args))
+    with stoppable():
+        check_rewards(what.recipe.values)
     from ..evaluation.checkpoint import evaluate_checkpoint
     from ..evaluation.results import write_results
 

@@ -105,6 +105,7 @@ def train(
     """
     from ..recipe import check_layout, load_recipe
     from ..recipe.reading import parse_words
+    from ..rewards import check_rewards
 
     if explain is not None:
         show_key(explain)
@@ -123,6 +124,8 @@ def train(
         recipe.check_reachable()
         if launch:
             check_layout(launch.config, on_cpu=bool(recipe.values.get("use_cpu")))
+        else:  # else each process does, once it is started
+            check_rewards(recipe.values)
         if output is None:
             output = _newest_run(recipe) if resume else _default_output(recipe)
         again = Again(resume, allow_changed_recipe)

@@ -72,7 +72,7 @@ def evaluate_checkpoint(
     backend = choose_backend(backend, on_cpu=bool(recipe.values.get("use_cpu")))
     policy = find_policy(model, adapter, revision=recipe.model_arguments().get("model_revision") or "main")
     with _processes(recipe) as device, _precision(recipe, device) as precision:
-        task = load_task(recipe.task_settings())
+        task = load_task(recipe.task_settings(), reward_errors=recipe.values["reward_errors"])
         sampler = _sampler(backend, policy, recipe, device)
         tokenizer, options = sampler.tokenizer, template_options(recipe)
         task, _ = fit_prompts(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..runs import EVALS, METRICS, Run
+from ..runs.files import number
 
 _TAIL = 2**16  # bytes: some dozens of lines of metrics
 
@@ -66,16 +66,3 @@ def last_row(path: Path) -> dict[str, Any] | None:
         if isinstance(row, dict):
             return row
     return None
-
-
-def number(value: Any, otherwise: float = 0.0) -> float:
-    """A finite number as it is; anything else that a damaged file may hold is ``otherwise``.
-
-    >>> number(3), number([1]), number(float("nan")), number("7", -1.0)
-    (3.0, 0.0, 0.0, -1.0)
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return otherwise
-    with suppress(OverflowError):
-        return float(value) if math.isfinite(value) else otherwise
-    return otherwise

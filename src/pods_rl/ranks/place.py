@@ -33,9 +33,11 @@ def place(environment: Mapping[str, str] | None = None) -> Place:
     """
     given = os.environ if environment is None else environment
     found = {name: _number(name, given[name]) for name in _SMALLEST if name in given}
+    if found.get("LOCAL_WORLD_SIZE") == 1:  # accelerate writes it on a CPU where no launcher gave the number
+        del found["LOCAL_WORLD_SIZE"]
     for name, size in _SIZE_OF.items():
         if found.get(name, 0) >= found.get(size, found.get("WORLD_SIZE", 1)):
-            said = f"{size} = {given[size]}" if size in given else "there is no such process"
+            said = f"{size} = {given[size]}" if size in found else "there is no such process"
             raise UserError(
                 f"{name} = {given[name]}, but {said}: expected a number below it. Unset {name}, or start the "
                 "processes with torchrun or accelerate, which set both."

@@ -6,12 +6,12 @@ A reward is one function and one entry in `REWARDS`; a user's own comes in by do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from inspect import iscoroutinefunction
 from math import isnan
-from typing import Literal
+from typing import Any, Literal
 
 from ..errors import UserError
 from ..lookup import find
@@ -22,7 +22,7 @@ from .countdown import countdown
 from .extract import extract_answer, extract_gold
 from .forms import format_reward, tag_count
 from .lengths import overlong
-from .own import as_score
+from .own import Scores, as_score, attempt, own_pool
 from .pool import VerifierPool, default_pool
 from .positions import positions
 
@@ -135,6 +135,43 @@ def get_reward(name: str) -> Reward:
     return Reward(name, found, range=getattr(found, "range", None))
 
 
+def check_reward(name: str, seconds: float | None) -> None:
+    """Refuse a reward that `get_reward` refuses; import a user's own, which may do anything then, in its process first.
+
+    With `seconds` None the function is called in this process (`score`), and imported here alone.
+
+    Raises:
+        UserError: also where its module ends the process that imports it, or takes too long.
+
+    >>> check_reward("accuracy", seconds=60)
+    """
+    if seconds is not None and isinstance(name, str) and name not in REWARDS and (":" in name or "." in name):
+        own_pool(name, seconds).start()
+    get_reward(name)
+
+
+def check_rewards(values: Mapping[str, Any]) -> None:
+    """Do `check_reward` for each reward that a recipe's values name."""
+    for name in values["task_rewards"] or ():
+        check_reward(name, values["reward_seconds"])
+
+
+def score(reward: Reward, texts: Sequence[str], golds: Sequence[str], seconds: float | None) -> Scores:
+    """The scores of a reward, in order; one of a user's own scores each completion apart.
+
+    Where that raises, takes longer than `seconds` (None: no limit, and in this process) or ends its process, a Failure
+    stands.
+
+    >>> score(get_reward("operator:eq"), ["a"], ["a"], None)
+    [1.0]
+    """
+    if reward.name in REWARDS:
+        return reward.batch(texts, golds)
+    if seconds is None:
+        return [attempt(reward, text, gold) for text, gold in zip(texts, golds, strict=True)]
+    return own_pool(reward.name, seconds).score(texts, golds)
+
+
 __all__ = [
     "GRADER_VERSION",
     "REWARDS",
@@ -143,6 +180,8 @@ __all__ = [
     "accuracy",
     "accuracy_batch",
     "binarise",
+    "check_reward",
+    "check_rewards",
     "chemistry",
     "choice",
     "countdown",
@@ -154,5 +193,6 @@ __all__ = [
     "get_reward",
     "overlong",
     "positions",
+    "score",
     "tag_count",
 ]

@@ -28,6 +28,9 @@ class Failure:
     error: BaseException | None = field(default=None, compare=False)
 
 
+Scores = list[float] | list[float | Failure]
+
+
 def as_score(value: object) -> float | None:
     """What a reward gave for one completion, as a float; None stays: the reward does not apply.
 

@@ -21,7 +21,7 @@ from contextlib import suppress
 from queue import LifoQueue
 
 from ..errors import UserError
-from .processes import CAN_FORK, end_leader, frame, unframe
+from .processes import CAN_FORK, end_leader, frame, signals_held, unframe
 from .worker import READY
 
 DEFAULT_LIMIT = 5.0  # seconds an answer: math-verify's own default (its parsing_timeout and timeout_seconds)
@@ -76,6 +76,14 @@ class WorkerPool:
         self._threads.shutdown(cancel_futures=True)
         for worker in self._all:
             worker.stop()  # one that a running check had just replaced
+
+    def start(self) -> None:
+        """Start one process, unless it runs: it imports the reward. Raises UserError where it cannot."""
+        worker = self._workers.get()
+        try:
+            worker.start()
+        finally:
+            self._workers.put(worker)
 
     def ask_one(self, pair: tuple[str, str], limit: float, patience: float) -> str:
         """A process's answer to one pair: a JSON value or one of `_NO_ANSWER`; seconds as in `worker.main`."""
@@ -142,9 +150,7 @@ class _Worker:
 
     def ask(self, pair: tuple[str, str], limit: float, patience: float) -> str:
         """Give a JSON value, or one of `_NO_ANSWER`."""
-        process = self._process
-        if process is None or process.poll() is not None:
-            process = self._start()
+        process = self.start()
         # The process gives up by itself; killing it is for when even that fails.
         number = next(self._numbers)
         line, late = _exchange(process, frame(number, [*pair, limit, patience]), patience + 1.0)
@@ -165,16 +171,24 @@ class _Worker:
                 if stream:
                     stream.close()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def start(self) -> subprocess.Popen[bytes]:
+        """The process, once it has imported what it needs."""
+        if self._process and self._process.poll() is None:
+            return self._process
         self.stop()
-        self._process = process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, json.dumps(list(dict.fromkeys(sys.path))), self._function],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=None if self._function else subprocess.DEVNULL,  # what a user's reward prints is theirs to read
-            start_new_session=True,  # Ctrl-C is for the training process alone; a group to kill
-        )
-        line, late = _exchange(process, b"", START_LIMIT)
+        with signals_held():
+            self._process = process = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM, json.dumps(list(dict.fromkeys(sys.path))), self._function],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=None if self._function else subprocess.DEVNULL,  # what a user's reward prints is theirs to read
+                start_new_session=True,  # Ctrl-C is for the training process alone; a group to kill
+            )
+        try:
+            line, late = _exchange(process, b"", START_LIMIT)
+        except BaseException:  # a signal: it must not be taken for one that has started
+            self.stop()
+            raise
         reply = _read(line, 0)
         if reply != READY:
             with suppress(subprocess.TimeoutExpired):
@@ -185,6 +199,8 @@ class _Worker:
         return process
 
     def _not_started(self, reply: str, code: int | None, *, late: bool) -> Exception:
+        if reply.startswith(f"the reward '{self._function}'"):  # said by `get_reward`
+            return UserError(reply)
         if self._function:
             why = reply
             if reply in _NO_ANSWER:
@@ -192,7 +208,7 @@ class _Worker:
                 why = f"the import took longer than {START_LIMIT:g} s" if late else ended
             return UserError(
                 f"the reward {self._function!r} did not start in a process of its own: {why.rstrip('.')}. Fix its "
-                "module, or set reward_seconds: null to call it in the training process, without a limit"
+                "module" + (", or set reward_seconds: null to import it in the training process alone" if late else "")
             )
         return RuntimeError(
             f"the answer verifier did not start with {sys.executable}; "

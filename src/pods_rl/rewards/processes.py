@@ -19,8 +19,11 @@ from typing import Any, NoReturn
 
 import psutil
 
+from ..stopping import SIGNALS
+
 CAN_FORK = hasattr(os, "fork")
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # of Linux's prctl
+_ASK_THE_TRAINER = [number for number in SIGNALS if number != signal.SIGTERM]
 _KILL_SECONDS = 10.0  # a killed process can take this long to go, where it waits for a disk
 
 
@@ -126,24 +129,50 @@ def without_input() -> None:
 # -- start and end ----------------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Inside, signals that ask a run to end wait; a process that starts here holds them until `outlive_signals`."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ASK_THE_TRAINER)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def outlive_signals() -> None:
+    """Let a signal that asks a run to end, sent to all its processes, change nothing here: the trainer ends this one.
+
+    They are handled rather than ignored, because a program that a reward starts inherits what is ignored.
+    """
+    for number in _ASK_THE_TRAINER:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASK_THE_TRAINER)
+
+
 def fork(work: Callable[[], object]) -> int:
     """Call `work` in a child of this process; the child's process id. On Linux it does not outlive this process."""
     flush()  # else both would print it
     parent = os.getpid()
-    child = os.fork()
-    if child:
-        return child
-    error: BaseException | None = None
-    try:
-        for number in signal.valid_signals():
-            if callable(signal.getsignal(number)):
-                signal.signal(number, signal.SIG_DFL)
-        _prctl(_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == parent:
-            work()
-    except BaseException as raised:
-        error = raised
-    _leave(error)
+    with signals_held():
+        if child := os.fork():
+            return child
+        error: BaseException | None = None
+        try:
+            for number in signal.valid_signals():
+                if callable(signal.getsignal(number)):
+                    signal.signal(number, signal.SIG_DFL)
+            outlive_signals()
+            _prctl(_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() == parent:
+                work()
+        except BaseException as raised:
+            error = raised
+        _leave(error)
 
 
 def lead() -> None:
@@ -155,6 +184,7 @@ def lead() -> None:
         os._exit(1)
 
     signal.signal(signal.SIGTERM, end)
+    outlive_signals()
     _prctl(_CHILD_SUBREAPER, 1)
     _prctl(_PDEATHSIG, signal.SIGTERM)
 

@@ -75,6 +75,19 @@ def _load_yaml(text: str) -> Any:
         loader.dispose()
 
 
+def number(value: Any, otherwise: float = 0.0) -> float:
+    """A finite number as it is; anything else that a damaged file may hold is ``otherwise``.
+
+    >>> number(3), number([1]), number(float("nan")), number("7", -1.0)
+    (3.0, 0.0, 0.0, -1.0)
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return otherwise
+    with suppress(OverflowError):
+        return float(value) if math.isfinite(value) else otherwise
+    return otherwise
+
+
 def step_of(path: Path) -> int:
     match = re.search(r"-(\d+)(?:\.\w+)?$", path.name)
     return int(match[1]) if match else -1

@@ -19,6 +19,7 @@ from .files import (
     METRICS,
     ROLLOUTS,
     STATUS,
+    number,
     read_jsonl,
     read_mapping,
     step_of,
@@ -73,6 +74,21 @@ class Run:
     def state(self) -> str:
         """running, finished, stopped or failed, or ``unknown`` where status.json is missing or torn."""
         return str(self.status.get("state", "unknown"))
+
+    @property
+    def step(self) -> int:
+        """The last step that the status names."""
+        return int(number(self.status.get("step")))
+
+    @property
+    def seconds(self) -> float:
+        """The training clock at that step."""
+        return number(self.status.get("seconds"))
+
+    @property
+    def elapsed(self) -> float:
+        """The wall clock at that step."""
+        return number(self.status.get("elapsed"))
 
     @property
     def seed(self) -> int | None:

@@ -18,6 +18,7 @@ from .files import (
     METRICS,
     ROLLOUTS,
     STATUS,
+    number,
     open_own,
     read_jsonl,
     step_of,
@@ -137,9 +138,9 @@ class RunWriter:
 
     def rewind(self, step: int, evaluations: int) -> None:
         """Forget what came after ``step``, and all but the first ``evaluations``: a resumed run makes them again."""
-        self._keep(METRICS, lambda row, _: _number(row.get("step")) <= step)
-        evaluated = self._keep(EVALS, lambda row, i: _number(row.get("step")) <= step and i < evaluations)
-        kept = {_number(row.get("step")) for row in evaluated}
+        self._keep(METRICS, lambda row, _: number(row.get("step"), -1) <= step)
+        evaluated = self._keep(EVALS, lambda row, i: number(row.get("step"), -1) <= step and i < evaluations)
+        kept = {number(row.get("step"), -1) for row in evaluated}
         stale = [path for path in Run(self.path).rollout_files() if step_of(path) > step]
         stale += [path for path in Run(self.path).evaluation_files() if step_of(path) not in kept]
         for path in stale:
@@ -175,8 +176,7 @@ def end_run(path: str | Path, state: str, reason: str) -> bool:
     if found.state in ("finished", "stopped", "failed"):
         return False
     with RunWriter(path, resume=True) as writer:
-        kept = {key: found.status.get(key) or 0 for key in ("step", "seconds", "elapsed")}
-        writer.write_status(state, reason=reason, **kept)
+        writer.write_status(state, reason=reason, step=found.step, seconds=found.seconds, elapsed=found.elapsed)
     return True
 
 
@@ -211,7 +211,3 @@ def _take_lock(path: Path) -> IO[str]:
         file.flush()
     _locks.add(file)
     return file
-
-
-def _number(value: Any) -> float:
-    return value if isinstance(value, (int, float)) else -1

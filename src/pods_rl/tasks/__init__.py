@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import UserError, raised
 from ..lookup import find
-from ..rewards import get_reward
+from ..rewards import check_reward
 from .arithmetic import arithmetic_task
 from .base import FORM_REWARDS, PAPER_REWARDS, Grade, Task
 from .chemistry import CHEMISTRY, chemistry_task
@@ -44,7 +44,7 @@ class TaskEntry:
         return {self.answer: 1.0, **FORM_REWARDS}
 
 
-def load_task(settings: Mapping[str, Any]) -> Task:
+def load_task(settings: Mapping[str, Any], *, reward_errors: str = "raise") -> Task:
     """Make the task that a recipe describes. A setting that is absent or None is the task's own.
 
     `task` is a key of `TASKS` (default: `dataset` where `dataset_name` is given, else `arithmetic`), or the dotted
@@ -57,7 +57,9 @@ def load_task(settings: Mapping[str, Any]) -> Task:
     and the published tasks of mathematics in place of their own source, read `dataset_name` (a local file or folder,
     or a hub id), `dataset_config`, `dataset_train_split`, `dataset_test_split`, `dataset_test_name` (where the test
     rows are elsewhere), `question_column`, `answer_column` and `answer_after` (the gold answer is what follows it).
-    All but arithmetic read `system_prompt` and `prompt_style` (`chat`, `plain`).
+    `reward_seconds` is the limit of a user's own reward (None: it is called, and imported, in this process), and
+    `reward_errors` what happens where it cannot grade a completion (`Task`). All but arithmetic read `system_prompt`
+    and `prompt_style` (`chat`, `plain`).
 
     Raises UserError for an unknown task, an unknown reward, a weight that is no finite number, and whatever
     the task itself refuses.
@@ -73,8 +75,12 @@ def load_task(settings: Mapping[str, Any]) -> Task:
             f"the task '{name}' gave {type(task).__name__}; expected a function of the settings that gives a "
             "pods_rl.tasks.Task"
         )
-    weights = settings.get("task_rewards")
-    return task if weights is None else dataclasses.replace(task, rewards=_checked(weights))
+    weights, seconds = settings.get("task_rewards"), settings.get("reward_seconds")
+    if weights is not None:
+        task = dataclasses.replace(task, rewards=_checked(weights))
+    for reward in (*task.rewards, task.answer):
+        check_reward(reward, seconds)
+    return dataclasses.replace(task, reward_seconds=seconds, reward_errors=reward_errors)
 
 
 def _make_own(name: str, make: Callable[[Mapping[str, Any]], object], settings: Mapping[str, Any]) -> object:
@@ -102,7 +108,6 @@ def _checked(weights: object) -> dict[str, float]:
             f"task_rewards is {weights!r}; expected names and weights, as in {{accuracy: 1.0, format: 0.1}}"
         )
     for name, weight in weights.items():
-        get_reward(name)
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
             raise UserError(f"task_rewards: the weight of {name!r} is {weight!r}; expected a finite number")
     return {name: float(weight) for name, weight in weights.items()}

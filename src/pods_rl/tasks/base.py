@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 from datasets import Dataset
 
-from ..rewards import REWARDS, get_reward
+from ..errors import UserError
+from ..rewards import REWARDS, get_reward, score
+from ..rewards.own import Failure, Scores
 
 COLUMNS = ("prompt", "answer")
 # arXiv 2504.13818, single-GPU experiments: accuracy 1.0, 0.1 x format, 0.025 per tag (in tag_count itself).
@@ -44,6 +46,9 @@ class Task:
     `version` changes whenever the same settings give other prompts or other grades, so that results of different
     versions are never compared by mistake. A task without training rows can be evaluated only.
 
+    A user's own reward scores each completion in a process of its own within `reward_seconds`; None: in this process,
+    without a limit. A completion that it cannot grade counts as wrong, or raises where `reward_errors` is `raise`.
+
     Raises ValueError where a split lacks a column, the test split is empty, or no reward is named.
 
     >>> split = Dataset.from_dict({"prompt": ["1+1="], "answer": ["2"]})
@@ -58,6 +63,8 @@ class Task:
     test: Dataset
     rewards: Mapping[str, float]
     answer: str = "accuracy"
+    reward_seconds: float | None = None
+    reward_errors: str = "raise"
 
     def __post_init__(self) -> None:
         for split, dataset in (("train", self.train), ("test", self.test)):
@@ -75,8 +82,21 @@ class Task:
     def grade(self, texts: Sequence[str], golds: Sequence[str]) -> list[Grade]:
         """Judge completions, in order: the answer by the reward `answer` names, the form by full format marks.
 
-        Raises ValueError where there is not one gold answer to each text.
+        Raises ValueError where there is not one gold answer to each text, and UserError where a user's own reward
+        cannot grade a completion and `reward_errors` is `raise`.
         """
-        right = get_reward(self.answer).batch(texts, golds)
+        right = self.scores(self.answer, texts, golds)
         formed = REWARDS["format"].batch(texts, golds)
         return [Grade(answer=a >= 1, format=f >= 1) for a, f in zip(right, formed, strict=True)]
+
+    def scores(self, name: str, texts: Sequence[str], golds: Sequence[str]) -> list[float]:
+        """Score completions with one reward, in order; 0 where it fails, unless `reward_errors` is `raise`."""
+        given: Scores = score(get_reward(name), texts, golds, self.reward_seconds)
+        for row, (mark, text) in enumerate(zip(given, texts, strict=True)):
+            if isinstance(mark, Failure) and self.reward_errors == "raise":
+                shown = text if len(text) <= 80 else text[:77] + "..."
+                raise UserError(
+                    f"the reward '{name}' {mark.reason} for row {row} of {len(texts)} (counted from 0) that it grades, "
+                    f"completion {shown!r}. Fix the function, or set reward_errors: zero or drop (it counts as wrong)"
+                ) from mark.error
+        return [0.0 if isinstance(mark, Failure) else mark for mark in given]

@@ -65,7 +65,7 @@ def check_split(task: Task, split: str, done: Callable[[int], None] = lambda row
         refused += [(start + row, batch[row - 1]) for row, grade in enumerate(grades, 1) if not grade.both]
         for name, weight in task.rewards.items():
             if get_reward(name).reads == "text":
-                total += weight * sum(get_reward(name).batch(texts, batch))
+                total += weight * sum(task.scores(name, texts, batch))
         done(start + len(batch))
     kinds = Counter(rows["kind"]) if "kind" in rows.column_names else {}
     return SplitCheck(len(golds), tuple(refused), total / max(len(golds), 1), dict(kinds))

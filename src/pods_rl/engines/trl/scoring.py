@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from accelerate import PartialState
 
 from ...recipe import Recipe
-from ...rewards import REWARDS, Reward, binarise, get_reward
-from ...rewards.own import Failure, attempt, own_pool
+from ...rewards import Reward, binarise, get_reward
+from ...rewards import score as score_texts
+from ...rewards.own import Failure, Scores
 from ...rewards.pool import verifier_losses
 from ...tasks import Task
 from .rollouts import as_text
 
-Scores = list[float] | list[float | Failure]
 RewardFunction = Callable[..., Scores]
 
 
@@ -71,21 +71,13 @@ def trl_reward(
         if reward.reads == "tokens":
             scores = reward.of_lengths([len(ids) for ids in completion_ids], limit, buffer)
         else:
-            scores = _of_texts(reward, [as_text(completion) for completion in completions], answer, seconds)
+            scores = score_texts(reward, [as_text(completion) for completion in completions], answer, seconds)
         if reward.verifies and log_metric is not None:
             _log_losses(before, log_metric)
         return _unscored(scores if binary is None else _binarised(reward, scores, binary))
 
     score.__name__ = reward.name
     return score
-
-
-def _of_texts(reward: Reward, texts: Sequence[str], golds: Sequence[str], seconds: float | None) -> Scores:
-    if reward.name in REWARDS:
-        return reward.batch(texts, golds)
-    if seconds is None:
-        return [attempt(reward, text, gold) for text, gold in zip(texts, golds, strict=True)]
-    return own_pool(reward.name, seconds).score(texts, golds)
 
 
 def _binarised(reward: Reward, scores: Scores, share: float) -> Scores:
