@@ -8,7 +8,14 @@ from collections.abc import Sequence
 from .absurd import is_absurd
 from .extract import extract_answer, extract_gold
 from .notation import plain, unit
-from .numeric import MAX_LENGTH, Number, read_decimal_comma, read_number, read_number_in_words
+from .numeric import (
+    MAX_LENGTH,
+    WORDS_THAT_CHANGE_A_NUMBER,
+    Number,
+    read_decimal_comma,
+    read_number,
+    read_number_in_words,
+)
 from .pool import default_pool
 
 # An operator; a minus sign counts between digits or single letters only, so that hyphenated words stay words.
@@ -22,6 +29,19 @@ _WORD = re.compile(r"(?<![A-Za-z\\])(?:[A-Za-z]{3,}|[Nn]o)(?![A-Za-z])")
 _UNIT = re.compile(r"(?<=[0-9])\s*[A-Za-z]+(?:\s*/\s*[A-Za-z]+)?(?:\s*\^\s*\{?[23]\}?)?$")  # dropped if both have it
 _NO_MATHEMATICS = re.compile(r"[0-9.,=\s]*")  # 18 = 17
 _CHOICE = re.compile(r"(?:\\(?:text|mathrm|textbf|mathbf)\s*\{)?\(?([A-Za-z])\)?\}?")  # (B), \text{B}
+_FORMULA = re.compile(
+    r"(?<!\\)\$\$(.+?)(?<!\\)\$\$|(?<!\\)\$([^$]+)(?<!\\)\$|(?<!\\)\\\[(.+?)\\\]|(?<!\\)\\\((.+?)\\\)", re.DOTALL
+)
+_AROUND = frozenset(' \n.,;:!?*"')
+_WORDS = re.compile(r"[A-Za-z]+(?:['’-][A-Za-z]+)*")
+_CHANGING = (
+    "no none never neither nor t cannot but except excluding without unless false wrong incorrect impossible outside "
+    "approximately about roughly nearly almost around close less more least most fewer greater smaller larger than "
+    "above below under beyond within between up choose either or if modulo inverse opposite reciprocal complement "
+    "conjugate derivative factor one two three four five six seven eight nine ten percent percentage pct per divided "
+    "multiplied increased decreased added subtracted raised fourth fifth"
+)
+_WORDS_THAT_CHANGE_A_FORMULA = WORDS_THAT_CHANGE_A_NUMBER | frozenset(_CHANGING.split())
 
 Pair = tuple[str, str]
 
@@ -82,6 +102,10 @@ def _decide(text: str, gold: str) -> bool | Pair:
         return numbers[0].equals(numbers[1])
     if _key(answer) == _key(gold) or _same_choice(stated, wanted):
         return True
+    if formula := _formula(stated):
+        answer = formula
+        if _key(answer) == _key(gold):
+            return True
     # Mathematics decides only where there is some: in the answer to a number, else in the gold answer.
     if read_number(gold):
         symbolic = bool(_SYMBOLIC.search(answer) and not _NO_MATHEMATICS.fullmatch(answer))
@@ -101,6 +125,26 @@ def _numbers(answer: str, gold: str) -> tuple[Number, Number] | None:
     elif number:
         target = read_number_in_words(gold) or read_decimal_comma(gold)
     return (number, target) if number and target else None
+
+
+def _formula(stated: str) -> str | None:
+    """The one formula of an answer in a sentence, as in `Therefore $x > 5$ is the solution.`, or None.
+
+    None too where the words around it change it or hold mathematics of their own, and where it is a number: numbers
+    among words are read by `read_number_in_words`.
+    """
+    found = list(_FORMULA.finditer(stated))
+    if len(found) != 1:
+        return None
+    before, after = stated[: found[0].start()], stated[found[0].end() :]
+    words = _WORDS.findall(before + " " + after)
+    if not words or not set(_WORDS.sub("", before + after)) <= _AROUND or before.rstrip().endswith(" of"):
+        return None
+    parts = {part for word in words for part in re.split("['’-]", word.lower())}
+    if parts & _WORDS_THAT_CHANGE_A_FORMULA or any(len(word) == 1 and word not in "aAI" for word in words):
+        return None
+    formula = plain(next(filter(None, found[0].groups())))
+    return None if read_number(formula) else formula
 
 
 def _key(text: str) -> str:

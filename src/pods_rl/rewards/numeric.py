@@ -23,6 +23,7 @@ _FRACTION = re.compile(
     rf"|([0-9])\s*([0-9])|([0-9])\s*\{{\s*({_SIMPLE})\s*\}}|\{{\s*({_SIMPLE})\s*\}}\s*([0-9]))(?![0-9.^_!{{])"
 )
 _PERCENT = re.compile(r"\s*(?:%|percent(?:age)?(?![a-z])|pct(?![a-z]))")
+_COMMA_AMONG_WORDS = re.compile(r"(?<![\w.,])([0-9]+),([0-9]{2}|[0-9]{4,})(?![\w,]|\.[0-9])")
 _DECIMAL_COMMA = re.compile(r"[+-]?(?:0,[0-9]+|[0-9]+,(?:[0-9]{2}|[0-9]{4,}))")
 
 _WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
@@ -34,7 +35,7 @@ _CHANGING = (
     "minus negative not half quarter third twice double triple squared cubed root over times plus hundred thousand "
     "million billion trillion dozen factorial sin cos tan cot sec csc log ln exp sqrt abs mod"
 )
-_WORDS_THAT_CHANGE_A_NUMBER = frozenset(_CHANGING.split())
+WORDS_THAT_CHANGE_A_NUMBER = frozenset(_CHANGING.split())
 
 _CLAUSE = re.compile(r"[;,.]\s+|\n")
 _SEVERAL = re.compile(r",(?![0-9]{3}(?![0-9]))|(?<![a-z])(?:and|or)(?![a-z])|[<>!]|\\(?:le|ge|lt|gt|ne|approx|pm)")
@@ -114,7 +115,7 @@ def read_number_in_words(text: str) -> Number | None:
     """
     if "=" in text:
         text = _right_side(text)
-    text = _FRACTION.sub(_inline_fraction, text)
+    text = _FRACTION.sub(_inline_fraction, _COMMA_AMONG_WORDS.sub(r"\1.\2", text))
     match = _NUMBER.search(text)
     if match is None:
         return None
@@ -128,7 +129,7 @@ def read_number_in_words(text: str) -> Number | None:
     if not set(_WORD.sub("", rest)) <= _BESIDE_A_NUMBER or re.match(r"-(?![A-Za-z]{2})", after):
         return None
     variable = _LETTER.match(after) or any(len(word) == 1 and word not in "aAI" for word in words)
-    if variable or any(part in _WORDS_THAT_CHANGE_A_NUMBER for word in words for part in word.lower().split("-")):
+    if variable or any(part in WORDS_THAT_CHANGE_A_NUMBER for word in words for part in word.lower().split("-")):
         return None
     return _value(match, percent=bool(percent))
 
