@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 
+from .notation import plain
+
 MARKER = "####"
 MAX_BETWEEN = 60  # characters between two boxes that are one answer
 _BRACES = re.compile(r"\\{1,2}boxed\s*\{|\\.|[{}]", re.DOTALL)
 _TEXT = r"\\(?:text|textbf|textrm|mathrm|mbox)\s*\{"
-_AND = rf"(?:and|or|&|\\l?(?:and|or)(?![a-z])|{_TEXT}[^{{}}0-9]{{0,30}}?(?:,|(?<![A-Za-z])(?:and|or))\s*\}})"
-_SIGNS = r"(?:[\s$~*]|\\[,;:! ]|\\\\(?![A-Za-z])|\\[()\[\]]|\\q?quad(?![a-z]))*"
+_AND = (
+    r"(?:(?:and|or)(?: maybe| perhaps| possibly| also)?|[&/|]|\\(?:land|lor|wedge|vee)(?![a-z])"
+    rf"|{_TEXT}[^{{}}0-9]{{0,30}}?(?:,|(?<![A-Za-z])(?:and|or))\s*\}})"
+)
+_SIGNS = r"(?:[\s$~*]|\\[,;:! ]|\\\\(?![A-Za-z])|\\[()\[\]]|\\q?quad)*"
 _NAME = r"[A-Za-z](?:_\{?[0-9a-z]\}?)?\s*=\s*"
 _BETWEEN = re.compile(  # 1 and 2; 1 papers and 2 bins; x = 1 and y = 2
     rf"\}}?{_SIGNS}(?:(?:[A-Za-z]+ ){{0,2}}{_AND}|[,;]{_SIGNS}{_AND}?)?{_SIGNS}(?:{_NAME})?\{{?"
@@ -102,8 +107,13 @@ def _joined(text: str, boxes: list[tuple[int, int, int]]) -> str:
             break
         found.append(text[start:end].strip())
         following = opening
-    found = [content for content in reversed(found) if content]
-    return found[0] if len(set(found)) == 1 else ", ".join(found)
+    found = [content for content in reversed(found) if content]  # the same value again is no other answer
+    if len(found) < 2:
+        return "".join(found)
+    from .numeric import read_number  # here, since numeric imports this module through countdown
+
+    values = {number.fraction if (number := read_number(plain(content))) else content for content in found}
+    return found[-1] if len(values) == 1 else ", ".join(found)
 
 
 def _after(text: str, mark: str) -> str | None:

@@ -19,7 +19,7 @@ _NUMBER = re.compile(
 )
 _SIMPLE = r"-?[0-9.,]+"
 _FRACTION = re.compile(
-    rf"(?<![0-9])([0-9]*)\s*\\[dtc]?frac\s*(?:\{{\s*({_SIMPLE})\s*\}}\s*\{{\s*({_SIMPLE})\s*\}}"
+    rf"(?<![0-9])([0-9]+\s*|)\\[dtc]?frac\s*(?:\{{\s*({_SIMPLE})\s*\}}\s*\{{\s*({_SIMPLE})\s*\}}"
     rf"|([0-9])\s*([0-9])|([0-9])\s*\{{\s*({_SIMPLE})\s*\}}|\{{\s*({_SIMPLE})\s*\}}\s*([0-9]))(?![0-9.^_!{{])"
 )
 _PERCENT = re.compile(r"\s*(?:%|percent(?:age)?(?![a-z])|pct(?![a-z]))")
