@@ -35,7 +35,7 @@ _FORMULA = re.compile(
 _AROUND = frozenset(' \n.,;:!?*"')
 _WORDS = re.compile(r"[A-Za-z]+(?:['’-][A-Za-z]+)*")
 _CHANGING = (
-    "no none never neither nor t cannot but except excluding without unless false wrong incorrect impossible outside "
+    "no none but except excluding without unless impossible outside "
     "approximately about roughly nearly almost around close less more least most fewer greater smaller larger than "
     "above below under beyond within between up choose either or if modulo inverse opposite reciprocal complement "
     "conjugate derivative factor one two three four five six seven eight nine ten percent percentage pct per divided "
