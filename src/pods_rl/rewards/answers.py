@@ -51,12 +51,11 @@ def accuracy(text: str, gold: str) -> float:
 
     Source: arXiv 2504.13818, experiments: reward 1.0 for a right answer. Range {0.0, 1.0}.
 
-    `text` is a completion, its answer found by `extract_answer`; `gold` is the bare gold answer. Numbers are
-    compared exactly (0.333 is not 1/3), then strings up to dress and spacing; only symbolic mathematics goes
-    to math-verify, in a process that is killed at its time limit and then scores 0.0. Numeric answers never
-    start that process, nor do those that are hopeless at sight (`is_absurd`, unless the gold answer is too).
-    An answer longer than `numeric.MAX_LENGTH` characters is right only if it equals the
-    gold one to the letter.
+    `extract_answer` finds the answer of the completion `text`; `gold` is the bare gold answer. Numbers are compared
+    exactly (0.333 is not 1/3), then strings without styles and spacing. Other mathematics goes to a verifier process,
+    which is killed at its time limit; the answer then scores 0.0. Numeric answers never start that process, and
+    neither do answers that are too large to evaluate (`is_absurd`), unless the gold answer is as large. An answer of
+    more than `numeric.MAX_LENGTH` characters is right only if it equals the gold answer to the letter.
 
     >>> accuracy("<think>9*2</think><answer>$18.00 a day</answer>", "18")
     1.0
@@ -128,10 +127,10 @@ def _numbers(answer: str, gold: str) -> tuple[Number, Number] | None:
 
 
 def _formula(stated: str) -> str | None:
-    """The one formula of an answer in a sentence, as in `Therefore $x > 5$ is the solution.`, or None.
+    r"""Give the one formula of an answer in a sentence (`Therefore $x > 5$ is the solution.`), or None.
 
-    None too where the words around it change it or hold mathematics of their own, and where it is a number: numbers
-    among words are read by `read_number_in_words`.
+    It is None where a word around the formula may change it, where there is more mathematics around it, and where it
+    is a number, since `read_number_in_words` reads these.
     """
     found = list(_FORMULA.finditer(stated))
     if len(found) != 1:

@@ -8,6 +8,7 @@ from .notation import plain
 
 MARKER = "####"
 MAX_BETWEEN = 60  # characters between two boxes that are one answer
+MAX_FORMS = 8  # in which one value is written
 _BRACES = re.compile(r"\\{1,2}boxed\s*\{|\\.|[{}]", re.DOTALL)
 _TEXT = r"\\(?:text|textbf|textrm|mathrm|mbox)\s*\{"
 _AND = (
@@ -107,13 +108,18 @@ def _joined(text: str, boxes: list[tuple[int, int, int]]) -> str:
             break
         found.append(text[start:end].strip())
         following = opening
-    found = [content for content in reversed(found) if content]  # the same value again is no other answer
-    if len(found) < 2:
-        return "".join(found)
+    found = [content for content in reversed(found) if content]
+    return found[-1] if _alike(found) else ", ".join(found)
+
+
+def _alike(contents: list[str]) -> bool:
+    """Whether boxes state one value, the same text or the same number; many different ones are not looked into."""
+    if not 1 < len(set(contents)) <= MAX_FORMS:
+        return len(set(contents)) == 1
     from .numeric import read_number  # here, since numeric imports this module through countdown
 
-    values = {number.fraction if (number := read_number(plain(content))) else content for content in found}
-    return found[-1] if len(values) == 1 else ", ".join(found)
+    numbers = [read_number(plain(content)) for content in set(contents)]
+    return all(number and numbers[0] and number.fraction == numbers[0].fraction for number in numbers)
 
 
 def _after(text: str, mark: str) -> str | None:

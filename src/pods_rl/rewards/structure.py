@@ -200,7 +200,7 @@ def _outside(text: str) -> Iterator[re.Match[str]]:
 def _ungrouped(text: str, *, alone: bool) -> str:
     """Drop the commas within numbers outside brackets: where a space follows every other comma, or `alone`.
 
-    `alone` says what is meant where there is no other comma: 1,200 is a number, and (1,200) a point.
+    `alone` decides where there is no other comma: 1,200 is a number, and (1,200) a point.
     """
     commas = {token.start() for token in _outside(text) if token[0] == ","} if "," in text else set()
     grouped = [found for found in _THOUSANDS.finditer(text) if found.start() + found[0].index(",") in commas]
