@@ -1,7 +1,8 @@
 """Grading against labels: completions labelled by hand before any grader saw them, and pairs of gold and answer.
 
 `cases.jsonl` holds 200 completions. `equality.jsonl` holds pairs by family of notation. `math_verify.jsonl` holds the
-pairs of math-verify's own tests that have one answer a side, with the verdicts these tests expect.
+pairs of math-verify's own tests that state one answer a side (docs/rewards.md has the rule), with the verdicts these
+tests expect.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from math_verify import parse, verify
 
-from pods_rl.rewards import accuracy_batch, get_reward
+from pods_rl.rewards import accuracy_batch, extract_gold, get_reward
 
 from .data import rows
 
@@ -30,11 +32,14 @@ def table(name):
 CASES = table("cases.jsonl")
 DOCUMENTED = {("<think>Let us see.</think>\n<answer>eighteen</answer>", "18")}  # docs/rewards.md
 DIFFERENT = {  # docs/rewards.md: from math-verify, on purpose
-    (r"\frac{1}{12}", "0.0833333333333333"),
-    ("4.123105625617661", r"\sqrt{17}"),
-    (r"x \in [-2,7]", r"-2 \\le x \\le 7"),
-    (r"1 - \frac{1}{\mathrm{e}}", r"1 + \frac{1}{\mathrm{e}}"),
-    (r"1 = \zzz = x = 0", "0"),
+    (r"$\frac{1}{12}$", "$0.0833333333333333$"),
+    ("4.123105625617661", r"$\sqrt{17}$"),
+    (r"$x \in [-2,7]$", r"$-2 \\le x \\le 7$"),
+    (r"$1 - \frac{1}{\mathrm{e}}$", r"$1 + \frac{1}{\mathrm{e}}$"),
+    (r"$1 = \zzz = x = 0$", "$0$"),
+    ("$9$", "Answer $ \n 9 \n $"),
+    ("$9$", "Answer \\( \n 9 \n \\)"),
+    (r"$\\boxed{35 cm} ++++++ \\boxed{4}$", "${35 cm,4}$"),
 }
 
 
@@ -86,12 +91,34 @@ def test_every_pair_of_gold_and_answer():
 
 def test_the_pairs_of_math_verify_s_own_tests():
     cases = table("math_verify.jsonl")
-    assert len(cases) == 123
+    assert len(cases) == 227
     assert misjudged(cases) == DIFFERENT
-    text = DOCS.read_text(encoding="utf-8").replace(r"\\", "\\")
-    for gold, answer in DIFFERENT:
-        assert f"`{gold}`" in text, gold
-        assert f"`{answer}`".replace(r"\\", "\\") in text, answer
+    text = DOCS.read_text(encoding="utf-8")
+    for pair in DIFFERENT:
+        for side in pair:
+            assert f"`{' '.join(side.split())}`".replace(r"\\", "\\") in text.replace(r"\\", "\\"), side
+    assert f"agrees with {len(cases) - len(DIFFERENT)} of" in text
+
+
+@pytest.mark.reliability
+@pytest.mark.timeout(300)
+def test_the_score_of_math_verify_on_these_pairs_is_what_the_documentation_says(capsys):
+    cases = table("math_verify.jsonl")
+    verdicts = {
+        (case["gold"], case["answer"]): verify(
+            parse(case["gold"], parsing_timeout=None), parse(case["answer"], parsing_timeout=None), timeout_seconds=None
+        )
+        == case["right"]
+        for case in cases
+    }
+    ours = set(verdicts) - misjudged(cases)
+    theirs = {pair for pair, agrees in verdicts.items() if agrees}
+    with capsys.disabled():
+        print(f"{len(cases)} pairs of math-verify's tests: accuracy {len(ours)}, math-verify {len(theirs)}")
+    assert theirs - ours <= DIFFERENT
+    assert f"math-verify's own `verify(parse(gold), parse(answer))` with {len(theirs)}" in DOCS.read_text(
+        encoding="utf-8"
+    )
 
 
 def test_gold_answers_of_math_500_meet_themselves_and_no_part_of_themselves():
@@ -105,6 +132,20 @@ def test_gold_answers_of_math_500_meet_themselves_and_no_part_of_themselves():
     parts += [(gold.strip("()[] ").rpartition(",")[2], gold) for gold in golds if gold.startswith(("(", "["))]
     assert len(parts) >= 10
     assert set(graded(parts)) == {0.0}
+
+
+def test_solutions_and_sentences_of_math_500_are_right():
+    math = rows("math500/test.jsonl")
+    golds = [row["answer"] for row in math]
+    assert set(accuracy_batch([row["solution"] for row in math], golds)) == {1.0}
+    assert set(graded([(gold, f"Therefore the answer is ${gold}$.") for gold in golds])) == {1.0}
+
+
+def test_gsm8k_labels_are_right_in_every_form():
+    labels = [extract_gold(row["answer"], "####") for row in rows("gsm8k/test.jsonl")]
+    assert len(labels) == 1319
+    for form in ("#### {}", r"So it is $\boxed{{{}}}$.", "<answer>{}</answer>", "<answer>It is \\${} a day.</answer>"):
+        assert sum(accuracy_batch([form.format(label) for label in labels], labels)) == 1319, form
 
 
 def test_gold_answers_of_math_500_meet_no_other():

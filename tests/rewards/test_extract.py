@@ -25,6 +25,20 @@ CASES = [
     (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
     (r"\boxed {18}", "18"),
     (r"\boxed{\boxed{18}}", "18"),
+    (r"\boxed{17}, \boxed{18}", "17, 18"),
+    (r"\boxed{1}\boxed{2}", "1, 2"),
+    (r"Either $\boxed{17}$ or maybe $\boxed{18}$.", "17, 18"),
+    (r"\boxed{2}, \boxed{3}, and \boxed{5}", "2, 3, 5"),
+    (r"\boxed{k = 45} \quad \text{and} \quad \boxed{n = 2}", "k = 45, n = 2"),
+    (r"\boxed{1} papers and \boxed{2} bins", "1, 2"),
+    (r"$x = \boxed{1}$ and $y = \boxed{2}$", "1, 2"),
+    (r"\[\boxed{\boxed{1}; \boxed{2}}\]", "1, 2"),
+    (r"\boxed{18} = \boxed{18}, \boxed{18}", "18"),
+    (r"\boxed{1} no no no no no \boxed{2}", "2"),
+    (r"\boxed{15\frac{39}{40}},$ or $\boxed{\frac{639}{40}}$ inches", r"\frac{639}{40}"),
+    (r"\boxed{1, \boxed{2}}", "2"),
+    (r"so \\boxed{840}.", "840"),
+    (r"x = 1 \\\boxed{2}", "2"),
     (r"\boxed{\{1,2\}}", r"\{1,2\}"),
     (r"\boxed{18} and \boxed{17", "18"),
     (r"{ \boxed{18}", "18"),
@@ -64,7 +78,21 @@ def test_extract_gold(text, after, gold):
 # Each of these takes minutes where the work grows with the square of the length.
 @pytest.mark.parametrize(
     "unit",
-    ["<answer>", "</answer>", "</answer><answer>", "<answer></answer>", "\\boxed{", "\\boxed", "{", "}", "\\", "####"],
+    [
+        "<answer>",
+        "</answer>",
+        "</answer><answer>",
+        "<answer></answer>",
+        "\\boxed{",
+        "\\boxed",
+        "\\boxed{}",
+        "\\boxed{1},",
+        "\\boxed{1}\\text{",
+        "{",
+        "}",
+        "\\",
+        "####",
+    ],
 )
 @pytest.mark.timeout(30)
 def test_a_hostile_megabyte_is_read_in_one_pass(unit):

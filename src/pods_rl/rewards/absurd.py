@@ -1,4 +1,4 @@
-"""Refuse at sight what no verifier could work out: towers of powers, huge factorials, brackets without end."""
+"""Refuse, without evaluating them, answers too large to evaluate: towers of powers, huge factorials, deep brackets."""
 
 from __future__ import annotations
 

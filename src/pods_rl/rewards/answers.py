@@ -8,7 +8,14 @@ from collections.abc import Sequence
 from .absurd import is_absurd
 from .extract import extract_answer, extract_gold
 from .notation import plain, unit
-from .numeric import MAX_LENGTH, Number, read_decimal_comma, read_number, read_number_in_words
+from .numeric import (
+    MAX_LENGTH,
+    WORDS_THAT_CHANGE_A_NUMBER,
+    Number,
+    read_decimal_comma,
+    read_number,
+    read_number_in_words,
+)
 from .pool import default_pool
 
 # An operator; a minus sign counts between digits or single letters only, so that hyphenated words stay words.
@@ -22,6 +29,19 @@ _WORD = re.compile(r"(?<![A-Za-z\\])(?:[A-Za-z]{3,}|[Nn]o)(?![A-Za-z])")
 _UNIT = re.compile(r"(?<=[0-9])\s*[A-Za-z]+(?:\s*/\s*[A-Za-z]+)?(?:\s*\^\s*\{?[23]\}?)?$")  # dropped if both have it
 _NO_MATHEMATICS = re.compile(r"[0-9.,=\s]*")  # 18 = 17
 _CHOICE = re.compile(r"(?:\\(?:text|mathrm|textbf|mathbf)\s*\{)?\(?([A-Za-z])\)?\}?")  # (B), \text{B}
+_FORMULA = re.compile(
+    r"(?<!\\)\$\$(.+?)(?<!\\)\$\$|(?<!\\)\$([^$]+)(?<!\\)\$|(?<!\\)\\\[(.+?)\\\]|(?<!\\)\\\((.+?)\\\)", re.DOTALL
+)
+_AROUND = frozenset(' \n.,;:!?*"')
+_WORDS = re.compile(r"[A-Za-z]+(?:['’-][A-Za-z]+)*")
+_CHANGING = (
+    "no none but except excluding without unless impossible outside "
+    "approximately about roughly nearly almost around close less more least most fewer greater smaller larger than "
+    "above below under beyond within between up choose either or if modulo inverse opposite reciprocal complement "
+    "conjugate derivative factor one two three four five six seven eight nine ten percent percentage pct per divided "
+    "multiplied increased decreased added subtracted raised fourth fifth"
+)
+_WORDS_THAT_CHANGE_A_FORMULA = WORDS_THAT_CHANGE_A_NUMBER | frozenset(_CHANGING.split())
 
 Pair = tuple[str, str]
 
@@ -31,12 +51,11 @@ def accuracy(text: str, gold: str) -> float:
 
     Source: arXiv 2504.13818, experiments: reward 1.0 for a right answer. Range {0.0, 1.0}.
 
-    `text` is a completion, its answer found by `extract_answer`; `gold` is the bare gold answer. Numbers are
-    compared exactly (0.333 is not 1/3), then strings up to dress and spacing; only symbolic mathematics goes
-    to math-verify, in a process that is killed at its time limit and then scores 0.0. Numeric answers never
-    start that process, nor do those that are hopeless at sight (`is_absurd`, unless the gold answer is too).
-    An answer longer than `numeric.MAX_LENGTH` characters is right only if it equals the
-    gold one to the letter.
+    `extract_answer` finds the answer of the completion `text`; `gold` is the bare gold answer. Numbers are compared
+    exactly (0.333 is not 1/3), then strings without styles and spacing. Other mathematics goes to a verifier process,
+    which is killed at its time limit; the answer then scores 0.0. Numeric answers never start that process, and
+    neither do answers that are too large to evaluate (`is_absurd`), unless the gold answer is as large. An answer of
+    more than `numeric.MAX_LENGTH` characters is right only if it equals the gold answer to the letter.
 
     >>> accuracy("<think>9*2</think><answer>$18.00 a day</answer>", "18")
     1.0
@@ -82,6 +101,10 @@ def _decide(text: str, gold: str) -> bool | Pair:
         return numbers[0].equals(numbers[1])
     if _key(answer) == _key(gold) or _same_choice(stated, wanted):
         return True
+    if formula := _formula(stated):
+        answer = formula
+        if _key(answer) == _key(gold):
+            return True
     # Mathematics decides only where there is some: in the answer to a number, else in the gold answer.
     if read_number(gold):
         symbolic = bool(_SYMBOLIC.search(answer) and not _NO_MATHEMATICS.fullmatch(answer))
@@ -101,6 +124,26 @@ def _numbers(answer: str, gold: str) -> tuple[Number, Number] | None:
     elif number:
         target = read_number_in_words(gold) or read_decimal_comma(gold)
     return (number, target) if number and target else None
+
+
+def _formula(stated: str) -> str | None:
+    r"""Give the one formula of an answer in a sentence (`Therefore $x > 5$ is the solution.`), or None.
+
+    It is None where a word around the formula may change it, where there is more mathematics around it, and where it
+    is a number, since `read_number_in_words` reads these.
+    """
+    found = list(_FORMULA.finditer(stated))
+    if len(found) != 1:
+        return None
+    before, after = stated[: found[0].start()], stated[found[0].end() :]
+    words = _WORDS.findall(before + " " + after)
+    if not words or not set(_WORDS.sub("", before + after)) <= _AROUND or before.rstrip().endswith(" of"):
+        return None
+    parts = {part for word in words for part in re.split("['’-]", word.lower())}
+    if parts & _WORDS_THAT_CHANGE_A_FORMULA or any(len(word) == 1 and word not in "aAI" for word in words):
+        return None
+    formula = plain(next(filter(None, found[0].groups())))
+    return None if read_number(formula) else formula
 
 
 def _key(text: str) -> str:

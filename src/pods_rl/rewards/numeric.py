@@ -19,10 +19,11 @@ _NUMBER = re.compile(
 )
 _SIMPLE = r"-?[0-9.,]+"
 _FRACTION = re.compile(
-    rf"(?<![0-9])([0-9]*)\s*\\[dtc]?frac\s*(?:\{{\s*({_SIMPLE})\s*\}}\s*\{{\s*({_SIMPLE})\s*\}}"
+    rf"(?<![0-9])([0-9]+\s*|)\\[dtc]?frac\s*(?:\{{\s*({_SIMPLE})\s*\}}\s*\{{\s*({_SIMPLE})\s*\}}"
     rf"|([0-9])\s*([0-9])|([0-9])\s*\{{\s*({_SIMPLE})\s*\}}|\{{\s*({_SIMPLE})\s*\}}\s*([0-9]))(?![0-9.^_!{{])"
 )
 _PERCENT = re.compile(r"\s*(?:%|percent(?:age)?(?![a-z])|pct(?![a-z]))")
+_COMMA_AMONG_WORDS = re.compile(r"(?<![\w.,])([0-9]+),([0-9]{2}|[0-9]{4,})(?![\w,]|\.[0-9])")
 _DECIMAL_COMMA = re.compile(r"[+-]?(?:0,[0-9]+|[0-9]+,(?:[0-9]{2}|[0-9]{4,}))")
 
 _WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
@@ -32,9 +33,10 @@ _QUOTES = re.compile(r"(['\"])\s*$")
 _BESIDE_A_NUMBER = frozenset(" .,;:?")
 _CHANGING = (
     "minus negative not half quarter third twice double triple squared cubed root over times plus hundred thousand "
-    "million billion trillion dozen factorial sin cos tan cot sec csc log ln exp sqrt abs mod"
+    "million billion trillion dozen factorial sin cos tan cot sec csc log ln exp sqrt abs mod "
+    "never neither nor cannot t false wrong incorrect"  # the t of isn't
 )
-_WORDS_THAT_CHANGE_A_NUMBER = frozenset(_CHANGING.split())
+WORDS_THAT_CHANGE_A_NUMBER = frozenset(_CHANGING.split())
 
 _CLAUSE = re.compile(r"[;,.]\s+|\n")
 _SEVERAL = re.compile(r",(?![0-9]{3}(?![0-9]))|(?<![a-z])(?:and|or)(?![a-z])|[<>!]|\\(?:le|ge|lt|gt|ne|approx|pm)")
@@ -52,6 +54,7 @@ _NAME = re.compile(
     rf"\s*(?:m?\s*\\angle\s*)?{_SYMBOL}(?:\s*\^\s*\{{\s*-1\s*\}}(?=\s*\())?(?:\s*\({_ARGUMENT}(?:,{_ARGUMENT})*\))?\s*"
 )
 _PHRASE = re.compile(r"[A-Za-z]{3,}(?:[\s'-]+[A-Za-z]+)*")
+_NEGATION = re.compile(r"(?i)\b(?:not|never|nor|cannot)\b|n't")
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -114,7 +117,7 @@ def read_number_in_words(text: str) -> Number | None:
     """
     if "=" in text:
         text = _right_side(text)
-    text = _FRACTION.sub(_inline_fraction, text)
+    text = _FRACTION.sub(_inline_fraction, _COMMA_AMONG_WORDS.sub(r"\1.\2", text))
     match = _NUMBER.search(text)
     if match is None:
         return None
@@ -128,7 +131,7 @@ def read_number_in_words(text: str) -> Number | None:
     if not set(_WORD.sub("", rest)) <= _BESIDE_A_NUMBER or re.match(r"-(?![A-Za-z]{2})", after):
         return None
     variable = _LETTER.match(after) or any(len(word) == 1 and word not in "aAI" for word in words)
-    if variable or any(part in _WORDS_THAT_CHANGE_A_NUMBER for word in words for part in word.lower().split("-")):
+    if variable or any(part in WORDS_THAT_CHANGE_A_NUMBER for word in words for part in _parts(word)):
         return None
     return _value(match, percent=bool(percent))
 
@@ -144,7 +147,11 @@ def is_name(text: str) -> bool:
     text = text.strip().removesuffix(":").strip()
     if _NAME.fullmatch(text) or _SEGMENTS.fullmatch(text):
         return True
-    return bool(_PHRASE.fullmatch(text)) and text.lower() not in _ALPHABET
+    return bool(_PHRASE.fullmatch(text)) and text.lower() not in _ALPHABET and not _NEGATION.search(text)
+
+
+def _parts(word: str) -> list[str]:
+    return re.split("['-]", word.lower())
 
 
 def _right_side(text: str) -> str:

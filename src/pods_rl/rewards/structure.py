@@ -70,8 +70,8 @@ _BRACKETS = {
     **{(r"\{", r"\}"): "set", (r"\langle", r"\rangle"): "()", ("{", "}"): "braces"},
 }
 _SETS = {r"\cup": "union", r"\cap": "and", r"\setminus": "minus", r"\backslash": "minus"}
-_THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}\s*\\?[A-Za-z])")  # 2,000\pi
-_SPACED_THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
+_THOUSANDS = re.compile(r"(?<![0-9.,_^])[1-9][0-9]{0,2}(?:,[0-9]{3})+(?!,?[0-9])")
+_ARGUMENT = re.compile(rf"(?<=[A-Za-z\]}}^]\{{){_THOUSANDS.pattern}(?=\}})")  # \sqrt{1,000}
 _BUILDER = re.compile(r"\s*([^,:|]*?)\s*(?:\\mid|:|\|)\s*(.*[<>=].*|.*\\(?:le|ge|lt|gt|ne).*)", re.DOTALL)
 _CLOCK = re.compile(r"\s*[0-9]{1,2}:0[0-9]")
 _SIGNED = re.compile(r"\\(?:pm|mp)(?![a-z])")
@@ -83,9 +83,7 @@ def read(text: str) -> Node:
     >>> read(r"x < 3").signs, read("1, 2 and 3").kind, read(r"\{1, 2\}").kind, read("[0,1)").kind, read("2x+1")
     (('<',), 'list', 'set', '[)', Expression(text='2x+1'))
     """
-    text = _THOUSANDS.sub("", text.strip())
-    if re.search(r",\s", text):
-        text = _SPACED_THOUSANDS.sub("", text)
+    text = _ungrouped(_ARGUMENT.sub(_without_commas, text.strip()), alone=True)
     parts, separators = _split(text, "list")
     if separators:
         return _list(parts, separators)
@@ -159,6 +157,7 @@ def _relation(parts: list[str], signs: list[str]) -> Node:
 def _group(text: str, kind: str, content: str) -> Node:
     if kind == "set" and (builder := _BUILDER.fullmatch(content)):
         return read(builder[2])
+    content = _ungrouped(content, alone=kind == "braces")
     parts, separators = _split(content, "list")
     if not separators and kind != "set":
         inner = read(content)
@@ -196,6 +195,24 @@ def _outside(text: str) -> Iterator[re.Match[str]]:
         depth += bool(token["open"]) - bool(token["close"])
         if depth == 0 and not token["close"]:
             yield token
+
+
+def _ungrouped(text: str, *, alone: bool) -> str:
+    """Drop the commas within numbers outside brackets: where a space follows every other comma, or `alone`.
+
+    `alone` decides where there is no other comma: 1,200 is a number, and (1,200) a point.
+    """
+    commas = {token.start() for token in _outside(text) if token[0] == ","} if "," in text else set()
+    grouped = [found for found in _THOUSANDS.finditer(text) if found.start() + found[0].index(",") in commas]
+    within = {index for found in grouped for index in range(*found.span())}
+    others = commas - within
+    if not (all(text[index + 1 : index + 2].isspace() for index in others) if others else alone):
+        return text
+    return "".join(sign for index, sign in enumerate(text) if index not in commas & within)
+
+
+def _without_commas(match: re.Match[str]) -> str:
+    return match[0].replace(",", "")
 
 
 def _signed(text: str, plus_minus: str, minus_plus: str) -> str:

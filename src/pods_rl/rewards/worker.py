@@ -38,7 +38,7 @@ Answer = Callable[[str, str], str]  # of two texts, what goes back
 def main(function: str = "") -> None:
     """Answer each line `[number, [text, gold, limit, patience]]` with `[number, answer]`, until standard input closes.
 
-    Without a function, math-verify says whether two expressions are equal: 1 or 0. With the import path of a user's
+    Without a function, `mathematics.equal` says whether two answers are equal: 1 or 0. With the import path of a user's
     reward, the answer is its score, or `{"raised": reason}`. It is "timeout" after `limit` seconds of processor time or
     `patience` of wall time (0: no such limit), and "crash" where the process died. Where the system can fork, a child
     does the work and is replaced when it dies, which costs milliseconds; elsewhere the pool kills this very process at
