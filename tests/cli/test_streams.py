@@ -77,7 +77,7 @@ def test_a_reader_that_goes_away_ends_it_as_sigpipe_does(command):
 def test_a_full_disk_is_a_line(command):
     done = shell(f"pods {command} > /dev/full")
     assert done.returncode == 1
-    assert done.stderr == "Error: Cannot write the output: No space left on device.\n"
+    assert done.stderr == "Error: Cannot write to standard output: No space left on device.\n"
 
 
 @pytest.mark.parametrize(

@@ -100,8 +100,10 @@ def _verdict(error: Exception | SystemExit) -> tuple[Any, str]:
     """The exit code that an error calls for, and what to print of it."""
     lost = lost_output(error)
     if lost is not None:
-        broken = isinstance(lost, BrokenPipeError)  # the reader has what it wanted: end as SIGPIPE would
-        return (141, "") if broken else (1, f"[red]Error:[/red] Cannot write the output: {lost.strerror}.\n")
+        if isinstance(lost, BrokenPipeError):  # the reader has what it wanted: end as SIGPIPE would
+            return 141, ""
+        which = "standard output" if getattr(sys.stdout, "lost", None) is lost else "standard error"
+        return 1, f"[red]Error:[/red] Cannot write to {which}: {lost.strerror}.\n"
     if isinstance(error, SystemExit):
         return error.code, ""
     if isinstance(error, UserError):

@@ -32,9 +32,9 @@ def print_summary(report: ReportFiles, console: Console) -> None:
     width = min(console.width, 80)
     for rank, headline in enumerate(report.analysis.headlines):
         style = "bold" if rank == 0 else None
-        console.print(safe_text(headline), style=style, width=width, highlight=False)
+        console.print(safe_text(headline), style=style, width=width, highlight=False, soft_wrap=False)
     console.print(table, width=width)
     for note in report.analysis.notes:
-        console.print(f"[yellow]Note:[/yellow] {safe_text(note)}", width=width, highlight=False)
+        console.print(f"[yellow]Note:[/yellow] {safe_text(note)}", width=width, highlight=False, soft_wrap=False)
     for path in (report.html, report.png, report.speedup):
         console.print(safe_text(path), soft_wrap=True, highlight=False)

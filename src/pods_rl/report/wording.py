@@ -270,10 +270,8 @@ def _baseline_notes(analysis: Analysis) -> list[str]:
     found = []
     if result.arm_time <= float(np.nanmin(base.curve.times)):
         found.append(f"{base.label} peaks at its first evaluation: its level says nothing about training.")
-    others = [
-        arm for arm in analysis.arms if arm is not base and (s := analysis.speedup_of(arm.name)) and s.speedup > 0
-    ]
-    if len(others) > 1:
+    others = [s for arm in analysis.arms if arm is not base and (s := analysis.speedup_of(arm.name)) and s.speedup > 0]
+    if len(others) > 1 and any(s.settled and s.speedup > 1 for s in others):
         found.append(f"The headline names the largest of {len(others)} speedups, which flatters it; the table has all.")
     zero = [(arm.label, s) for arm in analysis.arms if (s := analysis.speedup_of(arm.name)) and s.never_reached > 0]
     if zero:
