@@ -37,7 +37,7 @@ test: lint types
 
 # Every promise of docs/reliability.md at full length; `make test` has a sample of each.
 test-reliability: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "reliability or not reliability" tests/reliability
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "reliability or not reliability" tests/reliability
 
 # The verl engine against the real verl and a local Ray, in an environment of its own (docs/engines.md).
 $(VERL_STAMP): pyproject.toml constraints-verl.txt

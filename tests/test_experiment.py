@@ -198,7 +198,7 @@ def test_a_finished_run_of_another_recipe_is_refused_by_name(tmp_path):
 def test_a_key_that_an_older_version_did_not_know_is_no_other_recipe(tmp_path):
     """Absent means the default, or what follows from the other keys; a key that was removed since is skipped."""
     run(experiment(), tmp_path)
-    older = ("reward_errors", "eval_temperature", "num_rollouts", "save_seconds", "save_total_limit", "loss_type")
+    older = ("reward_errors", "eval_temperature", "num_rollouts", "save_seconds", "save_total_limit")
     for path in tmp_path.glob("*/seed-*/config.yaml"):
         keys = yaml.safe_load(path.read_text())
         for key in older[: None if keys["num_rollouts"] == 8 else 2]:

@@ -86,7 +86,12 @@ def settle_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif stream is getattr(sys, f"__{name}__"):
             how = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
-            setattr(sys, name, Stream(stream.buffer, stream.encoding, "backslashreplace", **how))
+            try:
+                settled = Stream(stream.buffer, stream.encoding, "backslashreplace", **how)
+            except OSError:  # its descriptor has come to name a pipe since, which cannot seek
+                buffer = open(stream.fileno(), "wb", closefd=False)  # noqa: SIM115
+                settled = Stream(buffer, stream.encoding, "backslashreplace", **how)
+            setattr(sys, name, settled)
     for name in ("COLUMNS", "LINES"):
         if not re.fullmatch("[1-9][0-9]{0,3}", os.environ.get(name, "1")):
             del os.environ[name]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from pods_rl.errors import UserError
@@ -9,7 +11,7 @@ from pods_rl.recipe import checks
 
 from .test_cli import pods
 
-NEEDS = r"This recipe needs vllm, which is not installed: pip install 'pods-rl\[vllm\]'"
+NEEDS = "This recipe needs vllm and bitsandbytes, which are not installed: pip install 'pods-rl[vllm,quant]'."
 
 
 @pytest.fixture(autouse=True)
@@ -28,14 +30,14 @@ def one_line(text: str) -> str:
 def test_a_dry_run_shows_the_plan_and_what_is_missing(command):
     output = one_line(pods(*command, "--dry-run").output)
     assert "rollouts a prompt" in output
-    assert "Note: This recipe needs vllm, which is not installed: pip install 'pods-rl[vllm]'." in output
+    assert f"Note: {NEEDS}" in output
 
 
 @pytest.mark.parametrize(
     "command", [("train", "--recipe", "gsm8k-qwen2.5-3b-pods"), ("compare", "--config", "math-qwen2.5-3b")]
 )
 def test_training_is_refused_before_anything_is_written(command, tmp_path):
-    with pytest.raises(UserError, match=NEEDS):
+    with pytest.raises(UserError, match=re.escape(NEEDS)):
         pods(*command, "--output", tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
