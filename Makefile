@@ -35,9 +35,10 @@ types: $(STAMP)
 test: lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-# Every promise of docs/reliability.md at full length; `make test` has a sample of each.
+# Every promise of docs/reliability.md at full length, and the long tests of other files; `make test` has a sample of each.
+LONG := $(sort tests/reliability $(shell grep -rl --include='test_*.py' mark.reliability tests | grep -v ^tests/reliability/))
 test-reliability: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "reliability or not reliability" tests/reliability
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "reliability or not reliability" $(LONG)
 
 # The verl engine against the real verl and a local Ray, in an environment of its own (docs/engines.md).
 $(VERL_STAMP): pyproject.toml constraints-verl.txt

@@ -49,6 +49,7 @@ def process_of(run: Path) -> int:
     raise AssertionError(f"{run} never began: {(run / 'log.txt').read_text() if run.exists() else 'no directory'}")
 
 
+@pytest.mark.reliability
 def test_compare_and_its_runs_may_be_killed_at_any_moment(place):
     """1: compare is killed, its run goes on. 2: the next call waits for that run, its own next run is killed.
     3: the call after makes that run alone again."""

@@ -107,13 +107,17 @@ def test_a_reward_of_a_recipe_that_raises_or_gives_text_fails_by_row():
 TEXTS = ["1", "2", ODD, *map(str, range(3, 9))]
 
 
+ALWAYS = ("fork and return", "leave it to a copy", "write half a line everywhere", "end the leader")
+
+
 @pytest.fixture(scope="module")
-def meddled() -> dict[str, list[float | None]]:
+def meddled(request) -> dict[str, list[float | None]]:
     """The scores beside each meddler, None for a failure, from a process that has no other open files to write into."""
+    asked = {item.callspec.params["how"] for item in request.session.items if "meddled" in item.fixturenames}
     code = (
         "import json, sys\n"
         "from tests.reliability.test_reward_processes import meddle\n"
-        "print('\\n' + json.dumps(meddle()), file=sys.stderr)"
+        f"print('\\n' + json.dumps(meddle({sorted(asked)})), file=sys.stderr)"
     )
     ended = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, cwd=Path(__file__).parents[2], check=True, timeout=DEADLINE
@@ -121,13 +125,15 @@ def meddled() -> dict[str, list[float | None]]:
     return json.loads(ended.stderr.splitlines()[-1])
 
 
-def meddle() -> dict[str, list[float | None]]:
+def meddle(names: list[str]) -> dict[str, list[float | None]]:
     function = killable(row_wise("meddles"), 20)
-    every = {how: function(**columns_of(TEXTS, how)) for how in MEDDLERS}
+    every = {how: function(**columns_of(TEXTS, how)) for how in names}
     return {how: [None if isinstance(x, Failure) else x for x in scores] for how, scores in every.items()}
 
 
-@pytest.mark.parametrize("how", MEDDLERS)
+@pytest.mark.parametrize(
+    "how", [how if how in ALWAYS else pytest.param(how, marks=pytest.mark.reliability) for how in MEDDLERS]
+)
 def test_whatever_a_function_does_to_its_child_no_other_score_is_taken_for_its_own(meddled, how):
     right = [good(text, "") for text in TEXTS]
     assert all(x in (y, None) for x, y in zip(meddled[how], right, strict=True))
