@@ -280,6 +280,8 @@ def outlive(tmp_path: Path, kind: str, streams: tuple[str, ...], rewards: tuple[
         run = Run(place / "run")
         assert run.state == "finished"
         assert last_good(run.path / "checkpoints")[0].name == f"checkpoint-{STEPS}"
+        if streams == ("stderr",) and seconds is not None:
+            continue  # the run itself prints nothing there, and its worker drops what it cannot print
         log, printed = (run.path / "log.txt").read_text(), command.log.read_text()
         assert "cannot be written: " in log
         if "stdout" in streams:
