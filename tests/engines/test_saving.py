@@ -64,7 +64,7 @@ SCORES = {1: 0.2, 2: 0.9, 3: 0.1, 4: 0.4}  # of the evaluation after each step: 
 
 
 class _Scripted:
-    """Evaluations that say what they are told to."""
+    """Evaluations with given scores."""
 
     def evaluate(self, *_, **__):
         metrics = {"eval_score": SCORES[self.state.global_step]}

@@ -236,7 +236,7 @@ def speedup(
         arm_errors_RC: ``[R, C]``.
 
     Returns:
-        A ``Speedup``. Checkpoints that half of the runs or fewer have are passed over (``mean_curve``),
+        A ``Speedup``. Checkpoints that half of the runs or fewer have are skipped (``mean_curve``),
         so a resample made mostly of runs that died early ends with them: an arm whose runs die is not
         credited with what they might have reached. An arm that reaches T at time 0 has speedup inf (1 if
         the baseline does too: ``time_ratio``). With one run on either side there is no interval: it is NaN.
