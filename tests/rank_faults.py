@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from pods_rl.distributed import Failure, busy, watching
 from pods_rl.errors import UserError
-from pods_rl.ranks import Failure, busy, watching
 from pods_rl.runs import RunWriter
 
 LIMIT = 60.0

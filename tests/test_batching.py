@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pods_rl.batching import check_batch
+from pods_rl.distributed import place
 from pods_rl.errors import UserError
-from pods_rl.ranks import place
+from pods_rl.planning.batching import check_batch
 
 
 def test_the_papers_single_gpu_setting():

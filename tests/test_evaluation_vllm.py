@@ -17,7 +17,6 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import pods_rl.engines.trl.build  # noqa: F401  (TRL looks for vLLM when it is imported: before the stand-in is there)
-from pods_rl import environment
 from pods_rl.errors import UserError
 from pods_rl.evaluation import vllm_backend
 from pods_rl.evaluation.checkpoint import choose_backend, evaluate_checkpoint
@@ -26,6 +25,7 @@ from pods_rl.evaluation.sampling import Sampling
 from pods_rl.policies import tiny_policy_path
 from pods_rl.recipe import build_recipe
 from pods_rl.recipe.reading import Source
+from pods_rl.training import environment
 
 
 @dataclass

@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from pods_rl.errors import UserError
-from pods_rl.experiment import Job, build_experiment, load_experiment, process, run_experiment, running, standing
+from pods_rl.experiment import Job, build_experiment, load_experiment, process, run_experiment, running
+from pods_rl.experiment import standing
 from pods_rl.recipe.reading import Source, parse_yaml
 from pods_rl.runs import Run, RunWriter, find_runs
 
@@ -359,7 +360,7 @@ def test_several_processes_a_run_are_launched_by_accelerate(tmp_path, monkeypatc
     assert load_text(what.to_yaml()).accelerate == "zero2"
     run(what, tmp_path / "out", launch)
     words = jobs[0].command
-    assert words[1:4] == ["-m", "pods_rl.ranks.launch", "--config_file"]
+    assert words[1:4] == ["-m", "pods_rl.distributed.launch", "--config_file"]
     assert Path(words[4]).name == "zero2.yaml"
     assert words[5:8] == ["-m", "pods_rl", "train"]
     with pytest.raises(UserError, match=r"each run takes 8 processes .*leave --parallel out"):

@@ -253,7 +253,7 @@ def test_each_arm_trains_for_two_steps(name, policies, tmp_path):
 
     With one process in place of eight, a step of settings d and e has an eighth of the prompts.
     """
-    from pods_rl.train import train
+    from pods_rl.training.run import train
 
     recipe = load_recipe(name)
     questions = QUESTIONS["chemistry" if name.startswith("chemistry") else "other"]

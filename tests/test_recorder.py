@@ -8,11 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from pods_rl import recorder as recorder_module
+from pods_rl.distributed.signals import Stop
+from pods_rl.errors import Interrupted
 from pods_rl.evaluation import Evaluation
-from pods_rl.recorder import Recorder
 from pods_rl.runs import Run, RunWriter
-from pods_rl.stopping import Interrupted, Stop
+from pods_rl.training import recorder as recorder_module
+from pods_rl.training.recorder import Recorder
 
 
 class Time:

@@ -15,7 +15,7 @@ import pytest
 
 from pods_rl.errors import UserError
 from pods_rl.runs import Run, RunWriter, end_run, find_runs, write_atomic
-from pods_rl.train import _write_end
+from pods_rl.training.run import _write_end
 
 
 def make_run(path, *, seed=1, state="finished"):

@@ -10,7 +10,8 @@ import threading
 
 import pytest
 
-from pods_rl.stopping import SIGNALS, Interrupted, Stop, ignore_signals, stop_on_signals
+from pods_rl.distributed.signals import SIGNALS, Stop, ignore_signals, stop_on_signals
+from pods_rl.errors import Interrupted
 
 CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129, "SIGUSR1": 138, "SIGUSR2": 140, "SIGXCPU": 152}
 

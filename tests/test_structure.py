@@ -17,21 +17,16 @@ HEAVY = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "matp
 # room -> rooms of ours it may import; what is not listed here may import anything below the command line
 ALLOWED = {
     "errors": set(),
-    "lookup": {"errors", "stopping"},
-    "selection": {"errors", "lookup"},
-    "rewards": {"errors", "lookup", "stopping", "terminal"},
-    "batching": {"errors", "ranks"},
-    "losses": {"errors"},
+    "text": {"errors"},
+    "selection": {"errors", "text"},
     "runs": {"errors"},
-    "memory": {"errors", "batching", "policies", "recipe"},
-    "terminal": set(),
-    "stopping": set(),
-    "resuming": {"errors", "recipe", "runs"},
-    "ranks": {"errors", "runs", "stopping", "terminal"},
-    "recipe": {"errors", "batching", "losses"},
-    "tasks": {"errors", "lookup", "rewards"},
-    "experiment": {"errors", "recipe", "runs", "stopping"},
-    "report": {"errors", "runs", "terminal"},
+    "distributed": {"errors", "runs", "text"},
+    "rewards": {"distributed", "errors", "text"},
+    "planning": {"distributed", "errors", "policies", "recipe"},
+    "recipe": {"errors", "planning"},
+    "tasks": {"errors", "rewards", "text"},
+    "experiment": {"distributed", "errors", "recipe", "runs"},
+    "report": {"errors", "runs", "text"},
 }  # fmt: skip
 
 
@@ -99,8 +94,15 @@ import importlib, json, sys
 importlib.import_module(sys.argv[1])
 print(json.dumps([name for name in sys.argv[2:] if name in sys.modules]))
 """
-    names = ("pods_rl", "pods_rl.cli", "pods_rl.recipe", "pods_rl.runs", "pods_rl.batching", "pods_rl.experiment")
-    names += ("pods_rl.report", "pods_rl.selection", "pods_rl.memory")
+    names = (
+        "pods_rl",
+        "pods_rl.cli",
+        "pods_rl.recipe",
+        "pods_rl.runs",
+        "pods_rl.planning.batching",
+        "pods_rl.experiment",
+    )
+    names += ("pods_rl.report", "pods_rl.selection", "pods_rl.planning.memory")
     jobs = {
         name: subprocess.Popen([sys.executable, "-c", code, name, *HEAVY], stdout=subprocess.PIPE, text=True)
         for name in names
@@ -115,9 +117,9 @@ print(json.dumps([name for name in sys.argv[2:] if name in sys.modules]))
         "pods_rl.cli",
         "pods_rl.recipe",
         "pods_rl.runs",
-        "pods_rl.batching",
+        "pods_rl.planning.batching",
         "pods_rl.experiment",
-        "pods_rl.memory",
+        "pods_rl.planning.memory",
     ],
 )
 def test_what_should_be_quick_loads_nothing_heavy(loaded, name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import traceback
 from pathlib import Path
 
@@ -34,3 +35,21 @@ def raised(error: BaseException) -> str:
     said = f"{type(error).__name__}: {text if len(text) <= 200 else text[:197] + '...'}"
     places = traceback.extract_tb(error.__traceback__)
     return f"{said} ({Path(places[-1].filename).name}, line {places[-1].lineno})" if places else said
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal that asks for an end. ``code`` is the exit code of a process that it ends, as a shell gives it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"interrupted by {signal.Signals(number).name}")
+        self.number = number
+        self.code = 128 + number
+
+
+def interrupted(error: KeyboardInterrupt) -> bool:
+    """Whether a signal raised this, rather than a user's code: a `Stop` raises Interrupted.
+
+    >>> interrupted(Interrupted(2))
+    True
+    """
+    return isinstance(error, Interrupted) or signal.getsignal(signal.SIGINT) is signal.default_int_handler

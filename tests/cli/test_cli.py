@@ -19,7 +19,7 @@ from pods_rl import __version__
 from pods_rl.cli import app, main
 from pods_rl.errors import UserError
 from pods_rl.recipe import load_recipe, shipped_recipes
-from pods_rl.recipe.resuming import checkpoint_keys
+from pods_rl.recipe.changes import checkpoint_keys
 from pods_rl.runs import Run, RunWriter
 from pods_rl.runs.checkpoints import publish, staging
 
@@ -50,7 +50,7 @@ def trained(monkeypatch, tmp_path):
             writer.write_status(calls.state)
         return Run.open(output)
 
-    monkeypatch.setitem(sys.modules, "pods_rl.train", SimpleNamespace(train=train))
+    monkeypatch.setitem(sys.modules, "pods_rl.training.run", SimpleNamespace(train=train))
     monkeypatch.chdir(tmp_path)
     return calls
 
@@ -210,7 +210,7 @@ def test_an_interrupt_before_training_ends_it_quietly(trained, monkeypatch):
     def interrupted(*_, stop, **__):
         stop.ask(SIGTERM)
 
-    monkeypatch.setitem(sys.modules, "pods_rl.train", SimpleNamespace(train=interrupted))
+    monkeypatch.setitem(sys.modules, "pods_rl.training.run", SimpleNamespace(train=interrupted))
     assert pods("train", "--config", "tiny-pods", "--output", "out").exit_code == 143
 
 
@@ -271,7 +271,7 @@ def test_num_processes_starts_accelerate_once_the_recipe_fits(trained, monkeypat
     words = ("train", "--config", "tiny-pods", "--output", "out", "--num_processes", "8", "--num_generations", "16")
     pods(*words, "--per_device_train_batch_size", "2")
     (command,) = commands
-    assert command[1:4] == ["-m", "pods_rl.ranks.launch", "--config_file"]
+    assert command[1:4] == ["-m", "pods_rl.distributed.launch", "--config_file"]
     assert command[4].endswith("ddp.yaml")
     assert command[5:9] == ["--num_processes", "8", "-m", "pods_rl"]
     assert command[9:14] == ["train", "--config", "tiny-pods", "--output", "out"]
@@ -502,7 +502,7 @@ def test_what_cannot_be_printed_goes_to_the_log(tmp_path, to, unbuffered):
     program = f"""
 import sys, time
 from pathlib import Path
-from pods_rl.terminal import console, outlive_output
+from pods_rl.distributed.streams import console, outlive_output
 time.sleep(0.2)
 with outlive_output(Path({str(tmp_path / "log.txt")!r})):
     console().print("one")

@@ -12,7 +12,7 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from pods_rl import PODSConfig
 from pods_rl.errors import UserError
-from pods_rl.losses import check_losses
+from pods_rl.planning.losses import check_losses
 from pods_rl.recipe.schema import fields
 
 from .test_equivalence import PLAIN, weights

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from pods_rl.batching import Shares
 from pods_rl.engines.trl.exchange import Row, pack, unpack
+from pods_rl.planning.batching import Shares
 from pods_rl.runs import Run
 
 from ..test_evaluation_processes import RECIPE

@@ -13,9 +13,9 @@ import yaml
 from pods_rl.errors import UserError
 from pods_rl.experiment import load_experiment
 from pods_rl.recipe import build_recipe, checks, extras, load_recipe
+from pods_rl.recipe.changes import FREE, changed_keys
 from pods_rl.recipe.limits import RANGES, inside
 from pods_rl.recipe.reading import Source
-from pods_rl.recipe.resuming import FREE, changed_keys
 from pods_rl.recipe.schema import UNSUPPORTED, fields
 
 MINIMAL = {"max_seconds": 1}
@@ -440,6 +440,6 @@ def test_a_stored_recipe_is_compared_by_what_its_keys_meant_then(monkeypatch):
     assert changed_keys(stored, {**values, "loss_type": "dapo"}) == ["loss_type (saved grpo, now dapo)"]
     known = fields()
     monkeypatch.setattr(
-        "pods_rl.recipe.resuming.fields", lambda: known | {"loss_type": replace(known["loss_type"], default="dapo")}
+        "pods_rl.recipe.changes.fields", lambda: known | {"loss_type": replace(known["loss_type"], default="dapo")}
     )
     assert changed_keys(stored, values) == []

@@ -133,7 +133,7 @@ def _serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     import pods_rl.engines.trl.build
-    import pods_rl.train  # noqa: F401  (loaded here, once)
+    import pods_rl.training.run  # noqa: F401  (loaded here, once)
 
     for line in sys.stdin:
         request = json.loads(line)

@@ -71,7 +71,9 @@ def letters(text, gold):
 TIMES = ("seconds", "elapsed", "due", "eval_seconds", "step_time")  # what a clock decides
 
 server = multiprocessing.get_context("forkserver")  # imports the libraries once, however many runs are started
-server.set_forkserver_preload(["pods_rl.train", "pods_rl.engines.trl.build", "pods_rl.recorder", "peft", "pandas"])
+server.set_forkserver_preload(
+    ["pods_rl.training.run", "pods_rl.engines.trl.build", "pods_rl.training.recorder", "peft", "pandas"]
+)
 
 
 def prepare(folder: Path, configuration: str, **settings: Any) -> None:

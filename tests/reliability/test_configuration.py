@@ -191,7 +191,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_refused_before_a_model_loads(what: str, no_hub: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     make, says = BAD[what]
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "pods_rl.train", None)  # importing it, and so torch, is an error
+    monkeypatch.setitem(sys.modules, "pods_rl.training.run", None)  # importing it, and so torch, is an error
     result = CliRunner().invoke(app, ["train", *make(tmp_path)])
     assert isinstance(result.exception, UserError), repr(result.exception)
     message = str(result.exception)

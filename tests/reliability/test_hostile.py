@@ -21,10 +21,10 @@ from pods_rl import cli
 from pods_rl.cli.board import Board
 from pods_rl.errors import UserError
 from pods_rl.experiment import Event, Planned
-from pods_rl.progress import Progress
 from pods_rl.report import build_report, print_summary
 from pods_rl.rewards import REWARDS
-from pods_rl.terminal import plain_text, safe_text
+from pods_rl.text import plain_text, safe_text
+from pods_rl.training.progress import Progress
 
 from ..chromium import CHROMIUM, MISSING, dump
 from .audit import run_audited

@@ -10,7 +10,7 @@ from conftest import write_run
 
 from pods_rl.report import ReportFiles, build_report
 from pods_rl.report.arms import arms_from_runs
-from pods_rl.report.planned import Missing
+from pods_rl.report.missing_runs import Missing
 
 PLAN = "baseline: grpo\narms:\n  grpo: {num_rollouts: 16}\n  pods: {num_rollouts: 64}\n  later: {}\nseeds: [1, 2, 3]\n"
 

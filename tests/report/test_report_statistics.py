@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 
 from pods_rl.report import speedup
-from pods_rl.report.statistics import (
-    bootstrap_band,
-    mean_curve,
-    normal_band,
-    threshold,
-    time_ratio,
-    time_to,
-)
+from pods_rl.report.statistics import bootstrap_band, mean_curve, normal_band, threshold, time_ratio, time_to
 
 NAN, INF = float("nan"), float("inf")
 

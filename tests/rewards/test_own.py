@@ -15,11 +15,11 @@ import psutil
 import pytest
 from datasets import Dataset
 
-from pods_rl.errors import UserError
+from pods_rl.distributed.signals import SIGNALS, stop_on_signals
+from pods_rl.errors import Interrupted, UserError
 from pods_rl.rewards import get_reward
 from pods_rl.rewards import pool as pool_module
 from pods_rl.rewards.own import Failure, OwnPool, as_score, attempt, own_pool
-from pods_rl.stopping import SIGNALS, Interrupted, stop_on_signals
 from pods_rl.tasks import Task, load_task
 
 from ..reliability.own_rewards import MEDDLERS, ODD, gone, good

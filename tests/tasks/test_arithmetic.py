@@ -6,14 +6,7 @@ import random
 import pytest
 
 from pods_rl.rewards import REWARDS
-from pods_rl.tasks.arithmetic import (
-    DIFFICULTIES,
-    Difficulty,
-    Problem,
-    arithmetic_task,
-    draw_problem,
-    write_completion,
-)
+from pods_rl.tasks.arithmetic import DIFFICULTIES, Difficulty, Problem, arithmetic_task, draw_problem, write_completion
 
 
 def evaluate(prompt: str) -> int:

@@ -11,7 +11,7 @@ from pods_rl.errors import UserError
 from pods_rl.policies.build import build_model, build_tokenizer
 from pods_rl.recipe import build_recipe
 from pods_rl.recipe.reading import Source
-from pods_rl.train import fitted_task, train
+from pods_rl.training.run import fitted_task, train
 
 from .conftest import write_jsonl
 

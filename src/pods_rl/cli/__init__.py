@@ -15,9 +15,10 @@ from typing import Annotated, Any
 import typer
 
 from .. import __version__
+from ..distributed.signals import ignore_signals, stop_on_signals
+from ..distributed.streams import drop_pending_output, lost_output, settle_streams
 from ..errors import UserError
-from ..stopping import ignore_signals, stop_on_signals
-from ..terminal import console, drop_pending_output, lost_output, safe_text, settle_streams
+from ..text import console, safe_text
 from . import compare, doctor, evaluate, recipes, report, select, tasks, train
 
 app = typer.Typer(

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ..experiment import Event, Planned, Standing, standing
 from ..runs.files import number
-from ..terminal import console, plain_text
+from ..text import console, plain_text
 
 _LOOKS = {"started": "bold", "skipped": "dim", "finished": "green", "stopped": "yellow", "failed": "red"}
 _DONE = ("skipped", "finished", "stopped", "failed")

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..batching import counted
+from ..distributed.signals import stop_on_signals
+from ..distributed.streams import outlive_output
 from ..errors import UserError
+from ..planning.batching import counted
 from ..runs.files import LOG
-from ..stopping import stop_on_signals
-from ..terminal import console, outlive_output, safe_text
+from ..text import console, safe_text
 
 if TYPE_CHECKING:
     from ..experiment import Event, Experiment

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import typer
 
 from ..errors import UserError
-from ..terminal import console, safe_text
+from ..text import console, safe_text
 
 if TYPE_CHECKING:
-    from ..batching import BatchPlan
+    from ..planning.batching import BatchPlan
     from ..recipe import Recipe
     from .train import Launch
 
@@ -108,7 +108,7 @@ def show_memory(recipe: Recipe, plan: BatchPlan) -> None:
     """Print what each phase holds at its peak, reckoned from the policy's config.json, and what would lower it."""
     import torch
 
-    from ..memory import GENERATION, UPDATE, Shape, advice, estimate, read_config, setting
+    from ..planning.memory import GENERATION, UPDATE, Shape, advice, estimate, read_config, setting
     from ..recipe.checks import cpu_has_bf16
 
     out, values = console(), recipe.values

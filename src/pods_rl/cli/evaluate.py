@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from ..distributed import place
+from ..distributed.streams import outlive_output
 from ..errors import UserError
-from ..ranks import place
-from ..terminal import console, outlive_output, safe_text
+from ..text import console, safe_text
 from .train import stoppable
 
 if TYPE_CHECKING:

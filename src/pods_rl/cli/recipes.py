@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import UserError
-from ..terminal import console, plain_text, safe_text
+from ..text import console, plain_text, safe_text
 
 
 def recipes(
@@ -107,7 +107,7 @@ def _group(title: str, files: dict[str, Path], arms: dict[Path, list[str]]) -> N
 
 def _arm_text(path: Path, arm: str) -> str:
     """One arm's keys as a recipe, to copy and change."""
+    from ..recipe.catalog import read_arm
     from ..recipe.reading import dump_yaml
-    from ..recipe.shipped import read_arm
 
     return f"# The arm {arm} of {path.stem}: see `pods recipes {path.stem}`.\n{dump_yaml(read_arm(path, arm))}"

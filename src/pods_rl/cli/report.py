@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import UserError
-from ..terminal import console
+from ..text import console
 
 
 def report(

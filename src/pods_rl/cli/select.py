@@ -13,7 +13,7 @@ from typing import Annotated, Any, BinaryIO
 import typer
 
 from ..errors import UserError
-from ..terminal import console
+from ..text import console
 
 _BAD_LINES_SHOWN = 10
 _LONGEST_LINE = 1 << 26  # bytes: the longest completions have a few million
@@ -266,7 +266,7 @@ def _write(kept: list[Kept], output: Path) -> None:
 def _summarise(rows: list[Row], kept: list[Kept], keep: int, bad: int, output: Path | None) -> None:
     from rich.table import Table
 
-    from ..terminal import safe_text
+    from ..text import safe_text
 
     sizes: dict[str, int] = {}
     for row in rows:

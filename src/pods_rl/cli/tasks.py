@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import UserError
-from ..terminal import console, safe_text
+from ..text import console, safe_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -123,9 +123,9 @@ def _settings(name: str, data_dir: Path | None, overrides: Mapping[str, Any]) ->
 
 def _check_task(name: str, settings: Mapping[str, Any], out: Console) -> bool:
     """Check one task and say what was found; whether it is sound."""
-    from ..environment import quiet_libraries
     from ..tasks import load_task
     from ..tasks.checking import shared_prompts
+    from ..training.environment import quiet_libraries
 
     quiet_libraries()
     out.print(f"[bold]{safe_text(name)}[/bold]")

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand
 
-from ..errors import UserError
-from ..ranks import place
-from ..stopping import Interrupted, Stop, exit_code, stop_on_signals
-from ..terminal import console, outlive_output, plain_text, safe_text
+from ..distributed import place
+from ..distributed.signals import Stop, exit_code, stop_on_signals
+from ..distributed.streams import outlive_output
+from ..errors import Interrupted, UserError
+from ..text import console, plain_text, safe_text
 
 if TYPE_CHECKING:
-    from ..batching import BatchPlan
+    from ..planning.batching import BatchPlan
     from ..recipe import Recipe
 
 
@@ -135,7 +136,7 @@ def train(
             words = ["--config", config, "--output", str(output), *again.words, *keys]
             status = _train_processes(launch, words, output, stop)
         else:
-            from ..train import train as run_training
+            from ..training.run import train as run_training
 
             status = run_training(recipe, output, stop=stop, **again._asdict()).status
         if code := exit_code(status, default=stop.code):
@@ -167,8 +168,8 @@ def find_launch(processes: int | None, config: str | None) -> Launch | None:
     Raises UserError for a configuration there is not, and among processes that a launcher has started already.
     """
     from ..recipe import accelerate_processes, find_accelerate_config
+    from ..recipe.catalog import MOST_PROCESSES
     from ..recipe.reading import short
-    from ..recipe.shipped import MOST_PROCESSES
 
     if processes is None and config is None:
         return None
@@ -185,8 +186,8 @@ def find_launch(processes: int | None, config: str | None) -> Launch | None:
 
 def _train_processes(launch: Launch, words: list[str], output: Path, stop: Stop) -> Mapping[str, Any]:
     """`pods train` with these words on several processes; the status in which the run ended."""
+    from ..distributed.launch import STARTER
     from ..experiment.process import child_environment, launcher, wait_for
-    from ..ranks.launch import STARTER
     from ..runs import Run, end_run
     from ..runs.files import LOG
 
@@ -268,7 +269,7 @@ def find_config(config: str | None, recipe_name: str | None, resumed: Path | Non
 
 
 def _newest_run(recipe: Recipe) -> Path:
-    from ..resuming import newest_run
+    from ..training.resume import newest_run
 
     return newest_run(recipe)
 
@@ -281,8 +282,8 @@ def _default_output(recipe: Recipe) -> Path:
 
 def _check_output(recipe: Recipe, output: Path, again: Again, launch: Launch | None) -> None:
     """Refuse a directory that cannot take the run now, rather than after torch and the model are loaded."""
-    from ..resuming import find_start
     from ..runs import RunWriter
+    from ..training.resume import find_start
 
     if again.resume:
         processes = launch.processes if launch else place().processes

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from ..environment import git_commit, quiet_libraries, set_threads, version, versions
+from ..distributed import place
 from ..errors import UserError
-from ..ranks import place
 from ..recipe import Recipe
 from ..tasks import Task, load_task
 from ..tasks.prompts import fit_prompts
+from ..training.environment import git_commit, quiet_libraries, set_threads, version, versions
 from . import vllm_backend
 from .evaluator import evaluate
 from .generate import GenerateSampler

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from ..ranks import busy
+from ..distributed import busy
 from ..tasks import Task
 from .processes import gather, own_rows
 from .sampling import RowsDone, Sampler, Sampling, encode, render

@@ -2,8 +2,8 @@
 
 from .plan import Experiment, Planned, build_experiment, load_experiment
 from .process import Job
+from .run_progress import Standing, standing
 from .running import Event, run_experiment
-from .standing import Standing, standing
 
 __all__ = [
     "Event",

@@ -13,10 +13,10 @@ from yaml import YAMLError
 from ..errors import UserError
 from ..recipe import Recipe, accelerate_processes, build_recipe, find_accelerate_config, find_recipe
 from ..recipe.arms import EXPERIMENT_KEYS, split_experiment
+from ..recipe.catalog import read_base
 from ..recipe.fields import describe, listed, suggest
 from ..recipe.reading import Source, dump_yaml, load_yaml, read_yaml, short
 from ..recipe.schema import fields
-from ..recipe.shipped import read_base
 
 _MOST_RUNS = 1000  # each is a process of its own
 _OVERRIDES = ("baseline", "seeds", "accelerate")  # of an experiment itself, from the command line

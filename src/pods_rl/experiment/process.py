@@ -14,8 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
+from ..distributed.signals import stop_on_signals
+from ..errors import Interrupted
 from ..runs.files import LOG, open_own
-from ..stopping import Interrupted, stop_on_signals
 
 try:
     import fcntl
@@ -47,7 +48,7 @@ def launcher(accelerate: Path | None, processes: int | None = None) -> list[str]
     """The words before `train`: this interpreter, or accelerate with a configuration and a number of its own."""
     words = [sys.executable]
     if accelerate is not None:
-        words += ["-m", "pods_rl.ranks.launch", "--config_file", str(accelerate)]
+        words += ["-m", "pods_rl.distributed.launch", "--config_file", str(accelerate)]
         words += ["--num_processes", str(processes)] if processes is not None else []
     return [*words, "-m", "pods_rl"]
 

@@ -19,12 +19,12 @@ from threading import Event as Flag
 from threading import Lock
 from typing import Literal
 
+from ..distributed.signals import Stop, stop_on_signals
 from ..errors import UserError
 from ..recipe import check_layout, find_accelerate_config
+from ..recipe.changes import differences
 from ..recipe.reading import parse_yaml
-from ..recipe.resuming import differences
 from ..runs import Run, RunInUseError, RunWriter, end_run, is_run, write_atomic
-from ..stopping import Stop, stop_on_signals
 from .plan import Experiment, Planned
 from .process import LOG, Job, ask_to_end, in_progress, is_printing, train_in_process, visible_gpus, why
 

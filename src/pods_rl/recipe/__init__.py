@@ -1,9 +1,6 @@
 """Recipes: one flat mapping of TRL's own names and ours, checked before torch is loaded."""
 
-from .layouts import Layout, accelerate_layout, check_layout
-from .recipe import Recipe, build_recipe, load_recipe
-from .schema import explain
-from .shipped import (
+from .catalog import (
     accelerate_configs,
     accelerate_processes,
     find_accelerate_config,
@@ -11,6 +8,9 @@ from .shipped import (
     shipped_arms,
     shipped_recipes,
 )
+from .layouts import Layout, accelerate_layout, check_layout
+from .recipe import Recipe, build_recipe, load_recipe
+from .schema import explain
 
 __all__ = [
     "Layout",

@@ -9,9 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..batching import BatchPlan, check_batch
 from ..errors import UserError
-from ..losses import check_losses
+from ..planning.batching import BatchPlan, check_batch
+from ..planning.losses import check_losses
 from .fields import describe, suggest
 from .limits import check_limits
 from .reading import local_path

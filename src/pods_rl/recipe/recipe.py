@@ -9,15 +9,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ..batching import BatchPlan
 from ..errors import UserError
+from ..planning.batching import BatchPlan
+from .catalog import read_recipe
 from .checks import batch_plan, check_values
 from .extras import missing_library, missing_module
 from .fields import listed, suggest
 from .reach import check_reachable
 from .reading import Source, dump_yaml, short
 from .schema import TINY, UNSUPPORTED, defaults, fields
-from .shipped import read_recipe
 
 _SAVING = frozenset(("save_seconds", "save_steps", "save_strategy"))
 _SAVE_SECONDS, _SAVES_KEPT = 1800.0, 2  # where a recipe says nothing of saving: no run loses more than half an hour

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from ..losses import ADVANTAGES, BASELINES
+from ..planning.losses import ADVANTAGES, BASELINES
 from .extras import REPORTERS
 from .fields import Field, parse_annotation
 from .trl_source import trl_fields

@@ -12,7 +12,7 @@ from ..errors import UserError
 from ..runs import Run, find_runs, is_run
 from .curves import ACCURACIES, LENGTH, Curve, curve_of, finite, other_metrics
 from .evaluations_csv import read_evaluations
-from .planned import Missing, missing_runs
+from .missing_runs import Missing, missing_runs
 from .text import plain
 
 OWN_TO_A_RUN = frozenset({"seed", "data_seed", "output_dir", "run_name", "logging_dir", "resume"})

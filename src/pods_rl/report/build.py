@@ -14,8 +14,8 @@ from .arms import Arm, arms_from_csv, arms_from_runs
 from .curves import finite
 from .html import render
 from .ledger import Page, ledger_page
+from .missing_runs import earlier_attempts
 from .pictures import FIGURES, Picture, pictures
-from .planned import earlier_attempts
 from .resampling import FEW
 from .run_tables import config_table, phases_table, runs_table
 from .score_tables import ablations_table, curves_table, scores_table

@@ -11,7 +11,7 @@ from .ablations import in_order
 from .analysis import PHASES, Analysis
 from .arms import OWN_TO_A_RUN
 from .curves import finite
-from .planned import Missing
+from .missing_runs import Missing
 from .tables import Column, Row, Table, name_of, text_of
 from .text import duration, plain
 from .wording import words

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from ..terminal import safe_text
+from ..text import safe_text
 from .build import ReportFiles
 from .text import plain
 

@@ -14,7 +14,7 @@ from math import isnan
 from typing import Any, Literal
 
 from ..errors import UserError
-from ..lookup import find
+from ..text import find
 from .answers import accuracy, accuracy_batch
 from .chemistry import chemistry, equation
 from .choice import choice

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import psutil
 
-from ..stopping import SIGNALS
+from ..distributed.signals import SIGNALS
 
 CAN_FORK = hasattr(os, "fork")
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # of Linux's prctl

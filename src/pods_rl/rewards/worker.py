@@ -11,8 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from ..distributed.streams import outlive_output
 from ..errors import UserError, raised
-from ..terminal import outlive_output
 from .barrier import close_off
 from .processes import (
     CAN_FORK,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
-from ..lookup import find
+from ..text import find
 from .rules import RULES
 from .types import Rule, Selection
 from .validation import check_rewards, check_size, describe

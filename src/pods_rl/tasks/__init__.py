@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UserError, raised
-from ..lookup import find
 from ..rewards import check_reward
+from ..text import find
 from .arithmetic import arithmetic_task
 from .base import FORM_REWARDS, PAPER_REWARDS, Grade, Task
 from .chemistry import CHEMISTRY, chemistry_task

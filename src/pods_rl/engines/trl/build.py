@@ -21,9 +21,9 @@ from ...errors import UserError
 from ...policies import tiny_policy_path
 from ...policies.weights import weight_files
 from ...recipe import Recipe
+from ...recipe.changes import checkpoint_keys
 from ...recipe.checks import cpu_has_bf16
 from ...recipe.reading import short
-from ...recipe.resuming import checkpoint_keys
 from ...recipe.schema import TINY
 from ...tasks import Task
 from .config import PODSConfig

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from trl import GRPOConfig
 
-from ...batching import check_batch
 from ...errors import UserError
-from ...losses import loss_doubts, refuse_impossible
+from ...planning.batching import check_batch
+from ...planning.losses import loss_doubts, refuse_impossible
 from ...selection import Rule
 from ...selection.registry import check_rule, rule_name
 from .reward_calls import REWARD_ERRORS

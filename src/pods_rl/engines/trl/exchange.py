@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from trl.trainer import grpo_trainer
 
-from ...batching import Shares
 from ...errors import UserError
+from ...planning.batching import Shares
 
 
 @dataclass(frozen=True)

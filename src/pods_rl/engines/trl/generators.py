@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from trl.trainer import grpo_trainer
 
-from ...batching import Shares
+from ...planning.batching import Shares
 from .config import PODSConfig
 
 

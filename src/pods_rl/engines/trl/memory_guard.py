@@ -11,9 +11,9 @@ import torch
 from peft import PeftModel
 from trl import GRPOTrainer
 
-from ...batching import check_batch
 from ...errors import UserError
-from ...memory import GENERATION, UPDATE, Shape, advice, estimate
+from ...planning.batching import check_batch
+from ...planning.memory import GENERATION, UPDATE, Shape, advice, estimate
 from .config import PODSConfig
 from .phases import PhaseClock
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from trl import GRPOTrainer
 
-from ...terminal import plain_text
+from ...text import plain_text
 
 
 class OutputMixin(GRPOTrainer):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from ...ranks import mark
+from ...distributed import mark
 
 PHASES = ("rollout", "reward", "selection", "update")
 

@@ -10,11 +10,11 @@ from typing import Any
 from torch import nn
 from trl.trainer.utils import is_async_callable
 
+from ...distributed import busy
 from ...errors import UserError, add_note, raised
-from ...ranks import busy
 from ...rewards.own import Failure, as_score
 from ...rewards.processes import no_copies
-from ...terminal import plain_text
+from ...text import plain_text
 from .rollouts import as_text
 
 REWARD_ERRORS = ("raise", "zero", "drop")

@@ -25,7 +25,7 @@ from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import SaveStrategy
 from trl import GRPOTrainer
 
-from ...ranks import busy
+from ...distributed import busy
 from ...runs.checkpoints import clean, digest, prepare, prune, publish, readable_path, staging
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import TrainerCallback
 
-from ...ranks import mark
+from ...distributed import mark
 
 if TYPE_CHECKING:
     from .trainer import PODSTrainer

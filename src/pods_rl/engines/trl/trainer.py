@@ -23,8 +23,8 @@ from torch import Tensor
 from trl import GRPOTrainer
 from trl.trainer.utils import get_config_model_id
 
-from ...batching import Shares
-from ...ranks import busy
+from ...distributed import busy
+from ...planning.batching import Shares
 from ...selection import Selection, advantages, select
 from ...selection.registry import rule_name
 from .compat import check_signatures, standing_in
@@ -37,7 +37,7 @@ from .metrics import is_constant, log_all_rollouts, log_selection
 from .output import OutputMixin
 from .phases import PhaseClock
 from .refusals import refuse_images, refuse_unsupported
-from .resuming import ResumeMixin
+from .resume import ResumeMixin
 from .rewarding import RewardsMixin
 from .rollouts import Rollouts, apart, total_reward
 from .saving import SavingMixin

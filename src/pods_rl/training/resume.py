@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from .errors import UserError
-from .recipe import Recipe
-from .recipe.resuming import changed_keys
-from .runs import Run, is_run
-from .runs.checkpoints import last_good, read_manifest
-from .runs.files import CHECKPOINTS
+from ..errors import UserError
+from ..recipe import Recipe
+from ..recipe.changes import changed_keys
+from ..runs import Run, is_run
+from ..runs.checkpoints import last_good, read_manifest
+from ..runs.files import CHECKPOINTS
 
 CHANGED = "--allow_changed_recipe"
 

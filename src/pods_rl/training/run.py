@@ -10,25 +10,25 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .batching import counted
+from ..distributed import Failure, place, watching
+from ..distributed.signals import Stop, stop_on_signals
+from ..distributed.streams import outlive_output
+from ..errors import Interrupted, UserError
+from ..evaluation import Evaluation, GenerateSampler, Sampling, evaluate
+from ..evaluation.processes import agree, gather
+from ..planning.batching import counted
+from ..recipe import Recipe
+from ..runs import Run, RunWriter
+from ..runs.checkpoints import clean, last_good
+from ..runs.disk import write_failure
+from ..runs.files import CHECKPOINTS, LOG
+from ..tasks import Fitted, Task, fit_prompts, load_task
 from .environment import describe, device_line, quiet_libraries, set_threads
-from .errors import UserError
-from .evaluation import Evaluation, GenerateSampler, Sampling, evaluate
-from .evaluation.processes import agree, gather
 from .progress import Progress
-from .ranks import Failure, place, watching
-from .recipe import Recipe
-from .resuming import Start, find_start
-from .runs import Run, RunWriter
-from .runs.checkpoints import clean, last_good
-from .runs.disk import write_failure
-from .runs.files import CHECKPOINTS, LOG
-from .stopping import Interrupted, Stop, stop_on_signals
-from .tasks import Fitted, Task, fit_prompts, load_task
-from .terminal import outlive_output
+from .resume import Start, find_start
 
 if TYPE_CHECKING:
-    from .engines.trl import PODSTrainer
+    from ..engines.trl import PODSTrainer
     from .recorder import Recorder
 
 DDP_TIMEOUT = 1800.0  # seconds: transformers' own default
@@ -66,7 +66,7 @@ def train(
     """
     recipe.check_installed()
     quiet_libraries()
-    from .engines.trl.build import build_trainer
+    from ..engines.trl.build import build_trainer
 
     main = place().rank == 0
     with ExitStack() as stack:
@@ -147,8 +147,8 @@ def fitted_task(recipe: Recipe) -> tuple[Task, Fitted | None]:
 
     Raises UserError where the task cannot be made, or has nothing to train on.
     """
-    from .engines.trl.build import check_policy, load_tokenizer, policy_path
-    from .evaluation.sampling import encode, render, template_options
+    from ..engines.trl.build import check_policy, load_tokenizer, policy_path
+    from ..evaluation.sampling import encode, render, template_options
 
     settings, model = recipe.task_settings(), recipe.model_arguments()
     task = load_task(settings, reward_errors=recipe.values["reward_errors"])
@@ -251,7 +251,7 @@ def _evaluator(trainer: PODSTrainer, task: Task, recipe: Recipe) -> Any:
 
 def _finish(trainer: PODSTrainer, recorder: Recorder, output: Path, stop: Stop) -> None:
     """Save the final policy and close the status; a signal that comes now changes neither it nor the exit code."""
-    from .engines.trl.final import save_policy
+    from ..engines.trl.final import save_policy
 
     trainer.publish_folder(output / CHECKPOINTS / "final", partial(save_policy, trainer))
     stop.over()

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
+from ..errors import UserError
+from ..policies import tiny_policy_path
+from ..recipe.schema import TINY, fields
 from .batching import BatchPlan
-from .errors import UserError
-from .policies import tiny_policy_path
-from .recipe.schema import TINY, fields
 
 GENERATION, UPDATE = "generation", "update"
 TILE = (4096, 32768)  # TRL 1.16: tokens, and entries of the vocabulary, projected at once

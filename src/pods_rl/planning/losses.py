@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .errors import UserError
+from ..errors import UserError
 
 ADVANTAGES = ("after", "before")
 BASELINES = ("mean", "leave_one_out")

@@ -10,11 +10,12 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from .evaluation import Evaluation
-from .evaluation.processes import alone, gather
+from ..distributed.signals import Stop
+from ..errors import Interrupted
+from ..evaluation import Evaluation
+from ..evaluation.processes import alone, gather
+from ..runs import RunWriter
 from .progress import Progress
-from .runs import RunWriter
-from .stopping import Interrupted, Stop
 
 _NOT_A_STEP = "train_runtime"  # in TRL's closing summary only
 _STATE = "pods_recorder"  # our place in the state that a checkpoint holds

@@ -19,11 +19,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..stopping import ignore_signals
-from ..terminal import console, plain_text, safe_text
+from ..text import console, plain_text, safe_text
 from .failure import Failure, is_of_a_collective, of_broken_collective, of_error, of_stall
-from .place import place
-from .position import Position, here, overdue
+from .heartbeat import Position, here, overdue
+from .processes import place
+from .signals import ignore_signals
 
 LAUNCHER = "PODS_LAUNCHER"  # set by ours, which tells how a process ended without a word
 POLL = 0.5  # seconds between looks at the others

@@ -11,12 +11,12 @@ import time
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from .batching import counted
-from .ranks import place
-from .tasks import Task
+from ..distributed import place
+from ..planning.batching import counted
+from ..tasks import Task
 
 if TYPE_CHECKING:
-    from .engines.trl import PODSTrainer
+    from ..engines.trl import PODSTrainer
 
 _PACKAGES = ("pods-rl", "torch", "transformers", "trl", "accelerate", "peft", "datasets", "math-verify")
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from .terminal import console, plain_text
+from ..text import console, plain_text
 
 _PHASE = "pods/seconds/"
 

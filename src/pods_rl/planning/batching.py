@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .errors import UserError
-from .ranks.place import place
+from ..distributed.processes import place
+from ..errors import UserError
 
 
 @dataclass(frozen=True)

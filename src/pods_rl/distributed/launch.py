@@ -1,4 +1,4 @@
-"""``python -m pods_rl.ranks.launch``: `accelerate launch` that passes signals on and says in one line how a run failed.
+"""``python -m pods_rl.distributed.launch``: `accelerate launch` with signals forwarded and failures in one line.
 
 Torch's launcher answers a signal by ending all processes 30 seconds later, and a failed process by pages about its own
 insides. Here a signal goes to the processes as it came, and they end themselves after their step; a process that
@@ -19,8 +19,9 @@ from threading import Thread
 from types import FrameType
 
 from ..runs import Run, RunInUseError, end_run
-from ..stopping import SIGNALS, exit_code, heeded, ignore_signals
-from ..terminal import console, outlive_output, safe_text
+from ..text import console, safe_text
+from .signals import SIGNALS, exit_code, heeded, ignore_signals
+from .streams import outlive_output
 from .watch import LAUNCHER
 
 STARTER = "PODS_STARTER"  # the process without which the run is not to go on; a run of an experiment goes on

@@ -1,4 +1,4 @@
-"""The standard streams, the consoles on them, and text of users and models made harmless for a terminal."""
+"""The standard streams of a process: safe to use from the start, and a run that outlives them."""
 
 from __future__ import annotations
 
@@ -9,44 +9,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-# C0 and C1 controls but for newline and tab, and the marks that turn the direction of text
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def safe_text(value: object) -> str:
-    """Text that cannot steer a terminal or rich: controls shown as \\x1b, markup escaped.
-
-    >>> safe_text("[red]\\x1b[2J")
-    '\\\\[red]\\\\x1b[2J'
-    """
-    from rich.markup import escape
-
-    return escape(plain_text(value))
-
-
-def plain_text(value: object) -> str:
-    """As safe_text, for places that read no markup.
-
-    >>> plain_text("a\\rb")
-    'a\\\\x0db'
-    """
-    return _CONTROL.sub(lambda match: _shown(match[0]), str(value))
-
-
-def console(*, stderr: bool = False) -> Console:
-    """A console that leaves paths and numbers uncoloured; plain where the output is no terminal."""
-    from rich.console import Console
-
-    class Plain(Console):
-        def on_broken_pipe(self) -> None:
-            raise  # rich exits here with code 1; the command line knows what the caller is due
-
-    return Plain(stderr=stderr, highlight=False, soft_wrap=True, emoji=False)
+from ..text import plain_text
 
 
 class Stream(io.TextIOWrapper):
@@ -112,11 +77,6 @@ def drop_pending_output() -> None:
         if getattr(stream, "lost", None):
             with suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-
-
-def _shown(character: str) -> str:
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 
 @contextmanager

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from ..errors import UserError
-from ..terminal import plain_text
-from .position import SILENT, Position
+from ..text import plain_text
+from .heartbeat import SILENT, Position
 
 # Of the many types that a broken collective raises, most are plain RuntimeErrors: the library's name is in the text.
 _TRANSPORTS = ("gloo", "nccl", "connection closed by peer", "connection reset by peer", "tcpstore", "c10d")

@@ -1,16 +1,22 @@
-"""Find what a user names: an entry of one of our tables, or a function of their own by its import path."""
+"""Names that a user gives, and text that is safe to print."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from .errors import UserError
-from .stopping import interrupted
+from .errors import UserError, interrupted
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Entry = TypeVar("Entry")
+
+# C0 and C1 controls but for newline and tab, and the marks that turn the direction of text
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def find(kind: str, name: str, table: Mapping[str, Entry]) -> Entry | Callable[..., Any]:
@@ -52,3 +58,39 @@ def find(kind: str, name: str, table: Mapping[str, Entry]) -> Entry | Callable[.
     if not callable(found):
         raise UserError(f"the {kind} '{name}' is a {type(found).__name__}, not a function. {choices}")
     return found
+
+
+def safe_text(value: object) -> str:
+    """Text that cannot steer a terminal or rich: controls shown as \\x1b, markup escaped.
+
+    >>> safe_text("[red]\\x1b[2J")
+    '\\\\[red]\\\\x1b[2J'
+    """
+    from rich.markup import escape
+
+    return escape(plain_text(value))
+
+
+def plain_text(value: object) -> str:
+    """As safe_text, for places that read no markup.
+
+    >>> plain_text("a\\rb")
+    'a\\\\x0db'
+    """
+    return _CONTROL.sub(lambda match: _shown(match[0]), str(value))
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console that leaves paths and numbers uncoloured; plain where the output is no terminal."""
+    from rich.console import Console
+
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # rich exits here with code 1; the command line knows what the caller is due
+
+    return Plain(stderr=stderr, highlight=False, soft_wrap=True, emoji=False)
+
+
+def _shown(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"

@@ -9,29 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from ..errors import Interrupted
+
 # Ctrl-C, an ordinary end, a lost terminal, the warnings of Slurm, SGE and LSF, a limit on CPU time; not SIGQUIT, which
 # ends a process at once, nor timers, which rewards may use.
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 SIGNALS = tuple(signal.Signals[name] for name in _NAMES if hasattr(signal, name))
 _ALWAYS = (signal.SIGINT, signal.SIGTERM)  # a shell starts background jobs with SIGINT ignored
-
-
-class Interrupted(KeyboardInterrupt):
-    """A signal that asks for an end. ``code`` is the exit code of a process that it ends, as a shell gives it."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(reason(number))
-        self.number = number
-        self.code = 128 + number
-
-
-def interrupted(error: KeyboardInterrupt) -> bool:
-    """Whether a signal raised this, rather than a user's code: a `Stop` raises Interrupted.
-
-    >>> interrupted(Interrupted(2))
-    True
-    """
-    return isinstance(error, Interrupted) or signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def reason(number: int) -> str:
