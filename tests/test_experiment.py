@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 from pods_rl.errors import UserError
-from pods_rl.experiment import Job, build_experiment, load_experiment, process, run_experiment, running
-from pods_rl.experiment import standing
+from pods_rl.experiment import Job, build_experiment, load_experiment, process, run_experiment, running, standing
 from pods_rl.recipe.reading import Source, parse_yaml
 from pods_rl.runs import Run, RunWriter, find_runs
 
