@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..distributed import Failure, place, watching
+from ..distributed import Failure, get_rank, get_world_size, watching
 from ..distributed.signals import Stop, stop_on_signals
 from ..distributed.streams import outlive_output
 from ..errors import Interrupted, UserError
@@ -68,10 +68,10 @@ def train(
     quiet_libraries()
     from ..engines.trl.build import build_trainer
 
-    main = place().rank == 0
+    main = get_rank() == 0
     with ExitStack() as stack:
         stop = stop or stack.enter_context(stop_on_signals())
-        find = partial(find_start, recipe, output, processes=place().processes, changed=allow_changed_recipe)
+        find = partial(find_start, recipe, output, processes=get_world_size(), changed=allow_changed_recipe)
         if resume:
             find(hashes=False)  # refuse before anything is written
         writer = stack.enter_context(RunWriter(output, resume=resume)) if main else None
