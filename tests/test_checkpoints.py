@@ -24,7 +24,7 @@ from pods_rl.runs.checkpoints import (
     staging,
     verify,
 )
-from pods_rl.runs.disk import write_failure
+from pods_rl.runs.files import write_failure
 
 FILES = {"model.safetensors": b"weights" * 9, "optimizer.pt": b"momentum", "shards/rank-1.pt": b"half"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -20,7 +21,11 @@ METRICS, EVALS, ROLLOUTS, CHECKPOINTS = "metrics.jsonl", "evals.jsonl", "rollout
 EVALUATIONS, LOG = "evaluations", "log.txt"
 _LARGEST_JSON, _LARGEST_YAML = 8 << 20, 1 << 20  # bytes; ours have some thousands. More is no file of ours
 _DEEPEST = 64  # levels of a YAML file
-_MOST_LINKS = 40  # as Linux has it
+_MOST_LINKS = 40  # as on Linux
+# no space, over the quota, a file too large, a disk that turned read-only
+_FULL = tuple(getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EROFS") if hasattr(errno, name))
+_SAFETENSORS_ERROR = re.compile(r"os error (\d+)")  # safetensors and torch.save raise errors of their own
+_TORCH_ERROR = re.compile(r"inline_container|PytorchStreamWriter|iostream error")
 
 
 def read_jsonl(path: Path, skipped: list[int] | None = None) -> Iterator[dict[str, Any]]:
@@ -226,3 +231,23 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, (str, int, bool)) else str(value)
+
+
+def write_failure(error: BaseException) -> str | None:
+    """Return why a file could not be written, where the disk caused an error; None where something else did.
+
+    >>> write_failure(OSError(28, "No space left on device"))
+    'No space left on device'
+    >>> write_failure(FileNotFoundError(2, "No such file or directory")) is None
+    True
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.errno in _FULL:
+            return seen.strerror or str(seen)
+        if (found := _SAFETENSORS_ERROR.search(str(seen))) and int(found[1]) in _FULL:
+            return str(seen).splitlines()[0]
+        if isinstance(seen, RuntimeError) and _TORCH_ERROR.search(str(seen)):
+            return "a file could not be written to its end"
+        seen = seen.__cause__ or seen.__context__
+    return None
