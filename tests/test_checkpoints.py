@@ -74,7 +74,7 @@ SPOILED = {
     "manifest of nothing": (lambda f: (f / "manifest.json").write_text('{"format": 1, "files": {}}'), "cannot be read"),
     "manifest of later": (
         lambda f: (f / "manifest.json").write_text('{"format": 2, "files": {"a": {}}}'),
-        "expected format 1, received 2",
+        "expected format 1, got 2",
     ),
     "manifest of another kind": (
         lambda f: (f / "manifest.json").write_text('{"format": 1, "step": 10, "files": {"optimizer.pt": 3}}'),

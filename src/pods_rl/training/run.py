@@ -99,8 +99,9 @@ def _status_at_end(recipe: Recipe, output: Path, writer: RunWriter | None, stop:
     display = ExitStack()
 
     def end(state: str, reason: str) -> None:
-        if writer:
-            _write_end(writer, state, reason, time.perf_counter() - started)
+        with suppress(OSError):  # of a full disk, which the error itself reports
+            if writer:
+                writer.write_end(state, reason, time.perf_counter() - started)
 
     def end_all(failure: Failure) -> None:
         end(failure.state, failure.reason)
@@ -120,13 +121,6 @@ def _status_at_end(recipe: Recipe, output: Path, writer: RunWriter | None, stop:
         reason = str(error) if isinstance(error, Interrupted) else f"{type(error).__name__}: {error}"
         end("stopped" if isinstance(error, KeyboardInterrupt) else "failed", reason)
         raise
-
-
-def _write_end(writer: RunWriter, state: str, reason: str, elapsed: float) -> None:
-    """Write the status of a run that ended early, with the step of the last status."""
-    run = Run(writer.path)
-    with suppress(OSError):  # of a full disk, which the error itself reports
-        writer.write_status(state, reason=reason, step=run.step, seconds=run.seconds, elapsed=elapsed)
 
 
 @contextmanager
