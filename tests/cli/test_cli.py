@@ -502,7 +502,8 @@ def test_what_cannot_be_printed_goes_to_the_log(tmp_path, to, unbuffered):
     program = f"""
 import sys, time
 from pathlib import Path
-from pods_rl.distributed.streams import console, outlive_output
+from pods_rl.distributed.streams import outlive_output
+from pods_rl.text import console
 time.sleep(0.2)
 with outlive_output(Path({str(tmp_path / "log.txt")!r})):
     console().print("one")
@@ -517,7 +518,7 @@ with outlive_output(Path({str(tmp_path / "log.txt")!r})):
     note, *lines = (tmp_path / "log.txt").read_text().splitlines()
     assert note.startswith("Standard output cannot be written: ")
     assert lines == ["one", "two"]
-    assert done.stderr.splitlines() == [note.replace("follows here", f"goes to {tmp_path}/log.txt"), "three", "0"]
+    assert done.stderr.splitlines() == [note.replace("prints here", f"prints to {tmp_path}/log.txt"), "three", "0"]
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
@@ -544,7 +545,7 @@ c.main()
     assert (tmp_path / "out/report/report.html").is_file()
     assert "finished" in log
     if stream == "stdout":
-        assert "Standard output cannot be written: No space left on device. The run goes on" in done.stderr
+        assert "Standard output cannot be written: No space left on device. The run continues" in done.stderr
         assert "report.html" in log
 
 

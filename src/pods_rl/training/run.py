@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,7 +79,7 @@ def train(
             start = agree(find() if writer else None) if resume else None
             shown = _progress(recipe, output, trainer, task, skipped, start) if progress and writer else None
             if writer:
-                writer.write_environment(_environment(trainer, task, skipped, start))
+                writer.write_environment(describe(trainer, task, skipped, start))
             recorder = _add_recorder(recipe, task, trainer, writer, shown, stop)
         if shown:
             display.enter_context(shown)
@@ -183,12 +182,6 @@ def _progress(
     for line in [*lines, *(start.describe() if start else ())]:
         shown.say(f"{label}: {line}")
     return shown
-
-
-def _environment(trainer: PODSTrainer, task: Task, skipped: Fitted | None, start: Start | None) -> dict[str, Any]:
-    environment = describe(trainer, task)
-    environment["task"] |= {"too_long": asdict(skipped)} if skipped else {}
-    return environment | ({"resumed": start.describe()} if start else {})
 
 
 def _add_recorder(
