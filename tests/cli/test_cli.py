@@ -148,13 +148,13 @@ def save_checkpoint(output, step=3, processes=1):
 def test_resume_takes_the_runs_own_recipe(trained):
     pods("train", "--config", "tiny-pods", "--output", "out", "--seed", "7")
     Path("out/metrics.jsonl").write_text('{"step": 1}\n')
-    with pytest.raises(UserError, match=r"out \(finished\) has no checkpoint to go on from"):
+    with pytest.raises(UserError, match=r"out \(finished\) has no checkpoint to resume from"):
         pods("train", "--output", "out", "--resume")
     save_checkpoint("out")
     pods("train", "--output", "out", "--resume")
     assert trained.made[1][2] is True
     assert trained.made[1][0].values["seed"] == 7
-    with pytest.raises(UserError, match="empty holds no run to go on with"):
+    with pytest.raises(UserError, match="empty holds no run to resume"):
         pods("train", "--config", "tiny-pods", "--output", "empty", "--resume")
 
 
@@ -173,9 +173,9 @@ def test_resume_passes_over_torn_checkpoints_and_never_takes_one(trained):
     with pytest.raises(UserError) as refused:
         pods("train", "--output", "out", "--resume")
     message = str(refused.value)
-    assert "has no whole checkpoint to go on from" in message
-    assert "passed over checkpoint-4: optimizer.pt is missing" in message
-    assert "passed over checkpoint-3: no manifest.json" in message
+    assert "has no whole checkpoint to resume from" in message
+    assert "skipped checkpoint-4: optimizer.pt is missing" in message
+    assert "skipped checkpoint-3: no manifest.json" in message
 
 
 def test_resume_refuses_another_recipe_unless_told(trained, monkeypatch):
@@ -502,7 +502,8 @@ def test_what_cannot_be_printed_goes_to_the_log(tmp_path, to, unbuffered):
     program = f"""
 import sys, time
 from pathlib import Path
-from pods_rl.distributed.streams import console, outlive_output
+from pods_rl.distributed.streams import outlive_output
+from pods_rl.text import console
 time.sleep(0.2)
 with outlive_output(Path({str(tmp_path / "log.txt")!r})):
     console().print("one")
@@ -517,7 +518,7 @@ with outlive_output(Path({str(tmp_path / "log.txt")!r})):
     note, *lines = (tmp_path / "log.txt").read_text().splitlines()
     assert note.startswith("Standard output cannot be written: ")
     assert lines == ["one", "two"]
-    assert done.stderr.splitlines() == [note.replace("follows here", f"goes to {tmp_path}/log.txt"), "three", "0"]
+    assert done.stderr.splitlines() == [note.replace("prints here", f"prints to {tmp_path}/log.txt"), "three", "0"]
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
@@ -544,7 +545,7 @@ c.main()
     assert (tmp_path / "out/report/report.html").is_file()
     assert "finished" in log
     if stream == "stdout":
-        assert "Standard output cannot be written: No space left on device. The run goes on" in done.stderr
+        assert "Standard output cannot be written: No space left on device. The run continues" in done.stderr
         assert "report.html" in log
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from ..distributed import place
+from ..distributed import get_rank
 from ..distributed.streams import outlive_output
 from ..errors import UserError
 from ..text import console, safe_text
@@ -65,7 +65,7 @@ def evaluate(
 
     if output is not None:
         _check_writable(output)
-    first = place().rank == 0
+    first = get_rank() == 0
     what = _what(run, model, adapter, config, parse_overrides(context.args))
     with stoppable():
         check_rewards(what.recipe.values)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand
 
-from ..distributed import place
+from ..distributed import get_rank, get_world_size, is_launched
 from ..distributed.signals import Stop, exit_code, stop_on_signals
 from ..distributed.streams import outlive_output
 from ..errors import Interrupted, UserError
@@ -173,9 +173,9 @@ def find_launch(processes: int | None, config: str | None) -> Launch | None:
 
     if processes is None and config is None:
         return None
-    if "WORLD_SIZE" in os.environ:
+    if is_launched():
         raise UserError(
-            f"A launcher started this already (WORLD_SIZE = {os.environ['WORLD_SIZE']}): leave --num_processes and "
+            f"A launcher started this already (WORLD_SIZE = {get_world_size()}): leave --num_processes and "
             "--accelerate_config out, or start `pods train` by itself."
         )
     if processes is not None and processes > MOST_PROCESSES:
@@ -275,7 +275,7 @@ def _newest_run(recipe: Recipe) -> Path:
 
 
 def _default_output(recipe: Recipe) -> Path:
-    if place().processes > 1:
+    if get_world_size() > 1:
         raise UserError("Several processes must agree on one run directory: give it with --output.")
     return Path("runs") / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}"
 
@@ -286,9 +286,9 @@ def _check_output(recipe: Recipe, output: Path, again: Again, launch: Launch | N
     from ..training.resume import find_start
 
     if again.resume:
-        processes = launch.processes if launch else place().processes
+        processes = launch.processes if launch else get_world_size()
         find_start(recipe, output, processes=processes, changed=again.allow_changed_recipe, hashes=False)
-    if place().rank == 0:
+    if get_rank() == 0:
         with RunWriter(output, resume=again.resume) as writer:
             if launch and again.resume:  # the status of before is not how this launch ends
                 writer.write_status("running", reason="loading")
