@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..distributed import place
 from ..planning.batching import counted
-from ..tasks import Task
 
 if TYPE_CHECKING:
     from ..engines.trl import PODSTrainer
+    from ..tasks import Task
 
 _PACKAGES = ("pods-rl", "torch", "transformers", "trl", "accelerate", "peft", "datasets", "math-verify")
 
