@@ -93,7 +93,7 @@ def test_a_runs_last_policy_on_its_own_task(evaluated, run):
     assert "accuracy                 0.5" in result.output
 
 
-def test_a_torn_policy_is_passed_over(evaluated, run):
+def test_a_torn_policy_is_skipped(evaluated, run):
     publish_policy(run / "checkpoints/checkpoint-9")
     for name in ("checkpoint-10", "final"):
         publish_policy(run / "checkpoints" / name)
@@ -102,7 +102,7 @@ def test_a_torn_policy_is_passed_over(evaluated, run):
     assert evaluated[0][1] == "out/checkpoints/checkpoint-9"
     (run / "checkpoints/checkpoint-9/config.json").unlink()
     with pytest.raises(
-        UserError, match=r"(?s)passed over final: config.json has 4 bytes.*passed over checkpoint-9: con"
+        UserError, match=r"(?s)skipped final: config.json has 4 bytes.*skipped checkpoint-9: con"
     ):
         pods("eval", "--run", "out")
 
@@ -410,11 +410,11 @@ def test_mistakes_end_with_code_2_and_one_line(monkeypatch, capsys):
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_progress_says_rows_and_seconds_on_a_terminal_and_little_in_a_log(monkeypatch, terminal):
-    now = 0.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
     out = Console(file=io.StringIO(), force_terminal=terminal, width=80, _environ={"TERM": "xterm"})
     with _progress(out) as done:
-        for now, rows in ((10.0, 5), (20.0, 10), (90.0, 30), (120.0, 40)):
+        for clock[0], rows in ((10.0, 5), (20.0, 10), (90.0, 30), (120.0, 40)):
             done(rows, 40)
     printed = [line.strip() for line in re.split(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]+", out.file.getvalue())]
     lines = ["5 of 40 completions, 70 s left", "10 of 40 completions, 60 s left", "30 of 40 completions, 30 s left"]
