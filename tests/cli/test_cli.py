@@ -148,13 +148,13 @@ def save_checkpoint(output, step=3, processes=1):
 def test_resume_takes_the_runs_own_recipe(trained):
     pods("train", "--config", "tiny-pods", "--output", "out", "--seed", "7")
     Path("out/metrics.jsonl").write_text('{"step": 1}\n')
-    with pytest.raises(UserError, match=r"out \(finished\) has no checkpoint to go on from"):
+    with pytest.raises(UserError, match=r"out \(finished\) has no checkpoint to resume from"):
         pods("train", "--output", "out", "--resume")
     save_checkpoint("out")
     pods("train", "--output", "out", "--resume")
     assert trained.made[1][2] is True
     assert trained.made[1][0].values["seed"] == 7
-    with pytest.raises(UserError, match="empty holds no run to go on with"):
+    with pytest.raises(UserError, match="empty holds no run to resume"):
         pods("train", "--config", "tiny-pods", "--output", "empty", "--resume")
 
 
@@ -173,9 +173,9 @@ def test_resume_passes_over_torn_checkpoints_and_never_takes_one(trained):
     with pytest.raises(UserError) as refused:
         pods("train", "--output", "out", "--resume")
     message = str(refused.value)
-    assert "has no whole checkpoint to go on from" in message
-    assert "passed over checkpoint-4: optimizer.pt is missing" in message
-    assert "passed over checkpoint-3: no manifest.json" in message
+    assert "has no whole checkpoint to resume from" in message
+    assert "skipped checkpoint-4: optimizer.pt is missing" in message
+    assert "skipped checkpoint-3: no manifest.json" in message
 
 
 def test_resume_refuses_another_recipe_unless_told(trained, monkeypatch):

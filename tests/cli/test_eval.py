@@ -101,9 +101,7 @@ def test_a_torn_policy_is_skipped(evaluated, run):
     pods("eval", "--run", "out")
     assert evaluated[0][1] == "out/checkpoints/checkpoint-9"
     (run / "checkpoints/checkpoint-9/config.json").unlink()
-    with pytest.raises(
-        UserError, match=r"(?s)skipped final: config.json has 4 bytes.*skipped checkpoint-9: con"
-    ):
+    with pytest.raises(UserError, match=r"(?s)skipped final: config.json has 4 bytes.*skipped checkpoint-9: con"):
         pods("eval", "--run", "out")
 
 

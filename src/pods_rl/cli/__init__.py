@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from .. import __version__
+from ..distributed import is_launched
 from ..distributed.signals import ignore_signals, stop_on_signals
 from ..distributed.streams import drop_pending_output, lost_output, settle_streams
 from ..errors import UserError
@@ -79,7 +80,7 @@ def main() -> None:
 
 def _main() -> None:
     """Run the command. A user's mistake is one line in red, without a traceback, with exit code 2."""
-    if "RANK" in os.environ:  # one of several processes: each would print the C++ warnings
+    if is_launched():  # one of several processes: each would print the C++ warnings
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         _find_user_modules()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 from typer import Option
 
-from ..distributed import place
+from ..distributed import get_rank
 from ..distributed.streams import outlive_output
 from ..errors import UserError
 from ..text import console, safe_text
@@ -73,7 +73,7 @@ def evaluate(
     from ..evaluation.checkpoint import evaluate_checkpoint
     from ..evaluation.results import write_results
 
-    main = place().rank == 0
+    main = get_rank() == 0
     with stoppable(), outlive_output(None):
         with _progress(console(stderr=True) if main else None) as done:
             outcome = evaluate_checkpoint(*policy[:2], adapter=policy.adapter, backend=backend, done=done)

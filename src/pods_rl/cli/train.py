@@ -15,7 +15,7 @@ import typer
 from typer import Option
 from typer.core import TyperCommand
 
-from ..distributed import place
+from ..distributed import get_rank, get_world_size, is_launched
 from ..distributed.signals import Stop, exit_code, stop_on_signals
 from ..distributed.streams import outlive_output
 from ..errors import Interrupted, UserError
@@ -182,9 +182,9 @@ def find_launch(processes: int | None, config: str | None) -> Launch | None:
 
     if processes is None and config is None:
         return None
-    if "WORLD_SIZE" in os.environ:
+    if is_launched():
         raise UserError(
-            f"A launcher started this process already (WORLD_SIZE = {os.environ['WORLD_SIZE']}): remove "
+            f"A launcher started this process already (WORLD_SIZE = {get_world_size()}): remove "
             "--num_processes and --accelerate_config, or start `pods train` by itself."
         )
     if processes is not None and processes > MOST_PROCESSES:
@@ -230,7 +230,7 @@ def _check_machine(recipe: Recipe, launch: Launch | None) -> None:
 
 
 def _default_output(recipe: Recipe) -> Path:
-    if place().processes > 1:
+    if get_world_size() > 1:
         raise UserError("Several processes need one directory for the run: give it with --output.")
     return Path("runs") / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}"
 
@@ -243,9 +243,9 @@ def _check_output(
     from ..training.resume import find_start
 
     if resume:
-        processes = launch.processes if launch else place().processes
+        processes = launch.processes if launch else get_world_size()
         find_start(recipe, output, processes=processes, changed=allow_changed_recipe, hashes=False)
-    if place().rank == 0:
+    if get_rank() == 0:
         with RunWriter(output, resume=resume) as writer:
             if launch and resume:  # else the status of the earlier run would decide the exit code
                 writer.write_status("running", reason="loading")

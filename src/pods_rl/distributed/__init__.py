@@ -2,7 +2,7 @@
 
 from .failure import Failure
 from .heartbeat import busy, mark
-from .processes import Place, place
+from .processes import get_rank, get_world_size, is_launched
 from .watch import watching
 
-__all__ = ["Failure", "Place", "busy", "mark", "place", "watching"]
+__all__ = ["Failure", "busy", "get_rank", "get_world_size", "is_launched", "mark", "watching"]

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from ..text import console, plain_text, safe_text
 from .failure import Failure, is_of_a_collective, of_broken_collective, of_error, of_stall
 from .heartbeat import Position, here, overdue
-from .processes import place
+from .processes import get_rank, get_world_size
 from .signals import ignore_signals
 
 LAUNCHER = "PODS_LAUNCHER"  # set by ours, which tells how a process ended without a word
@@ -42,7 +42,7 @@ class Watch:
 
     def __init__(self, limit: float, on_failure: Callable[[Failure], None]) -> None:
         self._limit, self._on_failure = limit, on_failure
-        self.rank, self._world = place()
+        self.rank, self._world = get_rank(), get_world_size()
         self._parent = os.getppid()
         self._host = f"{socket.gethostname()}/{_namespace()}/{self._parent}"
         self._store: Any = None
@@ -251,7 +251,7 @@ def watching(limit: float, on_failure: Callable[[Failure], None]) -> Iterator[No
 
     One process is left alone. Of several none comes out of it by an exception: each exits with the failure's code.
     """
-    if place().processes == 1:
+    if get_world_size() == 1:
         yield
         return
     watch = Watch(limit, on_failure)

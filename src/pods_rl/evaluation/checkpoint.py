@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..distributed import place
+from ..distributed import get_world_size
 from ..errors import UserError
 from ..recipe import Recipe
 from ..tasks import Task, load_task
@@ -114,7 +114,7 @@ def choose_backend(wanted: str, *, on_cpu: bool = False) -> str:
     """`generate` or `vllm`; raises UserError for a name there is not, and for vLLM among several processes."""
     if wanted not in BACKENDS:
         raise UserError(f"--backend {wanted}: expected one of {', '.join(BACKENDS)}.")
-    several = place().processes > 1
+    several = get_world_size() > 1
     if wanted == "auto":
         usable = vllm_backend.is_installed() and torch.cuda.is_available() and not on_cpu and not several
         return "vllm" if usable else "generate"
@@ -145,7 +145,7 @@ def _sampler(backend: str, policy: Policy, recipe: Recipe, device: torch.device)
 def _processes(recipe: Recipe) -> Iterator[torch.device]:
     """This process's device, in a group with those that a launcher started beside it."""
     on_cpu = bool(recipe.values.get("use_cpu")) or not torch.cuda.is_available()
-    if place().processes == 1:
+    if get_world_size() == 1:
         yield torch.device("cpu" if on_cpu else "cuda")
         return
     from accelerate import PartialState

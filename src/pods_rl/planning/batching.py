@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..distributed.processes import place
+from ..distributed.processes import get_world_size
 from ..errors import UserError
 
 
@@ -229,7 +229,7 @@ def check_batch(
     ...
     pods_rl.errors.UserError: num_rollouts = 4 is less than num_generations = 8: cannot keep 8...
     """
-    processes = place().processes if processes is None else processes
+    processes = get_world_size() if processes is None else processes
     m = _at_least("num_generations", num_generations, 2, "one row has no spread, so it teaches nothing")
     n = m if num_rollouts is None else _at_least("num_rollouts", num_rollouts, 1)
     if n < m:

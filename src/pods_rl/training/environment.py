@@ -11,7 +11,7 @@ import time
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from ..distributed import place
+from ..distributed import get_rank
 from ..planning.batching import counted
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def quiet_libraries() -> None:
     datasets.logging.set_verbosity(logging.CRITICAL)  # what is broken in a file is in our own message
     warnings.filterwarnings("ignore", category=FutureWarning)
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # a line a retry, before our own message
-    if place().rank:  # the first process says it for all
+    if get_rank():  # the first process says it for all
         logging.disable(logging.WARNING)
         warnings.simplefilter("ignore")
 
