@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..distributed import get_rank
 from ..planning.batching import counted
-from ..tasks import Fitted, Task
-from .resume import Start
 
 if TYPE_CHECKING:
     from ..engines.trl import PODSTrainer
+    from ..tasks import Fitted, Task
+    from .resume import Start
 
 _PACKAGES = ("pods-rl", "torch", "transformers", "trl", "accelerate", "peft", "datasets", "math-verify")
 
