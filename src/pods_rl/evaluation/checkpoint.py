@@ -14,6 +14,8 @@ import torch
 
 from ..distributed import place
 from ..errors import UserError
+from ..policies.files import Policy, find_policy
+from ..policies.loading import has_bf16, load_policy, load_tokenizer, render, template_options
 from ..recipe import Recipe
 from ..tasks import Task, load_task
 from ..tasks.prompts import fit_prompts
@@ -21,8 +23,7 @@ from ..training.environment import git_commit, quiet_libraries, set_threads, ver
 from . import vllm_backend
 from .evaluator import evaluate
 from .generate import GenerateSampler
-from .policy import Policy, find_policy, load_policy
-from .sampling import RowsDone, Sampler, Sampling, render, template_options
+from .sampling import RowsDone, Sampler, Sampling
 from .scores import Evaluation
 
 BACKENDS = ("auto", "generate", "vllm")
@@ -138,7 +139,7 @@ def prompts_hash(task: Task, prompts: int | None) -> str:
 def _sampler(backend: str, policy: Policy, recipe: Recipe, device: torch.device) -> Sampler:
     if backend == "vllm":
         return vllm_backend.VLLMSampler(policy, recipe, seed=recipe.values["seed"])
-    return GenerateSampler(*load_policy(policy, recipe, device))
+    return GenerateSampler(load_policy(policy, recipe, device), load_tokenizer(policy.tokenizer))
 
 
 @contextmanager
@@ -160,11 +161,9 @@ def _processes(recipe: Recipe) -> Iterator[torch.device]:
 @contextmanager
 def _precision(recipe: Recipe, device: torch.device) -> Iterator[str]:
     """Autocast as the recipe trains: bf16 where it says so, or says nothing and the device has it."""
-    from ..engines.trl.build import bf16_here
-
     bf16 = recipe.values.get("bf16")
     if bf16 is None:
-        bf16 = not recipe.values.get("fp16") and bf16_here(device.type == "cpu")
+        bf16 = not recipe.values.get("fp16") and has_bf16(device.type == "cpu")
     with torch.autocast(device.type, torch.bfloat16, enabled=bool(bf16)):
         yield "bf16 autocast" if bf16 else "no autocast"
 

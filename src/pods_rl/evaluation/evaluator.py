@@ -6,9 +6,10 @@ import time
 from collections.abc import Sequence
 
 from ..distributed import busy
+from ..policies.loading import encode, render
 from ..tasks import Task
 from .processes import gather, own_rows
-from .sampling import RowsDone, Sampler, Sampling, encode, render
+from .sampling import RowsDone, Sampler, Sampling
 from .scores import Answer, Evaluation, summarise
 
 

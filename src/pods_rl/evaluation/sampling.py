@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
-
-from ..errors import UserError
-from ..recipe import Recipe
 
 RowsDone = Callable[[int, int], None]  # called with the rows done and all rows of this process
 
@@ -58,37 +54,3 @@ class Sampler(Protocol):
         self, prompts_ids: Sequence[Sequence[int]], rows: Sequence[int], how: Sampling, done: RowsDone
     ) -> list[Completion]:
         """One completion to each prompt (token ids), in order; `rows` number the rows, for their seeds."""
-
-
-def render(tokenizer: Any, prompt: Any, **options: Any) -> str:
-    """A prompt as the text the model continues: text as it is, chat messages in the model's own template.
-
-    `options` are what the template is told besides (`template_options`).
-
-    Raises UserError for messages where the tokenizer has no chat template.
-    """
-    if isinstance(prompt, str):
-        return prompt
-    if getattr(tokenizer, "chat_template", None) is None:
-        raise UserError(
-            f"The tokenizer of {tokenizer.name_or_path or 'this policy'} has no chat template, and the task's prompts "
-            "are chat messages: set prompt_style: plain to write them as text."
-        )
-    return str(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False, **options))
-
-
-def encode(tokenizer: Any, prompt: Any, text: str) -> list[int]:
-    """The tokens of a rendered prompt; a chat template has written its special tokens already."""
-    return list(tokenizer(text, add_special_tokens=isinstance(prompt, str))["input_ids"])
-
-
-def template_options(recipe: Recipe) -> dict[str, Any]:
-    """A recipe's `chat_template_kwargs`, a mapping or its JSON, as TRL takes it; raises UserError for anything else."""
-    given = recipe.values.get("chat_template_kwargs") or {}
-    try:
-        options = json.loads(given) if isinstance(given, str) else given
-    except ValueError:
-        options = None
-    if not isinstance(options, dict):
-        raise UserError(f"chat_template_kwargs = {given}: expected a mapping, as in {{enable_thinking: false}}.")
-    return options

@@ -8,8 +8,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from ..errors import UserError
+from ..policies.files import Policy, lora_rank
+from ..policies.loading import load_tokenizer
 from ..recipe import Recipe
-from .policy import Policy, load_tokenizer_of, lora_rank
 from .sampling import Completion, RowsDone, Sampling
 
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM makes room for
@@ -49,7 +50,7 @@ class VLLMSampler:
         except Exception as error:  # built for another CUDA or torch, it fails in any way
             reason = f"{type(error).__name__}: {error}"
             raise UserError(f"vLLM cannot be imported: {reason}. Use --backend generate.") from error
-        self.tokenizer = load_tokenizer_of(policy)
+        self.tokenizer = load_tokenizer(policy.tokenizer)
         self._params = vllm.SamplingParams
         self._lora: Any = None
         self._llm = vllm.LLM(**engine_arguments(policy, recipe, seed))
