@@ -14,7 +14,8 @@ from pods_rl.cli import app
 from pods_rl.cli.tasks import _REFUSALS_SHOWN
 from pods_rl.errors import UserError
 from pods_rl.recipe.schema import TASKS
-from pods_rl.tasks import Task, checking
+from pods_rl.tasks import Task
+from pods_rl.tasks.task import check_split
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 
@@ -74,7 +75,7 @@ def test_a_task_that_cannot_be_loaded_fails_and_the_others_are_still_checked(mon
     def unreachable(*args, **kwargs):
         raise ConnectionError("Couldn't reach the hub")
 
-    monkeypatch.setattr("pods_rl.tasks.reading.load_dataset", unreachable)
+    monkeypatch.setattr("pods_rl.tasks.sources.load_dataset", unreachable)
     result = pods("check", "math", "sorting", "--task_train_size", "5", "--task_test_size", "2")
     assert result.exit_code == 1
     assert "not loaded: no local file or folder is called 'DigitalLearningGmbH/MATH-lighteval'" in result.output
@@ -113,7 +114,7 @@ def test_all_tasks_means_all_that_need_nothing_named(monkeypatch):
 def test_progress_is_told_in_rows():
     done = []
     task = broken({})
-    checking.check_split(task, "test", done.append)
+    check_split(task, "test", done.append)
     assert done == [22]
 
 

@@ -76,7 +76,7 @@ def test_no_seed_trains_on_what_another_tests(library):
     [
         ({"dataset": "double"}, "no data set 'double'; near it, or first, come doubles"),
         ({"options": {"max_terms": 4}}, "refuses {'max_terms': 4}"),
-        ({"options": {"answer": "none"}}, "problem 0: our grader does not accept None as its own answer"),
+        ({"options": {"answer": "none"}}, "problem 0: the grader does not accept None as its own answer"),
         ({"options": {"answer": "empty"}}, "does not accept ''"),
         ({"task_train_size": 0}, "a split of 0 prompts"),
     ],

@@ -1,7 +1,4 @@
-"""Tasks from reasoning-gym: its generators, our grader.
-
-Several of its scorers run a model's output as code, so that none of them is ever called.
-"""
+"""Tasks from reasoning-gym: its generators, our grader. Its scorers are never called: some run output as code."""
 
 from __future__ import annotations
 
@@ -13,12 +10,10 @@ from typing import Any
 
 from ..errors import UserError
 from ..rewards import accuracy
-from .base import PAPER_REWARDS, Task
-from .procedural import Problem, as_split, distinct, sizes
+from .generated import Problem, distinct, sizes_of, to_dataset
 from .prompts import PromptForm
+from .task import PAPER_REWARDS, Task
 
-NOT_INSTALLED = "task reasoning_gym needs reasoning-gym, which is not installed: pip install 'pods-rl[reasoning-gym]'"
-_NUMBER = 1
 _DRAWS_PER_PROMPT = 20
 
 
@@ -40,20 +35,17 @@ def gym_task(settings: Mapping[str, Any]) -> Task:
     name = str(options.pop("dataset"))
     form = PromptForm.of(settings)
     splits = []
-    for size, held_out in zip(sizes(settings), (False, True), strict=True):
+    for size, held_out in zip(sizes_of(settings), (False, True), strict=True):
         source = _create(name, options, _DRAWS_PER_PROMPT * size, settings.get("task_seed") or 0)
-        try:
-            problems = distinct(_problems(source, name), size, held_out=held_out, of=f"reasoning-gym's {name}")
-        except ValueError as error:
-            raise UserError(str(error)) from error
-        splits.append(as_split(problems, form))
+        problems = distinct(_problems(source, name), size, held_out=held_out, of=f"reasoning-gym's {name}")
+        splits.append(to_dataset(problems, form.write))
     # the library's version decides the problems as much as ours does
-    version = form.version(f"{_NUMBER}.{metadata.version('reasoning-gym')}")
+    version = form.version(f"1.{metadata.version('reasoning-gym')}")
     return Task(f"reasoning_gym/{name}", version, splits[0], splits[1], dict(PAPER_REWARDS))
 
 
 def _create(name: str, options: Mapping[str, Any], size: int, seed: int) -> Any:
-    """Make the generator; importing the library takes a moment, so it is done here."""
+    """Make the library's generator; importing the library takes a moment, so it is done here."""
     if find_spec("reasoning_gym") is None:
         raise UserError(
             "task reasoning_gym needs reasoning-gym, which is not installed: pip install 'pods-rl[reasoning-gym]'"
@@ -76,7 +68,7 @@ def _problems(source: Any, name: str) -> Iterator[Problem]:
         question, gold = entry["question"], entry["answer"]
         if not isinstance(gold, str) or accuracy(f"<answer>{gold}</answer>", gold) != 1:
             raise UserError(
-                f"reasoning-gym's {name}, problem {index}: our grader does not accept {gold!r} as its own answer, so "
-                "that no completion could be right; choose a data set whose answers are numbers or short texts"
+                f"reasoning-gym's {name}, problem {index}: the grader does not accept {gold!r} as its own answer, so "
+                "no completion could be right; choose a data set whose answers are numbers or short texts"
             )
         yield question, gold
