@@ -47,9 +47,8 @@ def evaluated(monkeypatch, tmp_path):
         task = SimpleNamespace(name="arithmetic", version="1")
         return SimpleNamespace(evaluation=evaluation, task=task, settings={"backend": "generate"})
 
-    module = SimpleNamespace(evaluate_checkpoint=evaluate_checkpoint)
+    module = SimpleNamespace(evaluate_checkpoint=evaluate_checkpoint, write_results=None)
     monkeypatch.setitem(sys.modules, "pods_rl.evaluation.checkpoint", module)
-    monkeypatch.setitem(sys.modules, "pods_rl.evaluation.results", SimpleNamespace(write_results=None))
     monkeypatch.chdir(tmp_path)
     return made
 

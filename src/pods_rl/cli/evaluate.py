@@ -69,8 +69,7 @@ def evaluate(
     what = _what(run, model, adapter, config, parse_overrides(context.args))
     with stoppable():
         check_rewards(what.recipe.values)
-    from ..evaluation.checkpoint import evaluate_checkpoint
-    from ..evaluation.results import write_results
+    from ..evaluation.checkpoint import evaluate_checkpoint, write_results
 
     out = console()
     done = _progress(console(stderr=True)) if first else lambda rows, of: None

@@ -17,8 +17,7 @@ from ..rewards import check_reward
 from ..text import find
 from .arithmetic import arithmetic_task
 from .chemistry import CHEMISTRY, chemistry_task
-from .generated import countdown_task, sorting_task
-from .gym import gym_task
+from .generated import countdown_task, gym_task, sorting_task
 from .prompts import Fitted, Prompt, fit_prompts, plain_prompt
 from .questions import PUBLISHED, dataset_task, published_task
 from .task import FORM_REWARDS, PAPER_REWARDS, Grade, Task
