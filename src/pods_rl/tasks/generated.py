@@ -142,7 +142,7 @@ def gym_task(settings: Mapping[str, Any]) -> Task:
         source = _create_gym(name, options, _GYM_DRAWS_PER_PROMPT * size, settings.get("task_seed") or 0)
         problems = distinct(_gym_problems(source, name), size, held_out=held_out, of=f"reasoning-gym's {name}")
         splits.append(to_dataset(problems, form.write))
-    # the library's version decides the problems as much as ours does
+    # the library's version decides the problems too
     version = form.version(f"1.{metadata.version('reasoning-gym')}")
     return Task(f"reasoning_gym/{name}", version, splits[0], splits[1], dict(PAPER_REWARDS))
 
