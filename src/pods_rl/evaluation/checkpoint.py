@@ -99,18 +99,8 @@ def evaluate_checkpoint(
             chat=getattr(sampler.tokenizer, "chat_template", None) is not None,
             render=lambda prompt: render(sampler.tokenizer, prompt, **sampling.chat_template_kwargs),
         )
-        # described before the evaluation: what fails here loses no result
-        described = {
-            **_describe_model(policy, sampler, recipe, device),
-            "precision": precision,
-            **asdict(sampling),
-            "repeats": repeats,
-            "limit": prompts,
-            **_describe_prompts(task, sampler, prompts),
-            "task_settings": recipe.task_settings(),
-            "versions": versions() | ({"vllm": version("vllm")} if backend == "vllm" else {}),
-            "git_commit": git_commit(),
-        }
+        # before the evaluation: what fails here loses no result
+        described = _describe(recipe, policy, sampler, sampling, task, device, precision)
         started = time.time()
         evaluation = evaluate(sampler, task, sampling, prompts=prompts, repeats=repeats, done=done)
     return Outcome(evaluation, task, described, started)
@@ -239,7 +229,18 @@ def _precision(recipe: Recipe, device: torch.device) -> Iterator[str]:
         yield "bf16 autocast" if bf16 else "no autocast"
 
 
-def _describe_model(policy: Policy, sampler: Sampler, recipe: Recipe, device: torch.device) -> dict[str, Any]:
+def _describe(
+    recipe: Recipe,
+    policy: Policy,
+    sampler: Sampler,
+    sampling: Sampling,
+    task: Task,
+    device: torch.device,
+    precision: str,
+) -> dict[str, Any]:
+    """What decides the result: policy, machine, sampling, prompts and versions."""
+    settings = recipe.run_settings()
+    vllm = {"vllm": version("vllm")} if sampler.backend == "vllm" else {}
     return {
         "model": policy.name,
         "adapter": policy.adapter_name,
@@ -247,6 +248,14 @@ def _describe_model(policy: Policy, sampler: Sampler, recipe: Recipe, device: to
         "backend": sampler.backend,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         "dtype": str(getattr(getattr(sampler, "model", None), "dtype", recipe.given.get("dtype") or "auto")),
+        "precision": precision,
+        **asdict(sampling),
+        "repeats": settings["eval_repeats"],
+        "limit": settings["eval_prompts"],
+        **_describe_prompts(task, sampler, settings["eval_prompts"]),
+        "task_settings": recipe.task_settings(),
+        "versions": versions() | vllm,
+        "git_commit": git_commit(),
     }
 
 
