@@ -89,6 +89,16 @@ def test_ones_own_data_set_is_checked():
     assert "both 6 prompts" in lines_of(result)
 
 
+def test_conversations_are_checked():
+    turns = [{"role": role, "content": "1+1?"} for role in ("user", "assistant", "user")]
+    for name, last in (("train", "2+2?"), ("test", "2+2?"), ("other", "3+3?")):
+        prompt = [*turns[:-1], {"role": "user", "content": last}]
+        Path(f"{name}.jsonl").write_text(json.dumps({"prompt": prompt, "answer": "2"}) + "\n")
+    words = ("check", "dataset", "--dataset_name", "train.jsonl", "--dataset_test_name")
+    assert "note: 1 test prompts are training prompts as well" in lines_of(pods(*words, "test.jsonl"))
+    assert not any(line.startswith("note") for line in lines_of(pods(*words, "other.jsonl")))
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -155,9 +154,15 @@ def check_split(task: Task, split: str, done: Callable[[int], None] = lambda row
 
 
 def shared_prompts(task: Task) -> int:
-    """Count the test prompts that are training prompts as well."""
-    trained = {json.dumps(prompt) for prompt in task.train["prompt"]}
-    return sum(json.dumps(prompt) in trained for prompt in task.test["prompt"])
+    """Count the test prompts that are training prompts as well: the same text, or the same turns."""
+    trained = {_turns(prompt) for prompt in task.train["prompt"]}
+    return sum(_turns(prompt) in trained for prompt in task.test["prompt"])
+
+
+def _turns(prompt: str | list[dict[str, Any]]) -> object:
+    if isinstance(prompt, str):
+        return prompt
+    return tuple((str(message.get("role")), str(message.get("content"))) for message in prompt)
 
 
 def shown(value: Any, most: int = 80) -> str:
