@@ -203,7 +203,7 @@ def _settings(name: str, data_dir: Path | None, keys: Mapping[str, Any]) -> dict
 def _check_task(name: str, settings: Mapping[str, Any], out: Console) -> bool:
     """Check one task and print the result; whether all its gold answers are accepted."""
     from ..tasks import load_task
-    from ..tasks.checking import shared_prompts
+    from ..tasks.task import shared_prompts
     from ..training.environment import quiet_libraries
 
     quiet_libraries()
@@ -223,7 +223,7 @@ def _check_task(name: str, settings: Mapping[str, Any], out: Console) -> bool:
 
 
 def _check_split(task: Task, split: str, out: Console) -> bool:
-    from ..tasks.checking import check_split
+    from ..tasks.task import check_split
 
     with out.status(f"{split}: grading") as status:
         found = check_split(task, split, lambda rows: status.update(f"{split}: {rows} gold answers graded"))

@@ -70,8 +70,7 @@ def evaluate(
     policy = _find_policy(run, model, adapter, config, parse_overrides(context.args))
     with stoppable():
         check_rewards(policy.recipe.values)
-    from ..evaluation.checkpoint import evaluate_checkpoint
-    from ..evaluation.results import write_results
+    from ..evaluation.checkpoint import evaluate_checkpoint, write_results
 
     main = get_rank() == 0
     with stoppable(), outlive_output(None):

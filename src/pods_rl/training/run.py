@@ -142,8 +142,8 @@ def fitted_task(recipe: Recipe) -> tuple[Task, Fitted | None]:
 
     Raises UserError where the task cannot be made, or has no training prompts.
     """
-    from ..engines.trl.build import check_policy, load_tokenizer, policy_path
-    from ..evaluation.sampling import encode, render, template_options
+    from ..policies.files import policy_path
+    from ..policies.loading import check_policy, encode, load_tokenizer, render, template_options
 
     settings, model = recipe.task_settings(), recipe.model_arguments()
     task = load_task(settings, reward_errors=recipe.values["reward_errors"])
