@@ -22,9 +22,9 @@ from .countdown import countdown
 from .extract import extract_answer, extract_gold
 from .forms import format_reward, tag_count
 from .lengths import overlong
-from .own import Scores, as_score, attempt, own_pool
-from .pool import VerifierPool, default_pool
 from .positions import positions
+from .user_rewards import Scores, as_score, attempt, user_pool
+from .verifier import VerifierPool, default_pool
 
 # Raise it whenever some completion would be scored differently: tasks carry it in their version.
 GRADER_VERSION = "3"
@@ -146,7 +146,7 @@ def check_reward(name: str, seconds: float | None) -> None:
     >>> check_reward("accuracy", seconds=60)
     """
     if seconds is not None and isinstance(name, str) and name not in REWARDS and (":" in name or "." in name):
-        own_pool(name, seconds).start()
+        user_pool(name, seconds).start()
     get_reward(name)
 
 
@@ -159,8 +159,8 @@ def check_rewards(values: Mapping[str, Any]) -> None:
 def score(reward: Reward, texts: Sequence[str], golds: Sequence[str], seconds: float | None) -> Scores:
     """The scores of a reward, in order; one of a user's own scores each completion apart.
 
-    Where that raises, takes longer than `seconds` (None: no limit, and in this process) or ends its process, a Failure
-    stands.
+    Where that raises, takes longer than `seconds` (None: no limit, and in this process) or ends its process, the score
+    is a RewardFailure.
 
     >>> score(get_reward("operator:eq"), ["a"], ["a"], None)
     [1.0]
@@ -169,7 +169,7 @@ def score(reward: Reward, texts: Sequence[str], golds: Sequence[str], seconds: f
         return reward.batch(texts, golds)
     if seconds is None:
         return [attempt(reward, text, gold) for text, gold in zip(texts, golds, strict=True)]
-    return own_pool(reward.name, seconds).score(texts, golds)
+    return user_pool(reward.name, seconds).score(texts, golds)
 
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from .absurd import is_absurd
+from .complexity import is_too_complex
 from .extract import extract_answer, extract_gold
 from .notation import plain, unit
 from .numeric import (
@@ -16,7 +16,7 @@ from .numeric import (
     read_number,
     read_number_in_words,
 )
-from .pool import default_pool
+from .verifier import default_pool
 
 # An operator; a minus sign counts between digits or single letters only, so that hyphenated words stay words.
 _SINGLE = r"(?<![A-Za-z])(?:[A-DF-Za-df-z]|(?<![0-9.])[eE])"  # the e of 1e-9 is no variable
@@ -54,8 +54,8 @@ def accuracy(text: str, gold: str) -> float:
     `extract_answer` finds the answer of the completion `text`; `gold` is the bare gold answer. Numbers are compared
     exactly (0.333 is not 1/3), then strings without styles and spacing. Other mathematics goes to a verifier process,
     which is killed at its time limit; the answer then scores 0.0. Numeric answers never start that process, and
-    neither do answers that are too large to evaluate (`is_absurd`), unless the gold answer is as large. An answer of
-    more than `numeric.MAX_LENGTH` characters is right only if it equals the gold answer to the letter.
+    neither do answers that are too large to evaluate (`is_too_complex`), unless the gold answer is as large. An answer
+    of more than `numeric.MAX_LENGTH` characters is right only if it equals the gold answer to the letter.
 
     >>> accuracy("<think>9*2</think><answer>$18.00 a day</answer>", "18")
     1.0
@@ -111,7 +111,7 @@ def _decide(text: str, gold: str) -> bool | Pair:
     else:
         symbolic = bool(_SYMBOLIC.search(gold) or _LIST_OR_TERM.search(gold))
         symbolic = symbolic or (len(gold) == 1 and bool(_SYMBOLIC.search(answer)))  # the gold answer i
-    if not symbolic or (is_absurd(answer) and not is_absurd(gold)):
+    if not symbolic or (is_too_complex(answer) and not is_too_complex(gold)):
         return False
     return gold, answer
 
