@@ -18,11 +18,8 @@ from ..text import find
 from .answers import accuracy, accuracy_batch
 from .chemistry import chemistry, equation
 from .choice import choice
-from .countdown import countdown
 from .extract import extract_answer, extract_gold
-from .forms import format_reward, tag_count
-from .lengths import overlong
-from .positions import positions
+from .graded import countdown, format_reward, overlong, positions, tag_count
 from .user_rewards import Scores, as_score, attempt, user_pool
 from .verifier import VerifierPool, default_pool
 
