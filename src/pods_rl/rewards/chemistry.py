@@ -57,7 +57,8 @@ def equation(text: str, gold: str) -> float:
     `text` is a completion, its answer found by `extract_answer`; `gold` is the balanced equation. Right is an answer
     that has the species of `gold` on each side, in any order and spelling (`HOH` is `H2O`; states do not count), and
     whose positive coefficients balance every element and the charge; they need not be the smallest. Where `gold`
-    itself does not balance, its coefficients up to a common factor are asked for; where it is no equation, its text.
+    itself does not balance, the coefficients must be its own up to a common factor; where it is not an equation, the
+    text must be its own.
 
     >>> equation("<answer>2H2 + O2 -> 2H2O</answer>", "2H2(g) + O2(g) = 2H2O(l)")
     1.0
@@ -113,7 +114,7 @@ class Equation(NamedTuple):
 
     @property
     def balanced(self) -> bool:
-        """Whether every element and the charge occur alike on both sides, in positive coefficients."""
+        """Whether every element and the charge balance, with positive coefficients."""
         amounts: Counter[str] = Counter()
         for side, sign in ((self.left, 1), (self.right, -1)):
             for species, coefficient in side.items():
@@ -135,11 +136,11 @@ class Equation(NamedTuple):
 
 
 def read_equation(text: str, like: Equation | None = None) -> Equation | None:
-    """Read an equation, or give None where the text is none. Linear in the length of the text.
+    """Read an equation; None where the text is not one. The time is linear in the length of the text.
 
-    Any arrow or equals sign parts the sides and a plus sign the terms; states such as `(aq)` are left out. Charges
-    are `{2+}`, `^{2+}`, `^2+`, superscripts or plain signs (`Ag+`, `SO4 2-`). What a plain sign leaves open (`Fe3+`: an
-    ion of charge 3, or three atoms) is read so that the species is one of `like`, where it can be.
+    Any arrow or equals sign separates the sides and a plus sign the terms; states such as `(aq)` are dropped. Charges
+    are `{2+}`, `^{2+}`, `^2+`, superscripts or plain signs (`Ag+`, `SO4 2-`). A plain sign can be ambiguous (`Fe3+`: an
+    ion of charge 3, or three atoms); the reading whose species is in `like` is preferred.
 
     >>> read_equation("2H2 + O2 -> 2 H2O").balanced, read_equation("H2 + O2 = H2O").balanced
     (True, False)
@@ -155,7 +156,7 @@ def read_equation(text: str, like: Equation | None = None) -> Equation | None:
 
 
 def read_formula(text: str) -> Species | None:
-    """Count the atoms of a formula, and its charge in angle brackets; None where it is no formula.
+    """Count the atoms of a formula, and its charge, given in angle brackets; None where it is not a formula.
 
     >>> sorted(read_formula("Ca(HCO3)2"))
     [('C', 2), ('Ca', 1), ('H', 2), ('O', 6)]
@@ -216,7 +217,7 @@ def _side(text: str, like: Side) -> Side | None:
 
 
 def _readings(formula: str) -> list[Species | None]:
-    """What a formula may mean, the most likely first; more than one where a plain sign follows a digit."""
+    """The possible readings of a formula, the likeliest first; several where a plain sign follows a digit."""
     if not formula.endswith(("^", "-")):
         return [read_formula(formula)]
     formula, sign = formula[:-1], "-" if formula[-1] == "-" else "+"

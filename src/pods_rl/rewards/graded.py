@@ -80,7 +80,7 @@ def overlong(tokens: int, limit: int, buffer: int | None = None) -> float:
     """
     buffer = max(1, limit // 5) if buffer is None else min(buffer, limit)
     if limit < 1 or buffer < 1:
-        raise ValueError(f"overlong came with limit {limit} and buffer {buffer} tokens; give at least 1 of each")
+        raise ValueError(f"overlong needs a limit and a buffer of at least 1 token: got {limit} and {buffer}")
     return max(-1.0, min(0.0, (limit - buffer - tokens) / buffer))
 
 

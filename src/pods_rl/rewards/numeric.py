@@ -1,11 +1,11 @@
-"""Read numbers exactly, with commas, fractions, currency, percent and units; never through a float."""
+"""Read numbers, worked arithmetic and the names of quantities: exactly, never through a float or `eval`."""
 
 from __future__ import annotations
 
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -82,7 +82,7 @@ class Number(NamedTuple):
 def read_number(text: str) -> Number | None:
     """Read a `plain` text that is a number and nothing else (a percent sign may follow), or None.
 
-    Mixed numbers, fractions and exponents up to `MAX_EXPONENT` are read; a zero denominator is no number.
+    Mixed numbers, fractions and exponents up to `MAX_EXPONENT` are read; a zero denominator gives None.
 
     >>> read_number("1,200.50"), read_number("2 1/2").value, read_number("12,34") is None
     (Number(value=Fraction(2401, 2), percent=False), Fraction(5, 2), True)
@@ -107,9 +107,9 @@ def read_decimal_comma(text: str) -> Number | None:
 def read_number_in_words(text: str) -> Number | None:
     """Read the one number of a `plain` text that has only words around it ("18 dollars a day"), or None.
 
-    Two numbers are no answer, so a list of guesses never scores. Single letters may be variables and words
-    such as "minus" or "million" change the number: both give None. Of an equation the right side is read where a name
-    stands on the left, or arithmetic that is true.
+    Two numbers give None, so that a list of guesses never scores. Single letters may be variables and words
+    such as "minus" or "million" change the number: both give None. Of an equation, the right side is read where the
+    left side is a name, or arithmetic that is true.
 
     >>> read_number_in_words("9 * 2 = 18 dollars").value, read_number_in_words("17 or 18") is None
     (Fraction(18, 1), True)
@@ -131,8 +131,7 @@ def read_number_in_words(text: str) -> Number | None:
     words = _WORD.findall(rest)
     if not set(_WORD.sub("", rest)) <= _BESIDE_A_NUMBER or re.match(r"-(?![A-Za-z]{2})", after):
         return None
-    variable = _LETTER.match(after) or any(len(word) == 1 and word not in "aAI" for word in words)
-    if variable or any(part in WORDS_THAT_CHANGE_A_NUMBER for word in words for part in _parts(word)):
+    if _LETTER.match(after) or may_change(words, WORDS_THAT_CHANGE_A_NUMBER):
         return None
     return _value(match, percent=bool(percent))
 
@@ -151,12 +150,18 @@ def is_name(text: str) -> bool:
     return bool(_PHRASE.fullmatch(text)) and text.lower() not in _ALPHABET and not _NEGATION.search(text)
 
 
-def _parts(word: str) -> list[str]:
-    return re.split("['-]", word.lower())
+def may_change(words: Sequence[str], changing: frozenset[str]) -> bool:
+    """Whether one of the words around a number or a formula changes it, or may be a variable (a single letter).
+
+    >>> may_change(["a", "half"], WORDS_THAT_CHANGE_A_NUMBER), may_change(["a", "day"], WORDS_THAT_CHANGE_A_NUMBER)
+    (True, False)
+    """
+    parts = {part for word in words for part in re.split("['’-]", word.lower())}
+    return bool(parts & changing) or any(len(word) == 1 and word not in "aAI" for word in words)
 
 
 def _right_side(text: str) -> str:
-    """The right side of an equation whose left side may be dropped, else an empty text."""
+    """The right side of an equation that states a value (`x = 5`) or is true arithmetic, else an empty text."""
     *earlier, last = _CLAUSE.split(text)
     *left, right = last.split("=")
     if not left or _SEVERAL.search(last) or not all(map(_is_true, earlier)):
@@ -166,7 +171,7 @@ def _right_side(text: str) -> str:
 
 
 def _is_true(equation: str) -> bool:
-    """Whether worked arithmetic has the same value on every side; words around it are no arithmetic."""
+    """Whether worked arithmetic has the same value on every side; words around it do not count."""
     sides = [_UNIT_IN_SUM.sub(" ", side) for side in equation.rpartition(":")[2].split("=")]
     values = {read[0] if (read := read_expression(side)) else None for side in sides}
     return len(sides) > 1 and len(values) == 1 and None not in values
@@ -218,10 +223,10 @@ _RANK = {"+": 1, "-": 1, "*": 2, "/": 2, "negate": 3}
 
 
 def read_expression(text: str) -> tuple[Fraction, Counter[Fraction]] | None:
-    """Give the exact value of an expression and how often it uses each number, or None where it is none.
+    """Return the exact value of an arithmetic expression and how often it uses each number, or None.
 
     An equation with a bare number on one side counts where it is true. Division by zero has no value. Time and
-    memory are linear in the length, which `countdown` bounds; there is no recursion.
+    memory are linear in the length, which the caller bounds; there is no recursion.
 
     >>> value, numbers = read_expression("(1 + 2) / 6"); value, sorted(numbers.elements())
     (Fraction(1, 2), [Fraction(1, 1), Fraction(2, 1), Fraction(6, 1)])
@@ -250,7 +255,7 @@ def _in_ascii(text: str) -> str:
 
 
 def _evaluate(text: str) -> tuple[Fraction, Counter[Fraction]] | None:
-    """Operator precedence with two stacks: the values so far and the operators that wait for their second one."""
+    """Operator precedence with two stacks: the values so far, and the operators that wait for their second operand."""
     values: list[Fraction] = []
     waiting: list[str] = []
     numbers: Counter[Fraction] = Counter()
@@ -278,7 +283,7 @@ def _evaluate(text: str) -> tuple[Fraction, Counter[Fraction]] | None:
 
 
 def _close(values: list[Fraction], waiting: list[str], sign: str) -> bool:
-    """Apply what binds at least as tightly as this operator, or back to the opening bracket; False: impossible."""
+    """Apply what binds at least as tightly as this operator, or back to the opening bracket; False: not valid."""
     if not _apply_from(values, waiting, _RANK.get(sign, 0)):
         return False
     if sign != ")":
