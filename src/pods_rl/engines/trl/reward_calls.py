@@ -12,13 +12,13 @@ from trl.trainer.utils import is_async_callable
 
 from ...distributed import busy
 from ...errors import UserError, add_note, raised
-from ...rewards.own import Failure, as_score
-from ...rewards.processes import no_copies
+from ...rewards.sandbox.processes import no_copies
+from ...rewards.user_rewards import RewardFailure, as_score
 from ...text import plain_text
 from .rollouts import as_text
 
 REWARD_ERRORS = ("raise", "zero", "drop")
-Scores = list[float | Failure | None]
+Scores = list[float | RewardFailure | None]
 
 
 @dataclass
@@ -68,7 +68,7 @@ class _Call:
                 scores = [self._alone(columns, i, rows) for i in range(rows)]
         return self._settled(scores, columns)
 
-    def _alone(self, columns: Mapping[str, Any], row: int, rows: int) -> float | Failure | None:
+    def _alone(self, columns: Mapping[str, Any], row: int, rows: int) -> float | RewardFailure | None:
         """The score of one row, for which the function is called a second time."""
         try:
             with no_copies():
@@ -76,7 +76,7 @@ class _Call:
         except UserError:
             raise
         except (Exception, SystemExit) as error:
-            return Failure(f"raised {raised(error)}", error=error)
+            return RewardFailure(f"raised {raised(error)}", error=error)
 
     def _raise(self, error: BaseException, rows: int) -> None:
         """Raise what the function raised, by its own type, unless the policy scores the rows one by one."""
@@ -92,14 +92,14 @@ class _Call:
         """Failures by the policy: inf marks the whole rollout as unscored. NaN is None, as TRL takes it."""
         settled: list[float | None] = []
         for i, score in enumerate(scores):
-            if isinstance(score, Failure):
+            if isinstance(score, RewardFailure):
                 self._count(i, columns, score)
                 settled.append(0.0 if self.policy == "zero" else math.inf)
             else:
                 settled.append(score)
         return settled
 
-    def _count(self, row: int, columns: Mapping[str, Any], failure: Failure) -> None:
+    def _count(self, row: int, columns: Mapping[str, Any], failure: RewardFailure) -> None:
         refusal = self._refusal(row, columns, failure.reason)
         if self.policy == "raise":
             raise refusal from failure.error
@@ -131,14 +131,14 @@ class _AsyncCall(_Call):
                 scores = [await self._alone(columns, i, rows) for i in range(rows)]
         return self._settled(scores, columns)
 
-    async def _alone(self, columns: Mapping[str, Any], row: int, rows: int) -> float | Failure | None:  # type: ignore[override]
+    async def _alone(self, columns: Mapping[str, Any], row: int, rows: int) -> float | RewardFailure | None:  # type: ignore[override]
         try:
             with no_copies():
                 return check_scores(await self.function(**one_row(columns, row, rows)), self.name, 1)[0]
         except UserError:
             raise
         except (Exception, SystemExit) as error:
-            return Failure(f"raised {raised(error)}", error=error)
+            return RewardFailure(f"raised {raised(error)}", error=error)
 
 
 _ADVICE = {
@@ -162,7 +162,7 @@ def _ignore(*_: Any) -> None:
 
 
 def check_scores(returned: Any, name: str, rows: int) -> Scores:
-    """What a reward function gave, as floats, None where it does not apply, and Failure where there is no score.
+    """What a reward function gave, as floats, None where it does not apply, and RewardFailure where there is no score.
 
     Takes lists, tuples and one-dimensional arrays of real numbers (`as_score`); booleans count as 0 and 1.
 
@@ -193,7 +193,7 @@ def check_scores(returned: Any, name: str, rows: int) -> Scores:
     scores: Scores = []
     for row, value in enumerate(returned):
         try:
-            scores.append(value if isinstance(value, Failure) else as_score(value))
+            scores.append(value if isinstance(value, RewardFailure) else as_score(value))
         except TypeError:
             raise refuse(f"{shown(value)} ({type(value).__name__}) for row {row}") from None
     return scores

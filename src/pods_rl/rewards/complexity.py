@@ -1,4 +1,4 @@
-"""Refuse, without evaluating them, answers too large to evaluate: towers of powers, huge factorials, deep brackets."""
+"""Find answers that are too large to evaluate, without evaluating them: towers of powers, huge factorials, brackets."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _NUMBER = re.compile(r"\d+")
 _FACTORIAL = re.compile(rf"(\d+){_CLOSED}(!(?:{_CLOSED}!)*)")
 
 
-def is_absurd(text: str) -> bool:
-    """Whether a symbolic answer is so large or so deep that working it out is hopeless.
+def is_too_complex(text: str) -> bool:
+    """Whether a symbolic answer is too large or too deeply nested to evaluate.
 
-    An estimate from the numbers alone, of texts that `numeric.MAX_LENGTH` bounds: a power of numbers with more than
-    `MAX_DIGITS` digits, the factorial of more than `MAX_FACTORIAL` or of a large power or factorial, more than
-    `MAX_DEPTH` brackets within each other. What passes still has the verifier's time limit.
+    An estimate from the numbers alone, for texts of at most `numeric.MAX_LENGTH` characters: a power of numbers with
+    more than `MAX_DIGITS` digits, the factorial of more than `MAX_FACTORIAL` or of a large power or factorial, more
+    than `MAX_DEPTH` nested brackets. Other answers still have the verifier's time limit.
 
-    >>> is_absurd("9^{9^{9^9}}"), is_absurd("(10^{10})!"), is_absurd("[" * 900)
+    >>> is_too_complex("9^{9^{9^9}}"), is_too_complex("(10^{10})!"), is_too_complex("[" * 900)
     (True, True, True)
-    >>> is_absurd("2^{2024}"), is_absurd("20!"), is_absurd("e^{-x^2}"), is_absurd("2^{2^5}")
+    >>> is_too_complex("2^{2024}"), is_too_complex("20!"), is_too_complex("e^{-x^2}"), is_too_complex("2^{2^5}")
     (False, False, False, False)
     """
     largest = {False: MAX_DIGITS, True: log10(MAX_FACTORIAL)}
@@ -43,7 +43,7 @@ def _too_deep(text: str) -> bool:
 
 
 def _digits(chain: str) -> float:
-    """The decimal logarithm of a chain of powers, worked out from the top, as exponents are."""
+    """The decimal logarithm of a chain of powers, evaluated from the top, as exponents are."""
     base, *exponents = _NUMBER.findall(chain)
     power = 1
     for exponent in reversed(exponents):
@@ -54,6 +54,6 @@ def _digits(chain: str) -> float:
 
 
 def _grows(number: str, marks: str) -> bool:
-    """Whether a factorial of a number, or a factorial of that, is out of reach."""
+    """Whether a factorial of a number, or a factorial of that, is too large."""
     times = marks.count("!")
     return len(number) > 6 or int(number) > (MAX_FACTORIAL, 20, 3)[min(times, 3) - 1]
