@@ -185,7 +185,7 @@ def in_a_process(arm: str, n: int, words: list[str], limit: float) -> dict[str, 
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
         except subprocess.TimeoutExpired:
-            return {"failed": f"not finished after {limit:g} s"}
+            return {"failed": f"not done after {limit:g} s"}
         if answer.is_file():
             return json.loads(answer.read_text())
     last = (done.stderr.strip().splitlines() or ["no message"])[-1]
