@@ -13,8 +13,8 @@ import torch
 import yaml
 
 import pods_rl
-from pods_rl.engines.verl.groups import Group, choose, describe_selection, group_keys, pad_rewards, spread
-from pods_rl.selection import RULES, select
+from pods_rl.engines.verl.groups import Group, choose, describe_selection, group_keys, pad_rewards
+from pods_rl.selection import RULES, select, spread
 
 SHIPPED = Path(pods_rl.__file__).parent / "recipes" / "verl"
 

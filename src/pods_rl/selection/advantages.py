@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -74,8 +75,19 @@ def advantages(
         deviation = _nan_std(shrunk_PR if scale == "group" else shrunk_PR.reshape(1, -1))
         scaled_PM = centred_PM / (deviation + epsilon * shrink)
 
-    scaled_PM = scaled_PM.nan_to_num(nan=0.0).masked_fill(_constant(reference_PR), 0.0)
+    scaled_PM = scaled_PM.nan_to_num(nan=0.0).masked_fill(is_constant(reference_PR).unsqueeze(1), 0.0)
     return scaled_PM if selection.weights is None else scaled_PM * selection.weights
+
+
+def spread(rewards_PN: Tensor) -> Tensor:
+    """Return the standard deviation (ddof = 1) of each group's scored rewards, `[P]`; 0 with fewer than two."""
+    return _nan_std(rewards_PN).squeeze(1).nan_to_num(nan=0.0)
+
+
+def is_constant(rewards_PN: Tensor) -> Tensor:
+    """Return whether each group's scored rewards are all equal, `[P]`; true where none is scored."""
+    high_P = rewards_PN.nan_to_num(nan=-math.inf).amax(dim=1)
+    return rewards_PN.nan_to_num(nan=math.inf).amin(dim=1) >= high_P
 
 
 def _less_mean(values_PM: Tensor, group_PR: Tensor) -> Tensor:
@@ -101,13 +113,6 @@ def _nan_std(values_PR: Tensor) -> Tensor:
     count_P1 = (~values_PR.isnan()).sum(dim=1, keepdim=True, dtype=values_PR.dtype)
     variance_P1 = (values_PR - mean_P1).square().nanmean(dim=1, keepdim=True)
     return (variance_P1 * (count_P1 / (count_P1 - 1))).sqrt()
-
-
-def _constant(values_PR: Tensor) -> Tensor:
-    """Whether a row's numbers are all equal, `[P, 1]`: the mean's rounding must not give them a signal."""
-    low_P1 = values_PR.nan_to_num(nan=float("inf")).amin(dim=1, keepdim=True)
-    high_P1 = values_PR.nan_to_num(nan=float("-inf")).amax(dim=1, keepdim=True)
-    return low_P1 == high_P1
 
 
 def _check_choice(name: str, value: str, known: tuple[str, ...]) -> None:

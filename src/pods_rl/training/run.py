@@ -251,7 +251,7 @@ def _evaluator(trainer: PODSTrainer, task: Task, recipe: Recipe) -> Any:
 
 def _finish(trainer: PODSTrainer, recorder: Recorder, output: Path, stop: Stop) -> None:
     """Save the final policy and close the status; a signal that comes now changes neither it nor the exit code."""
-    from ..engines.trl.final import save_policy
+    from ..engines.trl.checkpoints import save_policy
 
     trainer.publish_folder(output / CHECKPOINTS / "final", partial(save_policy, trainer))
     stop.over()

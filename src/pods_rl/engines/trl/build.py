@@ -27,7 +27,7 @@ from ...recipe.reading import short
 from ...recipe.schema import TINY
 from ...tasks import Task
 from .config import PODSConfig
-from .generators import lossy_cast
+from .refusals import lossy_cast
 from .scoring import reward_functions
 from .trainer import PODSTrainer
 

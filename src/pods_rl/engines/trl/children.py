@@ -32,8 +32,8 @@ from ...rewards.processes import (
     unframe,
     without_input,
 )
-from .exchange import plain
-from .reward_calls import Scores, check_scores, one_row
+from .rewards import Scores, check_scores, one_row
+from .rows import plain
 
 Reply = dict[str, Any]
 AT_ONCE = 4  # children that share single rows

@@ -13,10 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...selection import Rule, select
-
-# Beyond this a variance overflows float32, in which verl computes advantages.
-REWARD_LIMIT = 1e15
+from ...selection import REWARD_LIMIT, Rule, is_constant, select, spread
 
 
 @dataclass(frozen=True)
@@ -119,19 +116,6 @@ def describe_selection(rewards_PN: Tensor, kept_PN: Tensor) -> dict[str, float]:
         "pods/zero_variance_groups": float(flat_P.sum()),
         "pods/zero_variance_share": flat_P.double().mean().item(),
     }
-
-
-def spread(rewards_PN: Tensor) -> Tensor:
-    """Standard deviation (ddof 1) of each row's numbers, `[P]`; 0 with fewer than two."""
-    squares_PN = (rewards_PN - rewards_PN.nanmean(dim=1, keepdim=True)).square()
-    count_P = (~rewards_PN.isnan()).sum(dim=1)
-    return (squares_PN.nansum(dim=1) / (count_P - 1).clamp(min=1)).sqrt()
-
-
-def is_constant(rewards_PN: Tensor) -> Tensor:
-    """Whether a row's numbers are all equal, `[P]`: it has nothing to teach. True where there are none."""
-    high_P = rewards_PN.nan_to_num(nan=-math.inf).amax(dim=1)
-    return rewards_PN.nan_to_num(nan=math.inf).amin(dim=1) >= high_P
 
 
 def _split(key: str) -> tuple[str, int, int]:
