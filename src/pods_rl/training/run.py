@@ -242,7 +242,7 @@ def _train(trainer: PODSTrainer, recorder: Recorder, start: Start | None) -> Non
 
 def _finish(trainer: PODSTrainer, recorder: Recorder, output: Path, stop: Stop) -> None:
     """Save the final policy and write the last status; from then on no signal changes the status or the exit code."""
-    from ..engines.trl.final import save_policy
+    from ..engines.trl.checkpoints import save_policy
 
     trainer.publish_folder(output / CHECKPOINTS / "final", partial(save_policy, trainer))
     stop.over()

@@ -22,7 +22,7 @@ from ...recipe.changes import checkpoint_keys
 from ...recipe.reading import short
 from ...tasks import Task
 from .config import PODSConfig
-from .generators import lossy_cast
+from .refusals import lossy_cast
 from .scoring import reward_functions
 from .trainer import PODSTrainer
 

@@ -13,7 +13,8 @@ from ...planning.batching import check_batch
 from ...planning.losses import loss_doubts, refuse_impossible
 from ...selection import Rule
 from ...selection.registry import check_rule, rule_name
-from .reward_calls import REWARD_ERRORS
+
+REWARD_ERRORS = ("raise", "zero", "drop")
 
 if TYPE_CHECKING:
     RuleOrName = str | Rule

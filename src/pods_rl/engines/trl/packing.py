@@ -1,4 +1,4 @@
-"""How the kept rows are laid out for the forward passes: micro-batches of similar length, no padding computed.
+"""How kept rows are packed for the forward passes: micro-batches of similar length, no padding computed.
 
 Rows are `[B, T]` tensors as TRL lays them out: prompts padded on the left, completions on the right.
 """
@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-MicroBatch = dict[str, Any]
-Passes = tuple[Tensor, Tensor | None, Tensor | None]
+from .compat import Batch
+
+Passes = tuple[Tensor, Tensor | None, Tensor | None]  # log-probabilities, entropies, auxiliary loss
 
 
 def trimmed_sides(config: Any) -> str:
@@ -99,16 +100,16 @@ def trimmed_passes(
     return logps, entropies, aux
 
 
-def completion_lengths(batch: MicroBatch) -> Tensor:
+def completion_lengths(batch: Batch) -> Tensor:
     """Tokens of each row's completion, `[B]`, masked-out rows counting as 0."""
     return batch["completion_mask"].sum(dim=1)
 
 
-def _row_keys(batch: MicroBatch, rows: int) -> list[str]:
+def _row_keys(batch: Batch, rows: int) -> list[str]:
     return [k for k, v in batch.items() if isinstance(v, Tensor) and v.ndim > 0 and v.size(0) == rows]
 
 
-def sort_windows(micro_batches: list[MicroBatch], window: int) -> list[MicroBatch]:
+def sort_windows(micro_batches: list[Batch], window: int) -> list[Batch]:
     """Regroup the rows of each run of `window` micro-batches by completion length.
 
     A window is one optimizer step: the same rows are trained in it, so its gradient is the same up to rounding;
@@ -118,7 +119,7 @@ def sort_windows(micro_batches: list[MicroBatch], window: int) -> list[MicroBatc
         micro_batches: equal-sized dictionaries of row tensors `[B, ...]` (0-dim tensors are shared).
         window: micro-batches per optimizer step; the list's length is a multiple of it.
     """
-    arranged: list[MicroBatch] = []
+    arranged: list[Batch] = []
     for start in range(0, len(micro_batches), window):
         step = micro_batches[start : start + window]
         rows = step[0]["completion_ids"].size(0)

@@ -1,4 +1,4 @@
-"""Groups over several processes: gathers of unequal shares, and the kept rows brought to the process that trains them.
+"""Groups over several processes: gathers of unequal shares, and the kept rows sent to the process that trains them.
 
 What travels is one number per rollout and reward, and the kept rows that another process trains; dropped rollouts stay
 where they were generated.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,22 +17,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from accelerate.utils import gather
 from torch import Tensor
 from torch.nn.functional import pad
-from trl.trainer import grpo_trainer
 
 from ...errors import UserError
 from ...planning.batching import Shares
+from .compat import gather, gathering_with
 
 
 @dataclass(frozen=True)
-class Row:
+class KeptRow:
     """One kept rollout as it travels.
 
     Args:
         completion_ids: its tokens, T of them.
-        completion: its text, or the chat messages it is.
+        completion: its text, or its chat messages.
         logprobs: the sampler's, T of them; None where it gives none.
         extra: what reward functions logged about it, by column.
     """
@@ -43,12 +42,12 @@ class Row:
     extra: dict[str, Any]
 
 
-def pack(rows: Sequence[Row]) -> bytes:
-    """Rows as bytes: tokens as int32, log-probabilities as float32, the rest as JSON.
+def to_bytes(rows: Sequence[KeptRow]) -> bytes:
+    """Encode rows: tokens as int32, log-probabilities as float32, the rest as JSON.
 
     Example:
-        >>> row = Row([5, 6], "ab", None, {"graded": 1.0})
-        >>> unpack(pack([row, row])) == [row, row]
+        >>> row = KeptRow([5, 6], "ab", None, {"graded": 1.0})
+        >>> from_bytes(to_bytes([row, row])) == [row, row]
         True
     """
     parts: list[bytes] = []
@@ -66,27 +65,27 @@ def pack(rows: Sequence[Row]) -> bytes:
     return b"".join(parts)
 
 
-def unpack(packed: bytes) -> list[Row]:
-    """The rows that `pack` was given. Missing log-probabilities come back as NaN, which is how TRL reads them."""
-    rows: list[Row] = []
+def from_bytes(encoded: bytes) -> list[KeptRow]:
+    """Decode what `to_bytes` made. Missing log-probabilities become NaN, which TRL reads the same way."""
+    rows: list[KeptRow] = []
     at = 0
 
     def take(length: int) -> bytes:
         nonlocal at
         at += length
-        return packed[at - length : at]
+        return encoded[at - length : at]
 
-    while at < len(packed):
+    while at < len(encoded):
         tokens, logprobs, text, known = array("i", take(16))
         ids = array("i", take(4 * tokens)).tolist()
         floats = array("f", take(4 * logprobs)).tolist()
         completion, extra = json.loads(take(text).decode("utf-8", "surrogatepass"))
-        rows.append(Row(ids, completion, floats if known else None, extra))
+        rows.append(KeptRow(ids, completion, floats if known else None, extra))
     return rows
 
 
 def plain(value: Any) -> Any:
-    """What JSON does not know: numbers of numpy and torch by value, anything else as text."""
+    """Convert what JSON does not know: numbers of numpy and torch by value, anything else to text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
@@ -97,26 +96,26 @@ def own_rows(
     completions: Sequence[Any],
     logprobs: Sequence[list[float | None]] | None,
     columns: Mapping[str, Sequence[Any]],
-) -> dict[int, Row]:
-    """The kept rollouts that this process generated, by number.
+) -> dict[int, KeptRow]:
+    """Return the kept rollouts that this process generated, by number.
 
     Args:
         kept: the rollout of each row, over all processes.
-        here: the rollouts that this process generated; the rest holds a value for each of them.
+        here: the rollouts that this process generated; the other arguments hold a value for each of them.
     """
     rows = {}
     for rollout in kept:
         if rollout in here:
             i = rollout - here.start
             extra = {name: values[i] for name, values in columns.items()}
-            rows[rollout] = Row(completion_ids[i], completions[i], logprobs[i] if logprobs else None, extra)
+            rows[rollout] = KeptRow(completion_ids[i], completions[i], logprobs[i] if logprobs else None, extra)
     return rows
 
 
-def bring_rows(
-    shares: Shares, process: int, kept: Sequence[int], own: Mapping[int, Row], device: torch.device
-) -> list[Row]:
-    """The rows this process trains, in the order a single process would have them. Every process must call it.
+def exchange_rows(
+    shares: Shares, process: int, kept: Sequence[int], own: Mapping[int, KeptRow], device: torch.device
+) -> list[KeptRow]:
+    """Return the rows this process trains, in the order a single process would have them. Collective.
 
     Args:
         process: this one.
@@ -124,24 +123,24 @@ def bring_rows(
         own: the kept rollouts that this process generated.
         device: where the process group's tensors live.
     """
-    outgoing: list[list[Row]] = [[] for _ in range(shares.processes)]
+    outgoing: list[list[KeptRow]] = [[] for _ in range(shares.processes)]
     for row, rollout in enumerate(kept):
         if shares.generator(rollout) == process != shares.trainer(row):
             outgoing[shares.trainer(row)].append(own[rollout])
-    received: list[Iterator[Row]] = []
+    received: list[Iterator[KeptRow]] = []
     if rows_moved(shares, kept):
-        received = [iter(unpack(packed)) for packed in _to_each([pack(rows) for rows in outgoing], device)]
+        received = [iter(from_bytes(parcel)) for parcel in _all_to_all([to_bytes(rows) for rows in outgoing], device)]
     sources = [(kept[row], shares.generator(kept[row])) for row in shares.rows(process)]
     return [own[rollout] if source == process else next(received[source]) for rollout, source in sources]
 
 
 def rows_moved(shares: Shares, kept: Sequence[int]) -> int:
-    """How many rows are trained by a process that did not generate them, over all processes."""
+    """Count the rows that another process trains than generated them, over all processes."""
     return sum(shares.generator(rollout) != shares.trainer(row) for row, rollout in enumerate(kept))
 
 
-def _to_each(parcels: Sequence[bytes], device: torch.device) -> list[bytes]:
-    """Give each process its parcel; what the processes had for us, by process."""
+def _all_to_all(parcels: Sequence[bytes], device: torch.device) -> list[bytes]:
+    """Send each process its parcel; return what each process sent here."""
     sizes = torch.tensor([len(parcel) for parcel in parcels], device=device)
     incoming = torch.empty_like(sizes)
     dist.all_to_all_single(incoming, sizes)
@@ -156,8 +155,8 @@ def check_agreement(kept: Tensor, rule: str, accelerator: Accelerator) -> None:
     """Raise UserError, on every process, where the processes did not keep the same rollouts."""
     if accelerator.num_processes == 1:
         return
-    check = zlib.crc32(kept.contiguous().numpy().tobytes())
-    seen = gather(torch.tensor([check], device=accelerator.device)).tolist()
+    checksum = zlib.crc32(kept.contiguous().numpy().tobytes())
+    seen = gather(torch.tensor([checksum], device=accelerator.device)).tolist()
     if len(set(seen)) > 1:
         others = [process for process, value in enumerate(seen) if value != seen[0]]
         raise UserError(
@@ -168,7 +167,7 @@ def check_agreement(kept: Tensor, rule: str, accelerator: Accelerator) -> None:
 
 @contextmanager
 def uneven_gathers(accelerator: Accelerator, counts: Sequence[int]) -> Iterator[None]:
-    """Inside, TRL's gathers of a value per rollout work although the processes' shares differ by one.
+    """Let TRL gather one value per rollout although the processes' shares differ by one.
 
     Collectives need equal shapes: each share is padded to the largest, gathered, and cut again. Equal shares need
     nothing and change nothing.
@@ -176,23 +175,12 @@ def uneven_gathers(accelerator: Accelerator, counts: Sequence[int]) -> Iterator[
     if len(set(counts)) <= 1:
         yield
         return
-    gather_shares = _gather_of(counts)
-    accelerator.gather = gather_shares  # TRL's `_generate`
-    grpo_trainer.gather = gather_shares  # TRL's `_calculate_rewards`
-    try:
-        yield
-    finally:
-        del accelerator.gather
-        grpo_trainer.gather = gather
-
-
-def _gather_of(counts: Sequence[int]) -> Callable[[Tensor], Tensor]:
     largest = max(counts)
 
     def gather_shares(tensor: Tensor) -> Tensor:
-        missing = largest - len(tensor)
-        padded = pad(tensor, [0, 0] * (tensor.ndim - 1) + [0, missing])
+        padded = pad(tensor, [0, 0] * (tensor.ndim - 1) + [0, largest - len(tensor)])
         parts = gather(padded).split(largest)
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
-    return gather_shares
+    with gathering_with(accelerator, gather_shares):
+        yield
