@@ -121,7 +121,7 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], Sequence[str]]] = {
         rows(GOOD_ROW, question_column="questoin"), ["questoin", "columns question, answer", "Did you mean question?"]
     ),
     "empty data set": (rows(""), ["train.jsonl", "holds no rows", "expected a JSON object on each line"]),
-    "broken row": (rows(GOOD_ROW, '{"question": "1+'), ["train.jsonl, line 2", "no JSON", "mend that row"]),
+    "broken row": (rows(GOOD_ROW, '{"question": "1+'), ["train.jsonl, line 2", "not JSON", "correct that row"]),
     "a row that is no object": (rows(GOOD_ROW, "[1, 2]"), ["line 2", "is a list", "expected a JSON object"]),
     "a folder that is a file": (in_a_file, ["runs/mine", "Cannot write", "Not a directory", "--output"]),
     "a folder nobody writes to": (on_a_system_that_takes_nothing, ["/proc/self", "Cannot write", "--output"]),

@@ -130,8 +130,7 @@ def _progress(out: Console) -> Callable[[int, int], None]:
 def _what(
     run: Path | None, model: str | None, adapter: str | None, config: str | None, overrides: dict[str, Any]
 ) -> _What:
-    from ..recipe import build_recipe, load_recipe
-    from ..recipe.reading import Source
+    from ..recipe import Origin, build_recipe, load_recipe
     from ..runs import Run
 
     if adapter is not None and model is None:
@@ -153,7 +152,7 @@ def _what(
         return _What(load_recipe(found.path / "config.yaml", overrides, trains=False), model, adapter)
     if config is not None:
         return _What(load_recipe(config, overrides, trains=False), model, adapter)
-    return _What(build_recipe({"max_steps": 1}, Source("pods eval"), overrides), model, adapter)
+    return _What(build_recipe({"max_steps": 1}, Origin("pods eval"), overrides), model, adapter)
 
 
 def _policy_of(run: Run) -> Path:

@@ -104,7 +104,7 @@ def train(
       pods train --output runs/mine --resume
       pods train --explain num_rollouts
     """
-    from ..recipe import check_layout, load_recipe
+    from ..recipe import check_accelerate, load_recipe
     from ..recipe.reading import parse_words
     from ..rewards import check_rewards
 
@@ -124,7 +124,7 @@ def train(
         recipe.check_installed()
         recipe.check_reachable()
         if launch:
-            check_layout(launch.config, on_cpu=bool(recipe.values.get("use_cpu")))
+            check_accelerate(launch.config, on_cpu=bool(recipe.values.get("use_cpu")))
         else:  # else each process does, once it is started
             check_rewards(recipe.values)
         if output is None:
@@ -168,7 +168,7 @@ def find_launch(processes: int | None, config: str | None) -> Launch | None:
     Raises UserError for a configuration there is not, and among processes that a launcher has started already.
     """
     from ..recipe import accelerate_processes, find_accelerate_config
-    from ..recipe.catalog import MOST_PROCESSES
+    from ..recipe.accelerate import MOST_PROCESSES
     from ..recipe.reading import short
 
     if processes is None and config is None:

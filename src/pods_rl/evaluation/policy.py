@@ -129,7 +129,7 @@ def lora_rank(adapter: Path) -> int:
 
 def _folder(name: str, what: str, revision: str) -> Path:
     """A local folder, or the snapshot of a hub repository: no pickle is fetched."""
-    from ..recipe.checks import looks_like_path
+    from ..recipe.reading import looks_like_path
 
     path = Path(name).expanduser()
     if path.is_dir():

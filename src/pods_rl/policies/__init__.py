@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+TINY = "tiny"  # its name in a recipe
+
 
 def tiny_policy_path() -> Path:
     """Where the shipped policy lies: a folder for `AutoModelForCausalLM.from_pretrained` and its tokenizer.

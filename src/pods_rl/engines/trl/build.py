@@ -18,13 +18,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from ...errors import UserError
-from ...policies import tiny_policy_path
+from ...policies import TINY, tiny_policy_path
 from ...policies.weights import weight_files
 from ...recipe import Recipe
-from ...recipe.changes import checkpoint_keys
 from ...recipe.checks import cpu_has_bf16
 from ...recipe.reading import short
-from ...recipe.schema import TINY
+from ...recipe.recipe import checkpoint_keys
 from ...tasks import Task
 from .config import PODSConfig
 from .generators import lossy_cast
