@@ -19,7 +19,7 @@ def written(folder, **values):
     return path
 
 
-def test_the_shipped_layouts():
+def test_the_shipped_configurations():
     known = {name: accelerate_sharding(path)[:2] for name, path in accelerate_configs().items()}
     assert known == {
         "ddp": ("DDP", ()),
@@ -29,11 +29,11 @@ def test_the_shipped_layouts():
     }
 
 
-def test_what_each_process_holds_is_told():
-    told = {name: accelerate_sharding(path).describe() for name, path in accelerate_configs().items()}
-    assert told["ddp"] == "DDP: each process holds the whole model and its optimizer"
-    assert told["fsdp2"] == "FSDP2: each process holds a part of weights, gradients and optimizer states"
-    assert told["zero2"].endswith("a part of gradients and optimizer states, the rest whole")
+def test_what_each_process_holds_is_described():
+    described = {name: accelerate_sharding(path).describe() for name, path in accelerate_configs().items()}
+    assert described["ddp"] == "DDP: each process holds the whole model and its optimizer"
+    assert described["fsdp2"] == "FSDP2: each process holds a part of weights, gradients and optimizer states"
+    assert described["zero2"].endswith("a part of gradients and optimizer states, the rest whole")
 
 
 def test_deepspeed_s_own_file_gives_the_stage(tmp_path):

@@ -383,7 +383,7 @@ def test_a_module_of_ones_own_that_is_not_there_is_named_before_loading(values):
         recipe.check_installed()
 
 
-def test_an_experiment_that_is_its_own_base_is_told_so(tmp_path):
+def test_an_experiment_that_is_its_own_base_is_refused(tmp_path):
     (tmp_path / "a.yaml").write_text("arms: {x: {}}\nbase: b.yaml\n")
     (tmp_path / "b.yaml").write_text("arms: {x: {}}\nbase: a.yaml\n")
     with pytest.raises(UserError, match="is its own base"):

@@ -32,8 +32,8 @@ FULL = BLOCK + 1000 * 64
 
 
 def parts(plan=PLAN, *, bf16=False, on_cpu=True, **changed):
-    reckoned = estimate(VALUES | changed, SHAPE, plan, bf16=bf16, on_cpu=on_cpu)
-    return {part.name: (part.generation, part.update) for part in reckoned.parts}
+    expected = estimate(VALUES | changed, SHAPE, plan, bf16=bf16, on_cpu=on_cpu)
+    return {part.name: (part.generation, part.update) for part in expected.parts}
 
 
 def test_worked_by_hand():

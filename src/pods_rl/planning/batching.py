@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NoReturn
 
 from ..distributed.processes import place
 from ..errors import UserError
@@ -72,7 +73,7 @@ class Shares:
 
     @property
     def counts(self) -> list[int]:
-        """Rollouts of each process."""
+        """The number of rollouts of each process."""
         return [len(self.rollouts(process)) for process in range(self.processes)]
 
     @property
@@ -180,8 +181,7 @@ class BatchPlan:
             return f"whole: {counted(self.prompts_per_generation // self.processes, 'prompt')} on each process"
         low, high = self.shares.total_rollouts // self.processes, self.shares.most
         generated = str(low) if low == high else f"{low} or {high}"
-        rows = len(self.shares.rows(0))
-        both = f"each generates {generated} rollouts and trains {rows}"
+        both = f"each generates {generated} rollouts and trains {len(self.shares.rows(0))}"
         return f"spread over processes: {both}; kept ones move between them"
 
 
@@ -202,20 +202,19 @@ def check_batch(
     Args:
         num_generations: m, at least 2 (one row has no spread, so no advantage).
         num_rollouts: n, at least m; None: n = m, plain GRPO.
-        generation_batch_size: rows of one generation batch; None derives it from ``steps_per_generation``,
-            which defaults to ``gradient_accumulation_steps``. Only one of the two may be set.
+        steps_per_generation: micro-batches of one generation batch; None: ``gradient_accumulation_steps``.
+        generation_batch_size: its rows, instead of ``steps_per_generation``.
         use_vllm: TRL cuts what vLLM returns into equal parts, so every process must generate as many rollouts.
         processes: None: as many as the launcher started (``WORLD_SIZE``).
 
     Raises:
-        UserError: a number below its minimum, n < m, or batches that do not hold whole groups of m rows;
-            the message gives the unit and two values that work.
+        UserError: a number below its minimum, n < m, or batches that split a group, with two values that work.
 
     >>> check_batch(num_generations=8, num_rollouts=32, per_device_train_batch_size=16).rollouts_per_step
     64.0
     """
     processes = place().processes if processes is None else processes
-    m = _at_least("num_generations", num_generations, 2, "one row has no spread, so it teaches nothing")
+    m = _at_least("num_generations", num_generations, 2, "a single row has no advantage")
     n = m if num_rollouts is None else _at_least("num_rollouts", num_rollouts, 1)
     if n < m:
         raise UserError(
@@ -230,14 +229,12 @@ def check_batch(
         _at_least("rollout_batch_size", rollout_batch_size, 1, "unset it to generate all rollouts at once")
     steps = _steps(m, rows, processes, accumulation, steps_per_generation, generation_batch_size)
     plan = BatchPlan(m, n, processes, rows, accumulation, steps, rollout_batch_size)
-    if use_vllm:
-        _check_equal_shares(plan)
+    if use_vllm and not plan.shares.even:
+        _refuse_uneven(plan)
     return plan
 
 
-def _check_equal_shares(plan: BatchPlan) -> None:
-    if plan.shares.even:
-        return
+def _refuse_uneven(plan: BatchPlan) -> NoReturn:
     prompts, n = plan.prompts_per_generation, plan.num_rollouts
     low, high = _neighbours(n, plan.processes // math.gcd(plan.processes, prompts))
     raise UserError(

@@ -21,75 +21,71 @@ _PATIENCE = 1.5  # seconds; a slow hub may still have it, so only a clear no is 
 
 
 class Extra(NamedTuple):
-    """A library: one of ``modules`` is enough; ``install`` is what pip takes, ``[name]`` an extra of pods-rl."""
+    """A library. One of ``modules`` is enough; ``install`` is what pip takes, ``[name]`` an extra of pods-rl.
+
+    Both are the library's name if they are not given.
+    """
 
     name: str
-    modules: tuple[str, ...]
-    install: str
+    modules: tuple[str, ...] = ()
+    install: str = ""
 
     @property
     def missing(self) -> bool:
-        return not any(_is_there(module) for module in self.modules)
+        return not any(map(_is_there, self.modules or (self.name.replace("-", "_"),)))
 
 
-def _library(name: str, *modules: str, install: str = "") -> Extra:
-    """A library whose module and package are named alike, unless it says otherwise."""
-    return Extra(name, modules or (name.replace("-", "_"),), install or name)
-
-
-_BITSANDBYTES = _library("bitsandbytes", install="[quant]")
+_BITSANDBYTES = Extra("bitsandbytes", install="[quant]")
 _OPTIMIZERS = {
     "adamw_8bit adamw_bnb_8bit paged_adamw_32bit paged_adamw_8bit lion_8bit lion_32bit paged_lion_8bit "
     "paged_lion_32bit ademamix ademamix_8bit paged_ademamix_32bit paged_ademamix_8bit rmsprop_bnb rmsprop_bnb_8bit "
     "rmsprop_bnb_32bit": _BITSANDBYTES,
     "galore_adamw galore_adamw_8bit galore_adafactor galore_adamw_layerwise galore_adamw_8bit_layerwise "
-    "galore_adafactor_layerwise": _library("galore-torch"),
-    "lomo adalomo": _library("lomo-optim"),
-    "adamw_torch_4bit adamw_torch_8bit": _library("torchao"),
-    "schedule_free_radam schedule_free_adamw schedule_free_sgd": _library("schedulefree"),
-    "apollo_adamw apollo_adamw_layerwise": _library("apollo-torch"),
-    "grokadamw": _library("grokadamw"),
-    "stable_adamw": _library("torch-optimi", "optimi"),
-    "adamw_anyprecision": _library("torchdistx"),
-    "adamw_torch_xla": _library("torch-xla"),
-    "adamw_torch_npu_fused": _library("torch-npu"),
+    "galore_adafactor_layerwise": Extra("galore-torch"),
+    "lomo adalomo": Extra("lomo-optim"),
+    "adamw_torch_4bit adamw_torch_8bit": Extra("torchao"),
+    "schedule_free_radam schedule_free_adamw schedule_free_sgd": Extra("schedulefree"),
+    "apollo_adamw apollo_adamw_layerwise": Extra("apollo-torch"),
+    "grokadamw": Extra("grokadamw"),
+    "stable_adamw": Extra("torch-optimi", ("optimi",)),
+    "adamw_anyprecision": Extra("torchdistx"),
+    "adamw_torch_xla": Extra("torch-xla"),
+    "adamw_torch_npu_fused": Extra("torch-npu"),
 }
 _REPORTERS = {
-    "wandb": _library("wandb"),
-    "tensorboard": _library("tensorboard", "tensorboard", "tensorboardX"),
-    "trackio": _library("trackio"),
-    "mlflow": _library("mlflow"),
-    "comet_ml": _library("comet-ml"),
-    "clearml": _library("clearml"),
-    "neptune": _library("neptune"),
-    "codecarbon": _library("codecarbon"),
-    "dagshub": _library("dagshub", install="dagshub mlflow"),
-    "flyte": _library("flytekit"),
-    "dvclive": _library("dvclive"),
-    "swanlab": _library("swanlab"),
-    "azure_ml": _library("azureml-mlflow", "azureml.core.run", install="azureml-core"),
+    "wandb": Extra("wandb"),
+    "tensorboard": Extra("tensorboard", ("tensorboard", "tensorboardX")),
+    "trackio": Extra("trackio"),
+    "mlflow": Extra("mlflow"),
+    "comet_ml": Extra("comet-ml"),
+    "clearml": Extra("clearml"),
+    "neptune": Extra("neptune"),
+    "codecarbon": Extra("codecarbon"),
+    "dagshub": Extra("dagshub", install="dagshub mlflow"),
+    "flyte": Extra("flytekit"),
+    "dvclive": Extra("dvclive"),
+    "swanlab": Extra("swanlab"),
+    "azure_ml": Extra("azureml-mlflow", ("azureml.core.run",), "azureml-core"),
 }
 REPORTERS = (*_REPORTERS, "kubeflow", "all", "none")
 
 # what a key's value needs; each value of a list is looked up
 _OF_VALUE: dict[str, dict[Any, Extra]] = {
-    "use_vllm": {True: _library("vllm", install="[vllm]")},
+    "use_vllm": {True: Extra("vllm", install="[vllm]")},
     "load_in_4bit": {True: _BITSANDBYTES},
     "load_in_8bit": {True: _BITSANDBYTES},
-    "use_peft": {True: _library("peft")},
-    "use_liger_kernel": {True: _library("liger-kernel")},
+    "use_peft": {True: Extra("peft")},
+    "use_liger_kernel": {True: Extra("liger-kernel")},
     "attn_implementation": {
-        "flash_attention_2": _library("flash-attn", "flash_attn", "kernels"),
-        "flash_attention_3": _library(
-            "flash-attn-3", "flash_attn_3", "flash_attn_interface", "kernels", install="kernels"
-        ),
-        "flash_attention_4": _library("flash-attn-4", "flash_attn.cute", "kernels"),
+        "flash_attention_2": Extra("flash-attn", ("flash_attn", "kernels")),
+        "flash_attention_3": Extra("flash-attn-3", ("flash_attn_3", "flash_attn_interface", "kernels"), "kernels"),
+        "flash_attention_4": Extra("flash-attn-4", ("flash_attn.cute", "kernels")),
     },
-    "cache_implementation": {"quantized": _library("optimum-quanto", "optimum.quanto", "hqq")},
+    "cache_implementation": {"quantized": Extra("optimum-quanto", ("optimum.quanto", "hqq"))},
     "optim": {name: extra for names, extra in _OPTIMIZERS.items() for name in names.split()},
     "report_to": _REPORTERS,
 }
-_OF_KEY = {"deepspeed": _library("deepspeed", install="[deepspeed]")}  # needed for any value
+_OF_KEY = {"deepspeed": Extra("deepspeed", install="[deepspeed]")}  # needed for any value
 
 
 def missing_library(values: Mapping[str, Any]) -> str | None:
@@ -99,7 +95,7 @@ def missing_library(values: Mapping[str, Any]) -> str | None:
         return None
     names = [extra.name for extra in missing]
     ours = [extra.install.strip("[]") for extra in missing if extra.install.startswith("[")]
-    others = [extra.install for extra in missing if not extra.install.startswith("[")]
+    others = [extra.install or extra.name for extra in missing if not extra.install.startswith("[")]
     line = " ".join([*([f"'pods-rl[{','.join(ours)}]'"] if ours else []), *others])
     listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
     return f"This recipe needs {listed}, which {'is' if len(names) == 1 else 'are'} not installed: pip install {line}."

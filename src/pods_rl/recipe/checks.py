@@ -201,7 +201,7 @@ def _check_generator(values: Mapping[str, Any]) -> None:
     if values.get("use_transformers_continuous_batching") and cast and values.get("dtype") == "float32":
         raise UserError(
             f"use_transformers_continuous_batching with {cast} = true: TRL would turn the trained float32 weights into "
-            f"{cast} before each generation, for good. Unset {cast}, or set dtype: bfloat16 if you want that."
+            f"{cast} before each generation, permanently. Unset {cast}, or set dtype: bfloat16 if you want that."
         )
 
 
@@ -221,7 +221,7 @@ def _check_precision(values: Mapping[str, Any]) -> None:
     if quantised and values.get("use_vllm"):
         raise UserError(
             f"{quantised} and use_vllm are both true: TRL would merge the adapter into the quantised weights before "
-            "each generation, which rounds most of it away and wears the base off (huggingface/trl issues 3466 and "
+            "each generation, which rounds most of it away and damages the base (huggingface/trl issues 3466 and "
             f"4973). Unset {quantised} (LoRA on a bf16 base), or set use_vllm: false."
         )
 

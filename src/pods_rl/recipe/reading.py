@@ -72,7 +72,7 @@ def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], Origin]:
     lines = {key.value: key.start_mark.line + 1 for key, _ in node.value if isinstance(key.value, str)}
     for key in values:
         if not isinstance(key, str):
-            raise UserError(f"{name}: the key {short(str(key))} is not text: put it in quotes if it is meant.")
+            raise UserError(f"{name}: the key {short(str(key))} is not text: put it in quotes.")
     return values, Origin(name, lines)
 
 
@@ -112,7 +112,7 @@ class _Loader(yaml.SafeLoader):
         self._depth -= 1
         if isinstance(event, yaml.AliasEvent):
             if node not in self._extents:
-                raise _refused(event, "an alias refers to what it is in")
+                raise _refused(event, "an alias contains itself")
         elif node is not None:
             self._extents[node] = self._measure(node)
         return node
@@ -147,7 +147,7 @@ def _check_keys(node: yaml.MappingNode) -> None:
 
 
 def _too_deep(place: Any) -> yaml.MarkedYAMLError:
-    return _refused(place, f"nests too deep (more than {_DEEPEST} levels)")
+    return _refused(place, f"nested too deeply (more than {_DEEPEST} levels)")
 
 
 def _too_large(place: Any) -> yaml.MarkedYAMLError:
@@ -163,25 +163,41 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
     return yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True, width=sys.maxsize)
 
 
-def parse_overrides(words: list[str]) -> dict[str, str | bool]:
+def parse_overrides(words: list[str], stray: list[str] | None = None) -> dict[str, str | bool]:
     """Read ``--key value``, ``--key=value`` and bare ``--flag`` (true); the last one of a key wins.
+
+    Any other word goes into ``stray``, or raises UserError.
 
     >>> parse_overrides(["--num-rollouts", "64", "--beta=0.04", "--use_cpu"])
     {'num_rollouts': '64', 'beta': '0.04', 'use_cpu': True}
     """
-    overrides, stray = _split(words)
-    if stray:
-        raise UserError(f"Unexpected argument {short(stray[0])!r}: expected --key value, as in --seed 1.")
+    overrides: dict[str, str | bool] = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        key, equals, value = word[2:].partition("=")
+        key = key.replace("-", "_")
+        if not word.startswith("--") or word == "--":
+            if stray is None:
+                raise UserError(f"Unexpected argument {short(word)!r}: expected --key value, as in --seed 1.")
+            stray.append(word)
+        elif equals:
+            overrides[key] = value
+        elif rest and not rest[0].startswith("--"):
+            overrides[key] = rest.pop(0)
+        else:
+            overrides[key] = True
     return overrides
 
 
 def parse_words(words: list[str], config: str | None) -> tuple[str | None, dict[str, str | bool]]:
-    """As parse_overrides, and the recipe: a word alone, where no option names it.
+    """As parse_overrides, and the recipe: a word alone, if no option names it.
 
     >>> parse_words(["--seed", "1", "tiny-pods"], None)
     ('tiny-pods', {'seed': '1'})
     """
-    overrides, stray = _split(words)
+    stray: list[str] = []
+    overrides = parse_overrides(words, stray)
     if stray and config is None:
         config = stray.pop(0)
     if stray:
@@ -190,25 +206,6 @@ def parse_words(words: list[str], config: str | None) -> tuple[str | None, dict[
             f"{short(config or '')}."
         )
     return config, overrides
-
-
-def _split(words: list[str]) -> tuple[dict[str, str | bool], list[str]]:
-    overrides: dict[str, str | bool] = {}
-    stray, rest = [], list(words)
-    while rest:
-        word = rest.pop(0)
-        if not word.startswith("--") or word == "--":
-            stray.append(word)
-            continue
-        key, equals, value = word[2:].partition("=")
-        key = key.replace("-", "_")
-        if equals:
-            overrides[key] = value
-        elif rest and not rest[0].startswith("--"):
-            overrides[key] = rest.pop(0)
-        else:
-            overrides[key] = True
-    return overrides, stray
 
 
 def local_path(name: str | Path) -> Path:
