@@ -23,7 +23,7 @@ from pods_rl.evaluation.checkpoint import choose_backend, evaluate_checkpoint
 from pods_rl.policies import tiny_policy_path
 from pods_rl.policies.files import Policy
 from pods_rl.recipe import build_recipe
-from pods_rl.recipe.reading import Source
+from pods_rl.recipe.reading import Origin
 from pods_rl.training import environment
 
 
@@ -101,7 +101,7 @@ def vllm(monkeypatch):
 
 def recipe(**values):
     given = {"model_name_or_path": "tiny", "max_steps": 1, "use_cpu": True, "bf16": False, **values}
-    return build_recipe(given, Source("test"))
+    return build_recipe(given, Origin("test"))
 
 
 def adapter(folder: Path, **config) -> Policy:

@@ -258,7 +258,7 @@ def test_what_makes_no_sense_is_refused(tmp_path, settings, words):
     [
         ({"loss_type": "cispo"}, "is not set \\(TRL then takes epsilon\\)"),
         ({"loss_type": "cispo", "epsilon_high": 0.28}, "which = 0.28: a cap below 1"),
-        ({"loss_type": "vespo", "importance_sampling_level": "sequence"}, "leave it out"),
+        ({"loss_type": "vespo", "importance_sampling_level": "sequence"}, "unset importance_sampling_level"),
     ],
 )
 def test_what_trl_trains_with_is_a_warning_and_refused_in_a_recipe_alone(make_trainer, settings, words):

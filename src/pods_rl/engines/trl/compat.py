@@ -49,7 +49,7 @@ try:  # names that are not public; the engine imports them from here
     from transformers.trainer_utils import SaveStrategy  # noqa: F401
     from trl.models import unwrap_model_for_generation  # noqa: F401  (gathers ZeRO-3's weights)
     from trl.trainer import grpo_trainer  # its gather, VLLMGeneration and logger are patched below
-    from trl.trainer.utils import get_config_model_id, is_async_callable, nanstd  # noqa: F401
+    from trl.trainer.utils import get_callable_name, get_config_model_id, is_async_callable, nanstd  # noqa: F401
 except ImportError as error:
     raise _refusal("imports names of trl and transformers that are not public", error) from error
 

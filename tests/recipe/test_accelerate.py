@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from pods_rl.errors import UserError
-from pods_rl.recipe import accelerate_configs, accelerate_layout, check_layout, layouts
+from pods_rl.recipe import accelerate, accelerate_configs, accelerate_sharding, check_accelerate
 
 ALL = ("weights", "gradients", "optimizer states")
 
@@ -19,8 +19,8 @@ def written(folder, **values):
     return path
 
 
-def test_the_shipped_layouts():
-    known = {name: accelerate_layout(path)[:2] for name, path in accelerate_configs().items()}
+def test_the_shipped_configurations():
+    known = {name: accelerate_sharding(path)[:2] for name, path in accelerate_configs().items()}
     assert known == {
         "ddp": ("DDP", ()),
         "fsdp2": ("FSDP2", ALL),
@@ -29,25 +29,25 @@ def test_the_shipped_layouts():
     }
 
 
-def test_what_each_process_holds_is_told():
-    told = {name: accelerate_layout(path).describe() for name, path in accelerate_configs().items()}
-    assert told["ddp"] == "DDP: each process holds the whole model and its optimizer"
-    assert told["fsdp2"] == "FSDP2: each process holds a part of weights, gradients and optimizer states"
-    assert told["zero2"].endswith("a part of gradients and optimizer states, the rest whole")
+def test_what_each_process_holds_is_described():
+    described = {name: accelerate_sharding(path).describe() for name, path in accelerate_configs().items()}
+    assert described["ddp"] == "DDP: each process holds the whole model and its optimizer"
+    assert described["fsdp2"] == "FSDP2: each process holds a part of weights, gradients and optimizer states"
+    assert described["zero2"].endswith("a part of gradients and optimizer states, the rest whole")
 
 
 def test_deepspeed_s_own_file_gives_the_stage(tmp_path):
     own = tmp_path / "ds.json"
     path = written(tmp_path, distributed_type="DEEPSPEED", deepspeed_config={"deepspeed_config_file": str(own)})
     own.write_text(json.dumps({"zero_optimization": {"stage": 1}}))
-    assert accelerate_layout(path)[:2] == ("ZeRO-1", ("optimizer states",))
+    assert accelerate_sharding(path)[:2] == ("ZeRO-1", ("optimizer states",))
     for text in ("{}", "no json", "[1]"):
         own.write_text(text)
         with pytest.raises(UserError, match=r"ds\.json gives no zero_optimization\.stage"):
-            accelerate_layout(path)
+            accelerate_sharding(path)
     own.unlink()
     with pytest.raises(UserError, match=r"ds\.json gives no zero_optimization\.stage"):
-        accelerate_layout(path)
+        accelerate_sharding(path)
 
 
 @pytest.mark.parametrize(
@@ -60,17 +60,17 @@ def test_deepspeed_s_own_file_gives_the_stage(tmp_path):
 )
 def test_what_is_not_supported_is_refused(tmp_path, values, message):
     with pytest.raises(UserError, match=message):
-        accelerate_layout(written(tmp_path, **values))
+        accelerate_sharding(written(tmp_path, **values))
 
 
 def test_a_layout_that_cannot_run_here_is_refused(monkeypatch):
     shipped = accelerate_configs()
-    monkeypatch.setattr(layouts, "find_spec", lambda name: None)
+    monkeypatch.setattr(accelerate, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"zero2: ZeRO-2 needs deepspeed, .*: pip install 'pods-rl\[deepspeed\]'"):
-        check_layout(shipped["zero2"], on_cpu=False)
-    monkeypatch.setattr(layouts, "find_spec", lambda name: name)
-    check_layout(shipped["zero2"], on_cpu=False)
+        check_accelerate(shipped["zero2"], on_cpu=False)
+    monkeypatch.setattr(accelerate, "find_spec", lambda name: name)
+    check_accelerate(shipped["zero2"], on_cpu=False)
     with pytest.raises(UserError, match=r"zero3: ZeRO-3 runs on GPUs only, and use_cpu is true: .*fsdp2 or ddp"):
-        check_layout(shipped["zero3"], on_cpu=True)
+        check_accelerate(shipped["zero3"], on_cpu=True)
     for name in ("ddp", "fsdp2"):
-        check_layout(shipped[name], on_cpu=True)
+        check_accelerate(shipped[name], on_cpu=True)
