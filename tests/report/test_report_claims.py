@@ -140,7 +140,7 @@ def test_a_crossing_within_the_standard_error_of_the_evaluation_is_not_settled(t
     assert result.ci_low > 1
     assert not result.settled
     (headline,) = headlines(analysis)
-    assert "With so few runs and the evaluation’s standard error allowed for, the interval is [0.00, " in headline
+    assert "Allowing for so few runs and the evaluation’s standard error, the interval is [0.00, " in headline
     for path in tmp_path.glob("*/*/evals.jsonl"):
         path.write_text(path.read_text().replace('"accuracy_se": 0.024, "prompts": 256', '"other": 0'))
     assert "1.25x sooner [1.25, 1.25]" in headlines(analysis_of(tmp_path))[0]

@@ -106,11 +106,8 @@ def rollouts_of(config: Mapping[str, Any]) -> tuple[int | None, int | None]:
     return (None if n is None else int(n)), (None if m is None else int(m))
 
 
-# ------------------------------------------------------------------------------- missing and damaged
-
-
 def _missing_runs(sources: Sequence[str | Path], found: Mapping[str, Sequence[Run]]) -> dict[str, tuple[Missing, ...]]:
-    """For each arm that an ``experiment.yaml`` of the sources names, in its order: its seeds without a run."""
+    """The seeds without a run, for each arm of the ``experiment.yaml`` of the sources, in its order."""
     missing: dict[str, tuple[Missing, ...]] = {}
     for source in map(Path, sources):
         for arm, seeds in _planned_seeds(source / "experiment.yaml").items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import UserError
 from .arms import Arm, label_of
-from .curves import HOUR, MOST_CHECKPOINTS, Curve, align, finite, other_metrics, standard_errors
+from .curves import HOUR, MOST_CHECKPOINTS, Curve, align, other_metrics, standard_errors
 
 _CSV_SETTINGS = {"rule": "rule", "num_rollouts": "n", "num_generations": "m", "advantages": "advantages"}
 _NOT_MEASURED = ("", "nan", "na", "n/a", "null", "none", "-")  # as spreadsheets and data frames write it
@@ -24,12 +24,23 @@ _ALL_CHECKPOINTS = 60_000  # of all arms of a CSV together: what the tables hold
 class _Rows:
     """The rows of one arm, column by column."""
 
-    def __init__(self, config: Mapping[str, str], columns: Collection[str]) -> None:
+    def __init__(self, config: Mapping[str, str], columns: Iterable[str]) -> None:
         self.config = config
         self.runs: dict[str, int] = {}  # the number of each run
         self.run_K = array("q")
-        self.values_K = {name: array("d") for name in columns}
-        self.seen: set[tuple[int, float | None]] = set()
+        self.values_K = {name: array("d") for name in columns}  # hours first
+        self._seen: set[tuple[int, float]] = set()
+
+    def add(self, run: str, values: Sequence[float]) -> bool:
+        """Take a row, unless there is one of the same run and hour."""
+        key = (self.runs.setdefault(run, len(self.runs)), values[0])
+        if key in self._seen:
+            return False
+        self._seen.add(key)
+        self.run_K.append(key[0])
+        for column, value in zip(self.values_K.values(), values, strict=True):
+            column.append(value)
+        return True
 
     def curve(self, metric: str, most: int) -> Curve | None:
         if metric not in self.values_K:
@@ -72,47 +83,46 @@ def curves_from_csv(path: str | Path, metric: str = "answer_accuracy") -> dict[s
     return {arm.name: arm.curve for arm in arms_from_csv(path, metric) if arm.curve}
 
 
-def _is_blank(cell: str | None) -> bool:
-    return (cell or "").strip().lower() in _NOT_MEASURED
+def _number(text: str | None) -> float:
+    """A finite number, else NaN."""
+    try:
+        value = float(text or "")
+    except ValueError:
+        return math.nan
+    return value if math.isfinite(value) else math.nan
 
 
 def _read_rows(path: str | Path, lines: Any, metric: str, needed: Sequence[str]) -> dict[str, _Rows]:
     columns: list[str] = next(lines, [])
+    missing = [name for name in needed if name not in columns]
+    measures = [metric, *other_metrics(metric)]
+    read = dict.fromkeys(["hours", *measures, *(f"{measure}_se" for measure in measures), "prompts"])
     place = {name: columns.index(name) for name in columns}
-    missing = [name for name in needed if name not in place]
-    measures = {metric, *other_metrics(metric)}
-    numbers = [name for name in ("hours", *measures, *(f"{m}_se" for m in measures), "prompts") if name in place]
+    numbers = {name: place[name] for name in read if name in place}
     arms: dict[str, _Rows] = {}
     for row in lines if not missing else ():
         if not row:
             continue
-        cells = {name: row[at] if at < len(row) else None for name, at in place.items()}
-        values = {name: finite(cells[name]) for name in numbers}
-        for name in ("hours", metric):
-            if values[name] is not None or (name == metric and _is_blank(cells[name])):
-                continue
-            expected = "a number, or nothing where it was not measured" if name == metric else "a number"
-            raise UserError(f"{path}, line {lines.line_num}: {name} is {cells[name]!r}, expected {expected}.")
-        name, run = cells["arm"] or "", cells["run"] or ""
-        if name not in arms:
+        row += [None] * (len(columns) - len(row))
+        values = [_number(row[at]) for at in numbers.values()]
+        for name, value in zip(numbers, values[:2], strict=False):  # the hours and the metric
+            if math.isnan(value) and (name == "hours" or (row[place[name]] or "").strip().lower() not in _NOT_MEASURED):
+                expected = "a number" if name == "hours" else "a number, or nothing where it was not measured"
+                raise UserError(f"{path}, line {lines.line_num}: {name} is {row[place[name]]!r}, expected {expected}.")
+        arm, run = row[place["arm"]] or "", row[place["run"]] or ""
+        if arm not in arms:
             if len(arms) == _MOST_ARMS:
                 raise UserError(
-                    f"{path} has more than {_MOST_ARMS} arms, such as {name!r}. The column arm must hold the name of "
+                    f"{path} has more than {_MOST_ARMS} arms, such as {arm!r}. The column arm must hold the name of "
                     "an arm, the same for all of its runs."
                 )
-            given = {key: cells.get(column) for key, column in _CSV_SETTINGS.items()}
-            arms[name] = _Rows({key: value for key, value in given.items() if value}, numbers)
-        rows = arms[name]
-        code = rows.runs.setdefault(run, len(rows.runs))
-        if (code, values["hours"]) in rows.seen:
+            given = {key: row[place[column]] for key, column in _CSV_SETTINGS.items() if column in place}
+            arms[arm] = _Rows({key: value for key, value in given.items() if value}, numbers)
+        if not arms[arm].add(run, values):
             raise UserError(
-                f"{path}, line {lines.line_num}: run {run} of arm {name} has a second row at {values['hours']} h. "
-                "Keep one row per run and checkpoint (one benchmark per file)."
+                f"{path}, line {lines.line_num}: run {run} of arm {arm} has a second row at {values[0]} h. Keep one "
+                "row per run and checkpoint (one benchmark per file)."
             )
-        rows.seen.add((code, values["hours"]))
-        rows.run_K.append(code)
-        for key, value in values.items():
-            rows.values_K[key].append(math.nan if value is None else value)
     if not arms:
         held = "no rows" if not missing else f"columns {', '.join(columns)}" if columns else "no columns"
         raise UserError(

@@ -35,7 +35,7 @@ from .text import duration, interval, names, number, unit_for, words
 STEP_METRICS = {
     "reward": "reward, all n rollouts",
     "pods/selected/reward_mean": "reward, kept rollouts",
-    "pods/selected/reward_std": "spread of reward within the kept",
+    "pods/selected/reward_std": "spread of reward, kept rollouts",
     "pods/zero_variance_share": "share of groups with equal rewards",
 }
 

@@ -6,13 +6,14 @@ Axes as in ``statistics``: R runs of one arm, C checkpoints, B bootstrap resampl
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .statistics import (
+    AT_ONCE,
     CRITERIA,
     Z_95,
     Array,
@@ -20,7 +21,6 @@ from .statistics import (
     evaluation_error,
     mean_curve,
     normal_band,
-    resampled_means,
     threshold,
     time_ratio,
     time_to,
@@ -104,9 +104,26 @@ def _resample(
     """Draw runs with replacement. Memory is bounded by the resampled curves themselves."""
     runs = len(scores)
     count = min(resamples, max(200, _MOST_DRAWS // runs)) if runs > 1 else 0
-    drawn_scores, drawn_seconds = resampled_means([scores, seconds], count, random)
+    drawn_scores, drawn_seconds = _resampled_means([scores, seconds], count, random)
     cautious = _cautious(scores, errors, drawn_scores, seed) if count else drawn_scores
     return _Arm(scores, seconds, drawn_scores, drawn_seconds, cautious)
+
+
+def _resampled_means(tables_RC: Sequence[Array], resamples: int, random: np.random.Generator) -> list[Array]:
+    """``mean_curve`` of each table, ``[B, C]``, for the same draws of runs; two matrix products make many at once."""
+    runs, checkpoints = tables_RC[0].shape
+    means = [np.empty((resamples, checkpoints)) for _ in tables_RC]
+    there = [~np.isnan(table) for table in tables_RC]
+    at_once = max(1, AT_ONCE // runs)
+    for start in range(0, resamples, at_once):
+        draws = random.integers(runs, size=(min(at_once, resamples - start), runs))
+        draws += runs * np.arange(len(draws))[:, None]
+        times_drawn_BR = np.bincount(draws.ravel(), minlength=draws.size).reshape(draws.shape).astype(np.float64)
+        for mean, table, known in zip(means, tables_RC, there, strict=True):
+            count = times_drawn_BR @ known.astype(np.float64)
+            total = times_drawn_BR @ np.where(known, table, 0.0)
+            mean[start : start + len(draws)] = np.where(2 * count > runs, total / np.maximum(count, 1), np.nan)
+    return means
 
 
 def _cautious(scores: Array, errors: Array, drawn_BC: Array, seed: int) -> Array:

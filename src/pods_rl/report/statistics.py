@@ -6,7 +6,6 @@ where a run has no evaluation at that checkpoint (it failed or was killed earlie
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -21,7 +20,7 @@ CRITERIA: dict[Criterion, float] = {"p99": 0.99, "peak": 1.0}
 Z_95 = 1.96
 """Half width of the paper's band in standard errors."""
 
-_AT_ONCE = 2_000_000  # numbers drawn at once
+AT_ONCE = 2_000_000  # numbers drawn at once
 _ROUNDING = 1e-12  # the means of two and of three runs at 0.8 differ in the last digit
 
 
@@ -70,29 +69,15 @@ def bootstrap_band(scores_RC: ArrayLike, resamples: int = 2000, seed: int = 0) -
     True
     """
     scores = np.asarray(scores_RC, dtype=np.float64)
-    low, high = np.full((2, scores.shape[1]), np.nan)
-    if len(scores) > 1:
-        (means_BC,) = resampled_means([scores], resamples, np.random.default_rng(seed))
+    R, C = scores.shape
+    low, high = np.full((2, C), np.nan)
+    if R > 1:
+        random, at_once = np.random.default_rng(seed), max(1, AT_ONCE // (R * C))
+        parts = [min(at_once, resamples - start) for start in range(0, resamples, at_once)]
+        means_BC = np.concatenate([mean_curve(scores[random.integers(R, size=(part, R))]) for part in parts])
         known = ~np.isnan(means_BC).all(axis=0)
         low[known], high[known] = np.nanquantile(means_BC[:, known], [0.025, 0.975], axis=0)
     return low, high
-
-
-def resampled_means(tables_RC: Sequence[Array], resamples: int, random: np.random.Generator) -> list[Array]:
-    """Return ``mean_curve`` of each table, ``[B, C]``, for the same draws of whole runs with replacement."""
-    runs, checkpoints = tables_RC[0].shape
-    means = [np.empty((resamples, checkpoints)) for _ in tables_RC]
-    there = [~np.isnan(table) for table in tables_RC]
-    at_once = max(1, _AT_ONCE // runs)
-    for start in range(0, resamples, at_once):
-        draws = random.integers(runs, size=(min(at_once, resamples - start), runs))
-        draws += runs * np.arange(len(draws))[:, None]
-        times_drawn_BR = np.bincount(draws.ravel(), minlength=draws.size).reshape(draws.shape).astype(np.float64)
-        for mean, table, known in zip(means, tables_RC, there, strict=True):
-            count = times_drawn_BR @ known.astype(np.float64)
-            total = times_drawn_BR @ np.where(known, table, 0.0)
-            mean[start : start + len(draws)] = np.where(2 * count > runs, total / np.maximum(count, 1), np.nan)
-    return means
 
 
 def evaluation_error(scores_RC: Array, errors_RC: Array) -> Array:

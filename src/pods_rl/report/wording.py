@@ -132,7 +132,7 @@ def _doubt(base: Arm, arm: Arm, result: Speedup) -> str:
     causes = ["so few runs"] if any(len(curve.runs) < FEW for curve in curves) else []
     causes += ["the evaluation’s standard error"] if any(curve.has_errors for curve in curves) else []
     wide = interval(result.cautious_low, result.cautious_high)
-    return f"with {' and '.join(causes)} allowed for, the interval is {wide}"
+    return f"allowing for {' and '.join(causes)}, the interval is {wide}"
 
 
 def _share(result: Speedup) -> str:
