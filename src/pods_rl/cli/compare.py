@@ -15,7 +15,7 @@ from ..errors import UserError
 from ..planning.batching import counted
 from ..runs.files import LOG
 from ..text import console, safe_text
-from .train import DryRun, find_recipe, note_missing, show_plan
+from .train import DryRun, named_recipe, note_missing, show_plan
 
 if TYPE_CHECKING:
     from ..experiment import Event, Experiment
@@ -46,7 +46,7 @@ def compare(
     from ..experiment import load_experiment, run_experiment
     from .board import Board
 
-    named, keys = find_recipe(context.args, config, None)
+    named, keys = named_recipe(context.args, config, None)
     if named is None:
         raise UserError("No experiment: name a shipped one, as in `pods compare quickstart`, or a YAML file with arms.")
     experiment = load_experiment(named, keys)

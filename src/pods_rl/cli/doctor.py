@@ -13,7 +13,7 @@ import typer
 
 from ..errors import UserError
 from ..text import console, safe_text
-from .train import AccelerateConfig, Config, Launch, Processes, RecipeName, find_launch, find_recipe, show_plan
+from .train import AccelerateConfig, Config, Launch, Processes, RecipeName, find_launch, named_recipe, show_plan
 
 if TYPE_CHECKING:
     from ..planning.batching import BatchPlan
@@ -57,7 +57,7 @@ def doctor(
     from ..recipe.reading import short
 
     launch = find_launch(num_processes, accelerate_config)
-    named, keys = find_recipe(context.args, config, recipe_name)
+    named, keys = named_recipe(context.args, config, recipe_name)
     if named is None and keys:
         raise UserError(
             f"--{short(next(iter(keys)))} sets a key of a recipe, but no recipe is given: name one, as in "

@@ -17,6 +17,7 @@ from ..errors import UserError
 from ..text import console, safe_text
 
 _BAD_LINES_SHOWN = 10
+_QUOTED = 43  # characters of a bad line's value
 _LONGEST_LINE = 1 << 26  # bytes: the longest completions have a few million
 _DEEPEST = 200  # nested lists and objects; Python's own limit depends on the caller
 _BOM = b"\xef\xbb\xbf"
@@ -125,34 +126,31 @@ def _items(path: Path) -> Iterator[tuple[str, str, bytes | dict[str, Any]]]:
 
 
 def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[str, str, bytes]]:
-    number = 0
-    while line := file.readline(_LONGEST_LINE):
-        number += 1
+    for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b""), start=1):
         if len(line) == _LONGEST_LINE:
             raise UserError(
                 f"{path}: line {number} has {_LONGEST_LINE:,} bytes or more: expected a rollout on each line."
             )
-        if number == 1:
-            line = line.removeprefix(_BOM)
-        if line.strip():
-            yield "", f"line {number}", line
+        text = line.removeprefix(_BOM) if number == 1 else line
+        if text.strip():
+            yield "", f"line {number}", text
 
 
 def _parquet(path: Path, name: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    number = 0
     try:
-        for batch in pq.ParquetFile(path).iter_batches():
-            for row in batch.to_pylist():
-                number += 1
-                yield name, f"row {number}", row
+        rows = (row for batch in pq.ParquetFile(path).iter_batches() for row in batch.to_pylist())
+        for number, row in enumerate(rows, start=1):
+            yield name, f"row {number}", row
     except pa.ArrowException as error:
         raise UserError(f"{path} is not a whole Parquet file: {str(error).splitlines()[0]}") from error
 
 
 def _parse(line: bytes) -> dict[str, Any]:
+    from ..recipe.reading import short
+
     try:
         values = json.loads(line.decode("utf-8"))
     except RecursionError:
@@ -162,21 +160,22 @@ def _parse(line: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"is not JSON ({error})") from None
     if not isinstance(values, dict):
-        raise ValueError(f"is not a JSON object but {_short(values)}")
+        raise ValueError(f"is not a JSON object but {short(str(values), _QUOTED)}")
     return values
 
 
 def _rollout(values: dict[str, Any], file: str, group_by: str, reward_key: str) -> Rollout:
     """The rollout that a line's values describe; raises ValueError where they describe none."""
+    from ..recipe.fields import suggest
+    from ..recipe.reading import short
+
     if _depth(values) > _DEEPEST:
         raise ValueError(f"is nested too deeply: expected {_DEEPEST} levels at most")
     for key, option in ((group_by, "--group-by"), (reward_key, "--reward-key")):
         if key not in values:
-            from ..recipe.fields import suggest
-
-            there = _short(", ".join(map(repr, values)) or "none", 200)
+            there = short(", ".join(map(repr, values)) or "none", 200)
             raise ValueError(
-                f"has no key {_short(repr(key))}; it has {there}.{suggest(key, values)} {option} names the key"
+                f"has no key {short(repr(key), _QUOTED)}; it has {there}.{suggest(key, values)} {option} names the key"
             )
     reward = values[reward_key]
     try:
@@ -184,13 +183,10 @@ def _rollout(values: dict[str, Any], file: str, group_by: str, reward_key: str) 
     except OverflowError:
         number = math.inf
     if math.isinf(number):
-        raise ValueError(f"its {reward_key} is {_short(repr(reward))}, expected a finite number, true, false or null")
+        raise ValueError(
+            f"its {reward_key} is {short(repr(reward), _QUOTED)}, expected a finite number, true, false or null"
+        )
     return Rollout(values, file + json.dumps(values[group_by], sort_keys=True, default=str), number)
-
-
-def _short(value: object, most: int = 40) -> str:
-    text = str(value)
-    return text if len(text) <= most else text[:most] + "..."
 
 
 def _depth(value: object) -> int:

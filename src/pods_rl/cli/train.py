@@ -31,7 +31,8 @@ RecipeName = Annotated[
     str | None, Option("--recipe", metavar="NAME", help="A shipped recipe, or <experiment>-<arm>; no NAME: list them.")
 ]
 Processes = Annotated[
-    int | None, Option("--num_processes", metavar="K", min=1, help="Train on K processes of this machine (accelerate).")
+    int | None,
+    Option("--num_processes", metavar="K", min=1, help="Use K processes on this machine, started through accelerate."),
 ]
 AccelerateConfig = Annotated[
     str | None,
@@ -47,7 +48,9 @@ Resume = Annotated[
 AllowChanged = Annotated[
     bool, Option("--allow_changed_recipe", help="With --resume: accept a checkpoint of another recipe.")
 ]
-DryRun = Annotated[bool, Option("--dry-run", help="Show the resolved recipe and the batch plan, and stop.")]
+DryRun = Annotated[
+    bool, Option("--dry-run", help="Check and show the recipe, or each arm, and its batch plan; then stop.")
+]
 Explain = Annotated[str | None, Option(metavar="KEY", help="Show type, default and meaning of a recipe key.")]
 
 
@@ -96,7 +99,7 @@ def train(
         return
     with stoppable() as stop:
         launch = find_launch(num_processes, accelerate_config)
-        named, keys = find_recipe(context.args, config, recipe_name, resumed=output if resume else None)
+        named, keys = named_recipe(context.args, config, recipe_name, resumed=output if resume else None)
         if named is None:
             raise UserError("No recipe: name one, as in `pods train tiny-pods` (`pods recipes` lists them), or a file.")
         recipe = load_recipe(named, keys, processes=launch and launch.processes)
@@ -109,7 +112,12 @@ def train(
         output = output or (newest_run(recipe) if resume else _default_output(recipe))
         again = {"resume": resume, "allow_changed_recipe": allow_changed_recipe}
         _check_output(recipe, output, launch, **again)
-        status = _launch(launch, named, keys, output, again, stop) if launch else _run(recipe, output, again, stop)
+        if launch:
+            status = _launch(launch, named, keys, output, again, stop)
+        else:
+            from ..training.run import train as train_run
+
+            status = train_run(recipe, output, stop=stop, **again).status
         if code := exit_code(status, default=stop.code):
             raise typer.Exit(code)
 
@@ -124,7 +132,7 @@ def stoppable() -> Iterator[Stop]:
             raise typer.Exit(getattr(interrupt, "code", 130)) from None
 
 
-def find_recipe(
+def named_recipe(
     words: list[str], config: str | None, name: str | None, resumed: Path | None = None
 ) -> tuple[str | None, dict[str, str | bool]]:
     """The recipe that a command names, and the keys that it sets.
@@ -249,13 +257,6 @@ def _check_output(
         with RunWriter(output, resume=resume) as writer:
             if launch and resume:  # else the status of the earlier run would decide the exit code
                 writer.write_status("running", reason="loading")
-
-
-def _run(recipe: Recipe, output: Path, again: Mapping[str, bool], stop: Stop) -> Mapping[str, Any]:
-    """Train in this process; the status in which the run ended."""
-    from ..training.run import train as train_run
-
-    return train_run(recipe, output, stop=stop, **again).status
 
 
 def _launch(
