@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from pods_rl.evaluation import processes
-from pods_rl.evaluation.checkpoint import evaluate_checkpoint
-from pods_rl.evaluation.results import task_metrics
-from pods_rl.recipe import Origin, build_recipe
+from pods_rl.evaluation.checkpoint import evaluate_checkpoint, task_metrics
+from pods_rl.recipe import build_recipe
+from pods_rl.recipe.reading import Origin
 from pods_rl.runs import Run
 
 

@@ -51,6 +51,6 @@ def test_the_doctor_says_that_the_recipe_cannot_train_here():
 def test_an_experiment_that_ends_by_its_steps_promises_no_seconds(tmp_path):
     (tmp_path / "e.yaml").write_text("arms: {a: {}, b: {}}\nbase: tiny-pods\nmax_seconds: null\nmax_steps: 2\n")
     assert (
-        "2 runs: 2 arms x 1 seed, ended by their steps"
+        "2 runs: 2 arms x 1 seed, limited by their steps"
         in pods("compare", "--config", tmp_path / "e.yaml", "--dry-run").output
     )

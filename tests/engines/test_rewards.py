@@ -13,9 +13,8 @@ from pods_rl.engines.trl.scoring import reward_functions, trl_reward
 from pods_rl.errors import UserError
 from pods_rl.recipe import Origin
 from pods_rl.recipe.recipe import build_recipe
-from pods_rl.rewards import REWARDS, Reward, VerifierPool, get_reward
-from pods_rl.rewards import pool as pool_module
-from pods_rl.rewards.own import Failure
+from pods_rl.rewards import REWARDS, Reward, VerifierPool, get_reward, verifier
+from pods_rl.rewards.user_rewards import RewardFailure
 from pods_rl.tasks import Task
 
 RIGHT, WRONG = "<answer>3</answer>", "<answer>4</answer>"
@@ -42,7 +41,7 @@ def call(function, completions, lengths=None, **more):
 def quick_pool(monkeypatch):
     """The process's own pool, one that gives up soon."""
     pool = VerifierPool(size=1, limit=0.2)
-    monkeypatch.setattr(pool_module, "_default", pool)
+    monkeypatch.setattr(verifier, "_default", pool)
     yield pool
     pool.close()
 
@@ -160,14 +159,14 @@ def test_a_recipe_s_own_reward_runs_within_its_limit(monkeypatch):
 
     class Pool:
         def score(self, texts, golds):
-            return [Failure("gave no score within 7 s", late=True), *[1.0] * (len(texts) - 1)]
+            return [RewardFailure("gave no score within 7 s", late=True), *[1.0] * (len(texts) - 1)]
 
-    monkeypatch.setattr(rewards, "own_pool", lambda *key: asked.append(key) or Pool())
+    monkeypatch.setattr(rewards, "user_pool", lambda *key: asked.append(key) or Pool())
     settings = {"model_name_or_path": "tiny", "max_steps": 1, "task_binary": 0.5}
     for seconds in (7, None):
         own, _ = reward_functions(build_recipe(settings | {"reward_seconds": seconds}, Origin("a test")), task)
         first, second = call(own, ["x", "2"])
-        assert isinstance(first, Failure)
+        assert isinstance(first, RewardFailure)
         assert second == 1.0
     assert asked == [(name, 7)]  # the one built in never asks, and without a limit nobody does
 

@@ -169,7 +169,7 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], Sequence[str]]] = {
     ),
     "no such file": (lambda _: ["--config", "mine.yaml"], ["mine.yaml", "neither a file", "expected"]),
     "no such recipe": (lambda _: ["--recipe", "tiny-pod"], ["tiny-pod", "no such recipe", "Did you mean tiny-pods?"]),
-    "nothing to resume": (words("--resume", "--output", "nowhere"), ["nowhere", "no run to go on with"]),
+    "nothing to resume": (words("--resume", "--output", "nowhere"), ["nowhere", "no run to resume"]),
     "a word too many": (words("seed", "3"), ["'seed'", "expected --key value", "as in --seed 1"]),
 }  # fmt: skip
 NO_HUB = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}

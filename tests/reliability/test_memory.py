@@ -12,7 +12,8 @@ import yaml
 
 from pods_rl.errors import UserError
 from pods_rl.planning.batching import check_batch
-from pods_rl.planning.memory import GENERATION, UPDATE, Shape, advice, estimate, read_config
+from pods_rl.planning.memory import GENERATION, UPDATE, Shape, advice, estimate
+from pods_rl.policies.files import read_config
 from pods_rl.runs import Run
 
 from ..benchmarks import module

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ _OVERRIDES = ("baseline", "seeds", "accelerate")  # of an experiment itself, fro
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRun:
     """One run of an experiment, and where it goes below the experiment's directory."""
 
     arm: str
@@ -51,10 +51,10 @@ class Experiment:
             return 1
         return accelerate_processes(find_accelerate_config(self.accelerate))
 
-    def plan(self) -> list[Planned]:
+    def plan(self) -> list[PlannedRun]:
         """Every run, in the order they are made: seeds outside, arms inside, so that the arms of a seed share
         whatever the machine does at that hour. Raises UserError where any recipe is wrong."""
-        return [Planned(arm, seed, self._recipe(arm, seed)) for seed in self.seeds for arm in self.arms]
+        return [PlannedRun(arm, seed, self._recipe(arm, seed)) for seed in self.seeds for arm in self.arms]
 
     def to_yaml(self) -> str:
         """As ``experiment.yaml``; loading it gives an equal experiment."""
@@ -103,7 +103,8 @@ def build_experiment(
     baseline = values.get("baseline", next(iter(arms)))
     if not isinstance(baseline, str) or baseline not in arms:
         raise UserError(
-            f"{source.where('baseline')}baseline: {describe(baseline)} is not an arm: expected one of {_list(arms)}."
+            f"{source.where('baseline')}baseline: {describe(baseline)} is not an arm: expected one of "
+            f"{', '.join(arms)}."
         )
     _check_keys(base, arms, source)
     _convert(overrides, base)
@@ -111,7 +112,12 @@ def build_experiment(
     if not isinstance(name, (str, int)) or Path(str(name)).name != str(name):
         raise UserError(f"{source.where('name')}name: got {describe(name)}, expected the name of a directory.")
     seeds = _seeds(values.get("seeds", 1), source)
-    accelerate = _accelerate(values.get("accelerate"), source)
+    accelerate = values.get("accelerate")
+    if accelerate is not None and not isinstance(accelerate, str):
+        where = source.where("accelerate")
+        raise UserError(f"{where}accelerate: got {describe(accelerate)}, expected a name, such as zero2, or a path.")
+    if accelerate is not None:
+        find_accelerate_config(accelerate)
     if len(arms) * len(seeds) > _MOST_RUNS:
         raise UserError(
             f"{source.name}: {len(arms)} arms x {len(seeds)} seeds are {len(arms) * len(seeds):,} runs: expected at "
@@ -129,18 +135,6 @@ def _check_keys(base: Mapping[str, Any], arms: Mapping[str, Mapping[str, Any]], 
     if unknown:
         lines = (f"{where}{short(key)}: unknown key.{suggest(key, known)}" for where, key in unknown)
         raise UserError(listed(lines, len(unknown)))
-
-
-def _accelerate(config: Any, source: Origin) -> str | None:
-    if config is None:
-        return None
-    if not isinstance(config, str):
-        where = source.where("accelerate")
-        raise UserError(
-            f"{where}accelerate: got {describe(config)}, expected a name, such as zero2, or a configuration's path."
-        )
-    find_accelerate_config(config)
-    return config
 
 
 def _seeds(seeds: Any, source: Origin) -> tuple[int, ...]:
@@ -168,7 +162,3 @@ def _convert(overrides: Mapping[str, Any], base: dict[str, Any]) -> None:
             base[key] = known.parse(word) if known is not None and isinstance(word, str) else word
         except ValueError as error:
             raise UserError(f"--{key}: {error}.") from None
-
-
-def _list(names: Iterable[str]) -> str:
-    return ", ".join(names)

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import NoReturn
 
-from ..distributed.processes import place
+from ..distributed.processes import get_world_size
 from ..errors import UserError
 
 
@@ -213,7 +213,7 @@ def check_batch(
     >>> check_batch(num_generations=8, num_rollouts=32, per_device_train_batch_size=16).rollouts_per_step
     64.0
     """
-    processes = place().processes if processes is None else processes
+    processes = get_world_size() if processes is None else processes
     m = _at_least("num_generations", num_generations, 2, "a single row has no advantage")
     n = m if num_rollouts is None else _at_least("num_rollouts", num_rollouts, 1)
     if n < m:

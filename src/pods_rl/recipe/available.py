@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ..errors import UserError
-from ..policies import TINY
+from .catalog import TINY
 from .reading import local_path, looks_like_path
 
 _PATIENCE = 1.5  # seconds; a slow hub may still have it, so only a clear no is an error

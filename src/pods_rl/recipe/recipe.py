@@ -11,9 +11,8 @@ from typing import Any
 
 from ..errors import UserError
 from ..planning.batching import BatchPlan
-from ..policies import TINY
 from .available import check_reachable, missing_library, missing_module
-from .catalog import read_recipe
+from .catalog import TINY, read_recipe
 from .checks import batch_plan, check_values
 from .fields import listed, suggest
 from .reading import Origin, dump_yaml, short

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..policies import TINY
+from .catalog import TINY
 from .fields import describe, suggest
 from .reading import local_path, looks_like_path
 from .schema import REWARDS, TASKS
