@@ -99,6 +99,9 @@ def test_the_engines_own_fields_are_the_ones_we_document():
     assert engine.pop("skip_zero_advantage_steps") is None  # a recipe's arms all skip, plain GRPO too
     assert ours.pop("skip_zero_advantage_steps").default is True
     assert engine == {name: field.default for name, field in ours.items()}
+    assert {name: field.metadata["help"] for name, field in added.items()} == {
+        name: fields()[name].help for name in added
+    }
 
 
 @pytest.mark.parametrize("name", ["loss_type", "scale_rewards", "importance_sampling_level", "vllm_mode"])

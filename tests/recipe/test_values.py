@@ -34,6 +34,7 @@ def bomb(form: str) -> str:
         ("max_steps", 1e3, 1000),
         ("max_steps", "1e3", 1000),
         ("bf16", None, None),
+        ("skip_zero_advantage_steps", None, None),  # PODSConfig then decides
         ("save_strategy", False, "no"),  # YAML 1.1 reads a bare no as false
         ("lora_target_modules", "all-linear", ["all-linear"]),
         ("lora_target_modules", ["q", "v"], ["q", "v"]),

@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
 from ..planning.batching import BatchPlan, check_batch
 from ..planning.losses import check_losses
-from .fields import describe, inside, interval_in_words, suggest
+from .fields import inside, interval_in_words, suggest
 from .reading import local_path, short
 from .schema import RULES, fields
 from .task_checks import IMPORT_PATH, check_model, check_task
@@ -56,30 +56,60 @@ _BATCH_KEYS = (
 
 _CLOCK = "a recipe evaluates by training clock"
 _NEEDS_GPU = "it needs a GPU, and use_cpu is true"
-# (key, value, the value is wrong if this holds for the recipe, message)
-_TOGETHER: tuple[tuple[str, Any, Any, str], ...] = (
-    ("sync_ref_model", True, lambda v: not v.get("beta"),
-     "there is no reference model with beta = 0: set beta above 0, or unset sync_ref_model"),
-    ("sync_ref_model", True, lambda v: v.get("use_peft"),
-     "there is no reference model with use_peft, which uses the policy without its adapter: unset sync_ref_model"),
-    ("save_strategy", "best", lambda v: True, f"{_CLOCK}, so TRL knows no best: set steps, epoch or no"),
-    ("lr_scheduler_type", "reduce_lr_on_plateau", lambda v: True, f"it needs TRL's evaluation, and {_CLOCK}"),
-    ("lr_scheduler_type", "greedy", lambda v: True, f"it needs TRL's evaluation, and {_CLOCK}"),
-    ("fp16_full_eval", True, lambda v: v.get("bf16_full_eval"), "bf16_full_eval is true as well: choose one"),
-    ("cache_implementation", "offloaded", lambda v: v.get("use_cpu"), _NEEDS_GPU),
-    ("cache_implementation", "offloaded_static", lambda v: v.get("use_cpu"), _NEEDS_GPU),
-    ("fp16", True, lambda v: v.get("use_cpu"), f"{_NEEDS_GPU}: set bf16 instead, or unset fp16"),
+_CONTINUOUS = "use_transformers_continuous_batching"
+# (whether a recipe's values contradict each other, what to say; {key} is the value of a key)
+_CONFLICTS: tuple[tuple[Callable[[Mapping[str, Any]], Any], str], ...] = (
+    (lambda v: v.get("sync_ref_model") and not v.get("beta"),
+     "sync_ref_model = true: there is no reference model with beta = 0: set beta above 0, or unset sync_ref_model."),
+    (lambda v: v.get("sync_ref_model") and v.get("use_peft"),
+     "sync_ref_model = true: there is no reference model with use_peft, which uses the policy without its adapter: "
+     "unset sync_ref_model."),
+    (lambda v: v.get("save_strategy") == "best",
+     f"save_strategy = best: {_CLOCK}, so TRL knows no best: set steps, epoch or no."),
+    (lambda v: v.get("lr_scheduler_type") in ("reduce_lr_on_plateau", "greedy"),
+     f"lr_scheduler_type = {{lr_scheduler_type}}: it needs TRL's evaluation, and {_CLOCK}."),
+    (lambda v: v.get("cache_implementation") in ("offloaded", "offloaded_static") and v.get("use_cpu"),
+     f"cache_implementation = {{cache_implementation}}: {_NEEDS_GPU}."),
+    (lambda v: v.get("fp16") and v.get("use_cpu"),
+     f"fp16 = true: {_NEEDS_GPU}: set bf16 instead, or unset fp16."),
+    (lambda v: v.get("dataloader_prefetch_factor") is not None and not v.get("dataloader_num_workers"),
+     "dataloader_prefetch_factor needs workers: set dataloader_num_workers above 0 as well."),
+    (lambda v: v.get("entropy_coef_min", 0.0) > v.get("entropy_coef_max", 1.0),
+     "entropy_coef_min is more than entropy_coef_max: lower it."),
+    (lambda v: v.get("log_completions_hub_repo") and not v.get("log_completions"),
+     "log_completions_hub_repo is set, but log_completions is false: set it to true."),
+    (lambda v: v.get("use_vllm") and v.get(_CONTINUOUS),
+     f"use_vllm and {_CONTINUOUS} are both true: choose one generator."),
+    *((lambda v, cast=cast: v.get(_CONTINUOUS) and v.get(cast) and v.get("dtype") == "float32",
+       f"{_CONTINUOUS} with {cast} = true: TRL would turn the trained float32 weights into {cast} before each "
+       f"generation, permanently. Unset {cast}, or set dtype: bfloat16 if you want that.")
+      for cast in ("bf16", "fp16")),
+    (lambda v: v.get("bf16") and v.get("fp16"), "bf16 and fp16 are both true: choose one, or unset both."),
+    (lambda v: v.get("bf16_full_eval") and v.get("fp16_full_eval"),
+     "bf16_full_eval and fp16_full_eval are both true: choose one."),
+    (lambda v: v.get("bf16") and v.get("use_cpu") and cpu_has_bf16() is False,
+     "bf16 = true, but this processor has no bf16 instructions and would be slower than in float32: unset bf16 (it is "
+     "then used where the processor has them), or set bf16: false."),
+    (lambda v: v.get("load_in_4bit") and v.get("load_in_8bit"),
+     "load_in_4bit and load_in_8bit are both true: choose one."),
+    *((lambda v, bits=bits: v.get(bits) and not v.get("use_peft"),
+       f"{bits} = true trains adapters only: set use_peft: true as well.")
+      for bits in ("load_in_4bit", "load_in_8bit")),
+    *((lambda v, bits=bits: v.get(bits) and v.get("use_vllm"),
+       f"{bits} and use_vllm are both true: TRL would merge the adapter into the quantised weights before each "
+       "generation, which rounds most of it away and damages the base (huggingface/trl issues 3466 and 4973). Unset "
+       f"{bits} (LoRA on a bf16 base), or set use_vllm: false.")
+      for bits in ("load_in_4bit", "load_in_8bit")),
 )  # fmt: skip
 
 
 def check_values(values: Mapping[str, Any]) -> None:
     """Raise UserError for the first thing in a resolved recipe that cannot work, except its batches."""
     _check_ranges(values)
-    for key, wrong, applies, why in _TOGETHER:
-        if values.get(key) == wrong and applies(values):
-            raise UserError(f"{key} = {describe(wrong) if wrong is True else wrong}: {why}.")
-    _check_numbers_together(values)
-    _check_names(values)
+    for contradicts, message in _CONFLICTS:
+        if contradicts(values):
+            raise UserError(message.format_map(values))
+    _check_single_values(values)
     for key, value in values.items():
         if isinstance(value, str) and {"dict", "str"} <= fields()[key].kinds:
             _check_mapping(key, value)
@@ -87,8 +117,6 @@ def check_values(values: Mapping[str, Any]) -> None:
     _check_schedule(values)
     _check_rule(values["rule"])
     check_losses(values)
-    _check_generator(values)
-    _check_precision(values)
     check_task(values)
     check_model(values["model_name_or_path"])
 
@@ -109,17 +137,7 @@ def _check_ranges(values: Mapping[str, Any]) -> None:
             raise UserError(f"{key} = {value}: expected a whole number of steps, or a share of all below 1.")
 
 
-def _check_numbers_together(values: Mapping[str, Any]) -> None:
-    if values.get("dataloader_prefetch_factor") is not None and not values.get("dataloader_num_workers"):
-        raise UserError("dataloader_prefetch_factor needs workers: set dataloader_num_workers above 0 as well.")
-    low, high = values.get("vllm_importance_sampling_clip_min"), values.get("vllm_importance_sampling_clip_max", 3.0)
-    if low is not None and high is not None and low >= high:
-        raise UserError(f"vllm_importance_sampling_clip_min = {low}: expected less than clip_max, {high}.")
-    if values.get("entropy_coef_min", 0.0) > values.get("entropy_coef_max", 1.0):
-        raise UserError("entropy_coef_min is more than entropy_coef_max: lower it.")
-
-
-def _check_names(values: Mapping[str, Any]) -> None:
+def _check_single_values(values: Mapping[str, Any]) -> None:
     attention = values.get("attn_implementation")
     if attention is not None and attention not in _ATTENTION and not re.fullmatch(r"[\w.-]+/[\w.@:-]+", attention):
         raise UserError(
@@ -135,8 +153,9 @@ def _check_names(values: Mapping[str, Any]) -> None:
     for part in str(values.get("optim_args") or "").replace(" ", "").split(","):
         if part and part.count("=") != 1:
             raise UserError(f"optim_args: got {short(part)}, expected names and values, as in rank=64,scale=0.5.")
-    if values.get("log_completions_hub_repo") and not values.get("log_completions"):
-        raise UserError("log_completions_hub_repo is set, but log_completions is false: set it to true.")
+    low, high = values.get("vllm_importance_sampling_clip_min"), values.get("vllm_importance_sampling_clip_max", 3.0)
+    if low is not None and high is not None and low >= high:
+        raise UserError(f"vllm_importance_sampling_clip_min = {low}: expected less than clip_max, {high}.")
 
 
 def _check_mapping(key: str, text: str) -> None:
@@ -191,38 +210,6 @@ def _check_rule(rule: str) -> None:
         raise UserError(
             f"rule = {rule}: expected one of {', '.join(RULES)}, or your own as package.module:function."
             f"{suggest(rule, RULES)}"
-        )
-
-
-def _check_generator(values: Mapping[str, Any]) -> None:
-    if values.get("use_vllm") and values.get("use_transformers_continuous_batching"):
-        raise UserError("use_vllm and use_transformers_continuous_batching are both true: choose one generator.")
-    cast = next((key for key in ("bf16", "fp16") if values.get(key)), None)
-    if values.get("use_transformers_continuous_batching") and cast and values.get("dtype") == "float32":
-        raise UserError(
-            f"use_transformers_continuous_batching with {cast} = true: TRL would turn the trained float32 weights into "
-            f"{cast} before each generation, permanently. Unset {cast}, or set dtype: bfloat16 if you want that."
-        )
-
-
-def _check_precision(values: Mapping[str, Any]) -> None:
-    if values.get("bf16") and values.get("fp16"):
-        raise UserError("bf16 and fp16 are both true: choose one, or unset both.")
-    if values.get("bf16") and values.get("use_cpu") and cpu_has_bf16() is False:
-        raise UserError(
-            "bf16 = true, but this processor has no bf16 instructions and would be slower than in float32: unset bf16 "
-            "(it is then used where the processor has them), or set bf16: false."
-        )
-    if values.get("load_in_4bit") and values.get("load_in_8bit"):
-        raise UserError("load_in_4bit and load_in_8bit are both true: choose one.")
-    quantised = next((key for key in ("load_in_4bit", "load_in_8bit") if values.get(key)), None)
-    if quantised and not values.get("use_peft"):
-        raise UserError(f"{quantised} = true trains adapters only: set use_peft: true as well.")
-    if quantised and values.get("use_vllm"):
-        raise UserError(
-            f"{quantised} and use_vllm are both true: TRL would merge the adapter into the quantised weights before "
-            "each generation, which rounds most of it away and damages the base (huggingface/trl issues 3466 and "
-            f"4973). Unset {quantised} (LoRA on a bf16 base), or set use_vllm: false."
         )
 
 

@@ -41,7 +41,7 @@ def find_start(recipe: Recipe, output: Path, *, processes: int, changed: bool = 
         recipe: what to resume with.
         output: the run.
         processes: how many will train.
-        changed: accept a checkpoint though keys that belong to it differ (`recipe.changes`).
+        changed: accept a checkpoint though keys that belong to it differ (`recipe.FREE`).
         hashes: as `runs.checkpoints.verify` takes it.
 
     Raises:
