@@ -98,7 +98,7 @@ def test_an_interval_that_includes_1_settles_nothing(experiment: Path) -> None:
     assert (result.ci_low, result.settled) == (0, False)
     (headline,) = headlines(analysis)
     assert headline.startswith("Not settled: pods (64→16) reached 99 % of grpo (16)’s peak accuracy after ")
-    assert "3 runs. The interval includes 1. Resamples that never reach it count as 0: 3.5 %, the others give [2.0" in (
+    assert "3 runs. The interval includes 1. Resamples that never reach it count as 0 (3.5 %; the others give [2.0" in (
         headline
     )
     assert "sooner" not in headline

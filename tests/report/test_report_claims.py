@@ -156,7 +156,7 @@ def test_what_never_reaches_the_level_is_said_beside_the_interval(experiment: Pa
     ]  # fmt: skip
     (cells,) = report.tables["speedup"].cells()
     assert cells[4].startswith("3.5 %; others [2.0")
-    assert any("counts as 0: pods (64→16) 3.5 %, the others give [2.0" in note for note in report.notes)
+    assert any("counts as 0: pods (64→16) (3.5 %; the others give [2.0" in note for note in report.notes)
     with report.csv["final"].open() as file:
         row = [*csv.DictReader(file)][1]
     assert float(row["ci_low"]) == 0

@@ -169,7 +169,7 @@ def damaged_files(arms: Sequence[Arm], metrics: Collection[str]) -> str:
 
 
 def _not_numbers(rows: Sequence[Mapping[str, Any]], keys: Collection[str]) -> list[str]:
-    """``step [1], 2 times``: the values that should be numbers, by key, each with an example; null is no value."""
+    """``step [1], 2 times``: the values that should be numbers, by key, each with an example; null is missing."""
     count: Counter[str] = Counter()
     example: dict[str, object] = {}
     for row in rows:

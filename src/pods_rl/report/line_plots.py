@@ -220,7 +220,7 @@ def describe_lines(named: Sequence[Line]) -> str:
     parts = []
     if several:
         some = f", at most {MOST_RUNS} of an arm" if any(len(line.scores) > MOST_RUNS for line in several) else ""
-        parts.append(f"Thin lines are runs{some}, thick ones their mean")
+        parts.append(f"Thin lines are runs{some}, thick lines are their means")
     if single:
         parts.append("an arm of one run is its line" if several else "Each line is one run")
     if len(named) <= CROWD:

@@ -239,5 +239,6 @@ def speedup(
                 f"got {scores.shape} and {seconds.shape}"
             )
         tables.append((scores, seconds, np.full_like(scores, np.nan) if errors_RC is None else np.asarray(errors_RC)))
-    results = speedups(*tables, resamples=resamples, seed=seed)
-    return next(s for s in results if (s.criterion, s.interpolated) == (criterion, interpolated))
+    random = np.random.default_rng(seed)
+    base, arm = (_resample(*table, resamples, random, seed) for table in tables)
+    return _compare(base, arm, criterion, interpolated)

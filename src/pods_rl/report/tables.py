@@ -106,18 +106,18 @@ def _arms_note(analysis: Analysis) -> str:
     """What the columns of the table of arms are, for those that it has."""
     several = any(arm.curve and not arm.is_single for arm in analysis.arms)
     note = "Means over runs. " if several else ""
-    note += f"Final scores are those at {duration(analysis.horizon)} of training, "
-    note += f"peaks the highest {'mean' if several else 'score'} until then."
+    note += f"Final scores are at {duration(analysis.horizon)} of training; "
+    note += f"peaks are the highest {'mean' if several else 'score'} until then."
     if several:
         note += " Intervals of scores are 1.96 standard errors over runs"
-        note += ", those of speedups a bootstrap." if analysis.has_intervals else "."
+        note += "; those of speedups are a bootstrap." if analysis.has_intervals else "."
     if any(arm.is_single and not math.isnan(analysis.finals[arm.name].error) for arm in analysis.arms):
         note += " ± is 1.96 standard errors of the evaluation of a single run."
     if not analysis.speedups or analysis.baseline is None:
         return note
     results = {arm.label: analysis.speedup_of(arm.name) for arm in analysis.arms if arm is not analysis.baseline}
     unsettled = [label for label, result in results.items() if result and not result.settled]
-    note += f" 99 % is of {analysis.baseline.label}’s peak."
+    note += f" “99 %” is 99 % of {analysis.baseline.label}’s peak."
     return note + (f" Speedups not settled: {', '.join(unsettled)}." if unsettled else "")
 
 

@@ -69,13 +69,14 @@ def _never(analysis: Analysis, base: Arm, never: Sequence[Compared], *, alone: b
         who = f"None of the {len(arms)} arms" if alone else f"{len(arms)} arms never"
         scores = ", ".join(f"{arm.label} ({number(final.final)})" for arm, final in zip(arms, finals, strict=True))
         line = f"{who} reached {goal} in {time}; final scores: {scores}."
-    unsettled = [pair for pair in never if not pair[1].settled]
-    if not unsettled:
+    doubts: dict[str, list[str]] = {}
+    for arm, result in never:
+        if not result.settled:
+            doubts.setdefault(_doubt(base, arm, result), []).append(arm.label)
+    if not doubts:
         return line
-    which = "" if len(unsettled) == len(arms) else f" for {', '.join(arm.label for arm, _ in unsettled)}"
-    several = [pair for pair in unsettled if not (base.is_single or pair[0].is_single)]
-    why = _doubt(base, *several[0]) if several else _SINGLE
-    return f"{line} Not settled{which}: {why}."
+    why = (doubt if len(of) == len(arms) else f"{doubt} ({', '.join(of)})" for doubt, of in doubts.items())
+    return f"{line} Not settled: {'; '.join(why)}."
 
 
 def _progress(analysis: Analysis, arm: Arm) -> str:
@@ -100,7 +101,7 @@ def _comparison(analysis: Analysis, base: Arm, arm: Arm, result: Speedup) -> str
     unit = unit_for(max(result.arm_time, result.baseline_time))
     spread = f" {interval(result.ci_low, result.ci_high)}" if result.has_interval else ""
     reached, runs = f"{arm.label} reached {_goal(analysis, base)}", _runs(arm, base)
-    zeros = f" Resamples that never reach it count as 0: {_share(result)}." if result.never_reached > 0 else ""
+    zeros = f" Resamples that never reach it count as 0 ({_share(result)})." if result.never_reached > 0 else ""
     if result.settled and 0 < result.speedup < math.inf:
         how = f"{result.speedup:.2f}x sooner{spread}"
         if result.speedup < 1:
@@ -138,7 +139,7 @@ def _doubt(base: Arm, arm: Arm, result: Speedup) -> str:
 def _share(result: Speedup) -> str:
     """How many resamples count as 0, and the interval of the others."""
     others = interval(result.reached_low, result.reached_high)
-    return f"{100 * result.never_reached:.1f} %{'' if others == '–' else f', the others give {others}'}"
+    return f"{100 * result.never_reached:.1f} %{'' if others == '–' else f'; the others give {others}'}"
 
 
 def _runs(arm: Arm, base: Arm | None = None) -> str:
@@ -236,22 +237,22 @@ def _curve_notes(analysis: Analysis, arm: Arm) -> list[str]:
 def _baseline_notes(analysis: Analysis) -> list[str]:
     base = analysis.baseline
     if base is None:
-        return ["There is no baseline: no speedup is computed."] if len(analysis.arms) > 1 else []
+        return ["No baseline is set, so no speedup is computed."] if len(analysis.arms) > 1 else []
     result = analysis.speedup_of(base.name, "peak")
     if result is None or base.curve is None:
         what = "no checkpoint that most of its runs share" if base.curve else "no evaluation"
-        return [f"{base.label}, the baseline, has {what}: no speedup is computed."]
+        return [f"{base.label}, the baseline, has {what}, so no speedup is computed."]
     found = []
     if result.arm_time <= float(np.nanmin(base.curve.times)):
         found.append(f"{base.label} peaks at its first evaluation: its level says nothing about training.")
     pairs = [(arm, s) for arm in analysis.arms if (s := analysis.speedup_of(arm.name))]
     others = [s for arm, s in pairs if arm is not base and s.speedup > 0]
     if len(others) > 1 and any(s.settled and s.speedup > 1 for s in others):
-        found.append(f"The headline names the largest of {len(others)} speedups, which flatters it; the table has all.")
-    zero = [f"{arm.label} {_share(s)}" for arm, s in pairs if s.never_reached > 0]
+        found.append(f"The headline names the largest of {len(others)} speedups, which overstates it: see the table.")
+    zero = [f"{arm.label} ({_share(s)})" for arm, s in pairs if s.never_reached > 0]
     if zero:
-        more = f"; {len(zero) - _NAMED} more arms in the table" if len(zero) > _NAMED else ""
-        parts = "; ".join(zero[:_NAMED]) + more
+        more = f", {len(zero) - _NAMED} more arms in the table" if len(zero) > _NAMED else ""
+        parts = ", ".join(zero[:_NAMED]) + more
         found.append(f"In an interval, a resample that never reaches the level counts as 0: {parts}.")
     return found
 
