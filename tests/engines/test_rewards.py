@@ -8,8 +8,8 @@ import pytest
 from datasets import Dataset
 
 from pods_rl import rewards
-from pods_rl.engines.trl import scoring
-from pods_rl.engines.trl.scoring import reward_functions, trl_reward
+from pods_rl.engines.trl import build
+from pods_rl.engines.trl.build import reward_functions, trl_reward
 from pods_rl.errors import UserError
 from pods_rl.recipe import Origin
 from pods_rl.recipe.recipe import build_recipe
@@ -106,11 +106,11 @@ def test_the_mean_over_processes_is_the_sum_of_their_counts(monkeypatch):
     class FourProcesses:
         num_processes = 4
 
-    monkeypatch.setattr(scoring, "PartialState", FourProcesses)
+    monkeypatch.setattr(build, "PartialState", FourProcesses)
     mine = {"pods/verifier_timeouts": [], "pods/verifier_crashes": []}
     for lost in [(1, 0), (0, 0), (5, 2), (0, 0)]:  # what each process gave up
-        monkeypatch.setattr(scoring, "verifier_losses", lambda lost=lost: (10 + lost[0], 20 + lost[1]))
-        scoring._log_losses((10, 20), lambda name, value: mine[name].append(value))
+        monkeypatch.setattr(build, "verifier_losses", lambda lost=lost: (10 + lost[0], 20 + lost[1]))
+        build._log_losses((10, 20), lambda name, value: mine[name].append(value))
     assert {name: sum(values) / len(values) for name, values in mine.items()} == {
         "pods/verifier_timeouts": 6.0,
         "pods/verifier_crashes": 2.0,

@@ -49,7 +49,7 @@ def test_what_could_not_go_on_exactly_is_refused_and_loses_nothing(tmp_path):
     skipping = ("--ignore_data_skip", "true", "--allow_changed_recipe")
     after = train(tmp_path, *RESUMED, "run", "--max_steps", "3", *skipping, code=2)
     said = " ".join((tmp_path / "log.txt").read_text().split())
-    assert "ignore_data_skip = true would begin again with the first prompts" in said
+    assert "ignore_data_skip = true would start with the first prompts again" in said
     assert (after.metrics, after.rollout_files()) == kept
 
 

@@ -20,8 +20,8 @@ from datasets import Dataset
 
 from pods_rl.distributed.heartbeat import here
 from pods_rl.engines.trl import killable
+from pods_rl.engines.trl.build import trl_reward
 from pods_rl.engines.trl.rewards import Faults, check_scores, watched
-from pods_rl.engines.trl.scoring import trl_reward
 from pods_rl.errors import UserError
 from pods_rl.rewards import get_reward
 

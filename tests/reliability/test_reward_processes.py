@@ -15,7 +15,7 @@ import torch
 from datasets import Dataset
 
 from pods_rl.engines.trl import killable
-from pods_rl.engines.trl.scoring import trl_reward
+from pods_rl.engines.trl.build import trl_reward
 from pods_rl.errors import UserError
 from pods_rl.rewards import get_reward
 from pods_rl.rewards.user_rewards import RewardFailure, user_pool

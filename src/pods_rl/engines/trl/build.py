@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from peft import PeftConfig, inject_adapter_in_model
 from torch.nn import Linear
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -20,26 +22,32 @@ from ...policies.loading import has_bf16, load_options, load_tokenizer
 from ...recipe import Recipe
 from ...recipe.reading import short
 from ...recipe.recipe import checkpoint_keys
+from ...rewards import Reward, binarise, get_reward
+from ...rewards import score as score_texts
+from ...rewards.user_rewards import RewardFailure, Scores
+from ...rewards.verifier import verifier_losses
 from ...tasks import Task
 from .config import PODSConfig
 from .refusals import lossy_cast
-from .scoring import reward_functions
+from .rollouts import as_text
 from .trainer import PODSTrainer
 
-# A run keeps its own files; TRL writes what it is asked for and nothing else.
+RewardFunction = Callable[..., Scores]
+
 _NO_PICKLE = {"use_safetensors": True}
-_QUIET = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+# A run keeps its own files; TRL writes nothing but what the recipe asks for.
+_QUIET = {"report_to": "none", "disable_tqdm": True}
 
 
 def build_trainer(recipe: Recipe, task: Task, output_dir: Path) -> PODSTrainer:
-    """The trainer a recipe describes: policy, tokenizer, rewards and data; nothing is trained yet.
+    """Return the trainer that a recipe describes: policy, tokenizer, rewards and data; nothing is trained yet.
 
     Args:
         recipe: checked already.
         task: what to train on.
         output_dir: where TRL's checkpoints go.
     """
-    with _refusals_told(recipe):
+    with _as_recipe_errors(recipe):
         return _build(recipe, task, output_dir)
 
 
@@ -69,8 +77,8 @@ def _build(recipe: Recipe, task: Task, output_dir: Path) -> PODSTrainer:
 
 
 @contextmanager
-def _refusals_told(recipe: Recipe) -> Iterator[None]:
-    """Inside, a value that TRL, transformers or peft refuses is a mistake in the recipe: one line, the cause kept."""
+def _as_recipe_errors(recipe: Recipe) -> Iterator[None]:
+    """Turn an error of TRL, transformers or peft about a value into one line about the recipe; the cause is kept."""
     try:
         yield
     except UserError:
@@ -84,7 +92,7 @@ def _refusals_told(recipe: Recipe) -> Iterator[None]:
 
 
 def check_adapter(adapter: PeftConfig, path: str, revision: str = "main") -> None:
-    """Raises UserError where an adapter names layers that the policy does not have; no weights are loaded."""
+    """Raise UserError where an adapter names layers that the policy does not have; no weights are loaded."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path, revision=revision))
     layers = {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, Linear)}
@@ -98,13 +106,10 @@ def check_adapter(adapter: PeftConfig, path: str, revision: str = "main") -> Non
 
 
 def engine_arguments(recipe: Recipe) -> dict[str, Any]:
-    """PODSConfig's keywords with what the machine decides: CPU or not, bf16 or not."""
-    arguments = recipe.engine_arguments()
-    if save_wanted(recipe):
-        arguments = {k: v for k, v in _QUIET.items() if k != "save_strategy"} | arguments
-    else:
-        arguments = _QUIET | arguments
-    # Every weight takes part in each pass; looking for those that do not would cost a walk through the graph.
+    """Return PODSConfig's keywords, with what the machine decides: CPU or not, bf16 or not."""
+    saves = "save_steps" in recipe.given or "save_strategy" in recipe.given
+    arguments = _QUIET | ({} if saves else {"save_strategy": "no"}) | recipe.engine_arguments()
+    # DDP assumes that every parameter is used in each pass, which is true here, and saves a walk through the graph.
     arguments.setdefault("ddp_find_unused_parameters", False)
     if not torch.cuda.is_available():
         arguments.setdefault("use_cpu", True)
@@ -115,6 +120,72 @@ def engine_arguments(recipe: Recipe) -> dict[str, Any]:
     return arguments
 
 
-def save_wanted(recipe: Recipe) -> bool:
-    """Whether the recipe asks for checkpoints before the final one."""
-    return "save_steps" in recipe.given or "save_strategy" in recipe.given
+def reward_functions(recipe: Recipe, task: Task) -> list[RewardFunction]:
+    """Return the task's rewards as TRL calls them, in the task's order, under the recipe's settings.
+
+    Raises UserError for an unknown reward, and with `task_binary` for one whose range is not known.
+    """
+    return [
+        trl_reward(
+            get_reward(name),
+            limit=recipe.values["max_completion_length"],
+            buffer=recipe.values["overlong_buffer"],
+            binary=recipe.values["task_binary"],
+            seconds=recipe.values["reward_seconds"],
+        )
+        for name in task.rewards
+    ]
+
+
+def trl_reward(
+    reward: Reward,
+    *,
+    limit: int,
+    buffer: int | None = None,
+    binary: float | None = None,
+    seconds: float | None = None,
+) -> RewardFunction:
+    """Return a reward in TRL's signature: completions and the data set's `answer` column in, a list of floats out.
+
+    A reward that starts verifier processes logs the answers whose verification timed out or crashed. A user's reward
+    scores each completion apart; one that raised or hung gives a RewardFailure, handled as `reward_errors` says.
+
+    Args:
+        limit: most tokens of a completion, for `overlong`.
+        buffer: tokens before the limit over which the penalty of `overlong` grows; None: a fifth of it.
+        binary: share of the reward's range from which a score counts as 1, below it as 0; None: scores stay.
+        seconds: limit of a user's reward for one completion, in a process that is then killed; None: no limit, in this
+            process.
+    """
+    if binary is not None:
+        binarise(reward, [], binary)  # an unknown range is refused before anything is generated
+
+    def score(
+        completions: list[Any],
+        answer: list[str],
+        completion_ids: list[list[int]],
+        log_metric: Callable[[str, float], None] | None = None,
+        **_: Any,
+    ) -> Scores:
+        before = verifier_losses()
+        scores: Scores
+        if reward.reads == "tokens":
+            scores = reward.of_lengths([len(ids) for ids in completion_ids], limit, buffer)
+        else:
+            scores = score_texts(reward, [as_text(completion) for completion in completions], answer, seconds)
+        if reward.verifies and log_metric is not None:
+            _log_losses(before, log_metric)
+        if binary is not None:
+            scores = [x if isinstance(x, RewardFailure) else binarise(reward, [x], binary)[0] for x in scores]
+        # NaN is None to TRL, "does not apply"; here it means that the whole rollout cannot be scored, which inf marks.
+        return [math.inf if isinstance(x, float) and math.isnan(x) else x for x in scores]
+
+    score.__name__ = reward.name
+    return score
+
+
+def _log_losses(before: tuple[int, int], log_metric: Callable[[str, float], None]) -> None:
+    # TRL averages over processes: times their number, that is the sum over all of them.
+    processes = PartialState().num_processes
+    for name, earlier, now in zip(("timeouts", "crashes"), before, verifier_losses(), strict=True):
+        log_metric(f"pods/verifier_{name}", float((now - earlier) * processes))

@@ -1,4 +1,4 @@
-"""Reward functions called in forked copies of this process, which are killed when they take too long."""
+"""Reward functions called in forked children of this process, which are killed when they take too long."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ AT_ONCE = 4  # children that share single rows
 
 
 def killable(function: Callable[..., Any], seconds: float) -> Callable[..., Scores]:
-    """A reward function in TRL's signature, for PODSTrainer, that cannot hang the run.
+    """Return a reward function in TRL's signature, for PODSTrainer, that cannot hang the run.
 
-    Each batch is scored in a forked child of this process, which is killed after half of `seconds` of wall time. Where
-    it raised or was killed, every row is called alone, in four children, and has the other half: those that still give
-    no score are treated as PODSConfig's `reward_errors` says. So a batch with one row that hangs takes `seconds`.
+    Each batch is scored in a forked child of this process, which is killed after half of `seconds` of wall time. If it
+    raised or was killed, each row is scored alone, in four children, with the other half of the time; a row without a
+    score is then handled as PODSConfig's `reward_errors` says. So a batch with one row that hangs takes `seconds`.
 
-    What a child does stays in it: the function must keep no state between calls, and it cannot use the GPU, since a
-    forked process cannot. `log_extra` and `log_metric` reach the trainer. Every row may be called a second time. What a
-    child started ends with it, its standard input is empty, and an exception reaches the trainer as text.
+    The function must keep no state between calls, and cannot use the GPU, as no forked process can. `log_extra` and
+    `log_metric` reach the trainer. Each row may be scored a second time. What a child started ends with it, its
+    standard input is empty, and an exception reaches the trainer as text.
 
     Raises:
         UserError: an async function or a reward model, a limit that is not above 0, or a system that cannot fork.
@@ -51,7 +51,7 @@ def killable(function: Callable[..., Any], seconds: float) -> Callable[..., Scor
 
 
 class _Killable:
-    """What `killable` gives; it has the name and the attributes of the function."""
+    """A killable function, with the name and the attributes of the user's."""
 
     def __init__(self, function: Callable[..., Any], seconds: float) -> None:
         functools.update_wrapper(self, function, updated=())
@@ -79,17 +79,17 @@ class _Killable:
 
     def __reduce__(self) -> Any:
         if getattr(sys.modules.get(self.__module__), self.__qualname__, None) is self:
-            return self.__qualname__  # a decorated function: its name finds it
+            return self.__qualname__  # a decorated function is found by its name
         return killable, (self.__wrapped__, self._seconds)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "__wrapped__":  # a copy that is not made yet
+        if name == "__wrapped__":  # while a copy is made
             raise AttributeError(name)
         return getattr(self.__wrapped__, name)
 
 
 def _answer(function: Callable[..., Any], columns: Mapping[str, Any], rows: int, row: int | None) -> dict[str, Any]:
-    """In the child: the scores of one row or (None) of all, and what was logged on the way; or why they are refused."""
+    """In the child: score one row or (None) all; return the scores and what was logged, or why they are refused."""
     logged: dict[str, list[Any]] = {"log_extra": [], "log_metric": []}
     recording = {name: lambda *values, name=name: logged[name].append(values) for name in logged}
     asked = dict(columns) if row is None else one_row(columns, row, rows)
@@ -103,4 +103,4 @@ def _answer(function: Callable[..., Any], columns: Mapping[str, Any], rows: int,
 
 
 def _one_thread() -> None:
-    torch.set_num_threads(1)  # the parent's thread pool is not in the child
+    torch.set_num_threads(1)  # the parent's thread pool does not exist in the child

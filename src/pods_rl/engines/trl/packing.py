@@ -1,4 +1,4 @@
-"""How kept rows are packed for the forward passes: micro-batches of similar length, no padding computed.
+"""Packing kept rows for the forward passes: micro-batches of similar length, no padding computed.
 
 Rows are `[B, T]` tensors as TRL lays them out: prompts padded on the left, completions on the right.
 """
@@ -18,7 +18,7 @@ Passes = tuple[Tensor, Tensor | None, Tensor | None]  # log-probabilities, entro
 
 
 def trimmed_sides(config: Any) -> str:
-    """Which padding changes nothing but rounding when it is cut: `both` sides, the `right` one, or `none`.
+    """Return which padding can be cut without changing more than rounding: `both` sides, the `right` one, or `none`.
 
     TRL passes no positions, so a row's tokens are numbered from the first column of its batch. Rotary embeddings see
     differences of positions alone; learned positions would change with the padding on the left, and frequencies that
@@ -42,7 +42,7 @@ def trimmed_sides(config: Any) -> str:
 def real_columns(
     attention_mask: Tensor, prompt_width: int, multiple_of: int | None = None, *, left: bool = True
 ) -> slice:
-    """The columns of `[B, T]` between the first and the last token of any row.
+    """Return the columns of `[B, T]` between the first and the last token of any row.
 
     Args:
         attention_mask: `[B, T]`, 0 on padding.
@@ -74,7 +74,7 @@ def trimmed_passes(
     multiple_of: int | None = None,
     left: bool = True,
 ) -> Passes:
-    """What `compute` gives for all rows, from passes of `batch_size` rows of similar length, each without padding.
+    """Return what `compute` gives for all rows, from passes of `batch_size` rows of similar length without padding.
 
     Args:
         compute: token ids `[B, T]`, mask `[B, T]` and how many last columns to keep; gives TRL's per-token
@@ -101,7 +101,7 @@ def trimmed_passes(
 
 
 def completion_lengths(batch: Batch) -> Tensor:
-    """Tokens of each row's completion, `[B]`, masked-out rows counting as 0."""
+    """Return the tokens of each row's completion, `[B]`; a masked-out row has 0."""
     return batch["completion_mask"].sum(dim=1)
 
 
@@ -133,7 +133,7 @@ def sort_windows(micro_batches: list[Batch], window: int) -> list[Batch]:
 
 
 def steps_window(steps_per_generation: int, gradient_accumulation_steps: int) -> int | None:
-    """Micro-batches of one generation that surely belong to one optimizer step, or None when steps straddle.
+    """Return how many micro-batches of a generation lie in one optimizer step; None where steps straddle generations.
 
     Example:
         >>> steps_window(8, 4), steps_window(2, 4), steps_window(4, 3)

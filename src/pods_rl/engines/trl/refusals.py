@@ -17,7 +17,7 @@ _IMAGES = {"image", "images"}
 
 
 def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments of TRL's constructor whose rows the expansion to n rollouts does not see.
+    """Refuse arguments of TRL's constructor that down-sampling does not support.
 
     Raises:
         TypeError: `args` is not a PODSConfig.
