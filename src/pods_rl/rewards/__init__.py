@@ -169,26 +169,7 @@ def score(reward: Reward, texts: Sequence[str], golds: Sequence[str], seconds: f
 
 
 __all__ = [
-    "GRADER_VERSION",
-    "REWARDS",
-    "Reward",
-    "VerifierPool",
-    "accuracy",
-    "accuracy_batch",
-    "binarise",
-    "check_reward",
-    "check_rewards",
-    "chemistry",
-    "choice",
-    "countdown",
-    "default_pool",
-    "equation",
-    "extract_answer",
-    "extract_gold",
-    "format_reward",
-    "get_reward",
-    "overlong",
-    "positions",
-    "score",
-    "tag_count",
-]
+    "GRADER_VERSION", "REWARDS", "Reward", "VerifierPool", "accuracy", "accuracy_batch", "binarise", "check_reward",
+    "check_rewards", "chemistry", "choice", "countdown", "default_pool", "equation", "extract_answer", "extract_gold",
+    "format_reward", "get_reward", "overlong", "positions", "score", "tag_count",
+]  # fmt: skip

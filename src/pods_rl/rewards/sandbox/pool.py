@@ -53,7 +53,6 @@ class WorkerPool:
             raise ValueError(f"a pool needs size >= 1 and limit > 0 seconds: got {size} and {limit}")
         self.size = size or min(MAX_WORKERS, os.cpu_count() or 1)
         self.limit = limit
-        self.owner = os.getpid()
         self.runs_user_code = runs_user_code
         self._workers: LifoQueue[_Worker] = LifoQueue()  # the last one used is the one most likely running
         self._all = [_Worker(self) for _ in range(self.size)]
@@ -242,6 +241,8 @@ _workers: weakref.WeakSet[_Worker] = weakref.WeakSet()
 
 
 def _forget_all() -> None:
+    global _starting
+    _starting = threading.Lock()  # the parent may hold its own
     for worker in list(_workers):
         worker.forget()
 

@@ -165,7 +165,7 @@ def become_leader() -> None:
 
 
 def supervise(work: Callable[[], object]) -> int:
-    """Call `work` in a child of this leader; return its exit code, or minus the number of the signal that killed it."""
+    """Call `work` in a child of this leader; return its exit code, or minus the signal that killed it."""
     child = fork(work)
     while True:
         ended, status = os.wait()  # adopted orphans end here too
