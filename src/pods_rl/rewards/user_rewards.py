@@ -142,7 +142,7 @@ def scoring(name: str) -> Work:
 
     def score(pair: tuple[str, str]) -> float:
         try:
-            with outlive_output(None), no_copies():  # what it prints is dropped once nobody reads it
+            with outlive_output(None), no_copies():  # once no reader is left, what it prints is dropped
                 return reward(*pair)
         finally:
             flush()

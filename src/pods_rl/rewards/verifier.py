@@ -19,7 +19,7 @@ DEFAULT_LIMIT = 5.0  # seconds an answer: math-verify's own default (its parsing
 FIRST_LIMIT = 0.25  # seconds an answer gets at first: 500 gold answers of MATH-500 took 0.15 at most, most 0.002
 BATCH_SECONDS = 4.0  # what a batch spends on a second try of those that took longer
 PATIENCE = 10.0  # wall seconds for a second of work, on a busy machine, before a process is taken for dead
-MEMORY_BYTES = 3 << 30  # a tower of powers fills any memory within seconds; past this the process gives up
+MEMORY_BYTES = 3 << 30  # a tower of powers fills any memory within seconds; past this the process ends
 
 Pair = tuple[str, str]
 
