@@ -11,7 +11,7 @@ from pods_rl import rewards
 from pods_rl.engines.trl import scoring
 from pods_rl.engines.trl.scoring import reward_functions, trl_reward
 from pods_rl.errors import UserError
-from pods_rl.recipe.reading import Source
+from pods_rl.recipe import Origin
 from pods_rl.recipe.recipe import build_recipe
 from pods_rl.rewards import REWARDS, Reward, VerifierPool, get_reward, verifier
 from pods_rl.rewards.user_rewards import RewardFailure
@@ -121,11 +121,11 @@ def test_a_recipe_s_settings_reach_every_reward():
     rows = Dataset.from_dict({"prompt": ["1+2="], "answer": ["3"]})
     task = Task("sums", "1", rows, rows, {"overlong": 0.5, "positions": 1.0}, answer="positions")
     settings = {"model_name_or_path": "tiny", "max_steps": 1, "max_completion_length": 100}
-    plain = reward_functions(build_recipe(settings, Source("a test")), task)
+    plain = reward_functions(build_recipe(settings, Origin("a test")), task)
     assert [function.__name__ for function in plain] == ["overlong", "positions"]
     assert call(plain[0], [RIGHT], lengths=[90]) == [-0.5]
     settings |= {"overlong_buffer": 10, "task_binary": 1.0}
-    short = reward_functions(build_recipe(settings, Source("a test")), task)
+    short = reward_functions(build_recipe(settings, Origin("a test")), task)
     assert call(short[0], [RIGHT, RIGHT], lengths=[90, 91]) == [1.0, 0.0]
 
 
@@ -164,7 +164,7 @@ def test_a_recipe_s_own_reward_runs_within_its_limit(monkeypatch):
     monkeypatch.setattr(rewards, "user_pool", lambda *key: asked.append(key) or Pool())
     settings = {"model_name_or_path": "tiny", "max_steps": 1, "task_binary": 0.5}
     for seconds in (7, None):
-        own, _ = reward_functions(build_recipe(settings | {"reward_seconds": seconds}, Source("a test")), task)
+        own, _ = reward_functions(build_recipe(settings | {"reward_seconds": seconds}, Origin("a test")), task)
         first, second = call(own, ["x", "2"])
         assert isinstance(first, RewardFailure)
         assert second == 1.0
@@ -180,9 +180,9 @@ def test_a_recipe_s_own_reward_runs_within_its_limit(monkeypatch):
 )
 def test_impossible_settings_are_refused_with_the_recipe(settings, words):
     with pytest.raises(UserError, match=words):
-        build_recipe({"model_name_or_path": "tiny", "max_steps": 1} | settings, Source("a test"))
+        build_recipe({"model_name_or_path": "tiny", "max_steps": 1} | settings, Origin("a test"))
 
 
 def test_a_threshold_beyond_the_range_is_refused_with_the_recipe():
     with pytest.raises(UserError, match=r"task_binary = 2.0: expected more than 0 and at most 1"):
-        build_recipe({"model_name_or_path": "tiny", "max_steps": 1, "task_binary": 2.0}, Source("a test"))
+        build_recipe({"model_name_or_path": "tiny", "max_steps": 1, "task_binary": 2.0}, Origin("a test"))

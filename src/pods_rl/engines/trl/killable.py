@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from trl.trainer.utils import get_callable_name, is_async_callable
 
 from ...errors import UserError
 from ...rewards.sandbox.pool import ForkedPool
 from ...rewards.sandbox.processes import CAN_FORK
 from ...rewards.sandbox.serve import Work
 from ...rewards.user_rewards import failure
-from .reward_calls import Scores, check_scores, one_row
+from .compat import get_callable_name, is_async_callable
+from .rewards import Scores, check_scores, one_row
 
 AT_ONCE = 4  # children that share single rows
 
