@@ -41,7 +41,7 @@ def call(function, completions, lengths=None, **more):
 def quick_pool(monkeypatch):
     """The process's own pool, one that gives up soon."""
     pool = VerifierPool(size=1, limit=0.2)
-    monkeypatch.setattr(verifier, "_default", pool)
+    monkeypatch.setattr(verifier, "_pool_of", lambda _: pool)
     yield pool
     pool.close()
 

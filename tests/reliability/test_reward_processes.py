@@ -17,7 +17,7 @@ from datasets import Dataset
 from pods_rl.engines.trl import killable
 from pods_rl.engines.trl.build import trl_reward
 from pods_rl.errors import UserError
-from pods_rl.rewards import get_reward
+from pods_rl.rewards import accuracy_batch, get_reward
 from pods_rl.rewards.user_rewards import RewardFailure, user_pool
 
 from ..engines.conftest import letter_reward
@@ -139,6 +139,15 @@ def test_whatever_a_function_does_to_its_child_no_other_score_is_taken_for_its_o
     assert all(x in (y, None) for x, y in zip(meddled[how], right, strict=True))
     if MEDDLERS[how][1]:
         assert meddled[how] == right
+
+
+def test_a_function_in_a_child_may_ask_a_verifier():
+    def judge(completions, answer, **_):
+        return accuracy_batch(completions, answer)
+
+    texts = [r"\boxed{\sqrt{8}}", r"\boxed{\sqrt{7}}"]
+    accuracy_batch(texts[:1], [r"2\sqrt{2}"])  # this process has verifiers too
+    assert killable(judge, 120)(**columns_of(texts, r"2\sqrt{2}")) == [1.0, 0.0]
 
 
 @needs_proc

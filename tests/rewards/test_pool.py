@@ -301,3 +301,20 @@ def test_a_forked_child_makes_its_own_pool_and_leaves_its_parents_alone():
     process = run_script(ending)
     process.communicate(timeout=60)
     assert process.returncode == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_copy_of_this_process_has_no_pipe_to_its_workers(running):
+    running.verify([RIGHT])
+    pipes = [pipe for worker in running._all for pipe in worker._pipes]
+    assert len(pipes) >= 2
+    child = os.fork()
+    if child == 0:
+        still_open = 0
+        for pipe in pipes:
+            with suppress(OSError):
+                os.fstat(pipe)
+                still_open += 1
+        os._exit(still_open)
+    assert os.waitpid(child, 0)[1] == 0
+    assert running.verify([RIGHT]) == [True]

@@ -13,6 +13,7 @@ from inspect import iscoroutinefunction
 from math import isnan
 from typing import Any, Literal
 
+from ..distributed.streams import outlive_output
 from ..errors import UserError
 from ..text import find
 from .answers import accuracy, accuracy_batch
@@ -20,6 +21,8 @@ from .chemistry import chemistry, equation
 from .choice import choice
 from .extract import extract_answer, extract_gold
 from .graded import countdown, format_reward, overlong, positions, tag_count
+from .sandbox.processes import flush, no_copies
+from .sandbox.serve import Work
 from .user_rewards import Scores, as_score, attempt, user_pool
 from .verifier import VerifierPool, default_pool
 
@@ -168,27 +171,23 @@ def score(reward: Reward, texts: Sequence[str], golds: Sequence[str], seconds: f
     return user_pool(reward.name, seconds).score(texts, golds)
 
 
+def scoring(name: str) -> Work:
+    """What a worker of a `UserRewardPool` does: it imports the reward once, and scores a text and a gold answer."""
+    with outlive_output(None):
+        reward = get_reward(name)
+
+    def score_pair(pair: tuple[str, str]) -> float:
+        try:
+            with outlive_output(None), no_copies():  # once no reader is left, what it prints is dropped
+                return reward(*pair)
+        finally:
+            flush()
+
+    return Work(score_pair)
+
+
 __all__ = [
-    "GRADER_VERSION",
-    "REWARDS",
-    "Reward",
-    "VerifierPool",
-    "accuracy",
-    "accuracy_batch",
-    "binarise",
-    "check_reward",
-    "check_rewards",
-    "chemistry",
-    "choice",
-    "countdown",
-    "default_pool",
-    "equation",
-    "extract_answer",
-    "extract_gold",
-    "format_reward",
-    "get_reward",
-    "overlong",
-    "positions",
-    "score",
-    "tag_count",
-]
+    "GRADER_VERSION", "REWARDS", "Reward", "VerifierPool", "accuracy", "accuracy_batch", "binarise", "check_reward",
+    "check_rewards", "chemistry", "choice", "countdown", "default_pool", "equation", "extract_answer", "extract_gold",
+    "format_reward", "get_reward", "overlong", "positions", "score", "tag_count",
+]  # fmt: skip

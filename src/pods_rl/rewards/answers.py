@@ -1,4 +1,4 @@
-"""Is the final answer right? Numbers and strings are compared here; the rest goes to the verifier pool."""
+"""Is the final answer right? Numbers and strings are compared here; other mathematics goes to the verifier pool."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .numeric import (
 from .verifier import Pair, default_pool
 
 # An operator; a minus sign counts between digits or single letters only, so that hyphenated words stay words.
-_SINGLE = r"(?<![A-Za-z])(?:[A-DF-Za-df-z]|(?<![0-9.])[eE])"  # the e of 1e-9 is no variable
+_SINGLE = r"(?<![A-Za-z])(?:[A-DF-Za-df-z]|(?<![0-9.])[eE])"  # not the e of 1e-9
 _SYMBOLIC = re.compile(rf"[\\^_{{}}+*/=()\[\]|!<>]|(?:{_SINGLE}|[0-9])\s*[-:]\s*(?:[A-Za-z](?![A-Za-z])|[0-9])")
 _LIST_OR_TERM = re.compile(  # 1, 2 or 6 and 8 or 0.5x
     r"[0-9]\s*(?:[,;]|(?:and|or)\s)|(?<![A-Za-z0-9.])[0-9.]+[A-Za-z](?![A-Za-z])"

@@ -33,7 +33,7 @@ _SIGNS = str.maketrans(
     | {"٫": ".", "٬": ",", "٪": "%", "⁄": "/", "∕": "/", "∶": ":", "∣": "|"}
 )
 
-# Units that would be read as variables or powers: an upright single letter (i, e and d are none), a squared length.
+# Units that would be read as variables or powers: an upright single letter but i, e and d, a squared length.
 _UPRIGHT = r"\\(?:text(?:rm|up|normal|sf|tt|bf|it)?|math(?:rm|sf|bf|it)|mbox|hbox)\s*"
 _LENGTH = r"mm|cm|dm|km|in|ft|yd|mi|units?|inch(?:es)?|f(?:ee|oo)t|met(?:er|re)s?|miles?|yards?"
 _POWER = r"\s*\^\s*\{?\s*[23]\s*\}?"

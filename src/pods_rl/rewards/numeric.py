@@ -214,11 +214,8 @@ _OPERAND = r"[0-9]{1,100}(?:\.[0-9]{1,100})?"
 _TOKEN = re.compile(rf"\s*(?:({_OPERAND})|([-+*/()]))")
 _SIGNED_OPERAND = re.compile(rf"-?{_OPERAND}")
 _APPLY: dict[str, Callable[[Fraction, Fraction], Fraction]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-}
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
+}  # fmt: skip
 _RANK = {"+": 1, "-": 1, "*": 2, "/": 2, "negate": 3}
 
 

@@ -10,12 +10,10 @@ from decimal import Decimal
 from functools import lru_cache
 from numbers import Real
 
-from ..distributed.streams import outlive_output
 from ..errors import UserError, raised
 from .sandbox import pool
 from .sandbox.pool import FreshPool
-from .sandbox.processes import Reply, flush, no_copies
-from .sandbox.serve import Work
+from .sandbox.processes import Reply, no_copies
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,7 @@ class UserRewardPool(FreshPool):
     """
 
     def __init__(self, name: str, limit: float, size: int | None = None) -> None:
-        super().__init__(size, limit, ["pods_rl.rewards.user_rewards:scoring", name], runs_user_code=True)
+        super().__init__(size, limit, ["pods_rl.rewards:scoring", name], runs_user_code=True)
         self._name = name
 
     def score(self, texts: Sequence[str], golds: Sequence[str]) -> list[float | RewardFailure]:
@@ -131,23 +129,6 @@ class UserRewardPool(FreshPool):
             f"the reward {self._name!r} did not start in a process of its own: {why.rstrip('.')}. "
             f"Fix its module{advice}"
         )
-
-
-def scoring(name: str) -> Work:
-    """What a worker for a user's reward does."""
-    from . import get_reward
-
-    with outlive_output(None):
-        reward = get_reward(name)
-
-    def score(pair: tuple[str, str]) -> float:
-        try:
-            with outlive_output(None), no_copies():  # what it prints is dropped once nobody reads it
-                return reward(*pair)
-        finally:
-            flush()
-
-    return Work(score)
 
 
 def user_pool(name: str, limit: float) -> UserRewardPool:

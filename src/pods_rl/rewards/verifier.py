@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
+from functools import lru_cache
 
 from .sandbox.pool import FreshPool
 from .sandbox.processes import CAN_FORK, Reply
@@ -18,7 +19,7 @@ DEFAULT_LIMIT = 5.0  # seconds an answer: math-verify's own default (its parsing
 FIRST_LIMIT = 0.25  # seconds an answer gets at first: 500 gold answers of MATH-500 took 0.15 at most, most 0.002
 BATCH_SECONDS = 4.0  # what a batch spends on a second try of those that took longer
 PATIENCE = 10.0  # wall seconds for a second of work, on a busy machine, before a process is taken for dead
-MEMORY_BYTES = 3 << 30  # a tower of powers fills any memory within seconds; past this the process gives up
+MEMORY_BYTES = 3 << 30  # a tower of powers fills any memory within seconds; past this the process ends
 
 Pair = tuple[str, str]
 
@@ -101,21 +102,18 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
 
 
-_default: VerifierPool | None = None
-_default_lock = threading.Lock()
-
-
 def default_pool() -> VerifierPool:
     """Return this process's own pool, made on first use (a forked child makes its own).
 
     >>> default_pool() is default_pool()
     True
     """
-    global _default
-    with _default_lock:
-        if _default is None or _default.owner != os.getpid():
-            _default = VerifierPool()
-        return _default
+    return _pool_of(os.getpid())
+
+
+@lru_cache
+def _pool_of(owner: int) -> VerifierPool:
+    return VerifierPool()
 
 
 def verifier_losses() -> tuple[int, int]:
@@ -124,5 +122,5 @@ def verifier_losses() -> tuple[int, int]:
     >>> verifier_losses()[0] >= 0
     True
     """
-    pool = _default
-    return (pool.timeouts, pool.crashes) if pool and pool.owner == os.getpid() else (0, 0)
+    pool = default_pool()
+    return pool.timeouts, pool.crashes

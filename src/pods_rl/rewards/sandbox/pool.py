@@ -53,7 +53,6 @@ class WorkerPool:
             raise ValueError(f"a pool needs size >= 1 and limit > 0 seconds: got {size} and {limit}")
         self.size = size or min(MAX_WORKERS, os.cpu_count() or 1)
         self.limit = limit
-        self.owner = os.getpid()
         self.runs_user_code = runs_user_code
         self._workers: LifoQueue[_Worker] = LifoQueue()  # the last one used is the one most likely running
         self._all = [_Worker(self) for _ in range(self.size)]
@@ -154,12 +153,12 @@ class _Worker:
         self._pool = pool
         self._process: subprocess.Popen[bytes] | Forked | None = None
         self._pipes: tuple[int, ...] = ()  # to write questions, to read replies
-        self._numbers = itertools.count(1 + secrets.randbits(62))  # of requests; nobody writes the right one by chance
+        self._numbers = itertools.count(1 + secrets.randbits(62))  # of requests; not to be guessed
         _workers.add(self)
 
     def ask(self, question: Any, limit: float, patience: float) -> Reply:
         self.start()
-        # The process gives up by itself; killing it is for when even that fails.
+        # The child ends itself at its limit; the pool kills the process where that fails.
         number = next(self._numbers)
         line, late = self._exchange(frame(number, [question, limit, patience]), patience + 1.0)
         reply = unframe(line, number)
@@ -201,7 +200,7 @@ class _Worker:
             return
         if CAN_FORK:
             end_leader(process.pid)
-        else:
+        elif isinstance(process, subprocess.Popen):
             process.kill()
 
     def stop(self) -> None:
@@ -242,6 +241,8 @@ _workers: weakref.WeakSet[_Worker] = weakref.WeakSet()
 
 
 def _forget_all() -> None:
+    global _starting
+    _starting = threading.Lock()  # the parent may hold its own
     for worker in list(_workers):
         worker.forget()
 

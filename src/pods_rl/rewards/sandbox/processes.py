@@ -146,9 +146,6 @@ class Forked:
                 self.returncode = os.waitstatus_to_exitcode(status) if ended else None
         return self.returncode
 
-    def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
-
 
 def become_leader() -> None:
     """Make this process the leader of what it starts: it adopts orphans, and SIGTERM or its parent's end kills all."""
@@ -165,7 +162,7 @@ def become_leader() -> None:
 
 
 def supervise(work: Callable[[], object]) -> int:
-    """Call `work` in a child of this leader; return its exit code, or minus the number of the signal that killed it."""
+    """Call `work` in a child of this leader; return its exit code, or minus the signal that killed it."""
     child = fork(work)
     while True:
         ended, status = os.wait()  # adopted orphans end here too
@@ -215,7 +212,7 @@ def end_after(limit: float, patience: float) -> None:
 
 @contextmanager
 def no_copies() -> Iterator[None]:
-    """Inside, a reward may fork: a copy of this process that comes out of it ends, as a program of its own would."""
+    """Inside, a reward may fork: a copy of this process that returns from it ends here, as a program would."""
     own = os.getpid()
     raised: BaseException | None = None
     try:

@@ -134,7 +134,7 @@ class _Private:
             os.register_at_fork(after_in_child=self._close)
 
     def check(self) -> None:
-        """End this process if a descriptor was closed: its number may stand for a file of the reward's by now."""
+        """End this process if a descriptor was closed: its number may now be a file of the reward's."""
         if not self._whole():
             os._exit(1)
 
