@@ -18,13 +18,12 @@ import pytest
 
 import pods_rl.engines.trl.build  # noqa: F401  (TRL looks for vLLM when it is imported: before the stand-in is there)
 from pods_rl.errors import UserError
-from pods_rl.evaluation import vllm_backend
+from pods_rl.evaluation import Sampling, vllm_backend
 from pods_rl.evaluation.checkpoint import choose_backend, evaluate_checkpoint
-from pods_rl.evaluation.policy import Policy
-from pods_rl.evaluation.sampling import Sampling
 from pods_rl.policies import tiny_policy_path
+from pods_rl.policies.files import Policy
 from pods_rl.recipe import build_recipe
-from pods_rl.recipe.reading import Source
+from pods_rl.recipe.reading import Origin
 from pods_rl.training import environment
 
 
@@ -102,7 +101,7 @@ def vllm(monkeypatch):
 
 def recipe(**values):
     given = {"model_name_or_path": "tiny", "max_steps": 1, "use_cpu": True, "bf16": False, **values}
-    return build_recipe(given, Source("test"))
+    return build_recipe(given, Origin("test"))
 
 
 def adapter(folder: Path, **config) -> Policy:

@@ -16,7 +16,7 @@ import yaml
 from pods_rl.cli.board import run_progress
 from pods_rl.errors import UserError
 from pods_rl.experiment import Job, build_experiment, load_experiment, process, run_experiment, running
-from pods_rl.recipe.reading import Source, parse_yaml
+from pods_rl.recipe.reading import Origin, parse_yaml
 from pods_rl.runs import Run, RunWriter, find_runs
 
 TEXT = """
@@ -80,7 +80,7 @@ def test_the_base_may_be_a_recipe(tmp_path):
     what = load_experiment(tmp_path / "e.yaml")
     assert what.plan()[0].recipe.values["max_seconds"] == 4
     assert (what.name, what.baseline, what.seeds) == ("e", "a", (1,))
-    shipped = build_experiment({"arms": {"a": {}}, "base": "tiny-pods"}, Source("e"))
+    shipped = build_experiment({"arms": {"a": {}}, "base": "tiny-pods"}, Origin("e"))
     assert shipped.plan()[0].recipe.values["num_rollouts"] == 64
 
 
@@ -346,10 +346,10 @@ def test_gpus_are_counted_by_nvidia_smi(tmp_path, monkeypatch):
 
 def test_several_processes_a_run_are_launched_by_accelerate(tmp_path, monkeypatch):
     jobs = []
-    monkeypatch.setattr("pods_rl.recipe.layouts.find_spec", lambda name: None)
+    monkeypatch.setattr("pods_rl.recipe.accelerate.find_spec", lambda name: None)
     with pytest.raises(UserError, match="zero2: ZeRO-2 needs deepspeed"):
         run(experiment(TEXT + "accelerate: zero2\n"), tmp_path / "out", jobs.append)
-    monkeypatch.setattr("pods_rl.recipe.layouts.find_spec", lambda name: name)
+    monkeypatch.setattr("pods_rl.recipe.accelerate.find_spec", lambda name: name)
 
     def launch(job):
         jobs.append(job)
@@ -391,7 +391,7 @@ def test_unknown_keys_of_base_and_arms_are_refused_together():
 
 def test_a_base_may_be_another_experiments_or_one_of_its_arms():
     for base, rollouts in (("quickstart", 8), ("quickstart-pods", 64)):
-        what = build_experiment({"arms": {"a": {}}, "base": base, "num_generations": 8}, Source("e"))
+        what = build_experiment({"arms": {"a": {}}, "base": base, "num_generations": 8}, Origin("e"))
         values = what.plan()[0].recipe.values
         assert (values["num_rollouts"], values["learning_rate"]) == (rollouts, 1e-4)
 

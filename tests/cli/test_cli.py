@@ -19,7 +19,7 @@ from pods_rl import __version__
 from pods_rl.cli import app, main
 from pods_rl.errors import UserError
 from pods_rl.recipe import load_recipe, shipped_recipes
-from pods_rl.recipe.changes import checkpoint_keys
+from pods_rl.recipe.recipe import checkpoint_keys
 from pods_rl.runs import Run, RunWriter
 from pods_rl.runs.checkpoints import publish, staging
 
@@ -338,16 +338,16 @@ def test_a_recipe_is_named_by_a_word_alone(trained, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["train", "tiny-pods", "--config", "tiny-pods"], "Do not know what to do with 'tiny-pods': expected --key"),
-        (["train", "tiny-pods", "--recipe", "tiny-pods"], "Do not know what to do with 'tiny-pods'"),
-        (["train", "tiny-pods", "quickstart-pods"], "with 'quickstart-pods': .* beside the recipe tiny-pods"),
+        (["train", "tiny-pods", "--config", "tiny-pods"], "Unexpected argument 'tiny-pods': expected --key"),
+        (["train", "tiny-pods", "--recipe", "tiny-pods"], "Unexpected argument 'tiny-pods'"),
+        (["train", "tiny-pods", "quickstart-pods"], "argument 'quickstart-pods': .* after the recipe tiny-pods"),
         (["train", "quickstart"], "use `pods compare"),
         (["train", "tiny-pod"], "Did you mean tiny-pods"),
         (["train", "~nobody-of-this-name"], "cannot be a path"),
         (["train", "a" * 5000], r"aaa\.\.\. cannot be a path"),
         (["train", "/dev/zero"], "neither a file nor a shipped recipe"),
         (["compare"], "No experiment: name"),
-        (["compare", "quickstart", "--config", "quickstart"], "Do not know what to do with"),
+        (["compare", "quickstart", "--config", "quickstart"], "Unexpected argument"),
         (["doctor", "--recipe", "nonsense"], "no such recipe is shipped"),
         (["doctor", "nonsense"], "neither a file nor a shipped recipe"),
         (["doctor", "--foo", "bar"], "--foo sets a key of a recipe, but no recipe is given"),
@@ -518,7 +518,7 @@ with outlive_output(Path({str(tmp_path / "log.txt")!r})):
     note, *lines = (tmp_path / "log.txt").read_text().splitlines()
     assert note.startswith("Standard output cannot be written: ")
     assert lines == ["one", "two"]
-    assert done.stderr.splitlines() == [note.replace("follows here", f"goes to {tmp_path}/log.txt"), "three", "0"]
+    assert done.stderr.splitlines() == [note.replace("prints here", f"prints to {tmp_path}/log.txt"), "three", "0"]
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
@@ -545,7 +545,7 @@ c.main()
     assert (tmp_path / "out/report/report.html").is_file()
     assert "finished" in log
     if stream == "stdout":
-        assert "Standard output cannot be written: No space left on device. The run goes on" in done.stderr
+        assert "Standard output cannot be written: No space left on device. The run continues" in done.stderr
         assert "report.html" in log
 
 
@@ -603,7 +603,7 @@ def test_doctor_shows_versions_and_a_plan(monkeypatch):
 def test_doctor_says_what_the_processes_share(monkeypatch, name, grade, words):
     from pods_rl.cli import doctor, train
 
-    monkeypatch.setattr("pods_rl.recipe.layouts.find_spec", lambda name: name)
+    monkeypatch.setattr("pods_rl.recipe.accelerate.find_spec", lambda name: name)
     found = list(doctor.check_launch(train.find_launch(2, name), on_cpu=True))
     assert found[-1] == (grade, "layout", words)
 
@@ -611,7 +611,7 @@ def test_doctor_says_what_the_processes_share(monkeypatch, name, grade, words):
 def test_doctor_says_that_deepspeed_is_missing(monkeypatch):
     from pods_rl.cli import doctor, train
 
-    monkeypatch.setattr("pods_rl.recipe.layouts.find_spec", lambda name: None)
+    monkeypatch.setattr("pods_rl.recipe.accelerate.find_spec", lambda name: None)
     found = list(doctor.check_launch(train.find_launch(2, "zero2"), on_cpu=True))
     words = "ZeRO-2 needs deepspeed, which is not installed: pip install 'pods-rl[deepspeed]'."
     assert found[-1] == ("bad", "layout", words)

@@ -21,7 +21,7 @@ from pods_rl.cli import app, main
 from pods_rl.cli.evaluate import _progress
 from pods_rl.errors import UserError
 from pods_rl.policies import tiny_policy_path
-from pods_rl.policies.weights import weights_hash
+from pods_rl.policies.files import weights_hash
 from pods_rl.runs import Run, RunWriter
 from pods_rl.runs.checkpoints import publish, staging
 
@@ -50,9 +50,8 @@ def evaluated(monkeypatch, tmp_path):
         task = SimpleNamespace(name="arithmetic", version="1")
         return SimpleNamespace(evaluation=evaluation, task=task, settings={"backend": "generate"})
 
-    module = SimpleNamespace(evaluate_checkpoint=evaluate_checkpoint)
+    module = SimpleNamespace(evaluate_checkpoint=evaluate_checkpoint, write_results=None)
     monkeypatch.setitem(sys.modules, "pods_rl.evaluation.checkpoint", module)
-    monkeypatch.setitem(sys.modules, "pods_rl.evaluation.results", SimpleNamespace(write_results=None))
     monkeypatch.chdir(tmp_path)
     return made
 
@@ -390,7 +389,7 @@ def test_a_hub_id_that_is_not_there_is_told(place, monkeypatch):
         raise FileNotFoundError("no network")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    with pytest.raises(UserError, match=r"model nobody/nothing is no folder here, and the hub did not give it"):
+    with pytest.raises(UserError, match=r"model nobody/nothing is not a local folder, and downloading it .* failed"):
         pods("eval", "--model", "nobody/nothing", *SHORT, "--task", "arithmetic", "--model_revision", "v2")
     assert asked[0][:2] == ("nobody/nothing", "v2")
     assert not any(pattern.endswith((".bin", ".py", ".pt")) for pattern in asked[0][2])

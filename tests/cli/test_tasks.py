@@ -14,7 +14,8 @@ from pods_rl.cli import app
 from pods_rl.cli.catalog import _REFUSALS_SHOWN
 from pods_rl.errors import UserError
 from pods_rl.recipe.schema import TASKS
-from pods_rl.tasks import Task, checking
+from pods_rl.tasks import Task
+from pods_rl.tasks.task import check_split
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 
@@ -74,7 +75,7 @@ def test_a_task_that_cannot_be_loaded_fails_and_the_others_are_still_checked(mon
     def unreachable(*args, **kwargs):
         raise ConnectionError("Couldn't reach the hub")
 
-    monkeypatch.setattr("pods_rl.tasks.reading.load_dataset", unreachable)
+    monkeypatch.setattr("pods_rl.tasks.sources.load_dataset", unreachable)
     result = pods("check", "math", "sorting", "--task_train_size", "5", "--task_test_size", "2")
     assert result.exit_code == 1
     assert "not loaded: no local file or folder is called 'DigitalLearningGmbH/MATH-lighteval'" in result.output
@@ -86,6 +87,16 @@ def test_ones_own_data_set_is_checked():
     result = pods("check", "dataset", "--dataset_name", "a.jsonl", "--dataset_test_name", "a.jsonl")
     assert result.exit_code == 0
     assert "both 6 prompts" in lines_of(result)
+
+
+def test_conversations_are_checked():
+    turns = [{"role": role, "content": "1+1?"} for role in ("user", "assistant", "user")]
+    for name, last in (("train", "2+2?"), ("test", "2+2?"), ("other", "3+3?")):
+        prompt = [*turns[:-1], {"role": "user", "content": last}]
+        Path(f"{name}.jsonl").write_text(json.dumps({"prompt": prompt, "answer": "2"}) + "\n")
+    words = ("check", "dataset", "--dataset_name", "train.jsonl", "--dataset_test_name")
+    assert "note: 1 test prompts are training prompts as well" in lines_of(pods(*words, "test.jsonl"))
+    assert not any(line.startswith("note") for line in lines_of(pods(*words, "other.jsonl")))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +124,7 @@ def test_all_tasks_means_all_that_need_nothing_named(monkeypatch):
 def test_progress_is_told_in_rows():
     done = []
     task = broken({})
-    checking.check_split(task, "test", done.append)
+    check_split(task, "test", done.append)
     assert done == [22]
 
 

@@ -83,8 +83,8 @@ def test_code_payloads_are_distinct_and_enough() -> None:
 
 BARRED = """
 import os, socket, subprocess, sympy
-from pods_rl.rewards.barrier import close_off
-close_off()
+from pods_rl.rewards.sandbox.serve import bar_process
+bar_process()
 passed = []
 for name, act in {
     "sympify": lambda: sympy.sympify("__import__('os').getpid()"),

@@ -188,8 +188,8 @@ def _all_tasks(data_dir: Path | None) -> list[str]:
 def _settings(name: str, data_dir: Path | None, keys: Mapping[str, Any]) -> dict[str, Any]:
     """The task's settings, checked as a recipe's are."""
     from ..recipe import build_recipe
-    from ..recipe.reading import Source
-    from ..recipe.schema import TINY
+    from ..recipe.catalog import TINY
+    from ..recipe.reading import Origin
     from ..tasks import TASKS
 
     given: dict[str, Any] = {"task": name, "model_name_or_path": TINY, **keys}
@@ -197,13 +197,13 @@ def _settings(name: str, data_dir: Path | None, keys: Mapping[str, Any]) -> dict
         given["data_dir"] = str(data_dir)
     if name == "reasoning_gym":
         given.setdefault("task_options", {"dataset": "chain_sum"})
-    return build_recipe({"max_steps": 1}, Source("pods tasks check"), given).task_settings()
+    return build_recipe({"max_steps": 1}, Origin("pods tasks check"), given).task_settings()
 
 
 def _check_task(name: str, settings: Mapping[str, Any], out: Console) -> bool:
     """Check one task and print the result; whether all its gold answers are accepted."""
     from ..tasks import load_task
-    from ..tasks.checking import shared_prompts
+    from ..tasks.task import shared_prompts
     from ..training.environment import quiet_libraries
 
     quiet_libraries()
@@ -223,7 +223,7 @@ def _check_task(name: str, settings: Mapping[str, Any], out: Console) -> bool:
 
 
 def _check_split(task: Task, split: str, out: Console) -> bool:
-    from ..tasks.checking import check_split
+    from ..tasks.task import check_split
 
     with out.status(f"{split}: grading") as status:
         found = check_split(task, split, lambda rows: status.update(f"{split}: {rows} gold answers graded"))

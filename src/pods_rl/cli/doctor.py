@@ -175,9 +175,9 @@ def check_launch(launch: Launch, *, on_cpu: bool) -> Iterator[Finding]:
     """Whether each process has a device, how the processes communicate, and what each holds."""
     import torch
 
-    from ..recipe import accelerate_layout
+    from ..recipe import accelerate_sharding
 
-    layout = accelerate_layout(launch.config)
+    layout = accelerate_sharding(launch.config)
     gpus = 0 if on_cpu else torch.cuda.device_count()
     wanted = f"{launch.processes} with {launch.config.stem}"
     if gpus == 0:
@@ -198,10 +198,11 @@ def show_memory(recipe: Recipe, plan: BatchPlan) -> None:
     """Print what each phase holds at its peak, estimated from the policy's config.json, and what would lower it."""
     import torch
 
-    from ..planning.memory import GENERATION, UPDATE, Shape, advice, estimate, read_config, setting
+    from ..planning.memory import GENERATION, UPDATE, Shape, advice, estimate
+    from ..policies.files import read_config
     from ..recipe.checks import cpu_has_bf16
 
-    out, values = console(), recipe.values
+    out, values = console(), recipe.every_value()
     try:
         revision = str(values.get("model_revision") or "main")
         shape = Shape.of(read_config(str(values["model_name_or_path"]), revision))
@@ -221,7 +222,7 @@ def show_memory(recipe: Recipe, plan: BatchPlan) -> None:
     out.print(f"{'total':<20} {generation:>10.3f} {update:>10.3f}   {expected.phase} peaks")
     given = "max_prompt_length" if values.get("max_prompt_length") else "assumed"
     out.print(f"Prompts of {expected.prompt} tokens ({given}). Python and its libraries take about 0.5 GiB more.")
-    if setting(values, "use_vllm"):
-        out.print(f"vLLM takes {setting(values, 'vllm_gpu_memory_utilization'):.0%} of a device if colocated.")
+    if values["use_vllm"]:
+        out.print(f"vLLM takes {values['vllm_gpu_memory_utilization']:.0%} of a device if colocated.")
     for change in advice(values, shape, plan, expected.phase, bf16=bf16, on_cpu=on_cpu):
         out.print(f"{'lower it with':<20} {safe_text(change.settings)}: {change.left / _GIB:.3f}")

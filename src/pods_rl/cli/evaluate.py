@@ -70,8 +70,7 @@ def evaluate(
     policy = _find_policy(run, model, adapter, config, parse_overrides(context.args))
     with stoppable():
         check_rewards(policy.recipe.values)
-    from ..evaluation.checkpoint import evaluate_checkpoint
-    from ..evaluation.results import write_results
+    from ..evaluation.checkpoint import evaluate_checkpoint, write_results
 
     main = get_rank() == 0
     with stoppable(), outlive_output(None):
@@ -101,7 +100,7 @@ def _find_policy(
     run: Path | None, model: str | None, adapter: str | None, config: str | None, keys: dict[str, Any]
 ) -> _Policy:
     from ..recipe import build_recipe, load_recipe
-    from ..recipe.reading import Source
+    from ..recipe.reading import Origin
     from ..runs import Run
 
     if adapter is not None and model is None:
@@ -121,7 +120,7 @@ def _find_policy(
     assert model is not None
     keys = {**keys, "model_name_or_path": model}
     if source is None:
-        return _Policy(build_recipe({"max_steps": 1}, Source("pods eval"), keys), model, adapter)
+        return _Policy(build_recipe({"max_steps": 1}, Origin("pods eval"), keys), model, adapter)
     return _Policy(load_recipe(source, keys, trains=False), model, adapter)
 
 

@@ -185,7 +185,7 @@ def find_launch(processes: int | None, config: str | None) -> Launch | None:
     Raises UserError for an unknown configuration, and in a process that a launcher has started.
     """
     from ..recipe import accelerate_processes, find_accelerate_config
-    from ..recipe.catalog import MOST_PROCESSES
+    from ..recipe.accelerate import MOST_PROCESSES
     from ..recipe.reading import short
 
     if processes is None and config is None:
@@ -226,13 +226,13 @@ def _show_key(key: str) -> None:
 
 def _check_machine(recipe: Recipe, launch: Launch | None) -> None:
     """Refuse a recipe that cannot train here before torch and the model are loaded."""
-    from ..recipe import check_layout
+    from ..recipe import check_accelerate
     from ..rewards import check_rewards
 
     recipe.check_installed()
     recipe.check_reachable()
     if launch:  # each process checks its rewards itself
-        check_layout(launch.config, on_cpu=bool(recipe.values.get("use_cpu")))
+        check_accelerate(launch.config, on_cpu=bool(recipe.values.get("use_cpu")))
     else:
         check_rewards(recipe.values)
 

@@ -1,4 +1,4 @@
-"""Several processes of one run: where each stands, and how all of them end when one fails, stalls or is killed."""
+"""Several processes of one run: their ranks, where each is in its work, and how all end when one fails."""
 
 from .failure import Failure
 from .heartbeat import busy, mark

@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from yaml import YAMLError
-
 from ..errors import UserError
 from ..recipe import Recipe, accelerate_processes, build_recipe, find_accelerate_config, find_recipe
-from ..recipe.arms import EXPERIMENT_KEYS, split_experiment
-from ..recipe.catalog import read_base
+from ..recipe.catalog import EXPERIMENT_KEYS, split_experiment
 from ..recipe.fields import describe, listed, suggest
-from ..recipe.reading import Source, dump_yaml, load_yaml, read_yaml, short
+from ..recipe.reading import Origin, YAMLError, dump_yaml, load_yaml, read_yaml, short
 from ..recipe.schema import fields
 
 _MOST_RUNS = 1000  # each is a process of its own
@@ -73,7 +70,7 @@ class Experiment:
 
     def _recipe(self, arm: str, seed: int) -> Recipe:
         values = {**self.base, **self.arms[arm], "seed": seed}
-        return build_recipe(values, Source(f"{self.source}, arm {arm}"), processes=self.processes)
+        return build_recipe(values, Origin(f"{self.source}, arm {arm}"), processes=self.processes)
 
 
 def load_experiment(path_or_name: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
@@ -93,12 +90,12 @@ def load_experiment(path_or_name: str | Path, overrides: Mapping[str, Any] | Non
 
 
 def build_experiment(
-    values: Mapping[str, Any], source: Source, overrides: Mapping[str, Any] | None = None
+    values: Mapping[str, Any], source: Origin, overrides: Mapping[str, Any] | None = None
 ) -> Experiment:
     """As load_experiment, from a mapping."""
     overrides = dict(overrides or {})
     values = {**values, **{key: overrides.pop(key) for key in _OVERRIDES if key in overrides}}
-    base, arms = split_experiment(values, source, read_base)
+    base, arms = split_experiment(values, source)
     for arm, keys in arms.items():
         for key in keys:
             if key in overrides:
@@ -129,7 +126,7 @@ def build_experiment(
     return Experiment(str(name), base, arms, seeds, baseline, source.name, accelerate)
 
 
-def _check_keys(base: Mapping[str, Any], arms: Mapping[str, Mapping[str, Any]], source: Source) -> None:
+def _check_keys(base: Mapping[str, Any], arms: Mapping[str, Mapping[str, Any]], source: Origin) -> None:
     """Refuse every unknown key at once, with where it stands and what was meant."""
     places = [(source.where(key) if key in source.lines else f"{source.name}, base: ", key) for key in base]
     places += [(f"{source.name}, arm {arm}: ", key) for arm, keys in arms.items() for key in keys]
@@ -140,7 +137,7 @@ def _check_keys(base: Mapping[str, Any], arms: Mapping[str, Mapping[str, Any]], 
         raise UserError(listed(lines, len(unknown)))
 
 
-def _seeds(seeds: Any, source: Source) -> tuple[int, ...]:
+def _seeds(seeds: Any, source: Origin) -> tuple[int, ...]:
     if isinstance(seeds, str):
         with suppress(YAMLError):  # refused below, as text
             seeds, _ = load_yaml(seeds)

@@ -20,9 +20,9 @@ from typing import Literal
 
 from ..distributed.signals import Stop, stop_on_signals
 from ..errors import UserError
-from ..recipe import check_layout, find_accelerate_config
-from ..recipe.changes import differences
+from ..recipe import check_accelerate, find_accelerate_config
 from ..recipe.reading import parse_yaml
+from ..recipe.recipe import differences
 from ..runs import Run, RunInUseError, RunWriter, end_run, is_run, write_atomic
 from .plan import Experiment, PlannedRun
 from .process import LOG, Job, ask_to_end, in_progress, is_printing, train_in_process, visible_gpus, why
@@ -107,7 +107,9 @@ def _check(experiment: Experiment, plan: Sequence[PlannedRun], output: Path, par
         run.recipe.check_installed()
         run.recipe.check_reachable()
         if experiment.accelerate is not None:
-            check_layout(find_accelerate_config(experiment.accelerate), on_cpu=bool(run.recipe.values.get("use_cpu")))
+            check_accelerate(
+                find_accelerate_config(experiment.accelerate), on_cpu=bool(run.recipe.values.get("use_cpu"))
+            )
     if is_run(output):
         raise UserError(f"{output} holds a single run: choose another --output for an experiment.")
 

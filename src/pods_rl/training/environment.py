@@ -1,4 +1,4 @@
-"""What a run runs on: libraries made quiet, threads, and the record of it all."""
+"""Quiet libraries, CPU threads, and the record of what a run ran on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +17,14 @@ from ..planning.batching import counted
 
 if TYPE_CHECKING:
     from ..engines.trl import PODSTrainer
-    from ..tasks import Task
+    from ..tasks import Fitted, Task
+    from .resume import Start
 
 _PACKAGES = ("pods-rl", "torch", "transformers", "trl", "accelerate", "peft", "datasets", "math-verify")
 
 
 def quiet_libraries() -> None:
-    """No telemetry, no progress bars inside ours, no tokenizer threads under forked workers."""
+    """Turn off telemetry, progress bars besides our own, and tokenizer threads, which forked workers cannot use."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -34,16 +36,16 @@ def quiet_libraries() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(logging.CRITICAL)  # what is broken in a file is in our own message
+    datasets.logging.set_verbosity(logging.CRITICAL)  # our own message says what is wrong in a file
     warnings.filterwarnings("ignore", category=FutureWarning)
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # a line a retry, before our own message
-    if get_rank():  # the first process says it for all
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs a line per retry, before our own message
+    if get_rank():  # the first process warns for all
         logging.disable(logging.WARNING)
         warnings.simplefilter("ignore")
 
 
 def set_threads(threads: int | None) -> None:
-    """Limit torch's CPU threads; None leaves its own choice."""
+    """Limit torch's CPU threads; None leaves the choice to torch."""
     if threads:
         import torch
 
@@ -56,7 +58,7 @@ def _precision(trainer: PODSTrainer) -> str:
 
 
 def device_line(trainer: PODSTrainer) -> str:
-    """Device, precision and method in a line, for people."""
+    """Return device, precision and method in a line, for people."""
     import torch
 
     device = trainer.accelerator.device
@@ -67,8 +69,8 @@ def device_line(trainer: PODSTrainer) -> str:
     return f"{name}, {_precision(trainer)}; {counted(n or 0, 'rollout')} a prompt, {rule}"
 
 
-def describe(trainer: PODSTrainer, task: Task) -> dict[str, Any]:
-    """What `environment.json` holds."""
+def describe(trainer: PODSTrainer, task: Task, skipped: Fitted | None, resumed: Start | None) -> dict[str, Any]:
+    """Return what `environment.json` holds; ``skipped``: the training prompts that are too long."""
     import torch
 
     return {
@@ -83,20 +85,27 @@ def describe(trainer: PODSTrainer, task: Task) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "trained_parameters": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
         "seed": trainer.args.seed,
-        "task": {"name": task.name, "version": task.version, "train": len(task.train), "test": len(task.test)},
+        "task": {
+            "name": task.name,
+            "version": task.version,
+            "train": len(task.train),
+            "test": len(task.test),
+            **({"too_long": asdict(skipped)} if skipped else {}),
+        },
         "git_commit": git_commit(),
         "command": sys.argv,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        **({"resumed": resumed.describe()} if resumed else {}),
     }
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of Python and of the packages that decide a result."""
+    """Return the versions of Python and of the packages that decide a result."""
     return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
 
 
 def version(package: str) -> str | None:
-    """The version of an installed distribution; None where there is none of that name."""
+    """Return the version of an installed distribution; None where it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -104,7 +113,7 @@ def version(package: str) -> str | None:
 
 
 def git_commit() -> str | None:
-    """The commit of the working directory, where it is a checkout."""
+    """Return the commit of the working directory; None where it is not a git checkout."""
     try:
         done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,7 +79,7 @@ def train(
             start = agree(find() if writer else None) if resume else None
             shown = _progress(recipe, output, trainer, task, skipped, start) if progress and writer else None
             if writer:
-                writer.write_environment(_environment(trainer, task, skipped, start))
+                writer.write_environment(describe(trainer, task, skipped, start))
             recorder = _add_recorder(recipe, task, trainer, writer, shown, stop)
         if shown:
             display.enter_context(shown)
@@ -143,8 +142,8 @@ def fitted_task(recipe: Recipe) -> tuple[Task, Fitted | None]:
 
     Raises UserError where the task cannot be made, or has no training prompts.
     """
-    from ..engines.trl.build import check_policy, load_tokenizer, policy_path
-    from ..evaluation.sampling import encode, render, template_options
+    from ..policies.files import policy_path
+    from ..policies.loading import check_policy, encode, load_tokenizer, render, template_options
 
     settings, model = recipe.task_settings(), recipe.model_arguments()
     task = load_task(settings, reward_errors=recipe.values["reward_errors"])
@@ -183,12 +182,6 @@ def _progress(
     for line in [*lines, *(start.describe() if start else ())]:
         shown.say(f"{label}: {line}")
     return shown
-
-
-def _environment(trainer: PODSTrainer, task: Task, skipped: Fitted | None, start: Start | None) -> dict[str, Any]:
-    environment = describe(trainer, task)
-    environment["task"] |= {"too_long": asdict(skipped)} if skipped else {}
-    return environment | ({"resumed": start.describe()} if start else {})
 
 
 def _add_recorder(
@@ -249,7 +242,7 @@ def _train(trainer: PODSTrainer, recorder: Recorder, start: Start | None) -> Non
 
 def _finish(trainer: PODSTrainer, recorder: Recorder, output: Path, stop: Stop) -> None:
     """Save the final policy and write the last status; from then on no signal changes the status or the exit code."""
-    from ..engines.trl.final import save_policy
+    from ..engines.trl.checkpoints import save_policy
 
     trainer.publish_folder(output / CHECKPOINTS / "final", partial(save_policy, trainer))
     stop.over()
