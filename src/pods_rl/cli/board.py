@@ -49,7 +49,7 @@ class RunProgress:
 
 
 def run_progress(path: Path) -> RunProgress:
-    """Read how far a run is from the ends of its files, while it trains; whatever is damaged counts as 0.
+    """Read how far a run is from the ends of its files, while it trains; damaged values are 0.
 
     >>> run_progress(Path("nowhere"))
     RunProgress(state='unknown', step=0, seconds=0.0, elapsed=0.0, evaluation=None)
