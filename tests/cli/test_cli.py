@@ -627,7 +627,7 @@ def test_doctor_estimates_the_memory_and_what_would_lower_it():
 def test_doctor_finds_what_is_missing(monkeypatch):
     from pods_rl.cli import doctor
 
-    monkeypatch.setattr("pods_rl.training.environment.version", lambda name: {"trl": "2.3.0"}.get(name))
+    monkeypatch.setattr("pods_rl.distributed.processes.version", lambda name: {"trl": "2.3.0"}.get(name))
     findings = {finding.what: finding for finding in doctor.check_versions()}
     assert findings["trl"].grade == "note"
     assert findings["trl"].value == "2.3.0; tested with 1.16"

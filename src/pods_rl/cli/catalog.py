@@ -202,9 +202,9 @@ def _settings(name: str, data_dir: Path | None, keys: Mapping[str, Any]) -> dict
 
 def _check_task(name: str, settings: Mapping[str, Any], out: Console) -> bool:
     """Check one task and print the result; whether all its gold answers are accepted."""
+    from ..distributed.processes import quiet_libraries
     from ..tasks import load_task
     from ..tasks.task import shared_prompts
-    from ..training.environment import quiet_libraries
 
     quiet_libraries()
     out.print(f"[bold]{safe_text(name)}[/bold]")

@@ -84,7 +84,7 @@ def doctor(
 
 def check_versions() -> Iterator[Finding]:
     """Python, the packages that training needs, and TRL against the versions that were tested."""
-    from ..training.environment import version
+    from ..distributed.processes import version
 
     yield Finding("ok", "python", f"{platform.python_version()} on {platform.platform()}")
     for name in _PACKAGES:

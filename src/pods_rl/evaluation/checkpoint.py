@@ -22,6 +22,7 @@ from typing import IO, Any
 import torch
 
 from ..distributed import get_world_size
+from ..distributed.processes import git_commit, quiet_libraries, set_threads, version, versions
 from ..errors import UserError
 from ..policies.files import Policy, find_policy
 from ..policies.loading import has_bf16, load_policy, load_tokenizer, render, template_options
@@ -29,7 +30,6 @@ from ..recipe import Recipe
 from ..runs import to_json, write_parquet
 from ..runs.files import encoded, open_own
 from ..tasks import Task, fit_prompts, load_task
-from ..training.environment import git_commit, quiet_libraries, set_threads, version, versions
 from . import vllm_backend
 from .evaluator import RowsDone, Sampler, Sampling, evaluate
 from .generate import GenerateSampler

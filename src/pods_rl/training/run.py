@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..distributed import Failure, get_rank, get_world_size, watching
+from ..distributed.processes import quiet_libraries, set_threads
 from ..distributed.signals import Stop, stop_on_signals
 from ..distributed.streams import outlive_output
 from ..errors import Interrupted, UserError
@@ -21,7 +22,7 @@ from ..runs import Run, RunWriter
 from ..runs.checkpoints import clean, last_good
 from ..runs.files import CHECKPOINTS, LOG, write_failure
 from ..tasks import Fitted, Task, fit_prompts, load_task
-from .environment import describe, device_line, quiet_libraries, set_threads
+from .environment import describe, device_line
 from .progress import Progress
 from .resume import Start, find_start
 
