@@ -51,7 +51,7 @@ def process_of(run: Path) -> int:
 
 @pytest.mark.reliability
 def test_compare_and_its_runs_may_be_killed_at_any_moment(place):
-    """1: compare is killed, its run goes on. 2: the next call waits for that run, its own next run is killed.
+    """1: compare is killed, its run continues. 2: the next call waits for that run, its own next run is killed.
     3: the call after makes that run alone again."""
     first = start(place)
     left = process_of(place / "out/a/seed-1")

@@ -105,7 +105,7 @@ def test_the_base_may_be_a_recipe(tmp_path):
         ("arms: {a: {}}\nbase: gone\n", "gone is neither a file nor a shipped recipe"),
     ],
 )
-def test_what_is_no_experiment_is_refused(text, message):
+def test_a_wrong_experiment_is_refused(text, message):
     with pytest.raises(UserError, match=message):
         experiment(text)
 
@@ -165,7 +165,7 @@ def test_a_run_that_never_began_is_recorded(tmp_path):
     assert Run.open(tmp_path / "pods/seed-1").status["reason"] == "exit code 2"
 
 
-def test_a_run_that_never_began_is_told_with_the_last_line_it_printed(tmp_path):
+def test_a_run_that_never_began_is_reported_with_the_last_line_it_printed(tmp_path):
     def refuse(job):
         job.output.mkdir(parents=True)
         (job.output / "log.txt").write_text("loading\nError: no such model\n\n")
@@ -196,7 +196,7 @@ def test_a_finished_run_of_another_recipe_is_refused_by_name(tmp_path):
     assert Run.open(tmp_path / ".attempts/pods-seed-1-1").config["learning_rate"] == 1e-6
 
 
-def test_a_key_that_an_older_version_did_not_know_is_no_other_recipe(tmp_path):
+def test_a_key_that_an_older_version_did_not_know_is_not_a_change(tmp_path):
     """Absent means the default, or what follows from the other keys; a key that was removed since is skipped."""
     run(experiment(), tmp_path)
     older = ("reward_errors", "eval_temperature", "num_rollouts", "save_seconds", "save_total_limit")
@@ -275,7 +275,7 @@ def test_the_directory_of_a_run_takes_no_experiment(tmp_path):
         run(experiment(), tmp_path / "run")
 
 
-def test_a_full_disk_costs_the_runs_it_hits_and_is_told(tmp_path, monkeypatch):
+def test_a_full_disk_costs_the_runs_it_hits_and_is_reported(tmp_path, monkeypatch):
     """Neither the run nor we can write its status; replaces the disk by a writer that fails for one arm."""
 
     class Full(RunWriter):
@@ -443,7 +443,7 @@ def test_a_place_that_cannot_be_written(tmp_path):
 
 @pytest.mark.parametrize("sent", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_termination_reaches_the_run_and_waits_for_it(tmp_path, sent):
-    """`pods compare` gets a signal; its run, a process of its own, is told to end and saves itself first."""
+    """`pods compare` gets a signal; its run, in its own process, is asked to end and saves itself first."""
     stand_in = tmp_path / "pods_rl" / "__main__.py"
     stand_in.parent.mkdir()
     (stand_in.parent / "__init__.py").write_text("")

@@ -1,4 +1,4 @@
-"""Mistakes that a user can fix, and exceptions from a user's code."""
+"""Mistakes that a user can correct, and exceptions from a user's code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class UserError(ValueError):
-    """A mistake in what the user gave us: the message says what came, what was expected and what to do next.
+    """A mistake in the input: the message names what was given, what was expected and what to do.
 
     The command line prints the message alone, without a traceback, and exits with code 2.
     """
@@ -23,7 +23,7 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def raised(error: BaseException) -> str:
-    """What an exception from a user's function says, in one line, with the place in their file.
+    """Return an exception of a user's function in one line, with its place in their file.
 
     >>> try:
     ...     float("a")
@@ -38,7 +38,7 @@ def raised(error: BaseException) -> str:
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal that asks for an end. ``code`` is the exit code of a process that it ends, as a shell gives it."""
+    """A signal that asks the process to end; ``code`` is the exit code that a shell gives for it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"interrupted by {signal.Signals(number).name}")
@@ -47,7 +47,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def interrupted(error: KeyboardInterrupt) -> bool:
-    """Whether a signal raised this, rather than a user's code: a `Stop` raises Interrupted.
+    """Whether a signal raised this, and not a user's code: a `Stop` raises Interrupted.
 
     >>> interrupted(Interrupted(2))
     True

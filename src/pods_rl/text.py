@@ -1,4 +1,4 @@
-"""Names that a user gives, and text that is safe to print."""
+"""Functions that a user names, and text that is safe to print."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u20
 
 
 def find(kind: str, name: str, table: Mapping[str, Entry]) -> Entry | Callable[..., Any]:
-    """The entry of that name, or the function at that import path.
+    """Return the entry of that name, or the function at that import path.
 
     Args:
-        kind: what is looked for, for messages: rule, reward, task.
+        kind: rule, reward or task, for messages.
         name: a key of the table, or a function's path, `package.module:function` or `package.module.function`.
         table: entries by name.
 
@@ -61,7 +61,7 @@ def find(kind: str, name: str, table: Mapping[str, Entry]) -> Entry | Callable[.
 
 
 def safe_text(value: object) -> str:
-    """Text that cannot steer a terminal or rich: controls shown as \\x1b, markup escaped.
+    """Escape text for `console().print`: control characters become \\x1b and the like, markup is escaped.
 
     >>> safe_text("[red]\\x1b[2J")
     '\\\\[red]\\\\x1b[2J'
@@ -72,7 +72,7 @@ def safe_text(value: object) -> str:
 
 
 def plain_text(value: object) -> str:
-    """As safe_text, for places that read no markup.
+    """Escape text where markup is not read: control characters become \\x1b and the like.
 
     >>> plain_text("a\\rb")
     'a\\\\x0db'
@@ -81,12 +81,12 @@ def plain_text(value: object) -> str:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console that leaves paths and numbers uncoloured; plain where the output is no terminal."""
+    """Return a console that does not colour paths and numbers; plain text if the output is not a terminal."""
     from rich.console import Console
 
     class Plain(Console):
         def on_broken_pipe(self) -> None:
-            raise  # rich exits here with code 1; the command line knows what the caller is due
+            raise  # rich would exit with code 1; the command line gives the right code
 
     return Plain(stderr=stderr, highlight=False, soft_wrap=True, emoji=False)
 

@@ -100,7 +100,7 @@ def test_without_a_terminal_each_event_and_evaluation_is_a_line(plan, tmp_path, 
 
 
 def test_evaluations_come_as_they_are_made(plan, tmp_path, monkeypatch):
-    """The watching thread prints them; nobody tells it."""
+    """The watching thread prints them without an event."""
     monkeypatch.setattr("pods_rl.cli.board._EVERY", 0.01)
     seen = []
     out = screen(force_terminal=False)
@@ -130,7 +130,7 @@ def test_a_live_table_is_drawn_and_failures_stay_above_it(plan, tmp_path):
 
 
 @pytest.mark.parametrize("value", [[1], {"a": 1}, True, "x", None, 1e999, 10**400])
-def test_a_damaged_run_leaves_the_board_standing(plan, tmp_path, value):
+def test_a_damaged_run_does_not_break_the_board(plan, tmp_path, value):
     out = screen(force_terminal=False)
     with Board(plan, out=out) as board:
         board(event("started", plan, 0, tmp_path))

@@ -37,7 +37,7 @@ def pods(*words: object):
 
 @pytest.fixture
 def trained(monkeypatch, tmp_path):
-    """Stands in for training: records what was asked for and leaves a run in the state asked for."""
+    """Replaces training: records the arguments and leaves a run in the given state."""
     calls = SimpleNamespace(state="finished", made=[], signal=None)
 
     def train(recipe, output, *, stop, resume=False, allow_changed_recipe=False):
@@ -67,7 +67,7 @@ def test_version():
     assert pods("--version").output.strip() == f"pods-rl {__version__}"
 
 
-def test_mistakes_are_told_in_a_line_without_traceback(monkeypatch, capsys, tmp_path):
+def test_mistakes_are_one_line_without_traceback(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys, "argv", ["pods", "train", "--config", "[red]\x1b[2Jgone"])
     with pytest.raises(SystemExit) as exit:
         main()
@@ -178,7 +178,7 @@ def test_resume_passes_over_torn_checkpoints_and_never_takes_one(trained):
     assert "skipped checkpoint-3: no manifest.json" in message
 
 
-def test_resume_refuses_another_recipe_unless_told(trained, monkeypatch):
+def test_resume_refuses_another_recipe_unless_allowed(trained, monkeypatch):
     pods("train", "--config", "tiny-pods", "--output", "out", "--seed", "7")
     save_checkpoint("out")
     config = Path("out/config.yaml").read_text()
@@ -407,7 +407,7 @@ def test_train_takes_one_recipe():
         pods("train", "--recipe", "tiny-pods", "--config", "tiny-pods")
 
 
-def test_an_experiment_is_no_recipe_of_one_run():
+def test_train_refuses_an_experiment():
     with pytest.raises(UserError, match=r"use `pods compare --config`.*--recipe quickstart-grpo or quickstart-pods"):
         pods("train", "--config", "quickstart")
 
@@ -442,7 +442,7 @@ def test_compare_makes_runs_and_reports(monkeypatch, tmp_path):
     assert "report.html" in pods("report", tmp_path / "out").output
 
 
-def test_compare_tells_failures_last_and_says_so_in_its_exit_code(monkeypatch, tmp_path):
+def test_compare_prints_failures_last_and_its_exit_code_is_1(monkeypatch, tmp_path):
     import pods_rl.experiment.running as running
 
     def launch(job):
@@ -469,7 +469,7 @@ def test_compare_tells_failures_last_and_says_so_in_its_exit_code(monkeypatch, t
     assert result.stderr.count("exit code 2\n") == 3
 
 
-def test_a_report_that_cannot_be_written_is_told(monkeypatch, tmp_path):
+def test_a_report_that_cannot_be_written_is_printed_as_missing(monkeypatch, tmp_path):
     """As where the disk is full: what was trained is kept, the exit code says that something is missing."""
     import pods_rl.experiment.running as running
     import pods_rl.report
@@ -484,7 +484,7 @@ def test_a_report_that_cannot_be_written_is_told(monkeypatch, tmp_path):
     assert "No report: [Errno 28] No space left on device" in result.stderr
 
 
-def test_compare_says_how_to_go_on(monkeypatch, tmp_path):
+def test_compare_says_how_to_resume(monkeypatch, tmp_path):
     import pods_rl.experiment.running as running
 
     def interrupted(job):
@@ -617,7 +617,7 @@ def test_doctor_says_that_deepspeed_is_missing(monkeypatch):
     assert found[-1] == ("bad", "layout", words)
 
 
-def test_doctor_reckons_the_memory_and_what_would_lower_it():
+def test_doctor_estimates_the_memory_and_what_would_lower_it():
     shown = " ".join(pods("doctor", "--config", "tiny-pods").output.split())
     assert "memory, GiB generation update" in shown
     assert "update peaks" in shown
@@ -655,7 +655,7 @@ def test_a_traceback_that_quotes_a_model_cannot_steer_the_terminal(monkeypatch, 
     words = capsys.readouterr().err
     assert ended.value.code == 1
     assert "\x1b" not in words
-    assert "raise ValueError" in words  # the place is still told
+    assert "raise ValueError" in words  # the place is still shown
     assert words.endswith("ValueError: no number: \\x1b[2J\\x1b]0;owned\\x07[/red]\n")
 
 

@@ -41,7 +41,7 @@ def pods(*words: object):
 
 @pytest.fixture
 def evaluated(monkeypatch, tmp_path):
-    """Stands in for evaluating: records which policy on which recipe."""
+    """Replaces evaluation: records the policy and the recipe."""
     made = []
 
     def evaluate_checkpoint(recipe, model, *, adapter=None, backend="auto", done=None):
@@ -330,7 +330,7 @@ def drop_a_weight(source, target):
     save_file(weights, file, metadata={"format": "pt"})
 
 
-def test_policies_that_cannot_be_loaded_are_told(place, monkeypatch):
+def test_policies_that_cannot_be_loaded_are_refused(place, monkeypatch):
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
@@ -378,7 +378,7 @@ def test_policies_that_cannot_be_loaded_are_told(place, monkeypatch):
         pods("eval", "--model", "./policy", "--eval_prompts", "0")
 
 
-def test_a_hub_id_that_is_not_there_is_told(place, monkeypatch):
+def test_an_unknown_hub_id_is_refused(place, monkeypatch):
     import huggingface_hub
 
     asked = []

@@ -121,7 +121,7 @@ def test_all_tasks_means_all_that_need_nothing_named(monkeypatch):
     assert asked == [name for name in TASKS if name not in ("dataset", "reasoning_gym")]
 
 
-def test_progress_is_told_in_rows():
+def test_progress_counts_rows():
     done = []
     task = broken({})
     check_split(task, "test", done.append)

@@ -88,7 +88,7 @@ def evaluate(
 
 
 def _check_writable(output: Path) -> None:
-    """Refuse a directory that the results cannot be written to, before the evaluation; makes nothing."""
+    """Refuse a directory that the results cannot be written to, before the evaluation; creates nothing."""
     there = next(place for place in (output, *output.absolute().parents) if os.path.lexists(place))
     if not there.is_dir():
         raise UserError(f"--output {output}: {there} is a file: give a directory, results.jsonl is written in it.")
@@ -109,19 +109,21 @@ def _find_policy(
         raise UserError("Nothing to evaluate: give --run DIRECTORY or --model PATH.")
     if run is not None and config is not None:
         raise UserError("--run and --config both name a task: give one of them.")
-    found = Run.open(run) if run is not None else None
-    source = config if found is None else found.path / "config.yaml"
-    if found is not None and model is None:
-        policy = _last_policy(found)
-        if (policy / "adapter_config.json").is_file():  # the base of the recipe, wherever the run was made
-            recipe = load_recipe(found.path / "config.yaml", keys, trains=False)
-            return _Policy(recipe, str(recipe.values["model_name_or_path"]), str(policy))
-        model = str(policy)
-    assert model is not None
-    keys = {**keys, "model_name_or_path": model}
+    source: str | Path | None = config
+    if run is not None:
+        found = Run.open(run)
+        source = found.path / "config.yaml"
+        if model is None:
+            model = str(_last_policy(found))
+            if Path(model, "adapter_config.json").is_file():  # its base is the recipe's model
+                model, adapter = None, model
+    if model is not None:
+        keys = {**keys, "model_name_or_path": model}
     if source is None:
-        return _Policy(build_recipe({"max_steps": 1}, Origin("pods eval"), keys), model, adapter)
-    return _Policy(load_recipe(source, keys, trains=False), model, adapter)
+        recipe = build_recipe({"max_steps": 1}, Origin("pods eval"), keys)
+    else:
+        recipe = load_recipe(source, keys, trains=False)
+    return _Policy(recipe, model or str(recipe.values["model_name_or_path"]), adapter)
 
 
 def _last_policy(run: Run) -> Path:

@@ -17,7 +17,7 @@ from ..errors import UserError
 from ..text import console, safe_text
 
 _BAD_LINES_SHOWN = 10
-_QUOTED = 43  # characters of a bad line's value
+_QUOTED = 43  # characters to quote of a bad line
 _LONGEST_LINE = 1 << 26  # bytes: the longest completions have a few million
 _DEEPEST = 200  # nested lists and objects; Python's own limit depends on the caller
 _BOM = b"\xef\xbb\xbf"

@@ -21,7 +21,7 @@ _OVERRIDES = ("baseline", "seeds", "accelerate")  # of an experiment itself, fro
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of an experiment, and where it goes below the experiment's directory."""
+    """One run of an experiment; ``path`` is its place below the experiment's directory."""
 
     arm: str
     seed: int
@@ -52,12 +52,12 @@ class Experiment:
         return accelerate_processes(find_accelerate_config(self.accelerate))
 
     def plan(self) -> list[PlannedRun]:
-        """Every run, in the order they are made: seeds outside, arms inside, so that the arms of a seed share
-        whatever the machine does at that hour. Raises UserError where any recipe is wrong."""
+        """Return every run in order: all arms with the first seed, then all with the next. The arms of a seed so train
+        close in time, under the same load of the machine. Raises UserError if any recipe is wrong."""
         return [PlannedRun(arm, seed, self._recipe(arm, seed)) for seed in self.seeds for arm in self.arms]
 
     def to_yaml(self) -> str:
-        """As ``experiment.yaml``; loading it gives an equal experiment."""
+        """Return the text of ``experiment.yaml``; loading it gives an equal experiment."""
         settings = {
             "name": self.name,
             "baseline": self.baseline,
@@ -74,7 +74,7 @@ class Experiment:
 
 
 def load_experiment(path_or_name: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
-    """Load an experiment from a YAML file, or one that is shipped by its name.
+    """Load an experiment from a YAML file, or a shipped one by its name.
 
     Its keys: ``arms`` (name -> recipe keys), ``base`` (a recipe's name or path, or recipe keys),
     ``baseline`` (an arm; the first by default), ``seeds`` (a count k for 1..k, or a list), ``name``,
@@ -82,7 +82,7 @@ def load_experiment(path_or_name: str | Path, overrides: Mapping[str, Any] | Non
     recipe key of all arms. ``overrides`` replace keys of all arms, or ``seeds``, ``baseline`` and ``accelerate``.
 
     Raises:
-        UserError: it cannot be found or read, or does not say what an experiment needs.
+        UserError: it cannot be found or read, or a key is missing or wrong.
     """
     path = find_recipe(path_or_name)
     values, source = read_yaml(path)
@@ -92,7 +92,7 @@ def load_experiment(path_or_name: str | Path, overrides: Mapping[str, Any] | Non
 def build_experiment(
     values: Mapping[str, Any], source: Origin, overrides: Mapping[str, Any] | None = None
 ) -> Experiment:
-    """As load_experiment, from a mapping."""
+    """Build an experiment from a mapping, as `load_experiment` does from a file."""
     overrides = dict(overrides or {})
     values = {**values, **{key: overrides.pop(key) for key in _OVERRIDES if key in overrides}}
     base, arms = split_experiment(values, source)
@@ -127,7 +127,7 @@ def build_experiment(
 
 
 def _check_keys(base: Mapping[str, Any], arms: Mapping[str, Mapping[str, Any]], source: Origin) -> None:
-    """Refuse every unknown key at once, with where it stands and what was meant."""
+    """Refuse all unknown keys in one message, each with its place and the nearest known key."""
     places = [(source.where(key) if key in source.lines else f"{source.name}, base: ", key) for key in base]
     places += [(f"{source.name}, arm {arm}: ", key) for arm, keys in arms.items() for key in keys]
     known = {**fields(), **dict.fromkeys(EXPERIMENT_KEYS)}
@@ -155,7 +155,7 @@ def _seeds(seeds: Any, source: Origin) -> tuple[int, ...]:
 
 
 def _convert(overrides: Mapping[str, Any], base: dict[str, Any]) -> None:
-    """Put command-line words into the base as values, so that experiment.yaml holds what was meant."""
+    """Add keys of the command line to the base, as values of the right type for experiment.yaml."""
     for key, word in overrides.items():
         known = fields().get(key)
         try:

@@ -31,7 +31,7 @@ class Job:
     """A run to make: the recipe's file, the run's directory, and how it starts.
 
     ``accelerate``: the configuration to launch several processes with; None: one process.
-    ``environment``: variables on top of ours.
+    ``environment``: variables to add to those of this process.
     """
 
     config: Path

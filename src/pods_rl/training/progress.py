@@ -145,7 +145,7 @@ def seconds_left(seconds: float, step: int, max_seconds: float | None, max_steps
 
 
 def duration(seconds: float) -> str:
-    """A time as a person says it.
+    """Return a time in words.
 
     >>> duration(42), duration(600), duration(5400), duration(200000)
     ('42 s', '10 min', '1 h 30 min', '2 d 7 h')
