@@ -1,12 +1,17 @@
-"""The rank of this process and the number of processes, as torchrun and accelerate set them in the environment."""
+"""This process: its rank, as torchrun and accelerate set it, its libraries and their versions."""
 
 from __future__ import annotations
 
+import logging
 import os
+import platform
+import subprocess
 from collections.abc import Mapping
+from importlib import metadata
 
 from ..errors import UserError
 
+_PACKAGES = ("pods-rl", "torch", "transformers", "trl", "accelerate", "peft", "datasets", "math-verify")
 _SMALLEST = {"WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": 0}
 _SIZE_OF = {"RANK": "WORLD_SIZE", "LOCAL_RANK": "LOCAL_WORLD_SIZE"}
 
@@ -57,3 +62,54 @@ def _number(name: str, text: str) -> int:
         f"The environment variable {name} = {text[:60]!r}: expected a whole number of at least {smallest}. Unset it, "
         "or start the processes with torchrun or accelerate, which set it."
     )
+
+
+def quiet_libraries() -> None:
+    """Turn off telemetry, progress bars besides our own, and tokenizer threads, which forked workers cannot use."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import warnings
+
+    import datasets
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(logging.CRITICAL)  # our own message says what is wrong in a file
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs a line per retry, before our own message
+    if get_rank():  # the first process warns for all
+        logging.disable(logging.WARNING)
+        warnings.simplefilter("ignore")
+
+
+def set_threads(threads: int | None) -> None:
+    """Limit torch's CPU threads; None leaves the choice to torch."""
+    if threads:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of Python and of the packages that decide a result."""
+    return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
+
+
+def version(package: str) -> str | None:
+    """Return the version of an installed distribution; None where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def git_commit() -> str | None:
+    """Return the commit of the working directory; None where it is not a git checkout."""
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..errors import UserError
 from ..recipe import Recipe
-from ..recipe.changes import changed_keys
+from ..recipe.recipe import changed_keys
 from ..runs import Run, is_run
 from ..runs.checkpoints import last_good, read_manifest
 from ..runs.files import CHECKPOINTS

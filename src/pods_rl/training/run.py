@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..distributed import Failure, get_rank, get_world_size, watching
+from ..distributed.processes import quiet_libraries, set_threads
 from ..distributed.signals import Stop, stop_on_signals
 from ..distributed.streams import outlive_output
 from ..errors import Interrupted, UserError
@@ -21,7 +22,7 @@ from ..runs import Run, RunWriter
 from ..runs.checkpoints import clean, last_good
 from ..runs.files import CHECKPOINTS, LOG, write_failure
 from ..tasks import Fitted, Task, fit_prompts, load_task
-from .environment import describe, device_line, quiet_libraries, set_threads
+from .environment import describe, device_line
 from .progress import Progress
 from .resume import Start, find_start
 
@@ -142,8 +143,8 @@ def fitted_task(recipe: Recipe) -> tuple[Task, Fitted | None]:
 
     Raises UserError where the task cannot be made, or has no training prompts.
     """
-    from ..engines.trl.build import check_policy, load_tokenizer, policy_path
-    from ..evaluation.sampling import encode, render, template_options
+    from ..policies.files import policy_path
+    from ..policies.loading import check_policy, encode, load_tokenizer, render, template_options
 
     settings, model = recipe.task_settings(), recipe.model_arguments()
     task = load_task(settings, reward_errors=recipe.values["reward_errors"])
@@ -242,7 +243,7 @@ def _train(trainer: PODSTrainer, recorder: Recorder, start: Start | None) -> Non
 
 def _finish(trainer: PODSTrainer, recorder: Recorder, output: Path, stop: Stop) -> None:
     """Save the final policy and write the last status; from then on no signal changes the status or the exit code."""
-    from ..engines.trl.final import save_policy
+    from ..engines.trl.checkpoints import save_policy
 
     trainer.publish_folder(output / CHECKPOINTS / "final", partial(save_policy, trainer))
     stop.over()
