@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..distributed.signals import Stop
 from ..errors import Interrupted
@@ -112,7 +112,7 @@ class Recorder(TrainerCallback):
         """Wall seconds since this recorder was made, plus those of the run before it was resumed."""
         return time.perf_counter() - self.started
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.step = self.saved_step = state.global_step
         if saved := state.stateful_callbacks.get(_STATE):
             self.seconds = saved["seconds"]
@@ -130,7 +130,7 @@ class Recorder(TrainerCallback):
         self._begun = True
         self.clock.start()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         before, self.step = self.seconds, state.global_step
         all_ranks = gather([(self.clock.seconds(), self.stop.reason)])  # a signal may reach one process of several
         self.seconds, self.stopped_by = all_ranks[0][0], next((reason for _, reason in all_ranks if reason), None)
@@ -158,7 +158,14 @@ class Recorder(TrainerCallback):
         """Whether the clock passed a multiple of `period` since it showed `before`."""
         return period is not None and self.seconds // period > before // period
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
         if logs is None or _NOT_A_STEP in logs:
             return
         # metrics.jsonl has all of it; TRL's own list would grow in memory and in every checkpoint.
