@@ -1,13 +1,13 @@
-"""What a step costs on one GPU as n grows: python benchmarks/gpu_step.py [--output docs/results]
+"""Cost of a step on one GPU as n grows: python benchmarks/gpu_step.py [--output docs/results]
 
-A model of Qwen2.5-3B's shape with random weights (nothing is downloaded), LoRA of rank 64 on all linear layers, bf16,
-as in the paper's setting a but for its 4-bit base: PODS n -> 16 beside TRL's GRPO trainer on 16 and on all n (GRPO-GA,
-the same micro-batches, more of them). Seconds by phase, medians and range over the steps after the first; the peak of
-memory in generation and in the update. Each cell is a process of its own: one that runs out of memory says so in its
-place and costs nothing else. Generation is `generate`, not vLLM.
+PODS n -> 16 beside TRL's GRPO trainer on 16 and on all n (GRPO-GA: the same micro-batches, more of them). The model
+has Qwen2.5-3B's shape, random weights (no download), LoRA of rank 64 on all linear layers, and bf16: the paper's
+setting a without its 4-bit base. The table has seconds by phase (median and range over the steps after the first) and
+peak memory of generation and update. Each cell runs in a process of its own, so running out of memory affects no
+other. Generation is `generate`, not vLLM.
 
-Random weights never end a completion, so every one is made `--completion-tokens` long: both trainers get the same
-work, the longest there is. The time of both is taken by the same clock, at the same places.
+Random weights never end a completion, so each has `--completion-tokens` tokens: the same work for both trainers. The
+same clock times both at the same places.
 
     python benchmarks/gpu_step.py --size tiny --device cpu --n 4 8 --m 4 --output out      # seconds, on a CPU
 """
@@ -45,10 +45,10 @@ GIB = 2**30
 
 
 def memory_clock(device: Any) -> Any:
-    """The trainer's own clock that also keeps each phase's peak of memory."""
+    """The trainer's own clock, which also records each phase's peak memory."""
     import torch
 
-    from pods_rl.engines.trl.phases import PhaseClock
+    from pods_rl.engines.trl.update import PhaseClock
 
     cuda = device.type == "cuda"
 
@@ -72,7 +72,7 @@ def memory_clock(device: Any) -> Any:
 
 
 def reward(completions: list[str], **_: Any) -> list[float]:
-    """Random weights write nothing that could be graded; seven values, so that every group has a spread."""
+    """Seven different rewards, so that every group has a signal: random weights write nothing to grade."""
     return [len(set(text)) / 100 + i % 7 for i, text in enumerate(completions)]
 
 
@@ -119,7 +119,7 @@ def build(options: argparse.Namespace) -> Any:
 
 
 def time_from_outside(trainer: Any, clock: Any) -> None:
-    """TRL's trainer on the clock that PODSTrainer has inside: the same phases, entered at the same calls."""
+    """Time TRL's trainer with PODSTrainer's clock: the same phases, entered at the same calls."""
     from transformers import TrainerCallback
 
     def within(phase: str, function: Any) -> Any:
@@ -147,11 +147,11 @@ def time_from_outside(trainer: Any, clock: Any) -> None:
 
 
 def run_cell(options: argparse.Namespace) -> dict[str, Any]:
-    """Train; seconds of each step by phase, the phases' peaks, or where memory ran out."""
+    """Train, and return each step's seconds by phase, the phases' peaks, or the phase that ran out of memory."""
     import torch
     from transformers import logging
 
-    from pods_rl.engines.trl.memory_guard import is_out_of_memory
+    from pods_rl.engines.trl.guard import is_out_of_memory
 
     logging.set_verbosity_error()
     if options.threads:
@@ -161,12 +161,12 @@ def run_cell(options: argparse.Namespace) -> dict[str, Any]:
         trainer = quiet(build(options))
         clock = memory_clock(trainer.accelerator.device)
         if options.arm == "pods":
-            trainer.clock = clock
+            trainer._update.clock = clock
         else:
             time_from_outside(trainer, clock)
         trainer.train()
     except Exception as error:
-        cause = error.__cause__ or error  # PODSTrainer says what would lower it, from torch's own error
+        cause = error.__cause__ or error  # PODSTrainer adds advice to torch's error
         if not is_out_of_memory(cause):
             raise
         return {"out_of_memory": (clock and clock.phase) or "loading", "message": str(cause).splitlines()[0]}
@@ -178,7 +178,7 @@ def run_cell(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def in_a_process(arm: str, n: int, words: list[str], limit: float) -> dict[str, Any]:
-    """A cell as a child; what kills it is its result."""
+    """Run a cell in a child process; if it fails, the failure is its result."""
     with tempfile.TemporaryDirectory(prefix="pods-bench-") as folder:
         answer = Path(folder) / "cell.json"
         command = [sys.executable, __file__, *words, "--arm", arm, "--n", str(n), "--cell", str(answer)]
@@ -193,12 +193,12 @@ def in_a_process(arm: str, n: int, words: list[str], limit: float) -> dict[str, 
 
 
 def summary(seconds: list[float]) -> list[float]:
-    """Median, least, greatest."""
+    """Return median, minimum and maximum."""
     return [statistics.median(seconds), min(seconds), max(seconds)]
 
 
 def row(cell: dict[str, Any]) -> list[str]:
-    """A cell as a row of the table."""
+    """Return a cell as a row of the table."""
     name = {"pods": f"PODS {cell['n']} -> {cell['m']}", "trl": f"TRL {cell['n']}"}[cell["arm"]]
     if "steps" not in cell:
         where = cell.get("out_of_memory")
@@ -211,7 +211,7 @@ def row(cell: dict[str, Any]) -> list[str]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Markdown, with what was run above it."""
+    """Return the Markdown table below a description of the run."""
     held = "allocated on the device" if results["device"] != results["processor"] else "resident in the process"
     header = ["arm", "step, s (range)", *PHASES, "peak rollout, GiB", "peak update, GiB"]
     lines = [
@@ -246,9 +246,9 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, default=512, help="the paper's limit (default: %(default)s)")
     parser.add_argument("--completion-tokens", type=int, default=512, help="the paper's limit (default: %(default)s)")
     parser.add_argument("--optim", default="adamw_torch", help="the paper: adamw_8bit (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=5, help="of each cell, the first not counted")
+    parser.add_argument("--steps", type=int, default=5, help="steps of each cell; the first is not counted")
     parser.add_argument("--threads", type=int, help="CPU threads of torch")
-    parser.add_argument("--limit", type=float, default=1800, help="seconds a cell may take (default: %(default)s)")
+    parser.add_argument("--limit", type=float, default=1800, help="seconds per cell at most (default: %(default)s)")
     parser.add_argument("--output", type=Path, default=Path("docs/results"), help="folder of gpu_step.json and .md")
     parser.add_argument("--arm", choices=("pods", "trl"), help=argparse.SUPPRESS)
     parser.add_argument("--cell", type=Path, help=argparse.SUPPRESS)
@@ -256,7 +256,7 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 
 def cells(options: argparse.Namespace) -> list[tuple[str, int]]:
-    """TRL on m, then PODS and TRL for each n; at n = m TRL's is the first."""
+    """TRL on m, then PODS and TRL for each n (TRL only once at n = m)."""
     first = ("trl", options.m)
     return [first, *((arm, n) for n in options.n for arm in ("pods", "trl") if (arm, n) != first)]
 
@@ -278,7 +278,7 @@ def main() -> None:
 
 
 def start(options: argparse.Namespace) -> dict[str, Any]:
-    """The results before any cell: what is run, on what."""
+    """Return the results without cells: settings, device, versions."""
     results = {key: value for key, value in vars(options).items() if key not in ("output", "arm", "cell", "limit")}
     results |= {"device": device_name(options.device), "processor": device_name("cpu"), "cells": []}
     return results | {name: metadata.version(name) for name in ("torch", "trl", "transformers", "peft")}

@@ -1,10 +1,10 @@
-"""The estimate of `pods doctor --config` beside what a CPU run holds: python benchmarks/memory.py [--json FILE]
+"""Estimates of `pods doctor --config` against CPU runs: python benchmarks/memory.py [--json FILE]
 
 Each configuration trains for two steps in a process of its own, on random weights of Qwen2's shape (or the shipped
-policy), every completion as long as it may be. Measured is the highest resident memory in each phase, less what the
-same process held after the same steps of a policy of a few thousand parameters, so that Python, torch and their buffers
-do not count. The heap gives back what is freed (MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_): the peak is then
-that of what is in use, which is what an estimate can say. Goal: within 25 % of the larger phase.
+policy), with completions of maximum length. Measured is the peak resident memory of each phase, less that of the same
+process after the same steps of a policy of a few thousand parameters, which excludes Python, torch and their buffers.
+The heap returns freed memory (MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_), so the peak is that of memory in
+use. Goal: within 25 % of the larger phase.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def settings(name: str) -> dict[str, Any]:
 
 
 def predicted(name: str) -> Estimate:
-    """What `pods doctor` would say."""
+    """Return the estimate of `pods doctor`."""
     values, sizes = settings(name), CASES[name][0]
     config = json.loads((tiny_policy_path() / "config.json").read_text()) if sizes is None else whole(sizes)
     keys = (
@@ -82,14 +82,14 @@ def whole(sizes: dict[str, int]) -> dict[str, Any]:
 
 
 def train(values: dict[str, Any], sizes: dict[str, int] | None) -> dict[str, int]:
-    """Two steps; the highest resident memory of generation and of the update."""
+    """Train two steps; return peak resident memory of generation and of the update."""
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM, logging, set_seed
     from trl import ModelConfig, get_peft_config
 
     from pods_rl import PODSConfig, PODSTrainer
-    from pods_rl.engines.trl.phases import PhaseClock
+    from pods_rl.engines.trl.update import PhaseClock
     from pods_rl.policies.build import build_tokenizer
 
     logging.set_verbosity_error()
@@ -100,8 +100,8 @@ def train(values: dict[str, Any], sizes: dict[str, int] | None) -> dict[str, int
 
     class PeakClock(PhaseClock):
         def _settle(self) -> float:
-            if self._phase in peaks:
-                peaks[self._phase] = max(peaks[self._phase], resident.peak())
+            if self.phase in peaks:
+                peaks[self.phase] = max(peaks[self.phase], resident.peak())
             resident.reset_peak()
             return super()._settle()
 
@@ -124,13 +124,13 @@ def train(values: dict[str, Any], sizes: dict[str, int] | None) -> dict[str, int
             processing_class=tokenizer,
             peft_config=get_peft_config(ModelConfig(**{k: values[k] for k in model_keys if k in values})),
         )  # fmt: skip
-        trainer.clock = PeakClock(device=None)
+        trainer._update.clock = PeakClock(device=None)
         quiet(trainer).train()
     return {GENERATION: peaks["rollout"], UPDATE: peaks["update"]}
 
 
 def measure(name: str) -> dict[str, int]:
-    """Bytes of each phase above the same process's with next to no policy."""
+    """Return bytes of each phase, less those of the same process with a minimal policy."""
     import gc
 
     values, sizes = settings(name), CASES[name][0]
@@ -142,7 +142,7 @@ def measure(name: str) -> dict[str, int]:
 
 
 def in_a_process(name: str) -> dict[str, int]:
-    """`measure` in a child whose heap gives back what is freed."""
+    """Run `measure` in a child whose heap returns freed memory to the system."""
     giving_back = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072", "MALLOC_ARENA_MAX": "1"}
     done = subprocess.run(
         [sys.executable, __file__, "--case", name],
@@ -155,7 +155,7 @@ def in_a_process(name: str) -> dict[str, int]:
 
 
 def line(name: str, expected: Estimate, measured: dict[str, int]) -> dict[str, Any]:
-    """Both phases, and the ratio of the peaks."""
+    """Return both phases and the ratio of the peaks."""
     peak = max(measured.values())
     return {
         "case": name,

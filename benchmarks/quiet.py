@@ -6,7 +6,7 @@ from typing import Any
 
 
 def quiet(trainer: Any) -> Any:
-    """The trainer, without the metric dictionaries that transformers prints where there is no progress bar."""
+    """Return the trainer without the metric dictionaries that transformers prints if it has no progress bar."""
     from transformers import PrinterCallback, logging
 
     logging.set_verbosity_error()

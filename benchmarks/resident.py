@@ -1,4 +1,4 @@
-"""What a process holds, as Linux says it: memory, its highest point, open files, children. No library."""
+"""Memory, open files and children of a process, read from /proc."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from pathlib import Path
 
 
 def memory(pid: int | str = "self") -> int:
-    """Resident bytes now."""
+    """Return resident bytes now."""
     return _status(pid, "VmRSS")
 
 
 def peak(pid: int | str = "self") -> int:
-    """Highest resident bytes since the process began, or since `reset_peak`."""
+    """Return peak resident bytes since the process began, or since `reset_peak`."""
     return _status(pid, "VmHWM")
 
 
 def reset_peak() -> bool:
-    """Let the highest point start again from what is resident now; False where the system does not allow it."""
+    """Reset the peak to what is resident now; return False if the system does not allow it."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -26,12 +26,12 @@ def reset_peak() -> bool:
 
 
 def open_files(pid: int | str = "self") -> int:
-    """Open file descriptors."""
+    """Return the number of open file descriptors."""
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 def children(pid: int) -> list[int]:
-    """Process ids of a process's children, theirs included."""
+    """Return process ids of all descendants."""
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in map(int, (task / "children").read_text().split()):

@@ -1,8 +1,8 @@
-"""What `rollout_batch_size` saves: python benchmarks/rollout_memory.py [--n 16 64 256] [--at_once 16] [--json FILE]
+"""Memory that `rollout_batch_size` saves: python benchmarks/rollout_memory.py [--n 16 64 256] [--json FILE]
 
-Peak resident memory of one generation by PODSTrainer on the plain path, above what the process held before it: all n
-rollouts of a prompt at once, and `--at_once` at a time. A random Qwen2 of 17 million parameters in bf16, and 256
-tokens a rollout, so that KV cache and logits dominate; each generation in a process of its own, CPU, one thread. Linux.
+Peak resident memory that one generation of PODSTrainer adds without vLLM: all n rollouts of a prompt at once, and
+`--at_once` at a time. A random Qwen2 of 17 million parameters in bf16 and 256 tokens a rollout, so that KV cache and
+logits dominate. Each generation runs in a process of its own, on a CPU with one thread. Linux only.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ M, PROMPT = 16, "12+34-56+78-9="
 
 
 class _GeneratedError(Exception):
-    """Ends a run once its rollouts are there: the update is not measured."""
+    """Raised once the rollouts are generated: the update is not measured."""
 
 
 def resident(name: str) -> float:
-    """Megabytes: `VmRSS`, what is resident now, or `VmHWM`, the most since the mark was last reset."""
+    """Return megabytes: `VmRSS` (resident now) or `VmHWM` (peak since its last reset)."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith(name))
 
 
 def generation_peak(n: int, at_once: int | None, tokens: int) -> float:
-    """Megabytes that a generation of n rollouts takes at its peak."""
+    """Return the megabytes that a generation of n rollouts adds at its peak."""
     import torch
     from datasets import Dataset
     from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed

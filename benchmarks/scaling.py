@@ -1,15 +1,14 @@
-"""What selection and row exchange cost on many processes: python benchmarks/scaling.py [--json FILE]
+"""Cost of selection and row exchange on many processes: python benchmarks/scaling.py [--json FILE]
 
-First measured at 1, 2 and 4 gloo processes of this machine, without a model: the gathers of a generation, the real
-`selection.select`, and the kept rows brought to the process that trains them by the real `bring_rows`. Rewards are
-drawn, all different; every completion has T tokens of four letters. Then a model of the same traffic and time, checked
-against those points, says what 8 to 1024 processes would see.
+First it measures 1, 2 and 4 gloo processes on this machine, without a model: the gathers of a generation,
+`selection.select`, and the exchange of kept rows by `exchange_rows`. Rewards are random and all different; every
+completion has T tokens of four letters. Then a model of traffic and time (`traffic.py`), checked against those
+points, predicts 8 to 1024 processes.
 
-The model is in `traffic.py`. Its constants for gloo are measured here, by a gather of a number and parcels of 8 MB;
-those of a network of GPUs are arguments, and assumed, not measured: 50 us a call, 10 us a message, 20 GB/s (a 200 Gb/s
-port a GPU, four fifths used). Selection is the same on every process, so its time at any scale is measured on one. More
-processes than cores take turns, so that times are the scheduler's as much as the network's: gloo's column at scale is
-what this machine would take, not a cluster.
+The model's constants for gloo are measured here, with gathers of one number and parcels of 8 MB. Those of a GPU
+network are arguments, assumed and not measured: 50 us a call, 10 us a message, 20 GB/s (a 200 Gb/s port a GPU, four
+fifths used). Selection is the same on every process, so one process measures it at any scale. More processes than
+cores take turns, so gloo's column at scale predicts this machine, not a cluster.
 """
 
 from __future__ import annotations
@@ -33,7 +32,15 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from trl.trainer import grpo_trainer
 
-from pods_rl.engines.trl.exchange import Row, bring_rows, check_agreement, own_rows, pack, uneven_gathers, unpack
+from pods_rl.engines.trl.rows import (
+    KeptRow,
+    check_agreement,
+    exchange_rows,
+    from_bytes,
+    own_rows,
+    to_bytes,
+    uneven_gathers,
+)
 from pods_rl.selection import select
 from traffic import LETTERS, Network, Setting, communication, compare, errors, gloo, quartiles, traffic
 
@@ -44,7 +51,7 @@ SCALES = (8, 16, 64, 256, 1024)
 
 @contextmanager
 def counted() -> Iterator[dict[str, int]]:
-    """Bytes that leave this process inside, by collective."""
+    """Count the bytes that this process sends inside the block, by collective."""
     sent = {"gathered": 0, "exchanged": 0}
     gather, exchange = dist.all_gather, dist.all_to_all_single
 
@@ -53,7 +60,7 @@ def counted() -> Iterator[dict[str, int]]:
         return gather(output, tensor, *rest)
 
     def counting_exchange(output: Any, tensor: torch.Tensor, *rest: Any) -> Any:
-        # Without sizes each process has an equal part, our own included.
+        # Without sizes each process has an equal part, including this one.
         own = 0 if rest else tensor.nbytes // dist.get_world_size()
         sent["exchanged"] += tensor.nbytes - own
         return exchange(output, tensor, *rest)
@@ -66,7 +73,7 @@ def counted() -> Iterator[dict[str, int]]:
 
 
 def generation(setting: Setting, accelerator: Accelerator, seed: int) -> dict[str, Any]:
-    """One generation's gathers, choice and exchange, as the trainer makes them; seconds of each and what was sent."""
+    """Run one generation's gathers, selection and exchange as the trainer does; return seconds and bytes."""
     shares, process = setting.shares(accelerator.num_processes), accelerator.process_index
     here = shares.rollouts(process)
     rewards_PN = torch.randn(setting.prompts, setting.n, generator=torch.Generator().manual_seed(seed))
@@ -88,7 +95,7 @@ def generation(setting: Setting, accelerator: Accelerator, seed: int) -> dict[st
             check_agreement(kept_PM, "max_variance", accelerator)
         kept = (torch.arange(setting.prompts).unsqueeze(1) * setting.n + kept_PM).flatten().tolist()
         own = own_rows(kept, here, completion_ids, completions, None, {})
-        rows = bring_rows(shares, process, kept, own, accelerator.device)
+        rows = exchange_rows(shares, process, kept, own, accelerator.device)
         clock.append(time.perf_counter())
     assert torch.equal(everyone.flatten(), rewards_PN.flatten())
     assert [row.completion_ids[0] for row in rows] == [kept[row] % 100_000 for row in shares.rows(process)]
@@ -97,7 +104,7 @@ def generation(setting: Setting, accelerator: Accelerator, seed: int) -> dict[st
 
 
 def gather_seconds(accelerator: Accelerator, calls: int = 4) -> float:
-    """Seconds of a gather of one number; several in a row, for processes leave a barrier one after the other."""
+    """Return seconds of a gather of one number, over several calls: processes leave a barrier at different times."""
     number = torch.zeros(1, dtype=torch.int64)
     accelerator.wait_for_everyone()
     start = time.perf_counter()
@@ -107,7 +114,7 @@ def gather_seconds(accelerator: Accelerator, calls: int = 4) -> float:
 
 
 def parcel_seconds(accelerator: Accelerator, calls: int = 8) -> float:
-    """Seconds of an all-to-all that sends 8 MB to each other process."""
+    """Return seconds of an all-to-all that sends 8 MB to each other process."""
     parcel = torch.zeros(accelerator.num_processes << 20, dtype=torch.int64)
     got = torch.empty_like(parcel)
     accelerator.wait_for_everyone()
@@ -129,7 +136,7 @@ def process(rank: int, world: int, port: int, settings: list[Setting], rounds: i
             seen[number] = []
             for seed in range(rounds + 1):
                 seen[number].append(generation(setting, accelerator, seed))
-                if world > 1:  # taking turns with what they must explain
+                if world > 1:  # interleaved with the rounds that they calibrate
                     seconds["number"].append(gather_seconds(accelerator))
             del seen[number][0]
     if world > 1:
@@ -140,7 +147,7 @@ def process(rank: int, world: int, port: int, settings: list[Setting], rounds: i
 
 
 def measure(world: int, settings: list[Setting], rounds: int) -> tuple[dict[int, list[list[dict]]], dict[str, float]]:
-    """For each setting the rounds of every process; the calibration of process 0."""
+    """Return for each setting the rounds of every process, and the calibration of process 0."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -156,7 +163,7 @@ def measure(world: int, settings: list[Setting], rounds: int) -> tuple[dict[int,
 
 
 def point(setting: Setting, world: int, reports: list[list[dict]]) -> dict[str, Any]:
-    """What was measured of a setting: the slowest and the busiest process of each round, over the rounds."""
+    """Summarise a setting: the slowest and the busiest process of each round, over the rounds."""
     rounds = list(zip(*reports, strict=True))
     seconds = {
         part: quartiles([max(one[part] for one in each) for each in rounds])
@@ -180,18 +187,18 @@ def point(setting: Setting, world: int, reports: list[list[dict]]) -> dict[str, 
 
 
 def packing(tokens: int, rounds: int) -> float:
-    """Median seconds to pack a row of so many tokens and to unpack it."""
-    row = Row([5] * tokens, "a" * (LETTERS * tokens), None, {})
+    """Return median seconds to pack and unpack a row of that many tokens."""
+    row = KeptRow([5] * tokens, "a" * (LETTERS * tokens), None, {})
     seconds = []
     for _ in range(max(rounds, 5)):
         start = time.perf_counter()
-        unpack(pack([row] * 16))
+        from_bytes(to_bytes([row] * 16))
         seconds.append((time.perf_counter() - start) / 16)
     return statistics.median(seconds)
 
 
 def project(networks: list[Network], rounds: int) -> list[dict[str, Any]]:
-    """The layouts at 8 to 1024 processes: bytes, seconds on each network, and the seconds selection takes."""
+    """Return the layouts at 8 to 1024 processes: bytes, seconds on each network, and seconds of selection."""
     rows = []
     for name, over in LAYOUTS.items():
         for world in SCALES:
@@ -221,7 +228,7 @@ def selection_seconds(setting: Setting, rounds: int) -> float:
 
 
 def show(results: dict[str, Any]) -> None:
-    """Three tables within 80 columns."""
+    """Print three tables within 80 columns."""
     print(f"{'ms: median (quartiles)':22}{'K':>3}{'gather':>19}{'select':>17}{'exchange':>19}")
     for seen in results["points"]:
         cells = "".join(
@@ -264,8 +271,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=100, help="generations measured (default: %(default)s)")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--call-us", type=float, default=50.0, help="what a call costs (default: %(default)s)")
-    parser.add_argument("--latency-us", type=float, default=10.0, help="a message between GPUs (default: %(default)s)")
+    parser.add_argument("--call-us", type=float, default=50.0, help="cost of a call (default: %(default)s)")
+    parser.add_argument("--latency-us", type=float, default=10.0, help="cost of a message (default: %(default)s)")
     parser.add_argument("--bandwidth-gb", type=float, default=20.0, help="GB/s a GPU sends (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
     options = parser.parse_args()

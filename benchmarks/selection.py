@@ -1,11 +1,11 @@
-"""How fast is the max-variance rule? Against the paper's Algorithm 2 in a Python loop, and against a sort.
+"""Speed of the max-variance rule against the paper's Algorithm 2 in a Python loop, and against a sort.
 
     python benchmarks/selection.py [--repeats 31] [--json FILE]
 
-One thread, in CPU time, so that waiting for a busy machine does not count. A round times every contender once; a ratio
-is taken within each round, and the table gives its median with its quartiles. The limit is a plain `torch.sort` of the
-same rewards in the same dtype: float32, as the engine's are, and in float64 below the table. `normal` rewards are all
-different; `binary` ones, 0 or 1, are what a verifier gives, and sort three times faster.
+One thread, CPU time. Each round times every contender once; the table has the median and quartiles of the ratios
+within rounds. The lower bound is a plain `torch.sort` of the same rewards: float32, as in the engine, and float64
+below the table. `normal` rewards are all different; `binary` ones, 0 or 1, are what a verifier gives, and sort
+faster.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def algorithm_2(rewards_PN: Tensor, m: int) -> Tensor:
 
 
 def measure(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[str, np.ndarray]:
-    """Seconds of each contender in each round, `[rounds]`, after one round that does not count.
+    """Return each contender's seconds per round, `[rounds]`, after a warm-up.
 
-    A contender quicker than half a millisecond is repeated within a round, so that the clock itself costs nothing.
+    Contenders faster than half a millisecond repeat within a round, so that the clock's cost does not matter.
     """
     calls = {}
     for name, contender in contenders.items():
@@ -63,12 +63,12 @@ def measure(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[st
 
 
 def quartiles(values: np.ndarray) -> list[float]:
-    """First quartile, median, third quartile."""
+    """Return first quartile, median and third quartile."""
     return [float(q) for q in np.quantile(values, [0.25, 0.5, 0.75])]
 
 
 def compare(prompts: int, n: int, m: int, kind: str, repeats: int, loop_repeats: int) -> dict:
-    """One setting: seconds of each contender, and the rule's ratios to the loop and to the sorts."""
+    """Measure one setting: seconds of each contender, and the rule's ratios to the loop and the sorts."""
     normal_PN = torch.randn(prompts, n, generator=torch.Generator().manual_seed(0))
     rewards_PN = KINDS[kind](normal_PN)
     double_PN = rewards_PN.double()
@@ -97,7 +97,7 @@ def compare(prompts: int, n: int, m: int, kind: str, repeats: int, loop_repeats:
 
 
 def table(results: list[dict]) -> str:
-    """A line per setting, within 80 columns: medians in ms, ratios with their quartiles."""
+    """Return a line per setting, within 80 columns: medians in ms, ratios with quartiles."""
 
     def ratio(values: list[float]) -> str:
         low, middle, high = (f"{v:.3g}" for v in values)
@@ -122,7 +122,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     torch.set_num_threads(1)
-    # glibc keeps freed memory once a larger block was freed, as in any training process; else each call faults it in.
+    # After freeing a large block glibc keeps freed memory, as in a training process; otherwise each call faults it in.
     torch.zeros(16 << 20, dtype=torch.uint8)
     results = [
         compare(*setting, kind, arguments.repeats, arguments.loop_repeats) for setting in SETTINGS for kind in KINDS

@@ -1,10 +1,10 @@
-"""Does a long run hold still? python benchmarks/soak.py [--steps 5000] [--json FILE]
+"""Does a long run stay flat? python benchmarks/soak.py [--steps 5000] [--json FILE]
 
-The embedded run (the recipe tiny-pods: shipped policy, ledger, evaluations) through the real command, with a checkpoint
-every 50 steps of which two are kept. From outside, every second: resident memory of the process and of its workers, and
-its open files. The last quarter of the steps is held against the second: memory within 2 %, no more files open, step
-time flat within its noise (five blocks of each quarter). Exit code 1 where one of them is not. 5,000 steps take about
-half an hour on a quiet core.
+The recipe tiny-pods (shipped policy, rollout log, evaluations) through the real command, with a checkpoint every 50
+steps, two kept. Samples every second: resident memory of the process and of its workers, and open files. The last
+quarter of the steps is compared with the second: memory within 2 %, no more open files, step time flat within its
+noise (five blocks of each quarter). Exit code 1 if one of them fails. 5,000 steps take about half an hour on a quiet
+core.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from pods_rl.runs import Run
 SAVE_STEPS, KEPT = 50, 2
 PHASES = ("rollout", "reward", "selection", "update")
 MEMORY_LIMIT = 0.02
-TIME_LIMIT = 1.05  # slower than this, in every block, is no noise
+TIME_LIMIT = 1.05  # slower than this in every block is more than noise
 MIB = 2**20
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What the run held when it had done so many steps."""
+    """Memory and open files of the run after a step."""
 
     step: int
     memory: int
@@ -46,7 +46,7 @@ class Sample:
 
 
 def recipe(steps: int) -> dict[str, Any]:
-    """tiny-pods with an end in steps, evaluations in plenty and checkpoints."""
+    """The recipe tiny-pods with a number of steps, frequent evaluations and checkpoints."""
     shipped = yaml.safe_load(Path(shipped_recipes()["tiny-pods"]).read_text())
     shipped.pop("max_seconds")
     checkpoints = {
@@ -58,7 +58,7 @@ def recipe(steps: int) -> dict[str, Any]:
 
 
 def look(pid: int, step: int) -> Sample | None:
-    """One sample; None where the process has just ended, and nothing is resident any more."""
+    """Take one sample; None if the process has just ended."""
     try:
         workers = sum(resident.memory(child) for child in resident.children(pid))
         seen = Sample(step, resident.memory(pid), workers, resident.open_files(pid))
@@ -68,12 +68,12 @@ def look(pid: int, step: int) -> Sample | None:
 
 
 def steps_done(metrics: Path) -> int:
-    """Lines of metrics.jsonl, a line a step."""
+    """Count the lines of metrics.jsonl: one per step."""
     return metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
 
 
 def watch(folder: Path, steps: int, every: float) -> tuple[list[Sample], Path]:
-    """Run the command to its end; the samples, and the run directory."""
+    """Run the command to its end; return the samples and the run directory."""
     (folder / "soak.yaml").write_text(yaml.safe_dump(recipe(steps)))
     run = folder / "run"
     command = [sys.executable, "-m", "pods_rl", "train", "--config", str(folder / "soak.yaml"), "--output", str(run)]
@@ -94,12 +94,12 @@ def watch(folder: Path, steps: int, every: float) -> tuple[list[Sample], Path]:
 
 
 def quarter(values: list[tuple[int, Any]], steps: int, which: int) -> list[Any]:
-    """The values of a quarter of the steps, 1 to 4."""
+    """Return the values of a quarter of the steps, 1 to 4."""
     return [value for step, value in values if (which - 1) * steps < 4 * step <= which * steps]
 
 
 def judge(samples: list[Sample], seconds: list[float]) -> dict[str, Any]:
-    """Last quarter against second, and whether each holds.
+    """Compare the last quarter with the second.
 
     Args:
         samples: in order.
@@ -129,14 +129,14 @@ def judge(samples: list[Sample], seconds: list[float]) -> dict[str, Any]:
 
 
 def blocks(values: list[float], count: int = 5) -> list[float]:
-    """Medians of so many equal parts, fewer where there are fewer values."""
+    """Return medians of `count` equal parts, or of fewer if there are fewer values."""
     count = min(count, len(values))
     edges = [i * len(values) // count for i in range(count + 1)]
     return [statistics.median(values[a:b]) for a, b in pairwise(edges)]
 
 
 def state_bytes(run: Run) -> float:
-    """Bytes of the last checkpoint's trainer_state.json a step: what the trainer keeps of each step for ever."""
+    """Return bytes per step of the last checkpoint's trainer_state.json: what the trainer keeps of each step."""
     last = run.checkpoints()[-1]
     return (last / "trainer_state.json").stat().st_size / int(last.name.rsplit("-", 1)[1])
 

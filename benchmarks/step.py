@@ -1,15 +1,15 @@
-"""What a PODS step costs beside TRL's: python benchmarks/step.py [--repeats 5] [--json FILE]
+"""Cost of a PODS step against TRL's: python benchmarks/step.py [--repeats 5] [--json FILE]
 
-Side by side in one run, alternating: TRL's trainer at m, TRL's trainer at n, PODS n -> m, on one random-weight
-Qwen2-shaped model. Four questions, each with its goal:
+TRL's trainer at m, TRL's trainer at n and PODS n -> m alternate in one run, on one random-weight Qwen2-shaped model.
+Four questions and their goals:
 
 1. update at equal m, equal lengths:   PODS / TRL at m                 <= 1.02
 2. update at equal m, skewed lengths:  TRL at m / PODS                 >= 1.5   (one row in eight 4 times as long)
 3. the whole step, real generation:    PODS / (gen(n) + update(m))     <= 1.05
 4. peak memory of the update:          n = 256 / n = 16                <= 1.05
 
-Everything but generation and reward counts as update, selection included. In 1, 2 and 4 completions are drawn at the
-lengths asked for instead of generated, so that both trainers update on rows of the same lengths; 3 generates.
+Everything except generation and reward counts as update, including selection. In 1, 2 and 4 completions are drawn at
+given lengths, so that both trainers update on rows of the same lengths; 3 generates.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, TrainerCallback, logging
 from trl import GRPOConfig, GRPOTrainer
 
 from pods_rl import PODSConfig, PODSTrainer
+from pods_rl.engines.trl.rollouts import Rollouts
+from pods_rl.engines.trl.round import RolloutRound
 from pods_rl.policies.build import build_tokenizer
 from quiet import quiet
 
@@ -42,7 +44,7 @@ def reward(completions: list[str], **_: Any) -> list[float]:
 
 
 class Stopwatch(TrainerCallback):
-    """Seconds of each step: all of it, and what was spent outside generation and reward."""
+    """Record the seconds of each step, in total and outside generation and reward."""
 
     def __init__(self) -> None:
         self.outside = 0.0
@@ -118,7 +120,7 @@ def build_trainer(arm: Arm, max_steps: int = STEPS) -> tuple[GRPOTrainer, Stopwa
 
 
 def measure(arms: list[Arm], repeats: int) -> dict[str, list[dict[str, float]]]:
-    """Medians over the steps of each repeat; the arms take turns."""
+    """Return medians over the steps of each repeat; the arms alternate."""
     seen: dict[str, list[dict[str, float]]] = {arm.name: [] for arm in arms}
     for _ in range(repeats):
         for arm in arms:
@@ -153,20 +155,24 @@ def update_peak(n: int) -> int:
                 self.profile = None
 
     probe = Probe()
-    finish = trainer._finish_round
+    finish = RolloutRound.finish
 
-    def begin(*args: Any) -> None:  # the update begins where the generation round ends
-        finish(*args)
+    def begin(*args: Any) -> Rollouts:  # the update begins where the generation round ends
+        record = finish(*args)
         if cuda:
             torch.cuda.reset_peak_memory_stats()
             probe.before = torch.cuda.memory_allocated()
         else:
             probe.profile = torch.profiler.profile(profile_memory=True)
             probe.profile.start()
+        return record
 
-    trainer._finish_round = begin
+    RolloutRound.finish = begin  # type: ignore[method-assign]
     trainer.add_callback(probe)
-    trainer.train()
+    try:
+        trainer.train()
+    finally:
+        RolloutRound.finish = finish  # type: ignore[method-assign]
     return peaks[-1]
 
 

@@ -1,8 +1,8 @@
 """The paper's comparison and ablations on the shipped policy: python benchmarks/study.py
 
-Trains what is not trained yet (`study.yaml`: 13 arms, eight seeds, one core, about 2 hours), then writes
-`docs/results/study/`: the report, the speedups against each GRPO baseline, what each arm had spent when it reached the
-baseline's threshold, and `claims.csv`: the paper's claims as differences between two arms, paired by seed, with
+Trains the missing runs (`study.yaml`: 13 arms, eight seeds, one core, about 2 hours), then writes
+`docs/results/study/`: the report, the speedups against each GRPO baseline, what each arm had spent when it reached
+the baseline's threshold, and `claims.csv`: the paper's claims as differences between two arms, paired by seed, with
 intervals.
 """
 
@@ -26,9 +26,9 @@ from pods_rl.runs import Run, find_runs
 
 HERE = Path(__file__).parent
 BASELINES = ("grpo-16", "grpo-16-trl", "grpo-ga-64")
-HEADLINE = ("grpo-ga-64", "grpo-16", "pods-64-16")  # the first is what the others are measured against
+HEADLINE = ("grpo-ga-64", "grpo-16", "pods-64-16")  # the first is the baseline
 SPENT = ("seconds", "steps", "tokens generated", "tokens trained", "seconds a step")
-# what the paper says of two arms: the first is better than the second
+# the paper's claims about two arms: the first is better than the second
 CLAIMS = (
     ("PODS against GRPO", "pods-64-16", "grpo-16"),
     ("PODS against TRL's GRPO", "pods-64-16", "grpo-16-trl"),
@@ -47,10 +47,10 @@ CLAIMS = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, default=Path("runs/study"), help="where the runs are, or will be")
+    parser.add_argument("--runs", type=Path, default=Path("runs/study"), help="folder of the runs")
     parser.add_argument("--output", type=Path, default=HERE.parent / "docs" / "results" / "study")
-    parser.add_argument("--parallel", type=int, default=1, help="runs side by side, a core each")
-    parser.add_argument("--report-only", action="store_true", help="train nothing: report on the runs that are there")
+    parser.add_argument("--parallel", type=int, default=1, help="concurrent runs, one core each")
+    parser.add_argument("--report-only", action="store_true", help="train nothing; report on existing runs")
     options = parser.parse_args()
     if not options.report_only:
         command = ["compare", "--config", str(HERE / "study.yaml"), "--output", str(options.runs)]
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def keep(files: ReportFiles, output: Path) -> None:
-    """Copy the report's Markdown, its tables but the long one of every evaluation, and its figures."""
+    """Copy the report's Markdown, figures and tables, except the long table of every evaluation."""
     shutil.copy(files.markdown, output / files.markdown.name)
     for name in ("final", "phases", "runs", "ablations", "scores"):
         shutil.copy(files.csv[name], output / f"{name}.csv")
@@ -81,17 +81,17 @@ def keep(files: ReportFiles, output: Path) -> None:
 
 
 def keep_picture(source: Path, target: Path) -> None:
-    """A palette of 128 colours is enough for lines and bands, and a third of the size."""
+    """Reduce a picture to 128 colours: enough for lines and bands at a third of the size."""
     Image.open(source).convert("RGB").quantize(128).save(target, optimize=True)
 
 
 def scores(runs: Iterable[Run]) -> np.ndarray:
-    """Accuracy `[runs, checkpoints]`, runs in the order of their seeds."""
+    """Return accuracy `[runs, checkpoints]`, runs in order of their seeds."""
     return np.array([[row["accuracy"] for row in run.evals] for run in sorted(runs, key=lambda run: str(run.path))])
 
 
 def write_claims(arms: dict[str, list[Run]], path: Path) -> None:
-    """Differences of paired seeds: the score at the end, and its mean over the whole time (how soon, and how high)."""
+    """Differences of paired seeds: the final score, and its mean over time."""
     rows = []
     for claim, arm, other in CLAIMS:
         difference = scores(arms[arm]) - scores(arms[other])
@@ -103,7 +103,7 @@ def write_claims(arms: dict[str, list[Run]], path: Path) -> None:
 
 
 def write_spent(arms: dict[str, list[Run]], path: Path) -> None:
-    """What each arm had spent when its mean accuracy first reached 99 % of each baseline's peak."""
+    """Write what each arm had spent when its mean accuracy first reached 99 % of each baseline's peak."""
     curves = {arm: scores(runs).mean(axis=0) for arm, runs in arms.items()}
     rows = []
     for baseline in BASELINES:

@@ -1,10 +1,9 @@
-"""The model that `scaling.py` checks: bytes and seconds of a generation's gathers and exchange, no torch.
+"""The model that `scaling.py` checks: bytes and seconds of a generation's gathers and exchange, without torch.
 
-Bytes are those that leave the busiest process: a gather passes every share on, (K - 1) x its own; rows go out once.
-Which rows move is not known beforehand: kept ones are taken as uniformly drawn, every m of n as likely, which is exact
-for exchangeable rollouts whose rewards have no ties (ties fall to the first). Time is calls + messages x latency +
-bytes / bandwidth + packing. A call is taken to send K - 1 messages one after the other, as a ring
-gathers; an exchange that overlaps them is quicker.
+Bytes are those that the busiest process sends: a gather passes every share on, (K - 1) x its own; rows are sent once.
+Every m of n rollouts are taken as equally likely to be kept, which is exact for exchangeable rollouts without ties.
+Time is calls + messages x latency + bytes / bandwidth + packing. A call sends K - 1 messages one after the other, as
+in a ring gather; an exchange that overlaps them is faster.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 
 from pods_rl.planning.batching import Shares
 
-LETTERS = 4  # of text a token
+LETTERS = 4  # per token of text
 PER_ROLLOUT = 8 + 8 + 1 + 4  # bytes gathered: prompt and completion length, truncated or not, reward
 GATHERS = 5  # those four, and the check that all processes keep the same
 
@@ -40,7 +39,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Network:
-    """What a message costs; `packing` is seconds a row that moves, both ends together."""
+    """Costs of a network; `packing` is seconds per moved row, both ends together."""
 
     name: str
     call: float
@@ -51,7 +50,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that leave the busiest process, by what they are, and the rows that do.
+    """Bytes and rows that the busiest process sends, by kind.
 
     `moving` is the share of all rows that move, `exchanged_by_all` the bytes that all processes exchange for them.
     """
@@ -74,7 +73,7 @@ def row_bytes(tokens: int) -> int:
 
 
 def traffic(setting: Setting, processes: int) -> Traffic:
-    """What the model expects of one generation."""
+    """Return the expected traffic of one generation."""
     shares = setting.shares(processes)
     others = processes - 1
     check = 8 if setting.n > setting.m else 0
@@ -92,7 +91,7 @@ def traffic(setting: Setting, processes: int) -> Traffic:
 
 
 def rows_leaving(shares: Shares) -> list[float]:
-    """Expected rows that each process generates and another trains."""
+    """Return the expected rows that each process generates and another trains."""
     leaving = [0.0] * shares.processes
     if shares.whole_groups:
         return leaving
@@ -109,7 +108,7 @@ def rows_leaving(shares: Shares) -> list[float]:
 
 @cache
 def chance(n: int, m: int, j: int, i: int) -> float:
-    """That the j-th of m kept of n, in order, is rollout i (both from 0), every m of n being as likely.
+    """Probability that the j-th of m kept is rollout i of n (from 0), if all subsets are equally likely.
 
     >>> [round(chance(4, 2, 0, i), 3) for i in range(4)]
     [0.5, 0.333, 0.167, 0.0]
@@ -118,7 +117,7 @@ def chance(n: int, m: int, j: int, i: int) -> float:
 
 
 def communication(setting: Setting, processes: int, network: Network) -> float:
-    """Seconds of gathers and exchange; selection itself is not in it."""
+    """Return seconds of gathers and exchange, without selection."""
     if processes == 1:
         return 0.0
     expected = traffic(setting, processes)
@@ -129,9 +128,9 @@ def communication(setting: Setting, processes: int, network: Network) -> float:
 
 
 def gloo(calibrations: dict[int, dict[str, float]], row: float, processes: int) -> Network:
-    """Constants of this machine: a message from gathers of a number, bandwidth from 8 MB parcels.
+    """Fit the constants of this machine: latency from gathers of a number, bandwidth from 8 MB parcels.
 
-    A message is as slow as in the largest measured world that is no larger: processes that share a core wait for it.
+    Latency is that of the largest measured world of at most this size: processes that share a core wait for it.
     """
     smallest = min(calibrations)
     near = max((world for world in calibrations if world <= processes), default=smallest)

@@ -1,12 +1,12 @@
-"""How fast are answers graded, and what do hostile ones cost?
+"""Throughput of answer grading, and the cost of hostile answers.
 
     python benchmarks/verification.py [--answers 10000] [--workers 2] [--json FILE]
 
 Two measurements, in wall time, with as many verifier processes as `--workers` (give it that many cores):
 
-- throughput: ordinary GSM8K answers, half of them wrong, as `accuracy` grades them; at least 1,000 a second are wanted;
-- hostility: 64 answers made to hang a verifier (towers of powers, huge factorials, deep nesting, megabytes of text,
-  sums and products that no rule sees coming) mixed with 64 good ones: 64 zeros and 64 right within 15 seconds.
+- throughput: ordinary GSM8K answers, half of them wrong, graded by `accuracy` (goal: 1,000 a second);
+- hostility: 64 answers that try to hang a verifier (towers of powers, huge factorials, deep nesting, megabytes of text,
+  sums and products that no rule detects) among 64 good ones (goal: 64 zeros and 64 right within 15 seconds).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ _MEGABYTES = ["9", "9^", "(", r"\frac{", "9+", "{", "<answer>", r"\boxed{", "$",
 
 
 def hostile_answers() -> list[str]:
-    """64 completions that state such an answer.
+    """Return 64 completions with hostile answers.
 
     >>> len(hostile_answers())
     64
@@ -100,7 +100,7 @@ def hostile_answers() -> list[str]:
 
 
 def good_answers() -> list[tuple[str, str]]:
-    """64 completions that are right, with their gold answers; half of them need the verifier."""
+    """Return 64 right completions and their gold answers; half of them need the verifier."""
     numbers = [(f"<answer>The total is ${n}.00</answer>", str(n)) for n in range(32)]
     roots = [(rf"<answer>\sqrt{{{n * n * 2}}}</answer>", rf"{n}\sqrt{{2}}") for n in range(2, 18)]
     powers = [(f"<answer>(x+{n})^2</answer>", f"x^2+{2 * n}x+{n * n}") for n in range(1, 17)]
@@ -108,7 +108,7 @@ def good_answers() -> list[tuple[str, str]]:
 
 
 def ordinary_answers(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
-    """Completions as a policy writes them for GSM8K, every second one wrong, and the gold answers."""
+    """Return completions like a policy's for GSM8K, every second one wrong, and the gold answers."""
     chance = random.Random(seed)
     styles = ["{}", "${}", "{} dollars", "The answer is {}.", r"\boxed{{{}}}", "{}.0", "{} eggs a day"]
     texts, golds = [], []
@@ -122,7 +122,7 @@ def ordinary_answers(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
 
 
 def mixed_batch(seed: int = 0) -> tuple[list[str], list[str], list[float]]:
-    """The 64 hostile and 64 good answers in random order: completions, gold answers, scores they should get."""
+    """Return hostile and good answers in random order: completions, gold answers and expected scores."""
     rows = [(text, "18", 0.0) for text in hostile_answers()] + [(*good, 1.0) for good in good_answers()]
     random.Random(seed).shuffle(rows)
     texts, golds, scores = zip(*rows, strict=True)

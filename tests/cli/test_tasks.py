@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pods_rl.cli import app
-from pods_rl.cli.tasks import _REFUSALS_SHOWN
+from pods_rl.cli.catalog import _REFUSALS_SHOWN
 from pods_rl.errors import UserError
 from pods_rl.recipe.schema import TASKS
 from pods_rl.tasks import Task
@@ -104,7 +104,7 @@ def test_conversations_are_checked():
     [
         (["check", "gsm8"], r"task = gsm8: expected one of .*Did you mean gsm8k\?"),
         (["check", "sorting", "--task_trian_size", "5"], "task_trian_size: unknown key"),
-        (["check", "--data_dir", "."], r"is no folder of a task and holds none: expected one of gsm8k, math500"),
+        (["check", "--data_dir", "."], "expected a folder of a task, or one that holds some of gsm8k, math500"),
         (["check", "gsm8k", "--data_dir", "nowhere"], "data_dir = nowhere: there is no such folder"),
     ],
 )
@@ -115,7 +115,7 @@ def test_mistakes_are_named(words, message):
 
 def test_all_tasks_means_all_that_need_nothing_named(monkeypatch):
     asked = []
-    monkeypatch.setattr("pods_rl.cli.tasks._check_task", lambda name, *_: asked.append(name) or True)
+    monkeypatch.setattr("pods_rl.cli.catalog._check_task", lambda name, *_: asked.append(name) or True)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert pods("check").exit_code == 0
     assert asked == [name for name in TASKS if name not in ("dataset", "reasoning_gym")]
@@ -145,5 +145,5 @@ def test_the_published_files_are_counted_and_every_gold_answer_is_accepted():
         ("test", "675", "675"),
         ("both", "3469", None),
     ]
-    assert "train none here: this task can be evaluated, not trained on" in lines
+    assert "train no prompts: this task can be evaluated, not trained on" in lines
     assert "equation 48, multiple choice 584, true or false 43" in lines

@@ -13,8 +13,8 @@ import torch
 import yaml
 
 import pods_rl
-from pods_rl.engines.verl.groups import Group, choose, describe_selection, group_keys, pad_rewards, spread
-from pods_rl.selection import RULES, select
+from pods_rl.engines.verl.groups import Group, choose, describe_selection, group_keys, pad_rewards
+from pods_rl.selection import RULES, select, spread
 
 SHIPPED = Path(pods_rl.__file__).parent / "recipes" / "verl"
 
@@ -24,7 +24,7 @@ def test_keys_in_any_order_give_the_same_sessions():
     shuffled = random.Random(0).sample(keys, len(keys))
     found = {group.uid: group for group in group_keys(shuffled)}
     assert found == {group.uid: group for group in group_keys(keys)}
-    assert found["a"].last_keys == ["a_0_10", "a_2_10", "a_10_10"]  # by number: 10 after 2
+    assert [keys[-1] for keys in found["a"].sessions] == ["a_0_10", "a_2_10", "a_10_10"]  # by number: 10 after 2
 
 
 def test_a_uid_may_hold_underscores_and_hyphens():
@@ -33,7 +33,7 @@ def test_a_uid_may_hold_underscores_and_hyphens():
 
 @pytest.mark.parametrize("key", ["", "uid", "uid_1", "uid_1_x", "uid_-1_0", "_1_0"])
 def test_other_keys_are_refused(key):
-    with pytest.raises(ValueError, match="named uid_session_index"):
+    with pytest.raises(ValueError, match="must be uid_session_index"):
         group_keys([key])
 
 

@@ -193,13 +193,6 @@ def test_dtypes(dtype: torch.dtype, result: torch.dtype) -> None:
     torch.testing.assert_close(ours.double(), torch.tensor([[1.0, -1, -1, 1]]).double() * 0.8658755, rtol=1e-6, atol=0)
 
 
-def test_weights_multiply() -> None:
-    rewards = torch.tensor([[0.0, 1.0, 0.5]])
-    kept = Selection(torch.tensor([[0, 1]]), weights=torch.tensor([[0.5, 2.0]]))
-    plain = advantages(rewards, Selection(kept.indices))
-    assert torch.equal(advantages(rewards, kept), plain * torch.tensor([[0.5, 2.0]]))
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -80,7 +80,6 @@ def test_select_runs_the_named_rule(name: str) -> None:
     kept = select(rewards_PN, 5, rule=name, generator=torch.Generator().manual_seed(1))
     expected_PM = RULES[name](rewards_PN, 5, generator=torch.Generator().manual_seed(1))
     assert torch.equal(kept.indices, expected_PM)
-    assert kept.weights is None
 
 
 def test_max_variance_is_the_default() -> None:
@@ -125,19 +124,17 @@ def test_a_users_rule_sees_only_checked_rewards() -> None:
 
 
 @pytest.mark.parametrize(
-    ("indices", "weights", "error", "message"),
+    ("indices", "error", "message"),
     [
-        ([[0]], None, TypeError, "indices must be an int64 tensor .* got a list"),
-        (torch.zeros(1, 2), None, TypeError, "got a torch.float32 tensor"),
-        (torch.tensor([0, 1]), None, ValueError, r"got a torch.int64 tensor of shape \[2\]"),
-        (torch.zeros(3, 0, dtype=torch.int64), None, ValueError, r"shape \[3, 0\]"),
-        (torch.tensor([[0, 1]]), torch.tensor([[1, 1]]), TypeError, "weights must be a floating tensor"),
-        (torch.tensor([[0, 1]]), torch.ones(2), ValueError, r"shape \[1, 2\] on cpu; got .* of shape \[2\]"),
+        ([[0]], TypeError, "indices must be an int64 tensor .* got a list"),
+        (torch.zeros(1, 2), TypeError, "got a torch.float32 tensor"),
+        (torch.tensor([0, 1]), ValueError, r"got a torch.int64 tensor of shape \[2\]"),
+        (torch.zeros(3, 0, dtype=torch.int64), ValueError, r"shape \[3, 0\]"),
     ],
 )
-def test_a_selection_names_what_came(indices, weights, error: type[Exception], message: str) -> None:
+def test_a_selection_names_what_came(indices, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        Selection(indices, weights)
+        Selection(indices)
 
 
 def test_a_selection_marks_and_takes_its_rows() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from pods_rl.errors import UserError
 from pods_rl.recipe import build_recipe
-from pods_rl.recipe.reading import Source
+from pods_rl.recipe.reading import Origin
 from pods_rl.tasks import generated, load_task
 
 NAME = "reasoning_gym"
@@ -95,10 +95,10 @@ def test_where_it_is_not_installed_a_sentence_says_how(monkeypatch):
     monkeypatch.setattr(generated, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"not installed: pip install 'pods-rl\[reasoning-gym\]'"):
         make()
-    monkeypatch.setattr("pods_rl.recipe.checks.find_spec", lambda name: None)
+    monkeypatch.setattr("pods_rl.recipe.task_checks.find_spec", lambda name: None)
     values = {"max_steps": 1, "model_name_or_path": "tiny", "task": NAME, "task_options": {"dataset": "chain_sum"}}
     with pytest.raises(UserError, match=r"not installed: pip install 'pods-rl\[reasoning-gym\]'"):
-        build_recipe(values, Source("test"))
+        build_recipe(values, Origin("test"))
 
 
 @pytest.mark.skipif(find_spec(NAME) is None, reason="reasoning-gym is not installed")

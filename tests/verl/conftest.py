@@ -77,7 +77,7 @@ def workers(queue):
 
 @pytest.fixture(scope="session")
 def loops(tmp_path_factory):
-    """What verl is told of the scripted agent loop."""
+    """verl's configuration of the scripted agent loop."""
     path = tmp_path_factory.mktemp("loops") / "loops.yaml"
     path.write_text("- name: scripted\n  _target_: tests.verl.scripted.ScriptedLoop\n")
     return path

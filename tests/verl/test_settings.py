@@ -56,7 +56,7 @@ REFUSED = [
     ([f"~{KWARGS}.num_rollouts"], "must be a whole number of at least 1; got None"),
     ([f"{KWARGS}.seed=1.5"], "seed must be a whole number; got 1.5"),
     (["actor_rollout_ref.rollout.agent.agent_loop_manager_class=null"], "Set it to pods_rl.engines.verl.agent_loop"),
-    (["trainer.v1.sampler.custom_sampler.name=null"], "all 8 sessions of a prompt would be trained on"),
+    (["trainer.v1.sampler.custom_sampler.name=null"], "verl would train on all 8 sessions of a prompt"),
     (["trainer.use_v1=false"], "legacy trainer has no replay buffer"),
     (["reward.reward_model.enable=true"], "a colocated reward model scores after the batch is sampled"),
     (["algorithm.adv_estimator=pods_before", "algorithm.use_kl_in_reward=true"], "needs algorithm.use_kl_in_reward"),
@@ -134,4 +134,4 @@ def test_verls_surface_is_as_overridden():
     assert parameters(AgentLoopManagerTQ.generate_sequences) == ["self", "prompts"]
     worker = AgentLoopWorkerTQ.__ray_metadata__.modified_class
     assert '"__rollout_n__"' in inspect.getsource(worker._run_prompt)
-    assert core_algos.get_adv_estimator_fn("pods_before").__module__ == "pods_rl.engines.verl.estimator"
+    assert core_algos.get_adv_estimator_fn("pods_before").__module__ == "pods_rl.engines.verl.replay_buffer"

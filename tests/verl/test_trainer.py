@@ -96,7 +96,7 @@ def test_advantages_of_each_estimator(trainer, estimator, expected):
         assert found[session] == pytest.approx(value, abs=1e-5)
 
 
-def test_before_centres_only_where_verl_is_told_so(trainer):
+def test_before_only_centres_without_norm_adv_by_std(trainer):
     trainer = trainer("algorithm.adv_estimator=pods_before", "algorithm.norm_adv_by_std_in_grpo=false")
     batch, _ = train_step(trainer)
     found = advantage_of_session(batch, trainer.actor_rollout_wg.updates[0])

@@ -1,4 +1,4 @@
-"""Verl's own trainers on a CPU: all of it runs but the engines, in whose place stands a record of what they get."""
+"""Verl's own trainers on a CPU: everything runs except the engines, which only record what they get."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Workers:
         return SimpleNamespace(get=lambda: {"metrics": {"mfu": [0.0]}})
 
     def update_actor(self, batch: KVBatchMeta) -> dict[str, Any]:
-        """Record the update, and its loss as verl reckons it: over the whole batch, on one process."""
+        """Record the update, and its loss as verl computes it: over the whole batch, on one process."""
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=FIELDS)
         tokens = int(data["loss_mask"].values().sum())
         tu.assign_non_tensor(
@@ -111,7 +111,7 @@ def left_in_queue(partition: str = "train") -> set[str]:
 
 
 def kept_sessions(keys: list[str]) -> dict[str, list[int]]:
-    """uid -> numbers of its sessions among the keys, padding left out."""
+    """uid -> numbers of its sessions among the keys, without padding."""
     found: dict[str, set[int]] = {}
     for key in keys:
         uid, session, _ = key.rsplit("_", 2)

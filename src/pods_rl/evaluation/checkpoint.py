@@ -21,7 +21,8 @@ from typing import IO, Any
 
 import torch
 
-from ..distributed import place
+from ..distributed import get_world_size
+from ..distributed.processes import git_commit, quiet_libraries, set_threads, version, versions
 from ..errors import UserError
 from ..policies.files import Policy, find_policy
 from ..policies.loading import has_bf16, load_policy, load_tokenizer, render, template_options
@@ -29,7 +30,6 @@ from ..recipe import Recipe
 from ..runs import to_json, write_parquet
 from ..runs.files import encoded, open_own
 from ..tasks import Task, fit_prompts, load_task
-from ..training.environment import git_commit, quiet_libraries, set_threads, version, versions
 from . import vllm_backend
 from .evaluator import RowsDone, Sampler, Sampling, evaluate
 from .generate import GenerateSampler
@@ -110,7 +110,7 @@ def choose_backend(wanted: str, *, on_cpu: bool = False) -> str:
     """Return `generate` or `vllm`; raises UserError for an unknown name, and for vLLM with several processes."""
     if wanted not in BACKENDS:
         raise UserError(f"--backend {wanted}: expected one of {', '.join(BACKENDS)}.")
-    several = place().processes > 1
+    several = get_world_size() > 1
     if wanted == "auto":
         usable = vllm_backend.is_installed() and torch.cuda.is_available() and not on_cpu and not several
         return "vllm" if usable else "generate"
@@ -207,7 +207,7 @@ def _sampler(backend: str, policy: Policy, recipe: Recipe, device: torch.device)
 def _device(recipe: Recipe) -> Iterator[torch.device]:
     """This process's device; inside, the processes that a launcher started are a `torch.distributed` group."""
     on_cpu = bool(recipe.values.get("use_cpu")) or not torch.cuda.is_available()
-    if place().processes == 1:
+    if get_world_size() == 1:
         yield torch.device("cpu" if on_cpu else "cuda")
         return
     from accelerate import PartialState

@@ -1,9 +1,19 @@
-"""Which rollouts to train on, and with what signal: pure functions of rewards that need torch alone."""
+"""Which rollouts to train on, and their advantages: pure functions of rewards that need only torch."""
 
-from .advantages import advantages
-from .objective import pods_objective
+from .objective import advantages, is_constant, pods_objective, spread
 from .registry import get_rule, select
 from .rules import RULES
-from .types import Rule, Selection
+from .types import REWARD_LIMIT, Rule, Selection
 
-__all__ = ["RULES", "Rule", "Selection", "advantages", "get_rule", "pods_objective", "select"]
+__all__ = [
+    "REWARD_LIMIT",
+    "RULES",
+    "Rule",
+    "Selection",
+    "advantages",
+    "get_rule",
+    "is_constant",
+    "pods_objective",
+    "select",
+    "spread",
+]

@@ -1,11 +1,87 @@
-"""The PODS loss as the paper writes it: a reference to compare engines with."""
+"""From kept rollouts to a loss: group advantages, and the PODS loss as a reference to compare engines with."""
 
 from __future__ import annotations
+
+import math
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from .validation import describe
+from .types import Selection, check_rewards, describe
+
+_CHOICES = {"when": ("after", "before"), "scale": ("group", "batch", "none"), "baseline": ("mean", "leave_one_out")}
+
+
+def advantages(
+    rewards_PN: Tensor,
+    selection: Selection,
+    *,
+    when: Literal["after", "before"] = "after",
+    scale: Literal["group", "batch", "none"] = "group",
+    baseline: Literal["mean", "leave_one_out"] = "mean",
+    epsilon: float = 1e-4,
+) -> Tensor:
+    """Return each kept rollout's reward minus its group's baseline, divided by a standard deviation.
+
+    Source: PODS (arXiv 2504.13818), section 3.2: a_{S,i} = (r_i - mean(r_S)) / std(r_S), with ddof = 1 and
+    1e-4 added to the deviation as in the authors' code. `scale` is TRL's `scale_rewards`. Leave-one-out is
+    RLOO (arXiv 2402.14740), r_i minus the mean of the others, as TRL's `RLOOTrainer` computes it.
+
+    Args:
+        rewards_PN: `[P, N]`, finite or NaN.
+        selection: the rollouts kept of each prompt.
+        when: "after" takes mean and deviation of the m kept rewards (the paper), "before" of all n.
+        scale: divide by the deviation of the "group", of the whole "batch" (all prompts' rewards), or "none".
+        baseline: the group's "mean", or for each rollout the mean of the others ("leave_one_out"). With the
+            latter, "batch" standardises the batch's advantages (TRL's `normalize_advantages`).
+        epsilon: added to the deviation, in units of reward.
+
+    Returns:
+        `[P, M]`, float64 for float64 and integer rewards, else float32.
+
+    Edges: NaN rewards count in no mean or deviation and have advantage 0. A group of equal rewards, or of one
+    scored rollout, has advantages of exactly 0. Huge rewards do not overflow.
+
+    Raises:
+        ValueError: an unknown `when`, `scale` or `baseline`; leave-one-out scaled by the group; an infinite reward;
+            a selection that does not fit; with scale "none", a difference of rewards that the dtype cannot hold.
+
+    >>> kept = Selection(torch.tensor([[0, 1, 2, 3]]))
+    >>> advantages(torch.tensor([[1.0, 0.0, 1.0, 0.0, 0.0]]), kept)
+    tensor([[ 0.8659, -0.8659,  0.8659, -0.8659]])
+    """
+    _check_choices(when=when, scale=scale, baseline=baseline)
+    rewards_PN, _ = check_rewards(rewards_PN)
+    kept_PM = selection.take(rewards_PN)
+    reference_PR = kept_PM if when == "after" else rewards_PN
+
+    shrink = _shrink(reference_PR, per_group=scale != "batch")
+    shrunk_PR = reference_PR * shrink
+    subtract = _subtract_mean if baseline == "mean" else _subtract_others
+    centred_PM = subtract(kept_PM * shrink, shrunk_PR)
+    if scale == "none":
+        scaled_PM = centred_PM / shrink
+        _check_representable(scaled_PM)
+    elif baseline == "leave_one_out":
+        all_1R = _subtract_others(shrunk_PR, shrunk_PR).reshape(1, -1)
+        scaled_PM = (centred_PM - all_1R.nanmean()) / (_nan_std(all_1R) + epsilon * shrink)
+    else:
+        deviation = _nan_std(shrunk_PR if scale == "group" else shrunk_PR.reshape(1, -1))
+        scaled_PM = centred_PM / (deviation + epsilon * shrink)
+    # The rounding of a constant group's mean must not become a signal.
+    return scaled_PM.nan_to_num(nan=0.0).masked_fill(is_constant(reference_PR).unsqueeze(1), 0.0)
+
+
+def spread(rewards_PN: Tensor) -> Tensor:
+    """Return the standard deviation (ddof = 1) of each group's scored rewards, `[P]`; 0 with fewer than two."""
+    return _nan_std(rewards_PN).squeeze(1).nan_to_num(nan=0.0)
+
+
+def is_constant(rewards_PN: Tensor) -> Tensor:
+    """Return whether each group's scored rewards are all equal, `[P]`; true where none is scored."""
+    high_P = rewards_PN.nan_to_num(nan=-math.inf).amax(dim=1)
+    return rewards_PN.nan_to_num(nan=math.inf).amin(dim=1) >= high_P
 
 
 def pods_objective(
@@ -19,20 +95,20 @@ def pods_objective(
     beta: float = 0.0,
     ref_logps: Tensor | None = None,
 ) -> Tensor:
-    """The clipped loss of the kept rollouts: mean over each completion's tokens, then over all completions.
+    """Return the clipped loss of the kept rollouts: mean over a completion's tokens, then over completions.
 
-    Source: PODS (arXiv 2504.13818), section 3.2, L_PODS, its sign turned so that it is minimised; the KL
+    Source: PODS (arXiv 2504.13818), section 3.2, L_PODS with its sign reversed, to be minimised; the KL
     term is GRPO's (arXiv 2402.03300, equation 4): exp(ref - logp) - (ref - logp) - 1 per token.
 
     Args:
         logps_PMT: `[P, M, T]`, log-probability (nats) of each completion token under the policy in training.
         old_logps_PMT: `[P, M, T]`, under the policy that generated them; held constant.
         advantages_PM: `[P, M]`, held constant.
-        mask_PMT: `[P, M, T]`, true or 1 on completion tokens; whatever the others hold is ignored.
+        mask_PMT: `[P, M, T]`, true or 1 on completion tokens; values elsewhere are ignored.
         epsilon_low: the ratio is clipped at 1 - epsilon_low.
         epsilon_high: and at 1 + epsilon_high; None takes epsilon_low.
         beta: weight of the KL term against the reference policy; the paper's default is 0.
-        ref_logps: `[P, M, T]`, under the reference policy, held constant; needed if beta is not 0.
+        ref_logps: `[P, M, T]`, under the reference policy, held constant; required unless beta is 0.
 
     Returns:
         A scalar to minimise, in the dtype of `logps_PMT`. A completion without tokens counts as 0.
@@ -61,13 +137,54 @@ def pods_objective(
     return (loss_PMT.masked_fill(outside_PMT, 0.0).sum(dim=-1) / tokens_PM).mean()
 
 
+def _subtract_mean(values_PM: Tensor, group_PR: Tensor) -> Tensor:
+    return values_PM - group_PR.nanmean(dim=1, keepdim=True)
+
+
+def _subtract_others(values_PM: Tensor, group_PR: Tensor) -> Tensor:
+    """Subtract from each value the mean of its group's other numbers; NaN where there are none."""
+    others_P1 = (~group_PR.isnan()).sum(dim=1, keepdim=True) - 1
+    return values_PM - (group_PR.nansum(dim=1, keepdim=True) - values_PM) / others_P1
+
+
+def _shrink(values_PR: Tensor, *, per_group: bool) -> Tensor:
+    """A power of two that keeps squares of huge rewards finite, 1 for ordinary ones: `[P, 1]` or `[1, 1]`."""
+    exponent = 1024 if values_PR.dtype == torch.float64 else 128
+    largest = values_PR.nan_to_num(nan=0.0).abs().amax(dim=1 if per_group else (0, 1), keepdim=True)
+    return torch.ones_like(largest).masked_fill(largest > 2.0 ** (exponent * 3 // 8), 2.0 ** (-exponent * 3 // 4))
+
+
+def _nan_std(values_PR: Tensor) -> Tensor:
+    """Standard deviation (ddof = 1) of each row without its NaNs, `[P, 1]`; NaN with fewer than two numbers."""
+    mean_P1 = values_PR.nanmean(dim=1, keepdim=True)
+    count_P1 = (~values_PR.isnan()).sum(dim=1, keepdim=True, dtype=values_PR.dtype)
+    variance_P1 = (values_PR - mean_P1).square().nanmean(dim=1, keepdim=True)
+    return (variance_P1 * (count_P1 / (count_P1 - 1))).sqrt()
+
+
+def _check_choices(**given: str) -> None:
+    for name, value in given.items():
+        if value not in _CHOICES[name]:
+            raise ValueError(f"{name} must be one of {', '.join(_CHOICES[name])}; got {value!r}.")
+    if given["baseline"] == "leave_one_out" and given["scale"] == "group":
+        raise ValueError("baseline 'leave_one_out' goes with scale 'none' or 'batch'; got 'group', which undoes it.")
+
+
+def _check_representable(advantages_PM: Tensor) -> None:
+    overflown_P = advantages_PM.isinf().any(dim=1)
+    if overflown_P.any():
+        raise ValueError(
+            f"the rewards of group {int(overflown_P.nonzero()[0])} differ by more than {advantages_PM.dtype} "
+            "can hold. Clamp the rewards, or scale advantages by 'group'."
+        )
+
+
 def _check_shapes(
     logps_PMT: Tensor, old_logps: Tensor, advantages_PM: Tensor, mask: Tensor, ref_logps: Tensor | None
 ) -> None:
     if logps_PMT.ndim != 3:
         raise ValueError(f"logps must have shape [P, M, T]; got {describe(logps_PMT)}.")
-    wanted = {"old_logps": old_logps, "mask": mask, "ref_logps": ref_logps}
-    for name, value in wanted.items():
+    for name, value in {"old_logps": old_logps, "mask": mask, "ref_logps": ref_logps}.items():
         if value is not None and value.shape != logps_PMT.shape:
             raise ValueError(f"{name} must have the shape of logps, {list(logps_PMT.shape)}; got {describe(value)}.")
     if advantages_PM.shape != logps_PMT.shape[:2]:

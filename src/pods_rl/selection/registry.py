@@ -1,4 +1,4 @@
-"""Find a rule by its name or import path, and run it with its input and output checked."""
+"""Find a rule by name or import path, and run it with its input and output checked."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from torch import Tensor
 from ..errors import UserError
 from ..text import find
 from .rules import RULES
-from .types import Rule, Selection
-from .validation import check_rewards, check_size, describe
+from .types import Rule, Selection, check_rewards, check_size, describe
 
 
 def get_rule(name: str) -> Rule:
-    """The rule of that name in `RULES`, or at that import path.
+    """Return the rule of that name in `RULES`, or at that import path.
 
     Args:
         name: a key of `RULES`, or a function's path, `package.module:function` or `package.module.function`.
 
     Raises:
-        UserError: an unknown name (with the nearest one), or a path that does not lead to a function.
+        UserError: an unknown name (the message suggests the nearest), or a path that does not lead to a function.
 
     >>> get_rule("max_variance").__name__
     'max_variance'
@@ -33,7 +32,7 @@ def get_rule(name: str) -> Rule:
 
 
 def rule_name(rule: str | Rule) -> str:
-    """Return the name of a rule: as given, its key in `RULES`, or the import path of a function.
+    """Return a rule's name: as given, its key in `RULES`, or its import path.
 
     >>> rule_name("random"), rule_name(RULES["random"]), rule_name(get_rule)
     ('random', 'random', 'pods_rl.selection.registry:get_rule')
@@ -46,7 +45,7 @@ def rule_name(rule: str | Rule) -> str:
 
 
 def check_rule(rule: str | Rule) -> None:
-    """Refuse what `select` could not call as a rule.
+    """Raise unless `select` can call this rule.
 
     Raises:
         UserError: an unknown name, a value that is not a function, or a function that takes other arguments.
@@ -77,25 +76,22 @@ def select(
 ) -> Selection:
     """Keep m of each prompt's rollouts.
 
-    Source: PODS (arXiv 2504.13818), Algorithm 1, the step S = D(o, r; m).
+    Source: PODS (arXiv 2504.13818), Algorithm 1, S = D(o, r; m).
 
     Args:
-        rewards_PN: `[P, N]`, any real dtype; NaN where nobody could score, finite elsewhere.
+        rewards_PN: `[P, N]`, any real dtype; NaN where unscored, finite elsewhere.
         m: rollouts to keep of each prompt, 1 to n.
         rule: a name or import path as `get_rule` takes, or the function itself.
-        generator: handed to the rule.
-
-    Returns:
-        A `Selection` without weights.
+        generator: passed to the rule.
 
     Raises:
-        TypeError, ValueError: bad rewards or m; a rule that did not return m different rollouts each.
+        TypeError, ValueError: bad rewards or m; a rule that does not return m different rollouts per prompt.
 
     >>> select(torch.tensor([[0.0, 1.0, 0.0, 0.0]]), 2).indices
     tensor([[0, 1]])
     """
     function = get_rule(rule) if isinstance(rule, str) else rule
-    if function in RULES.values():  # these check their own input, and tests their output
+    if function in RULES.values():  # they check their input themselves
         return Selection(function(rewards_PN, m, generator=generator))
     check_rewards(rewards_PN)
     check_size(m, rewards_PN.shape[1])

@@ -1,11 +1,11 @@
 """The rules: which m of a prompt's n rollouts to train on.
 
-Each is a pure function of rewards `[P, N]`, batched over prompts, on the rewards' own device (which must know
+Each is a pure function of rewards `[P, N]`, batched over prompts, on the rewards' own device (which must support
 float64). Each returns int64 `[P, M]`, distinct and ascending within a row: m = n keeps every row in place.
 
-Common to all: NaN marks a rollout nobody could score. It is kept only where a group has fewer than m scored
-ones, the lowest rollout index first. Infinite rewards are a ValueError. Among equal rewards the lower rollout
-index is kept first, at the high end as at the low end.
+Common to all: NaN marks an unscored rollout. It is kept only where a group has fewer than m scored rollouts, the
+lowest rollout index first. Infinite rewards raise a ValueError. Among equal rewards the lower rollout index is
+kept first, at both ends.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import math
 import torch
 from torch import Tensor
 
-from .types import Rule
-from .validation import check_rewards, check_size
+from .types import Rule, check_rewards, check_size
 
-# Variances closer than this share of the largest are equal: rounding never decides how many to keep on top.
+# Variances within this share of the largest count as equal, so that rounding never decides how many to keep on top.
 VARIANCE_TOLERANCE = 1e-9
 
 
@@ -26,19 +25,19 @@ def max_variance(rewards_PN: Tensor, m: int, *, generator: torch.Generator | Non
     """Keep the m rollouts whose rewards have the largest variance: the k highest and the m - k lowest.
 
     Source: PODS (arXiv 2504.13818), section 3.3, Lemma 3.1 and Algorithm 2, with the prefix sums of
-    the remark on Theorem 1: O(n log n + m) a group.
+    the remark on Theorem 1: O(n log n + m) per group.
 
     Args:
         rewards_PN: `[P, N]`, any real dtype, finite or NaN.
         m: rollouts to keep of each prompt, 1 to n.
-        generator: not used; every rule takes one.
+        generator: unused here; every rule takes one.
 
     Returns:
         int64 `[P, M]`, ascending rollout index.
 
-    Ties: among k of equal variance (relative 1e-9) the most balanced, and of two such the one with more high
-    rewards. So binary rewards with both outcomes plentiful give m/2 : m/2 (odd m: one more high), m = 1 keeps
-    the highest reward, and a constant group keeps its first m rollouts.
+    Ties: among k of equal variance (relative 1e-9) the most balanced, then the one with more high rewards. So
+    binary rewards with both outcomes plentiful give m/2 : m/2 (odd m: one more high), m = 1 keeps the highest
+    reward, and a constant group keeps its first m rollouts.
 
     Raises:
         TypeError, ValueError: shape, dtype, m or an infinite reward. Huge finite rewards do not overflow.
@@ -67,13 +66,13 @@ def max_reward(rewards_PN: Tensor, m: int, *, generator: torch.Generator | None 
 
 
 def random(rewards_PN: Tensor, m: int, *, generator: torch.Generator | None = None) -> Tensor:
-    """Keep m rollouts uniformly at random: GRPO with m, at the price of n.
+    """Keep m rollouts uniformly at random: GRPO on m rollouts at the cost of n.
 
     Source: PODS (arXiv 2504.13818), section 3.2, the random rule.
 
     Args, returns, raises: as `max_variance`, except for
-        generator: where the draw comes from; None takes PyTorch's global one. It may live on another device
-            than the rewards. The draw depends on it, the shape and where NaN is, on no reward.
+        generator: source of the draw; None takes PyTorch's global one. It may be on another device than the
+            rewards. The draw depends on the generator, the shape and the positions of NaN, not on any reward.
 
     >>> random(torch.zeros(1, 8), 3, generator=torch.Generator().manual_seed(0))
     tensor([[2, 6, 7]])
@@ -82,15 +81,14 @@ def random(rewards_PN: Tensor, m: int, *, generator: torch.Generator | None = No
     device = rewards_PN.device if generator is None else generator.device
     keys_PN = torch.rand(rewards_PN.shape, generator=generator, device=device, dtype=torch.float64)
     keys_PN = keys_PN.to(rewards_PN.device).masked_fill(rewards_PN.isnan(), math.inf)
-    _, order_PN = _stable_sort(keys_PN)
-    return order_PN[:, :m].sort(dim=1).values
+    return keys_PN.argsort(dim=1, stable=True)[:, :m].sort(dim=1).values
 
 
 def percentile(rewards_PN: Tensor, m: int, *, generator: torch.Generator | None = None) -> Tensor:
-    """Keep the rewards at the evenly spaced quantiles (i - 1/2) / m, i = 1..m, of a group's scored rewards.
+    """Keep the rewards at the quantiles (i - 1/2) / m, i = 1..m, of a group's scored rewards.
 
     Source: PODS (arXiv 2504.13818), the percentile rule. Of s scored rollouts, sorted, it keeps those at
-    positions floor(s (i - 1/2) / m), counted from 0: at least 1 apart, so always m different ones.
+    positions floor(s (i - 1/2) / m), counted from 0. They are at least 1 apart, so all m differ.
 
     Args, returns, raises: as `max_variance`. Ties: equal rewards are sorted by rollout index, lower first.
 
@@ -118,50 +116,27 @@ def _checked(rewards_PN: Tensor, m: int) -> tuple[Tensor, bool]:
 
 
 def _sort(rewards_PN: Tensor, all_scored: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Rewards ascending with NaN (as inf) last, the rollout at each rank, and how many were scored, `[P, 1]`.
-
-    Equal rewards, and NaN among themselves, stay in rollout order.
-    """
+    """Rewards ascending with NaN (as inf) last, the rollout at each rank, and how many are scored, `[P, 1]`."""
     if not all_scored:
         rewards_PN = rewards_PN.masked_fill(rewards_PN.isnan(), math.inf)
-    sorted_PN, order_PN = _stable_sort(rewards_PN)
+    sorted_PN, order_PN = rewards_PN.contiguous().sort(dim=1, stable=True)  # searchsorted warns of other layouts
     end_P1 = sorted_PN.new_full((len(sorted_PN), 1), math.inf)
     return sorted_PN, order_PN, torch.searchsorted(sorted_PN, end_P1)
 
 
-def _stable_sort(values_PN: Tensor) -> tuple[Tensor, Tensor]:
-    """Values ascending and the column each came from; equal values stay in column order. None may be NaN.
-
-    Sorts the floats' bits as integers: on a CPU that takes two thirds of the time, as no comparison looks for NaN.
-    """
-    integer = torch.int64 if values_PN.dtype == torch.float64 else torch.int32
-    bits_PN = (values_PN.contiguous() + 0.0).view(integer)  # + 0.0 makes -0.0 equal to 0.0
-    bits_PN, order_PN = _flip_negatives(bits_PN).sort(dim=1, stable=True)
-    return _flip_negatives(bits_PN).view(values_PN.dtype), order_PN
-
-
-def _flip_negatives(bits_PN: Tensor) -> Tensor:
-    """Floats' bits as integers in the floats' order, and back: of negative ones, all but the sign is turned over."""
-    size = torch.iinfo(bits_PN.dtype)
-    return (bits_PN >> (size.bits - 1)).bitwise_and_(size.max).bitwise_xor_(bits_PN)
-
-
 def _best_split(sorted_PN: Tensor, scored_P1: Tensor, m: int) -> Tensor:
-    """How many of the m to keep from the high end, `[P, 1]`: all k = 0..m are compared at once.
-
-    0 where a group has no more than m scored rollouts: its lowest m ranks are all it has, filled up with NaN.
-    """
+    """How many of the m to keep from the high end, `[P, 1]`; 0 where at most m rollouts are scored."""
     rank_M = torch.arange(m, device=sorted_PN.device)
     lowest_PM = sorted_PN[:, :m].flip(1)
     highest_PM = sorted_PN.gather(1, (scored_P1 - 1 - rank_M).clamp_(min=0))
     low_P1, high_P1 = lowest_PM[:, -1:].double(), highest_PM[:, :1].double()
     # The midrange, unlike a rounded mean, does not depend on the rollouts' order; halves do not overflow.
-    # A group without spread becomes NaN here: it has no best k, and needs none, as any k gives it the same set.
+    # A constant group becomes NaN here, which is harmless: every k keeps the same set.
     half_range_P1 = high_P1 / 2 - low_P1 / 2
     lowest_PM = (lowest_PM - (low_P1 + half_range_P1)).div_(half_range_P1)
     highest_PM = (highest_PM - (low_P1 + half_range_P1)).div_(half_range_P1)
 
-    # One more from the high end is one less from the low end, so the sums for all k are one running sum.
+    # Each k takes one more from the high end and one less from the low end: running sums cover all k at once.
     change_PM = highest_PM - lowest_PM
     sum_PK = torch.cat([lowest_PM.sum(dim=1, keepdim=True), change_PM], dim=1).cumsum_(1)
     change_PM.mul_(highest_PM.add_(lowest_PM))
@@ -179,8 +154,8 @@ def _best_split(sorted_PN: Tensor, scored_P1: Tensor, m: int) -> Tensor:
 def _ends(sorted_PN: Tensor, scored_P1: Tensor, k_P1: Tensor, m: int) -> Tensor:
     """The ranks of the m - k lowest and the k highest scored rewards, `[P, M]`.
 
-    A stable sort would give the high end the last of a run of equal rewards. Where the high end begins inside
-    such a run it takes the run's first ones instead, after those the low end has taken.
+    Where the high end begins inside a run of equal rewards, it takes the run's first rollouts (after those that the
+    low end has taken), not its last as a plain stable sort would.
     """
     rank_M = torch.arange(m, device=sorted_PN.device)
     low_P1, top_P1 = m - k_P1, scored_P1 - k_P1

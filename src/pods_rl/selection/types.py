@@ -1,14 +1,18 @@
-"""A rule, and what it returns."""
+"""What a rule is, what a selection is, and the checks of rewards that all functions here share."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from .validation import describe
+# Engines treat larger rewards as unscored: their float32 variance would overflow in a group of 1024.
+REWARD_LIMIT = 1e15
+
+# Engines treat larger rewards as unscored: their float32 variance would overflow in a group of 1024.
+REWARD_LIMIT = 1e15
 
 
 class Rule(Protocol):
@@ -23,48 +27,37 @@ class Selection:
 
     Args:
         indices: int64 `[P, M]`, rollouts of the prompt's own group, 0 to n - 1, distinct within a row.
-        weights: floating `[P, M]`, a factor on each kept row's advantage; None means 1 everywhere.
 
     Raises:
-        TypeError, ValueError: another dtype, shape or device than these.
+        TypeError, ValueError: another dtype or shape.
 
     >>> Selection(torch.tensor([[0, 2]])).mask(4)
     tensor([[ True, False,  True, False]])
     """
 
     indices: Tensor
-    weights: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.indices, Tensor) or self.indices.dtype != torch.int64:
             raise TypeError(f"Selection.indices must be an int64 tensor [P, M]; got {describe(self.indices)}.")
         if self.indices.ndim != 2 or self.indices.shape[1] == 0:
             raise ValueError(f"Selection.indices must have shape [P, M], M >= 1; got {describe(self.indices)}.")
-        if self.weights is None:
-            return
-        if not isinstance(self.weights, Tensor) or not self.weights.is_floating_point():
-            raise TypeError(f"Selection.weights must be a floating tensor [P, M]; got {describe(self.weights)}.")
-        if self.weights.shape != self.indices.shape or self.weights.device != self.indices.device:
-            raise ValueError(
-                f"Selection.weights must match indices, {describe(self.indices)} on {self.indices.device}; "
-                f"got {describe(self.weights)} on {self.weights.device}."
-            )
 
     def mask(self, n: int) -> Tensor:
-        """True where a rollout is kept: bool `[P, N]`.
+        """Return bool `[P, N]`, true where a rollout is kept.
 
         Args:
             n: rollouts generated per prompt; an index of n or more is a ValueError.
         """
-        mask_PN = torch.zeros(self.indices.shape[0], n, dtype=torch.bool, device=self.indices.device)
         self._check_range(n)
+        mask_PN = torch.zeros(self.indices.shape[0], n, dtype=torch.bool, device=self.indices.device)
         return mask_PN.scatter_(1, self.indices, True)
 
     def take(self, values_PN: Tensor) -> Tensor:
-        """The kept rollouts' values, `[P, M]`, of any values `[P, N]`.
+        """Return the kept rollouts' values, `[P, M]`, of any values `[P, N]`.
 
         Raises:
-            ValueError: values of another number of prompts, or an index that they do not have.
+            ValueError: values of another number of prompts, or an index out of their range.
 
         >>> Selection(torch.tensor([[2, 0]])).take(torch.tensor([[5.0, 6.0, 7.0]]))
         tensor([[7., 5.]])
@@ -81,3 +74,76 @@ class Selection:
         if ((self.indices < 0) | (self.indices >= n)).any():
             low, high = int(self.indices.min()), int(self.indices.max())
             raise ValueError(f"indices must lie between 0 and n - 1 = {n - 1}; got {low} to {high}.")
+
+
+def describe(value: Any) -> str:
+    """Describe a value for an error message.
+
+    >>> describe(torch.zeros(2, 3)), describe([1.0, 2.0])
+    ('a torch.float32 tensor of shape [2, 3]', 'a list')
+    """
+    if isinstance(value, Tensor):
+        return f"a {value.dtype} tensor of shape {list(value.shape)}"
+    return f"a {type(value).__name__}"
+
+
+def check_rewards(rewards_PN: Tensor) -> tuple[Tensor, bool]:
+    """Return the rewards detached, in float32 or float64, and whether all are scored (not NaN).
+
+    Args:
+        rewards_PN: `[P, N]`, any real dtype. float64 stays; float32 and half precision become float32,
+            integers and booleans float64, so no order or tie changes (integers up to 2^53).
+
+    Raises:
+        TypeError: not a tensor, or complex numbers.
+        ValueError: not two axes, no rollouts, or an infinite reward (one device synchronisation finds it).
+
+    >>> check_rewards(torch.tensor([[True, False]]))
+    (tensor([[1., 0.]], dtype=torch.float64), True)
+    """
+    if not isinstance(rewards_PN, Tensor) or rewards_PN.is_complex():
+        raise TypeError(
+            f"rewards must be a real tensor of shape [prompts, rollouts]; got {describe(rewards_PN)}. "
+            "Pass torch.tensor(rewards)."
+        )
+    if rewards_PN.ndim != 2 or rewards_PN.shape[1] == 0:
+        raise ValueError(
+            f"rewards must have shape [prompts, rollouts], at least one rollout; got {describe(rewards_PN)}. "
+            "For one group pass rewards[None]; for a flat list of rows pass rewards.view(-1, num_rollouts)."
+        )
+    single = rewards_PN.is_floating_point() and rewards_PN.dtype != torch.float64
+    rewards_PN = rewards_PN.detach().float() if single else rewards_PN.detach().double()
+    # One sum is far cheaper than a check of each reward; it is finite only where all rewards are.
+    if rewards_PN.sum().isfinite():
+        return rewards_PN, True
+    _refuse_infinite(rewards_PN)
+    return rewards_PN, not bool(rewards_PN.isnan().any())
+
+
+def check_size(m: int, n: int) -> None:
+    """Raise unless m is an int from 1 to n.
+
+    >>> check_size(9, 8)
+    Traceback (most recent call last):
+    ValueError: m must be between 1 and the 8 rollouts of each prompt; got m = 9. Keep fewer or generate more.
+    """
+    if isinstance(m, bool) or not isinstance(m, int):
+        raise TypeError(f"m, the rollouts to keep of each prompt, must be an int; got {m!r} ({describe(m)}).")
+    if not 1 <= m <= n:
+        raise ValueError(
+            f"m must be between 1 and the {n} rollouts of each prompt; got m = {m}. Keep fewer or generate more."
+        )
+
+
+def _refuse_infinite(rewards_PN: Tensor) -> None:
+    infinite_PN = rewards_PN.isinf()
+    groups = infinite_PN.any(dim=1).nonzero().flatten().tolist()
+    if not groups:
+        return
+    rollout = int(infinite_PN[groups[0]].nonzero()[0])
+    more = f" and {len(groups) - 1} more groups" if len(groups) > 1 else ""
+    raise ValueError(
+        f"{int(infinite_PN.sum())} of {rewards_PN.numel()} rewards are infinite, in group {groups[0]}{more} "
+        f"(first: {rewards_PN[groups[0], rollout].item()} at rollout {rollout}). Rewards must be finite: "
+        "clamp them, or return NaN for a rollout that cannot be scored."
+    )

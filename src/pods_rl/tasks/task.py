@@ -11,7 +11,7 @@ from datasets import Dataset
 
 from ..errors import UserError
 from ..rewards import REWARDS, get_reward, score
-from ..rewards.own import Failure, Scores
+from ..rewards.user_rewards import RewardFailure, Scores
 
 Settings = Mapping[str, Any]  # the task part of a recipe
 Messages = list[dict[str, Any]]
@@ -102,13 +102,13 @@ class Task:
         """Score completions with one reward, in order; 0 where it fails, unless `reward_errors` is `raise`."""
         given: Scores = score(get_reward(name), texts, golds, self.reward_seconds)
         for row, (mark, text) in enumerate(zip(given, texts, strict=True)):
-            if isinstance(mark, Failure) and self.reward_errors == "raise":
+            if isinstance(mark, RewardFailure) and self.reward_errors == "raise":
                 raise UserError(
                     f"the reward '{name}' {mark.reason} for row {row} of {len(texts)} (counted from 0) that it grades, "
                     f"completion {shown(text)}. Fix the function, or set reward_errors: zero or drop (it counts as "
                     "wrong)"
                 ) from mark.error
-        return [0.0 if isinstance(mark, Failure) else mark for mark in given]
+        return [0.0 if isinstance(mark, RewardFailure) else mark for mark in given]
 
 
 @dataclass(frozen=True)

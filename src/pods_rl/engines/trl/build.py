@@ -18,11 +18,11 @@ from ...errors import UserError
 from ...policies.files import policy_path
 from ...policies.loading import has_bf16, load_options, load_tokenizer
 from ...recipe import Recipe
-from ...recipe.changes import checkpoint_keys
 from ...recipe.reading import short
+from ...recipe.recipe import checkpoint_keys
 from ...tasks import Task
 from .config import PODSConfig
-from .generators import lossy_cast
+from .refusals import lossy_cast
 from .scoring import reward_functions
 from .trainer import PODSTrainer
 

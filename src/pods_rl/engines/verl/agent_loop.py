@@ -1,4 +1,4 @@
-"""The agent-loop manager that asks for n sessions of a training prompt, where `rollout.n` is m."""
+"""The agent-loop manager that requests n sessions of each training prompt while `rollout.n` is m."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from verl.trainer.ppo.v1 import AgentLoopManagerTQ
 
 from .settings import read_settings
 
-# Verl's own name for the number of sessions of one prompt; a data set may hold it as a column.
+# verl's name for the number of sessions of a prompt; a data set may have it as a column.
 ROLLOUT_N = "__rollout_n__"
 
 
 class PODSAgentLoopManager(AgentLoopManagerTQ):
-    """Verl's manager, but training prompts are generated `sampler_kwargs.num_rollouts` times.
+    """verl's manager, with `sampler_kwargs.num_rollouts` sessions per training prompt.
 
-    So `rollout.n`, from which verl computes mini-batches, padding and loss denominators, is what is trained. Validation
-    batches, and prompts whose data set gives a number of its own, pass as they are.
+    `rollout.n`, from which verl computes mini-batches, padding and loss denominators, stays the number that is trained.
+    Validation batches, and prompts whose data set sets its own number, do not change.
 
     Raises:
         UserError: see `settings.read_settings`.
@@ -29,7 +29,7 @@ class PODSAgentLoopManager(AgentLoopManagerTQ):
         super().__init__(config, *args, **kwargs)
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        """Dispatch a batch to the workers, as verl does; a training batch with n added."""
+        """Dispatch a batch to the workers as verl does, with n added to training batches."""
         validation = "validate" in prompts and bool(prompts["validate"])
         if not validation and ROLLOUT_N not in prompts:
             prompts = prompts.copy()

@@ -1,7 +1,7 @@
-"""Prompt groups as verl's queue holds them, and which of their sessions to keep: torch alone, no verl.
+"""Prompt groups in verl's queue, and which of their sessions to keep: needs only torch, not verl.
 
-A row of the queue is `{uid}_{session}_{index}`: a prompt, one of its n sessions (rollouts), and one of the
-trajectories that the session left (several where an agent's context was cut). The last one holds the session's reward.
+A row of the queue is named `{uid}_{session}_{index}`: a prompt, one of its n sessions (rollouts), and one of the
+session's trajectories (several if an agent's context was cut). The last trajectory holds the session's reward.
 """
 
 from __future__ import annotations
@@ -13,30 +13,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...selection import Rule, select
-
-# Beyond this a variance overflows float32, in which verl computes advantages.
-REWARD_LIMIT = 1e15
+from ...selection import REWARD_LIMIT, Rule, is_constant, select, spread
 
 
 @dataclass(frozen=True)
 class Group:
-    """A prompt's sessions: of each the keys of its rows, in the order of their index."""
+    """A prompt's sessions: for each the keys of its rows, in the order of their index."""
 
     uid: str
     sessions: tuple[tuple[str, ...], ...]
 
-    @property
-    def last_keys(self) -> list[str]:
-        """The rows that hold the sessions' rewards, one of each session."""
-        return [keys[-1] for keys in self.sessions]
-
 
 def group_keys(keys: Iterable[str]) -> list[Group]:
-    """The groups that the rows of a queue belong to, groups in the order they appear, sessions in that of their number.
+    """Group the rows of a queue by prompt and session.
 
     Args:
         keys: `{uid}_{session}_{index}`, in any order.
+
+    Returns:
+        Groups in order of first appearance, sessions in order of their number.
 
     Raises:
         ValueError: a key of another form.
@@ -46,8 +41,10 @@ def group_keys(keys: Iterable[str]) -> list[Group]:
     """
     rows: dict[str, dict[int, list[tuple[int, str]]]] = {}
     for key in keys:
-        uid, session, index = _split(key)
-        rows.setdefault(uid, {}).setdefault(session, []).append((index, key))
+        uid, session, index = ([""] * 3 + key.rsplit("_", 2))[-3:]
+        if not (uid and session.isdecimal() and index.isdecimal()):
+            raise ValueError(f"a key of verl's queue must be uid_session_index with two numbers; got {key!r}.")
+        rows.setdefault(uid, {}).setdefault(int(session), []).append((int(index), key))
     return [
         Group(uid, tuple(tuple(key for _, key in sorted(sessions[number])) for number in sorted(sessions)))
         for uid, sessions in rows.items()
@@ -55,13 +52,9 @@ def group_keys(keys: Iterable[str]) -> list[Group]:
 
 
 def pad_rewards(rewards: Sequence[Sequence[float]]) -> Tensor:
-    """Groups of different sizes as one float64 tensor `[P, N]`.
+    """Return groups of different sizes as one float64 tensor `[P, N]`.
 
-    Args:
-        rewards: of each group the rewards of its sessions.
-
-    Returns:
-        NaN where a group has no such session, and for a reward that is infinite or beyond 1e15 in size.
+    Missing sessions are NaN, and so are rewards that are infinite or larger than 1e15.
 
     >>> pad_rewards([[1.0, 0.0], [float("inf")]])
     tensor([[1., 0.],
@@ -74,16 +67,16 @@ def pad_rewards(rewards: Sequence[Sequence[float]]) -> Tensor:
 
 
 def choose(rewards_PN: Tensor, m: int, rule: str | Rule, generator: torch.Generator | None = None) -> Tensor:
-    """Which sessions to train on: bool `[P, N]`, m of a group that has more scored ones, else all scored ones.
+    """Return which sessions to train on, bool `[P, N]`: at most m of each group's scored sessions.
 
     Args:
-        rewards_PN: `[P, N]`, NaN where there is no session or nobody could score it.
+        rewards_PN: `[P, N]`, NaN where a session is missing or unscored.
         m: sessions to keep of each group.
         rule: as `selection.select` takes it.
-        generator: handed to the rule.
+        generator: passed to the rule.
 
-    Edges: NaN is never kept, so a group may end with fewer than m sessions, or none: verl's own advantages turn a
-    group with a NaN into NaN altogether.
+    Edges: NaN is never kept, because verl's advantages would turn its whole group into NaN. So a group may keep fewer
+    than m sessions, or none.
 
     >>> choose(torch.tensor([[0.0, 1.0, 0.0, 0.5], [1.0, 0.0, torch.nan, torch.nan]]), 2, "max_variance")
     tensor([[ True,  True, False, False],
@@ -93,49 +86,27 @@ def choose(rewards_PN: Tensor, m: int, rule: str | Rule, generator: torch.Genera
     kept_PN = scored_PN.clone()
     crowded_P = scored_PN.sum(dim=1) > m
     if crowded_P.any():
-        chosen = select(rewards_PN[crowded_P], m, rule, generator)
-        kept_PN[crowded_P] &= chosen.mask(rewards_PN.shape[1])
+        kept_PN[crowded_P] &= select(rewards_PN[crowded_P], m, rule, generator).mask(rewards_PN.shape[1])
     return kept_PN
 
 
 def describe_selection(rewards_PN: Tensor, kept_PN: Tensor) -> dict[str, float]:
-    """What a step logs about rewards, before and after selection (docs/metrics.md); empty without a scored session.
+    """Return a step's metrics of rewards before and after selection (docs/metrics.md); empty if none is scored.
 
     >>> rewards = torch.tensor([[0.0, 1.0, 0.0, 0.5]])
     >>> describe_selection(rewards, torch.tensor([[True, True, False, False]]))["pods/selected/reward_mean"]
     0.5
     """
-    scored_PN = ~rewards_PN.isnan()
-    if not scored_PN.any():
+    if rewards_PN.isnan().all():
         return {}
     selected_PN = rewards_PN.masked_fill(~kept_PN, math.nan)
-    flat_P = is_constant(selected_PN)
+    constant_P = is_constant(selected_PN).double()
     return {
         "pods/all/reward_mean": rewards_PN.nanmean().item(),
         "pods/all/reward_std": spread(rewards_PN.reshape(1, -1)).item(),
         "pods/all/zero_variance_share": is_constant(rewards_PN).double().mean().item(),
         "pods/selected/reward_mean": selected_PN.nanmean().item(),
         "pods/selected/reward_std": spread(selected_PN).mean().item(),
-        "pods/zero_variance_groups": float(flat_P.sum()),
-        "pods/zero_variance_share": flat_P.double().mean().item(),
+        "pods/zero_variance_groups": constant_P.sum().item(),
+        "pods/zero_variance_share": constant_P.mean().item(),
     }
-
-
-def spread(rewards_PN: Tensor) -> Tensor:
-    """Standard deviation (ddof 1) of each row's numbers, `[P]`; 0 with fewer than two."""
-    squares_PN = (rewards_PN - rewards_PN.nanmean(dim=1, keepdim=True)).square()
-    count_P = (~rewards_PN.isnan()).sum(dim=1)
-    return (squares_PN.nansum(dim=1) / (count_P - 1).clamp(min=1)).sqrt()
-
-
-def is_constant(rewards_PN: Tensor) -> Tensor:
-    """Whether a row's numbers are all equal, `[P]`: it has nothing to teach. True where there are none."""
-    high_P = rewards_PN.nan_to_num(nan=-math.inf).amax(dim=1)
-    return rewards_PN.nan_to_num(nan=math.inf).amin(dim=1) >= high_P
-
-
-def _split(key: str) -> tuple[str, int, int]:
-    uid, session, index = ([""] * 3 + key.rsplit("_", 2))[-3:]
-    if not (uid and session.isdecimal() and index.isdecimal()):
-        raise ValueError(f"a row of verl's queue is named uid_session_index, two numbers at the end; got {key!r}.")
-    return uid, int(session), int(index)

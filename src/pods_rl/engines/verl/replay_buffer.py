@@ -1,32 +1,38 @@
-"""Replay buffers that keep m of each prompt's n sessions and clear the others from the queue.
+"""Replay buffers that keep m of each prompt's n sessions, and the advantage estimator `pods_before`.
 
-Verl samples a batch when its groups have ended and been scored, before any log-probability, value or advantage is
-computed: what is dropped here costs nothing more.
+verl samples a batch once its groups are generated and scored, before any log-probability, value or advantage: sessions
+that are dropped here cost nothing more.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 import transfer_queue as tq
 from omegaconf import DictConfig
+from torch import Tensor
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.core_algos import register_adv_est
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from .estimator import remember_rewards
+from ...selection import Selection, advantages
 from .groups import Group, choose, describe_selection, group_keys, pad_rewards
-from .settings import read_settings, whole_config
+from .settings import BEFORE, read_settings, whole_config
 
 VALIDATION = "val"
 
+# uid -> rewards [N] of each group sampled last. verl computes advantages in this process before it samples again.
+_REWARDS: dict[str, Tensor] = {}
+
 
 class PODSMixin:
-    """Selection for a replay buffer of verl, of either mode: what `_materialize_batch` returns is the m kept.
+    """Selection for either of verl's replay buffers: `_materialize_batch` returns the m sessions kept of each group.
 
     Args:
         sampler_kwargs: `trainer.v1.sampler.sampler_kwargs` as a part of verl's configuration (docs/engines.md).
-        arguments: verl's own. What verl keeps from custom samplers (DAPO's filter) is read from the configuration.
+        arguments: verl's own. DAPO's filter, which verl does not pass to custom samplers, comes from the configuration.
 
     Raises:
         UserError: see `settings.read_settings`.
@@ -40,7 +46,7 @@ class PODSMixin:
         self._pods_metrics: dict[str, float] = {}
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
-        """Verl's batch, cut to the m kept, and its metrics with ours on all n."""
+        """Return verl's batch reduced to the m kept, and its metrics with those of all n added."""
         self._step, self._pods_metrics = global_steps, {}
         batch, metrics = super().sample(global_steps, partition_id, batch_size)  # type: ignore[misc]
         return batch, {**metrics, **self._pods_metrics}
@@ -60,7 +66,7 @@ class PODSMixin:
         if not kept_PN.any():
             raise RuntimeError(
                 f"none of the {len(batch.keys)} rows sampled has a usable reward (all NaN, infinite or beyond 1e15). "
-                "Look at what reward.custom_reward_function returns."
+                "Check what reward.custom_reward_function returns."
             )
         kept = {
             key
@@ -70,7 +76,8 @@ class PODSMixin:
             for key in keys
         }
         if self.pods.before:
-            remember_rewards({group.uid: row for group, row in zip(groups, rewards_PN, strict=True)})
+            _REWARDS.clear()
+            _REWARDS.update({group.uid: row for group, row in zip(groups, rewards_PN, strict=True)})
         unusable = sum(map(len, rewards)) - int((~rewards_PN.isnan()).sum())
         self._pods_metrics = {
             **describe_selection(rewards_PN, kept_PN),
@@ -89,17 +96,59 @@ class PODSReplayBufferAsync(PODSMixin, ReplayBufferAsync):
 
 
 def replay_buffer(trainer_mode: str, **arguments: Any) -> PODSReplayBuffer | PODSReplayBufferAsync:
-    """The buffer of a trainer's mode: the name to give `trainer.v1.sampler.custom_sampler`."""
+    """Return the buffer of a trainer's mode: the name for `trainer.v1.sampler.custom_sampler`."""
     buffer = PODSReplayBuffer if trainer_mode == "sync" else PODSReplayBufferAsync
     return buffer(trainer_mode=trainer_mode, **arguments)
 
 
+@register_adv_est(BEFORE)
+def pods_before(
+    token_level_rewards: Tensor, response_mask: Tensor, index: np.ndarray, config: Any = None, **_: Any
+) -> tuple[Tensor, Tensor]:
+    """Return advantages of the kept rows with the mean and standard deviation of their group's n rewards.
+
+    Source: PODS (arXiv 2504.13818), the arm "before" of its ablation; see `selection.advantages`.
+
+    Args:
+        token_level_rewards: `[rows, T]`; a row's sum is its session's reward.
+        response_mask: `[rows, T]`, 1 on the tokens that are trained.
+        index: `[rows]`, each row's uid.
+        config: verl's `algorithm`; `norm_adv_by_std_in_grpo: false` only centres.
+
+    Returns:
+        Advantages and returns, the same tensor `[rows, T]`. All trajectories of a session share its advantage.
+
+    Raises:
+        ValueError: a row of a group that PODS's replay buffer did not sample.
+    """
+    by_deviation = config is None or config.get("norm_adv_by_std_in_grpo", True)
+    scale: Literal["group", "none"] = "group" if by_deviation else "none"
+    scores = token_level_rewards.sum(dim=-1)
+    trained = response_mask.bool().any(dim=-1)
+    result = torch.zeros_like(scores)
+    for uid in dict.fromkeys(index[trained.cpu().numpy()].tolist()):  # verl's padding rows train no token
+        if uid not in _REWARDS:
+            raise ValueError(
+                f"the estimator {BEFORE} knows no rewards of prompt {uid}: expected one that PODS's replay buffer "
+                "sampled last. Set trainer.v1.sampler.custom_sampler, and leave skip.rollout_tq off."
+            )
+        rewards_1N = _REWARDS[uid][None]
+        everything = Selection(torch.arange(rewards_1N.shape[1])[None])
+        advantage_N = advantages(rewards_1N, everything, when="before", scale=scale)[0].to(scores)
+        rows = torch.from_numpy(index == uid).to(scores.device)
+        # Rows do not say which session they are: match each to the nearest of the group's rewards.
+        distance = (scores[rows, None].double() - _REWARDS[uid].to(scores.device)).abs().nan_to_num(nan=torch.inf)
+        result[rows] = advantage_N[distance.argmin(dim=1)]
+    tokens = result.unsqueeze(-1) * response_mask
+    return tokens, tokens
+
+
 def _rewards(groups: list[Group], partition_id: str) -> list[list[float]]:
-    """Of each group its sessions' rewards: the sum over the tokens of the last trajectory, as verl takes it."""
-    keys = [key for group in groups for key in group.last_keys]
+    """Each group's rewards: the sum over the tokens of a session's last trajectory, as verl takes it."""
+    keys = [session[-1] for group in groups for session in group.sessions]
     scores = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["rm_scores"])["rm_scores"]
-    each = iter([float(row.sum()) for row in scores])
-    return [[next(each) for _ in group.sessions] for group in groups]
+    sums = iter([float(row.sum()) for row in scores])
+    return [[next(sums) for _ in group.sessions] for group in groups]
 
 
 def _count_rows(batch: KVBatchMeta, kept: set[str]) -> dict[str, float]:
@@ -115,7 +164,7 @@ def _count_rows(batch: KVBatchMeta, kept: set[str]) -> dict[str, float]:
 
 
 def _keep(batch: KVBatchMeta, kept: set[str]) -> KVBatchMeta:
-    """The kept rows in the order they came; the others leave the queue, which nobody else would clear of them."""
+    """The kept rows in their order; the others are cleared from the queue, since verl clears only what it trains."""
     dropped = [key for key in batch.keys if key not in kept]
     if dropped:
         tq.kv_clear(keys=dropped, partition_id=batch.partition_id)

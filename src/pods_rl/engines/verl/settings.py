@@ -1,4 +1,4 @@
-"""What PODS reads of verl's configuration, and what it refuses before a model is loaded."""
+"""The part of verl's configuration that PODS reads, and its checks before a model is loaded."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from ...selection import Rule, get_rule
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-BEFORE = "pods_before"  # the name of the estimator of advantages over all n
+BEFORE = "pods_before"  # name of the estimator with advantages over all n
 _KEYS = ("num_rollouts", "rule", "seed")
-_WHERE = "trainer.v1.sampler.sampler_kwargs"
-_MANAGER = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
+_KWARGS = "trainer.v1.sampler.sampler_kwargs"
 _SAMPLER = "trainer.v1.sampler.custom_sampler"
+_MANAGER = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
+_MODEL = "reward.reward_model"
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,10 @@ class PODSSettings:
     Args:
         num_rollouts: n, sessions generated per training prompt (`sampler_kwargs.num_rollouts`).
         num_generations: m, sessions trained per prompt (`actor_rollout_ref.rollout.n`).
-        rule: the rule itself (`sampler_kwargs.rule`: a name or an import path; default max_variance).
+        rule: the rule function (`sampler_kwargs.rule`: a name or an import path; default max_variance).
         seed: of rules that draw (`sampler_kwargs.seed`; default 0).
         before: whether advantages are computed over all n (`algorithm.adv_estimator: pods_before`).
-        filter_arguments: what verl's own replay buffer is told of DAPO's filter and of refills.
+        filter_arguments: arguments of verl's own replay buffer for DAPO's filter and refills.
     """
 
     num_rollouts: int
@@ -42,23 +43,28 @@ class PODSSettings:
 
 
 def read_settings(config: DictConfig) -> PODSSettings:
-    """The settings in verl's whole configuration.
+    """Read the settings from verl's whole configuration.
 
     Raises:
-        UserError: an unknown key or rule, n below m, half of the plug-ins named, or a mode that selection cannot
-            serve (a colocated reward model, verl's legacy trainer, advantages "before" with a KL term in the reward).
+        UserError: an unknown key or rule, n below m, only one of the two plug-ins, or a mode that selection does not
+            support (a colocated reward model, verl's legacy trainer, `pods_before` with a KL term in the reward).
     """
-    keys = _sampler_keys(config)
+    keys = dict(_get(config, _KWARGS) or {})
+    for key in keys:
+        if key not in _KEYS:
+            near = get_close_matches(str(key), _KEYS, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise UserError(f"{_KWARGS}: unknown key {key!r}, expected {', '.join(_KEYS)}.{hint}")
     kept = _count("actor_rollout_ref.rollout.n", _get(config, "actor_rollout_ref.rollout.n"))
-    generated = _count(f"{_WHERE}.num_rollouts", keys.get("num_rollouts"))
+    generated = _count(f"{_KWARGS}.num_rollouts", keys.get("num_rollouts"))
     if generated < kept:
         raise UserError(
-            f"{_WHERE}.num_rollouts (n, generated per prompt) must be at least actor_rollout_ref.rollout.n (m, trained "
-            f"per prompt); got n = {generated} and m = {kept}. Generate more or keep fewer."
+            f"{_KWARGS}.num_rollouts (n, generated per prompt) must be at least actor_rollout_ref.rollout.n (m, "
+            f"trained per prompt); got n = {generated} and m = {kept}. Generate more or keep fewer."
         )
     seed = keys.get("seed", 0)
     if isinstance(seed, bool) or not isinstance(seed, int):
-        raise UserError(f"{_WHERE}.seed must be a whole number; got {seed!r}.")
+        raise UserError(f"{_KWARGS}.seed must be a whole number; got {seed!r}.")
     _check_plugins(config)
     _check_modes(config)
     return PODSSettings(
@@ -72,30 +78,20 @@ def read_settings(config: DictConfig) -> PODSSettings:
 
 
 def whole_config(sampler_kwargs: DictConfig) -> DictConfig:
-    """The configuration that `trainer.v1.sampler.sampler_kwargs` is a part of: verl hands a sampler that part alone."""
+    """Return the configuration that `sampler_kwargs` is a part of: verl passes only that part to a sampler."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        root = OmegaConf.select(sampler_kwargs, ".....")  # one dot itself, and one for each level above it
+        root = OmegaConf.select(sampler_kwargs, ".....")  # one dot for itself, one for each level above
     except OmegaConfBaseException:
         root = None
     if root is None or "actor_rollout_ref" not in root:
         raise UserError(
-            f"the replay buffer must be given {_WHERE} as a part of verl's whole configuration, from which it reads "
-            f"rollout.n, the reward model and the filter; got {sampler_kwargs!r} by itself."
+            f"the replay buffer needs {_KWARGS} as a part of verl's whole configuration, from which it reads "
+            f"rollout.n, the reward model and the filter; got only {sampler_kwargs!r}."
         )
     return root
-
-
-def _sampler_keys(config: DictConfig) -> dict[str, Any]:
-    keys = dict(_get(config, _WHERE) or {})
-    for key in keys:
-        if key not in _KEYS:
-            near = get_close_matches(str(key), _KEYS, n=1)
-            hint = f" Did you mean {near[0]}?" if near else ""
-            raise UserError(f"{_WHERE}: unknown key {key!r}, expected {', '.join(_KEYS)}.{hint}")
-    return keys
 
 
 def _count(name: str, value: Any) -> int:
@@ -105,16 +101,16 @@ def _count(name: str, value: Any) -> int:
 
 
 def _check_plugins(config: DictConfig) -> None:
-    """One plug-in without the other would train on all n, or generate m alone, without a word."""
+    """Require both plug-ins: with one, verl would silently train on all n, or generate only m."""
     if not _get(config, _MANAGER):
         raise UserError(
-            f"{_MANAGER} is not set, so only rollout.n sessions would be generated and none dropped. "
+            f"{_MANAGER} is not set, so verl would generate only rollout.n sessions and drop none. "
             "Set it to pods_rl.engines.verl.agent_loop.PODSAgentLoopManager."
         )
     if not _get(config, f"{_SAMPLER}.name") or not _get(config, f"{_SAMPLER}.path"):
         raise UserError(
-            f"{_SAMPLER} is not set, so all {_get(config, _WHERE + '.num_rollouts')} sessions of a prompt would be "
-            "trained on. Set path to pkg://pods_rl.engines.verl.replay_buffer and name to replay_buffer."
+            f"{_SAMPLER} is not set, so verl would train on all {_get(config, f'{_KWARGS}.num_rollouts')} sessions of "
+            "a prompt. Set path to pkg://pods_rl.engines.verl.replay_buffer and name to replay_buffer."
         )
 
 
@@ -123,21 +119,20 @@ def _check_modes(config: DictConfig) -> None:
         raise UserError(
             "trainer.use_v1 is false: verl's legacy trainer has no replay buffer to select in. Set it to true."
         )
-    model = "reward.reward_model"
-    if _get(config, f"{model}.enable") and not _get(config, f"{model}.enable_resource_pool"):
+    if _get(config, f"{_MODEL}.enable") and not _get(config, f"{_MODEL}.enable_resource_pool"):
         raise UserError(
             "a colocated reward model scores after the batch is sampled, too late to select by its scores. Set "
-            f"{model}.enable_resource_pool=True and give it GPUs of its own, or use a rule-based reward."
+            f"{_MODEL}.enable_resource_pool=True and give it GPUs of its own, or use a rule-based reward."
         )
     if _get(config, "algorithm.adv_estimator") == BEFORE and _get(config, "algorithm.use_kl_in_reward"):
         raise UserError(
-            f"algorithm.adv_estimator={BEFORE} needs algorithm.use_kl_in_reward=False: the KL term is known of "
-            "the kept sessions alone. Use actor_rollout_ref.actor.use_kl_loss=True for a KL term."
+            f"algorithm.adv_estimator={BEFORE} needs algorithm.use_kl_in_reward=False: only the kept sessions have a "
+            "KL term. Use actor_rollout_ref.actor.use_kl_loss=True instead."
         )
 
 
 def _filter_arguments(config: DictConfig) -> dict[str, Any]:
-    """What verl gives its own replay buffer and not to a custom one, which must find it by itself."""
+    """The arguments that verl passes to its own replay buffer but not to a custom one."""
     groups = _get(config, "algorithm.filter_groups") or {}
     metric = groups.get("metric") if groups.get("enable") else None
     if groups.get("enable") and not metric:
