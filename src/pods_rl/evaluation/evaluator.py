@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..distributed import busy
+from ..distributed.collectives import gather, own_rows
 from ..policies.loading import encode, render
 from ..tasks import Task
-from .processes import gather, own_rows
 from .scores import Answer, Evaluation, summarise
 
 if TYPE_CHECKING:

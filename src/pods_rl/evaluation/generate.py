@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class GenerateSampler:
     """Completes prompts with `model.generate`.
 
-    The random state and the mode of the model are restored, so an evaluation never changes a run. Rows of similar
-    length share a batch; since each row has draws of its own, its completion is the same in every batch, up to
-    rounding.
+    It leaves the random state and the mode of the model unchanged, so an evaluation never changes a run. Rows of
+    similar length share a batch; since each row has draws of its own, its completion is the same in every batch, up
+    to rounding.
 
     Args:
         model: a causal language model, on any device.
@@ -44,7 +44,7 @@ class GenerateSampler:
     ) -> list[Completion]:
         """Complete each prompt, in order (see `Sampler`)."""
         # the longest first: too little memory shows at once, and the estimate of the time left does not grow
-        order = sorted(range(len(rows)), key=lambda i: (-len(prompts_ids[i]), i))
+        order = sorted(range(len(rows)), key=lambda i: -len(prompts_ids[i]))
         completions: list[Completion | None] = [None] * len(rows)
         was_training = self.model.training
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -52,14 +51,14 @@ class Evaluation:
     pass_at: Mapping[int, tuple[float, float]] = field(default_factory=dict)
     answers: Sequence[Answer] = field(default=(), repr=False)
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> dict[str, float]:
         """Return a line of `evals.jsonl`: pass@k as `pass@2` and `pass@2_se`, without the completions."""
         row = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("pass_at", "answers")}
         for k, (value, error) in self.pass_at.items():
             row |= {f"pass@{k}": value, f"pass@{k}_se": error}
         return row
 
-    def columns(self) -> dict[str, list[Any]]:
+    def columns(self) -> dict[str, list[object]]:
         """Return the graded completions as columns of a table, named as the fields of `Answer`."""
         return {f.name: [getattr(answer, f.name) for answer in self.answers] for f in fields(Answer)}
 

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from ..errors import UserError, raised
 from ..rewards import check_reward
@@ -18,9 +17,9 @@ from ..text import find
 from .arithmetic import arithmetic_task
 from .chemistry import CHEMISTRY, chemistry_task
 from .generated import countdown_task, gym_task, sorting_task
-from .prompts import Fitted, Prompt, fit_prompts, plain_prompt
+from .prompts import Fitted, fit_prompts, plain_prompt
 from .questions import PUBLISHED, dataset_task, published_task
-from .task import FORM_REWARDS, PAPER_REWARDS, Grade, Task
+from .task import FORM_REWARDS, PAPER_REWARDS, Grade, Prompt, Settings, Task
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class TaskEntry:
     `folders` are the names that its folder under `data_dir` may have, for a task that reads one.
     """
 
-    make: Callable[[Mapping[str, Any]], Task]
+    make: Callable[[Settings], Task]
     what: str
     source: str
     answer: str = "accuracy"
@@ -42,7 +41,7 @@ class TaskEntry:
         return {self.answer: 1.0, **FORM_REWARDS}
 
 
-def load_task(settings: Mapping[str, Any], *, reward_errors: str = "raise") -> Task:
+def load_task(settings: Settings, *, reward_errors: str = "raise") -> Task:
     """Make the task that a recipe describes. A setting that is absent or None is the task's own.
 
     `task` is a key of `TASKS` (default: `dataset` where `dataset_name` is given, else `arithmetic`), or the dotted
@@ -77,7 +76,7 @@ def load_task(settings: Mapping[str, Any], *, reward_errors: str = "raise") -> T
     return dataclasses.replace(task, reward_seconds=seconds, reward_errors=reward_errors)
 
 
-def _make_own(name: str, make: Callable[[Mapping[str, Any]], object], settings: Mapping[str, Any]) -> Task:
+def _make_own(name: str, make: Callable[[Settings], object], settings: Settings) -> Task:
     """The task that a user's function returns; where it raises, UserError with the place in their file."""
     try:
         task = make(settings)
@@ -93,7 +92,7 @@ def _make_own(name: str, make: Callable[[Mapping[str, Any]], object], settings: 
     return task
 
 
-def _arithmetic(settings: Mapping[str, Any]) -> Task:
+def _arithmetic(settings: Settings) -> Task:
     keys = ("difficulty", "train_size", "test_size", "seed")
     return arithmetic_task(**{key: settings[f"task_{key}"] for key in keys if settings.get(f"task_{key}") is not None})
 

@@ -13,7 +13,7 @@ from .generated import is_held_out
 from .prompts import PromptForm
 from .questions import check_golds
 from .sources import DataSource, listing, local_folder
-from .task import FORM_REWARDS, Task, shown
+from .task import FORM_REWARDS, Settings, Task, shown
 
 CHEMISTRY = "sciknoweval_chemistry"
 _HUB = DataSource("hicai-zju/SciKnowEval", "test", "v2")
@@ -40,7 +40,7 @@ class Question(NamedTuple):
         return is_held_out(" ".join(self.stem.split()).casefold())
 
 
-def chemistry_task(settings: Mapping[str, Any]) -> Task:
+def chemistry_task(settings: Settings) -> Task:
     """Make the chemistry part of SciKnowEval v2 (arXiv 2406.09098): choices, judgements and equations.
 
     Only a test set is published. One question in five, by a hash of its text, is kept to test; questions that read
@@ -71,7 +71,7 @@ def chemistry_task(settings: Mapping[str, Any]) -> Task:
     return Task(CHEMISTRY, form.version(1), splits[0], splits[1], rewards, answer="chemistry")
 
 
-def read_questions(settings: Mapping[str, Any]) -> Iterator[Question]:
+def read_questions(settings: Settings) -> Iterator[Question]:
     """Read every question of the set that can be graded, in the order of its files."""
     for source in _sources(settings):
         for number, row in enumerate(source.read(), 1):
@@ -80,7 +80,7 @@ def read_questions(settings: Mapping[str, Any]) -> Iterator[Question]:
                 yield question
 
 
-def _sources(settings: Mapping[str, Any]) -> list[DataSource]:
+def _sources(settings: Settings) -> list[DataSource]:
     if not settings.get("data_dir"):
         return [_HUB]
     folder = local_folder(settings["data_dir"])

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from itertools import count, islice
-from typing import Any
 
 from datasets import Dataset
 
 from ..errors import UserError
 from ..rewards import accuracy
-from .prompts import Prompt, PromptForm
-from .task import FORM_REWARDS, PAPER_REWARDS, Task
+from .prompts import PromptForm
+from .task import FORM_REWARDS, PAPER_REWARDS, Prompt, Settings, Task
 
 DIFFICULTIES = ("easy", "mixed", "hard")
 TRAIN_SIZE, TEST_SIZE = 4096, 512
@@ -87,13 +86,13 @@ def to_dataset(problems: Mapping[str, str], write: Callable[[str], Prompt]) -> D
     return Dataset.from_dict({"prompt": [write(question) for question in problems], "answer": list(problems.values())})
 
 
-def sizes_of(settings: Mapping[str, Any]) -> tuple[int, int]:
+def sizes_of(settings: Settings) -> tuple[int, int]:
     """How many training and test prompts a recipe asks a generator for."""
     train, test = settings.get("task_train_size"), settings.get("task_test_size")
     return TRAIN_SIZE if train is None else train, TEST_SIZE if test is None else test
 
 
-def countdown_task(settings: Mapping[str, Any]) -> Task:
+def countdown_task(settings: Settings) -> Task:
     """Generate countdown problems; the gold answer is one right expression, which uses every number once.
 
     The reward `countdown` decides, which parses an expression and never evaluates it as code, and gives part of its
@@ -107,7 +106,7 @@ Use only +, -, *, / and parentheses.
     return _generated("countdown", settings, _draw_countdown, answer="countdown")
 
 
-def sorting_task(settings: Mapping[str, Any]) -> Task:
+def sorting_task(settings: Settings) -> Task:
     """Generate lists of distinct integers to sort; the gold answer is the sorted list, separated by spaces.
 
     The reward `positions` decides, the share of positions that hold the right integer. With rewards between 0 and 1,
@@ -120,7 +119,7 @@ def sorting_task(settings: Mapping[str, Any]) -> Task:
     return _generated("sorting", settings, _draw_sorting, answer="positions")
 
 
-def gym_task(settings: Mapping[str, Any]) -> Task:
+def gym_task(settings: Settings) -> Task:
     """Generate the problems of a reasoning-gym data set; `task_options` names it and holds its own options.
 
     The reward `accuracy` decides: an answer is right where it equals the gold one, as a number, a text or a formula.
@@ -147,9 +146,7 @@ def gym_task(settings: Mapping[str, Any]) -> Task:
     return Task(f"reasoning_gym/{name}", version, splits[0], splits[1], dict(PAPER_REWARDS))
 
 
-def _generated(
-    name: str, settings: Mapping[str, Any], draw: Callable[[random.Random, str], Problem], *, answer: str
-) -> Task:
+def _generated(name: str, settings: Settings, draw: Callable[[random.Random, str], Problem], *, answer: str) -> Task:
     difficulty = settings.get("task_difficulty") or "mixed"
     if difficulty not in DIFFICULTIES:
         raise UserError(f"task_difficulty is {difficulty!r}; expected one of {', '.join(DIFFICULTIES)}")
@@ -214,7 +211,7 @@ def _join(rng: random.Random, a: int, left: str, b: int, right: str) -> tuple[in
     return results[sign], f"({left} {sign} {right})"
 
 
-def _create_gym(name: str, options: Mapping[str, Any], size: int, seed: int) -> Any:
+def _create_gym(name: str, options: Settings, size: int, seed: int) -> Sequence[Mapping[str, object]]:
     """Make the library's generator; importing the library takes a moment, so it is done here."""
     if find_spec("reasoning_gym") is None:
         raise UserError(
@@ -232,7 +229,7 @@ def _create_gym(name: str, options: Mapping[str, Any], size: int, seed: int) -> 
         raise UserError(f"task_options: reasoning-gym's {name} refuses {dict(options)}: {error}") from error
 
 
-def _gym_problems(source: Any, name: str) -> Iterator[Problem]:
+def _gym_problems(source: Sequence[Mapping[str, object]], name: str) -> Iterator[Problem]:
     for index in range(len(source)):
         entry = source[index]
         question, gold = entry["question"], entry["answer"]
@@ -241,4 +238,4 @@ def _gym_problems(source: Any, name: str) -> Iterator[Problem]:
                 f"reasoning-gym's {name}, problem {index}: the grader does not accept {gold!r} as its own answer, so "
                 "no completion could be right; choose a data set whose answers are numbers or short texts"
             )
-        yield question, gold
+        yield str(question), gold

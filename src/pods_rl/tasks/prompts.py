@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from datasets import Dataset
 
 from ..errors import UserError
 from ..rewards import GRADER_VERSION
-from .task import Task
+from .task import Messages, Prompt, Settings, Task
 
 PROMPT_STYLES = ("chat", "plain")
 
@@ -23,9 +22,6 @@ SYSTEM_PROMPT = (
     "work there. Then state the final answer alone, without explanation, between <answer> and </answer>:\n"
     "<think>your reasoning</think><answer>your final answer</answer>"
 )
-
-Messages = list[dict[str, Any]]
-Prompt = str | Messages
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,7 @@ class PromptForm:
             raise UserError(f"prompt_style is {self.style!r}; expected one of {', '.join(PROMPT_STYLES)}")
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> PromptForm:
+    def of(cls, settings: Settings) -> PromptForm:
         """The form that a recipe's `prompt_style` and `system_prompt` ask for."""
         system = settings.get("system_prompt")
         return cls(settings.get("prompt_style") or "chat", SYSTEM_PROMPT if system is None else system)

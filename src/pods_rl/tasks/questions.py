@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from datasets import Dataset
 
 from ..errors import UserError
 from ..rewards import extract_gold, get_reward
-from .prompts import Prompt, PromptForm
+from .prompts import PromptForm
 from .sources import READERS, DataSource, find_split, listing, local_folder
-from .task import COLUMNS, PAPER_REWARDS, Task, shown
+from .task import COLUMNS, PAPER_REWARDS, Prompt, Settings, Task, shown
 
 QUESTION_COLUMNS = ("prompt", "question", "problem")
 ANSWER_COLUMNS = ("answer", "solution")
@@ -36,7 +35,7 @@ PUBLISHED = {"gsm8k": (_GSM8K, _GSM8K), "math": (_MATH_TRAIN, _MATH_500), "amc23
 _FOLDERS = {name for pair in PUBLISHED.values() for split in pair for name in split.folders}
 
 
-def dataset_task(settings: Mapping[str, Any]) -> Task:
+def dataset_task(settings: Settings) -> Task:
     """Make a task of the dataset that a recipe's settings name (`pods_rl.tasks.load_task` lists them).
 
     Each gold answer is extracted and graded against itself before anything is trained; the paper's rewards are the
@@ -47,7 +46,7 @@ def dataset_task(settings: Mapping[str, Any]) -> Task:
     return _task("dataset", _named_sources(settings), settings)
 
 
-def published_task(name: str, settings: Mapping[str, Any]) -> Task:
+def published_task(name: str, settings: Settings) -> Task:
     """Make `gsm8k` (7473 problems to train on, 1319 to test), `math` (7500, 500) or `amc23` (MATH's 7500, 40).
 
     Rows are read from `dataset_name` or `data_dir` where given, else from the hub. Gold answers of GSM8K follow
@@ -92,7 +91,7 @@ def check_golds(golds: Sequence[str], places: Sequence[str], reward: str) -> Non
         )
 
 
-def _task(name: str, sources: tuple[DataSource | None, DataSource], settings: Mapping[str, Any]) -> Task:
+def _task(name: str, sources: tuple[DataSource | None, DataSource], settings: Settings) -> Task:
     """The task of a training and a test source; None for the first makes one that can be evaluated only."""
     form = PromptForm.of(settings)
     no_rows = Dataset.from_dict({column: [] for column in COLUMNS})
@@ -103,7 +102,7 @@ def _task(name: str, sources: tuple[DataSource | None, DataSource], settings: Ma
     return Task(name, form.version(1), train, test, dict(PAPER_REWARDS))
 
 
-def _named_sources(settings: Mapping[str, Any]) -> tuple[DataSource, DataSource]:
+def _named_sources(settings: Settings) -> tuple[DataSource, DataSource]:
     """The two sources that `dataset_name` and the keys beside it name."""
     name, config = settings.get("dataset_name"), settings.get("dataset_config")
     if not name:
@@ -122,7 +121,7 @@ def _named_sources(settings: Mapping[str, Any]) -> tuple[DataSource, DataSource]
     return train, DataSource(name, test_split, config)
 
 
-def _split(source: DataSource, settings: Mapping[str, Any], form: PromptForm, size: int | None) -> Dataset:
+def _split(source: DataSource, settings: Settings, form: PromptForm, size: int | None) -> Dataset:
     """The prompts and gold answers of a source's first rows."""
     rows = source.read()
     question_column = _column(rows, source, settings, "question_column", QUESTION_COLUMNS)
@@ -139,7 +138,7 @@ def _split(source: DataSource, settings: Mapping[str, Any], form: PromptForm, si
     return Dataset.from_dict({"prompt": prompts, "answer": golds})
 
 
-def _column(rows: Dataset, source: DataSource, settings: Mapping[str, Any], key: str, usual: tuple[str, ...]) -> str:
+def _column(rows: Dataset, source: DataSource, settings: Settings, key: str, usual: tuple[str, ...]) -> str:
     given, present = settings.get(key), rows.column_names
     if given is None:
         found = next((column for column in usual if column in present), None)
@@ -153,7 +152,7 @@ def _column(rows: Dataset, source: DataSource, settings: Mapping[str, Any], key:
     return given
 
 
-def _values(rows: Dataset, source: DataSource, column: str) -> list[Any]:
+def _values(rows: Dataset, source: DataSource, column: str) -> list[object]:
     try:
         return list(rows[column])
     except UnicodeDecodeError as error:  # the JSON reader takes any bytes
@@ -162,7 +161,7 @@ def _values(rows: Dataset, source: DataSource, column: str) -> list[Any]:
         ) from error
 
 
-def _prompt(question: Any, form: PromptForm, where: str) -> Prompt:
+def _prompt(question: object, form: PromptForm, where: str) -> Prompt:
     if isinstance(question, str) and question.strip():
         return form.write(question)
     if not isinstance(question, list) or not question:
@@ -174,7 +173,7 @@ def _prompt(question: Any, form: PromptForm, where: str) -> Prompt:
         raise UserError(f"{where}: {error}") from error
 
 
-def _message(turn: Any, where: str) -> dict[str, Any]:
+def _message(turn: object, where: str) -> dict[str, object]:
     """A chat message with its content as text: OpenAI's list of parts becomes the text of them all."""
     if not isinstance(turn, dict):
         raise UserError(f"{where}: is {shown(turn)}; expected a mapping of role and content")
@@ -190,14 +189,14 @@ def _message(turn: Any, where: str) -> dict[str, Any]:
     return {**turn, "content": content}
 
 
-def _part(part: Any, where: str) -> str:
+def _part(part: object, where: str) -> str:
     kind, text = (part.get("type"), part.get("text")) if isinstance(part, dict) else ("text", part)
     if kind not in ("text", None) or not isinstance(text, str):
         raise UserError(f"{where}: a part of the content is {shown(part)}; expected text: images are not supported")
     return text
 
 
-def _gold(value: Any, after: str | None, where: str) -> str:
+def _gold(value: object, after: str | None, where: str) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise UserError(f"{where}: the answer is {shown(value)}; expected text or a number")
     gold = extract_gold(str(value), after)

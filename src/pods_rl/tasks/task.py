@@ -13,6 +13,9 @@ from ..errors import UserError
 from ..rewards import REWARDS, get_reward, score
 from ..rewards.user_rewards import RewardFailure, Scores
 
+Settings = Mapping[str, Any]  # the task part of a recipe
+Messages = list[dict[str, Any]]
+Prompt = str | Messages
 COLUMNS = ("prompt", "answer")
 # arXiv 2504.13818, single-GPU experiments: accuracy 1.0, 0.1 x format, 0.025 per tag (in tag_count itself).
 FORM_REWARDS = {"format": 0.1, "tag_count": 1.0}
@@ -159,13 +162,13 @@ def shared_prompts(task: Task) -> int:
     return sum(_turns(prompt) in trained for prompt in task.test["prompt"])
 
 
-def _turns(prompt: str | list[dict[str, Any]]) -> object:
+def _turns(prompt: Prompt) -> object:
     if isinstance(prompt, str):
         return prompt
     return tuple((str(message.get("role")), str(message.get("content"))) for message in prompt)
 
 
-def shown(value: Any, most: int = 80) -> str:
+def shown(value: object, most: int = 80) -> str:
     """Return a value's repr, its middle cut to fit a message.
 
     >>> shown("a" * 100, most=8)

@@ -11,10 +11,10 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from ..distributed.collectives import alone, gather
 from ..distributed.signals import Stop
 from ..errors import Interrupted
 from ..evaluation import Evaluation
-from ..evaluation.processes import alone, gather
 from ..runs import RunWriter
 from .progress import Progress
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..distributed import Failure, get_rank, get_world_size, watching
+from ..distributed.collectives import agree, gather
 from ..distributed.processes import quiet_libraries, set_threads
 from ..distributed.signals import Stop, stop_on_signals
 from ..distributed.streams import outlive_output
 from ..errors import Interrupted, UserError
 from ..evaluation import Evaluation, GenerateSampler, Sampling, evaluate
-from ..evaluation.processes import agree, gather
 from ..planning.batching import counted
 from ..recipe import Recipe
 from ..runs import Run, RunWriter
