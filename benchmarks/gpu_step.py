@@ -48,7 +48,7 @@ def memory_clock(device: Any) -> Any:
     """The trainer's own clock, which also records each phase's peak memory."""
     import torch
 
-    from pods_rl.engines.trl.phases import PhaseClock
+    from pods_rl.engines.trl.update import PhaseClock
 
     cuda = device.type == "cuda"
 
@@ -151,7 +151,7 @@ def run_cell(options: argparse.Namespace) -> dict[str, Any]:
     import torch
     from transformers import logging
 
-    from pods_rl.engines.trl.memory_guard import is_out_of_memory
+    from pods_rl.engines.trl.guard import is_out_of_memory
 
     logging.set_verbosity_error()
     if options.threads:
@@ -161,7 +161,7 @@ def run_cell(options: argparse.Namespace) -> dict[str, Any]:
         trainer = quiet(build(options))
         clock = memory_clock(trainer.accelerator.device)
         if options.arm == "pods":
-            trainer.clock = clock
+            trainer._update.clock = clock
         else:
             time_from_outside(trainer, clock)
         trainer.train()

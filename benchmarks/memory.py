@@ -89,7 +89,7 @@ def train(values: dict[str, Any], sizes: dict[str, int] | None) -> dict[str, int
     from trl import ModelConfig, get_peft_config
 
     from pods_rl import PODSConfig, PODSTrainer
-    from pods_rl.engines.trl.phases import PhaseClock
+    from pods_rl.engines.trl.update import PhaseClock
     from pods_rl.policies.build import build_tokenizer
 
     logging.set_verbosity_error()
@@ -100,8 +100,8 @@ def train(values: dict[str, Any], sizes: dict[str, int] | None) -> dict[str, int
 
     class PeakClock(PhaseClock):
         def _settle(self) -> float:
-            if self._phase in peaks:
-                peaks[self._phase] = max(peaks[self._phase], resident.peak())
+            if self.phase in peaks:
+                peaks[self.phase] = max(peaks[self.phase], resident.peak())
             resident.reset_peak()
             return super()._settle()
 
@@ -124,7 +124,7 @@ def train(values: dict[str, Any], sizes: dict[str, int] | None) -> dict[str, int
             processing_class=tokenizer,
             peft_config=get_peft_config(ModelConfig(**{k: values[k] for k in model_keys if k in values})),
         )  # fmt: skip
-        trainer.clock = PeakClock(device=None)
+        trainer._update.clock = PeakClock(device=None)
         quiet(trainer).train()
     return {GENERATION: peaks["rollout"], UPDATE: peaks["update"]}
 

@@ -1,7 +1,7 @@
 """Cost of selection and row exchange on many processes: python benchmarks/scaling.py [--json FILE]
 
 First it measures 1, 2 and 4 gloo processes on this machine, without a model: the gathers of a generation,
-`selection.select`, and the exchange of kept rows by `bring_rows`. Rewards are random and all different; every
+`selection.select`, and the exchange of kept rows by `exchange_rows`. Rewards are random and all different; every
 completion has T tokens of four letters. Then a model of traffic and time (`traffic.py`), checked against those
 points, predicts 8 to 1024 processes.
 
@@ -32,7 +32,15 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from trl.trainer import grpo_trainer
 
-from pods_rl.engines.trl.exchange import Row, bring_rows, check_agreement, own_rows, pack, uneven_gathers, unpack
+from pods_rl.engines.trl.rows import (
+    KeptRow,
+    check_agreement,
+    exchange_rows,
+    from_bytes,
+    own_rows,
+    to_bytes,
+    uneven_gathers,
+)
 from pods_rl.selection import select
 from traffic import LETTERS, Network, Setting, communication, compare, errors, gloo, quartiles, traffic
 
@@ -87,7 +95,7 @@ def generation(setting: Setting, accelerator: Accelerator, seed: int) -> dict[st
             check_agreement(kept_PM, "max_variance", accelerator)
         kept = (torch.arange(setting.prompts).unsqueeze(1) * setting.n + kept_PM).flatten().tolist()
         own = own_rows(kept, here, completion_ids, completions, None, {})
-        rows = bring_rows(shares, process, kept, own, accelerator.device)
+        rows = exchange_rows(shares, process, kept, own, accelerator.device)
         clock.append(time.perf_counter())
     assert torch.equal(everyone.flatten(), rewards_PN.flatten())
     assert [row.completion_ids[0] for row in rows] == [kept[row] % 100_000 for row in shares.rows(process)]
@@ -180,11 +188,11 @@ def point(setting: Setting, world: int, reports: list[list[dict]]) -> dict[str, 
 
 def packing(tokens: int, rounds: int) -> float:
     """Return median seconds to pack and unpack a row of that many tokens."""
-    row = Row([5] * tokens, "a" * (LETTERS * tokens), None, {})
+    row = KeptRow([5] * tokens, "a" * (LETTERS * tokens), None, {})
     seconds = []
     for _ in range(max(rounds, 5)):
         start = time.perf_counter()
-        unpack(pack([row] * 16))
+        from_bytes(to_bytes([row] * 16))
         seconds.append((time.perf_counter() - start) / 16)
     return statistics.median(seconds)
 

@@ -30,6 +30,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, TrainerCallback, logging
 from trl import GRPOConfig, GRPOTrainer
 
 from pods_rl import PODSConfig, PODSTrainer
+from pods_rl.engines.trl.rollouts import Rollouts
+from pods_rl.engines.trl.round import RolloutRound
 from pods_rl.policies.build import build_tokenizer
 from quiet import quiet
 
@@ -153,20 +155,24 @@ def update_peak(n: int) -> int:
                 self.profile = None
 
     probe = Probe()
-    finish = trainer._finish_round
+    finish = RolloutRound.finish
 
-    def begin(*args: Any) -> None:  # the update begins where the generation round ends
-        finish(*args)
+    def begin(*args: Any) -> Rollouts:  # the update begins where the generation round ends
+        record = finish(*args)
         if cuda:
             torch.cuda.reset_peak_memory_stats()
             probe.before = torch.cuda.memory_allocated()
         else:
             probe.profile = torch.profiler.profile(profile_memory=True)
             probe.profile.start()
+        return record
 
-    trainer._finish_round = begin
+    RolloutRound.finish = begin  # type: ignore[method-assign]
     trainer.add_callback(probe)
-    trainer.train()
+    try:
+        trainer.train()
+    finally:
+        RolloutRound.finish = finish  # type: ignore[method-assign]
     return peaks[-1]
 
 

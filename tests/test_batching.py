@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pods_rl.distributed import place
+from pods_rl.distributed.processes import rank_and_world_size
 from pods_rl.errors import UserError
 from pods_rl.planning.batching import check_batch
 
@@ -86,7 +87,8 @@ def test_processes_come_from_the_launcher(monkeypatch):
 def test_what_accelerate_adds_on_a_cpu_is_no_contradiction():
     """Where nothing says how many processes this machine has, it sets LOCAL_WORLD_SIZE to 1 in the environment."""
     launched = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}
-    assert place(launched) == place(launched | {"LOCAL_WORLD_SIZE": "1"}) == (1, 2)
+    beside = launched | {"LOCAL_WORLD_SIZE": "1"}
+    assert rank_and_world_size(launched) == rank_and_world_size(beside) == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +111,7 @@ def test_what_accelerate_adds_on_a_cpu_is_no_contradiction():
 def test_a_place_that_cannot_be_is_refused(monkeypatch, environment, message):
     for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    assert place() == (0, 1)
+    assert rank_and_world_size(os.environ) == (0, 1)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError) as refusal:

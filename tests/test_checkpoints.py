@@ -24,7 +24,7 @@ from pods_rl.runs.checkpoints import (
     staging,
     verify,
 )
-from pods_rl.runs.disk import write_failure
+from pods_rl.runs.files import write_failure
 
 FILES = {"model.safetensors": b"weights" * 9, "optimizer.pt": b"momentum", "shards/rank-1.pt": b"half"}
 
@@ -74,7 +74,7 @@ SPOILED = {
     "manifest of nothing": (lambda f: (f / "manifest.json").write_text('{"format": 1, "files": {}}'), "cannot be read"),
     "manifest of later": (
         lambda f: (f / "manifest.json").write_text('{"format": 2, "files": {"a": {}}}'),
-        "expected format 1, received 2",
+        "expected format 1, got 2",
     ),
     "manifest of another kind": (
         lambda f: (f / "manifest.json").write_text('{"format": 1, "step": 10, "files": {"optimizer.pt": 3}}'),

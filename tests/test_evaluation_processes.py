@@ -14,10 +14,9 @@ import pytest
 import yaml
 
 from pods_rl.evaluation import processes
-from pods_rl.evaluation.checkpoint import evaluate_checkpoint
-from pods_rl.evaluation.results import task_metrics
+from pods_rl.evaluation.checkpoint import evaluate_checkpoint, task_metrics
 from pods_rl.recipe import build_recipe
-from pods_rl.recipe.reading import Source
+from pods_rl.recipe.reading import Origin
 from pods_rl.runs import Run
 
 
@@ -51,7 +50,7 @@ def launch(*words: object, folder: Path) -> list[str]:
 
 def of_one_process(recipe: dict, seed: int):
     """The shipped policy's evaluation, in this process."""
-    made = build_recipe(recipe | {"seed": seed}, Source("test"))
+    made = build_recipe(recipe | {"seed": seed}, Origin("test"))
     return evaluate_checkpoint(made, "tiny", backend="generate").evaluation
 
 

@@ -17,15 +17,14 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import pods_rl.engines.trl.build  # noqa: F401  (TRL looks for vLLM when it is imported: before the stand-in is there)
+from pods_rl.distributed import processes
 from pods_rl.errors import UserError
-from pods_rl.evaluation import vllm_backend
+from pods_rl.evaluation import Sampling, vllm_backend
 from pods_rl.evaluation.checkpoint import choose_backend, evaluate_checkpoint
-from pods_rl.evaluation.policy import Policy
-from pods_rl.evaluation.sampling import Sampling
 from pods_rl.policies import tiny_policy_path
+from pods_rl.policies.files import Policy
 from pods_rl.recipe import build_recipe
-from pods_rl.recipe.reading import Source
-from pods_rl.training import environment
+from pods_rl.recipe.reading import Origin
 
 
 @dataclass
@@ -102,7 +101,7 @@ def vllm(monkeypatch):
 
 def recipe(**values):
     given = {"model_name_or_path": "tiny", "max_steps": 1, "use_cpu": True, "bf16": False, **values}
-    return build_recipe(given, Source("test"))
+    return build_recipe(given, Origin("test"))
 
 
 def adapter(folder: Path, **config) -> Policy:
@@ -187,7 +186,7 @@ def test_a_vllm_without_metadata_loses_no_evaluation(vllm, monkeypatch):
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", version)
-    monkeypatch.setattr("pods_rl.evaluation.checkpoint.version", environment.version)
+    monkeypatch.setattr("pods_rl.evaluation.checkpoint.version", processes.version)
     found = evaluate_checkpoint(recipe(eval_prompts=2), "tiny", backend="vllm")
     assert found.evaluation.prompts == 2
     assert found.settings["versions"]["vllm"] is None  # and not an error after the work

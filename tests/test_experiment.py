@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pods_rl.cli.board import run_progress
 from pods_rl.errors import UserError
 from pods_rl.experiment import Job, build_experiment, load_experiment, process, run_experiment, running
-from pods_rl.experiment import standing
-from pods_rl.recipe.reading import Source, parse_yaml
+from pods_rl.recipe.reading import Origin, parse_yaml
 from pods_rl.runs import Run, RunWriter, find_runs
 
 TEXT = """
@@ -80,7 +80,7 @@ def test_the_base_may_be_a_recipe(tmp_path):
     what = load_experiment(tmp_path / "e.yaml")
     assert what.plan()[0].recipe.values["max_seconds"] == 4
     assert (what.name, what.baseline, what.seeds) == ("e", "a", (1,))
-    shipped = build_experiment({"arms": {"a": {}}, "base": "tiny-pods"}, Source("e"))
+    shipped = build_experiment({"arms": {"a": {}}, "base": "tiny-pods"}, Origin("e"))
     assert shipped.plan()[0].recipe.values["num_rollouts"] == 64
 
 
@@ -346,10 +346,10 @@ def test_gpus_are_counted_by_nvidia_smi(tmp_path, monkeypatch):
 
 def test_several_processes_a_run_are_launched_by_accelerate(tmp_path, monkeypatch):
     jobs = []
-    monkeypatch.setattr("pods_rl.recipe.layouts.find_spec", lambda name: None)
+    monkeypatch.setattr("pods_rl.recipe.accelerate.find_spec", lambda name: None)
     with pytest.raises(UserError, match="zero2: ZeRO-2 needs deepspeed"):
         run(experiment(TEXT + "accelerate: zero2\n"), tmp_path / "out", jobs.append)
-    monkeypatch.setattr("pods_rl.recipe.layouts.find_spec", lambda name: name)
+    monkeypatch.setattr("pods_rl.recipe.accelerate.find_spec", lambda name: name)
 
     def launch(job):
         jobs.append(job)
@@ -363,7 +363,7 @@ def test_several_processes_a_run_are_launched_by_accelerate(tmp_path, monkeypatc
     assert words[1:4] == ["-m", "pods_rl.distributed.launch", "--config_file"]
     assert Path(words[4]).name == "zero2.yaml"
     assert words[5:8] == ["-m", "pods_rl", "train"]
-    with pytest.raises(UserError, match=r"each run takes 8 processes .*leave --parallel out"):
+    with pytest.raises(UserError, match=r"each run takes 8 processes .*remove --parallel"):
         run(what, tmp_path / "other", launch, parallel=2)
     with pytest.raises(UserError, match=r"accelerate: zero22 is neither.*Did you mean zero2\?"):
         experiment(TEXT + "accelerate: zero22\n")
@@ -391,13 +391,13 @@ def test_unknown_keys_of_base_and_arms_are_refused_together():
 
 def test_a_base_may_be_another_experiments_or_one_of_its_arms():
     for base, rollouts in (("quickstart", 8), ("quickstart-pods", 64)):
-        what = build_experiment({"arms": {"a": {}}, "base": base, "num_generations": 8}, Source("e"))
+        what = build_experiment({"arms": {"a": {}}, "base": base, "num_generations": 8}, Origin("e"))
         values = what.plan()[0].recipe.values
         assert (values["num_rollouts"], values["learning_rate"]) == (rollouts, 1e-4)
 
 
 def test_how_far_a_run_is(tmp_path):
-    assert standing(tmp_path / "gone").state == "unknown"
+    assert run_progress(tmp_path / "gone").state == "unknown"
     with RunWriter(tmp_path / "run") as writer:
         writer.write_status("running", step=1, seconds=2.0, elapsed=5.0)
         for step in range(3000):
@@ -405,7 +405,7 @@ def test_how_far_a_run_is(tmp_path):
         writer.append_eval({"step": 2000, "accuracy": 0.25})
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3000, "sec')  # a kill tore it
-    found = standing(tmp_path / "run")
+    found = run_progress(tmp_path / "run")
     assert (found.state, found.step, found.seconds, found.elapsed) == ("running", 2999, 299.9, 599.8)
     assert found.accuracy == 0.25
 
@@ -416,7 +416,7 @@ def test_how_far_a_damaged_run_is(tmp_path, value):
     row = f'{{"step": {value}, "seconds": {value}, "elapsed": {value}, "accuracy": {value}}}\n'
     for name in ("metrics.jsonl", "evals.jsonl"):
         (tmp_path / name).write_text(row)
-    found = standing(tmp_path)
+    found = run_progress(tmp_path)
     assert (found.step, found.seconds, found.elapsed, found.accuracy) == (0, 0.0, 0.0, None)
 
 

@@ -13,8 +13,16 @@ import pytest
 import yaml
 
 from pods_rl.experiment import load_experiment
-from pods_rl.recipe import Recipe, accelerate_configs, build_recipe, checks, load_recipe, shipped_arms, shipped_recipes
-from pods_rl.recipe.reading import Source
+from pods_rl.recipe import (
+    Origin,
+    Recipe,
+    accelerate_configs,
+    available,
+    build_recipe,
+    load_recipe,
+    shipped_arms,
+    shipped_recipes,
+)
 
 ALL = shipped_recipes()
 EXPERIMENTS = [name for name, path in ALL.items() if "arms" in yaml.safe_load(path.read_text())]
@@ -24,8 +32,8 @@ SINGLE_GPU = [name for name in PAPER if not name.endswith("8gpu")]
 
 @pytest.fixture(autouse=True)
 def _packages_of_a_gpu_machine(monkeypatch):
-    find = checks.find_spec
-    monkeypatch.setattr(checks, "find_spec", lambda name: name in ("vllm", "bitsandbytes") or find(name))
+    find = available.find_spec
+    monkeypatch.setattr(available, "find_spec", lambda name: name in ("vllm", "bitsandbytes") or find(name))
 
 
 def header(name: str) -> str:
@@ -264,7 +272,7 @@ def test_each_arm_trains_for_two_steps(name, policies, tmp_path):
     data = {"task": "dataset", "dataset_name": str(tmp_path / "train.jsonl"),
             "dataset_test_name": str(tmp_path / "test.jsonl"), "system_prompt": "",
             "model_name_or_path": str(policies[family])}  # fmt: skip
-    run = train(build_recipe({**recipe.given, **REPLACED, **data}, Source(name)), tmp_path / "run", progress=False)
+    run = train(build_recipe({**recipe.given, **REPLACED, **data}, Origin(name)), tmp_path / "run", progress=False)
 
     assert run.state == "finished"
     assert [row["step"] for row in run.metrics] == [1, 2]

@@ -15,7 +15,6 @@ import pytest
 
 from pods_rl.errors import UserError
 from pods_rl.runs import Run, RunWriter, end_run, find_runs, write_atomic
-from pods_rl.training.run import _write_end
 
 
 def make_run(path, *, seed=1, state="finished"):
@@ -61,7 +60,7 @@ def test_a_damaged_status_does_not_keep_a_run_from_its_end(tmp_path, text):
     (run.path / "status.json").write_text(text)
     assert (Run(run.path).step, Run(run.path).seconds, Run(run.path).elapsed) == (0, 0.0, 0.0)
     with RunWriter(run.path, resume=True) as writer:
-        _write_end(writer, "failed", "why", 1.0)
+        writer.write_end("failed", "why", 1.0)
     assert Run(run.path).status == {"state": "failed", "reason": "why", "step": 0, "seconds": 0.0, "elapsed": 1.0}
     (run.path / "status.json").write_text(text)
     assert end_run(run.path, "stopped", "why")

@@ -112,8 +112,8 @@ def test_signals_that_are_ignored_at_the_end_stay_so():
 def test_a_command_that_a_signal_ends_at_once_has_its_exit_code():
     """Of a command that is no run: typer says 130 for every KeyboardInterrupt."""
     program = """
-import os, signal, sys, pods_rl.cli as c, pods_rl.cli.recipes as recipes
-recipes.console = lambda: os.kill(os.getpid(), signal.SIGUSR1)
+import os, signal, sys, pods_rl.cli as c, pods_rl.cli.catalog as catalog
+catalog.console = lambda: os.kill(os.getpid(), signal.SIGUSR1)
 sys.argv = ["pods", "recipes"]
 c.main()
 """

@@ -7,7 +7,7 @@ from math import comb, sqrt
 
 import pytest
 
-from pods_rl.engines.trl.exchange import Row, pack
+from pods_rl.engines.trl.rows import KeptRow, to_bytes
 from pods_rl.planning.batching import Shares
 
 from . import module, run
@@ -35,8 +35,8 @@ def test_rows_leaving_is_the_mean_over_all_choices(prompts, n, m, processes):
 
 @pytest.mark.parametrize("tokens", [1, 512])
 def test_a_row_s_bytes(tokens):
-    row = Row([7] * tokens, "a" * (traffic.LETTERS * tokens), None, {})
-    assert traffic.row_bytes(tokens) == len(pack([row]))
+    row = KeptRow([7] * tokens, "a" * (traffic.LETTERS * tokens), None, {})
+    assert traffic.row_bytes(tokens) == len(to_bytes([row]))
 
 
 def test_time_is_calls_messages_and_bytes():

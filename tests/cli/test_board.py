@@ -10,7 +10,7 @@ from rich.console import Console
 
 from pods_rl.cli.board import Board
 from pods_rl.experiment import Event, build_experiment
-from pods_rl.recipe.reading import Source
+from pods_rl.recipe import Origin
 from pods_rl.runs import RunWriter
 
 BASE = {"num_generations": 8, "max_seconds": 100}
@@ -20,7 +20,7 @@ BASE = {"num_generations": 8, "max_seconds": 100}
 def plan():
     """Thirteen arms, two seeds: 26 runs."""
     arms = {f"an-arm-with-a-rather-long-name-{number}": {} for number in range(13)}
-    return build_experiment({"arms": arms, "base": BASE, "seeds": 2}, Source("e")).plan()
+    return build_experiment({"arms": arms, "base": BASE, "seeds": 2}, Origin("e")).plan()
 
 
 def screen(**options) -> Console:

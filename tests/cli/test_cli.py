@@ -19,7 +19,7 @@ from pods_rl import __version__
 from pods_rl.cli import app, main
 from pods_rl.errors import UserError
 from pods_rl.recipe import load_recipe, shipped_recipes
-from pods_rl.recipe.changes import checkpoint_keys
+from pods_rl.recipe.recipe import checkpoint_keys
 from pods_rl.runs import Run, RunWriter
 from pods_rl.runs.checkpoints import publish, staging
 
@@ -148,13 +148,13 @@ def save_checkpoint(output, step=3, processes=1):
 def test_resume_takes_the_runs_own_recipe(trained):
     pods("train", "--config", "tiny-pods", "--output", "out", "--seed", "7")
     Path("out/metrics.jsonl").write_text('{"step": 1}\n')
-    with pytest.raises(UserError, match=r"out \(finished\) has no checkpoint to go on from"):
+    with pytest.raises(UserError, match=r"out \(finished\) has no checkpoint to resume from"):
         pods("train", "--output", "out", "--resume")
     save_checkpoint("out")
     pods("train", "--output", "out", "--resume")
     assert trained.made[1][2] is True
     assert trained.made[1][0].values["seed"] == 7
-    with pytest.raises(UserError, match="empty holds no run to go on with"):
+    with pytest.raises(UserError, match="empty holds no run to resume"):
         pods("train", "--config", "tiny-pods", "--output", "empty", "--resume")
 
 
@@ -173,9 +173,9 @@ def test_resume_passes_over_torn_checkpoints_and_never_takes_one(trained):
     with pytest.raises(UserError) as refused:
         pods("train", "--output", "out", "--resume")
     message = str(refused.value)
-    assert "has no whole checkpoint to go on from" in message
-    assert "passed over checkpoint-4: optimizer.pt is missing" in message
-    assert "passed over checkpoint-3: no manifest.json" in message
+    assert "has no whole checkpoint to resume from" in message
+    assert "skipped checkpoint-4: optimizer.pt is missing" in message
+    assert "skipped checkpoint-3: no manifest.json" in message
 
 
 def test_resume_refuses_another_recipe_unless_told(trained, monkeypatch):
@@ -284,7 +284,7 @@ def test_num_processes_starts_accelerate_once_the_recipe_fits(trained, monkeypat
     with pytest.raises(UserError, match=r"zero9 is neither a file nor a shipped"):
         pods(*words, "--accelerate_config", "zero9")
     monkeypatch.setenv("WORLD_SIZE", "8")
-    with pytest.raises(UserError, match=r"already \(WORLD_SIZE = 8\): leave --num_processes"):
+    with pytest.raises(UserError, match=r"already \(WORLD_SIZE = 8\): remove --num_processes"):
         pods(*words)
     assert len(commands) == 1
 
@@ -307,7 +307,7 @@ def test_dry_run_shows_the_recipe_and_the_plan(trained):
 
 def test_explain():
     assert "n: rollouts generated per prompt" in pods("train", "--explain", "--num-rollouts").output
-    with pytest.raises(UserError, match=r"rulee is no recipe key\. Did you mean rule\?"):
+    with pytest.raises(UserError, match=r"Unknown recipe key rulee\. Did you mean rule\?"):
         pods("train", "--explain", "rulee")
 
 
@@ -338,20 +338,20 @@ def test_a_recipe_is_named_by_a_word_alone(trained, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["train", "tiny-pods", "--config", "tiny-pods"], "Do not know what to do with 'tiny-pods': expected --key"),
-        (["train", "tiny-pods", "--recipe", "tiny-pods"], "Do not know what to do with 'tiny-pods'"),
-        (["train", "tiny-pods", "quickstart-pods"], "with 'quickstart-pods': .* beside the recipe tiny-pods"),
+        (["train", "tiny-pods", "--config", "tiny-pods"], "Unexpected argument 'tiny-pods': expected --key"),
+        (["train", "tiny-pods", "--recipe", "tiny-pods"], "Unexpected argument 'tiny-pods'"),
+        (["train", "tiny-pods", "quickstart-pods"], "argument 'quickstart-pods': .* after the recipe tiny-pods"),
         (["train", "quickstart"], "use `pods compare"),
         (["train", "tiny-pod"], "Did you mean tiny-pods"),
         (["train", "~nobody-of-this-name"], "cannot be a path"),
         (["train", "a" * 5000], r"aaa\.\.\. cannot be a path"),
         (["train", "/dev/zero"], "neither a file nor a shipped recipe"),
         (["compare"], "No experiment: name"),
-        (["compare", "quickstart", "--config", "quickstart"], "Do not know what to do with"),
+        (["compare", "quickstart", "--config", "quickstart"], "Unexpected argument"),
         (["doctor", "--recipe", "nonsense"], "no such recipe is shipped"),
         (["doctor", "nonsense"], "neither a file nor a shipped recipe"),
-        (["doctor", "--foo", "bar"], "--foo sets a key of a recipe, and none is named"),
-        (["doctor", "--recipe"], "a name is missing"),
+        (["doctor", "--foo", "bar"], "--foo sets a key of a recipe, but no recipe is given"),
+        (["doctor", "--recipe"], "--recipe needs a name"),
         (["doctor", "tiny-pods", "--foo", "bar"], "--foo: unknown key"),
         (["recipes", "../../../etc/passwd"], "is not shipped: expected one of quickstart"),
         (["recipes", "/etc/passwd"], "is not shipped"),
@@ -374,8 +374,8 @@ def test_words_that_name_nothing_or_too_much(words, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--recipe"], "--recipe a name is missing. Choose one of"),
-        (["--recipe", "--dry-run"], "--recipe a name is missing."),
+        (["--recipe"], "--recipe needs a name: choose one of"),
+        (["--recipe", "--dry-run"], "--recipe needs a name: "),
     ],
 )  # fmt: skip
 def test_train_without_a_good_name_lists_them(words, message):
@@ -389,8 +389,8 @@ def test_train_without_a_good_name_lists_them(words, message):
     ("name", "message"),
     [
         ("quickstart-podz", "--recipe quickstart-podz: no such recipe is shipped. Did you mean quickstart-pods?"),
-        ("zzz", "--recipe zzz: no such recipe is shipped. `pods recipes` lists the "),
-        ("mine.yaml", "no such recipe is shipped. A file is given with --config mine.yaml."),
+        ("zzz", "--recipe zzz: no such recipe is shipped. `pods recipes` lists all "),
+        ("mine.yaml", "no such recipe is shipped. For a file, use --config mine.yaml."),
     ],
 )
 def test_train_with_a_wrong_name_says_one_thing(name, message, monkeypatch, tmp_path):
@@ -414,7 +414,7 @@ def test_an_experiment_is_no_recipe_of_one_run():
 
 def test_compare_shows_its_plan():
     output = pods("compare", "--config", "quickstart", "--seeds", "3", "--dry-run").output
-    assert "9 runs: 3 arms x 3 seeds, 540 seconds of training clock together" in output
+    assert "9 runs: 3 arms x 3 seeds, 540 seconds of training clock in total" in output
     assert "64 rollouts a prompt, 16 trained on" in output
     assert "grpo  (the baseline)" in output
     assert "sets                 per_device_train_batch_size: 64" in output
@@ -493,7 +493,7 @@ def test_compare_says_how_to_go_on(monkeypatch, tmp_path):
     monkeypatch.setattr(running, "train_in_process", interrupted)
     result = pods("compare", "--config", "quickstart", "--output", tmp_path / "out")
     assert result.exit_code == 130
-    assert "the same command goes on from there" in result.output
+    assert "the same command resumes from there" in result.output
 
 
 @pytest.mark.parametrize("to", [">/dev/full", "| true", ">&-"])
@@ -502,7 +502,8 @@ def test_what_cannot_be_printed_goes_to_the_log(tmp_path, to, unbuffered):
     program = f"""
 import sys, time
 from pathlib import Path
-from pods_rl.distributed.streams import console, outlive_output
+from pods_rl.distributed.streams import outlive_output
+from pods_rl.text import console
 time.sleep(0.2)
 with outlive_output(Path({str(tmp_path / "log.txt")!r})):
     console().print("one")
@@ -517,7 +518,7 @@ with outlive_output(Path({str(tmp_path / "log.txt")!r})):
     note, *lines = (tmp_path / "log.txt").read_text().splitlines()
     assert note.startswith("Standard output cannot be written: ")
     assert lines == ["one", "two"]
-    assert done.stderr.splitlines() == [note.replace("follows here", f"goes to {tmp_path}/log.txt"), "three", "0"]
+    assert done.stderr.splitlines() == [note.replace("prints here", f"prints to {tmp_path}/log.txt"), "three", "0"]
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
@@ -544,7 +545,7 @@ c.main()
     assert (tmp_path / "out/report/report.html").is_file()
     assert "finished" in log
     if stream == "stdout":
-        assert "Standard output cannot be written: No space left on device. The run goes on" in done.stderr
+        assert "Standard output cannot be written: No space left on device. The run continues" in done.stderr
         assert "report.html" in log
 
 
@@ -602,7 +603,7 @@ def test_doctor_shows_versions_and_a_plan(monkeypatch):
 def test_doctor_says_what_the_processes_share(monkeypatch, name, grade, words):
     from pods_rl.cli import doctor, train
 
-    monkeypatch.setattr("pods_rl.recipe.layouts.find_spec", lambda name: name)
+    monkeypatch.setattr("pods_rl.recipe.accelerate.find_spec", lambda name: name)
     found = list(doctor.check_launch(train.find_launch(2, name), on_cpu=True))
     assert found[-1] == (grade, "layout", words)
 
@@ -610,7 +611,7 @@ def test_doctor_says_what_the_processes_share(monkeypatch, name, grade, words):
 def test_doctor_says_that_deepspeed_is_missing(monkeypatch):
     from pods_rl.cli import doctor, train
 
-    monkeypatch.setattr("pods_rl.recipe.layouts.find_spec", lambda name: None)
+    monkeypatch.setattr("pods_rl.recipe.accelerate.find_spec", lambda name: None)
     found = list(doctor.check_launch(train.find_launch(2, "zero2"), on_cpu=True))
     words = "ZeRO-2 needs deepspeed, which is not installed: pip install 'pods-rl[deepspeed]'."
     assert found[-1] == ("bad", "layout", words)
@@ -626,7 +627,7 @@ def test_doctor_reckons_the_memory_and_what_would_lower_it():
 def test_doctor_finds_what_is_missing(monkeypatch):
     from pods_rl.cli import doctor
 
-    monkeypatch.setattr(doctor, "_version", lambda name: {"trl": "2.3.0"}.get(name))
+    monkeypatch.setattr("pods_rl.distributed.processes.version", lambda name: {"trl": "2.3.0"}.get(name))
     findings = {finding.what: finding for finding in doctor.check_versions()}
     assert findings["trl"].grade == "note"
     assert findings["trl"].value == "2.3.0; tested with 1.16"

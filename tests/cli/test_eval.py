@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -12,13 +14,14 @@ from types import SimpleNamespace
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from rich.console import Console
 from typer.testing import CliRunner
 
 from pods_rl.cli import app, main
 from pods_rl.cli.evaluate import _progress
 from pods_rl.errors import UserError
 from pods_rl.policies import tiny_policy_path
-from pods_rl.policies.weights import weights_hash
+from pods_rl.policies.files import weights_hash
 from pods_rl.runs import Run, RunWriter
 from pods_rl.runs.checkpoints import publish, staging
 
@@ -47,9 +50,8 @@ def evaluated(monkeypatch, tmp_path):
         task = SimpleNamespace(name="arithmetic", version="1")
         return SimpleNamespace(evaluation=evaluation, task=task, settings={"backend": "generate"})
 
-    module = SimpleNamespace(evaluate_checkpoint=evaluate_checkpoint)
+    module = SimpleNamespace(evaluate_checkpoint=evaluate_checkpoint, write_results=None)
     monkeypatch.setitem(sys.modules, "pods_rl.evaluation.checkpoint", module)
-    monkeypatch.setitem(sys.modules, "pods_rl.evaluation.results", SimpleNamespace(write_results=None))
     monkeypatch.chdir(tmp_path)
     return made
 
@@ -90,7 +92,7 @@ def test_a_runs_last_policy_on_its_own_task(evaluated, run):
     assert "accuracy                 0.5" in result.output
 
 
-def test_a_torn_policy_is_passed_over(evaluated, run):
+def test_a_torn_policy_is_skipped(evaluated, run):
     publish_policy(run / "checkpoints/checkpoint-9")
     for name in ("checkpoint-10", "final"):
         publish_policy(run / "checkpoints" / name)
@@ -98,9 +100,7 @@ def test_a_torn_policy_is_passed_over(evaluated, run):
     pods("eval", "--run", "out")
     assert evaluated[0][1] == "out/checkpoints/checkpoint-9"
     (run / "checkpoints/checkpoint-9/config.json").unlink()
-    with pytest.raises(
-        UserError, match=r"(?s)passed over final: config.json has 4 bytes.*passed over checkpoint-9: con"
-    ):
+    with pytest.raises(UserError, match=r"(?s)skipped final: config.json has 4 bytes.*skipped checkpoint-9: con"):
         pods("eval", "--run", "out")
 
 
@@ -389,7 +389,7 @@ def test_a_hub_id_that_is_not_there_is_told(place, monkeypatch):
         raise FileNotFoundError("no network")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    with pytest.raises(UserError, match=r"model nobody/nothing is no folder here, and the hub did not give it"):
+    with pytest.raises(UserError, match=r"model nobody/nothing is not a local folder, and downloading it .* failed"):
         pods("eval", "--model", "nobody/nothing", *SHORT, "--task", "arithmetic", "--model_revision", "v2")
     assert asked[0][:2] == ("nobody/nothing", "v2")
     assert not any(pattern.endswith((".bin", ".py", ".pt")) for pattern in asked[0][2])
@@ -405,28 +405,14 @@ def test_mistakes_end_with_code_2_and_one_line(monkeypatch, capsys):
     assert "\x1b" not in error
 
 
-def test_progress_says_rows_and_seconds_on_a_terminal_and_little_in_a_log(monkeypatch):
-    from pods_rl.cli import evaluate as module
-
-    class Console:
-        """Stands in for a console: keeps what is printed."""
-
-        def __init__(self, is_terminal):
-            self.is_terminal, self.is_dumb_terminal, self.printed = is_terminal, False, []
-
-        def print(self, text, end="\n"):
-            self.printed.append(text + end)
-
-    now = iter([0.0, 10.0, 20.0, 90.0, 120.0] * 2)  # replaces the clock: start, then each call
-    monkeypatch.setattr(module.time, "monotonic", lambda: next(now))
-    terminal, log = Console(True), Console(False)
-    for out in (terminal, log):
-        done = _progress(out)
-        for rows in (5, 10, 30, 40):
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_says_rows_and_seconds_on_a_terminal_and_little_in_a_log(monkeypatch, terminal):
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    out = Console(file=io.StringIO(), force_terminal=terminal, width=80, _environ={"TERM": "xterm"})
+    with _progress(out) as done:
+        for clock[0], rows in ((10.0, 5), (20.0, 10), (90.0, 30), (120.0, 40)):
             done(rows, 40)
-    assert [line.strip() for line in terminal.printed][:2] == [
-        "5 of 40 completions, 70 s left",
-        "10 of 40 completions, 60 s left",
-    ]
-    assert terminal.printed[-1].endswith("\n")
-    assert log.printed == ["30 of 40 completions, 30 s left\n"]
+    printed = [line.strip() for line in re.split(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]+", out.file.getvalue())]
+    lines = ["5 of 40 completions, 70 s left", "10 of 40 completions, 60 s left", "30 of 40 completions, 30 s left"]
+    assert list(dict.fromkeys(filter(None, printed))) == (lines if terminal else lines[2:])

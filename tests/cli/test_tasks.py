@@ -11,10 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from pods_rl.cli import app
-from pods_rl.cli.tasks import _REFUSALS_SHOWN
+from pods_rl.cli.catalog import _REFUSALS_SHOWN
 from pods_rl.errors import UserError
 from pods_rl.recipe.schema import TASKS
-from pods_rl.tasks import Task, checking
+from pods_rl.tasks import Task
+from pods_rl.tasks.task import check_split
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 
@@ -74,7 +75,7 @@ def test_a_task_that_cannot_be_loaded_fails_and_the_others_are_still_checked(mon
     def unreachable(*args, **kwargs):
         raise ConnectionError("Couldn't reach the hub")
 
-    monkeypatch.setattr("pods_rl.tasks.reading.load_dataset", unreachable)
+    monkeypatch.setattr("pods_rl.tasks.sources.load_dataset", unreachable)
     result = pods("check", "math", "sorting", "--task_train_size", "5", "--task_test_size", "2")
     assert result.exit_code == 1
     assert "not loaded: no local file or folder is called 'DigitalLearningGmbH/MATH-lighteval'" in result.output
@@ -88,12 +89,22 @@ def test_ones_own_data_set_is_checked():
     assert "both 6 prompts" in lines_of(result)
 
 
+def test_conversations_are_checked():
+    turns = [{"role": role, "content": "1+1?"} for role in ("user", "assistant", "user")]
+    for name, last in (("train", "2+2?"), ("test", "2+2?"), ("other", "3+3?")):
+        prompt = [*turns[:-1], {"role": "user", "content": last}]
+        Path(f"{name}.jsonl").write_text(json.dumps({"prompt": prompt, "answer": "2"}) + "\n")
+    words = ("check", "dataset", "--dataset_name", "train.jsonl", "--dataset_test_name")
+    assert "note: 1 test prompts are training prompts as well" in lines_of(pods(*words, "test.jsonl"))
+    assert not any(line.startswith("note") for line in lines_of(pods(*words, "other.jsonl")))
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["check", "gsm8"], r"task = gsm8: expected one of .*Did you mean gsm8k\?"),
         (["check", "sorting", "--task_trian_size", "5"], "task_trian_size: unknown key"),
-        (["check", "--data_dir", "."], r"is no folder of a task and holds none: expected one of gsm8k, math500"),
+        (["check", "--data_dir", "."], "expected a folder of a task, or one that holds some of gsm8k, math500"),
         (["check", "gsm8k", "--data_dir", "nowhere"], "data_dir = nowhere: there is no such folder"),
     ],
 )
@@ -104,7 +115,7 @@ def test_mistakes_are_named(words, message):
 
 def test_all_tasks_means_all_that_need_nothing_named(monkeypatch):
     asked = []
-    monkeypatch.setattr("pods_rl.cli.tasks._check_task", lambda name, *_: asked.append(name) or True)
+    monkeypatch.setattr("pods_rl.cli.catalog._check_task", lambda name, *_: asked.append(name) or True)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert pods("check").exit_code == 0
     assert asked == [name for name in TASKS if name not in ("dataset", "reasoning_gym")]
@@ -113,7 +124,7 @@ def test_all_tasks_means_all_that_need_nothing_named(monkeypatch):
 def test_progress_is_told_in_rows():
     done = []
     task = broken({})
-    checking.check_split(task, "test", done.append)
+    check_split(task, "test", done.append)
     assert done == [22]
 
 
@@ -134,5 +145,5 @@ def test_the_published_files_are_counted_and_every_gold_answer_is_accepted():
         ("test", "675", "675"),
         ("both", "3469", None),
     ]
-    assert "train none here: this task can be evaluated, not trained on" in lines
+    assert "train no prompts: this task can be evaluated, not trained on" in lines
     assert "equation 48, multiple choice 584, true or false 43" in lines

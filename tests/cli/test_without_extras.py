@@ -7,7 +7,7 @@ import re
 import pytest
 
 from pods_rl.errors import UserError
-from pods_rl.recipe import checks
+from pods_rl.recipe import available
 
 from .test_cli import pods
 
@@ -16,8 +16,8 @@ NEEDS = "This recipe needs vllm and bitsandbytes, which are not installed: pip i
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch):
-    find = checks.find_spec
-    monkeypatch.setattr(checks, "find_spec", lambda name: None if name in ("vllm", "bitsandbytes") else find(name))
+    find = available.find_spec
+    monkeypatch.setattr(available, "find_spec", lambda name: None if name in ("vllm", "bitsandbytes") else find(name))
 
 
 def one_line(text: str) -> str:
@@ -51,6 +51,6 @@ def test_the_doctor_says_that_the_recipe_cannot_train_here():
 def test_an_experiment_that_ends_by_its_steps_promises_no_seconds(tmp_path):
     (tmp_path / "e.yaml").write_text("arms: {a: {}, b: {}}\nbase: tiny-pods\nmax_seconds: null\nmax_steps: 2\n")
     assert (
-        "2 runs: 2 arms x 1 seed, ended by their steps"
+        "2 runs: 2 arms x 1 seed, limited by their steps"
         in pods("compare", "--config", tmp_path / "e.yaml", "--dry-run").output
     )

@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOTrainer
 
 from pods_rl import PODSConfig, PODSTrainer
+from pods_rl.engines.trl.round import RolloutRound
 from pods_rl.selection import get_rule
 
 from .conftest import PROMPTS, letter_reward
@@ -138,9 +139,9 @@ def train_case(folder: Path, name: str, settings: dict[str, Any], sent: dict[str
     watch = Watch(trainer)
     trainer.add_callback(watch)
     seen: list[dict[str, Any]] = []
-    score, select = trainer._generate_and_score_completions, trainer._generate_and_select
+    score, select = trainer._generate_and_score_completions, RolloutRound.generate_and_select
 
-    def generate(current: Any) -> Any:
+    def generate(current: RolloutRound) -> Any:
         before = dict(sent)
         rows = select(current)
         seen[-1]["traffic"] = {kind: sent[kind] - before[kind] for kind in sent}
@@ -158,14 +159,14 @@ def train_case(folder: Path, name: str, settings: dict[str, Any], sent: dict[str
         seen[-1]["ledger"] = trainer.rollouts.columns()
         return batch
 
-    trainer._generate_and_select, trainer._generate_and_score_completions = generate, keep
+    RolloutRound.generate_and_select, trainer._generate_and_score_completions = generate, keep
     original = GRPOTrainer._generate_single_turn
     stand_in = numbered_rollouts(trainer)
     GRPOTrainer._generate_single_turn = lambda self, *args, **kwargs: stand_in(*args, **kwargs)
     try:
         trainer.train()
     finally:
-        GRPOTrainer._generate_single_turn = original
+        GRPOTrainer._generate_single_turn, RolloutRound.generate_and_select = original, select
     rank, world = trainer.accelerator.process_index, trainer.accelerator.num_processes
     tables = {"extra": list(trainer._logs["extra"]["characters"]), "completion": list(trainer._logs["completion"])}
     report = {"rounds": seen, "logs": trainer.state.log_history[:STEPS], "tables": tables}

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from trl import GRPOTrainer
 
 from pods_rl import PODSTrainer
-from pods_rl.engines.trl.final import save_policy
+from pods_rl.engines.trl.checkpoints import save_policy
 from pods_rl.evaluation import GenerateSampler, Sampling
 from pods_rl.recipe import find_accelerate_config
 

@@ -6,8 +6,7 @@ import pytest
 
 from pods_rl.engines.trl import build
 from pods_rl.errors import UserError
-from pods_rl.recipe import build_recipe
-from pods_rl.recipe.reading import Source
+from pods_rl.recipe import Origin, build_recipe
 from pods_rl.tasks import load_task
 
 RECIPE = {
@@ -22,7 +21,7 @@ def refused(monkeypatch, tmp_path):
     monkeypatch.setattr(build, "PODSTrainer", None)
 
     def refusal(**keys):
-        recipe = build_recipe({**RECIPE, **keys}, Source("r.yaml"))
+        recipe = build_recipe({**RECIPE, **keys}, Origin("r.yaml"))
         with pytest.raises(UserError) as raised:
             build.build_trainer(recipe, load_task(recipe.task_settings()), tmp_path)
         return str(raised.value), raised.value.__cause__

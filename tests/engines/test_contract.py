@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,13 +12,13 @@ from pathlib import Path
 import accelerate
 import pytest
 from transformers import Trainer
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 from trl.trainer.utils import RepeatSampler
 
 from pods_rl import PODSTrainer
-from pods_rl.engines.trl.compat import SIGNATURES, TESTED, check_signatures
-from pods_rl.engines.trl.rewarding import UNSCORED_WARNING
+from pods_rl.engines.trl import compat
+from pods_rl.engines.trl.compat import SIGNATURES, TESTED, UNSCORED_WARNING, check_overrides
 from pods_rl.errors import UserError
 
 
@@ -53,13 +54,51 @@ def test_a_method_that_takes_other_arguments_is_refused_at_construction(make_tra
     else:
         monkeypatch.setattr(GRPOTrainer, method, change)
         found = f"it is {method}({', '.join(inspect.signature(change).parameters)})"
-    check_signatures.cache_clear()
+    check_overrides.cache_clear()
     with pytest.raises(UserError) as refused:
         make_trainer()
     text = str(refused.value)
     assert text.startswith(f"PODSTrainer overrides GRPOTrainer.{method}({SIGNATURES[method]}), but in trl ")
     assert found in text
     assert "pip install 'trl==1.16.0' 'transformers==5.23.0'" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("_step", "uses GRPOTrainer._step, but in trl .* that attribute does not exist"),
+        ("_tr_loss", "uses GRPOTrainer._tr_loss, but in trl .* that attribute does not exist"),
+        ("gather", "patches trl.trainer.grpo_trainer.gather, but in trl .* that name does not exist"),
+    ],
+)
+def test_a_private_name_that_is_gone_is_refused_at_construction(make_trainer, monkeypatch, name, words):
+    if name == "_tr_loss":  # set in training, so looked for in the method that sets it
+        monkeypatch.setitem(compat._SET_LATER, name, GRPOTrainer._prepare_inputs)
+    elif name == "gather":
+        monkeypatch.delattr(grpo_trainer, name)
+    else:
+        build = GRPOTrainer.__init__
+        monkeypatch.setattr(
+            GRPOTrainer, "__init__", lambda self, **given: (build(self, **given), delattr(self, name))[0]
+        )
+        monkeypatch.setitem(compat._SET_LATER, "_last_loaded_step", build)
+    with pytest.raises(UserError, match=words):
+        make_trainer()
+
+
+def test_only_the_compatibility_module_names_what_is_not_public():
+    folder = Path(compat.__file__).parent
+    private = re.compile(r"(from|import) (trl\.|transformers\.trainer)")
+    found = {path.name for path in folder.glob("*.py") if private.search(path.read_text())}
+    assert found <= {"compat.py", "killable.py"}
+
+
+def test_names_of_our_own_are_free_in_trl(make_trainer):
+    trl = make_trainer(GRPOTrainer, GRPOConfig)
+    ours = set(vars(make_trainer())) - set(vars(trl))
+    assert {"_rewards", "_guard", "_update", "_checkpoints", "_resume", "_draws"} == ours
+    inherited = {name for name in vars(PODSTrainer) if hasattr(trl, name)} - set(SIGNATURES) - set(vars(object))
+    assert inherited - {"__module__", "__annotations__", "_tag_names", "_name", "_paper"} == set()
 
 
 # -- the constructor -----------------------------------------------------------------------------------------------
@@ -140,7 +179,7 @@ def test_what_generate_returns():
 
 
 def test_what_is_gathered_while_rollouts_are_unevenly_shared():
-    """The two names that `uneven_gathers` replaces, and nothing else that talks to other processes."""
+    """The two names that `gathering_with` replaces, and nothing else that talks to other processes."""
     source = inspect.getsource(GRPOTrainer._calculate_rewards)
     assert source.count(" gather(") == 1
     assert "self.accelerator" not in source.replace("self.accelerator.device", "")
@@ -151,7 +190,7 @@ def test_what_is_gathered_while_rollouts_are_unevenly_shared():
 
 
 def test_what_fast_generators_are_built_and_kept_in_step_by():
-    """`room_for_rollouts` replaces the name and one keyword; a skipped step moves the tag of the loaded weights."""
+    """`vllm_sequences` replaces the name and one keyword; a skipped step moves the tag of the loaded weights."""
     source = inspect.getsource(GRPOTrainer.__init__)
     assert source.count("VLLMGeneration(") == source.count("max_num_seqs=") == 1
     call = source.split("VLLMGeneration(")[1].split("self._last_loaded_step = -1")[0]
@@ -162,7 +201,7 @@ def test_what_fast_generators_are_built_and_kept_in_step_by():
 
 
 def test_accelerate_drops_fsdp_on_the_cpu_where_we_put_it_back():
-    """`ShardingMixin` is needed as long as the branch that takes the plugin leaves the CPU out."""
+    """`use_fsdp2` is needed as long as the branch that takes the plugin leaves the CPU out."""
     source = inspect.getsource(accelerate.state.AcceleratorState.__init__)
     takes = source[: source.index("self.fsdp_plugin = fsdp_plugin")]
     assert "MULTI_CPU" not in takes[takes.rindex("elif self.distributed_type in [") :]
@@ -175,7 +214,7 @@ def test_rewards_are_asked_for_once_and_after_generation():
     assert source.index("self._generate(") < source.index("self._calculate_rewards(")
 
 
-def test_the_warning_that_we_leave_out_is_the_one_that_prints_a_completion():
+def test_the_warning_that_we_drop_is_the_one_that_prints_a_completion():
     source = inspect.getsource(GRPOTrainer._calculate_rewards)
     assert source.count("logger.warning(") == 1
     assert f'f"{UNSCORED_WARNING} for the following kwargs' in source
@@ -190,7 +229,7 @@ def test_every_step_s_gradient_norm_is_taken_before_the_callbacks_that_may_clear
 
 
 def test_a_checkpoint_is_written_and_rotated_where_the_output_is():
-    """All of it under `_get_output_dir`, which we move; and what we leave out is never read."""
+    """All of it under `_get_output_dir`, which we move; and what we do not write is never read."""
     source = inspect.getsource(Trainer._save_checkpoint)
     assert "run_dir = self._get_output_dir(trial=trial)" in source
     assert "output_dir = os.path.join(run_dir, checkpoint_folder)" in source
@@ -209,3 +248,4 @@ def test_buffer_and_names_we_read(make_trainer):
         "num_iterations", "log_completions",
     ):  # fmt: skip
         assert hasattr(trainer, name), name
+        assert name in compat.TRLTrainer.__annotations__, name

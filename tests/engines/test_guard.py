@@ -35,10 +35,10 @@ def test_what_is_left_out_and_counted(make_trainer, monkeypatch, loss, norm, sca
     monkeypatch.setattr(trainer.accelerator, "scaler", object() if scaled else None)
     parameter = next(trainer.model.parameters())
     parameter.grad = torch.ones_like(parameter)
-    trainer._step_loss = torch.tensor(loss)
-    trainer._gradient_norm = None if norm is None else torch.tensor(norm)
-    assert trainer.leave_out_bad_step() == left_out
+    trainer._guard.step_loss = torch.tensor(loss)
+    trainer._guard.gradient_norm = None if norm is None else torch.tensor(norm)
+    assert trainer._guard.skip_bad_step() == left_out
     assert (parameter.grad is None) == left_out
     metrics = trainer._metrics["train"]
     assert (metrics["pods/bad_loss"], metrics["pods/bad_gradient"]) == tuple([count] for count in counts)
-    assert len(trainer._bad_steps.row) == left_out
+    assert len(trainer._guard.bad_steps.row) == left_out

@@ -1,11 +1,11 @@
-"""Trimming and sorting rows: worked values."""
+"""Packing rows, trimmed and sorted: worked values."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from pods_rl.engines.trl.layout import real_columns, sort_windows, steps_window
+from pods_rl.engines.trl.packing import real_columns, sort_windows, steps_window
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import torch
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from pods_rl import PODSConfig
+from pods_rl.engines.trl.round import RolloutRound
 from pods_rl.errors import UserError
 from pods_rl.planning.losses import check_losses
 from pods_rl.recipe.schema import fields
@@ -48,19 +49,21 @@ SCHEDULES = {"once": ONCE, "often": OFTEN}
 def quick(monkeypatch):
     """Without the collection of all garbage before each run, which takes as long as the run."""
     monkeypatch.setattr("accelerate.utils.memory.clear_device_cache", lambda garbage_collection=False: None)
+    monkeypatch.setattr(RolloutRound, "trained_rows", RolloutRound.trained_rows)  # undoes what `kept_rows` sets
 
 
 def kept_rows(trainer):
     """Filled as it trains: of each generation the completions that are trained, as token ids."""
-    rows, select = [], trainer._trained_rows
+    rows, select = [], RolloutRound.trained_rows
 
-    def record(generated, kept):
-        trained = select(generated, kept)
+    def record(current, generated, kept):
+        trained = select(current, generated, kept)
+        assert current._trainer is trainer
         rows.append([list(ids) for ids in trained[1]])
         torch.manual_seed(len(rows))  # TRL shuffles the rows next, and sampling has drawn from the same generator
         return trained
 
-    trainer._trained_rows = record
+    RolloutRound.trained_rows = record
     return rows
 
 
@@ -255,7 +258,7 @@ def test_what_makes_no_sense_is_refused(tmp_path, settings, words):
     [
         ({"loss_type": "cispo"}, "is not set \\(TRL then takes epsilon\\)"),
         ({"loss_type": "cispo", "epsilon_high": 0.28}, "which = 0.28: a cap below 1"),
-        ({"loss_type": "vespo", "importance_sampling_level": "sequence"}, "leave it out"),
+        ({"loss_type": "vespo", "importance_sampling_level": "sequence"}, "unset importance_sampling_level"),
     ],
 )
 def test_what_trl_trains_with_is_a_warning_and_refused_in_a_recipe_alone(make_trainer, settings, words):

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from pods_rl.engines.trl.exchange import Row, pack, unpack
+from pods_rl.engines.trl.rows import KeptRow, from_bytes, to_bytes
 from pods_rl.planning.batching import Shares
 from pods_rl.runs import Run
 
@@ -137,14 +137,14 @@ def test_only_rewards_and_the_rows_that_move_travel(ran, case):
             source = shares.generator(rollout)
             if source != row // (len(kept) * m // world):
                 text = ledgers[source]["completion"][rollout - shares.rollouts(source).start]
-                moving[source].append(Row(completions[row], text, None, {"characters": len(text)}))
+                moving[source].append(KeptRow(completions[row], text, None, {"characters": len(text)}))
         assert many[0]["logs"][step]["pods/rows_moved"] == sum(map(len, moving.values()))
         for rank, report in enumerate(many):
             traffic = report["rounds"][step]["traffic"]
             check = 8 if n > m else 0
             assert traffic["gathered"] == per_rollout * max(shares.counts) + check
             sizes = 8 * world if any(moving.values()) else 0
-            assert traffic["moved"] == len(pack(moving[rank])) + sizes
+            assert traffic["moved"] == len(to_bytes(moving[rank])) + sizes
 
 
 @pytest.mark.slow
@@ -248,7 +248,7 @@ TEXT = st.text() | st.lists(st.fixed_dictionaries({"role": st.just("assistant"),
 @given(
     st.lists(
         st.builds(
-            Row,
+            KeptRow,
             st.lists(st.integers(0, 2**31 - 1)),
             TEXT,
             st.none() | st.lists(st.floats(width=32, allow_nan=False)),
@@ -258,4 +258,4 @@ TEXT = st.text() | st.lists(st.fixed_dictionaries({"role": st.just("assistant"),
     )
 )
 def test_a_parcel_opens_to_what_was_packed(rows):
-    assert unpack(pack(rows)) == rows
+    assert from_bytes(to_bytes(rows)) == rows

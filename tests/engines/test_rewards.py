@@ -11,11 +11,10 @@ from pods_rl import rewards
 from pods_rl.engines.trl import scoring
 from pods_rl.engines.trl.scoring import reward_functions, trl_reward
 from pods_rl.errors import UserError
-from pods_rl.recipe.reading import Source
+from pods_rl.recipe import Origin
 from pods_rl.recipe.recipe import build_recipe
-from pods_rl.rewards import REWARDS, Reward, VerifierPool, get_reward
-from pods_rl.rewards import pool as pool_module
-from pods_rl.rewards.own import Failure
+from pods_rl.rewards import REWARDS, Reward, VerifierPool, get_reward, verifier
+from pods_rl.rewards.user_rewards import RewardFailure
 from pods_rl.tasks import Task
 
 RIGHT, WRONG = "<answer>3</answer>", "<answer>4</answer>"
@@ -42,7 +41,7 @@ def call(function, completions, lengths=None, **more):
 def quick_pool(monkeypatch):
     """The process's own pool, one that gives up soon."""
     pool = VerifierPool(size=1, limit=0.2)
-    monkeypatch.setattr(pool_module, "_default", pool)
+    monkeypatch.setattr(verifier, "_default", pool)
     yield pool
     pool.close()
 
@@ -122,11 +121,11 @@ def test_a_recipe_s_settings_reach_every_reward():
     rows = Dataset.from_dict({"prompt": ["1+2="], "answer": ["3"]})
     task = Task("sums", "1", rows, rows, {"overlong": 0.5, "positions": 1.0}, answer="positions")
     settings = {"model_name_or_path": "tiny", "max_steps": 1, "max_completion_length": 100}
-    plain = reward_functions(build_recipe(settings, Source("a test")), task)
+    plain = reward_functions(build_recipe(settings, Origin("a test")), task)
     assert [function.__name__ for function in plain] == ["overlong", "positions"]
     assert call(plain[0], [RIGHT], lengths=[90]) == [-0.5]
     settings |= {"overlong_buffer": 10, "task_binary": 1.0}
-    short = reward_functions(build_recipe(settings, Source("a test")), task)
+    short = reward_functions(build_recipe(settings, Origin("a test")), task)
     assert call(short[0], [RIGHT, RIGHT], lengths=[90, 91]) == [1.0, 0.0]
 
 
@@ -160,14 +159,14 @@ def test_a_recipe_s_own_reward_runs_within_its_limit(monkeypatch):
 
     class Pool:
         def score(self, texts, golds):
-            return [Failure("gave no score within 7 s", late=True), *[1.0] * (len(texts) - 1)]
+            return [RewardFailure("gave no score within 7 s", late=True), *[1.0] * (len(texts) - 1)]
 
-    monkeypatch.setattr(rewards, "own_pool", lambda *key: asked.append(key) or Pool())
+    monkeypatch.setattr(rewards, "user_pool", lambda *key: asked.append(key) or Pool())
     settings = {"model_name_or_path": "tiny", "max_steps": 1, "task_binary": 0.5}
     for seconds in (7, None):
-        own, _ = reward_functions(build_recipe(settings | {"reward_seconds": seconds}, Source("a test")), task)
+        own, _ = reward_functions(build_recipe(settings | {"reward_seconds": seconds}, Origin("a test")), task)
         first, second = call(own, ["x", "2"])
-        assert isinstance(first, Failure)
+        assert isinstance(first, RewardFailure)
         assert second == 1.0
     assert asked == [(name, 7)]  # the one built in never asks, and without a limit nobody does
 
@@ -181,9 +180,9 @@ def test_a_recipe_s_own_reward_runs_within_its_limit(monkeypatch):
 )
 def test_impossible_settings_are_refused_with_the_recipe(settings, words):
     with pytest.raises(UserError, match=words):
-        build_recipe({"model_name_or_path": "tiny", "max_steps": 1} | settings, Source("a test"))
+        build_recipe({"model_name_or_path": "tiny", "max_steps": 1} | settings, Origin("a test"))
 
 
 def test_a_threshold_beyond_the_range_is_refused_with_the_recipe():
     with pytest.raises(UserError, match=r"task_binary = 2.0: expected more than 0 and at most 1"):
-        build_recipe({"model_name_or_path": "tiny", "max_steps": 1, "task_binary": 2.0}, Source("a test"))
+        build_recipe({"model_name_or_path": "tiny", "max_steps": 1, "task_binary": 2.0}, Origin("a test"))

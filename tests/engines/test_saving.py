@@ -230,7 +230,7 @@ def test_a_torn_checkpoint_is_refused_however_it_is_torn(make_trainer, tmp_path)
             ):
                 trainer.train(resume_from_checkpoint=str(folder))
             spoilt += 1
-        assert trainer._find_checkpoint(True)[0] == good, name
+        assert trainer._resume.find(True)[0] == good, name
         (folder / name).write_bytes(whole)
     assert spoilt >= 40
     assert verify(folder) == []

@@ -9,20 +9,20 @@ import pytest
 import torch
 
 from pods_rl.engines.trl.rollouts import Rollouts
-from pods_rl.engines.trl.state import pack, read_tensors, read_values, slots_to_come, unpack, write_state
+from pods_rl.engines.trl.state import put_tensors, read_tensors, read_values, slots_left, take_tensors, write_state
 from pods_rl.errors import UserError
 
 
 @pytest.mark.parametrize("iterations", [1, 2, 3])
 @pytest.mark.parametrize("slots", [1, 2, 4])
-def test_slots_to_come_are_those_that_the_loop_still_reads(slots, iterations):
+def test_slots_left_are_those_that_the_loop_still_reads(slots, iterations):
     every = slots * iterations
     for step in range(2 * every + 1):
         still, at = set(), step
         while at % every:  # TRL generates anew where this is 0
             still.add(at % slots)
             at += 1
-        assert slots_to_come(step, slots, iterations) == sorted(still)
+        assert slots_left(step, slots, iterations) == sorted(still)
 
 
 def test_a_buffer_survives_a_checkpoint_to_the_last_bit(tmp_path):
@@ -42,9 +42,9 @@ def test_a_buffer_survives_a_checkpoint_to_the_last_bit(tmp_path):
         },
     ]
     tensors: dict[str, torch.Tensor] = {}
-    values = {"processes": 1, "buffer": pack(buffer, "buffer", tensors)}
+    values = {"processes": 1, "buffer": take_tensors(buffer, "buffer", tensors)}
     write_state(tmp_path, 0, values, tensors)
-    found = unpack(read_values(tmp_path, 0, 1)["buffer"], read_tensors(tmp_path, 0))
+    found = put_tensors(read_values(tmp_path, 0, 1)["buffer"], read_tensors(tmp_path, 0))
     assert found[0] == {}
     assert list(found[1]) == list(buffer[1])
     for name, value in buffer[1].items():
@@ -85,9 +85,9 @@ def test_a_record_is_restored_where_a_process_has_parts_of_groups(first, count):
         advantages=torch.tensor([[1.0, -1.0], [0.5, -0.5]]),
     )
     tensors: dict[str, torch.Tensor] = {}
-    packed = json.loads(json.dumps(pack(record.saved(), "rollouts", tensors)))
+    packed = json.loads(json.dumps(take_tensors(record.saved(), "rollouts", tensors)))
     assert len(packed["prompts"]) == len({i // 3 for i in everyone})
-    assert Rollouts.restored(unpack(packed, tensors)).columns() == record.columns()
+    assert Rollouts.restored(put_tensors(packed, tensors)).columns() == record.columns()
 
 
 def test_a_checkpoint_without_our_state_is_refused(tmp_path):

@@ -252,7 +252,7 @@ def test_a_micro_batch_without_signal_is_passed_where_its_step_has_some(make_tra
     signals = [True, False, False, False]
     mask = torch.ones(4, 2, dtype=torch.int64)
     micro_batches = [{"advantages": torch.full((4,), float(on)), "completion_mask": mask} for on in signals]
-    arranged = trainer._arrange(micro_batches)
+    arranged = trainer._update.arrange(micro_batches)
     assert [batch["has_signal"] for batch in arranged] == signals
     assert [batch["skip"] for batch in arranged] == [False, False, True, True]
 

@@ -14,6 +14,8 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
 
+from pods_rl.engines.trl.round import RolloutRound
+
 from .conftest import PROMPTS, letter_reward
 from .test_equivalence import PLAIN, weights
 from .vllm_stand_in import LLM, Client, stand_ins
@@ -192,19 +194,19 @@ def test_n_equal_to_m_is_trl_to_the_last_bit(make, mode):
 
 
 @pytest.mark.parametrize("correction", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
-def test_m_of_n_is_trl_on_those_m(make, correction):
+def test_m_of_n_is_trl_on_those_m(make, monkeypatch, correction):
     """Log-probabilities of the sampler included, whatever way TRL corrects by them."""
     config = {"max_steps": 3, "steps_per_generation": 2, "per_device_train_batch_size": 4, "loss_type": "dapo"}
     config |= {"vllm_importance_sampling_mode": correction, "vllm_importance_sampling_clip_max": 20.0}
     ours, rows = make(**config, **PLAIN), []
-    select = ours._trained_rows
+    select = RolloutRound.trained_rows
 
-    def record(generated, kept):
-        rows.append(select(generated, kept))
+    def record(current, generated, kept):
+        rows.append(select(current, generated, kept))
         torch.manual_seed(len(rows))
         return rows[-1]
 
-    ours._trained_rows = record
+    monkeypatch.setattr(RolloutRound, "trained_rows", record)
     ours.train()
     theirs, given = make("server", GRPOTrainer, GRPOConfig, **config), enumerate(rows, start=1)
 

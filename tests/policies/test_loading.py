@@ -8,9 +8,9 @@ import shutil
 import pytest
 from safetensors.torch import load_file, save_file
 
-from pods_rl.engines.trl.build import check_policy, load_tokenizer
 from pods_rl.errors import UserError
 from pods_rl.policies import tiny_policy_path
+from pods_rl.policies.loading import check_policy, load_tokenizer
 
 
 @pytest.fixture

@@ -8,10 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pods_rl.policies.build import build_tokenizer
-from pods_rl.policies.examples import IGNORED, completion_batches, drill_batches
-from pods_rl.policies.mixture import RIGHT, Mixture
-from pods_rl.policies.pretrain import main
-from pods_rl.rewards.forms import format_reward
+from pods_rl.policies.pretrain import IGNORED, RIGHT, Mixture, completion_batches, drill_batches, main
+from pods_rl.rewards import format_reward
 from pods_rl.tasks.arithmetic import Problem, write_completion
 
 

@@ -12,17 +12,16 @@ import yaml
 
 from pods_rl.errors import UserError
 from pods_rl.experiment import load_experiment
-from pods_rl.recipe import build_recipe, checks, extras, load_recipe
-from pods_rl.recipe.changes import FREE, changed_keys
-from pods_rl.recipe.limits import RANGES, inside
-from pods_rl.recipe.reading import Source
+from pods_rl.recipe import Origin, available, build_recipe, checks, load_recipe
+from pods_rl.recipe.fields import inside
+from pods_rl.recipe.recipe import FREE, changed_keys
 from pods_rl.recipe.schema import UNSUPPORTED, fields
 
 MINIMAL = {"max_seconds": 1}
 
 
 def build(**values):
-    return build_recipe({**MINIMAL, **values}, Source("r.yaml", {"max_seconds": 1}))
+    return build_recipe({**MINIMAL, **values}, Origin("r.yaml", {"max_seconds": 1}))
 
 
 @pytest.fixture
@@ -43,7 +42,7 @@ def test_the_resolved_recipe_loads_to_itself(tmp_path):
 def test_batches_must_fit_the_processes_that_train_them_and_only_those():
     """A group spread over processes is whole over all of them, not on the one that plans or evaluates."""
     values = {**MINIMAL, "num_generations": 16, "per_device_train_batch_size": 2}
-    source = Source("r.yaml")
+    source = Origin("r.yaml")
     with pytest.raises(UserError, match=r"r\.yaml: .*it holds 2 rows .* processes 1 x"):
         build_recipe(values, source)
     with pytest.raises(UserError, match=r"it holds 12 rows .* processes 6 x"):
@@ -117,7 +116,7 @@ def test_trls_own_default_of_an_unsupported_key_is_no_mistake():
 # (what is in the recipe, what the message must say)
 REFUSED = [
     ({"num_rolouts": 64}, "r.yaml: num_rolouts: unknown key. Did you mean num_rollouts?"),
-    ({"xyzzy": 1}, "xyzzy: unknown key. It is neither a key of ours nor of TRL."),
+    ({"xyzzy": 1}, "xyzzy: unknown key. Neither pods-rl nor TRL has such a key."),
     ({"learning_rate": "fast"}, "learning_rate: got the text 'fast', expected a number."),
     ({"num_rollouts": 4.5}, "num_rollouts: got 4.5, expected a whole number or null."),
     ({"num_generations": 16}, "holds 8 rows (per_device_train_batch_size 8 x processes 1"),
@@ -142,7 +141,7 @@ REFUSED = [
     ),
     ({"loss_type": "cispo"}, "Set epsilon_high: 5.0"),
     ({"loss_type": "cispo", "epsilon_high": 0.28}, "Set epsilon_high: 5.0"),
-    ({"loss_type": "vespo", "importance_sampling_level": "sequence"}, "leave it out"),
+    ({"loss_type": "vespo", "importance_sampling_level": "sequence"}, "unset importance_sampling_level"),
     ({"loss_type": "vespo", "use_vllm": True}, "set token_truncate or token_mask"),
     ({"loss_type": "gpro"}, "loss_type: got the text 'gpro', expected one of grpo"),
     ({"use_vllm": True, "use_transformers_continuous_batching": True}, "choose one generator"),
@@ -153,7 +152,7 @@ REFUSED = [
     ({"bf16": True, "fp16": True}, "bf16 and fp16 are both true: choose one"),
     ({"load_in_4bit": True}, "set use_peft: true as well"),
     ({"load_in_4bit": True, "load_in_8bit": True}, "choose one"),
-    ({"load_in_4bit": True, "use_peft": True, "use_vllm": True}, "Leave out load_in_4bit (LoRA on a bf16 base)"),
+    ({"load_in_4bit": True, "use_peft": True, "use_vllm": True}, "Unset load_in_4bit (LoRA on a bf16 base)"),
     ({"task_rewards": {"acuracy": 1}}, "Did you mean accuracy?"),
     ({"task_rewards": {"accuracy": True}}, "accuracy: got true, expected a weight, such as 1.0."),
     ({"task": "dataset", "model_name_or_path": "tiny"}, "task = dataset needs dataset_name"),
@@ -163,7 +162,7 @@ REFUSED = [
     ({"model_name_or_path": "./gone"}, "there is no such directory (looked in"),
     ({"output_dir": "x"}, "choose it with --output"),
     ({"resume_from_checkpoint": "x"}, "continue a run with --resume"),
-    ({"save_only_model": True}, "cannot go on from a checkpoint without its optimizer"),
+    ({"save_only_model": True}, "cannot resume from a checkpoint without its optimizer"),
     ({"hub_token": "hf_abc"}, "set HF_TOKEN in the environment"),
     ({"eval_strategy": "steps"}, "use eval_seconds"),
     ({"reward_weights": [1.0]}, "task_rewards: {accuracy: 1.0"),
@@ -231,8 +230,9 @@ REFUSED = [
 
 def test_every_key_with_a_number_has_a_range_that_its_default_lies_in():
     numbers = {key: field for key, field in fields().items() if field.kinds & {"int", "float"}}
-    assert set(RANGES) == numbers.keys() - UNSUPPORTED.keys()
-    for key, interval in RANGES.items():
+    ranges = {key: field.within for key, field in fields().items() if field.within}
+    assert ranges.keys() == numbers.keys() - UNSUPPORTED.keys()
+    for key, interval in ranges.items():
         default = numbers[key].default
         assert not isinstance(default, (int, float)) or inside(default, interval), key
 
@@ -366,7 +366,7 @@ def test_the_processor_says_what_it_has(tmp_path, monkeypatch, text, answer):
     ],
 )
 def test_what_is_not_installed_is_named_at_once_where_one_trains_and_not_before(monkeypatch, values, package, install):
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    monkeypatch.setattr(available, "find_spec", lambda name: None)
     recipe = build(**values)  # to read it, or to evaluate its policy, takes no extra
     with pytest.raises(UserError, match=rf"needs {package}, .* pip install {install}\."):
         recipe.check_installed()
@@ -383,7 +383,7 @@ def test_a_module_of_ones_own_that_is_not_there_is_named_before_loading(values):
         recipe.check_installed()
 
 
-def test_an_experiment_that_is_its_own_base_is_told_so(tmp_path):
+def test_an_experiment_that_is_its_own_base_is_refused(tmp_path):
     (tmp_path / "a.yaml").write_text("arms: {x: {}}\nbase: b.yaml\n")
     (tmp_path / "b.yaml").write_text("arms: {x: {}}\nbase: a.yaml\n")
     with pytest.raises(UserError, match="is its own base"):
@@ -440,6 +440,6 @@ def test_a_stored_recipe_is_compared_by_what_its_keys_meant_then(monkeypatch):
     assert changed_keys(stored, {**values, "loss_type": "dapo"}) == ["loss_type (saved grpo, now dapo)"]
     known = fields()
     monkeypatch.setattr(
-        "pods_rl.recipe.changes.fields", lambda: known | {"loss_type": replace(known["loss_type"], default="dapo")}
+        "pods_rl.recipe.recipe.fields", lambda: known | {"loss_type": replace(known["loss_type"], default="dapo")}
     )
     assert changed_keys(stored, values) == []

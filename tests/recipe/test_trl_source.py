@@ -112,7 +112,7 @@ def test_choices_we_add_are_the_ones_that_trl_compares_with(name):
         assert f'"{choice}"' in trainer or choice in prose, choice
 
 
-def test_a_missing_package_or_a_moved_class_is_told(monkeypatch):
+def test_a_missing_package_or_a_moved_class_is_named(monkeypatch):
     trl_source._parse.cache_clear()
     monkeypatch.setattr(trl_source, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"trl is not installed: run `pip install pods-rl`"):

@@ -101,7 +101,7 @@ def kill_while_saving(place: Path, reference: Reference, points: list[int]) -> C
         assert good.name in (newest if published else {f"checkpoint-{KILLED_AT - 1}"}), stage
         code, words = resume(place, name)
         assert code == 0, words
-        assert f"goes on from {good.name}" in words
+        assert f"resumes from {good.name}" in words
         assert outcome(run) == reference.outcome, f"point {point}, {stage}"
         assert not (run / "checkpoints/.saving").exists()
         stages[stage] += 1
@@ -169,7 +169,7 @@ def starve(place: Path, disk: Path, reference: Reference, room: int, name: str) 
     assert good is not None
     assert not passed, passed
     assert verify(good) == []
-    assert f"go on from {good.name}" in command.log.read_text()
+    assert f"resume from {good.name}" in command.log.read_text()
     filler.unlink()
     assert Run.open(run).state in ("failed", "running")  # the last word had room, or not
     code, words = resume(disk, name)

@@ -121,7 +121,7 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], Sequence[str]]] = {
         rows(GOOD_ROW, question_column="questoin"), ["questoin", "columns question, answer", "Did you mean question?"]
     ),
     "empty data set": (rows(""), ["train.jsonl", "holds no rows", "expected a JSON object on each line"]),
-    "broken row": (rows(GOOD_ROW, '{"question": "1+'), ["train.jsonl, line 2", "no JSON", "mend that row"]),
+    "broken row": (rows(GOOD_ROW, '{"question": "1+'), ["train.jsonl, line 2", "not JSON", "correct that row"]),
     "a row that is no object": (rows(GOOD_ROW, "[1, 2]"), ["line 2", "is a list", "expected a JSON object"]),
     "a folder that is a file": (in_a_file, ["runs/mine", "Cannot write", "Not a directory", "--output"]),
     "a folder nobody writes to": (on_a_system_that_takes_nothing, ["/proc/self", "Cannot write", "--output"]),
@@ -134,7 +134,7 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], Sequence[str]]] = {
     "python tags": (text("seed: !!python/object/apply:os.getpid []\n"), ["r.yaml:1", "python/object", "Expected"]),
     "a billion laughs": (text(f"num_generations: [{BILLION}]\n"), ["r.yaml:1", "holds more than 10,000 keys"]),
     "merge keys": (text(f"a: &a {{x: 1}}\n{MERGES}"), ["r.yaml", "holds more than 10,000 keys", "each alias"]),
-    "an alias to itself": (text("generation_kwargs: &a {x: *a}\n"), ["r.yaml:1", "refers to what it is in"]),
+    "an alias to itself": (text("generation_kwargs: &a {x: *a}\n"), ["r.yaml:1", "an alias contains itself"]),
     "many thousands": (text("".join(f"key{i}: 1\n" for i in range(60_000))), ["708,890 bytes", "at most"]),
     "a number in base 60": (text(f"seed: 1{':1' * 90_000}\n"), ["r.yaml:1", "a number of 180,001 characters", "400"]),
     "a date": (text("generation_kwargs: {a: 2020-01-01}\n"), ["r.yaml:1", "datetime.date", "put it in quotes"]),
@@ -153,7 +153,7 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], Sequence[str]]] = {
     "processes without end": (words("--num_processes", "1000000000"), ["1000000000", "at most 1024"]),
     "a seed too large": (recipe(seed=2**32), ["seed = 4294967296", "at most 4294967295"]),
     "a module that is not there": (recipe(rule="nowhere_at_all:best"), ["rule", "no module nowhere_at_all"]),
-    "nested without end": (text("seed: " + "[" * 1500), ["r.yaml", "nests too deep", "Expected"]),
+    "nested without end": (text("seed: " + "[" * 1500), ["r.yaml", "nested too deeply", "Expected"]),
     "not text": (text(b"seed: \xff\xfe\x00"), ["r.yaml", "not text in UTF-8", "expected"]),
     "unknown rule": (recipe(rule="max_varience"), ["max_varience", "expected one of", "Did you mean max_variance?"]),
     "unknown reward": (
@@ -169,7 +169,7 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], Sequence[str]]] = {
     ),
     "no such file": (lambda _: ["--config", "mine.yaml"], ["mine.yaml", "neither a file", "expected"]),
     "no such recipe": (lambda _: ["--recipe", "tiny-pod"], ["tiny-pod", "no such recipe", "Did you mean tiny-pods?"]),
-    "nothing to resume": (words("--resume", "--output", "nowhere"), ["nowhere", "no run to go on with"]),
+    "nothing to resume": (words("--resume", "--output", "nowhere"), ["nowhere", "no run to resume"]),
     "a word too many": (words("seed", "3"), ["'seed'", "expected --key value", "as in --seed 1"]),
 }  # fmt: skip
 NO_HUB = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}

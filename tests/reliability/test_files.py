@@ -111,7 +111,7 @@ def test_a_damaged_run_still_opens(share: int, every: int, tmp_path: Path, monke
 
 def _without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     from pods_rl.report import build
-    from pods_rl.report.pictures import Picture
+    from pods_rl.report.figures import Picture
 
     monkeypatch.setattr(build, "pictures", lambda analysis: {"curves": Picture(b"", "data:,", "data:,", "", "")})
 

@@ -20,7 +20,7 @@ from rich.console import Console
 from pods_rl import cli
 from pods_rl.cli.board import Board
 from pods_rl.errors import UserError
-from pods_rl.experiment import Event, Planned
+from pods_rl.experiment import Event, PlannedRun
 from pods_rl.report import build_report, print_summary
 from pods_rl.rewards import REWARDS
 from pods_rl.text import plain_text, safe_text
@@ -83,8 +83,8 @@ def test_code_payloads_are_distinct_and_enough() -> None:
 
 BARRED = """
 import os, socket, subprocess, sympy
-from pods_rl.rewards.barrier import close_off
-close_off()
+from pods_rl.rewards.sandbox.serve import bar_process
+bar_process()
 passed = []
 for name, act in {
     "sympify": lambda: sympy.sympify("__import__('os').getpid()"),
@@ -251,7 +251,7 @@ def by_progress(texts: Sequence[str]) -> str:
 def by_board(texts: Sequence[str]) -> str:
     out = terminal()
     recipe = SimpleNamespace(values={"max_seconds": 1.0, "max_steps": 1})
-    runs = [Planned(text, place, recipe) for place, text in enumerate(texts)]  # type: ignore[arg-type]
+    runs = [PlannedRun(text, place, recipe) for place, text in enumerate(texts)]  # type: ignore[arg-type]
     with Board(runs, out=out) as board:
         board._over.set()  # the events alone draw it
         for place, (text, run) in enumerate(zip(texts, runs, strict=True)):

@@ -13,7 +13,7 @@ import torch
 from transformers import TrainerCallback
 
 from pods_rl.engines.trl import PODSTrainer, UnstableTrainingError
-from pods_rl.recipe.reading import Source
+from pods_rl.recipe import Origin
 from pods_rl.recipe.recipe import build_recipe
 from pods_rl.runs import Run
 from pods_rl.training.run import train
@@ -171,7 +171,7 @@ def test_a_run_that_is_given_up_is_a_failed_one(tmp_path):
             "task_train_size": 16, "task_test_size": 4, "task_rewards": {f"{__name__}:by_letters": 1.0},
             "reward_seconds": None,
         },
-        Source("a test"),
+        Origin("a test"),
     )  # fmt: skip
     handle = torch.nn.modules.module.register_module_forward_hook(spoil)
     try:

@@ -12,7 +12,8 @@ import yaml
 
 from pods_rl.errors import UserError
 from pods_rl.planning.batching import check_batch
-from pods_rl.planning.memory import GENERATION, UPDATE, Shape, advice, estimate, read_config
+from pods_rl.planning.memory import GENERATION, UPDATE, Shape, advice, estimate
+from pods_rl.policies.files import read_config
 from pods_rl.runs import Run
 
 from ..benchmarks import module
@@ -32,8 +33,8 @@ FULL = BLOCK + 1000 * 64
 
 
 def parts(plan=PLAN, *, bf16=False, on_cpu=True, **changed):
-    reckoned = estimate(VALUES | changed, SHAPE, plan, bf16=bf16, on_cpu=on_cpu)
-    return {part.name: (part.generation, part.update) for part in reckoned.parts}
+    expected = estimate(VALUES | changed, SHAPE, plan, bf16=bf16, on_cpu=on_cpu)
+    return {part.name: (part.generation, part.update) for part in expected.parts}
 
 
 def test_worked_by_hand():

@@ -20,7 +20,7 @@ from datasets import Dataset
 
 from pods_rl.distributed.heartbeat import here
 from pods_rl.engines.trl import killable
-from pods_rl.engines.trl.reward_calls import Faults, check_scores, watched
+from pods_rl.engines.trl.rewards import Faults, check_scores, watched
 from pods_rl.engines.trl.scoring import trl_reward
 from pods_rl.errors import UserError
 from pods_rl.rewards import get_reward

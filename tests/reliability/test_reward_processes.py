@@ -18,7 +18,7 @@ from pods_rl.engines.trl import killable
 from pods_rl.engines.trl.scoring import trl_reward
 from pods_rl.errors import UserError
 from pods_rl.rewards import get_reward
-from pods_rl.rewards.own import Failure, own_pool
+from pods_rl.rewards.user_rewards import RewardFailure, user_pool
 
 from ..engines.conftest import letter_reward
 from . import own_rewards
@@ -63,7 +63,7 @@ def hung(function) -> float:
 def test_one_that_hangs_in_a_recipe_costs_its_row(name):
     function = in_a_recipe(name, 1.0)
     hung(function)
-    own_pool(f"tests.reliability.own_rewards:{name}", 1.0).close()
+    user_pool(f"tests.reliability.own_rewards:{name}", 1.0).close()
 
 
 def row_wise(name):
@@ -86,7 +86,7 @@ def test_one_that_hangs_in_a_child_costs_its_row():
 @needs_proc
 @pytest.mark.reliability
 def test_a_hang_of_five_seconds_holds_a_step_up_for_ten_at_most():
-    pool = own_pool("tests.reliability.own_rewards:hangs", SECONDS)
+    pool = user_pool("tests.reliability.own_rewards:hangs", SECONDS)
     pool.score(["1"] * 8, [""] * 8)  # the processes are there
     recipe = hung(in_a_recipe("hangs", SECONDS))
     pool.close()
@@ -101,7 +101,7 @@ def test_a_reward_of_a_recipe_that_raises_or_gives_text_fails_by_row():
             scores = call(in_a_recipe(name, seconds))
             assert [i for i, x in enumerate(scores) if not isinstance(x, float)] == [17]
             assert scores[17].reason.startswith(why)
-        own_pool(f"tests.reliability.own_rewards:{name}", 60.0).close()
+        user_pool(f"tests.reliability.own_rewards:{name}", 60.0).close()
 
 
 TEXTS = ["1", "2", ODD, *map(str, range(3, 9))]
@@ -128,7 +128,7 @@ def meddled(request) -> dict[str, list[float | None]]:
 def meddle(names: list[str]) -> dict[str, list[float | None]]:
     function = killable(row_wise("meddles"), 20)
     every = {how: function(**columns_of(TEXTS, how)) for how in names}
-    return {how: [None if isinstance(x, Failure) else x for x in scores] for how, scores in every.items()}
+    return {how: [None if isinstance(x, RewardFailure) else x for x in scores] for how, scores in every.items()}
 
 
 @pytest.mark.parametrize(

@@ -286,7 +286,7 @@ def outlive(tmp_path: Path, kind: str, streams: tuple[str, ...], rewards: tuple[
         assert "cannot be written: " in log
         if "stdout" in streams:
             assert "run: 1 CPU thread" in log
-            assert ("what it prints goes to run/log.txt" in printed) == ("stderr" not in streams)
+            assert ("prints to run/log.txt" in printed) == ("stderr" not in streams)
 
 
 @pytest.mark.reliability
@@ -295,7 +295,9 @@ def test_a_run_outlives_a_display_that_is_closed_from_the_start(tmp_path):
     words = f"{sys.executable} -m pods_rl train --config r.yaml --output run >&- 2>&-"
     assert subprocess.run(words, shell=True, cwd=tmp_path, timeout=DEADLINE).returncode == 0
     assert Run(tmp_path / "run").state == "finished"
-    assert "Standard output cannot be written: it is closed. The run goes on" in (tmp_path / "run/log.txt").read_text()
+    assert (
+        "Standard output cannot be written: it is closed. The run continues" in (tmp_path / "run/log.txt").read_text()
+    )
 
 
 def pods(place: Path, *words: str) -> subprocess.Popen[str]:

@@ -14,8 +14,8 @@ from pods_rl.report import build_report
 from pods_rl.report.ablations import Ablation, find_ablations, setting_of
 from pods_rl.report.analysis import analyse
 from pods_rl.report.arms import Arm, arms_from_runs
-from pods_rl.report.figures import Final, Line, ablation_figure, curves_figure
-from pods_rl.report.roles import roles_of
+from pods_rl.report.figures import roles_of
+from pods_rl.report.line_plots import Line, Point, ablation_figure, curves_figure
 
 STUDY = Path(__file__).parents[2] / "benchmarks" / "study.yaml"
 BASE = {"num_generations": 16, "num_rollouts": 64, "rule": "max_variance", "advantages": "after"}
@@ -140,7 +140,7 @@ def line(label: str, height: float, role: str = "arm") -> Line:
 
 def test_ablation_figure_draws_each_value_with_band_runs_and_interval() -> None:
     lines = [line("n = 16", 0.0), line("n = 64", 0.1, "reference")]
-    finals = [Final("16", 0.55, 0.5, 0.6, np.array([0.5, 0.6])), Final("64", 0.65, np.nan, np.nan, role="reference")]
+    finals = [Point("16", 0.55, 0.5, 0.6, np.array([0.5, 0.6])), Point("64", 0.65, np.nan, np.nan)]
     left, right = ablation_figure(lines, finals, metric="accuracy").axes
     assert len(left.collections) == 2  # a band each
     assert [len(container.lines[2]) for container in right.containers] == [1, 0]  # no interval, no bar

@@ -12,8 +12,11 @@ from conftest import write_run
 
 from pods_rl.errors import UserError
 from pods_rl.report.analysis import Analysis, analyse, cost_of
-from pods_rl.report.arms import arms_from_csv, arms_from_runs, curve_of, curves_from_csv
+from pods_rl.report.arms import arms_from_runs
+from pods_rl.report.curves import curve_of
+from pods_rl.report.evaluations_csv import arms_from_csv, curves_from_csv
 from pods_rl.report.tables import speedup_table
+from pods_rl.report.wording import headlines, notes
 
 
 def analysis_of(root: Path, baseline: str | None = "grpo", **settings: object) -> Analysis:
@@ -51,7 +54,7 @@ def test_failed_run_stays_and_is_said(experiment: Path) -> None:
     analysis = analysis_of(experiment)
     assert [arm.name for arm in analysis.arms] == ["grpo", "pods"]
     assert analysis.finals["pods"].final_runs == 2
-    text = " ".join(analysis.notes)
+    text = " ".join(notes(analysis))
     assert "1 of 6 runs did not finish (1 failed" in text
     assert "mean of the 2 of 3 runs that got so far" in text
 
@@ -60,7 +63,7 @@ def test_run_without_evaluation_is_said(experiment: Path) -> None:
     (experiment / "pods" / "seed-0" / "evals.jsonl").unlink()
     analysis = analysis_of(experiment)
     assert analysis.arms[1].run_count == 3
-    assert any("1 of 3 runs have no evaluation of accuracy" in note for note in analysis.notes)
+    assert any("1 of 3 runs have no evaluation of accuracy" in note for note in notes(analysis))
 
 
 def test_one_seed_says_that_there_is_no_interval(tmp_path: Path) -> None:
@@ -68,8 +71,8 @@ def test_one_seed_says_that_there_is_no_interval(tmp_path: Path) -> None:
         write_run(tmp_path / arm / "seed-0", arm)
     analysis = analysis_of(tmp_path)
     assert math.isnan(analysis.finals["pods"].low)
-    assert "[" not in analysis.headlines[0]
-    assert "No interval can be given for arms with one run: grpo (16), pods (64→16)." in analysis.notes
+    assert "[" not in headlines(analysis)[0]
+    assert "No interval can be given for arms with one run: grpo (16), pods (64→16)." in notes(analysis)
 
 
 def test_headline_of_a_faster_arm(tmp_path: Path) -> None:
@@ -80,7 +83,7 @@ def test_headline_of_a_faster_arm(tmp_path: Path) -> None:
     result = analysis.speedup_of("pods")
     assert result is not None
     assert result.speedup > 1.5
-    (headline,) = analysis.headlines
+    (headline,) = headlines(analysis)
     assert headline.startswith("pods (64→16) reached 99 % of grpo (16)’s peak accuracy")
     assert f"{result.speedup:.2f}x sooner [{result.ci_low:.2f}, {result.ci_high:.2f}]" in headline
     assert "s, 5 runs." in headline
@@ -93,7 +96,7 @@ def test_an_interval_that_includes_1_settles_nothing(experiment: Path) -> None:
     result = analysis.speedup_of("pods")
     assert result is not None
     assert (result.ci_low, result.settled) == (0, False)
-    (headline,) = analysis.headlines
+    (headline,) = headlines(analysis)
     assert headline.startswith("Not settled: pods (64→16) reached 99 % of grpo (16)’s peak accuracy after ")
     assert "3 runs. The interval includes 1. Resamples that never reach it count as 0: 3.5 %, the others give [2.0" in (
         headline
@@ -109,14 +112,14 @@ def test_headline_of_an_arm_that_is_no_faster(tmp_path: Path, rate: float, words
     for seed in range(3):
         write_run(tmp_path / "grpo" / f"seed-{seed}", "grpo", seed)
         write_run(tmp_path / "other" / f"seed-{seed}", "other", seed + 10, rate=rate)
-    assert words in analysis_of(tmp_path).headlines[0]
+    assert words in headlines(analysis_of(tmp_path))[0]
 
 
 def test_a_later_arm_is_later(tmp_path: Path) -> None:
     for seed in range(3):
         write_run(tmp_path / "grpo" / f"seed-{seed}", "grpo", seed)
         write_run(tmp_path / "slow" / f"seed-{seed}", "slow", seed, rate=0.45, budget=300)
-    assert "x later (speedup 0." in analysis_of(tmp_path).headlines[0]
+    assert "x later (speedup 0." in headlines(analysis_of(tmp_path))[0]
 
 
 def test_a_baseline_that_never_improves_is_said(tmp_path: Path) -> None:
@@ -124,9 +127,9 @@ def test_a_baseline_that_never_improves_is_said(tmp_path: Path) -> None:
         for seed in range(2):
             write_run(tmp_path / arm / f"seed-{seed}", arm, seed, rate=rate, noise=0)
     analysis = analysis_of(tmp_path)
-    assert any("peaks at its first evaluation" in note for note in analysis.notes)
-    assert analysis.headlines[0].startswith("Not settled: ")
-    assert "(speedup 1.00 [1.00, 1.00])" in analysis.headlines[0]
+    assert any("peaks at its first evaluation" in note for note in notes(analysis))
+    assert headlines(analysis)[0].startswith("Not settled: ")
+    assert "(speedup 1.00 [1.00, 1.00])" in headlines(analysis)[0]
 
 
 def test_an_arm_that_was_evaluated_at_its_start_only_makes_no_headline(tmp_path: Path) -> None:
@@ -136,8 +139,8 @@ def test_an_arm_that_was_evaluated_at_its_start_only_makes_no_headline(tmp_path:
             first = (path / "evals.jsonl").read_text().splitlines()[0]
             (path / "evals.jsonl").write_text(first + "\n")
     analysis = analysis_of(tmp_path)
-    assert not any("broken" in line for line in analysis.headlines)
-    assert any(note.startswith("broken") and "no evaluation after its start" in note for note in analysis.notes)
+    assert not any("broken" in line for line in headlines(analysis))
+    assert any(note.startswith("broken") and "no evaluation after its start" in note for note in notes(analysis))
 
 
 def test_a_baseline_that_peaks_at_time_zero_leaves_a_sentence(tmp_path: Path) -> None:
@@ -148,9 +151,9 @@ def test_a_baseline_that_peaks_at_time_zero_leaves_a_sentence(tmp_path: Path) ->
             rows = [{"due": 10 * k, "seconds": 10.0 * k, "accuracy": score} for k, score in enumerate(scores)]
             (path / "evals.jsonl").write_text("\n".join(map(json.dumps, rows)))
     analysis = analysis_of(tmp_path)
-    assert "accuracy after 10.0 s; grpo (16) was there from its first evaluation on" in analysis.headlines[0]
+    assert "accuracy after 10.0 s, grpo (16) at its first evaluation" in headlines(analysis)[0]
     assert speedup_table(analysis).cells()[0][2] == "0.00"
-    assert any("peaks at its first evaluation" in note for note in analysis.notes)
+    assert any("peaks at its first evaluation" in note for note in notes(analysis))
 
 
 def test_all_arms_are_in_the_headlines_the_losers_too(tmp_path: Path) -> None:
@@ -158,7 +161,7 @@ def test_all_arms_are_in_the_headlines_the_losers_too(tmp_path: Path) -> None:
     for arm, rate in rates.items():
         for seed in (1, 2):
             write_run(tmp_path / arm / f"seed-{seed}", arm, seed, rate=rate, noise=0)
-    lines = analysis_of(tmp_path).headlines
+    lines = headlines(analysis_of(tmp_path))
     assert len(lines) == 6
     assert lines[0].startswith("e (64→16) reached")
     assert lines[4].startswith("Also reached it: a (64→16) (")
@@ -170,19 +173,19 @@ def test_all_arms_are_in_the_headlines_the_losers_too(tmp_path: Path) -> None:
 def test_no_arm_that_reaches_the_level_is_the_headline(tmp_path: Path) -> None:
     for arm, rate in (("grpo", 0.9), ("slow", 0.05), ("slower", 0.01)):
         write_run(tmp_path / arm / "seed-1", arm, 1, rate=rate, noise=0)
-    (line,) = analysis_of(tmp_path).headlines
+    (line,) = headlines(analysis_of(tmp_path))
     assert line.startswith("None of the 2 arms reached 99 % of grpo (16)’s peak accuracy")
 
 
 def test_few_runs_are_said_to_be_few(experiment: Path) -> None:
-    assert (
-        "Intervals over fewer than 5 runs are narrower than they should be: all arms." in analysis_of(experiment).notes
+    assert "Intervals over fewer than 5 runs are narrower than they should be: all arms." in notes(
+        analysis_of(experiment)
     )
 
 
 def test_runs_on_different_devices_are_said(experiment: Path) -> None:
     (experiment / "grpo" / "seed-0" / "environment.json").write_text('{"device": "cuda:0"}')
-    assert any("different devices (1 on cuda:0, 5 on cpu)" in note for note in analysis_of(experiment).notes)
+    assert any("different devices (1 on cuda:0, 5 on cpu)" in note for note in notes(analysis_of(experiment)))
 
 
 def test_final_scores_are_compared_where_the_baseline_ends(tmp_path: Path) -> None:
@@ -192,7 +195,7 @@ def test_final_scores_are_compared_where_the_baseline_ends(tmp_path: Path) -> No
     analysis = analysis_of(tmp_path)
     assert analysis.horizon == 60
     assert analysis.finals["pods"].final_seconds == pytest.approx(60, abs=1)
-    assert any(note.startswith("short (64→16) ends at 30") for note in analysis.notes)
+    assert any(note.startswith("short (64→16): it ends at 30") for note in notes(analysis))
 
 
 def test_unknown_baseline_is_refused_with_the_names(experiment: Path) -> None:
@@ -204,7 +207,7 @@ def test_unknown_baseline_is_refused_with_the_names(experiment: Path) -> None:
 def test_no_baseline_gives_no_speedup(experiment: Path, baseline: str | None) -> None:
     analysis = analysis_of(experiment, baseline=baseline)
     assert not analysis.speedups
-    assert analysis.headlines[0].startswith("pods (64→16) went from 0.")
+    assert headlines(analysis)[0].startswith("pods (64→16) went from 0.")
 
 
 def test_lone_run_directory_is_named_after_its_arm(experiment: Path) -> None:
@@ -253,7 +256,7 @@ def test_csv_gives_curves_by_arm(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("arm,run,hours\ngrpo,1,0.5\n", "expected rows with arm, run, hours, answer_accuracy"),
-        ("", "0 rows and columns none"),
+        ("", "has no columns: expected rows with"),
         (HEAD + "grpo,1,soon,0.4\n", "line 2: hours is 'soon'"),
         (HEAD + "grpo,1\n", "line 2: hours is None"),
         (HEAD + "grpo,1,1,0.4\ngrpo,1,2,0.5x\n", "line 3: answer_accuracy is '0.5x', expected a number, or nothing"),

@@ -17,9 +17,11 @@ from conftest import write_run
 
 from pods_rl.report import ReportFiles, build_report, speedup
 from pods_rl.report.analysis import Analysis, analyse
-from pods_rl.report.arms import arms_from_runs, curve_of
-from pods_rl.report.curves import MOST_CHECKPOINTS
-from pods_rl.report.resampling import Speedup
+from pods_rl.report.arms import arms_from_runs
+from pods_rl.report.curves import MOST_CHECKPOINTS, curve_of
+from pods_rl.report.figures import sketch_curves, sketch_threshold
+from pods_rl.report.speedups import Speedup
+from pods_rl.report.wording import headlines
 
 CLOCK = np.arange(11) * 6.0
 GRPO = (0.21, 0.37, 0.52, 0.60, 0.68, 0.72, 0.76, 0.79, 0.80, 0.82, 0.836)
@@ -52,7 +54,7 @@ def lone(tmp_path_factory: pytest.TempPathFactory) -> ReportFiles:
 
 
 def test_one_seed_settles_nothing_and_gives_the_numbers(lone: ReportFiles) -> None:
-    pods, never = lone.analysis.headlines
+    pods, never = lone.headlines
     assert pods == (
         "Not settled: pods (64→16) reached 99 % of grpo (16)’s peak accuracy after 48.0 s, grpo (16) after 60.0 s "
         "(speedup 1.25), 1 run. One run of an arm cannot tell a difference from chance. At 60.0 s: 0.812 ± 0.047 "
@@ -70,21 +72,17 @@ def test_one_seed_settles_nothing_and_gives_the_numbers(lone: ReportFiles) -> No
 
 
 def threshold_texts(analysis: Analysis) -> str:
-    from pods_rl.report.pictures import _draw_threshold
-
-    figure = _draw_threshold(analysis, 8.4)
-    assert figure is not None
-    return " ".join(text.get_text() for text in figure.axes[0].texts)
+    sketch = sketch_threshold(analysis)
+    assert sketch is not None
+    return " ".join(text.get_text() for text in sketch.draw(8.4).axes[0].texts)
 
 
 def test_a_lone_run_is_drawn_with_the_standard_error_of_its_evaluations(lone: ReportFiles) -> None:
-    from pods_rl.report.pictures import _draw_curves
-
-    (axes,) = _draw_curves(lone.analysis, 8.4).axes
+    (axes,) = sketch_curves(lone.analysis, "accuracy").draw(8.4).axes
     assert len(axes.collections) == 3
     assert not [line for line in axes.lines if line.get_linewidth() == 0.8]
     assert (
-        "Each line is one run, bands 1.96 standard errors of the evaluation over its prompts, not over runs. Dots: "
+        "Each line is one run, bands are 1.96 standard errors of the evaluation over its prompts, not over runs. Dots: "
         "where a line first reaches the dashed level." in lone.html.read_text()
     )
 
@@ -93,7 +91,7 @@ def test_a_lone_run_is_drawn_with_the_standard_error_of_its_evaluations(lone: Re
 def test_without_a_standard_error_it_is_that_of_the_prompts_or_none(tmp_path: Path, error: float | None) -> None:
     for arm, scores in (("grpo", GRPO), ("pods", PODS)):
         write_scores(tmp_path / arm / "seed-1", arm, scores, error=error)
-    (headline,) = analysis_of(tmp_path).headlines
+    (headline,) = headlines(analysis_of(tmp_path))
     shown = "0.812 against 0.836." if error is None else "0.812 ± 0.048 against 0.836 ± 0.045"
     assert headline.startswith("Not settled: ")
     assert shown in headline
@@ -141,11 +139,11 @@ def test_a_crossing_within_the_standard_error_of_the_evaluation_is_not_settled(t
     assert result is not None
     assert result.ci_low > 1
     assert not result.settled
-    (headline,) = analysis.headlines
-    assert "With so few runs and the evaluation’s standard error allowed for, the interval is [0.00, " in headline
+    (headline,) = headlines(analysis)
+    assert "Allowing for so few runs and the evaluation’s standard error, the interval is [0.00, " in headline
     for path in tmp_path.glob("*/*/evals.jsonl"):
         path.write_text(path.read_text().replace('"accuracy_se": 0.024, "prompts": 256', '"other": 0'))
-    assert "1.25x sooner [1.25, 1.25]" in analysis_of(tmp_path).headlines[0]
+    assert "1.25x sooner [1.25, 1.25]" in headlines(analysis_of(tmp_path))[0]
 
 
 def test_what_never_reaches_the_level_is_said_beside_the_interval(experiment: Path) -> None:
@@ -158,7 +156,7 @@ def test_what_never_reaches_the_level_is_said_beside_the_interval(experiment: Pa
     ]  # fmt: skip
     (cells,) = report.tables["speedup"].cells()
     assert cells[4].startswith("3.5 %; others [2.0")
-    assert any("counts as 0: pods (64→16) 3.5 %, the others give [2.0" in note for note in report.analysis.notes)
+    assert any("counts as 0: pods (64→16) 3.5 %, the others give [2.0" in note for note in report.notes)
     with report.csv["final"].open() as file:
         row = [*csv.DictReader(file)][1]
     assert float(row["ci_low"]) == 0
@@ -188,15 +186,13 @@ def test_runs_on_clocks_of_their_own_are_interpolated_and_compared(tmp_path: Pat
             rows = [{"seconds": t, "accuracy": 0.2 + 0.6 * (1 - np.exp(-rate * t))} for t in times]
             (path / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     report = build_report(tmp_path, resamples=200)
-    (headline,) = report.analysis.headlines
+    (headline,) = report.headlines
     assert "2.9" in headline
     assert "x sooner [" in headline
     curve = report.analysis.arms[0].curve
     assert curve is not None
     assert 190 <= len(curve.due) <= 202
-    assert any(
-        note.startswith("grpo (16): its runs were evaluated at times of their own") for note in report.analysis.notes
-    )
+    assert any(note.startswith("grpo (16): its runs were evaluated at times of their own") for note in report.notes)
     text = report.html.read_text()
     assert "Interpolated to common times: grpo (16), pods (64→16)." in text
     assert "On a shared clock nothing is interpolated." in text

@@ -18,10 +18,9 @@ from pods_rl.errors import UserError
 from pods_rl.report import ReportFiles, build_report, build_report_from_csv, print_summary
 from pods_rl.report.analysis import analyse
 from pods_rl.report.arms import arms_from_runs
-from pods_rl.report.figures import Bar, Line, curves_figure, phases_figure, threshold_figure
+from pods_rl.report.line_plots import Line, curves_figure
+from pods_rl.report.plots import Bar, Series, binned, phases_figure, steps_figure, threshold_figure, to_bytes
 from pods_rl.report.run_tables import config_table
-from pods_rl.report.step_figures import Series, binned, steps_figure
-from pods_rl.report.style import to_bytes
 from pods_rl.report.tables import speedup_table
 
 SPEEDUP_COLUMNS = "arm,criterion,interpolated,threshold,baseline_hours,arm_hours,speedup,ci_low,ci_high,never_reached"
@@ -237,7 +236,7 @@ def test_what_a_damaged_run_holds_is_skipped_and_said(experiment: Path) -> None:
     (run / "status.json").write_text('{"state": ["finished"], "step": [3], "seconds": "soon"}')
     (run / "config.yaml").write_text("num_rollouts: [64]\n1: {2020-01-01: 2, a: 3}\n")
     report = build_report(experiment, resamples=20)
-    (note,) = (note for note in report.analysis.notes if note.startswith("Skipped"))
+    (note,) = (note for note in report.notes if note.startswith("Skipped"))
     assert note == (
         "Skipped what cannot be read: pods/seed-0/config.yaml (num_rollouts [64], 1 time), pods/seed-0/status.json "
         "(step [3], 1 time; seconds 'soon', 1 time), pods/seed-0/evals.jsonl (1 line from 4; step [1], 1 time; "

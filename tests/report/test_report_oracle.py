@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pods_rl.report import speedup
-from pods_rl.report.arms import curve_of
+from pods_rl.report.curves import curve_of
 
 Runs = list[list[float]]  # NaN: no such checkpoint
 SHARES = {"p99": 0.99, "peak": 1.0}

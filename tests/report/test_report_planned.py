@@ -9,8 +9,7 @@ import pytest
 from conftest import write_run
 
 from pods_rl.report import ReportFiles, build_report
-from pods_rl.report.arms import arms_from_runs
-from pods_rl.report.missing_runs import Missing
+from pods_rl.report.arms import Missing, arms_from_runs
 
 PLAN = "baseline: grpo\narms:\n  grpo: {num_rollouts: 16}\n  pods: {num_rollouts: 64}\n  later: {}\nseeds: [1, 2, 3]\n"
 
@@ -49,13 +48,13 @@ def test_every_planned_run_has_a_row(planned: ReportFiles) -> None:
 
 
 def test_what_is_missing_is_said_in_words(planned: ReportFiles) -> None:
-    notes = " ".join(planned.analysis.notes)
+    notes = " ".join(planned.notes)
     assert "6 of 9 planned runs are missing (1 of grpo (16), 2 of pods (64→16), 3 of later; see Runs)." in notes
     assert "No run of later has begun: it is in no figure." in notes
     assert "1 of 3 runs did not finish (1 failed; see Runs)." in notes
-    assert "1 run that failed or was stopped was made again" in notes
+    assert "Not counted: 1 earlier attempt of runs that failed or were stopped, kept in .attempts." in notes
     assert "9 runs: 6 missing, 2 finished, 1 failed." in planned.html.read_text()
-    for note in planned.analysis.notes:
+    for note in planned.notes:
         assert note in planned.html.read_text()
 
 
@@ -90,5 +89,5 @@ def test_runs_that_share_no_checkpoint_are_drawn_and_compared_with_nothing(tmp_p
         (path / "evals.jsonl").write_text("\n".join(lines))
     report = build_report(tmp_path, resamples=20)
     assert not report.analysis.speedups
-    assert any("has no checkpoint that most of its runs share" in note for note in report.analysis.notes)
-    assert report.analysis.headlines[0].startswith("pods (64→16) went from")
+    assert any("has no checkpoint that most of its runs share" in note for note in report.notes)
+    assert report.headlines[0].startswith("pods (64→16) went from")

@@ -220,5 +220,5 @@ def test_a_batch_asks_for_each_pair_once(monkeypatch):
 
 
 def test_lengths_must_agree():
-    with pytest.raises(ValueError, match="2 texts came with 1 gold"):
+    with pytest.raises(ValueError, match="got 2 texts and 1 gold"):
         accuracy_batch(["a", "b"], ["a"])

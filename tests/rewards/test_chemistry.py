@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pods_rl.rewards import chemistry, equation
-from pods_rl.rewards.formulas import CHARGE, MAX_DEPTH, has_arrow, read_equation, read_formula
+from pods_rl.rewards.chemistry import CHARGE, MAX_DEPTH, has_arrow, read_equation, read_formula
 
 from .data import equations
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pods_rl.rewards import countdown
-from pods_rl.rewards.countdown import MAX_LENGTH, read_expression
+from pods_rl.rewards.graded import MAX_EXPRESSION
+from pods_rl.rewards.numeric import read_expression
 
 GOLD = "6 * (5 - 1)"  # 24 from 1, 5 and 6
 VALUES = {
@@ -117,7 +118,7 @@ def test_the_parser_agrees_with_python_s_own(text):
 
 @pytest.mark.parametrize("unit", ["(", ")", "-", "1+", "1", "1/", "((1)", "\\frac{", "9*", "(1+", "1=", ",000"])
 def test_long_and_deep_ones_are_read_or_refused(unit):
-    answer = unit * (MAX_LENGTH // len(unit))
+    answer = unit * (MAX_EXPRESSION // len(unit))
     assert countdown(f"<answer>{answer}</answer>", GOLD) == 0.0
     read_expression(unit * (100_000 // len(unit)))  # no recursion: it ends
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pods_rl.rewards import REWARDS, VerifierPool, accuracy_batch, answers
-from pods_rl.rewards.absurd import is_absurd
+from pods_rl.rewards.complexity import is_too_complex
 
 from .data import rows
 
@@ -48,16 +48,16 @@ def benchmark_module():
 
 @pytest.mark.parametrize("answer", ABSURD)
 def test_the_hopeless_is_refused_at_sight(answer):
-    assert is_absurd(answer)
+    assert is_too_complex(answer)
 
 
 @pytest.mark.parametrize("answer", HONEST)
 def test_the_honest_is_not(answer):
-    assert not is_absurd(answer)
+    assert not is_too_complex(answer)
 
 
-def test_no_gold_answer_of_math_is_absurd():
-    assert [row["answer"] for row in rows("math500/test.jsonl") if is_absurd(row["answer"])] == []
+def test_no_gold_answer_of_math_is_too_complex():
+    assert [row["answer"] for row in rows("math500/test.jsonl") if is_too_complex(row["answer"])] == []
 
 
 def test_an_absurd_gold_answer_may_be_met_by_another(monkeypatch):

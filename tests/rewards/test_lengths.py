@@ -31,7 +31,7 @@ def test_a_buffer_beyond_the_limit_is_cut_to_it():
 
 @pytest.mark.parametrize(("limit", "buffer"), [(0, None), (-1, None), (0, 5), (10, 0), (10, -3)])
 def test_impossible_limits_are_refused(limit, buffer):
-    with pytest.raises(ValueError, match=f"came with limit {limit} and buffer"):
+    with pytest.raises(ValueError, match=f"of at least 1 token: got {limit} and "):
         overlong(5, limit, buffer)
 
 

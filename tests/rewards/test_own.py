@@ -18,8 +18,8 @@ from datasets import Dataset
 from pods_rl.distributed.signals import SIGNALS, stop_on_signals
 from pods_rl.errors import Interrupted, UserError
 from pods_rl.rewards import get_reward
-from pods_rl.rewards import pool as pool_module
-from pods_rl.rewards.own import Failure, OwnPool, as_score, attempt, own_pool
+from pods_rl.rewards.sandbox import pool as pool_module
+from pods_rl.rewards.user_rewards import RewardFailure, UserRewardPool, as_score, attempt, user_pool
 from pods_rl.tasks import Task, load_task
 
 from ..reliability.own_rewards import MEDDLERS, ODD, gone, good
@@ -44,7 +44,7 @@ def fickle(text: str, gold: str) -> float:
 
 @pytest.fixture(scope="module")
 def pool():
-    pool = OwnPool(f"{__name__}:fickle", limit=1.0, size=2)
+    pool = UserRewardPool(f"{__name__}:fickle", limit=1.0, size=2)
     yield pool
     pool.close()
 
@@ -54,8 +54,8 @@ def test_scores_come_in_order_and_failures_in_their_places(pool):
     scores = pool.score(texts, [""] * len(texts))
     assert [scores[i] for i in (0, 4, 6, 8)] == [1.0, math.inf, 0.75, 1.0]
     assert math.isnan(scores[2])
-    assert scores[3] == Failure("gave no score within 1 s", late=True)
-    assert scores[5] == Failure(scores[5].reason)
+    assert scores[3] == RewardFailure("gave no score within 1 s", late=True)
+    assert scores[5] == RewardFailure(scores[5].reason)
     assert scores[5].reason.startswith("raised SystemExit: 0 (")
     assert scores[1].reason.startswith("raised ValueError: not this \x1b[2J999")
     assert len(scores[1].reason) < 260
@@ -69,7 +69,7 @@ def test_the_same_in_this_process():
 
 
 def test_one_that_cannot_be_imported_is_told():
-    pool = OwnPool(f"{__name__}:missing", limit=1.0, size=1)
+    pool = UserRewardPool(f"{__name__}:missing", limit=1.0, size=1)
     with pytest.raises(UserError, match=r"could not be imported: .*no attribute 'missing'"):
         pool.score(["a"], ["b"])
     pool.close()
@@ -110,7 +110,7 @@ def test_a_module_that_does_not_import_is_refused_in_a_line(module, text, messag
     with pytest.raises(UserError, match=message) as told:
         get_reward(path)
     assert "\n" not in str(told.value)
-    pool = OwnPool(path, limit=60, size=1)
+    pool = UserRewardPool(path, limit=60, size=1)
     with pytest.raises(UserError, match=message):
         pool.score(["a"], ["b"])
     pool.close()
@@ -132,7 +132,7 @@ def test_a_module_that_takes_its_process_along_is_refused(module, monkeypatch, t
         load_task({"task_rewards": {path: 1.0}, "reward_seconds": 60.0})
     assert "\n" not in str(told.value)
     assert path.removesuffix(":judge") not in sys.modules
-    own_pool(path, 60.0).close()
+    user_pool(path, 60.0).close()
 
 
 def test_a_ctrl_c_of_the_modules_own_is_not_taken_for_the_users(module):
@@ -161,7 +161,7 @@ def test_a_task_grades_with_the_users_own_reward_as_training_does(module, errors
     else:
         grades = task.grade(["2", "raise", "exit", "hang", "2"], ["2"] * 5)
         assert [grade.answer for grade in grades] == [True, False, False, False, True]
-    own_pool(path, 2.0).close()
+    user_pool(path, 2.0).close()
 
 
 SENT = [number for number in SIGNALS if number != signal.SIGTERM]
@@ -187,7 +187,7 @@ def every_child_gets(numbers, seconds):
 @needs_linux
 def test_signals_that_ask_a_run_to_end_cost_no_answer_when_all_its_processes_get_them(module):
     """From the first moment of a worker on; a program that the function starts is not made deaf by it."""
-    pool = OwnPool(module(SLOW), limit=60, size=1)
+    pool = UserRewardPool(module(SLOW), limit=60, size=1)
     with ThreadPoolExecutor(1) as thread:
         scores = thread.submit(pool.score, ["a"], ["b"])
         every_child_gets(SENT, 2.0)
@@ -195,7 +195,7 @@ def test_signals_that_ask_a_run_to_end_cost_no_answer_when_all_its_processes_get
     (leader,) = (worker._process.pid for worker in pool._all)
     pool.close()
     assert not psutil.pid_exists(leader)
-    pool = OwnPool(module(PROGRAM), limit=60, size=1)
+    pool = UserRewardPool(module(PROGRAM), limit=60, size=1)
     assert pool.score(["a"], ["b"]) == [-signal.SIGUSR1]
     pool.close()
 
@@ -216,7 +216,7 @@ def test_nor_in_a_child_of_a_killable_function():
 
 def test_a_module_may_print_and_fork_when_it_is_imported(module):
     text = "import os\nprint('0.5\\n' * 100_000)\nif os.fork() == 0: os._exit(0)\n" + JUDGE
-    pool = OwnPool(module(text), limit=60, size=1)
+    pool = UserRewardPool(module(text), limit=60, size=1)
     assert pool.score(["a"] * 3, ["b"] * 3) == [1.0] * 3
     pool.close()
 
@@ -267,7 +267,7 @@ def test_a_copy_of_this_process_ends_where_the_reward_that_forked_it_returns():
 
 @pytest.fixture(scope="module")
 def meddled():
-    pool = OwnPool("tests.reliability.own_rewards:meddles", limit=5.0, size=1)
+    pool = UserRewardPool("tests.reliability.own_rewards:meddles", limit=5.0, size=1)
     yield pool
     pool.close()
 
@@ -278,12 +278,12 @@ def test_whatever_a_reward_does_to_its_process_no_other_score_is_taken_for_its_o
     texts = ["1", "2", ODD, *map(str, range(3, 9))]
     scores = meddled.score(texts, [how] * len(texts))
     right = [good(text, "") for text in texts]
-    assert all(x == y or isinstance(x, Failure) for x, y in zip(scores, right, strict=True))
+    assert all(x == y or isinstance(x, RewardFailure) for x, y in zip(scores, right, strict=True))
     if how in ("write later", "exit from a thread", "end the leader"):
         time.sleep(0.2)
         meddled.score(texts[3:], [how] * 6)  # these hit a later row, or none
     else:
-        assert [i for i, x in enumerate(scores) if isinstance(x, Failure)] == ([] if MEDDLERS[how][1] else [2])
+        assert [i for i, x in enumerate(scores) if isinstance(x, RewardFailure)] == ([] if MEDDLERS[how][1] else [2])
     assert meddled.score(texts[3:], [how] * 6) == right[3:]
 
 
@@ -292,11 +292,11 @@ def test_whatever_a_reward_does_to_its_process_no_other_score_is_taken_for_its_o
 OWN_REWARDS = "tests.reliability.own_rewards"
 SCRIPT = """
 import os, signal, sys, threading
-from pods_rl.rewards.own import own_pool
+from pods_rl.rewards.user_rewards import user_pool
 name, mark, limit, ending = sys.argv[1:]
 if ending == "kill while it works":
     threading.Timer(float(limit) / 2, os.kill, [os.getpid(), signal.SIGKILL]).start()
-print(own_pool("tests.reliability.own_rewards:" + name, float(limit)).score(["1"] * 2, [mark] * 2), flush=True)
+print(user_pool("tests.reliability.own_rewards:" + name, float(limit)).score(["1"] * 2, [mark] * 2), flush=True)
 if ending == "kill":
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -321,4 +321,4 @@ def test_nothing_that_a_reward_started_outlives_the_run(name, limit, ending):
     assert done.returncode == (0 if ending == "return" else -signal.SIGKILL)
     assert gone(mark)
     if ending != "kill while it works":
-        assert done.stdout.startswith("[Failure(reason='gave no score" if "spins" in name else "[0.25, 0.25]")
+        assert done.stdout.startswith("[RewardFailure(reason='gave no score" if "spins" in name else "[0.25, 0.25]")

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from pods_rl.rewards import pool as pool_module
-from pods_rl.rewards.pool import VerifierPool
+from pods_rl.rewards import verifier
+from pods_rl.rewards.sandbox import pool as pool_module
+from pods_rl.rewards.sandbox.processes import Reply
+from pods_rl.rewards.verifier import VerifierPool
 
 HANG = ("18", r"\sum_{n=1}^{10^9} \frac{1}{n^n}")
 RIGHT = ("18", "9*2")
@@ -134,7 +136,7 @@ def test_a_child_that_dies_at_work_is_a_crash_and_shifts_no_verdict():
 
 @needs_proc
 def test_a_process_that_does_not_even_give_up_is_killed_with_its_child(monkeypatch):
-    monkeypatch.setattr(pool_module, "PATIENCE", 4.0)
+    monkeypatch.setattr(verifier, "PATIENCE", 4.0)
     pool = VerifierPool(size=1)
     pool.verify([RIGHT])
     (leader,) = pids(pool)
@@ -150,11 +152,11 @@ def asked(monkeypatch, pool, slow):
     """Have `pool` answer without a process: what is in `slow` needs so many seconds; give the list of limits asked."""
     limits = []
 
-    def ask(pair, limit):
-        limits.append(limit)
-        return "timeout" if slow.get(pair, 0) > limit else "1"
+    def verify(pairs, limit):
+        limits.extend([limit] * len(pairs))
+        return [Reply("timeout") if slow.get(pair, 0) > limit else Reply("gave", True) for pair in pairs]
 
-    monkeypatch.setattr(pool, "_ask", ask)
+    monkeypatch.setattr(pool, "_verify", verify)
     return limits
 
 
@@ -162,7 +164,7 @@ def test_slow_answers_get_a_second_try_with_an_equal_share(monkeypatch):
     pool = VerifierPool(size=2, limit=5.0)
     limits = asked(monkeypatch, pool, {HANG: 100, ("a", "b"): 3})
     assert pool.verify([HANG, RIGHT, ("a", "b")]) == [False, True, True]
-    assert limits == [pool_module.FIRST_LIMIT] * 3 + [pool_module.BATCH_SECONDS] * 2
+    assert limits == [verifier.FIRST_LIMIT] * 3 + [verifier.BATCH_SECONDS] * 2
     assert (pool.timeouts, pool.crashes) == (1, 0)
     pool.close()
 
@@ -171,7 +173,7 @@ def test_a_batch_that_hangs_throughout_gets_no_second_try(monkeypatch):
     pool = VerifierPool(size=2, limit=5.0)
     limits = asked(monkeypatch, pool, {HANG: 100})
     assert pool.verify([HANG] * 64) == [False] * 64
-    assert limits == [pool_module.FIRST_LIMIT] * 64
+    assert limits == [verifier.FIRST_LIMIT] * 64
     assert pool.timeouts == 64
     pool.close()
 
@@ -199,8 +201,9 @@ def test_a_process_whose_answer_came_at_the_limit_is_not_asked_again(pool, monke
     pool.verify([RIGHT])
     (before,) = pids(pool)
     with monkeypatch.context() as patch:
-        exchange = pool_module._exchange
-        patch.setattr(pool_module, "_exchange", lambda *request: (exchange(*request)[0], True))
+        worker = pool_module._Worker
+        exchange = worker._exchange
+        patch.setattr(worker, "_exchange", lambda *request: (exchange(*request)[0], True))
         assert pool.verify([RIGHT]) == [True]
     assert pids(pool) == []
     assert pool.verify([RIGHT]) == [True]
@@ -241,7 +244,7 @@ def test_impossible_pools_are_refused(arguments):
 
 SCRIPT = """
     import os, sys, threading, time
-    from pods_rl.rewards.pool import VerifierPool
+    from pods_rl.rewards.verifier import VerifierPool
     pool = VerifierPool(size=1, limit=1.0)
     print("main module ran", flush=True)  # once: the workers must not import it again
     pool.verify([("18", "9*2")])
@@ -279,7 +282,7 @@ def test_no_process_outlives_its_owner(ending):
 def test_a_forked_child_makes_its_own_pool_and_leaves_its_parents_alone():
     ending = textwrap.dedent(
         """
-        from pods_rl.rewards import pool as pools
+        from pods_rl.rewards import verifier as pools
         ours = pools.default_pool()
         assert ours.verify([("18", "9*2")]) == [True]
         workers = [worker._process for worker in ours._all]

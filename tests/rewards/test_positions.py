@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pods_rl.rewards import positions
-from pods_rl.rewards.positions import MAX_LENGTH
+from pods_rl.rewards.graded import MAX_SEQUENCE
 
 GOLD = "1 2 3 4 5 6 7 8"
 SCORES = [
@@ -43,5 +43,5 @@ def test_scores(answer, gold, score):
 def test_an_answer_must_be_marked_and_of_a_length_to_be_read():
     assert positions(GOLD, GOLD) == 0.0
     assert positions(f"<answer>{GOLD}</answer>", GOLD) == 1.0
-    assert positions(f"<answer>{' ' * MAX_LENGTH}{GOLD}.{' ' * MAX_LENGTH}</answer>", GOLD) == 1.0
-    assert positions(f"<answer>{'1 ' * MAX_LENGTH}</answer>", "1 " * MAX_LENGTH) == 0.0
+    assert positions(f"<answer>{' ' * MAX_SEQUENCE}{GOLD}.{' ' * MAX_SEQUENCE}</answer>", GOLD) == 1.0
+    assert positions(f"<answer>{'1 ' * MAX_SEQUENCE}</answer>", "1 " * MAX_SEQUENCE) == 0.0

@@ -263,7 +263,7 @@ def test_the_hub_that_cannot_be_reached(monkeypatch):
     def unreachable(*args, **kwargs):
         raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub")
 
-    monkeypatch.setattr("pods_rl.tasks.reading.load_dataset", unreachable)
+    monkeypatch.setattr("pods_rl.tasks.sources.load_dataset", unreachable)
     with pytest.raises(UserError, match=r"config 'main', split 'train'.*Couldn't reach.*name a local file"):
         load_task({"task": "gsm8k"})
 
@@ -275,7 +275,7 @@ def test_the_hub_is_asked_for_what_the_recipe_names(monkeypatch):
         asked.append((name, config, split))
         return datasets.Dataset.from_list(ROWS)
 
-    monkeypatch.setattr("pods_rl.tasks.reading.load_dataset", load)
+    monkeypatch.setattr("pods_rl.tasks.sources.load_dataset", load)
     load_task({"task": "gsm8k", "dataset_train_split": "train", "dataset_test_split": "test"})
     load_task({"dataset_name": "owner/maths", "dataset_test_split": "validation"})
     assert asked == [

@@ -9,8 +9,7 @@ import pytest
 
 from pods_rl.errors import UserError
 from pods_rl.policies.build import build_model, build_tokenizer
-from pods_rl.recipe import build_recipe
-from pods_rl.recipe.reading import Source
+from pods_rl.recipe import Origin, build_recipe
 from pods_rl.training.run import fitted_task, train
 
 from .conftest import write_jsonl
@@ -51,7 +50,7 @@ def policy(tmp_path, monkeypatch):
 
 
 def recipe(**values):
-    return build_recipe({**RECIPE, **values}, Source("test"))
+    return build_recipe({**RECIPE, **values}, Origin("test"))
 
 
 def test_a_template_without_a_system_role_trains(policy):

@@ -15,8 +15,7 @@ from pods_rl.errors import UserError
 from pods_rl.rewards import REWARDS
 from pods_rl.selection import select
 from pods_rl.tasks import load_task
-from pods_rl.tasks.countdown import combine
-from pods_rl.tasks.procedural import DIFFICULTIES, distinct
+from pods_rl.tasks.generated import DIFFICULTIES, combine, distinct
 
 NAMES = ("countdown", "sorting")
 

@@ -12,8 +12,8 @@ import pytest
 
 from pods_rl.errors import UserError
 from pods_rl.recipe import build_recipe
-from pods_rl.recipe.reading import Source
-from pods_rl.tasks import gym, load_task
+from pods_rl.recipe.reading import Origin
+from pods_rl.tasks import generated, load_task
 
 NAME = "reasoning_gym"
 SIZES = {"task_train_size": 6, "task_test_size": 3}
@@ -45,8 +45,8 @@ def library(monkeypatch):
     factory.create_dataset = lambda name, **options: factory.DATASETS[name](**options)
     monkeypatch.setitem(sys.modules, NAME, ModuleType(NAME))
     monkeypatch.setitem(sys.modules, f"{NAME}.factory", factory)
-    monkeypatch.setattr(gym, "find_spec", lambda name: object())
-    monkeypatch.setattr(gym.metadata, "version", lambda name: "9.9")
+    monkeypatch.setattr(generated, "find_spec", lambda name: object())
+    monkeypatch.setattr(generated.metadata, "version", lambda name: "9.9")
 
 
 def make(dataset="doubles", **settings):
@@ -76,7 +76,7 @@ def test_no_seed_trains_on_what_another_tests(library):
     [
         ({"dataset": "double"}, "no data set 'double'; near it, or first, come doubles"),
         ({"options": {"max_terms": 4}}, "refuses {'max_terms': 4}"),
-        ({"options": {"answer": "none"}}, "problem 0: our grader does not accept None as its own answer"),
+        ({"options": {"answer": "none"}}, "problem 0: the grader does not accept None as its own answer"),
         ({"options": {"answer": "empty"}}, "does not accept ''"),
         ({"task_train_size": 0}, "a split of 0 prompts"),
     ],
@@ -92,13 +92,13 @@ def test_its_data_set_must_be_named():
 
 
 def test_where_it_is_not_installed_a_sentence_says_how(monkeypatch):
-    monkeypatch.setattr(gym, "find_spec", lambda name: None)
+    monkeypatch.setattr(generated, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"not installed: pip install 'pods-rl\[reasoning-gym\]'"):
         make()
-    monkeypatch.setattr("pods_rl.recipe.checks.find_spec", lambda name: None)
+    monkeypatch.setattr("pods_rl.recipe.task_checks.find_spec", lambda name: None)
     values = {"max_steps": 1, "model_name_or_path": "tiny", "task": NAME, "task_options": {"dataset": "chain_sum"}}
     with pytest.raises(UserError, match=r"not installed: pip install 'pods-rl\[reasoning-gym\]'"):
-        build_recipe(values, Source("test"))
+        build_recipe(values, Origin("test"))
 
 
 @pytest.mark.skipif(find_spec(NAME) is None, reason="reasoning-gym is not installed")

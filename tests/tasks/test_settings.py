@@ -9,13 +9,12 @@ import pytest
 
 from pods_rl import tasks
 from pods_rl.errors import UserError
-from pods_rl.recipe import build_recipe
-from pods_rl.recipe.reading import Source
+from pods_rl.recipe import Origin, build_recipe
 from pods_rl.recipe.schema import TASKS, explain
 
 
 def build(**values):
-    return build_recipe({"max_steps": 1, "model_name_or_path": "tiny", **values}, Source("test"))
+    return build_recipe({"max_steps": 1, "model_name_or_path": "tiny", **values}, Origin("test"))
 
 
 @pytest.mark.parametrize(
@@ -24,17 +23,17 @@ def build(**values):
         ({"task": "gsm8"}, r"task = gsm8: expected one of arithmetic, .*package.module:function. Did you mean gsm8k\?"),
         (
             {"task": "sorting", "dataset_name": "openai/gsm8k"},
-            "sorting generates its prompts, so it reads no",
+            "sorting generates its prompts, so it does not read dataset_name",
         ),
         ({"task": "sciknoweval_chemistry", "dataset_name": "a/b"}, "has a form of its own"),
         ({"task": "gsm8k", "data_dir": "nowhere"}, "data_dir = nowhere: there is no such folder"),
         ({"task": "gsm8k", "data_dir": ".", "dataset_name": "openai/gsm8k"}, "data_dir and dataset_name both say"),
-        ({"task": "countdown", "data_dir": "."}, "countdown generates its prompts, so it reads no data_dir"),
+        ({"task": "countdown", "data_dir": "."}, "countdown generates its prompts, so it does not read data_dir"),
         (
             {"task": "dataset", "data_dir": ".", "dataset_name": "a/b"},
-            "is named by dataset_name, so it reads no",
+            "is named by dataset_name, so it does not read data_dir",
         ),
-        ({"task": "countdown", "task_options": {"a": 1}}, "countdown reads no task_options"),
+        ({"task": "countdown", "task_options": {"a": 1}}, "countdown does not read task_options"),
         ({"task": "reasoning_gym"}, r"needs task_options with its data set"),
         ({"task": "reasoning_gym", "task_options": {"max_terms": 3}}, r"needs task_options with its data set"),
         ({"max_prompt_length": 0}, "max_prompt_length = 0: expected at least 1"),

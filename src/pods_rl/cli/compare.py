@@ -1,4 +1,4 @@
-"""``pods compare``: arms x seeds, then the report."""
+"""``pods compare``: arms x seeds, then the report; ``pods report``: the report alone."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from ..distributed.signals import stop_on_signals
 from ..distributed.streams import outlive_output
@@ -14,6 +15,7 @@ from ..errors import UserError
 from ..planning.batching import counted
 from ..runs.files import LOG
 from ..text import console, safe_text
+from .train import DryRun, named_recipe, note_missing, show_plan
 
 if TYPE_CHECKING:
     from ..experiment import Event, Experiment
@@ -22,18 +24,18 @@ if TYPE_CHECKING:
 def compare(
     context: typer.Context,
     config: Annotated[
-        str | None, typer.Option(help="An experiment: a YAML file with arms, or a name that `pods recipes` lists.")
+        str | None, Option(help="An experiment: a YAML file with arms, or a name that `pods recipes` lists.")
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="Directory of the experiment. [default: runs/<name>]")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Make finished runs again whose recipe has changed.")] = False,
+    output: Annotated[Path | None, Option(help="Directory of the experiment. [default: runs/<name>]")] = None,
+    force: Annotated[bool, Option("--force", help="Make finished runs again if their recipe has changed.")] = False,
     parallel: Annotated[
-        int, typer.Option(help="Runs made side by side: on a GPU each where there are some, else with cores (threads).")
+        int, Option(help="Runs at the same time. They share the GPUs, one each; on a CPU, set threads for each.")
     ] = 1,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check every run, show every arm, and stop.")] = False,
+    dry_run: DryRun = False,
 ) -> None:
-    """Train every arm with every seed, then report which was faster.
+    """Train every arm with every seed, then report which arm was faster.
 
-    Finished runs are not repeated: after Ctrl-C or a crash, the same command goes on where it stopped.
+    After Ctrl-C or a crash, the same command resumes: it skips finished runs. Set any key of all arms with --KEY VALUE.
 
     \b
     Examples:
@@ -42,13 +44,12 @@ def compare(
       pods compare --config mine.yaml --max_seconds 600
     """
     from ..experiment import load_experiment, run_experiment
-    from ..recipe.reading import parse_words
     from .board import Board
 
-    config, given = parse_words(context.args, config)
-    if config is None:
+    named, keys = named_recipe(context.args, config, None)
+    if named is None:
         raise UserError("No experiment: name a shipped one, as in `pods compare quickstart`, or a YAML file with arms.")
-    experiment = load_experiment(config, given)
+    experiment = load_experiment(named, keys)
     output = output or Path("runs") / experiment.name
     if dry_run:
         _show(experiment)
@@ -59,17 +60,34 @@ def compare(
                 run_experiment(experiment, output, board, force=force, parallel=parallel)
         except KeyboardInterrupt as interrupt:
             console(stderr=True).print(
-                f"\nStopped. What is done is kept in {safe_text(output)}; the same command goes on from there."
+                f"\nStopped. What is done is kept in {safe_text(output)}; the same command resumes from there."
             )
             raise typer.Exit(getattr(interrupt, "code", 130)) from None
         complete = _report(experiment, output)
-        _tell_failures(board.failures)
+        _print_failures(board.failures)
     if board.failures or not complete:
         raise typer.Exit(1)
 
 
+def _show(experiment: Experiment) -> None:
+    """Print what each arm sets and does, and how many runs there are."""
+    from ..recipe.reading import dump_yaml
+
+    out, plan = console(), experiment.plan()
+    for run in plan[: len(experiment.arms)]:
+        out.print(f"[bold]{safe_text(run.arm)}[/bold]{'  (the baseline)' * (run.arm == experiment.baseline)}")
+        for line in dump_yaml(experiment.arms[run.arm]).splitlines() if experiment.arms[run.arm] else []:
+            out.print(f"{'sets':<20} {safe_text(line)}")
+        show_plan(run.recipe.batch_plan(experiment.processes))
+    budgets = [run.recipe.values["max_seconds"] for run in plan]
+    time = f"{sum(budgets):g} seconds of training clock in total" if all(budgets) else "limited by their steps"
+    product = f"{counted(len(experiment.arms), 'arm')} x {counted(len(experiment.seeds), 'seed')}"
+    out.print(f"{counted(len(plan), 'run')}: {product}, {time}")
+    note_missing(next((run.recipe for run in plan if run.recipe.missing_library), plan[0].recipe))
+
+
 def _report(experiment: Experiment, output: Path) -> bool:
-    """Write the report and print its summary; whether that could be done."""
+    """Write the report and print its summary; False where that failed."""
     from ..report import build_report, print_summary
 
     try:
@@ -80,33 +98,62 @@ def _report(experiment: Experiment, output: Path) -> bool:
     return True
 
 
-def _tell_failures(failures: Sequence[Event]) -> None:
-    """Last, so that it is what stays on the screen: each run that is missing from the comparison, and why."""
+def _print_failures(failures: Sequence[Event]) -> None:
+    """Print each run that the comparison lacks, and why; last, so that it stays on the screen."""
+    out = console(stderr=True)
     for event in failures:
         log = event.path / LOG
-        more = f"  (what it printed: {safe_text(log)})" if log.is_file() else ""
-        console(stderr=True).print(
+        more = f"  (its output: {safe_text(log)})" if log.is_file() else ""
+        out.print(
             f"[red]{event.kind.capitalize()}:[/red] {safe_text(event.run.arm)} seed {event.run.seed}: "
             f"{safe_text(event.reason or 'no reason given')}{more}"
         )
     if failures:
-        console(stderr=True).print(f"The same command makes {'it' if len(failures) == 1 else 'them'} again.")
+        out.print(f"The same command makes {'it' if len(failures) == 1 else 'them'} again.")
 
 
-def _show(experiment: Experiment) -> None:
-    from ..recipe.reading import dump_yaml
-    from .train import show_plan, tell_missing
+def report(
+    directories: Annotated[list[Path] | None, Argument(help="An experiment, a run, or several of either.")] = None,
+    csv: Annotated[Path | None, Option(help="Report on a CSV of evaluations instead.")] = None,
+    output: Annotated[Path | None, Option(help="Directory of the report. [default: report/ inside]")] = None,
+    baseline: Annotated[
+        str | None, Option(help="The arm to compare with. [default: the experiment's baseline, else grpo]")
+    ] = None,
+    metric: Annotated[
+        str | None,
+        Option(help="The column to report. [default: accuracy of evals.jsonl, answer_accuracy of a CSV]"),
+    ] = None,
+) -> None:
+    """Write report.html, report.md, figures (PNG) and a CSV of every table: speedup.csv, final.csv and more.
 
-    plan = experiment.plan()
-    for run in plan[: len(experiment.arms)]:
-        mark = "  (the baseline)" if run.arm == experiment.baseline else ""
-        console().print(f"[bold]{safe_text(run.arm)}[/bold]{mark}")
-        for line in dump_yaml(experiment.arms[run.arm]).splitlines() if experiment.arms[run.arm] else []:
-            console().print(f"{'sets':<20} {safe_text(line)}")
-        show_plan(run.recipe.batch_plan(experiment.processes))
-    arms, seeds = len(experiment.arms), len(experiment.seeds)
-    budgets = [run.recipe.values["max_seconds"] for run in plan]
-    time = f", {sum(budgets):g} seconds of training clock together" if all(budgets) else ", ended by their steps"
-    product = f"{counted(arms, 'arm')} x {counted(seeds, 'seed')}"
-    console().print(f"{counted(len(plan), 'run')}: {product}{time}")
-    tell_missing(next((run.recipe for run in plan if run.recipe.missing_library), plan[0].recipe))
+    --csv reads runs of other tools: a row per run and evaluation, with the columns arm, run, hours and the metric; the
+    columns rule, n, m and advantages, if present, add the ablations.
+
+    \b
+    Examples:
+      pods report runs/quickstart
+      pods report runs/grpo runs/pods --baseline grpo --output report
+      pods report --csv evaluations.csv --baseline grpo --metric answer_accuracy --output report
+    """
+    if (csv is None) == (not directories):
+        raise UserError("Name the runs to report on: `pods report DIRECTORY...`, or --csv FILE.")
+    from ..report import build_report, build_report_from_csv, print_summary
+
+    if csv is None:
+        assert directories
+        baseline = baseline or _declared_baseline(directories)
+        files = build_report(directories, output, baseline=baseline, metric=metric or "accuracy")
+    elif output is None:
+        raise UserError("--csv needs --output DIRECTORY for the report.")
+    else:
+        files = build_report_from_csv(csv, output, baseline or "grpo", metric or "answer_accuracy")
+    print_summary(files, console())
+
+
+def _declared_baseline(directories: Sequence[Path]) -> str:
+    from ..recipe.reading import read_yaml
+
+    declared = directories[0] / "experiment.yaml"
+    if len(directories) == 1 and declared.is_file():
+        return str(read_yaml(declared)[0].get("baseline", "grpo"))
+    return "grpo"

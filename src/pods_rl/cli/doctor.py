@@ -1,4 +1,4 @@
-"""``pods doctor``: whether this machine can train, and what a recipe would do on it."""
+"""``pods doctor``: whether this machine can train, and what a recipe does on it."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import typer
 
 from ..errors import UserError
 from ..text import console, safe_text
+from .train import AccelerateConfig, Config, Launch, Processes, RecipeName, find_launch, named_recipe, show_plan
 
 if TYPE_CHECKING:
     from ..planning.batching import BatchPlan
     from ..recipe import Recipe
-    from .train import Launch
 
-TESTED_TRL = ("1.16", "1.16")  # first and last version the tests have run with
+TESTED_TRL = ("1.16", "1.16")  # first and last version that the tests ran with
 _PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "math-verify", "pyarrow")
 _EXTRAS = ("vllm", "bitsandbytes", "deepspeed")
 _GIB = 2**30
-_LOOKS = {"ok": "green", "note": "yellow", "bad": "red"}
+_STYLES = {"ok": "green", "note": "yellow", "bad": "red"}
 
 
 class Finding(NamedTuple):
@@ -37,25 +36,16 @@ class Finding(NamedTuple):
 
 def doctor(
     context: typer.Context,
-    config: Annotated[str | None, typer.Option(help="Show what a step of this recipe handles.")] = None,
-    recipe_name: Annotated[
-        str | None, typer.Option("--recipe", metavar="NAME", help="The same, by the name of a shipped recipe.")
-    ] = None,
-    num_processes: Annotated[
-        int | None,
-        typer.Option(
-            "--num_processes", "--num-processes", metavar="K", min=1, help="Check a launch of so many processes."
-        ),
-    ] = None,
-    accelerate_config: Annotated[
-        str | None,
-        typer.Option("--accelerate_config", "--accelerate-config", metavar="NAME", help="As `pods train` takes it."),
-    ] = None,
+    config: Config = None,
+    recipe_name: RecipeName = None,
+    num_processes: Processes = None,
+    accelerate_config: AccelerateConfig = None,
 ) -> None:
-    """Check whether this machine can train.
+    """Check whether this machine can train; the exit code is 1 if it cannot.
 
-    Looks at versions, processor, disk and the files of the package; with a recipe shows the batch plan and the memory
-    it will take, and with --num_processes how it lies over them.
+    Checks versions, processor, disk and the files of the package. With a recipe, also shows its batch plan and the
+    memory it needs; with --num_processes, how the plan is split over the processes. Set any key of the recipe with
+    --KEY VALUE.
 
     \b
     Examples:
@@ -64,39 +54,27 @@ def doctor(
       pods doctor my.yaml --num_processes 8
     """
     from ..recipe import load_recipe
-    from ..recipe.reading import parse_words, short
-    from ..rewards import check_rewards
-    from .train import find_config, find_launch, show_plan
+    from ..recipe.reading import short
 
     launch = find_launch(num_processes, accelerate_config)
-    processes = launch and launch.processes
-    named, given = parse_words(context.args, recipe_name if config is None else config)
-    if named is None and given:
+    named, keys = named_recipe(context.args, config, recipe_name)
+    if named is None and keys:
         raise UserError(
-            f"--{short(next(iter(given)))} sets a key of a recipe, and none is named: name one, as in "
+            f"--{short(next(iter(keys)))} sets a key of a recipe, but no recipe is given: name one, as in "
             "`pods doctor tiny-pods --num_rollouts 128`."
         )
-    recipe = None
-    if named is not None:
-        recipe = load_recipe(
-            find_config(named if recipe_name is None else config, recipe_name), given, processes=processes
-        )
+    recipe = None if named is None else load_recipe(named, keys, processes=launch and launch.processes)
     findings = [*check_versions(), *check_torch(), *check_machine(), *check_package()]
-    if recipe is not None and recipe.missing_library:
-        findings.append(Finding("bad", "recipe", recipe.missing_library))
     if recipe is not None:
-        try:
-            check_rewards(recipe.values)
-        except UserError as error:
-            findings.append(Finding("bad", "reward", str(error)))
+        findings += check_recipe(recipe)
     if launch:
         findings += check_launch(launch, on_cpu=bool(recipe and recipe.values.get("use_cpu")))
     out = console()
     for grade, what, value in findings:
-        out.print(f"[{_LOOKS[grade]}]{grade:<4}[/{_LOOKS[grade]}]  {what:<16} {safe_text(value)}")
+        out.print(f"[{_STYLES[grade]}]{grade:<4}[/{_STYLES[grade]}]  {what:<16} {safe_text(value)}")
     if recipe is not None:
+        plan = recipe.batch_plan(launch and launch.processes)
         out.print()
-        plan = recipe.batch_plan(processes)
         show_plan(plan)
         out.print()
         show_memory(recipe, plan)
@@ -104,53 +82,32 @@ def doctor(
         raise typer.Exit(1)
 
 
-def show_memory(recipe: Recipe, plan: BatchPlan) -> None:
-    """Print what each phase holds at its peak, reckoned from the policy's config.json, and what would lower it."""
-    import torch
-
-    from ..planning.memory import GENERATION, UPDATE, Shape, advice, estimate, read_config, setting
-    from ..recipe.checks import cpu_has_bf16
-
-    out, values = console(), recipe.values
-    try:
-        revision = str(values.get("model_revision") or "main")
-        shape = Shape.of(read_config(str(values["model_name_or_path"]), revision))
-    except UserError as error:
-        out.print(f"[yellow]Note:[/yellow] {safe_text(error)}")
-        return
-    on_cpu = bool(values.get("use_cpu")) or not torch.cuda.is_available()
-    bf16 = bool(
-        values.get("fp16") or (values["bf16"] if values.get("bf16") is not None else not on_cpu or cpu_has_bf16())
-    )
-    expected = estimate(values, shape, plan, bf16=bf16, on_cpu=on_cpu)
-    out.print(f"{'memory, GiB':<20} {GENERATION:>10} {UPDATE:>10}   estimated, for each process")
-    for part in expected.parts:
-        if part.generation or part.update:
-            sizes = [f"{size / _GIB:.3f}" if size else "" for size in (part.generation, part.update)]
-            out.print(f"{part.name:<20} {sizes[0]:>10} {sizes[1]:>10}".rstrip())
-    generation, update = (expected.total(phase) / _GIB for phase in (GENERATION, UPDATE))
-    out.print(f"{'together':<20} {generation:>10.3f} {update:>10.3f}   {expected.phase} peaks")
-    given = "max_prompt_length" if values.get("max_prompt_length") else "assumed"
-    out.print(f"Prompts of {expected.prompt} tokens ({given}). Python and its libraries take about 0.5 GiB more.")
-    if setting(values, "use_vllm"):
-        out.print(f"vLLM takes {setting(values, 'vllm_gpu_memory_utilization'):.0%} of a device where colocated.")
-    for change in advice(values, shape, plan, expected.phase, bf16=bf16, on_cpu=on_cpu):
-        out.print(f"{'less':<20} {safe_text(change.settings)}: {change.left / _GIB:.3f}")
-
-
 def check_versions() -> Iterator[Finding]:
-    """Python, the packages we stand on, and TRL against the versions that were tested."""
+    """Python, the packages that training needs, and TRL against the versions that were tested."""
+    from ..distributed.processes import version
+
     yield Finding("ok", "python", f"{platform.python_version()} on {platform.platform()}")
     for name in _PACKAGES:
-        version = _version(name)
-        if version is None:
+        found = version(name)
+        if found is None:
             yield Finding("bad", name, "not installed: pip install pods-rl")
-        elif name == "trl" and not _tested(version):
-            yield Finding("note", name, f"{version}; tested with {' to '.join(dict.fromkeys(TESTED_TRL))}")
+        elif name == "trl" and not _tested(found):
+            yield Finding("note", name, f"{found}; tested with {' to '.join(dict.fromkeys(TESTED_TRL))}")
         else:
-            yield Finding("ok", name, version)
+            yield Finding("ok", name, found)
     for name in _EXTRAS:
-        yield Finding("ok", name, _version(name) or "not installed (optional)")
+        yield Finding("ok", name, version(name) or "not installed (optional)")
+
+
+def _tested(version: str) -> bool:
+    """Whether a version is in the tested range, by its first two numbers.
+
+    >>> _tested("1.16.2"), _tested("1.9"), _tested("2.0")
+    (True, False, False)
+    """
+    first, last = (tuple(map(int, end.split("."))) for end in TESTED_TRL)
+    numbers = tuple(int(part) if part.isdigit() else 0 for part in version.split(".")[:2])
+    return first <= numbers <= last
 
 
 def check_torch() -> Iterator[Finding]:
@@ -168,24 +125,63 @@ def check_torch() -> Iterator[Finding]:
             yield Finding("ok", f"GPU {index}", f"{found.name}, {found.total_memory / _GIB:.0f} GiB")
         bf16 = torch.cuda.is_bf16_supported()
     else:
-        yield Finding("note", "device", "CPU only: fine for the tiny policy; set use_cpu: true")
+        yield Finding("note", "device", "CPU only: enough for the tiny policy; set use_cpu: true")
         bf16 = cpu_has_bf16()
     words = {True: "yes", False: "no: training runs in float32", None: "unknown"}
     yield Finding("ok" if bf16 else "note", "bf16", words[bf16])
     yield Finding("ok", "CPU threads", str(torch.get_num_threads()))
 
 
+def check_machine() -> Iterator[Finding]:
+    """Room on the disk that runs are written to."""
+    free = shutil.disk_usage(Path.cwd()).free / _GIB
+    yield Finding("ok" if free > 5 else "note", "disk", f"{free:.1f} GiB free in {Path.cwd()}")
+
+
+def check_package() -> Iterator[Finding]:
+    """The shipped recipes and policy, and the command itself."""
+    from ..policies import tiny_policy_path
+    from ..recipe import shipped_recipes
+    from ..recipe.reading import read_yaml
+
+    for name, path in shipped_recipes().items():
+        try:
+            read_yaml(path)
+        except UserError as error:
+            yield Finding("bad", "recipe", f"{name}: {error}")
+    yield Finding("ok", "recipes", ", ".join(shipped_recipes()) or "none")
+    tiny = tiny_policy_path()
+    missing = [file for file in ("config.json", "model.safetensors", "tokenizer.json") if not (tiny / file).is_file()]
+    if missing:
+        yield Finding("bad", "tiny policy", f"{', '.join(missing)} missing: install pods-rl again")
+    else:
+        yield Finding("ok", "tiny policy", f"{(tiny / 'model.safetensors').stat().st_size / 2**20:.1f} MiB")
+    yield Finding("ok", "command", f"{sys.executable} -m pods_rl")
+
+
+def check_recipe(recipe: Recipe) -> Iterator[Finding]:
+    """What a recipe lacks on this machine: a library, or a reward of the user's that cannot be used."""
+    from ..rewards import check_rewards
+
+    if recipe.missing_library:
+        yield Finding("bad", "recipe", recipe.missing_library)
+    try:
+        check_rewards(recipe.values)
+    except UserError as error:
+        yield Finding("bad", "reward", str(error))
+
+
 def check_launch(launch: Launch, *, on_cpu: bool) -> Iterator[Finding]:
-    """Whether so many processes have a device each, what they would talk over, and what each would hold."""
+    """Whether each process has a device, how the processes communicate, and what each holds."""
     import torch
 
-    from ..recipe import accelerate_layout
+    from ..recipe import accelerate_sharding
 
-    layout = accelerate_layout(launch.config)
+    layout = accelerate_sharding(launch.config)
     gpus = 0 if on_cpu else torch.cuda.device_count()
     wanted = f"{launch.processes} with {launch.config.stem}"
     if gpus == 0:
-        yield Finding("note", "processes", f"{wanted}: on the CPU, over gloo; each wants cores of its own")
+        yield Finding("note", "processes", f"{wanted}: on the CPU, over gloo; each needs its own cores")
     elif gpus < launch.processes:
         yield Finding("bad", "processes", f"{wanted}, but {gpus} GPU{'s' if gpus > 1 else ''}: lower --num_processes")
     else:
@@ -198,46 +194,35 @@ def check_launch(launch: Launch, *, on_cpu: bool) -> Iterator[Finding]:
         yield Finding("ok", "layout", layout.describe())
 
 
-def check_machine() -> Iterator[Finding]:
-    """Room on the disk that runs are written to."""
-    free = shutil.disk_usage(Path.cwd()).free / _GIB
-    grade: Literal["ok", "note"] = "ok" if free > 5 else "note"
-    yield Finding(grade, "disk", f"{free:.1f} GiB free in {Path.cwd()}")
+def show_memory(recipe: Recipe, plan: BatchPlan) -> None:
+    """Print what each phase holds at its peak, estimated from the policy's config.json, and what would lower it."""
+    import torch
 
+    from ..planning.memory import GENERATION, UPDATE, Shape, advice, estimate
+    from ..policies.files import read_config
+    from ..recipe.checks import cpu_has_bf16
 
-def check_package() -> Iterator[Finding]:
-    """The recipes and the policy that are shipped, and the command itself."""
-    from ..recipe import shipped_recipes
-    from ..recipe.reading import read_yaml
-
-    for name, path in shipped_recipes().items():
-        try:
-            read_yaml(path)
-        except UserError as error:
-            yield Finding("bad", "recipe", f"{name}: {error}")
-    yield Finding("ok", "recipes", ", ".join(shipped_recipes()) or "none")
-    tiny = Path(__file__).parent.parent / "policies" / "tiny"
-    missing = [file for file in ("config.json", "model.safetensors", "tokenizer.json") if not (tiny / file).is_file()]
-    if missing:
-        yield Finding("bad", "tiny policy", f"{', '.join(missing)} missing: install pods-rl again")
-    else:
-        yield Finding("ok", "tiny policy", f"{(tiny / 'model.safetensors').stat().st_size / 2**20:.1f} MiB")
-    yield Finding("ok", "command", f"{sys.executable} -m pods_rl")
-
-
-def _version(name: str) -> str | None:
+    out, values = console(), recipe.every_value()
     try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _tested(version: str) -> bool:
-    """Whether a version lies in the tested range, compared by its first two numbers.
-
-    >>> _tested("1.16.2"), _tested("1.9"), _tested("2.0")
-    (True, False, False)
-    """
-    first, last = (tuple(map(int, end.split("."))) for end in TESTED_TRL)
-    numbers = tuple(int(part) if part.isdigit() else 0 for part in version.split(".")[:2])
-    return first <= numbers <= last
+        revision = str(values.get("model_revision") or "main")
+        shape = Shape.of(read_config(str(values["model_name_or_path"]), revision))
+    except UserError as error:
+        out.print(f"[yellow]Note:[/yellow] {safe_text(error)}")
+        return
+    on_cpu = bool(values.get("use_cpu")) or not torch.cuda.is_available()
+    wanted = values.get("bf16")
+    bf16 = bool(values.get("fp16") or (wanted if wanted is not None else not on_cpu or cpu_has_bf16()))
+    expected = estimate(values, shape, plan, bf16=bf16, on_cpu=on_cpu)
+    out.print(f"{'memory, GiB':<20} {GENERATION:>10} {UPDATE:>10}   estimated, for each process")
+    for part in expected.parts:
+        if part.generation or part.update:
+            sizes = [f"{size / _GIB:.3f}" if size else "" for size in (part.generation, part.update)]
+            out.print(f"{part.name:<20} {sizes[0]:>10} {sizes[1]:>10}".rstrip())
+    generation, update = (expected.total(phase) / _GIB for phase in (GENERATION, UPDATE))
+    out.print(f"{'total':<20} {generation:>10.3f} {update:>10.3f}   {expected.phase} peaks")
+    given = "max_prompt_length" if values.get("max_prompt_length") else "assumed"
+    out.print(f"Prompts of {expected.prompt} tokens ({given}). Python and its libraries take about 0.5 GiB more.")
+    if values["use_vllm"]:
+        out.print(f"vLLM takes {values['vllm_gpu_memory_utilization']:.0%} of a device if colocated.")
+    for change in advice(values, shape, plan, expected.phase, bf16=bf16, on_cpu=on_cpu):
+        out.print(f"{'lower it with':<20} {safe_text(change.settings)}: {change.left / _GIB:.3f}")

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+from typer import Option
 
-from ..distributed import place
+from ..distributed import get_rank
 from ..distributed.streams import outlive_output
 from ..errors import UserError
 from ..text import console, safe_text
-from .train import stoppable
+from .train import Config, stoppable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,11 +25,11 @@ if TYPE_CHECKING:
     from ..recipe import Recipe
     from ..runs import Run
 
-_LOG_SECONDS = 60.0  # between lines of progress where the output is no terminal
+_LOG_SECONDS = 60.0  # between lines of progress in a log
 
 
-class _What(NamedTuple):
-    """The recipe with the task, and the policy."""
+class _Policy(NamedTuple):
+    """A policy, and the recipe whose task it is evaluated on."""
 
     recipe: Recipe
     model: str
@@ -36,23 +38,23 @@ class _What(NamedTuple):
 
 def evaluate(
     context: typer.Context,
-    run: Annotated[Path | None, typer.Option(help="A run directory: its final policy, on its own task.")] = None,
+    run: Annotated[Path | None, Option(help="A run directory: its final policy, on its own task.")] = None,
     model: Annotated[
-        str | None, typer.Option(help="A policy: a local path, a hub id, or tiny. With --run: instead of its.")
+        str | None, Option(help="A policy: a local path, a hub id, or tiny. With --run, replaces the run's policy.")
     ] = None,
-    adapter: Annotated[str | None, typer.Option(help="A LoRA adapter for --model: a local path or a hub id.")] = None,
-    config: Annotated[str | None, typer.Option(help="A recipe that says which task.")] = None,
+    adapter: Annotated[str | None, Option(help="A LoRA adapter for --model: a local path or a hub id.")] = None,
+    config: Config = None,
     backend: Annotated[
-        str, typer.Option(help="auto, generate or vllm. auto: vllm where it is installed and there is a GPU.")
+        str, Option(help="auto, generate or vllm. auto: vllm if it is installed and there is a GPU.")
     ] = "auto",
     output: Annotated[
-        Path | None, typer.Option(help="Directory: a line is added to results.jsonl, completions are kept beside it.")
+        Path | None, Option(help="Directory: adds a line to results.jsonl, and writes the completions beside it.")
     ] = None,
 ) -> None:
-    """Evaluate a policy on a task.
+    """Evaluate a policy on a recipe's task.
 
-    Prints answer accuracy with its standard error, pass@k, format accuracy and lengths. What to evaluate on is the
-    recipe's task; --eval_prompts, --eval_repeats, --eval_temperature and every other key can be set.
+    Prints answer accuracy with its standard error, pass@k, format accuracy and lengths. Set any key of the recipe with
+    --KEY VALUE, such as --task, --eval_prompts, --eval_repeats and --eval_temperature.
 
     \b
     Examples:
@@ -65,30 +67,28 @@ def evaluate(
 
     if output is not None:
         _check_writable(output)
-    first = place().rank == 0
-    what = _what(run, model, adapter, config, parse_overrides(context.args))
+    policy = _find_policy(run, model, adapter, config, parse_overrides(context.args))
     with stoppable():
-        check_rewards(what.recipe.values)
-    from ..evaluation.checkpoint import evaluate_checkpoint
-    from ..evaluation.results import write_results
+        check_rewards(policy.recipe.values)
+    from ..evaluation.checkpoint import evaluate_checkpoint, write_results
 
-    out = console()
-    done = _progress(console(stderr=True)) if first else lambda rows, of: None
-    written: tuple[Path, ...] = ()
+    main = get_rank() == 0
     with stoppable(), outlive_output(None):
-        outcome = evaluate_checkpoint(what.recipe, what.model, adapter=what.adapter, backend=backend, done=done)
-        if not first:
+        with _progress(console(stderr=True) if main else None) as done:
+            outcome = evaluate_checkpoint(*policy[:2], adapter=policy.adapter, backend=backend, done=done)
+        if not main:
             return
+        written: tuple[Path, ...] = ()
         try:
             written = write_results(outcome, output) if output is not None else ()
-        finally:  # what could not be written is on the screen at least
-            _print_outcome(what, outcome, out)
-    for path in written:
-        out.print(f"{'written':<24} {safe_text(path)}")
+        finally:  # a result that cannot be written is at least printed
+            _print_outcome(policy, outcome)
+        for path in written:
+            console().print(f"{'written':<24} {safe_text(path)}")
 
 
 def _check_writable(output: Path) -> None:
-    """Refuse, before an evaluation, a directory that its results cannot be written to; makes nothing."""
+    """Refuse a directory that the results cannot be written to, before the evaluation; makes nothing."""
     there = next(place for place in (output, *output.absolute().parents) if os.path.lexists(place))
     if not there.is_dir():
         raise UserError(f"--output {output}: {there} is a file: give a directory, results.jsonl is written in it.")
@@ -96,42 +96,11 @@ def _check_writable(output: Path) -> None:
         raise UserError(f"--output {output}: {there} cannot be written to. Give another directory.")
 
 
-def _print_outcome(what: _What, outcome: Outcome, out: Console) -> None:
-    lines = {
-        "policy": what.model,
-        **({"adapter": what.adapter} if what.adapter else {}),
-        "task": f"{outcome.task.name} {outcome.task.version}",
-        "backend": outcome.settings["backend"],
-        **outcome.evaluation.row(),
-    }
-    for name, value in lines.items():
-        out.print(f"{name:<24} {value:.4g}" if isinstance(value, float) else f"{name:<24} {safe_text(value)}")
-
-
-def _progress(out: Console) -> Callable[[int, int], None]:
-    """Rows done and seconds left: one line redrawn on a terminal, now and then a line in a log."""
-    started = printed = time.monotonic()
-    redraws = out.is_terminal and not out.is_dumb_terminal
-
-    def done(rows: int, of: int) -> None:
-        nonlocal printed
-        now = time.monotonic()
-        left = (now - started) / rows * (of - rows)
-        line = f"{rows} of {of} completions, {left:.0f} s left"
-        if redraws:
-            out.print(f"\r{line:<60}", end="" if rows < of else "\n")
-        elif now - printed >= _LOG_SECONDS and rows < of:
-            printed = now
-            out.print(line)
-
-    return done
-
-
-def _what(
-    run: Path | None, model: str | None, adapter: str | None, config: str | None, overrides: dict[str, Any]
-) -> _What:
+def _find_policy(
+    run: Path | None, model: str | None, adapter: str | None, config: str | None, keys: dict[str, Any]
+) -> _Policy:
     from ..recipe import build_recipe, load_recipe
-    from ..recipe.reading import Source
+    from ..recipe.reading import Origin
     from ..runs import Run
 
     if adapter is not None and model is None:
@@ -141,22 +110,22 @@ def _what(
     if run is not None and config is not None:
         raise UserError("--run and --config both name a task: give one of them.")
     found = Run.open(run) if run is not None else None
-    if model is None and found is not None:
-        policy = _policy_of(found)
-        if (policy / "adapter_config.json").is_file():  # the base as the recipe has it, wherever the run was made
-            recipe = load_recipe(found.path / "config.yaml", overrides, trains=False)
-            return _What(recipe, str(recipe.values["model_name_or_path"]), str(policy))
+    source = config if found is None else found.path / "config.yaml"
+    if found is not None and model is None:
+        policy = _last_policy(found)
+        if (policy / "adapter_config.json").is_file():  # the base of the recipe, wherever the run was made
+            recipe = load_recipe(found.path / "config.yaml", keys, trains=False)
+            return _Policy(recipe, str(recipe.values["model_name_or_path"]), str(policy))
         model = str(policy)
     assert model is not None
-    overrides = {**overrides, "model_name_or_path": model}
-    if found is not None:
-        return _What(load_recipe(found.path / "config.yaml", overrides, trains=False), model, adapter)
-    if config is not None:
-        return _What(load_recipe(config, overrides, trains=False), model, adapter)
-    return _What(build_recipe({"max_steps": 1}, Source("pods eval"), overrides), model, adapter)
+    keys = {**keys, "model_name_or_path": model}
+    if source is None:
+        return _Policy(build_recipe({"max_steps": 1}, Origin("pods eval"), keys), model, adapter)
+    return _Policy(load_recipe(source, keys, trains=False), model, adapter)
 
 
-def _policy_of(run: Run) -> Path:
+def _last_policy(run: Run) -> Path:
+    """The final policy of a run, else its last whole checkpoint."""
     from ..runs.checkpoints import MANIFEST, last_good, verify
     from ..runs.files import CHECKPOINTS
 
@@ -164,8 +133,39 @@ def _policy_of(run: Run) -> Path:
     problems = verify(final) if final and (final / MANIFEST).is_file() else []  # earlier versions wrote none
     if final and not problems:
         return final
-    good, passed = last_good(run.path / CHECKPOINTS)
+    good, skipped = last_good(run.path / CHECKPOINTS)
     if good is None:
-        torn = "".join(f"\n  passed over {line}" for line in [*(f"final: {line}" for line in problems[:1]), *passed])
+        torn = "".join(f"\n  skipped {line}" for line in [*(f"final: {line}" for line in problems[:1]), *skipped])
         raise UserError(f"{run.path} ({run.state}) has no policy under checkpoints/: give one with --model.{torn}")
     return good
+
+
+@contextmanager
+def _progress(out: Console | None) -> Iterator[Callable[[int, int], None]]:
+    """Yield what shows the rows done and the time left, on a line of `out`; None: show nothing."""
+    from ..training.progress import LiveLine, duration
+
+    if out is None:
+        yield lambda rows, of: None
+        return
+    started = time.monotonic()
+    with LiveLine(out, every=_LOG_SECONDS, first=_LOG_SECONDS) as line:
+
+        def done(rows: int, of: int) -> None:
+            left = (time.monotonic() - started) / rows * (of - rows)
+            if rows < of:
+                line.show(f"{rows} of {of} completions, {duration(left)} left")
+
+        yield done
+
+
+def _print_outcome(policy: _Policy, outcome: Outcome) -> None:
+    lines = {
+        "policy": policy.model,
+        **({"adapter": policy.adapter} if policy.adapter else {}),
+        "task": f"{outcome.task.name} {outcome.task.version}",
+        "backend": outcome.settings["backend"],
+        **outcome.evaluation.row(),
+    }
+    for name, value in lines.items():
+        console().print(f"{name:<24} {value:.4g}" if isinstance(value, float) else f"{name:<24} {safe_text(value)}")

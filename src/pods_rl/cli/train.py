@@ -1,4 +1,4 @@
-"""``pods train``: one run from one recipe."""
+"""``pods train``: one run from one recipe. Its options and ways to find a recipe serve other commands, too."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+from typer import Option
 from typer.core import TyperCommand
 
-from ..distributed import place
+from ..distributed import get_rank, get_world_size, is_launched
 from ..distributed.signals import Stop, exit_code, stop_on_signals
 from ..distributed.streams import outlive_output
 from ..errors import Interrupted, UserError
@@ -25,8 +26,36 @@ if TYPE_CHECKING:
     from ..recipe import Recipe
 
 
-class TrainCommand(TyperCommand):
-    """`--recipe` without a name is asked for one too, rather than told off."""
+Config = Annotated[str | None, Option(help="A recipe: a YAML file, or a name that `pods recipes` lists.")]
+RecipeName = Annotated[
+    str | None, Option("--recipe", metavar="NAME", help="A shipped recipe, or <experiment>-<arm>; no NAME: list them.")
+]
+Processes = Annotated[
+    int | None,
+    Option("--num_processes", metavar="K", min=1, help="Use K processes on this machine, started through accelerate."),
+]
+AccelerateConfig = Annotated[
+    str | None,
+    Option("--accelerate_config", metavar="NAME",
+           help="How the processes share the model: a shipped configuration or a file of accelerate's. [default: ddp]"),
+]  # fmt: skip
+Output = Annotated[Path | None, Option(help="Directory of the run. [default: runs/<recipe>-<date>-<time>]")]
+Resume = Annotated[
+    bool,
+    Option("--resume", help="Resume the run in --output from its last whole checkpoint; without --output, the newest "
+                            "run of the recipe under runs/."),
+]  # fmt: skip
+AllowChanged = Annotated[
+    bool, Option("--allow_changed_recipe", help="With --resume: accept a checkpoint of another recipe.")
+]
+DryRun = Annotated[
+    bool, Option("--dry-run", help="Check and show the recipe, or each arm, and its batch plan; then stop.")
+]
+Explain = Annotated[str | None, Option(metavar="KEY", help="Show type, default and meaning of a recipe key.")]
+
+
+class RecipeCommand(TyperCommand):
+    """A command that takes a recipe: `--recipe` without a NAME lists the names, rather than fail."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         pairs = itertools.zip_longest(args, args[1:], fillvalue="--")
@@ -36,63 +65,21 @@ class TrainCommand(TyperCommand):
 
 def train(
     context: typer.Context,
-    config: Annotated[
-        str | None, typer.Option(help="A recipe: a YAML file, or a name that `pods recipes` lists.")
-    ] = None,
-    recipe_name: Annotated[
-        str | None,
-        typer.Option("--recipe", metavar="NAME", help="A shipped recipe, or <experiment>-<arm>; no NAME: list them."),
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Directory of the run. [default: runs/<recipe>-<date>-<time>]")
-    ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="Go on with the run in --output from its last whole checkpoint; without --output, with the newest "
-            "run of the recipe under runs/.",
-        ),
-    ] = False,
-    allow_changed_recipe: Annotated[
-        bool,
-        typer.Option(
-            "--allow_changed_recipe",
-            "--allow-changed-recipe",
-            help="With --resume: go on also where the checkpoint was made with another recipe.",
-        ),
-    ] = False,
-    num_processes: Annotated[
-        int | None,
-        typer.Option(
-            "--num_processes",
-            "--num-processes",
-            metavar="K",
-            min=1,
-            help="Train on so many processes of this machine, started through accelerate.",
-        ),
-    ] = None,
-    accelerate_config: Annotated[
-        str | None,
-        typer.Option(
-            "--accelerate_config",
-            "--accelerate-config",
-            metavar="NAME",
-            help="How they share the model: a file of accelerate's, or a shipped one. [default: ddp]",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the resolved recipe and the batch plan, and stop.")
-    ] = False,
-    explain: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Show type, default and meaning of a recipe key.")
-    ] = None,
+    config: Config = None,
+    recipe_name: RecipeName = None,
+    output: Output = None,
+    resume: Resume = False,
+    allow_changed_recipe: AllowChanged = False,
+    num_processes: Processes = None,
+    accelerate_config: AccelerateConfig = None,
+    dry_run: DryRun = False,
+    explain: Explain = None,
 ) -> None:
-    """Train a policy from a recipe, by the name of a shipped one or by its file.
+    """Train a policy from a recipe: a YAML file or the name of a shipped one.
 
-    Any key of a recipe can be set with --KEY VALUE; TRL's own names are used. A GRPO user turns PODS on with
-    --num_rollouts 64. Ctrl-C (exit code 130), SIGTERM (143), SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU (128 and the signal's
-    number) end the run after its step, with a checkpoint that --resume goes on from.
+    Set any key of the recipe with --KEY VALUE; the names are TRL's own. To turn PODS on for a GRPO recipe, add
+    --num_rollouts 64. A signal ends the run after its step and saves a checkpoint for --resume: Ctrl-C (exit code 130),
+    SIGTERM (143), SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU (128 plus the signal's number).
 
     \b
     Examples:
@@ -104,79 +91,109 @@ def train(
       pods train --output runs/mine --resume
       pods train --explain num_rollouts
     """
-    from ..recipe import check_layout, load_recipe
-    from ..recipe.reading import parse_words
-    from ..rewards import check_rewards
+    from ..recipe import load_recipe
+    from ..training.resume import newest_run
 
     if explain is not None:
-        show_key(explain)
+        _show_key(explain)
         return
     with stoppable() as stop:
         launch = find_launch(num_processes, accelerate_config)
-        named, given = parse_words(context.args, recipe_name if config is None else config)
-        config = find_config(named if recipe_name is None else config, recipe_name, output if resume else None)
-        recipe = load_recipe(config, given, processes=launch and launch.processes)
+        named, keys = named_recipe(context.args, config, recipe_name, resumed=output if resume else None)
+        if named is None:
+            raise UserError("No recipe: name one, as in `pods train tiny-pods` (`pods recipes` lists them), or a file.")
+        recipe = load_recipe(named, keys, processes=launch and launch.processes)
         if dry_run:
             print(plain_text(recipe.to_yaml()))
             show_plan(recipe.batch_plan(launch and launch.processes))
-            tell_missing(recipe)
+            note_missing(recipe)
             return
-        recipe.check_installed()
-        recipe.check_reachable()
+        _check_machine(recipe, launch)
+        output = output or (newest_run(recipe) if resume else _default_output(recipe))
+        again = {"resume": resume, "allow_changed_recipe": allow_changed_recipe}
+        _check_output(recipe, output, launch, **again)
         if launch:
-            check_layout(launch.config, on_cpu=bool(recipe.values.get("use_cpu")))
-        else:  # else each process does, once it is started
-            check_rewards(recipe.values)
-        if output is None:
-            output = _newest_run(recipe) if resume else _default_output(recipe)
-        again = Again(resume, allow_changed_recipe)
-        _check_output(recipe, output, again, launch)
-        if launch:
-            keys = [f"--{key}={'true' if value is True else value}" for key, value in given.items()]
-            words = ["--config", config, "--output", str(output), *again.words, *keys]
-            status = _train_processes(launch, words, output, stop)
+            status = _launch(launch, named, keys, output, again, stop)
         else:
-            from ..training.run import train as run_training
+            from ..training.run import train as train_run
 
-            status = run_training(recipe, output, stop=stop, **again._asdict()).status
+            status = train_run(recipe, output, stop=stop, **again).status
         if code := exit_code(status, default=stop.code):
             raise typer.Exit(code)
 
 
-class Again(NamedTuple):
-    """Whether a run goes on, and with which recipes."""
+@contextmanager
+def stoppable() -> Iterator[Stop]:
+    """Within, signals ask the work to stop; one that ends the command at once gives it its own exit code."""
+    with stop_on_signals() as stop:
+        try:
+            yield stop
+        except KeyboardInterrupt as interrupt:
+            raise typer.Exit(getattr(interrupt, "code", 130)) from None
 
-    resume: bool
-    allow_changed_recipe: bool
 
-    @property
-    def words(self) -> list[str]:
-        """The options that say so."""
-        return [f"--{name}" for name, wanted in self._asdict().items() if wanted]
+def named_recipe(
+    words: list[str], config: str | None, name: str | None, resumed: Path | None = None
+) -> tuple[str | None, dict[str, str | bool]]:
+    """The recipe that a command names, and the keys that it sets.
+
+    Args:
+        words: the words of the command line that are no options of the command.
+        config: a name or a file (--config). Without it and `name`, a word alone names the recipe.
+        name: a shipped recipe (--recipe).
+        resumed: the run whose recipe is taken where none is named.
+    """
+    from ..recipe.reading import parse_words
+
+    named, keys = parse_words(words, name if config is None else config)
+    if name is not None:
+        return _shipped(name, config), keys
+    if named is None and resumed is not None:
+        named = str(resumed / "config.yaml")
+    return named, keys
+
+
+def _shipped(name: str, config: str | None) -> str:
+    """Check the name of a shipped recipe of one run; without a name, the error lists them all."""
+    from ..recipe import shipped_arms, shipped_recipes
+    from ..recipe.fields import suggest
+    from ..recipe.reading import local_path, read_yaml
+
+    if config is not None:
+        raise UserError(f"--recipe {name} and --config {config}: give one of them.")
+    known = [recipe for recipe, path in shipped_recipes().items() if "arms" not in read_yaml(path)[0]]
+    known += shipped_arms()
+    if not name:
+        raise UserError("\n  ".join(["--recipe needs a name: choose one of", *known]))
+    if name not in known:
+        near = suggest(name, known) or f" `pods recipes` lists all {len(known)}."
+        file = f" For a file, use --config {name}." if local_path(name).is_file() else ""
+        raise UserError(f"--recipe {name}: no such recipe is shipped.{file or near}")
+    return name
 
 
 class Launch(NamedTuple):
-    """Processes to start, and the accelerate configuration they are started with."""
+    """Processes to start, and the accelerate configuration to start them with."""
 
     processes: int
     config: Path
 
 
 def find_launch(processes: int | None, config: str | None) -> Launch | None:
-    """What to start through accelerate, None where nothing was asked for.
+    """What to start through accelerate; None where neither option is given.
 
-    Raises UserError for a configuration there is not, and among processes that a launcher has started already.
+    Raises UserError for an unknown configuration, and in a process that a launcher has started.
     """
     from ..recipe import accelerate_processes, find_accelerate_config
-    from ..recipe.catalog import MOST_PROCESSES
+    from ..recipe.accelerate import MOST_PROCESSES
     from ..recipe.reading import short
 
     if processes is None and config is None:
         return None
-    if "WORLD_SIZE" in os.environ:
+    if is_launched():
         raise UserError(
-            f"A launcher started this already (WORLD_SIZE = {os.environ['WORLD_SIZE']}): leave --num_processes and "
-            "--accelerate_config out, or start `pods train` by itself."
+            f"A launcher started this process already (WORLD_SIZE = {get_world_size()}): remove "
+            "--num_processes and --accelerate_config, or start `pods train` by itself."
         )
     if processes is not None and processes > MOST_PROCESSES:
         raise UserError(f"--num_processes {short(str(processes))}: expected at most {MOST_PROCESSES} on one machine.")
@@ -184,22 +201,84 @@ def find_launch(processes: int | None, config: str | None) -> Launch | None:
     return Launch(processes or accelerate_processes(path), path)
 
 
-def _train_processes(launch: Launch, words: list[str], output: Path, stop: Stop) -> Mapping[str, Any]:
-    """`pods train` with these words on several processes; the status in which the run ended."""
+def show_plan(plan: BatchPlan) -> None:
+    """Print what a step generates and trains."""
+    for label, value in plan.describe():
+        console().print(f"{label:<20} {safe_text(value)}")
+
+
+def note_missing(recipe: Recipe) -> None:
+    """Print what must be installed before the recipe can train on this machine, if anything."""
+    if recipe.missing_library:
+        console().print(f"[yellow]Note:[/yellow] {safe_text(recipe.missing_library)}")
+
+
+def _show_key(key: str) -> None:
+    from ..recipe import explain
+    from ..recipe.fields import suggest
+    from ..recipe.schema import fields
+
+    key = key.lstrip("-").replace("-", "_")
+    if key not in fields():
+        raise UserError(f"Unknown recipe key {key}.{suggest(key, fields())}")
+    print(explain(key))
+
+
+def _check_machine(recipe: Recipe, launch: Launch | None) -> None:
+    """Refuse a recipe that cannot train here before torch and the model are loaded."""
+    from ..recipe import check_accelerate
+    from ..rewards import check_rewards
+
+    recipe.check_installed()
+    recipe.check_reachable()
+    if launch:  # each process checks its rewards itself
+        check_accelerate(launch.config, on_cpu=bool(recipe.values.get("use_cpu")))
+    else:
+        check_rewards(recipe.values)
+
+
+def _default_output(recipe: Recipe) -> Path:
+    if get_world_size() > 1:
+        raise UserError("Several processes need one directory for the run: give it with --output.")
+    return Path("runs") / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _check_output(
+    recipe: Recipe, output: Path, launch: Launch | None, *, resume: bool, allow_changed_recipe: bool
+) -> None:
+    """Refuse a directory that cannot take the run before torch and the model are loaded."""
+    from ..runs import RunWriter
+    from ..training.resume import find_start
+
+    if resume:
+        processes = launch.processes if launch else get_world_size()
+        find_start(recipe, output, processes=processes, changed=allow_changed_recipe, hashes=False)
+    if get_rank() == 0:
+        with RunWriter(output, resume=resume) as writer:
+            if launch and resume:  # else the status of the earlier run would decide the exit code
+                writer.write_status("running", reason="loading")
+
+
+def _launch(
+    launch: Launch, recipe: str, keys: Mapping[str, str | bool], output: Path, again: Mapping[str, bool], stop: Stop
+) -> Mapping[str, Any]:
+    """Train with `pods train` in several processes; the status in which the run ended."""
     from ..distributed.launch import STARTER
     from ..experiment.process import child_environment, launcher, wait_for
     from ..runs import Run, end_run
     from ..runs.files import LOG
 
-    command = [*launcher(launch.config, launch.processes), "train", *words]
+    command = [*launcher(launch.config, launch.processes), "train", "--config", recipe, "--output", str(output)]
+    command += [f"--{name}" for name, wanted in again.items() if wanted]
+    command += [f"--{key}={'true' if value is True else value}" for key, value in keys.items()]
     code = 0
     with stop.later(), outlive_output(output / LOG):
         try:
-            # A session of its own: Ctrl-C reaches us alone, and the processes are asked once, by us.
+            # A session of its own: Ctrl-C reaches this process alone, which asks the others once.
             environment = child_environment({STARTER: str(os.getpid())})
             process = subprocess.Popen(command, env=environment, start_new_session=True)
             code = wait_for(process, apart=True)
-        except Interrupted as interrupt:  # they have ended, perhaps before they wrote a status, or finished anyway
+        except Interrupted as interrupt:  # they may have ended before they wrote a status, or after they finished
             stop.over()
             end_run(output, "stopped", str(interrupt))
         stop.over()
@@ -207,98 +286,6 @@ def _train_processes(launch: Launch, words: list[str], output: Path, stop: Stop)
         if status.get("state") == "stopped":
             reason = safe_text(status.get("reason"))
             console(stderr=True).print(f"Stopped: {reason}. What is done is kept in {safe_text(output)}.")
-    if code == 2 and status.get("state") == "failed":  # a mistake of the user's, told already
+    if code == 2 and status.get("state") == "failed":  # a user's mistake, which a process has printed
         raise typer.Exit(2)
     return status
-
-
-def show_key(key: str) -> None:
-    """Print what a recipe key means; raises UserError for one there is not."""
-    from ..recipe import explain
-    from ..recipe.fields import suggest
-    from ..recipe.schema import fields
-
-    key = key.lstrip("-").replace("-", "_")
-    if key not in fields():
-        raise UserError(f"{key} is no recipe key.{suggest(key, fields())}")
-    print(explain(key))
-
-
-def show_plan(plan: BatchPlan) -> None:
-    """Print what a step generates and trains."""
-    out = console()
-    for label, value in plan.describe():
-        out.print(f"{label:<20} {safe_text(value)}")
-
-
-def tell_missing(recipe: Recipe) -> None:
-    """Print what must be installed before a recipe can train on this machine, if anything."""
-    if recipe.missing_library:
-        console().print(f"[yellow]Note:[/yellow] {safe_text(recipe.missing_library)}")
-
-
-def _shipped(name: str, config: str | None) -> str:
-    """A name of what is shipped; raises UserError where it is none, with all names where none was given."""
-    from ..recipe import shipped_arms, shipped_recipes
-    from ..recipe.fields import suggest
-    from ..recipe.reading import local_path
-    from .recipes import is_experiment
-
-    if config is not None:
-        raise UserError(f"--recipe {name} and --config {config}: give one of them.")
-    single = [recipe for recipe, path in shipped_recipes().items() if not is_experiment(path)]
-    known = [*single, *shipped_arms()]
-    if not name:
-        raise UserError("\n  ".join(["--recipe a name is missing. Choose one of", *known]))
-    if name not in known:
-        near = suggest(name, known) or f" `pods recipes` lists the {len(known)} there are."
-        file = f" A file is given with --config {name}." if local_path(name).is_file() else ""
-        raise UserError(f"--recipe {name}: no such recipe is shipped.{file or near}")
-    return name
-
-
-def find_config(config: str | None, recipe_name: str | None, resumed: Path | None = None) -> str:
-    """What to load: what was named, else the recipe of the run that goes on."""
-    if recipe_name is not None:
-        return _shipped(recipe_name, config)
-    if config is None and resumed is not None:
-        return str(resumed / "config.yaml")
-    if config is None:
-        raise UserError("No recipe: name one that `pods recipes` lists, as in `pods train tiny-pods`, or a YAML file.")
-    return config
-
-
-def _newest_run(recipe: Recipe) -> Path:
-    from ..training.resume import newest_run
-
-    return newest_run(recipe)
-
-
-def _default_output(recipe: Recipe) -> Path:
-    if place().processes > 1:
-        raise UserError("Several processes must agree on one run directory: give it with --output.")
-    return Path("runs") / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}"
-
-
-def _check_output(recipe: Recipe, output: Path, again: Again, launch: Launch | None) -> None:
-    """Refuse a directory that cannot take the run now, rather than after torch and the model are loaded."""
-    from ..runs import RunWriter
-    from ..training.resume import find_start
-
-    if again.resume:
-        processes = launch.processes if launch else place().processes
-        find_start(recipe, output, processes=processes, changed=again.allow_changed_recipe, hashes=False)
-    if place().rank == 0:
-        with RunWriter(output, resume=again.resume) as writer:
-            if launch and again.resume:  # the status of before is not how this launch ends
-                writer.write_status("running", reason="loading")
-
-
-@contextmanager
-def stoppable() -> Iterator[Stop]:
-    """Signals ask a run to stop; where they end a command at once, the exit code says which it was."""
-    with stop_on_signals() as stop:
-        try:
-            yield stop
-        except KeyboardInterrupt as interrupt:
-            raise typer.Exit(getattr(interrupt, "code", 130)) from None

@@ -1,8 +1,8 @@
-"""Several processes of one run: where each stands, and how all of them end when one fails, stalls or is killed."""
+"""Several processes of one run: their ranks, where each is in its work, and how all end when one fails."""
 
 from .failure import Failure
 from .heartbeat import busy, mark
-from .processes import Place, place
+from .processes import get_rank, get_world_size, is_launched
 from .watch import watching
 
-__all__ = ["Failure", "Place", "busy", "mark", "place", "watching"]
+__all__ = ["Failure", "busy", "get_rank", "get_world_size", "is_launched", "mark", "watching"]

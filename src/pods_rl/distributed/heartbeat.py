@@ -1,7 +1,7 @@
-"""Where this process stands in a run, for the others to see when one of them fails to come. No torch.
+"""The position of this process in a run, which the others read when a process is late. No torch.
 
-All processes pass the same marks in the same order, so the one that has passed fewest is the one the others wait for.
-A mark costs a microsecond and is read by a thread, if there are several processes.
+All processes pass the same marks in the same order, so the others wait for the one that has passed the fewest. A mark
+costs a microsecond; where there are several processes, a thread (`watch`) sends it to the others.
 """
 
 from __future__ import annotations
@@ -12,25 +12,24 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
-SILENT = 30.0  # seconds after which a process that says nothing is taken for stopped; it speaks every BEAT at least
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+SILENT = 30.0  # seconds without a heartbeat after which a process counts as stopped (`watch.BEAT` is the interval)
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a process stands.
+    """Where a process is in its work.
 
     Args:
         marks: how many it has passed; the same work has the same number on every process.
         step: the optimizer step, 0 before the first.
         doing: what it does, or did last.
-        busy: it does that by itself; else it may wait for the others.
+        busy: it works by itself; else it may wait for the others.
         since: wall clock in seconds at its last mark.
-        seen: wall clock in seconds when it last said so.
-        where: the function its main thread is in.
+        seen: wall clock in seconds of this heartbeat.
+        where: the function that its main thread is in.
     """
 
     marks: int = 0
@@ -50,21 +49,18 @@ class Position:
             return self.doing
         return f"in {self.doing}" + (f" of step {self.step}" if self.step else "")
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 _here = Position(since=time.time())
 _working: list[str] = []  # what this process does by itself now; async reward functions overlap
 
 
 def here() -> Position:
-    """This process's position now."""
+    """Return the current position of this process."""
     return replace(_here, seen=time.time(), where=_where())
 
 
 def mark(doing: str, *, busy: bool = False, step: int | None = None) -> None:
-    """Pass a mark; `step` where a new one begins."""
+    """Pass a mark; `step`: where a new step begins."""
     global _here
     step = _here.step if step is None else step
     _here = Position(_here.marks + 1, step, doing, busy, time.time())
@@ -72,9 +68,10 @@ def mark(doing: str, *, busy: bool = False, step: int | None = None) -> None:
 
 @contextmanager
 def busy(doing: str) -> Iterator[None]:
-    """Inside, this process works by itself and waits for no other. It passes two marks, unless an exception comes out.
+    """Inside, this process works by itself and waits for no other. It passes a mark at each end.
 
-    Such regions may overlap: the process waits for others again when the last one ends.
+    Such regions may overlap: the process may wait again when the last one ends. After an exception there is no second
+    mark, so that the position names the region that failed.
 
     >>> with busy("generation"): here().busy
     True
@@ -87,33 +84,32 @@ def busy(doing: str) -> Iterator[None]:
         yield
     finally:
         _working.remove(doing)
-    # not where it raised: this process then stands where it failed
     mark(_working[-1] if _working else doing, busy=bool(_working))
 
 
 def _where() -> str:
-    """The innermost function of the main thread, of the user's own where there is one, as `name (file:line)`."""
+    """The innermost function of the main thread, or of the user's code in it, as `name (file:line)`."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     innermost = None
     while frame is not None:
         file = frame.f_code.co_filename
         text = f"{frame.f_code.co_name} ({os.path.basename(file)}:{frame.f_lineno})"
         innermost = innermost or text
-        if not (file.startswith((_OURS, sys.prefix, sys.base_prefix, "<")) or "site-packages" in file):
+        if not (file.startswith((_PACKAGE, sys.prefix, sys.base_prefix, "<")) or "site-packages" in file):
             return text
         frame = frame.f_back
     return innermost or ""
 
 
 def overdue(own: Position, others: Mapping[int, Position], limit: float) -> int | None:
-    """The process that this one has waited for longer than `limit` seconds; None: none.
+    """Return the process that this one has waited for longer than `limit` seconds; None where there is none.
 
-    A process that works by itself waits for nobody. Of several that are behind, the one furthest behind, and of these
-    the first; where none is behind, one that has not said anything for `SILENT` seconds.
+    A busy process waits for none. Of several that are behind, return the one furthest behind, then the lowest rank.
+    Where none is behind, return one without a heartbeat for `SILENT` seconds.
 
     Args:
-        own: of this process.
-        others: of the others, as they last said, by process.
+        own: the position of this process.
+        others: the last positions of the others, by rank.
         limit: seconds.
 
     >>> late = Position(3, 12, "reward 'slow'", since=100.0, seen=709.0)

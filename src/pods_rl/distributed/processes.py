@@ -1,48 +1,57 @@
-"""Which of how many processes this is, as the launcher says in the environment."""
+"""This process: its rank, as torchrun and accelerate set it, its libraries and their versions."""
 
 from __future__ import annotations
 
+import logging
 import os
+import platform
+import subprocess
 from collections.abc import Mapping
-from typing import NamedTuple
+from importlib import metadata
 
 from ..errors import UserError
 
+_PACKAGES = ("pods-rl", "torch", "transformers", "trl", "accelerate", "peft", "datasets", "math-verify")
 _SMALLEST = {"WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": 0}
 _SIZE_OF = {"RANK": "WORLD_SIZE", "LOCAL_RANK": "LOCAL_WORLD_SIZE"}
 
 
-class Place(NamedTuple):
-    """The number of this process, counted from 0, and how many there are."""
-
-    rank: int = 0
-    processes: int = 1
+def get_rank() -> int:
+    """Return the number of this process, counted from 0; 0 without a launcher. Raises as `get_world_size` does."""
+    return rank_and_world_size(os.environ)[0]
 
 
-def place(environment: Mapping[str, str] | None = None) -> Place:
-    """Return the place of this process, as torchrun and accelerate set it: one of one without a launcher.
-
-    Args:
-        environment: `os.environ` where None.
+def get_world_size() -> int:
+    """Return the number of processes of this run; 1 without a launcher.
 
     Raises:
-        UserError: a variable of the launcher is not a whole number, or out of range.
-
-    >>> place({"WORLD_SIZE": "4", "RANK": "3"}), place({})
-    (Place(rank=3, processes=4), Place(rank=0, processes=1))
+        UserError: a variable of the launcher is not a whole number, or is out of range.
     """
-    given = os.environ if environment is None else environment
-    found = {name: _number(name, given[name]) for name in _SMALLEST if name in given}
-    if found.get("LOCAL_WORLD_SIZE") == 1:  # accelerate writes it on a CPU where no launcher gave the number
+    return rank_and_world_size(os.environ)[1]
+
+
+def is_launched() -> bool:
+    """Whether a launcher such as torchrun or accelerate started this process."""
+    return "RANK" in os.environ or "WORLD_SIZE" in os.environ
+
+
+def rank_and_world_size(environment: Mapping[str, str]) -> tuple[int, int]:
+    """Return both, as an environment gives them.
+
+    >>> rank_and_world_size({"WORLD_SIZE": "4", "RANK": "3"}), rank_and_world_size({})
+    ((3, 4), (0, 1))
+    """
+    found = {name: _number(name, environment[name]) for name in _SMALLEST if name in environment}
+    if found.get("LOCAL_WORLD_SIZE") == 1:  # accelerate sets it on a CPU where no launcher gave the number
         del found["LOCAL_WORLD_SIZE"]
     for name, size in _SIZE_OF.items():
         if found.get(name, 0) >= found.get(size, found.get("WORLD_SIZE", 1)):
-            said = f"{size} = {given[size]}" if size in found else "there is no such process"
+            limit = f"{size} = {environment[size]}" if size in found else "there is no such process"
             raise UserError(
-                f"{name} = {given[name]}, but {said}: expected a number below it. Unset {name}, or start the "
+                f"{name} = {environment[name]}, but {limit}: expected a number below it. Unset {name}, or start the "
                 "processes with torchrun or accelerate, which set both."
             )
-    return Place(found.get("RANK", 0), found.get("WORLD_SIZE", 1))
+    return found.get("RANK", 0), found.get("WORLD_SIZE", 1)
 
 
 def _number(name: str, text: str) -> int:
@@ -53,3 +62,54 @@ def _number(name: str, text: str) -> int:
         f"The environment variable {name} = {text[:60]!r}: expected a whole number of at least {smallest}. Unset it, "
         "or start the processes with torchrun or accelerate, which set it."
     )
+
+
+def quiet_libraries() -> None:
+    """Turn off telemetry, progress bars besides our own, and tokenizer threads, which forked workers cannot use."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import warnings
+
+    import datasets
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(logging.CRITICAL)  # our own message says what is wrong in a file
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs a line per retry, before our own message
+    if get_rank():  # the first process warns for all
+        logging.disable(logging.WARNING)
+        warnings.simplefilter("ignore")
+
+
+def set_threads(threads: int | None) -> None:
+    """Limit torch's CPU threads; None leaves the choice to torch."""
+    if threads:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of Python and of the packages that decide a result."""
+    return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
+
+
+def version(package: str) -> str | None:
+    """Return the version of an installed distribution; None where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def git_commit() -> str | None:
+    """Return the commit of the working directory; None where it is not a git checkout."""
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

@@ -1,8 +1,9 @@
-"""A thread of each process that ends it when the run cannot go on: another one failed, stalled or was killed.
+"""A thread of each process that ends it when the run cannot continue: another process failed, stalled or was killed.
 
-A process that waits in a collective cannot be told anything there, and a graceful stop waits for the step to end. So
-the processes talk past the training, over the store that their process group was made with. Who prints and writes the
-status is the first process, whoever failed; where that one is gone, the failed one prints and its launcher writes.
+A process that waits in a collective can receive nothing there, and a graceful stop waits for the step to end. So the
+processes also talk over the store that their process group was made with. The first process prints the failure and
+writes the status, whichever process failed. Where the first one was killed, the failed process prints and its launcher
+writes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,14 +24,49 @@ from typing import Any, NoReturn
 from ..text import console, plain_text, safe_text
 from .failure import Failure, is_of_a_collective, of_broken_collective, of_error, of_stall
 from .heartbeat import Position, here, overdue
-from .processes import place
+from .processes import get_rank, get_world_size
 from .signals import ignore_signals
 
-LAUNCHER = "PODS_LAUNCHER"  # set by ours, which tells how a process ended without a word
+LAUNCHER = "PODS_LAUNCHER"  # set by our launcher, which reports processes that were killed
 POLL = 0.5  # seconds between looks at the others
-BEAT = 10.0  # most seconds between two words about where we stand
-MARGIN = 2.0  # seconds before the collective's own limit, whose error would name nobody
+BEAT = 10.0  # most seconds between two heartbeats
+MARGIN = 2.0  # seconds before the collective's own limit, whose error would name no process
 GRACE = 3.0  # seconds to find out why a collective broke, and for the first process to print
+
+
+class _Store:
+    """Messages between the processes, over a connection of our own: the process group's is blocked while it waits."""
+
+    def __init__(self) -> None:
+        self._store: Any = None
+        self._lock = threading.Lock()  # a store serves one thread at a time
+
+    def connect(self) -> bool:
+        """Whether there is a connection; tries to make one."""
+        with self._lock:
+            if self._store is None and "torch.distributed" in sys.modules and "MASTER_PORT" in os.environ:
+                import torch.distributed as dist
+
+                if _launcher_has_store() or dist.is_initialized():
+                    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+                    store = dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=GRACE))
+                    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+                    self._store = dist.PrefixStore(f"pods/{attempt}", store)
+            return self._store is not None
+
+    def set(self, key: str, value: Any = True) -> None:
+        with self._lock:
+            self._store.set(key, json.dumps(value))
+
+    def get(self, key: str, *, wait: bool = False) -> Any:
+        """The value of a key; None where it is not set. ``wait``: for `GRACE` seconds, then raise."""
+        with self._lock:
+            return json.loads(self._store.get(key)) if wait or self._store.check([key]) else None
+
+    def claim(self, key: str) -> bool:
+        """Whether this process is the first to claim a key."""
+        with self._lock:
+            return bool(self._store.add(key, 1) == 1)
 
 
 class Watch:
@@ -42,16 +79,16 @@ class Watch:
 
     def __init__(self, limit: float, on_failure: Callable[[Failure], None]) -> None:
         self._limit, self._on_failure = limit, on_failure
-        self.rank, self._world = place()
+        self.rank = get_rank()
+        self._other_ranks = [rank for rank in range(get_world_size()) if rank != self.rank]
         self._parent = os.getppid()
         self._host = f"{socket.gethostname()}/{_namespace()}/{self._parent}"
-        self._store: Any = None
-        self._talking = threading.RLock()  # a store serves one thread at a time
+        self._store = _Store()
         self._ending = threading.Lock()
         self._done = threading.Event()
-        self._neighbours: dict[int, int] = {}  # process id of each that our launcher started
-        self._met = {self.rank}
-        self._spoke = 0.0
+        self._introduced = False
+        self._pids: dict[int, int | None] = {}  # of each other process that has started; None: of another launcher
+        self._last_beat = 0.0
         self._thread = threading.Thread(target=self._run, name="pods-watch", daemon=True)
 
     def start(self) -> None:
@@ -60,22 +97,21 @@ class Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Watch no more; the others will not miss this process."""
-        with suppress(Exception), self._talking:
-            if self._store:
-                self._store.set(f"done/{self.rank}", "")
+        """Stop watching; the others will not report this process as killed."""
+        with suppress(Exception):
+            self._store.set(f"done/{self.rank}")
         self._done.set()
 
     def fail(self, error: BaseException) -> NoReturn:
         """End all processes because of an exception in this one."""
-        ignore_signals()  # we are ending, and have something to say first
+        ignore_signals()  # we are ending, and print first
         with suppress(Exception):
             self._connect()
         failure = of_error(error, self.rank)
         if is_of_a_collective(error):
-            self._find_cause()
+            self._wait_until(self._look)  # whoever broke it publishes why, and `_look` ends us then
             with suppress(Exception):
-                failure = of_broken_collective(error, self.rank, here(), self._others())
+                failure = of_broken_collective(error, self.rank, here(), self._positions())
         self._publish(failure)
 
     # -- the thread -------------------------------------------------------------------------------------------------
@@ -84,139 +120,105 @@ class Watch:
         while not self._done.wait(POLL):
             if os.getppid() != self._parent:  # nobody is left to end us
                 os._exit(1)
-            try:
+            with suppress(Exception):  # the store ended, and its process with it; the collectives will report it
                 self._look()
-            except Exception:  # the store is gone, and with it whoever held it; the collectives will say
-                continue
 
     def _look(self) -> None:
-        self._connect()
-        if self._store is None:
+        """Send a heartbeat; end where another process failed, was killed or is late."""
+        if not self._connect():
             return
-        with self._talking:
-            told = self._store.get("failure") if self._store.check(["failure"]) else None
-            self._speak()
-        if told is not None:
-            self._end(Failure.from_json(told))
-        if (lost := self._lost()) is not None:
-            self._publish(self._of_lost(lost))
+        published = self._store.get("failure")
+        self._beat()
+        if published is not None:
+            self._end(Failure(**published))
+        if (killed := self._killed()) is not None:
+            reason = f"process {killed} was killed, perhaps out of memory"
+            self._publish(Failure(killed, reason, host=self._host))
         own = here()
         early = self._limit - min(MARGIN, self._limit / 10)
         if not own.busy and own.seen - own.since >= early:
-            others = self._others()
-            late = overdue(own, others, early)
+            positions = self._positions()
+            late = overdue(own, positions, early)
             if late is not None:
-                self._publish(of_stall(late, others[late], self.rank, own, self._limit))
+                self._publish(of_stall(late, positions[late], self.rank, own, self._limit))
 
-    def _connect(self) -> None:
-        if self._store is not None or "torch.distributed" not in sys.modules:
-            return
-        import torch.distributed as dist
+    def _connect(self) -> bool:
+        if not self._store.connect():
+            return False
+        if not self._introduced:
+            self._store.set(f"process/{self.rank}", [self._host, os.getpid()])
+            self._introduced = True
+        return True
 
-        if not (_launcher_has_store() or dist.is_initialized()) or "MASTER_PORT" not in os.environ:
-            return
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        with self._talking:
-            if self._store is None:
-                # a connection of our own: the process group's is taken while it waits
-                store = dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=GRACE))
-                run = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-                self._store = dist.PrefixStore(f"pods/{run}", store)
-                self._store.set(f"process/{self.rank}", json.dumps([self._host, os.getpid()]))
-
-    def _speak(self) -> None:
+    def _beat(self) -> None:
         now = time.monotonic()
-        if now - self._spoke >= min(BEAT, self._limit / 10):
-            self._spoke = now
-            self._store.set(f"position/{self.rank}", json.dumps(here().to_dict()))
+        if now - self._last_beat >= min(BEAT, self._limit / 10):
+            self._last_beat = now
+            self._store.set(f"position/{self.rank}", asdict(here()))
 
-    def _others(self) -> dict[int, Position]:
-        known = {}
-        with self._talking:
-            for rank in range(self._world):
-                if rank != self.rank and self._store.check([f"position/{rank}"]):
-                    known[rank] = Position(**json.loads(self._store.get(f"position/{rank}")))
-        return known
+    def _positions(self) -> dict[int, Position]:
+        """The last position of each other process, by rank."""
+        found = {rank: self._store.get(f"position/{rank}") for rank in self._other_ranks}
+        return {rank: Position(**position) for rank, position in found.items() if position}
 
-    def _lost(self) -> int | None:
-        """A process of our launcher that has gone without a word."""
+    def _killed(self) -> int | None:
+        """A process of our launcher that ended and published nothing."""
         import psutil
 
-        with self._talking:
-            self._meet()
-            for rank, number in self._neighbours.items():
-                if not psutil.pid_exists(number) and not self._store.check([f"done/{rank}"]):
-                    return None if self._store.check(["failure"]) else rank
+        for rank in self._other_ranks:
+            if rank not in self._pids and (introduced := self._store.get(f"process/{rank}")):
+                host, pid = introduced
+                self._pids[rank] = pid if host == self._host else None
+        for rank, number in self._pids.items():
+            if number and not psutil.pid_exists(number) and not self._store.get(f"done/{rank}"):
+                return None if self._store.get("failure") else rank
         return None
 
-    def _meet(self) -> None:
-        """Learn the process ids of those that have come since."""
-        for rank in range(self._world):
-            if rank not in self._met and self._store.check([f"process/{rank}"]):
-                self._met.add(rank)
-                host, number = json.loads(self._store.get(f"process/{rank}"))
-                if host == self._host:
-                    self._neighbours[rank] = number
-
-    def _of_lost(self, rank: int) -> Failure:
-        return Failure(rank, f"process {rank} was killed, perhaps out of memory", host=self._host)
-
-    def _find_cause(self) -> None:
-        """A collective broke: give whoever broke it the time to say so, and the thread the time to see."""
+    def _wait_until(self, happened: Callable[[], object]) -> bool:
+        """Whether something happens within `GRACE` seconds, where the others can be reached."""
         until = time.monotonic() + GRACE
-        while time.monotonic() < until and self._store is not None:
+        while time.monotonic() < until and self._introduced:
             with suppress(Exception):
-                self._look()
+                if happened():
+                    return True
             time.sleep(POLL / 5)
+        return False
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def _publish(self, failure: Failure) -> NoReturn:
-        """Tell the others, unless one has been quicker, and end."""
+        """Publish a failure, unless another process has published one, and end."""
         first = True
-        with suppress(Exception), self._talking:
-            if self._store is not None:
-                first = self._store.add("claimed", 1) == 1
-                if first:
-                    self._store.set("failure", failure.to_json())
-                failure = Failure.from_json(self._store.get("failure"))
+        with suppress(Exception):
+            first = self._store.claim("claimed")
+            if first:
+                self._store.set("failure", asdict(failure))
+            failure = Failure(**self._store.get("failure", wait=True))
         self._end(failure, first=first)
 
     def _end(self, failure: Failure, *, first: bool = False) -> NoReturn:
-        """End this process; the first to know of the failure prints it where process 0 cannot."""
-        self._ending.acquire()  # never given back: whoever comes second waits for the end
+        """End this process. The first process prints the failure, or where it cannot, the one that published it."""
+        self._ending.acquire()  # never released: a second caller waits for the end
         _write_error_file(failure)
-        launcher_tells = failure.host == self._host and LAUNCHER in os.environ
+        launcher_reports = failure.host == self._host and LAUNCHER in os.environ
         if self.rank == 0:
-            if not launcher_tells:
+            if not launcher_reports:
                 with suppress(Exception):
                     self._on_failure(failure)
-                _say(failure)
-            self._note("told")
+                _print_failure(failure)
+            with suppress(Exception):
+                self._store.set("printed")
             if not _launcher_has_store():
-                time.sleep(2 * POLL)  # it ends with us, and the others must have heard
-        elif not self._noted("told") and first and not launcher_tells:
-            _say(failure)
+                time.sleep(2 * POLL)  # the store ends with us, and the others must read it first
+        elif not self._wait_until(lambda: self._store.get("printed")) and first and not launcher_reports:
+            _print_failure(failure)
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
                 stream.flush()
         os._exit(failure.code)  # an orderly exit would wait for collectives that never end
 
-    def _note(self, key: str) -> None:
-        with suppress(Exception), self._talking:
-            self._store.set(key, "")
 
-    def _noted(self, key: str) -> bool:
-        until = time.monotonic() + GRACE
-        while time.monotonic() < until and self._store is not None:
-            with suppress(Exception), self._talking:
-                if self._store.check([key]):
-                    return True
-            time.sleep(POLL / 5)
-        return False
-
-
-def _say(failure: Failure) -> None:
+def _print_failure(failure: Failure) -> None:
     if failure.state != "failed":
         return
     console(stderr=True).print(f"[red]Error:[/red] {safe_text(failure.reason)}")
@@ -225,7 +227,7 @@ def _say(failure: Failure) -> None:
 
 
 def _write_error_file(failure: Failure) -> None:
-    """Torch's launcher reads why a process failed from a file of its own; not of one that ended without a word."""
+    """Write the file in which torch's launcher reads why a process failed; not for a process that was killed."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path and not failure.host:
         with suppress(OSError):
@@ -233,12 +235,12 @@ def _write_error_file(failure: Failure) -> None:
 
 
 def _launcher_has_store() -> bool:
-    """Whether the store is there from the start; else the first process makes it with the process group."""
+    """Whether the launcher has made the store; else the first process makes it with the process group."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _namespace() -> str:
-    """In which process ids mean the same."""
+    """The namespace of our process ids: ids of another one mean other processes."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -247,11 +249,11 @@ def _namespace() -> str:
 
 @contextmanager
 def watching(limit: float, on_failure: Callable[[Failure], None]) -> Iterator[None]:
-    """Inside, an exception in one of several processes ends all of them, as does one that stalls or is killed.
+    """Inside, all processes of a run end when one of them raises, stalls or is killed.
 
-    One process is left alone. Of several none comes out of it by an exception: each exits with the failure's code.
+    A single process is not watched. Of several, none leaves with an exception: each exits with the failure's code.
     """
-    if place().processes == 1:
+    if get_world_size() == 1:
         yield
         return
     watch = Watch(limit, on_failure)

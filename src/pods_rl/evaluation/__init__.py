@@ -1,10 +1,9 @@
-"""Evaluation: accuracy, pass@k and form of a policy on a task, in training or of any checkpoint."""
+"""Evaluation: accuracy, pass@k and form of a policy on a task, during training or of any checkpoint."""
 
 from __future__ import annotations
 
-from .evaluator import evaluate
+from .evaluator import Completion, RowsDone, Sampler, Sampling, evaluate
 from .generate import GenerateSampler
-from .sampling import Completion, Sampler, Sampling
 from .scores import Answer, Evaluation, pass_at_k
 
 __all__ = [
@@ -12,6 +11,7 @@ __all__ = [
     "Completion",
     "Evaluation",
     "GenerateSampler",
+    "RowsDone",
     "Sampler",
     "Sampling",
     "evaluate",

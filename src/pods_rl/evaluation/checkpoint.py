@@ -1,31 +1,43 @@
-"""Evaluating a saved policy on a recipe's task, and what it takes to do it again."""
+"""Evaluate a saved policy on a recipe's task, and write the result with all that is needed to repeat it.
+
+A result is a line of JSON that users of lighteval and lm-eval know. Both write `results: {task: {metric: value,
+metric_stderr: value}}` with `versions`, `n-samples`, `higher_is_better` and `config` (lm-eval) or `config_general`
+(lighteval) beside it; here one object has both.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import IO, Any
 
 import torch
 
-from ..distributed import place
+from ..distributed import get_world_size
+from ..distributed.processes import git_commit, quiet_libraries, set_threads, version, versions
 from ..errors import UserError
+from ..policies.files import Policy, find_policy
+from ..policies.loading import has_bf16, load_policy, load_tokenizer, render, template_options
 from ..recipe import Recipe
-from ..tasks import Task, load_task
-from ..tasks.prompts import fit_prompts
-from ..training.environment import git_commit, quiet_libraries, set_threads, version, versions
+from ..runs import to_json, write_parquet
+from ..runs.files import encoded, open_own
+from ..tasks import Task, fit_prompts, load_task
 from . import vllm_backend
-from .evaluator import evaluate
+from .evaluator import RowsDone, Sampler, Sampling, evaluate
 from .generate import GenerateSampler
-from .policy import Policy, find_policy, load_policy
-from .sampling import RowsDone, Sampler, Sampling, render, template_options
 from .scores import Evaluation
 
 BACKENDS = ("auto", "generate", "vllm")
+RESULTS = "results.jsonl"
+_NOT_IN_CONFIG = ("task_settings", "chat_template", "system_prompt", "prompts_sha256", "git_commit")
 
 
 @dataclass(frozen=True)
@@ -52,69 +64,53 @@ def evaluate_checkpoint(
 ) -> Outcome:
     """Evaluate a policy on a recipe's task, with the recipe's evaluation settings and precision.
 
-    Under a launcher of several processes (`torchrun`, `accelerate launch`) they share the rows.
+    With a launcher of several processes (`torchrun`, `accelerate launch`) they share the rows.
 
     Args:
         recipe: its task, run, model and engine parts are read.
-        model: a local path, a hub id, or `tiny`; a folder with an adapter alone brings its base along.
+        model: a local path, a hub id, or `tiny`. A folder that holds an adapter alone names its base model.
         adapter: a LoRA adapter for `model`.
-        backend: `vllm` needs it installed; `auto` takes it where it is installed and there is a GPU, else `generate`.
-        done: told of the rows done.
+        backend: `generate`, `vllm`, or `auto`: `vllm` where it is installed and there is a GPU.
+        done: called with the rows done, to show progress.
 
     Raises:
         UserError: the policy, the task or the backend cannot be used.
     """
     quiet_libraries()
     settings = recipe.run_settings()
-    if settings["eval_prompts"] == 0:
+    prompts, repeats = settings["eval_prompts"], settings["eval_repeats"]
+    if prompts == 0:
         raise UserError("eval_prompts = 0 leaves nothing to evaluate: set a number, or null for the whole test split.")
     set_threads(settings["threads"])
     backend = choose_backend(backend, on_cpu=bool(recipe.values.get("use_cpu")))
     policy = find_policy(model, adapter, revision=recipe.model_arguments().get("model_revision") or "main")
-    with _processes(recipe) as device, _precision(recipe, device) as precision:
+    with _device(recipe) as device, _precision(recipe, device) as precision:
         task = load_task(recipe.task_settings(), reward_errors=recipe.values["reward_errors"])
         sampler = _sampler(backend, policy, recipe, device)
-        tokenizer, options = sampler.tokenizer, template_options(recipe)
-        task, _ = fit_prompts(
-            task,
-            chat=getattr(tokenizer, "chat_template", None) is not None,
-            render=lambda prompt: render(tokenizer, prompt, **options),
-        )
         sampling = Sampling(
             temperature=settings["eval_temperature"],
             max_completion_length=recipe.values["max_completion_length"],
             batch_size=settings["eval_batch_size"],
             seed=recipe.values["seed"],
-            chat_template_kwargs=options,
+            chat_template_kwargs=template_options(recipe),
         )
-        about = {  # before the evaluation: nothing that can fail comes between it and its result
-            "model": policy.name,
-            "adapter": policy.adapter_name,
-            **policy.hashes(),
-            "backend": backend,
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
-            "dtype": str(getattr(getattr(sampler, "model", None), "dtype", recipe.given.get("dtype") or "auto")),
-            "precision": precision,
-            **asdict(sampling),
-            "repeats": settings["eval_repeats"],
-            "limit": settings["eval_prompts"],
-            **_prompt_settings(task, sampler.tokenizer, settings["eval_prompts"]),
-            "task_settings": recipe.task_settings(),
-            "versions": versions() | ({"vllm": version("vllm")} if backend == "vllm" else {}),
-            "git_commit": git_commit(),
-        }
+        task, _ = fit_prompts(
+            task,
+            chat=getattr(sampler.tokenizer, "chat_template", None) is not None,
+            render=lambda prompt: render(sampler.tokenizer, prompt, **sampling.chat_template_kwargs),
+        )
+        # before the evaluation: what fails here loses no result
+        described = _describe(recipe, policy, sampler, sampling, task, device, precision)
         started = time.time()
-        evaluation = evaluate(
-            sampler, task, sampling, prompts=settings["eval_prompts"], repeats=settings["eval_repeats"], done=done
-        )
-    return Outcome(evaluation, task, about, started)
+        evaluation = evaluate(sampler, task, sampling, prompts=prompts, repeats=repeats, done=done)
+    return Outcome(evaluation, task, described, started)
 
 
 def choose_backend(wanted: str, *, on_cpu: bool = False) -> str:
-    """`generate` or `vllm`; raises UserError for a name there is not, and for vLLM among several processes."""
+    """Return `generate` or `vllm`; raises UserError for an unknown name, and for vLLM with several processes."""
     if wanted not in BACKENDS:
         raise UserError(f"--backend {wanted}: expected one of {', '.join(BACKENDS)}.")
-    several = place().processes > 1
+    several = get_world_size() > 1
     if wanted == "auto":
         usable = vllm_backend.is_installed() and torch.cuda.is_available() and not on_cpu and not several
         return "vllm" if usable else "generate"
@@ -126,26 +122,92 @@ def choose_backend(wanted: str, *, on_cpu: bool = False) -> str:
     return wanted
 
 
-def prompts_hash(task: Task, prompts: int | None) -> str:
-    """The sha256 of the first test prompts and their gold answers; None: of all."""
-    digest = hashlib.sha256()
-    count = len(task.test) if prompts is None else min(prompts, len(task.test))
-    for row in task.test.select(range(count)):
-        digest.update(json.dumps([row["prompt"], row["answer"]], sort_keys=True).encode() + b"\n")
-    return digest.hexdigest()
+def write_results(outcome: Outcome, folder: Path) -> tuple[Path, Path]:
+    """Append a line to `results.jsonl` of a folder, and write the completions beside it; return both files.
+
+    A line that a kill has truncated stays alone on its line. Raises UserError where the folder cannot be written to.
+    """
+    when = datetime.fromtimestamp(outcome.started, timezone.utc).strftime("%Y-%m-%dT%H-%M-%S.%f")
+    name = re.sub(r"[^\w.-]", "_", outcome.task.name, flags=re.ASCII)[:100]  # a file's name has 255 bytes
+    try:
+        completions = write_parquet(folder / f"completions-{name}-{when}.parquet", outcome.evaluation.columns())
+        line = to_json(results_line(outcome) | {"completions": completions.name}) + "\n"
+        with open_own(folder / RESULTS, "a+b") as file:
+            if file.tell() and _last_byte(file) != b"\n":
+                line = f"\n{line}"
+            file.write(encoded(line))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise UserError(f"Cannot write to {folder}: {error.strerror}. Choose a directory with --output.") from error
+    return folder / RESULTS, completions
+
+
+def results_line(outcome: Outcome) -> dict[str, Any]:
+    """Return an evaluation as an object of `results.jsonl`."""
+    task, found, settings = outcome.task, outcome.evaluation, outcome.settings
+    metrics = task_metrics(found)
+    general = {
+        "model_name": settings["model"],
+        "model_sha": settings["model_sha256"],
+        "model_dtype": settings["dtype"],
+        "max_samples": settings["limit"],
+        "start_time": outcome.started,
+        "end_time": outcome.started + found.eval_seconds,
+        "total_evaluation_time_secondes": str(found.eval_seconds),  # lighteval's spelling
+        "generation_parameters": {
+            "temperature": settings["temperature"],
+            "max_new_tokens": settings["max_completion_length"],
+            "seed": settings["seed"],
+        },
+    }
+    template, system = settings["chat_template"], settings["system_prompt"]
+    return {
+        "results": {task.name: metrics},
+        "versions": {task.name: task.version},
+        "n-shot": {task.name: 0},
+        "higher_is_better": {task.name: {name: _higher_is_better(name) for name in metrics if "_stderr" not in name}},
+        "n-samples": {task.name: {"original": len(task.test), "effective": found.prompts}},
+        "configs": {task.name: {**settings["task_settings"], "repeats": found.repeats}},
+        "config": {name: value for name, value in settings.items() if name not in _NOT_IN_CONFIG},
+        "config_general": general,
+        "model_name": settings["model"],
+        "chat_template": template,
+        "chat_template_sha": _sha256(template),
+        "system_instruction": system,
+        "system_instruction_sha": _sha256(system),
+        "task_hashes": {task.name: settings["prompts_sha256"]},
+        "transformers_version": settings["versions"]["transformers"],
+        "git_hash": settings["git_commit"],
+        "date": outcome.started,
+        "total_evaluation_time_seconds": found.eval_seconds,
+    }
+
+
+def task_metrics(found: Evaluation) -> dict[str, float]:
+    """Return the metrics of an evaluation, each with `_stderr` where it has a standard error."""
+    metrics = {"accuracy": found.accuracy, "accuracy_stderr": found.accuracy_se}
+    for k, (value, error) in ({1: (found.accuracy, found.accuracy_se)} | dict(found.pass_at)).items():
+        metrics |= {f"pass@{k}": value, f"pass@{k}_stderr": error}
+    metrics |= {"format_accuracy": found.format_accuracy, "format_accuracy_stderr": found.format_accuracy_se}
+    metrics |= {"both_accuracy": found.both_accuracy, "both_accuracy_stderr": found.both_accuracy_se}
+    return metrics | {
+        "mean_completion_tokens": found.mean_completion_tokens,
+        "truncated_share": found.truncated_share,
+    }
 
 
 def _sampler(backend: str, policy: Policy, recipe: Recipe, device: torch.device) -> Sampler:
     if backend == "vllm":
         return vllm_backend.VLLMSampler(policy, recipe, seed=recipe.values["seed"])
-    return GenerateSampler(*load_policy(policy, recipe, device))
+    return GenerateSampler(load_policy(policy, recipe, device), load_tokenizer(policy.tokenizer))
 
 
 @contextmanager
-def _processes(recipe: Recipe) -> Iterator[torch.device]:
-    """This process's device, in a group with those that a launcher started beside it."""
+def _device(recipe: Recipe) -> Iterator[torch.device]:
+    """This process's device; inside, the processes that a launcher started are a `torch.distributed` group."""
     on_cpu = bool(recipe.values.get("use_cpu")) or not torch.cuda.is_available()
-    if place().processes == 1:
+    if get_world_size() == 1:
         yield torch.device("cpu" if on_cpu else "cuda")
         return
     from accelerate import PartialState
@@ -159,24 +221,67 @@ def _processes(recipe: Recipe) -> Iterator[torch.device]:
 
 @contextmanager
 def _precision(recipe: Recipe, device: torch.device) -> Iterator[str]:
-    """Autocast as the recipe trains: bf16 where it says so, or says nothing and the device has it."""
-    from ..engines.trl.build import bf16_here
-
+    """Autocast as in training: bf16 where the recipe sets it, or sets neither precision and the device has it."""
     bf16 = recipe.values.get("bf16")
     if bf16 is None:
-        bf16 = not recipe.values.get("fp16") and bf16_here(device.type == "cpu")
+        bf16 = not recipe.values.get("fp16") and has_bf16(device.type == "cpu")
     with torch.autocast(device.type, torch.bfloat16, enabled=bool(bf16)):
         yield "bf16 autocast" if bf16 else "no autocast"
 
 
-def _prompt_settings(task: Task, tokenizer: Any, prompts: int | None) -> dict[str, Any]:
+def _describe(
+    recipe: Recipe,
+    policy: Policy,
+    sampler: Sampler,
+    sampling: Sampling,
+    task: Task,
+    device: torch.device,
+    precision: str,
+) -> dict[str, Any]:
+    """What decides the result: policy, machine, sampling, prompts and versions."""
+    settings = recipe.run_settings()
+    vllm = {"vllm": version("vllm")} if sampler.backend == "vllm" else {}
+    return {
+        "model": policy.name,
+        "adapter": policy.adapter_name,
+        **policy.hashes(),
+        "backend": sampler.backend,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
+        "dtype": str(getattr(getattr(sampler, "model", None), "dtype", recipe.given.get("dtype") or "auto")),
+        "precision": precision,
+        **asdict(sampling),
+        "repeats": settings["eval_repeats"],
+        "limit": settings["eval_prompts"],
+        **_describe_prompts(task, sampler, settings["eval_prompts"]),
+        "task_settings": recipe.task_settings(),
+        "versions": versions() | vllm,
+        "git_commit": git_commit(),
+    }
+
+
+def _describe_prompts(task: Task, sampler: Sampler, prompts: int | None) -> dict[str, Any]:
     """What decides the text that the model continues: the prompts, the chat template, the system prompt."""
+    digest = hashlib.sha256()
+    for row in task.test.select(range(min(prompts or len(task.test), len(task.test)))):
+        digest.update(json.dumps([row["prompt"], row["answer"]], sort_keys=True).encode() + b"\n")
     first = task.test[0]["prompt"]
     messages = [] if isinstance(first, str) else first
-    template = None if isinstance(first, str) else tokenizer.chat_template
     return {
-        "prompts_sha256": prompts_hash(task, prompts),
+        "prompts_sha256": digest.hexdigest(),
         "prompt_style": "plain" if isinstance(first, str) else "chat",
-        "chat_template": template,
+        "chat_template": None if isinstance(first, str) else sampler.tokenizer.chat_template,
         "system_prompt": next((str(m["content"]) for m in messages if m.get("role") == "system"), None),
     }
+
+
+def _higher_is_better(metric: str) -> bool | None:
+    return {"mean_completion_tokens": None, "truncated_share": False}.get(metric, True)
+
+
+def _sha256(text: str | None) -> str | None:
+    return None if text is None else hashlib.sha256(encoded(text)).hexdigest()
+
+
+def _last_byte(file: IO[bytes]) -> bytes:
+    file.seek(-1, os.SEEK_END)
+    return file.read()

@@ -1,15 +1,69 @@
-"""An evaluation: test prompts, sampled completions, grades."""
+"""An evaluation: test prompts, completions sampled by any backend, grades."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..distributed import busy
+from ..policies.loading import encode, render
 from ..tasks import Task
 from .processes import gather, own_rows
-from .sampling import RowsDone, Sampler, Sampling, encode, render
 from .scores import Answer, Evaluation, summarise
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+RowsDone = Callable[[int, int], None]  # called with the rows done and all rows of this process
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How completions are sampled: from the whole distribution, without top-k, top-p or penalties.
+
+    Args:
+        temperature: 0 means greedy.
+        max_completion_length: tokens after which a completion is cut.
+        batch_size: rows that `generate` completes at once.
+        seed: of all draws. Each row has draws of its own, so batches and processes change none.
+        chat_template_kwargs: further arguments of the chat template.
+    """
+
+    temperature: float = 1.0
+    max_completion_length: int = 256
+    batch_size: int = 256
+    seed: int = 0
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0 or self.max_completion_length < 1 or self.batch_size < 1 or self.seed < 0:
+            raise ValueError(
+                f"got {self}: expected a temperature and a seed of at least 0, a max_completion_length and a "
+                "batch_size of at least 1"
+            )
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sampled completion: its text without special tokens, its length in tokens, and whether it ended itself."""
+
+    text: str
+    tokens: int
+    ended: bool
+
+
+class Sampler(Protocol):
+    """A policy that completes prompts; `backend` names how."""
+
+    backend: str
+    tokenizer: PreTrainedTokenizerBase
+
+    def sample(
+        self, prompts_ids: Sequence[Sequence[int]], rows: Sequence[int], how: Sampling, done: RowsDone
+    ) -> list[Completion]:
+        """Return a completion of each prompt (token ids), in order; `rows` number them and so choose their draws."""
 
 
 def evaluate(
@@ -21,18 +75,18 @@ def evaluate(
     repeats: int = 1,
     done: RowsDone = lambda rows, of: None,
 ) -> Evaluation:
-    """Sample `repeats` completions to each of the first `prompts` test prompts and grade them.
+    """Sample `repeats` completions of each of the first `prompts` test prompts and grade them.
 
-    Under several processes (`torch.distributed`) each one answers its share of the rows and all of them get the
+    With several processes (`torch.distributed`) each one completes its share of the rows and all of them return the
     whole result: the same as one process's, up to rounding in a batch.
 
     Args:
         sampler: the policy.
-        task: what to answer and how it is graded.
+        task: its test prompts and its grader.
         sampling: how completions are drawn.
         prompts: how many of the test split's prompts, from its start. None: all.
         repeats: completions per prompt; pass@k is measured for k in powers of two up to it.
-        done: told of the rows done, for a person who waits.
+        done: called with the rows done, to show progress.
 
     Raises:
         ValueError: prompts or repeats below 1.
@@ -42,16 +96,12 @@ def evaluate(
         raise ValueError(f"prompts = {prompts}, repeats = {repeats}: expected at least 1 of each")
     started = time.perf_counter()
     count = len(task.test) if prompts is None else min(prompts, len(task.test))
-    own = own_rows(count * repeats)
+    rows = own_rows(count * repeats)
     with busy("evaluation"):
-        given = _answer(sampler, task, sampling, own, repeats, done)
-    answers = gather(given)
-    return summarise(
-        sorted(answers, key=lambda answer: (answer.index, answer.repeat)),
-        repeats=repeats,
-        temperature=sampling.temperature,
-        seconds=time.perf_counter() - started,
-    )
+        own = _answer(sampler, task, sampling, rows, repeats, done)
+    answers = sorted(gather(own), key=lambda answer: (answer.index, answer.repeat))
+    seconds = time.perf_counter() - started
+    return summarise(answers, repeats=repeats, temperature=sampling.temperature, seconds=seconds)
 
 
 def _answer(

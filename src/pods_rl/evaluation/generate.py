@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from .sampling import Completion, RowsDone, Sampling
+from .evaluator import Completion, RowsDone, Sampling
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 class GenerateSampler:
     """Completes prompts with `model.generate`.
 
-    The random state and the mode of the model are left as they were, so evaluating never changes a run. Rows of like
+    The random state and the mode of the model are restored, so an evaluation never changes a run. Rows of similar
     length share a batch; since each row has draws of its own, its completion is the same in every batch, up to
     rounding.
 
     Args:
         model: a causal language model, on any device.
-        tokenizer: the one that goes with it.
+        tokenizer: of that model.
     """
 
     backend = "generate"
 
-    def __init__(self, model: Any, tokenizer: Any) -> None:
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model = model
         self.tokenizer = tokenizer
         ends = model.generation_config.eos_token_id
@@ -39,8 +42,8 @@ class GenerateSampler:
     def sample(
         self, prompts_ids: Sequence[Sequence[int]], rows: Sequence[int], how: Sampling, done: RowsDone
     ) -> list[Completion]:
-        """One completion to each prompt, in order (see `Sampler`)."""
-        # the longest first: where memory is too small it shows at once, and the seconds left are no promise broken
+        """Complete each prompt, in order (see `Sampler`)."""
+        # the longest first: too little memory shows at once, and the estimate of the time left does not grow
         order = sorted(range(len(rows)), key=lambda i: (-len(prompts_ids[i]), i))
         completions: list[Completion | None] = [None] * len(rows)
         was_training = self.model.training
@@ -57,13 +60,13 @@ class GenerateSampler:
         return [completion for completion in completions if completion is not None]
 
     def _generate(self, prompts_ids: Sequence[Sequence[int]], rows: Sequence[int], how: Sampling) -> Tensor:
-        """Completion ids [rows, T] of a batch, padded on both sides."""
+        """Return completion ids [rows, T] of a batch; prompts are padded on the left, completions on the right."""
         width = max(map(len, prompts_ids))
         device = self.model.device
         padded = torch.tensor([[self._pad] * (width - len(ids)) + list(ids) for ids in prompts_ids], device=device)
         mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts_ids], device=device)
         draws = RowDraws(rows, width, how, device) if how.temperature else None
-        # greedy to `generate`: the draws decide; the model's own defaults, penalties included, are left out
+        # greedy for `generate`, since `draws` leaves one token; the model's own defaults and penalties are not used
         config = GenerationConfig(
             do_sample=False,
             temperature=1.0,
@@ -81,21 +84,21 @@ class GenerateSampler:
             attention_mask=mask,
             generation_config=config,
             logits_processor=LogitsProcessorList([draws] if draws else []),
-            synced_gpus=False,  # weights are whole here, and processes need not have equally many batches
+            synced_gpus=False,  # weights are whole here, and the numbers of batches may differ between processes
         )
         return output[:, width:]
 
     def _cut(self, ids: list[int]) -> Completion:
-        """A completion up to its first end token."""
+        """The completion up to its first end token."""
         length = next((i + 1 for i, token in enumerate(ids) if token in self._ends), None)
         kept = ids[:length]
         return Completion(self.tokenizer.decode(kept, skip_special_tokens=True), len(kept), length is not None)
 
 
 class RowDraws(LogitsProcessor):
-    """Samples each row with uniform draws of its own, by inverting the cumulative distribution.
+    """Samples each row with its own uniform draws, by inverting the cumulative distribution.
 
-    A draw belongs to (seed, row, token), so a row is completed the same way alone, in any batch, on any process.
+    A draw depends on (seed, row, token), so a row is completed the same way alone, in any batch, on any process.
 
     Args:
         rows: the numbers of the batch's rows.
@@ -104,7 +107,7 @@ class RowDraws(LogitsProcessor):
         device: where the scores are.
     """
 
-    def __init__(self, rows: Sequence[int], prompt_width: int, how: Sampling, device: Any) -> None:
+    def __init__(self, rows: Sequence[int], prompt_width: int, how: Sampling, device: torch.device | str) -> None:
         T = how.max_completion_length
         draws = [np.random.default_rng((how.seed, row)).random(T, dtype=np.float32) for row in rows]
         self._draws = torch.from_numpy(np.stack(draws)).to(device)
@@ -112,14 +115,14 @@ class RowDraws(LogitsProcessor):
         self._temperature = how.temperature
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Scores [rows, vocabulary] that leave one token: the first whose cumulative chance exceeds the draw."""
+        """Return scores [rows, vocabulary] that allow one token: the first with a cumulative sum above the draw."""
         cumulative = torch.softmax(scores.float() / self._temperature, dim=-1).cumsum(dim=-1)
         total = cumulative[:, -1:]
-        # below the total, whatever rounding did to it: a token without a chance is never drawn
+        # below the total even after rounding, so that a token of probability 0 is never drawn
         below = torch.minimum(
             self._draws[:, input_ids.size(1) - self._prompt_width, None] * total,
             torch.nextafter(total, torch.zeros_like(total)),
         )
         token = torch.searchsorted(cumulative, below, right=True)
-        token.clamp_(max=scores.size(1) - 1)  # a policy of NaNs answers nonsense; it must not stop the run
+        token.clamp_(max=scores.size(1) - 1)  # NaN scores give any token, and must not stop the run
         return torch.full_like(scores, -torch.inf).scatter_(1, token, 0.0)

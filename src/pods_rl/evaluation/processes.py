@@ -1,4 +1,4 @@
-"""Several processes that evaluate together: who has which rows, and one result for all. One process needs nothing."""
+"""Processes of one `torch.distributed` group: the rows of each, and values that all of them get."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 
 
 def own_rows(total: int) -> range:
-    """The rows this process answers: every so-manieth from its rank, none twice and none added.
+    """The rows that this process completes: of N processes every Nth row, from its rank.
 
     >>> own_rows(5)
     range(0, 5)
@@ -20,7 +20,7 @@ def own_rows(total: int) -> range:
 
 
 def gather(items: Sequence[_T]) -> list[_T]:
-    """The items of all processes, on every one of them, by rank. Each process must call it.
+    """Return the items of all processes on every process, ordered by rank. Each process must call it.
 
     >>> gather(["a", "b"])
     ['a', 'b']
@@ -33,7 +33,7 @@ def gather(items: Sequence[_T]) -> list[_T]:
 
 
 def agree(value: _T) -> _T:
-    """The first process's value, on every process: clocks and signals differ. Each process must call it.
+    """Return the first process's value on every process, since clocks and signals differ. Each must call it.
 
     >>> agree(1.5)
     1.5
@@ -46,7 +46,7 @@ def agree(value: _T) -> _T:
 
 
 def alone() -> bool:
-    """Whether this process has no others to wait for it.
+    """Whether there is one process only.
 
     >>> alone()
     True

@@ -1,4 +1,4 @@
-"""What an evaluation measures, from graded answers: means, standard errors, pass@k. No torch."""
+"""What an evaluation measures, from graded completions: means, standard errors, pass@k. No torch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Answer:
-    """One graded completion: a row of the completions file, its columns in this order.
+    """One graded completion: a row of the completions file, with these columns in this order.
 
-    `index` numbers the test prompt, `repeat` the completion of it, both from 0; `prompt` is the text the model
-    continued, `answer` the gold answer; `completion_tokens` counts the end token, `ended` says whether there was one.
+    `index` numbers the test prompt, `repeat` its completion, both from 0; `prompt` is the text the model continued,
+    `answer` the gold answer; `completion_tokens` counts the end token, `ended` says whether there was one.
     """
 
     index: int
@@ -32,9 +32,9 @@ class Evaluation:
     """What one evaluation measured.
 
     `accuracy`, `format_accuracy` and `both_accuracy` are means over prompts and repeats, each `_se` a standard error
-    over prompts, `mean_completion_tokens` counts the end token, `truncated_share` is the share of completions that
-    never ended. `eval_seconds` is wall time. `pass_at` maps k > 1 to pass@k and its standard error (pass@1 is
-    `accuracy`). `answers` are the graded completions themselves, by prompt and repeat.
+    over prompts; `mean_completion_tokens` counts the end token, `truncated_share` is the share of completions without
+    one; `eval_seconds` is wall time. `pass_at` maps k > 1 to pass@k and its standard error (pass@1 is `accuracy`).
+    `answers` are the graded completions, by prompt and repeat.
     """
 
     accuracy: float
@@ -53,28 +53,22 @@ class Evaluation:
     answers: Sequence[Answer] = field(default=(), repr=False)
 
     def row(self) -> dict[str, Any]:
-        """As a line of `evals.jsonl`: pass@k flat, as `pass@2` and `pass@2_se`; without the completions."""
+        """Return a line of `evals.jsonl`: pass@k as `pass@2` and `pass@2_se`, without the completions."""
         row = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("pass_at", "answers")}
         for k, (value, error) in self.pass_at.items():
             row |= {f"pass@{k}": value, f"pass@{k}_se": error}
         return row
 
     def columns(self) -> dict[str, list[Any]]:
-        """The graded completions as the columns of a table, named as the fields of `Answer`."""
+        """Return the graded completions as columns of a table, named as the fields of `Answer`."""
         return {f.name: [getattr(answer, f.name) for answer in self.answers] for f in fields(Answer)}
 
 
 def pass_at_k(repeats: int, right: int, k: int) -> float:
-    """The chance that at least one of k completions is right, estimated without bias from more than k of them.
+    """Estimate, without bias, the probability that at least one of k completions is right.
 
-    Chen et al. 2021 (arXiv 2107.03374), equation 1: 1 - C(n-c, k) / C(n, k), in whole numbers, rounded once.
-
-    Args:
-        repeats: n, the completions sampled for the prompt.
-        right: c, those that are right.
-        k: completions one may try, 1 to n.
-
-    Raises ValueError unless 0 <= c <= n and 1 <= k <= n.
+    Chen et al. 2021 (arXiv 2107.03374), equation 1: 1 - C(n-c, k) / C(n, k) for c right ones (`right`) of n
+    (`repeats`), in whole numbers, rounded once. Raises ValueError unless 0 <= c <= n and 1 <= k <= n.
 
     >>> pass_at_k(4, 1, 1), pass_at_k(4, 1, 2), pass_at_k(4, 3, 2)
     (0.25, 0.5, 1.0)
@@ -97,7 +91,7 @@ def powers_of_two(most: int) -> list[int]:
 
 
 def summarise(answers: Sequence[Answer], *, repeats: int, temperature: float, seconds: float) -> Evaluation:
-    """Means and standard errors of graded completions, `repeats` to each prompt, sorted by prompt."""
+    """Return the means and standard errors of graded completions, `repeats` per prompt, sorted by prompt."""
     prompts = len(answers) // repeats
     groups = [answers[i * repeats : (i + 1) * repeats] for i in range(prompts)]
     right = [sum(answer.answer_right for answer in group) for group in groups]
@@ -125,7 +119,7 @@ def summarise(answers: Sequence[Answer], *, repeats: int, temperature: float, se
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """The mean over prompts and its standard error (ddof 1), NaN for a single prompt.
+    """Return the mean over prompts and its standard error (ddof 1), which is NaN for a single prompt.
 
     >>> mean_and_error([0.0, 1.0])
     (0.5, 0.5)

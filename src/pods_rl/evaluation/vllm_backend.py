@@ -1,4 +1,4 @@
-"""Completions by vLLM, where it is installed: the one module that knows its interface (vLLM 0.22 to 0.31)."""
+"""Completions by vLLM; only this module uses its interface (vLLM 0.22 to 0.31)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from importlib.util import find_spec
 from typing import Any
 
 from ..errors import UserError
+from ..policies.files import Policy, lora_rank
+from ..policies.loading import load_tokenizer
 from ..recipe import Recipe
-from .policy import Policy, load_tokenizer_of, lora_rank
-from .sampling import Completion, RowsDone, Sampling
+from .evaluator import Completion, RowsDone, Sampling
 
-_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM makes room for
-_SEED_SPAN = 2**31
+_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM takes for max_lora_rank
 
 
 def is_installed() -> bool:
@@ -25,18 +25,18 @@ def is_installed() -> bool:
 
 
 class VLLMSampler:
-    """Completes prompts with an engine of vLLM's own.
+    """Completes prompts with an engine of vLLM.
 
-    It gets token ids, one request a row, each with a seed of its own; weights are read as safetensors, and no code of
-    the model's repository is run.
+    Each row is a request of token ids with a seed of its own. Weights are read as safetensors, and no code of the
+    model's repository is run.
 
     Args:
         policy: where the model and its adapter are.
         recipe: its `dtype` and `load_in_4bit` where set, `vllm_tensor_parallel_size`, `vllm_max_model_length` and
-            `vllm_gpu_memory_utilization` (0.9 where not set: nothing else is on the device).
+            `vllm_gpu_memory_utilization` (default 0.9: nothing else is on the device).
         seed: of the engine.
 
-    Raises UserError where vLLM is not installed or has no room for the adapter's rank.
+    Raises UserError where vLLM is not installed or does not support the adapter's rank.
     """
 
     backend = "vllm"
@@ -47,9 +47,10 @@ class VLLMSampler:
         try:
             vllm: Any = import_module("vllm")
         except Exception as error:  # built for another CUDA or torch, it fails in any way
-            reason = f"{type(error).__name__}: {error}"
-            raise UserError(f"vLLM cannot be imported: {reason}. Use --backend generate.") from error
-        self.tokenizer = load_tokenizer_of(policy)
+            raise UserError(
+                f"vLLM cannot be imported: {type(error).__name__}: {error}. Use --backend generate."
+            ) from error
+        self.tokenizer = load_tokenizer(policy.tokenizer)
         self._params = vllm.SamplingParams
         self._lora: Any = None
         self._llm = vllm.LLM(**engine_arguments(policy, recipe, seed))
@@ -60,7 +61,7 @@ class VLLMSampler:
     def sample(
         self, prompts_ids: Sequence[Sequence[int]], rows: Sequence[int], how: Sampling, done: RowsDone
     ) -> list[Completion]:
-        """One completion to each prompt, in order (see `Sampler`); all rows are one batch, which vLLM divides."""
+        """Complete each prompt, in order (see `Sampler`); all rows are one batch, which vLLM divides."""
         params = [
             self._params(
                 n=1,
@@ -80,7 +81,7 @@ class VLLMSampler:
 
 
 def engine_arguments(policy: Policy, recipe: Recipe, seed: int) -> dict[str, Any]:
-    """Keywords of `vllm.LLM`."""
+    """The keywords of `vllm.LLM` for a policy."""
     quantised = recipe.values.get("load_in_4bit")
     arguments: dict[str, Any] = {
         "model": str(policy.model),
@@ -95,21 +96,20 @@ def engine_arguments(policy: Policy, recipe: Recipe, seed: int) -> dict[str, Any
         "trust_remote_code": False,
     }
     if policy.adapter is not None:
-        arguments |= {"enable_lora": True, "max_lora_rank": _room_for(lora_rank(policy.adapter))}
+        rank = lora_rank(policy.adapter)
+        room = next((room for room in _LORA_RANKS if rank <= room), None)
+        if room is None:
+            raise UserError(
+                f"The adapter has rank {rank}, and vLLM takes {_LORA_RANKS[-1]} at most: use --backend generate."
+            )
+        arguments |= {"enable_lora": True, "max_lora_rank": room}
     return arguments
 
 
 def row_seed(seed: int, row: int) -> int:
-    """A seed for each row, apart from those of the next evaluation's rows.
+    """Return the seed of a row; the rows of the next evaluation have other seeds.
 
     >>> row_seed(0, 3), row_seed(1, 3)
     (3, 1000006)
     """
-    return (1_000_003 * seed + row) % _SEED_SPAN
-
-
-def _room_for(rank: int) -> int:
-    for room in _LORA_RANKS:
-        if rank <= room:
-            return room
-    raise UserError(f"The adapter has rank {rank}, and vLLM takes {_LORA_RANKS[-1]} at most: use --backend generate.")
+    return (1_000_003 * seed + row) % 2**31

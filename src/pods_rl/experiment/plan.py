@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from yaml import YAMLError
-
 from ..errors import UserError
 from ..recipe import Recipe, accelerate_processes, build_recipe, find_accelerate_config, find_recipe
-from ..recipe.arms import EXPERIMENT_KEYS, split_experiment
-from ..recipe.catalog import read_base
+from ..recipe.catalog import EXPERIMENT_KEYS, split_experiment
 from ..recipe.fields import describe, listed, suggest
-from ..recipe.reading import Source, dump_yaml, load_yaml, read_yaml, short
+from ..recipe.reading import Origin, YAMLError, dump_yaml, load_yaml, read_yaml, short
 from ..recipe.schema import fields
 
 _MOST_RUNS = 1000  # each is a process of its own
@@ -23,7 +20,7 @@ _OVERRIDES = ("baseline", "seeds", "accelerate")  # of an experiment itself, fro
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRun:
     """One run of an experiment, and where it goes below the experiment's directory."""
 
     arm: str
@@ -54,10 +51,10 @@ class Experiment:
             return 1
         return accelerate_processes(find_accelerate_config(self.accelerate))
 
-    def plan(self) -> list[Planned]:
+    def plan(self) -> list[PlannedRun]:
         """Every run, in the order they are made: seeds outside, arms inside, so that the arms of a seed share
         whatever the machine does at that hour. Raises UserError where any recipe is wrong."""
-        return [Planned(arm, seed, self._recipe(arm, seed)) for seed in self.seeds for arm in self.arms]
+        return [PlannedRun(arm, seed, self._recipe(arm, seed)) for seed in self.seeds for arm in self.arms]
 
     def to_yaml(self) -> str:
         """As ``experiment.yaml``; loading it gives an equal experiment."""
@@ -73,7 +70,7 @@ class Experiment:
 
     def _recipe(self, arm: str, seed: int) -> Recipe:
         values = {**self.base, **self.arms[arm], "seed": seed}
-        return build_recipe(values, Source(f"{self.source}, arm {arm}"), processes=self.processes)
+        return build_recipe(values, Origin(f"{self.source}, arm {arm}"), processes=self.processes)
 
 
 def load_experiment(path_or_name: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
@@ -93,12 +90,12 @@ def load_experiment(path_or_name: str | Path, overrides: Mapping[str, Any] | Non
 
 
 def build_experiment(
-    values: Mapping[str, Any], source: Source, overrides: Mapping[str, Any] | None = None
+    values: Mapping[str, Any], source: Origin, overrides: Mapping[str, Any] | None = None
 ) -> Experiment:
     """As load_experiment, from a mapping."""
     overrides = dict(overrides or {})
     values = {**values, **{key: overrides.pop(key) for key in _OVERRIDES if key in overrides}}
-    base, arms = split_experiment(values, source, read_base)
+    base, arms = split_experiment(values, source)
     for arm, keys in arms.items():
         for key in keys:
             if key in overrides:
@@ -106,7 +103,8 @@ def build_experiment(
     baseline = values.get("baseline", next(iter(arms)))
     if not isinstance(baseline, str) or baseline not in arms:
         raise UserError(
-            f"{source.where('baseline')}baseline: {describe(baseline)} is not an arm: expected one of {_list(arms)}."
+            f"{source.where('baseline')}baseline: {describe(baseline)} is not an arm: expected one of "
+            f"{', '.join(arms)}."
         )
     _check_keys(base, arms, source)
     _convert(overrides, base)
@@ -114,7 +112,12 @@ def build_experiment(
     if not isinstance(name, (str, int)) or Path(str(name)).name != str(name):
         raise UserError(f"{source.where('name')}name: got {describe(name)}, expected the name of a directory.")
     seeds = _seeds(values.get("seeds", 1), source)
-    accelerate = _accelerate(values.get("accelerate"), source)
+    accelerate = values.get("accelerate")
+    if accelerate is not None and not isinstance(accelerate, str):
+        where = source.where("accelerate")
+        raise UserError(f"{where}accelerate: got {describe(accelerate)}, expected a name, such as zero2, or a path.")
+    if accelerate is not None:
+        find_accelerate_config(accelerate)
     if len(arms) * len(seeds) > _MOST_RUNS:
         raise UserError(
             f"{source.name}: {len(arms)} arms x {len(seeds)} seeds are {len(arms) * len(seeds):,} runs: expected at "
@@ -123,7 +126,7 @@ def build_experiment(
     return Experiment(str(name), base, arms, seeds, baseline, source.name, accelerate)
 
 
-def _check_keys(base: Mapping[str, Any], arms: Mapping[str, Mapping[str, Any]], source: Source) -> None:
+def _check_keys(base: Mapping[str, Any], arms: Mapping[str, Mapping[str, Any]], source: Origin) -> None:
     """Refuse every unknown key at once, with where it stands and what was meant."""
     places = [(source.where(key) if key in source.lines else f"{source.name}, base: ", key) for key in base]
     places += [(f"{source.name}, arm {arm}: ", key) for arm, keys in arms.items() for key in keys]
@@ -134,19 +137,7 @@ def _check_keys(base: Mapping[str, Any], arms: Mapping[str, Mapping[str, Any]], 
         raise UserError(listed(lines, len(unknown)))
 
 
-def _accelerate(config: Any, source: Source) -> str | None:
-    if config is None:
-        return None
-    if not isinstance(config, str):
-        where = source.where("accelerate")
-        raise UserError(
-            f"{where}accelerate: got {describe(config)}, expected a name, such as zero2, or a configuration's path."
-        )
-    find_accelerate_config(config)
-    return config
-
-
-def _seeds(seeds: Any, source: Source) -> tuple[int, ...]:
+def _seeds(seeds: Any, source: Origin) -> tuple[int, ...]:
     if isinstance(seeds, str):
         with suppress(YAMLError):  # refused below, as text
             seeds, _ = load_yaml(seeds)
@@ -171,7 +162,3 @@ def _convert(overrides: Mapping[str, Any], base: dict[str, Any]) -> None:
             base[key] = known.parse(word) if known is not None and isinstance(word, str) else word
         except ValueError as error:
             raise UserError(f"--{key}: {error}.") from None
-
-
-def _list(names: Iterable[str]) -> str:
-    return ", ".join(names)

@@ -1,4 +1,4 @@
-"""One run of an experiment in a process of its own: which GPU it gets, where its words go, and how it is ended."""
+"""One run in its own process: its GPU, where its output goes, and how it ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..runs.files import LOG, open_own
 
 try:
     import fcntl
-except ImportError:  # Windows: a run that a killed call left is then seen only once it holds its directory
+except ImportError:  # Windows: a run that a killed call left is seen only once it holds its directory
     fcntl = None  # type: ignore[assignment]
 
 in_progress: set[subprocess.Popen[bytes]] = set()
@@ -28,10 +28,10 @@ in_progress: set[subprocess.Popen[bytes]] = set()
 
 @dataclass(frozen=True)
 class Job:
-    """A run to make: the recipe's file, the run's directory, and how it is started.
+    """A run to make: the recipe's file, the run's directory, and how it starts.
 
     ``accelerate``: the configuration to launch several processes with; None: one process.
-    ``environment``: what it gets besides ours.
+    ``environment``: variables on top of ours.
     """
 
     config: Path
@@ -45,7 +45,7 @@ class Job:
 
 
 def launcher(accelerate: Path | None, processes: int | None = None) -> list[str]:
-    """The words before `train`: this interpreter, or accelerate with a configuration and a number of its own."""
+    """The words before `train`: this interpreter, with our launcher where an accelerate configuration is given."""
     words = [sys.executable]
     if accelerate is not None:
         words += ["-m", "pods_rl.distributed.launch", "--config_file", str(accelerate)]
@@ -54,13 +54,12 @@ def launcher(accelerate: Path | None, processes: int | None = None) -> list[str]
 
 
 def train_in_process(job: Job) -> int:
-    """`pods train` in a process of its own, its words in ``log.txt`` of the run's directory; its exit code.
+    """`pods train` in its own process, which prints to ``log.txt`` of the run's directory; returns the exit code.
 
-    When we are interrupted the run is asked to end too: it saves itself after its step and we wait for it. A second
-    interrupt ends it at once.
+    A signal asks the run to end, too: it saves itself after its step while we wait. A second SIGINT kills it.
     """
     job.output.mkdir(parents=True, exist_ok=True)
-    with stop_on_signals() as stop, stop.later():  # a signal does not part us from a process that is being started
+    with stop_on_signals() as stop, stop.later():  # a signal must not separate us from a process that is starting
         with open_own(job.output / LOG, "wb") as log:
             _lock(log)
             process = subprocess.Popen(
@@ -74,14 +73,14 @@ def train_in_process(job: Job) -> int:
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Ours and some more; no file of the user's poses as a module."""
+    """Our environment with more variables; no file in the working directory can replace a module."""
     return {**os.environ, "PYTHONSAFEPATH": "1", **extra}
 
 
 def wait_for(process: subprocess.Popen[bytes], *, apart: bool = False) -> int:
-    """Return a process's exit code. A signal asks it to end, a second SIGINT kills it; both raise Interrupted then.
+    """Return a process's exit code. A signal asks it to end, a second SIGINT kills it; both then raise Interrupted.
 
-    ``apart``: it is in a session of its own, so that a terminal's Ctrl-C reaches us alone.
+    ``apart``: the process has its own session, so that a terminal's Ctrl-C reaches us alone.
     """
     in_progress.add(process)
     try:
@@ -95,17 +94,17 @@ def wait_for(process: subprocess.Popen[bytes], *, apart: bool = False) -> int:
 
 
 def ask_to_end(process: subprocess.Popen[bytes], number: int, again: bool, *, apart: bool = False) -> None:
-    """Pass a signal on; it may be called while another thread, or the code that a signal interrupts, waits for it."""
+    """Pass a signal on; safe while another thread, or the code that a signal interrupts, waits for the process."""
     if again and number == signal.SIGINT:
         _kill(process)
     elif apart:
         process.send_signal(number)
-    else:  # not SIGINT, which a terminal has sent to the run already: twice means at once
+    else:  # not SIGINT: a terminal has sent it to the run already, and a second one kills
         process.terminate()
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End a process at once, with those it has started: a launcher's are in sessions of their own."""
+    """Kill a process and those it started: a launcher's have their own sessions."""
     import psutil
 
     with suppress(psutil.NoSuchProcess):
@@ -116,15 +115,15 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _lock(log: IO[bytes]) -> None:
-    """Lock what a run prints to. The lock goes with the open file, which the run inherits, and so ends with the run
-    rather than with us: it holds the run's place while that still loads torch, also where we are killed meanwhile."""
+    """Lock the file that a run prints to. The run inherits the open file and with it the lock, which therefore lasts as
+    long as the run: it marks the run as in use while it still loads torch, even if we are killed."""
     if fcntl is not None:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def is_printing(run: Path) -> bool:
-    """Whether a process that `train_in_process` started for a run's directory is still there, of whatever call."""
+    """Whether a process that `train_in_process` started for a run's directory, in any call, still exists."""
     if fcntl is None:
         return False
     try:
@@ -132,25 +131,24 @@ def is_printing(run: Path) -> bool:
             fcntl.flock(log, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # there is none
+    except OSError:  # no such file
         pass
     return False
 
 
 def why(code: int, log: Path) -> str:
-    """Why a run failed that did not say so in its status: its exit code, and the last line it printed."""
+    """Why a run failed whose status does not say: its exit code, and the last line it printed."""
     if code in (-9, 137):
         return "killed by the system, perhaps out of memory"
-    try:
+    lines: list[str] = []
+    with suppress(OSError):
         lines = log.read_bytes()[-4096:].decode("utf-8", "replace").split("\n")
-    except OSError:
-        lines = []
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     return f"exit code {code}: {last[:300]}" if last else f"exit code {code}"
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs we may use, as CUDA_VISIBLE_DEVICES names them; none on a machine without, or where it hides them."""
+    """The GPUs we may use, as CUDA_VISIBLE_DEVICES names them; empty if there are none or it hides them."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return [name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1")]

@@ -1,7 +1,6 @@
-"""Make the runs of an experiment, each in a process of its own, and go on where an earlier call stopped.
+"""Make the runs of an experiment, each in its own process; a later call resumes where an earlier one stopped.
 
-A process per run keeps runs alike (the same clean state) and apart (a crash, or a kill for want of memory,
-costs one run).
+A process per run gives every run the same clean state, and a crash, or a kill for lack of memory, costs one run.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from typing import Literal
 
 from ..distributed.signals import Stop, stop_on_signals
 from ..errors import UserError
-from ..recipe import check_layout, find_accelerate_config
-from ..recipe.changes import differences
+from ..recipe import check_accelerate, find_accelerate_config
 from ..recipe.reading import parse_yaml
+from ..recipe.recipe import differences
 from ..runs import Run, RunInUseError, RunWriter, end_run, is_run, write_atomic
-from .plan import Experiment, Planned
+from .plan import Experiment, PlannedRun
 from .process import LOG, Job, ask_to_end, in_progress, is_printing, train_in_process, visible_gpus, why
 
 Kind = Literal["started", "waiting", "skipped", "finished", "stopped", "failed"]
 Launch = Callable[[Job], int]
-_POLL = 1.0  # seconds between looks at a run that another process is making
+_POLL = 1.0  # seconds between looks at a run of another process
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Event:
     """What happened to a run: ``position`` of ``total``, counted from 1."""
 
     kind: Kind
-    run: Planned
+    run: PlannedRun
     path: Path
     position: int
     total: int
@@ -54,16 +53,16 @@ def run_experiment(
     parallel: int = 1,
     launch: Launch | None = None,
 ) -> dict[Kind, int]:
-    """Make every run that is not finished yet, `parallel` at a time, and count what came of them.
+    """Make every run that is not finished yet, `parallel` at a time, and count how they ended.
 
-    A run that failed or was stopped is made again; what it left is kept under ``.attempts/``. A failed run never
-    stops the others. A run that is still being made, as after a kill of an earlier call, is waited for.
+    A run that failed or was stopped is made again; what it left is kept under ``.attempts/``. A failed run never stops
+    the others. A run that another process is still making, as after a kill of an earlier call, is waited for.
 
     Args:
         on_event: called as runs start and end, one call at a time.
-        force: make finished runs again where their recipe has changed, rather than refuse.
-        parallel: runs made side by side, each on a GPU of its own where there are as many. On a CPU they share the
-            cores, so give each its own (``threads``).
+        force: make finished runs again if their recipe has changed, rather than raise.
+        parallel: runs at the same time, each on its own GPU where there are as many. On a CPU they share the cores:
+            set ``threads``.
         launch: makes a run and returns the exit code; by default a `pods train`.
 
     Raises:
@@ -71,108 +70,149 @@ def run_experiment(
             nothing has started then.
         KeyboardInterrupt: after the runs in progress have saved themselves.
     """
-    if parallel < 1:
-        raise UserError(f"parallel is {parallel}: expected 1 (one run after the other) or more.")
-    if parallel > 1 and experiment.accelerate is not None:
-        raise UserError(
-            f"parallel is {parallel}, but each run takes {experiment.processes} processes "
-            f"(accelerate: {experiment.accelerate}): leave --parallel out."
-        )
     output, plan = Path(output), experiment.plan()
-    parallel = min(parallel, len(plan))
-    for run in plan:
-        run.recipe.check_installed()
-        run.recipe.check_reachable()
-        if experiment.accelerate is not None:
-            check_layout(find_accelerate_config(experiment.accelerate), on_cpu=bool(run.recipe.values.get("use_cpu")))
-    if is_run(output):
-        raise UserError(f"{output} holds a single run: choose another --output for an experiment.")
+    _check(experiment, plan, output, parallel)
     with _hold(output):
-        found = {run.path: _found(output / run.path, run, force=force) for run in plan}
+        found = {run.path: _find(output / run.path, run, force=force) for run in plan}
         try:
             (output / "configs").mkdir(exist_ok=True)
             write_atomic(output / "experiment.yaml", experiment.to_yaml())
         except OSError as error:
             raise UserError(f"Cannot write to {output}: {error.strerror}. Choose another --output.") from error
-        making = _Making(experiment, output, len(plan), on_event, launch or train_in_process, parallel)
+        parallel = min(parallel, len(plan))
+        runner = _Runner(experiment, output, on_event, launch or train_in_process, parallel, force=force)
 
-        def make(position: int, run: Planned) -> None:
+        def make(position: int, run: PlannedRun) -> None:
             if found[run.path] == "finished":
-                making.tell("skipped", position, run)
+                runner.report("skipped", position, run)
             else:
-                making.make(position, run, force=force)
+                runner.make(position, run)
 
         numbered = list(enumerate(plan, start=1))
-        numbered.sort(key=lambda item: found[item[1].path] != "in use")  # those take a place already
-        _work_off(numbered, make, parallel, making.stopping)
-    return dict(making.counts)
+        numbered.sort(key=lambda item: found[item[1].path] != "in use")  # these use a GPU already
+        _make_all(numbered, make, parallel, runner.stopping)
+    return dict(runner.counts)
 
 
-class _Making:
-    """Makes one run at a time for each of its callers, and tells what comes of it."""
+def _check(experiment: Experiment, plan: Sequence[PlannedRun], output: Path, parallel: int) -> None:
+    """Refuse what cannot run, before the first run starts."""
+    if parallel < 1:
+        raise UserError(f"parallel is {parallel}: expected 1 (one run after the other) or more.")
+    if parallel > 1 and experiment.accelerate is not None:
+        raise UserError(
+            f"parallel is {parallel}, but each run takes {experiment.processes} processes "
+            f"(accelerate: {experiment.accelerate}): remove --parallel."
+        )
+    for run in plan:
+        run.recipe.check_installed()
+        run.recipe.check_reachable()
+        if experiment.accelerate is not None:
+            check_accelerate(
+                find_accelerate_config(experiment.accelerate), on_cpu=bool(run.recipe.values.get("use_cpu"))
+            )
+    if is_run(output):
+        raise UserError(f"{output} holds a single run: choose another --output for an experiment.")
+
+
+@contextmanager
+def _hold(output: Path) -> Iterator[None]:
+    """Keep other calls from making the same experiment; the lock ends with our process, however that ends."""
+    try:
+        holder = RunWriter(output, resume=True)
+    except RunInUseError as error:
+        raise UserError(
+            f"{output}: another `pods compare` is making this experiment. Wait for it, or choose another --output."
+        ) from error
+    with holder:
+        yield
+
+
+def _find(path: Path, run: PlannedRun, *, force: bool) -> Literal["finished", "in use", "to do"]:
+    """Whether a run is made; raises UserError for one that finished with another recipe."""
+    if _is_in_use(path):
+        return "in use"
+    if not is_run(path) or Run(path).state != "finished":
+        return "to do"
+    wanted, _ = parse_yaml(run.recipe.to_yaml(), run.recipe.source)
+    changed = differences(Run(path).config, wanted)
+    if changed and not force:
+        was = ", ".join(f"{key} (was {was}, now {now})" for key, (was, now) in changed.items())
+        raise UserError(
+            f"{path} is finished, with another recipe: {was}. Choose another --output, or --force to make it again."
+        )
+    return "to do" if changed else "finished"
+
+
+def _is_in_use(path: Path) -> bool:
+    """Whether another process is making the run, or has begun to."""
+    if is_printing(path):
+        return True
+    with suppress(RunInUseError):
+        if is_run(path):
+            RunWriter(path, resume=True).close()
+        return False
+    return True
+
+
+class _Runner:
+    """Makes runs, one at a time for each caller, and reports what happens to them."""
 
     def __init__(
         self,
         experiment: Experiment,
         output: Path,
-        total: int,
         on_event: Callable[[Event], None],
         launch: Launch,
         parallel: int,
+        *,
+        force: bool,
     ) -> None:
-        self._output, self._total, self._on_event, self._launch = output, total, on_event, launch
+        self._output, self._on_event, self._launch, self._force = output, on_event, launch, force
+        self._total = len(experiment.arms) * len(experiment.seeds)
         self._accelerate = find_accelerate_config(experiment.accelerate) if experiment.accelerate else None
         gpus = visible_gpus() if self._accelerate is None else []
-        self._places: SimpleQueue[dict[str, str]] = SimpleQueue()
+        self._places: SimpleQueue[dict[str, str]] = SimpleQueue()  # the environment of each run in progress
         for place in range(parallel):
             self._places.put({"CUDA_VISIBLE_DEVICES": gpus[place % len(gpus)]} if gpus else {})
-        self._telling = Lock()
+        self._reporting = Lock()
         self.counts: Counter[Kind] = Counter()
         self.stopping = Flag()
 
-    def tell(self, kind: Kind, position: int, run: Planned, reason: str | None = None) -> None:
-        with self._telling:
+    def report(self, kind: Kind, position: int, run: PlannedRun, reason: str | None = None) -> None:
+        with self._reporting:
             if kind not in ("started", "waiting"):
                 self.counts[kind] += 1
             self._on_event(Event(kind, run, self._output / run.path, position, self._total, reason))
 
-    def make(self, position: int, run: Planned, *, force: bool) -> None:
-        """Make a run, or wait for the process that is making it; what goes wrong is told and costs this run alone."""
+    def make(self, position: int, run: PlannedRun) -> None:
+        """Make a run, or wait for the process that is making it; an error is reported and costs this run alone."""
         place = self._places.get()
         try:
-            kind, reason = self._make(position, run, place, force=force)
+            kind, reason = self._make(position, run, place)
         except OSError as error:
             kind, reason = "failed", f"cannot write {error.filename or self._output}: {error.strerror or error}"
         except UserError as error:
             kind, reason = "failed", str(error)
         finally:
             self._places.put(place)
-        self.tell(kind, position, run, reason)
+        self.report(kind, position, run, reason)
 
-    def _make(self, position: int, run: Planned, place: dict[str, str], *, force: bool) -> tuple[Kind, str | None]:
+    def _make(self, position: int, run: PlannedRun, place: dict[str, str]) -> tuple[Kind, str | None]:
         path = self._output / run.path
         while True:
-            if self._wait_for_others(position, run) and _found(path, run, force=force) == "finished":
-                return "finished", None
-            _set_aside(path, self._output)
-            self.tell("started", position, run)
-            try:
+            if _is_in_use(path):
+                self.report("waiting", position, run, "another process is making it")
+                while _is_in_use(path):
+                    if self.stopping.wait(_POLL):
+                        raise KeyboardInterrupt
+                if _find(path, run, force=self._force) == "finished":
+                    return "finished", None
+            _set_aside(path, self._output / ".attempts")
+            self.report("started", position, run)
+            with suppress(RunInUseError):  # a process of an earlier call had started, but did not hold the run yet
                 return self._train(run, place)
-            except RunInUseError:  # a process that an earlier call left had begun, but not yet taken its place
-                continue
 
-    def _wait_for_others(self, position: int, run: Planned) -> bool:
-        """Whether another process was making the run; it has ended by now."""
-        path = self._output / run.path
-        if not _is_in_use(path):
-            return False
-        self.tell("waiting", position, run, "another process is making it")
-        while _is_in_use(path):
-            if self.stopping.wait(_POLL):
-                raise KeyboardInterrupt
-        return True
-
-    def _train(self, run: Planned, environment: dict[str, str]) -> tuple[Kind, str | None]:
+    def _train(self, run: PlannedRun, environment: dict[str, str]) -> tuple[Kind, str | None]:
         if self.stopping.is_set():
             raise KeyboardInterrupt
         config, path = self._output / "configs" / f"{run.arm}-seed-{run.seed}.yaml", self._output / run.path
@@ -189,16 +229,27 @@ class _Making:
         return kind, status.get("reason") if kind != "finished" else None
 
 
-def _work_off(
-    waiting: Sequence[tuple[int, Planned]], make: Callable[[int, Planned], None], parallel: int, stopping: Flag
+def _set_aside(path: Path, attempts: Path) -> None:
+    """Keep what an earlier attempt left, under the first free number."""
+    if path.exists():
+        attempts.mkdir(exist_ok=True)
+        number = 1
+        while (kept := attempts / f"{path.parent.name}-{path.name}-{number}").exists():
+            number += 1
+        with suppress(FileNotFoundError):
+            os.replace(path, kept)
+
+
+def _make_all(
+    runs: Sequence[tuple[int, PlannedRun]], make: Callable[[int, PlannedRun], None], parallel: int, stopping: Flag
 ) -> None:
-    """Make the runs, `parallel` at a time; an interrupt asks those in progress to save themselves and end."""
+    """Make the runs, `parallel` at a time; on an interrupt, those in progress save themselves and end."""
     if parallel == 1:
-        for position, run in waiting:
+        for position, run in runs:
             make(position, run)
         return
     with ThreadPoolExecutor(parallel) as pool, stop_on_signals() as stop:
-        futures = [pool.submit(make, position, run) for position, run in waiting]
+        futures = [pool.submit(make, position, run) for position, run in runs]
         try:
             for future in as_completed(futures):
                 future.result()
@@ -209,7 +260,7 @@ def _work_off(
 
 
 def _end(futures: Sequence[Future[None]], stop: Stop) -> None:
-    """Start no more runs, and wait until those in progress have saved themselves; a second SIGINT ends them at once."""
+    """Start no more runs, and wait until those in progress have saved themselves; a second SIGINT kills them."""
     for future in futures:
         future.cancel()
     asked: set[object] = set()
@@ -223,62 +274,4 @@ def _end(futures: Sequence[Future[None]], stop: Stop) -> None:
     with stop.passed_to(pass_on):
         pass_on(SIGTERM, False)
         while wait(futures, timeout=_POLL).not_done:
-            pass_on(SIGTERM, False)  # a run that was being started meanwhile
-
-
-@contextmanager
-def _hold(output: Path) -> Iterator[None]:
-    """Keep other calls from making the same experiment; the lock goes with our process, however it ends."""
-    try:
-        holder = RunWriter(output, resume=True)
-    except RunInUseError as error:
-        raise UserError(
-            f"{output}: another `pods compare` is making this experiment. Wait for it, or choose another --output."
-        ) from error
-    with holder:
-        yield
-
-
-def _found(path: Path, run: Planned, *, force: bool) -> Literal["finished", "in use", "to do"]:
-    """What there is of a run; raises UserError where it is finished, but was made of another recipe."""
-    if _is_in_use(path):
-        return "in use"
-    if not is_run(path):
-        return "to do"
-    found = Run(path)
-    if found.state != "finished":
-        return "to do"
-    wanted, _ = parse_yaml(run.recipe.to_yaml(), run.recipe.source)
-    changed = differences(found.config, wanted)
-    if changed and not force:
-        was = ", ".join(f"{key} (was {was}, now {now})" for key, (was, now) in changed.items())
-        raise UserError(
-            f"{path} is finished, with another recipe: {was}. Choose another --output, or --force to make it again."
-        )
-    return "to do" if changed else "finished"
-
-
-def _is_in_use(path: Path) -> bool:
-    """Whether another process is making the run, or has begun to."""
-    if is_printing(path):
-        return True
-    if not is_run(path):
-        return False
-    try:
-        RunWriter(path, resume=True).close()
-    except RunInUseError:
-        return True
-    return False
-
-
-def _set_aside(path: Path, output: Path) -> None:
-    """Keep what an earlier attempt left, under the first free number."""
-    if not path.exists():
-        return
-    attempts = output / ".attempts"
-    attempts.mkdir(exist_ok=True)
-    number = 1
-    while (attempts / f"{path.parent.name}-{path.name}-{number}").exists():
-        number += 1
-    with suppress(FileNotFoundError):
-        os.replace(path, attempts / f"{path.parent.name}-{path.name}-{number}")
+            pass_on(SIGTERM, False)  # a run that started in the meantime

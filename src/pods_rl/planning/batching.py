@@ -1,16 +1,16 @@
 """The batch arithmetic of GRPO and PODS, and what to say when the numbers do not fit. No torch.
 
-Three units, always named: a **prompt**; a **rollout**, one completion generated for it (n =
-``num_rollouts`` each); a **row**, a rollout that was kept and is trained on (m = ``num_generations`` a
-prompt). Batch sizes count rows.
+Three units, always named: a **prompt**; a **rollout**, one completion generated for it (n = ``num_rollouts`` each);
+a **row**, a rollout that was kept and is trained on (m = ``num_generations`` a prompt). Batch sizes count rows.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NoReturn
 
-from ..distributed.processes import place
+from ..distributed.processes import get_world_size
 from ..errors import UserError
 
 
@@ -19,9 +19,9 @@ class Shares:
     """Which rollouts of a generation batch each process generates, and which rows it trains.
 
     Both are numbered over all processes, prompt by prompt: rollout p * n + i is the i-th of prompt p. Each process
-    has a run of neighbours: its rows are those that TRL's sampler gives it, the same number everywhere; its rollouts
-    are balanced to within one. A process generates rollouts of just those prompts whose rows it trains, at least one
-    of each, so prompts never have to move.
+    has a contiguous range of each: its rows are those that TRL's sampler gives it, the same number everywhere; its
+    rollouts are balanced to within one. It generates rollouts of only the prompts whose rows it trains, at least one
+    of each, so prompts never move.
 
     Args:
         prompts: P of the generation batch, over all processes.
@@ -43,9 +43,10 @@ class Shares:
 
     def __post_init__(self) -> None:
         if self.prompts < 1 or self.prompts * self.num_generations % self.processes:
+            rows = f"{self.prompts} prompts x {self.num_generations} rows"
             raise ValueError(
-                f"{self.prompts} prompts x {self.num_generations} rows cannot be shared equally by {self.processes} "
-                "processes: use a batch of whole groups whose rows are a multiple of the processes"
+                f"{rows} cannot be shared equally by {self.processes} processes: use whole groups, and a multiple of "
+                "the processes as rows"
             )
 
     @property
@@ -54,8 +55,8 @@ class Shares:
 
     def rollouts(self, process: int) -> range:
         """The rollouts that a process generates."""
-        first, last = (process + end for end in (0, 1))
-        return range(first * self.total_rollouts // self.processes, last * self.total_rollouts // self.processes)
+        total, each = self.total_rollouts, self.processes
+        return range(process * total // each, (process + 1) * total // each)
 
     def rows(self, process: int) -> range:
         """The rows that a process trains."""
@@ -72,12 +73,12 @@ class Shares:
 
     @property
     def counts(self) -> list[int]:
-        """Rollouts of each process."""
+        """The number of rollouts of each process."""
         return [len(self.rollouts(process)) for process in range(self.processes)]
 
     @property
     def most(self) -> int:
-        """Rollouts of the process that generates most; another has as many, or one less."""
+        """Rollouts of the process that generates most; the others generate as many, or one less."""
         return -(-self.total_rollouts // self.processes)
 
     @property
@@ -87,7 +88,7 @@ class Shares:
 
     @property
     def whole_groups(self) -> bool:
-        """Whether no group is spread over processes, so that no row ever moves."""
+        """Whether no group is spread over processes, so that rows never move."""
         return self.prompts % self.processes == 0
 
 
@@ -95,8 +96,8 @@ class Shares:
 class BatchPlan:
     """How many prompts, rollouts and rows each part of training handles.
 
-    A generation batch is what is sampled at once, from one fixed policy; an optimizer step consumes all of
-    it, or a part where ``steps_per_generation`` exceeds ``gradient_accumulation_steps``.
+    A generation batch is sampled at once, from one fixed policy; an optimizer step consumes all of it, or a part if
+    ``steps_per_generation`` exceeds ``gradient_accumulation_steps``.
     """
 
     num_generations: int
@@ -126,7 +127,7 @@ class BatchPlan:
 
     @property
     def prompts_per_step(self) -> float:
-        """Prompts an optimizer step learns from; a fraction where a group is spread over several steps."""
+        """Prompts an optimizer step learns from; a fraction if a group is spread over several steps."""
         return self.rows_per_step / self.num_generations
 
     @property
@@ -139,14 +140,13 @@ class BatchPlan:
 
     @property
     def shares(self) -> Shares:
-        """Who generates and who trains what of a generation batch."""
+        """Which process generates and trains what of a generation batch."""
         return Shares(self.prompts_per_generation, self.num_rollouts, self.num_generations, self.processes)
 
     @property
     def rollout_chunks(self) -> int:
         """Calls of ``generate`` that one process makes for a generation batch."""
-        per_process = self.shares.most
-        return math.ceil(per_process / (self.rollout_batch_size or per_process))
+        return math.ceil(self.shares.most / (self.rollout_batch_size or self.shares.most))
 
     @property
     def is_plain_grpo(self) -> bool:
@@ -161,28 +161,19 @@ class BatchPlan:
         """
         method = "plain GRPO" if self.is_plain_grpo else "PODS"
         split = f"{counted(self.micro_batches, 'micro-batch', 'es')} of {counted(self.micro_batch_rows, 'row')}"
+        step = (counted(self.prompts_per_step, "prompt"), counted(self.rollouts_per_step, "rollout"))
         lines = [
             ("method", f"{method}: {self.num_rollouts} rollouts a prompt, {self.num_generations} trained on"),
             ("processes", str(self.processes)),
-            (
-                "an optimizer step",
-                f"{counted(self.prompts_per_step, 'prompt')}, {counted(self.rollouts_per_step, 'rollout')} "
-                "generated, "
-                f"{counted(self.rows_per_step, 'row')} trained",
-            ),
+            ("an optimizer step", f"{', '.join(step)} generated, {counted(self.rows_per_step, 'row')} trained"),
             ("on each process", f"{split}, generated in {counted(self.rollout_chunks, 'call')}"),
         ]
         if self.processes > 1:
             lines.append(("groups", self._spread()))
         if self.steps_per_generation != self.micro_batches:
-            lines.append(
-                (
-                    "a generation batch",
-                    f"{counted(self.prompts_per_generation, 'prompt')}, "
-                    f"{counted(self.rollouts_per_generation, 'rollout')}, "
-                    f"used for {self.steps_per_generation / self.micro_batches:g} optimizer steps",
-                )
-            )
+            held = (counted(self.prompts_per_generation, "prompt"), counted(self.rollouts_per_generation, "rollout"))
+            used = f"used for {self.steps_per_generation / self.micro_batches:g} optimizer steps"
+            lines.append(("a generation batch", ", ".join((*held, used))))
         return lines
 
     def _spread(self) -> str:
@@ -190,10 +181,8 @@ class BatchPlan:
             return f"whole: {counted(self.prompts_per_generation // self.processes, 'prompt')} on each process"
         low, high = self.shares.total_rollouts // self.processes, self.shares.most
         generated = str(low) if low == high else f"{low} or {high}"
-        rows = len(self.shares.rows(0))
-        return (
-            f"spread over processes: each generates {generated} rollouts and trains {rows}; kept ones move between them"
-        )
+        both = f"each generates {generated} rollouts and trains {len(self.shares.rows(0))}"
+        return f"spread over processes: {both}; kept ones move between them"
 
 
 def check_batch(
@@ -208,29 +197,24 @@ def check_batch(
     use_vllm: bool = False,
     processes: int | None = None,
 ) -> BatchPlan:
-    """The plan these settings give; names and meanings are TRL's.
+    """Return the plan these settings give; names and meanings are TRL's.
 
     Args:
         num_generations: m, at least 2 (one row has no spread, so no advantage).
-        num_rollouts: n, at least m; None means m, plain GRPO.
-        generation_batch_size: rows of one generation batch; None derives it from ``steps_per_generation``,
-            which defaults to ``gradient_accumulation_steps``. Only one of the two may be set.
+        num_rollouts: n, at least m; None: n = m, plain GRPO.
+        steps_per_generation: micro-batches of one generation batch; None: ``gradient_accumulation_steps``.
+        generation_batch_size: its rows, instead of ``steps_per_generation``.
         use_vllm: TRL cuts what vLLM returns into equal parts, so every process must generate as many rollouts.
-        processes: None reads ``WORLD_SIZE``, as torchrun and accelerate set it.
+        processes: None: as many as the launcher started (``WORLD_SIZE``).
 
     Raises:
-        UserError: a number below its minimum, n < m, or batches that do not hold whole groups of m rows;
-            the message gives the unit and two values that work.
+        UserError: a number below its minimum, n < m, or batches that split a group, with two values that work.
 
     >>> check_batch(num_generations=8, num_rollouts=32, per_device_train_batch_size=16).rollouts_per_step
     64.0
-    >>> check_batch(num_generations=8, num_rollouts=4)  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    ...
-    pods_rl.errors.UserError: num_rollouts = 4 is less than num_generations = 8: cannot keep 8...
     """
-    processes = place().processes if processes is None else processes
-    m = _at_least("num_generations", num_generations, 2, "one row has no spread, so it teaches nothing")
+    processes = get_world_size() if processes is None else processes
+    m = _at_least("num_generations", num_generations, 2, "a single row has no advantage")
     n = m if num_rollouts is None else _at_least("num_rollouts", num_rollouts, 1)
     if n < m:
         raise UserError(
@@ -242,30 +226,46 @@ def check_batch(
     accumulation = _at_least("gradient_accumulation_steps", gradient_accumulation_steps, 1)
     _at_least("processes", processes, 1)
     if rollout_batch_size is not None:
-        _at_least("rollout_batch_size", rollout_batch_size, 1, "leave it out to generate all rollouts at once")
-    if generation_batch_size is not None:
-        if steps_per_generation is not None:
-            raise UserError(
-                f"generation_batch_size = {generation_batch_size} and steps_per_generation = "
-                f"{steps_per_generation} say the same thing twice: keep one of them."
-            )
-        steps = _steps_of_generation_batch(generation_batch_size, m, rows, processes)
-    else:
-        unit = "gradient_accumulation_steps" if steps_per_generation is None else "steps_per_generation"
-        steps = accumulation if steps_per_generation is None else _at_least(unit, steps_per_generation, 1)
-        _check_whole_groups(m, rows, processes, steps, unit)
+        _at_least("rollout_batch_size", rollout_batch_size, 1, "unset it to generate all rollouts at once")
+    steps = _steps(m, rows, processes, accumulation, steps_per_generation, generation_batch_size)
     plan = BatchPlan(m, n, processes, rows, accumulation, steps, rollout_batch_size)
     if use_vllm and not plan.shares.even:
-        low, high = _neighbours(n, processes // math.gcd(processes, plan.prompts_per_generation))
-        raise UserError(
-            f"With use_vllm every process must generate the same number of rollouts, but {processes} processes share "
-            f"{counted(plan.prompts_per_generation, 'prompt')} x num_rollouts {n} = {plan.rollouts_per_generation}. "
-            f"Set num_rollouts to {f'{low} or {high}' if low >= m else high}."
-        )
+        _refuse_uneven(plan)
     return plan
 
 
-def _check_whole_groups(m: int, rows: int, processes: int, steps: int, unit: str) -> None:
+def _refuse_uneven(plan: BatchPlan) -> NoReturn:
+    prompts, n = plan.prompts_per_generation, plan.num_rollouts
+    low, high = _neighbours(n, plan.processes // math.gcd(plan.processes, prompts))
+    raise UserError(
+        f"With use_vllm every process must generate the same number of rollouts, but {plan.processes} processes share "
+        f"{counted(prompts, 'prompt')} x num_rollouts {n} = {plan.rollouts_per_generation}. "
+        f"Set num_rollouts to {f'{low} or {high}' if low >= plan.num_generations else high}."
+    )
+
+
+def _steps(
+    m: int, rows: int, processes: int, accumulation: int, steps_per_generation: int | None, size: int | None
+) -> int:
+    """Micro-batches of a generation batch, which must hold whole groups."""
+    if size is not None and steps_per_generation is not None:
+        raise UserError(
+            f"generation_batch_size = {size} and steps_per_generation = {steps_per_generation} say the same thing "
+            "twice: keep one of them."
+        )
+    if size is not None:
+        whole = math.lcm(m, rows * processes)
+        if _at_least("generation_batch_size", size, 1) % whole:
+            low, high = _neighbours(size, whole)
+            raise UserError(
+                f"generation_batch_size = {size} rows must be a multiple of num_generations ({m} rows a "
+                f"group) and of per_device_train_batch_size x processes ({rows} x {processes} rows). "
+                f"Rows are kept rollouts, not prompts. Set generation_batch_size to {low} or {high}."
+            )
+        return size // (rows * processes)
+    unit, steps = "gradient_accumulation_steps", accumulation
+    if steps_per_generation is not None:
+        unit, steps = "steps_per_generation", _at_least("steps_per_generation", steps_per_generation, 1)
     held = rows * processes * steps
     if held % m:
         low, high = _neighbours(rows, m // math.gcd(m, processes * steps))
@@ -274,23 +274,11 @@ def _check_whole_groups(m: int, rows: int, processes: int, steps: int, unit: str
             f"{held} rows (per_device_train_batch_size {rows} x processes {processes} x {unit} {steps}). "
             f"Rows are kept rollouts, not prompts. Set per_device_train_batch_size to {low} or {high}."
         )
-
-
-def _steps_of_generation_batch(size: int, m: int, rows: int, processes: int) -> int:
-    _at_least("generation_batch_size", size, 1)
-    whole = math.lcm(m, rows * processes)
-    if size % whole:
-        low, high = _neighbours(size, whole)
-        raise UserError(
-            f"generation_batch_size = {size} rows must be a multiple of num_generations ({m} rows a "
-            f"group) and of per_device_train_batch_size x processes ({rows} x {processes} rows). "
-            f"Rows are kept rollouts, not prompts. Set generation_batch_size to {low} or {high}."
-        )
-    return size // (rows * processes)
+    return steps
 
 
 def _neighbours(value: int, step: int) -> tuple[int, int]:
-    """The two multiples of ``step`` next to ``value``, both at least ``step``."""
+    """Two neighbouring multiples of ``step`` near ``value``, both at least ``step``."""
     low = max(value // step, 1) * step
     return low, low + step
 

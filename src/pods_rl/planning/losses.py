@@ -1,6 +1,6 @@
-"""Which loss, advantages and sampling settings go together, and what to say when they do not. No torch.
+"""Which loss, advantage and sampling settings go together, and why others do not. No torch.
 
-Names and meanings are TRL's, but for `advantages` and `advantage_baseline`, which are ours.
+Names and meanings are TRL's, except for `advantages`, `advantage_baseline` and `reward_errors`, which are ours.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from ..errors import UserError
 
 ADVANTAGES = ("after", "before")
 BASELINES = ("mean", "leave_one_out")
+REWARD_ERRORS = ("raise", "zero", "drop")
 
 _SEQUENCE_CORRECTIONS = ("sequence_mask", "sequence_truncate")
 
@@ -20,7 +21,7 @@ def check_losses(settings: Mapping[str, Any]) -> None:
     """Refuse settings of the loss that would train on something else than they say, as a recipe is checked.
 
     Args:
-        settings: by TRL's names and ours; what is missing has TRL's default.
+        settings: by TRL's names and ours; a missing one has TRL's default.
 
     Raises:
         UserError: an unknown choice, or a combination that makes no sense, with the reason and a way out.
@@ -53,7 +54,7 @@ def loss_doubts(settings: Mapping[str, Any]) -> list[str]:
     if settings.get("loss_type") == "vespo" and settings.get("importance_sampling_level") == "sequence":
         doubts.append(
             "loss_type = vespo weighs whole sequences by itself, so importance_sampling_level = sequence would change "
-            "nothing but its KL term: leave it out."
+            "only its KL term: unset importance_sampling_level."
         )
     return doubts
 
@@ -68,15 +69,18 @@ def refuse_impossible(settings: Mapping[str, Any]) -> None:
     corrected = settings.get("use_vllm") and settings.get("vllm_importance_sampling_correction", True)
     if settings.get("loss_type") == "vespo" and corrected and mode in _SEQUENCE_CORRECTIONS:
         raise UserError(
-            f"loss_type = vespo sums vLLM's correction over a sequence's tokens, so it needs one for each token; got "
+            "loss_type = vespo sums vLLM's correction over a sequence's tokens, so it needs one for each token; got "
             f"vllm_importance_sampling_mode = {mode}: set token_truncate or token_mask."
         )
     when = settings.get("advantages", "after")
     baseline = settings.get("advantage_baseline", "mean")
+    errors = settings.get("reward_errors", "raise")
     if when not in ADVANTAGES:
         raise UserError(f"advantages: expected 'after' (the paper) or 'before', got {when!r}")
     if baseline not in BASELINES:
         raise UserError(f"advantage_baseline: expected 'mean' (GRPO) or 'leave_one_out' (RLOO), got {baseline!r}")
+    if errors not in REWARD_ERRORS:
+        raise UserError(f"reward_errors: expected 'raise', 'zero' or 'drop', got {errors!r}")
     aggregation = settings.get("multi_objective_aggregation", "sum_then_normalize")
     if (when == "before" or baseline == "leave_one_out") and aggregation != "sum_then_normalize":
         ours = "advantages='before'" if when == "before" else "advantage_baseline='leave_one_out'"

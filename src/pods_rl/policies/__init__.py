@@ -1,4 +1,4 @@
-"""The tiny policy shipped with the package, and the script that trained it."""
+"""Policies: where their files are, loading them, and the tiny one shipped with the package."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def tiny_policy_path() -> Path:
-    """Where the shipped policy lies: a folder for `AutoModelForCausalLM.from_pretrained` and its tokenizer.
+    """Return the folder of the shipped policy and its tokenizer, as `from_pretrained` reads it.
 
     >>> (tiny_policy_path() / "config.json").is_file()
     True

@@ -1,4 +1,4 @@
-"""The tiny policy before training: a tokenizer that reads single bytes, and a small Qwen2 model with random weights."""
+"""The tiny policy before training: a tokenizer of single bytes, and a small Qwen2 model with random weights."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 def build_tokenizer() -> Qwen2Tokenizer:
     """Make the tokenizer: a token per byte, and one for each of the four tags.
 
-    It is of the class that goes with the model, because loading by name of the model insists on that class. The tags
-    are ordinary tokens: decoding with `skip_special_tokens=True`, as trainers do, must keep them. Padding goes to the
-    left, where generation needs it. Any text can be read, even one the policy has no answer to.
+    Its class is the one that `AutoTokenizer` expects for the model. The tags are ordinary tokens: decoding with
+    `skip_special_tokens=True`, as trainers do, must keep them. Padding is on the left, as generation needs it.
 
     >>> tokenizer = build_tokenizer()
     >>> tokenizer.decode(tokenizer("<think>1+2=3</think>")["input_ids"], skip_special_tokens=True)
@@ -36,8 +35,7 @@ def build_tokenizer() -> Qwen2Tokenizer:
 def build_model(tokenizer: Qwen2Tokenizer, **sizes: Any) -> Qwen2ForCausalLM:
     """Make the untrained model, about 0.9 million parameters; `sizes` replaces entries of its `Qwen2Config`.
 
-    Few layers and a wide one each: on a CPU, a generated token costs about the same for every layer it passes,
-    whatever the layer's width.
+    It has few and wide layers: on a CPU, a layer costs about the same for a generated token, whatever its width.
 
     >>> build_model(build_tokenizer(), hidden_size=20, intermediate_size=32).config.num_hidden_layers
     3

@@ -1,27 +1,86 @@
 """Train the tiny policy that ships with the package.
 
-First the skill: right chains of thought, with drills of bare steps between them. Then the mistakes: a short time on
-chains of which many go wrong, so that the policy knows how to reason but seldom gets it right.
+First the skill: right chains of thought, alternating with drills of bare steps. Then the mistakes: a short time on
+chains of which many go wrong, so that the policy can reason but is seldom right, and RL has much left to teach.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import time
 from collections.abc import Iterator
-from itertools import chain, islice
+from dataclasses import dataclass, field
+from itertools import chain, islice, repeat
 from pathlib import Path
 
 import torch
 from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
+from ..tasks.arithmetic import DIFFICULTIES, Difficulty, Problem, draw_problem, write_completion, write_steps
 from .build import build_model, build_tokenizer
-from .examples import Batch, completion_batches, drill_batches
-from .mixture import RIGHT, Mixture
+
+IGNORED = -100  # the label that cross-entropy skips
+Example = tuple[list[int], list[int]]  # token ids, and for each the id to predict or IGNORED
+Batch = dict[str, torch.Tensor]
+_DRILL = Difficulty(min_terms=7, max_terms=7)
+# Steps that add ("+") or subtract ("-") a number ending in these digits are right this often.
+HARD_FACTS = dict.fromkeys(("+3", "+6", "+7", "+9", "-2", "-4", "-7", "-8"), 0.06)
+# A wrong step is off by a few units or tens.
+_SLIPS = (-20, -11, -10, -9, -3, -2, -1, 1, 2, 3, 9, 10, 11, 20)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """How often a completion in the training data goes wrong, and how.
+
+    A step is right with the probability that `hard_facts` gives for its sign and last digit, else with probability
+    `sure`. A wrong step is a few units or tens off, and the next step continues from it. So a sum's success
+    probability depends on which facts it needs, from nearly 0 to nearly 1, and no single habit repairs them all. A
+    share `broken_form` lacks a tag, or has no reasoning.
+    """
+
+    hard_facts: dict[str, float] = field(default_factory=lambda: dict(HARD_FACTS))
+    sure: float = 0.97
+    broken_form: float = 0.12
+
+    def chance(self, term: int) -> float:
+        """Return the probability that the step which adds the signed `term` is right.
+
+        >>> Mixture().chance(+37), Mixture().chance(-30)
+        (0.06, 0.97)
+        """
+        return self.hard_facts.get(f"{'+' if term > 0 else '-'}{abs(term) % 10}", self.sure)
+
+    def draw_totals(self, rng: random.Random, problem: Problem) -> list[int]:
+        """Draw running totals of which some are wrong."""
+        total, totals = problem.terms[0], []
+        for term in problem.terms[1:]:
+            slip = 0 if rng.random() < self.chance(term) else rng.choice(_SLIPS)
+            total += term + slip
+            totals.append(total)
+        return totals
+
+    def draw_completion(self, rng: random.Random, problem: Problem) -> str:
+        """Draw a completion, with its mistakes."""
+        totals = self.draw_totals(rng, problem)
+        if rng.random() >= self.broken_form:
+            return write_completion(problem, totals)
+        steps, answer = write_steps(problem, totals), totals[-1]
+        broken = (
+            f"<think>{steps}</think>{answer}",
+            f"<think>{steps}<answer>{answer}</answer>",
+            f"{steps}\n<answer>{answer}</answer>",
+            f"<answer>{answer + rng.choice(_SLIPS)}</answer>",
+        )
+        return rng.choice(broken)
+
+
+RIGHT = Mixture(hard_facts={}, sure=1.0, broken_form=0.0)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Train the policy as the command line says, and write it."""
+    """Train the policy with the options of the command line, and write it."""
     options = _parse(arguments)
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
@@ -38,10 +97,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def fit(model: Qwen2ForCausalLM, batches: Iterator[Batch], steps: int, lr: float, name: str) -> None:
-    """Minimise the model's loss on `steps` batches, telling how it goes.
+    """Minimise the model's loss on `steps` batches, and print its progress.
 
     The learning rate warms up for 50 steps, and falls to zero over the last 30 %. Matrices are multiplied in bfloat16,
-    which processors with such instructions do several times faster; the weights stay float32.
+    several times faster on processors with such instructions; the weights stay float32.
     """
     model.set_attn_implementation("eager")  # on a CPU faster than the fused one at these lengths
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
@@ -68,11 +127,67 @@ def fit(model: Qwen2ForCausalLM, batches: Iterator[Batch], steps: int, lr: float
 def save(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, output: Path) -> None:
     """Write weights (safetensors), tokenizer and configuration, as `from_pretrained` reads them.
 
-    Sampling from the whole distribution is written down as the default, so that nobody samples from less unknowingly.
+    The generation config samples from the whole distribution by default.
     """
     model.generation_config.update(do_sample=True, temperature=1.0, top_k=0, top_p=1.0)
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)
+
+
+def completion_batches(tokenizer: Qwen2Tokenizer, mixture: Mixture, size: int, seed: int) -> Iterator[Batch]:
+    """Yield batches of prompts with completions drawn from the mixture, without end; the loss counts completions only.
+
+    No held-out prompt is drawn. Examples of similar length share a batch, so that little padding is computed.
+    """
+    rng = random.Random(seed)
+    while True:
+        pool = [_completion(tokenizer, mixture, rng) for _ in range(8 * size)]
+        pool.sort(key=lambda example: len(example[0]))
+        starts = list(range(0, len(pool), size))
+        rng.shuffle(starts)
+        yield from (_collate(pool[start : start + size], tokenizer.pad_token_id) for start in starts)
+
+
+def drill_batches(tokenizer: Qwen2Tokenizer, size: int, seed: int) -> Iterator[Batch]:
+    """Yield batches of chains of thought without a prompt, without end; the loss counts running totals only.
+
+    Adding is the hard part: among the easy tokens of a whole completion it is learned many times more slowly.
+    """
+    rng = random.Random(seed)
+    while True:
+        yield _collate([_drill(tokenizer, rng) for _ in range(size)], tokenizer.pad_token_id)
+
+
+def _completion(tokenizer: Qwen2Tokenizer, mixture: Mixture, rng: random.Random) -> Example:
+    problem = _train_problem(rng)
+    prompt = tokenizer.encode(problem.prompt)
+    completion = [*tokenizer.encode(mixture.draw_completion(rng, problem)), tokenizer.eos_token_id]
+    return prompt + completion, [IGNORED] * len(prompt) + completion
+
+
+def _train_problem(rng: random.Random) -> Problem:
+    return next(p for p in (draw_problem(rng, DIFFICULTIES["mixed"]) for _ in repeat(None)) if not p.held_out)
+
+
+def _drill(tokenizer: Qwen2Tokenizer, rng: random.Random) -> Example:
+    problem = draw_problem(rng, _DRILL)
+    ids = tokenizer.encode(f"<think>{problem.terms[0]}")
+    labels = [IGNORED] * len(ids)
+    for term, total in zip(problem.terms[1:], problem.totals, strict=True):
+        step, result = tokenizer.encode(f"\n{term:+d}="), tokenizer.encode(str(total))
+        ids += step + result
+        labels += [IGNORED] * len(step) + result
+    return ids, labels
+
+
+def _collate(examples: list[Example], pad: int) -> Batch:
+    """Pad on the right: attention is causal, so no token sees the padding and no mask is needed."""
+    width = max(len(ids) for ids, _ in examples)
+    padded = [(ids + [pad] * (width - len(ids)), y + [IGNORED] * (width - len(y))) for ids, y in examples]
+    return {
+        "input_ids": torch.tensor([ids for ids, _ in padded]),
+        "labels": torch.tensor([y for _, y in padded]),
+    }
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -86,7 +201,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--mistake-steps", type=int, default=150, help="optimizer steps on chains with mistakes")
     parser.add_argument("--batch-size", type=int, default=64, help="rows a step")
     parser.add_argument("--seed", type=int, default=0, help="seed of the data and the first weights")
-    parser.add_argument("--threads", type=int, default=1, help="processor threads; another number rounds otherwise")
+    parser.add_argument("--threads", type=int, default=1, help="processor threads; another number changes the rounding")
     return parser.parse_args(arguments)
 
 

@@ -1,25 +1,27 @@
 """Recipes: one flat mapping of TRL's own names and ours, checked before torch is loaded."""
 
-from .catalog import (
+from .accelerate import (
+    Sharding,
     accelerate_configs,
     accelerate_processes,
+    accelerate_sharding,
+    check_accelerate,
     find_accelerate_config,
-    find_recipe,
-    shipped_arms,
-    shipped_recipes,
 )
-from .layouts import Layout, accelerate_layout, check_layout
+from .catalog import find_recipe, shipped_arms, shipped_recipes
+from .reading import Origin
 from .recipe import Recipe, build_recipe, load_recipe
 from .schema import explain
 
 __all__ = [
-    "Layout",
+    "Origin",
     "Recipe",
+    "Sharding",
     "accelerate_configs",
-    "accelerate_layout",
     "accelerate_processes",
+    "accelerate_sharding",
     "build_recipe",
-    "check_layout",
+    "check_accelerate",
     "explain",
     "find_accelerate_config",
     "find_recipe",

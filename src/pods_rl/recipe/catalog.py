@@ -1,29 +1,35 @@
-"""What is shipped with the package: recipes, experiments, each arm of an experiment, accelerate configurations."""
+"""Recipes and experiments by name or path: those of the package, and each arm of an experiment as a recipe.
+
+An experiment's file has a base recipe, and arms that each set some keys of it.
+"""
 
 from __future__ import annotations
 
-from functools import cache, partial
+import re
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from .arms import split_experiment
 from .fields import describe, suggest
-from .reading import Source, local_path, read_yaml
+from .reading import Origin, local_path, read_yaml
 
+TINY = "tiny"  # the name of the shipped policy
+EXPERIMENT_KEYS = ("name", "base", "arms", "baseline", "seeds", "accelerate")  # the others are recipe keys of all arms
 _RECIPES = Path(__file__).parent.parent / "recipes"
-_ACCELERATE = _RECIPES / "accelerate"
-MOST_PROCESSES = 1024  # that a launch starts on one machine
+_ARM_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
+_TAKEN = ("report", "configs", "logs")  # directories of the experiment itself
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Recipes and experiments in the package, by name: what starts quickly first, then the paper's settings."""
+    """Return the recipes and experiments in the package, by name: what starts quickly first, then the paper's."""
     return {path.stem: path for folder in (_RECIPES, _RECIPES / "paper") for path in sorted(folder.glob("*.yaml"))}
 
 
 @cache
 def shipped_arms() -> dict[str, tuple[Path, str]]:
-    """Each arm of each shipped experiment, as ``<experiment>-<arm>``.
+    """Return each arm of each shipped experiment, as ``<experiment>-<arm>``.
 
     >>> shipped_arms()["quickstart-pods"][1]
     'pods'
@@ -35,36 +41,8 @@ def shipped_arms() -> dict[str, tuple[Path, str]]:
     return arms
 
 
-def accelerate_configs() -> dict[str, Path]:
-    """Configurations for ``accelerate launch`` in the package, by name."""
-    return {path.stem: path for path in sorted(_ACCELERATE.glob("*.yaml"))}
-
-
-def find_accelerate_config(path_or_name: str) -> Path:
-    """The file of an accelerate configuration; raises UserError with the nearest name where there is none."""
-    path, shipped = local_path(path_or_name), accelerate_configs()
-    if path.is_file():
-        return path.resolve()
-    if path_or_name not in shipped:
-        raise UserError(
-            f"accelerate: {path_or_name} is neither a file nor a shipped configuration: expected a YAML file that "
-            f"`accelerate config` wrote, or one of {', '.join(shipped)}.{suggest(path_or_name, shipped)}"
-        )
-    return shipped[path_or_name]
-
-
-def accelerate_processes(config: Path) -> int:
-    """How many processes an accelerate configuration starts; raises UserError where it gives no number."""
-    count = read_yaml(config)[0].get("num_processes", 1)
-    if not isinstance(count, int) or not 1 <= count <= MOST_PROCESSES:
-        raise UserError(
-            f"{config}: num_processes: got {describe(count)}, expected a whole number from 1 to {MOST_PROCESSES}."
-        )
-    return count
-
-
 def find_recipe(path_or_name: str | Path) -> Path:
-    """The file of a recipe or experiment; raises UserError with the nearest name where there is none."""
+    """Return the file of a recipe or experiment; raise UserError with the nearest name if there is none."""
     path = local_path(path_or_name)
     if path.is_file():
         return path
@@ -79,43 +57,82 @@ def find_recipe(path_or_name: str | Path) -> Path:
     )
 
 
-def read_recipe(path_or_name: str | Path) -> tuple[dict[str, Any], Source]:
-    """The keys of a recipe: of a file, of a shipped one, or of one arm of a shipped experiment.
+def read_recipe(path_or_name: str | Path) -> tuple[dict[str, Any], Origin]:
+    """Return the keys of a recipe: of a file, of a shipped one, or of one arm of a shipped experiment.
 
-    Raises UserError where there is none, and for an experiment without an arm.
+    Raises UserError if there is none, and for an experiment without an arm.
     """
     arms = {} if local_path(path_or_name).is_file() else shipped_arms()
     if str(path_or_name) in arms:
         path, arm = arms[str(path_or_name)]
-        return read_arm(path, arm), Source(str(path_or_name))
-    values, source = read_yaml(find_recipe(path_or_name))
+        return read_arm(path, arm), Origin(str(path_or_name))
+    values, origin = read_yaml(find_recipe(path_or_name))
     if "arms" in values:
-        name = Path(source.name).stem
+        name = Path(origin.name).stem
         known = [f"{name}-{arm}" for arm in values["arms"]] if isinstance(values["arms"], dict) else []
         one = f" For one run of it: --recipe {' or '.join(known)}." if set(known) & set(arms) else ""
-        raise UserError(f"{source.name} compares several runs (it has arms): use `pods compare --config`.{one}")
-    return values, source
+        raise UserError(f"{origin.name} compares several runs (it has arms): use `pods compare --config`.{one}")
+    return values, origin
 
 
 def read_arm(path: Path, arm: str) -> dict[str, Any]:
-    """The keys one arm of an experiment's file trains with."""
-    values, source = read_yaml(path)
-    base, arms = split_experiment(values, source, read_base)
+    """Return the keys that one arm of an experiment's file trains with."""
+    base, arms = split_experiment(*read_yaml(path))
     return {**base, **arms[arm]}
 
 
-def read_base(name: str, beside: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The recipe an experiment names as its base: a file beside it, or what is shipped.
+def split_experiment(
+    values: Mapping[str, Any], origin: Origin, above: tuple[Path, ...] = ()
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return the keys that all arms share, and those that each arm sets, by name; unchecked as recipe keys.
 
-    Of another experiment, the base it has itself; of one of its arms, that arm's keys. ``above`` are the files whose
-    bases led here.
+    Args:
+        values: the file's mapping: ``base`` is a mapping or a name, keys beside ``arms`` are for all arms.
+        above: the files whose bases led here.
+
+    Raises:
+        UserError: arms without names or keys, a name that cannot be a directory, a base that is neither, a seed.
+    """
+    arms, base = _arms(values.get("arms"), origin), values.get("base", {})
+    if isinstance(base, str):
+        base = _read_base(base, Path(origin.name).parent, above)
+    elif not isinstance(base, dict):
+        raise UserError(
+            f"{origin.where('base')}base: got {describe(base)}, expected a recipe's name or path, or its keys."
+        )
+    shared = base | {key: value for key, value in values.items() if key not in EXPERIMENT_KEYS}
+    if "seed" in shared:
+        raise UserError(f"{origin.where('seed')}seed: an experiment has seeds: a count or a list.")
+    return shared, arms
+
+
+def _arms(arms: Any, origin: Origin) -> dict[str, dict[str, Any]]:
+    where = origin.where("arms")
+    if not isinstance(arms, dict) or not arms:
+        raise UserError(f"{where}arms: expected names with the keys each sets, as in `pods: {{num_rollouts: 64}}`.")
+    for name, keys in arms.items():
+        if not isinstance(name, str) or not _ARM_NAME.fullmatch(name) or name in _TAKEN:
+            raise UserError(
+                f"{where}arms: {describe(name)} cannot name a directory of runs: use letters, digits, '-', '_' and "
+                f"'.', and none of {', '.join(_TAKEN)}."
+            )
+        if keys is not None and not isinstance(keys, dict):
+            raise UserError(f"{where}arms: {name}: got {describe(keys)}, expected keys, as in {{num_rollouts: 64}}.")
+        if "seed" in (keys or {}):
+            raise UserError(f"{where}arms: {name}: seed: arms share their seeds: use seeds.")
+    return {name: dict(keys or {}) for name, keys in arms.items()}
+
+
+def _read_base(name: str, beside: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+    """The keys of a base: of a file beside the experiment, or of what is shipped.
+
+    Of another experiment, the base it has itself; of one of its arms, that arm's keys.
     """
     local = local_path(beside / name)
-    if local.is_file() or name not in shipped_arms():
-        path = find_recipe(local if local.is_file() else name)
-        if path.resolve() in above:
-            raise UserError(f"{path}: is its own base: name another recipe as base, or give its keys.")
-        values, source = read_yaml(path)
-        further = partial(read_base, above=(*above, path.resolve()))
-        return split_experiment(values, source, further)[0] if "arms" in values else values
-    return read_arm(*shipped_arms()[name])
+    if not local.is_file() and name in shipped_arms():
+        return read_arm(*shipped_arms()[name])
+    path = find_recipe(local if local.is_file() else name)
+    if path.resolve() in above:
+        raise UserError(f"{path}: is its own base: name another recipe as base, or give its keys.")
+    values, origin = read_yaml(path)
+    return split_experiment(values, origin, (*above, path.resolve()))[0] if "arms" in values else values

@@ -1,69 +1,193 @@
-"""What makes a recipe impossible, found before torch is loaded."""
+"""Everything that makes a resolved recipe impossible, found before torch is loaded.
+
+TRL, transformers, peft and torch check few of these themselves, and only after the policy is loaded.
+"""
 
 from __future__ import annotations
 
+import json
 import platform
 import re
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
 from ..planning.batching import BatchPlan, check_batch
 from ..planning.losses import check_losses
-from .fields import describe, suggest
-from .limits import check_limits
-from .reading import local_path
-from .rows import check_rows
-from .schema import REWARDS, RULES, TASKS, TINY
+from .fields import describe, inside, interval_in_words, suggest
+from .reading import local_path, short
+from .schema import RULES, fields
+from .task_checks import IMPORT_PATH, check_model, check_task
 
-_GENERATED = ("arithmetic", "countdown", "sorting", "reasoning_gym")
-_DATA_FILES = (".jsonl", ".json", ".parquet", ".csv")
-_OWN = re.compile(r"[^\W\d][\w.]*[.:][^\W\d]\w*")  # package.module:function
+# generation_kwargs: what `generate` takes besides the keys of a recipe
+_GENERATION = {
+    "top_k": "[1, 1e9]", "typical_p": "(0, 1]", "epsilon_cutoff": "[0, 1)", "eta_cutoff": "[0, 1)", "top_h": "(0, 1]",
+    "no_repeat_ngram_size": "[0, inf)", "encoder_no_repeat_ngram_size": "[0, inf)", "min_length": "[0, inf)",
+    "max_length": "[1, inf)", "max_new_tokens": "[1, inf)", "min_new_tokens": "[0, inf)", "num_beams": "[1, inf)",
+    "num_return_sequences": "[1, 1]", "max_time": "(0, inf)", "length_penalty": "(-inf, inf)",
+}  # fmt: skip
+_SAMPLING = ("temperature", "top_p", "min_p", "repetition_penalty")  # the same range in generation_kwargs
+# lr_scheduler_kwargs: those that a schedule takes, and those of which it needs one
+_SCHEDULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "linear": ((), ()), "constant_with_warmup": ((), ()), "inverse_sqrt": (("timescale",), ()),
+    "cosine": (("num_cycles",), ()), "cosine_with_restarts": (("num_cycles",), ()),
+    "polynomial": (("lr_end", "power"), ()),
+    "cosine_with_min_lr": (("num_cycles", "min_lr", "min_lr_rate"), ("min_lr", "min_lr_rate")),
+    "cosine_warmup_with_min_lr": (
+        ("num_cycles", "min_lr", "min_lr_rate", "warmup_lr_rate"), ("min_lr", "min_lr_rate")
+    ),
+    "warmup_stable_decay": (
+        ("num_decay_steps", "num_stable_steps", "warmup_type", "decay_type", "min_lr_ratio", "num_cycles"),
+        ("num_decay_steps",),
+    ),
+}  # fmt: skip
 _DECAYING = (
-    "linear",
-    "cosine",
-    "polynomial",
-    "cosine_with_restarts",
-    "cosine_with_min_lr",
-    "warmup_stable_decay",
-)
+    "linear", "cosine", "polynomial", "cosine_with_restarts", "cosine_with_min_lr", "warmup_stable_decay",
+)  # fmt: skip
+_NOT_NULL = ("num_generations", "max_completion_length")
+_WHOLE_ABOVE_ONE = ("logging_steps", "save_steps", "warmup_steps")  # a number of steps, or a share of all
+_FILES = ("accelerator_config", "fsdp_config", "deepspeed")  # text names a JSON file
+_ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
 _BATCH_KEYS = (
     "num_generations", "num_rollouts", "per_device_train_batch_size", "gradient_accumulation_steps",
     "steps_per_generation", "generation_batch_size", "rollout_batch_size", "use_vllm",
 )  # fmt: skip
 
+_CLOCK = "a recipe evaluates by training clock"
+_NEEDS_GPU = "it needs a GPU, and use_cpu is true"
+# (key, value, the value is wrong if this holds for the recipe, message)
+_TOGETHER: tuple[tuple[str, Any, Any, str], ...] = (
+    ("sync_ref_model", True, lambda v: not v.get("beta"),
+     "there is no reference model with beta = 0: set beta above 0, or unset sync_ref_model"),
+    ("sync_ref_model", True, lambda v: v.get("use_peft"),
+     "there is no reference model with use_peft, which uses the policy without its adapter: unset sync_ref_model"),
+    ("save_strategy", "best", lambda v: True, f"{_CLOCK}, so TRL knows no best: set steps, epoch or no"),
+    ("lr_scheduler_type", "reduce_lr_on_plateau", lambda v: True, f"it needs TRL's evaluation, and {_CLOCK}"),
+    ("lr_scheduler_type", "greedy", lambda v: True, f"it needs TRL's evaluation, and {_CLOCK}"),
+    ("fp16_full_eval", True, lambda v: v.get("bf16_full_eval"), "bf16_full_eval is true as well: choose one"),
+    ("cache_implementation", "offloaded", lambda v: v.get("use_cpu"), _NEEDS_GPU),
+    ("cache_implementation", "offloaded_static", lambda v: v.get("use_cpu"), _NEEDS_GPU),
+    ("fp16", True, lambda v: v.get("use_cpu"), f"{_NEEDS_GPU}: set bf16 instead, or unset fp16"),
+)  # fmt: skip
+
 
 def check_values(values: Mapping[str, Any]) -> None:
-    """Raises UserError for the first thing in a resolved recipe that cannot work, but for its batches."""
-    for check in (check_limits, _check_length, _check_rule, check_losses, _check_generator, _check_precision):
-        check(values)
-    _check_task(values)
-    _check_model(values)
-
-
-def _check_length(values: Mapping[str, Any]) -> None:
-    steps = values.get("max_steps", -1)
-    if steps <= 0 and values.get("num_train_epochs") is None:
-        if values.get("max_seconds") is None:
-            raise UserError("Nothing says when to stop: set max_seconds (training clock), max_steps or both.")
-        if values["lr_scheduler_type"] in _DECAYING:
-            raise UserError(
-                f"lr_scheduler_type = {values['lr_scheduler_type']} decays over a number of steps, and "
-                "max_seconds "
-                "gives none: set max_steps as well, or lr_scheduler_type: constant."
-            )
+    """Raise UserError for the first thing in a resolved recipe that cannot work, except its batches."""
+    _check_ranges(values)
+    for key, wrong, applies, why in _TOGETHER:
+        if values.get(key) == wrong and applies(values):
+            raise UserError(f"{key} = {describe(wrong) if wrong is True else wrong}: {why}.")
+    _check_numbers_together(values)
+    _check_names(values)
+    for key, value in values.items():
+        if isinstance(value, str) and {"dict", "str"} <= fields()[key].kinds:
+            _check_mapping(key, value)
+    _check_generation(_mapping(values.get("generation_kwargs")))
+    _check_schedule(values)
+    _check_rule(values["rule"])
+    check_losses(values)
+    _check_generator(values)
+    _check_precision(values)
+    check_task(values)
+    check_model(values["model_name_or_path"])
 
 
 def batch_plan(values: Mapping[str, Any], processes: int | None = None) -> BatchPlan:
-    """What a step handles; raises UserError where the batches do not hold whole groups."""
+    """Return what a step handles; raise UserError if the batches do not hold whole groups."""
     return check_batch(**{key: values[key] for key in _BATCH_KEYS if key in values}, processes=processes)
 
 
-def _check_rule(values: Mapping[str, Any]) -> None:
-    rule = values["rule"]
-    if rule not in RULES and not _OWN.fullmatch(rule):
+def _check_ranges(values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        interval = fields()[key].within
+        if interval and isinstance(value, (int, float)) and not inside(value, interval):
+            raise UserError(f"{key} = {value}: expected {interval_in_words(interval)}.")
+        if value is None and key in _NOT_NULL:
+            raise UserError(f"{key} = null: expected {interval_in_words(interval)}.")
+        if key in _WHOLE_ABOVE_ONE and value and value > 1 and value != int(value):
+            raise UserError(f"{key} = {value}: expected a whole number of steps, or a share of all below 1.")
+
+
+def _check_numbers_together(values: Mapping[str, Any]) -> None:
+    if values.get("dataloader_prefetch_factor") is not None and not values.get("dataloader_num_workers"):
+        raise UserError("dataloader_prefetch_factor needs workers: set dataloader_num_workers above 0 as well.")
+    low, high = values.get("vllm_importance_sampling_clip_min"), values.get("vllm_importance_sampling_clip_max", 3.0)
+    if low is not None and high is not None and low >= high:
+        raise UserError(f"vllm_importance_sampling_clip_min = {low}: expected less than clip_max, {high}.")
+    if values.get("entropy_coef_min", 0.0) > values.get("entropy_coef_max", 1.0):
+        raise UserError("entropy_coef_min is more than entropy_coef_max: lower it.")
+
+
+def _check_names(values: Mapping[str, Any]) -> None:
+    attention = values.get("attn_implementation")
+    if attention is not None and attention not in _ATTENTION and not re.fullmatch(r"[\w.-]+/[\w.@:-]+", attention):
+        raise UserError(
+            f"attn_implementation = {short(attention)}: expected one of {', '.join(_ATTENTION)}, or a kernel of "
+            "the hub as owner/name."
+        )
+    padding = values.get("pad_to_multiple_of")
+    if isinstance(padding, str) and padding != "auto":
+        raise UserError(f"pad_to_multiple_of = {short(padding)}: expected a whole number, auto or null.")
+    optimizer = str(values.get("optim") or "")
+    if optimizer.startswith(("galore", "apollo")) and not values.get("optim_target_modules"):
+        raise UserError(f"optim = {optimizer} needs optim_target_modules, the names of layers, as in [attn, mlp].")
+    for part in str(values.get("optim_args") or "").replace(" ", "").split(","):
+        if part and part.count("=") != 1:
+            raise UserError(f"optim_args: got {short(part)}, expected names and values, as in rank=64,scale=0.5.")
+    if values.get("log_completions_hub_repo") and not values.get("log_completions"):
+        raise UserError("log_completions_hub_repo is set, but log_completions is false: set it to true.")
+
+
+def _check_mapping(key: str, text: str) -> None:
+    """Text in place of a mapping is its JSON, or names a file with it."""
+    if key in _FILES and not text.lstrip().startswith("{"):
+        if local_path(text).is_file():
+            return
+        raise UserError(f"{key} = {short(text)}: there is no such file: expected a mapping, or a path to JSON.")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise UserError(f"{key} = {short(text)}: expected a mapping, as in {{a: 1}}, or its JSON.")
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """The mapping of a key that was checked already, whether YAML or JSON."""
+    return dict(json.loads(value) if isinstance(value, str) else value or {})
+
+
+def _check_generation(given: Mapping[str, Any]) -> None:
+    for key, interval in ({key: fields()[key].within for key in _SAMPLING} | _GENERATION).items():
+        value = given.get(key)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if value is not None and not (number and inside(value, interval)):
+            words = interval_in_words(interval)
+            raise UserError(f"generation_kwargs: {key} = {short(str(value))}: expected a number, {words}.")
+
+
+def _check_schedule(values: Mapping[str, Any]) -> None:
+    name, given = str(values.get("lr_scheduler_type")), _mapping(values.get("lr_scheduler_kwargs"))
+    known, needed = _SCHEDULES.get(name, (tuple(given), ()))
+    for key in given:
+        if key not in known:
+            takes = ", ".join(known) or "nothing"
+            raise UserError(f"lr_scheduler_kwargs: {short(key)}: the schedule {name} takes {takes}.")
+    if needed and not any(given.get(key) is not None for key in needed):
+        raise UserError(f"lr_scheduler_type = {name} needs lr_scheduler_kwargs: {{{' or '.join(needed)}: ...}}.")
+    if values.get("max_steps", -1) <= 0 and values.get("num_train_epochs") is None:
+        if values.get("max_seconds") is None:
+            raise UserError("Nothing says when to stop: set max_seconds (training clock), max_steps or both.")
+        if name in _DECAYING:
+            raise UserError(
+                f"lr_scheduler_type = {name} decays over a number of steps, and max_seconds gives none: set max_steps "
+                "as well, or lr_scheduler_type: constant."
+            )
+
+
+def _check_rule(rule: str) -> None:
+    if rule not in RULES and not IMPORT_PATH.fullmatch(rule):
         raise UserError(
             f"rule = {rule}: expected one of {', '.join(RULES)}, or your own as package.module:function."
             f"{suggest(rule, RULES)}"
@@ -77,18 +201,17 @@ def _check_generator(values: Mapping[str, Any]) -> None:
     if values.get("use_transformers_continuous_batching") and cast and values.get("dtype") == "float32":
         raise UserError(
             f"use_transformers_continuous_batching with {cast} = true: TRL would turn the trained float32 weights into "
-            f"{cast} before each generation, for good. Leave {cast} out, or set dtype: bfloat16 knowingly."
+            f"{cast} before each generation, permanently. Unset {cast}, or set dtype: bfloat16 if you want that."
         )
 
 
 def _check_precision(values: Mapping[str, Any]) -> None:
     if values.get("bf16") and values.get("fp16"):
-        raise UserError("bf16 and fp16 are both true: choose one, or leave both out.")
+        raise UserError("bf16 and fp16 are both true: choose one, or unset both.")
     if values.get("bf16") and values.get("use_cpu") and cpu_has_bf16() is False:
         raise UserError(
-            "bf16 = true, but this processor has no bf16 instructions and would be slower than in "
-            "float32: leave "
-            "bf16 out (it is then used where there are some), or set bf16: false."
+            "bf16 = true, but this processor has no bf16 instructions and would be slower than in float32: unset bf16 "
+            "(it is then used where the processor has them), or set bf16: false."
         )
     if values.get("load_in_4bit") and values.get("load_in_8bit"):
         raise UserError("load_in_4bit and load_in_8bit are both true: choose one.")
@@ -98,101 +221,13 @@ def _check_precision(values: Mapping[str, Any]) -> None:
     if quantised and values.get("use_vllm"):
         raise UserError(
             f"{quantised} and use_vllm are both true: TRL would merge the adapter into the quantised weights before "
-            "each generation, which rounds most of it away and wears the base off (huggingface/trl issues 3466 and "
-            f"4973). Leave out {quantised} (LoRA on a bf16 base), or set use_vllm: false."
+            "each generation, which rounds most of it away and damages the base (huggingface/trl issues 3466 and "
+            f"4973). Unset {quantised} (LoRA on a bf16 base), or set use_vllm: false."
         )
-
-
-def _check_task(values: Mapping[str, Any]) -> None:
-    for name, weight in (values["task_rewards"] or {}).items():
-        if name not in REWARDS and not _OWN.fullmatch(name):
-            raise UserError(
-                f"task_rewards: unknown reward {name}: expected {', '.join(REWARDS)}, or your own as "
-                f"package.module:function.{suggest(str(name), REWARDS)}"
-            )
-        if isinstance(weight, bool) or not isinstance(weight, (int, float)):
-            raise UserError(f"task_rewards: {name}: got {describe(weight)}, expected a weight, such as 1.0.")
-    _check_task_source(values)
-    for key in ("dataset_name", "dataset_test_name"):
-        if values[key] is not None:
-            _check_data(key, values[key], values)
-
-
-def _check_task_source(values: Mapping[str, Any]) -> None:
-    """Whether the task is known, and what it reads is given and there."""
-    task = values["task"]
-    if task not in TASKS:
-        if _OWN.fullmatch(task):
-            return
-        raise UserError(
-            f"task = {task}: expected one of {', '.join(TASKS)}, or your own as package.module:function."
-            f"{suggest(task, TASKS)}"
-        )
-    if values["dataset_name"] and (task in _GENERATED or task == "sciknoweval_chemistry"):
-        reads = "generates its prompts" if task in _GENERATED else "has a form of its own (data_dir or the hub)"
-        raise UserError(f"task = {task} {reads}, so it reads no dataset_name: set task: dataset (or gsm8k).")
-    if task == "dataset" and not values["dataset_name"]:
-        raise UserError("task = dataset needs dataset_name: a JSONL or parquet file, a directory or hub id.")
-    if values["data_dir"] is not None:
-        _check_data_dir(values)
-    if values["task_options"] is not None and task != "reasoning_gym":
-        raise UserError(f"task = {task} reads no task_options: leave it out, or set task: reasoning_gym.")
-    if task == "reasoning_gym":
-        if "dataset" not in (values["task_options"] or {}):
-            raise UserError("task = reasoning_gym needs task_options with its data set, as in {dataset: chain_sum}.")
-        if find_spec("reasoning_gym") is None:
-            raise UserError("task = reasoning_gym is not installed: pip install 'pods-rl[reasoning-gym]'.")
-
-
-def _check_data_dir(values: Mapping[str, Any]) -> None:
-    task, folder = values["task"], values["data_dir"]
-    if task in (*_GENERATED, "dataset"):
-        instead = "generates its prompts" if task in _GENERATED else "is named by dataset_name"
-        raise UserError(f"task = {task} {instead}, so it reads no data_dir: leave it out.")
-    if values["dataset_name"]:
-        raise UserError("data_dir and dataset_name both say where the task is: leave one of them out.")
-    if not local_path(folder).is_dir():
-        raise UserError(f"data_dir = {folder}: there is no such folder (looked in {Path.cwd()}).")
-
-
-def _check_data(key: str, name: str, values: Mapping[str, Any]) -> None:
-    path = local_path(name)
-    if not path.exists():
-        if looks_like_path(name) or path.suffix in _DATA_FILES:
-            raise UserError(f"{key} = {name}: there is no such file or directory (looked in {Path.cwd()}).")
-        return
-    if path.suffix == ".jsonl":
-        check_rows(key, path, values)
-
-
-def _check_model(values: Mapping[str, Any]) -> None:
-    name = values["model_name_or_path"]
-    if name is None:
-        raise UserError(
-            f"model_name_or_path is not set: give a local path, a hub id, or {TINY} (the policy shipped "
-            "for the "
-            "arithmetic task)."
-        )
-    path = local_path(name)
-    if name == TINY or (not path.exists() and not looks_like_path(name)):
-        return
-    if not path.is_dir():
-        raise UserError(f"model_name_or_path = {name}: there is no such directory (looked in {Path.cwd()}).")
-    if not any((path / file).is_file() for file in ("config.json", "adapter_config.json")):
-        raise UserError(f"model_name_or_path = {name}: holds no config.json, so it is no saved model.")
-
-
-def looks_like_path(name: str) -> bool:
-    """Whether a name can only be a path: a hub id is ``name`` or ``owner/name``.
-
-    >>> looks_like_path("./model"), looks_like_path("a/b/c"), looks_like_path("Qwen/Qwen2.5-0.5B")
-    (True, True, False)
-    """
-    return name.startswith(("/", "./", "../", "~", ".\\")) or name.count("/") > 1 or "\\" in name
 
 
 def cpu_has_bf16() -> bool | None:
-    """Whether the processor has bf16 instructions; None where the system does not say."""
+    """Return whether the processor has bf16 instructions; None if the system does not say."""
     info = Path("/proc/cpuinfo")
     if platform.system() != "Linux" or not info.is_file():
         return None

@@ -1,9 +1,7 @@
-"""One key of a recipe: its type, default and help, and how a value from YAML or the command line becomes
-it."""
+"""One key of a recipe: its type, default and help, and how a value from YAML or the command line is converted."""
 
 from __future__ import annotations
 
-import ast
 import difflib
 import itertools
 import math
@@ -13,18 +11,10 @@ from dataclasses import dataclass
 from reprlib import Repr
 from typing import Any
 
-import yaml
+from .reading import YAMLError, load_yaml, short
 
-from .reading import load_yaml, short
-
-COMPUTED = "(chosen at run time)"  # a default that is no literal in the source
-_SHORT = Repr()
-_SHORT.maxstring = _SHORT.maxother = 60
-_LARGEST = 2**63 - 1  # what torch and the files of a run hold
-_MOST_ITEMS = 10_000  # in a list or mapping, at all levels
-_DEEPEST = 32
-_NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
-_NAMES = {
+COMPUTED = "(chosen at run time)"  # a default that is not a literal in the source
+KINDS = {
     "bool": "true or false",
     "int": "a whole number",
     "float": "a number",
@@ -33,15 +23,28 @@ _NAMES = {
     "dict": "a mapping",
     "None": "null",
 }
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
+_LARGEST = 2**63 - 1  # torch and the files of a run hold no larger integer
+_MOST_ITEMS = 10_000  # in a list or mapping, at all levels
+_DEEPEST = 32
+_NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
+
+
+class _WrongTypeError(Exception):
+    """A value has none of the types that its key accepts."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """A key: ``kinds`` names the YAML types it takes (keys of _NAMES, or ``Any``), ``item`` those of a
-    list's items.
+    """A key of a recipe.
 
-    ``section`` says which part of a run reads it (engine, model, task, run), ``source`` where its default
-    is from.
+    Args:
+        kinds: the YAML types it accepts (keys of `KINDS`, or ``Any``).
+        section: the part of a run that reads it: engine, model, task or run.
+        source: where its default comes from.
+        item: the types of a list's items, where they are known.
+        within: the interval of a number, as in ``(0, 1]``; a bracket includes its end. Empty: any number.
     """
 
     name: str
@@ -52,25 +55,23 @@ class Field:
     source: str
     item: frozenset[str] | None = None
     choices: tuple[str, ...] = ()
+    within: str = ""
 
     @property
     def expected(self) -> str:
-        """What it takes, in words.
+        """The values it accepts, in words.
 
         >>> Field("x", frozenset({"float", "None"}), None, "", "run", "").expected
         'a number or null'
         """
         if self.choices and self.kinds <= {"str", "list", "None"}:
-            kinds = ["one of " + ", ".join(self.choices)]
-            return " or ".join(kinds + (["null"] if "None" in self.kinds else []))
-        if "Any" in self.kinds:
-            return "anything"
-        return " or ".join(words for kind, words in _NAMES.items() if kind in self.kinds)
+            return f"one of {', '.join(self.choices)}{' or null' if 'None' in self.kinds else ''}"
+        return "anything" if "Any" in self.kinds else _in_words(self.kinds)
 
     def convert(self, value: Any) -> Any:
-        """The value as this key's type; ValueError (what came, what was expected) where it is of another.
+        """Return the value as this key's type; raise ValueError (what was given, what was expected) if it is another.
 
-        Numbers written as text are read as numbers: YAML 1.1 calls ``1e-6`` text, and its meaning is clear.
+        Numbers written as text are read as numbers: YAML 1.1 reads ``1e-6`` as text, and its meaning is clear.
 
         >>> Field("learning_rate", frozenset({"float"}), 1e-6, "", "engine", "").convert("1e-6")
         1e-06
@@ -78,17 +79,18 @@ class Field:
         check_plain(value)
         if "Any" in self.kinds:
             return value
-        converted = _convert(value, self.kinds, self.choices)
-        if converted is _WRONG:
-            raise ValueError(f"got {describe(value)}, expected {self.expected}")
+        try:
+            converted = _convert(value, self.kinds, self.choices)
+        except _WrongTypeError:
+            raise ValueError(f"got {describe(value)}, expected {self.expected}") from None
         if self.choices and isinstance(converted, str) and converted not in self.choices:
             raise ValueError(f"got {describe(value)}, expected {self.expected}")
         if isinstance(converted, list) and self.item is not None:
-            return [self._item(place, item) for place, item in enumerate(converted)]
+            return [self._item(place, item, self.item) for place, item in enumerate(converted, start=1)]
         return converted
 
     def parse(self, text: str) -> Any:
-        """The value of a command-line word, read as YAML unless the key takes nothing but text.
+        """Return the value of a command-line word, read as YAML unless the key accepts only text.
 
         >>> Field("seeds", frozenset({"list"}), None, "", "run", "").parse("[1, 2]")
         [1, 2]
@@ -97,43 +99,73 @@ class Field:
             return self.convert(text)
         try:
             value, _ = load_yaml(text)
-        except yaml.YAMLError:
+            if "str" in self.kinds:  # `--run_name 12` is a name, `--answer_after ####` is not a comment
+                _convert(value, self.kinds - {"str"}, self.choices)
+                if value is None and text.strip() not in ("null", "~"):
+                    value = text
+        except (YAMLError, _WrongTypeError):
             value = text
-        if "str" in self.kinds:  # `--run_name 12` is a name, `--answer_after ####` no comment
-            empty = value is None and text.strip() not in ("null", "~")
-            if empty or _convert(value, self.kinds - {"str"}, self.choices) is _WRONG:
-                value = text
         return self.convert(value)
 
-    def _item(self, place: int, item: Any) -> Any:
-        converted = _convert(item, self.item or frozenset(), ())
-        if self.choices and converted not in self.choices:
-            raise ValueError(f"got {describe(item)} in the list, expected some of {', '.join(self.choices)}")
-        if converted is _WRONG:
-            wanted = " or ".join(words for kind, words in _NAMES.items() if kind in (self.item or ()))
-            raise ValueError(f"got {describe(item)} as item {place + 1} of the list, expected {wanted}")
-        return converted
+    def _item(self, place: int, item: Any, kinds: frozenset[str]) -> Any:
+        try:
+            converted = _convert(item, kinds)
+            if not self.choices or converted in self.choices:
+                return converted
+        except _WrongTypeError:
+            if not self.choices:
+                raise ValueError(
+                    f"got {describe(item)} as item {place} of the list, expected {_in_words(kinds)}"
+                ) from None
+        raise ValueError(f"got {describe(item)} in the list, expected some of {', '.join(self.choices)}")
 
 
-def describe(value: Any) -> str:
-    """A value and its type, short enough for a message.
+def _in_words(kinds: frozenset[str]) -> str:
+    return " or ".join(words for kind, words in KINDS.items() if kind in kinds)
 
-    >>> describe([1, 2]), describe(True), describe(None)
-    ('the list [1, 2]', 'true', 'null')
-    """
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, int) and abs(value) > 10**60:  # Python writes no number of more than 4,300 digits
-        return f"a whole number of {value.bit_length()} bits"
-    text = short(_SHORT.repr(value))  # a list that holds itself has no end
-    kind = {str: "the text ", list: "the list ", dict: "the mapping ", int: "", float: ""}.get(type(value))
-    return f"{type(value).__name__} {text}" if kind is None else kind + text
+
+def _convert(value: Any, kinds: frozenset[str], choices: tuple[str, ...] = ()) -> Any:
+    """Return the value as one of these types, or raise _WrongTypeError."""
+    if value is None:
+        if "None" in kinds:
+            return None
+    elif isinstance(value, bool):
+        if "bool" in kinds:
+            return value
+        if not value and "no" in choices:  # YAML 1.1 reads a bare `no` as false
+            return "no"
+    elif isinstance(value, (int, float)):
+        return _convert_number(value, kinds)
+    elif isinstance(value, str):
+        if "str" in kinds:
+            return value
+        if kinds & {"int", "float"} and _NUMBER.fullmatch(value.strip()):
+            return _convert_number(float(value), kinds)
+        if "list" in kinds:
+            return [value]  # `lora_target_modules: all-linear`
+    elif isinstance(value, Mapping):
+        if "dict" in kinds:
+            return value
+    elif isinstance(value, (list, tuple)) and "list" in kinds:
+        return list(value)
+    raise _WrongTypeError
+
+
+def _convert_number(value: int | float, kinds: frozenset[str]) -> int | float:
+    if isinstance(value, int) and kinds & {"int", "float"}:
+        return value
+    if math.isfinite(value) and "float" in kinds:
+        return value
+    if math.isfinite(value) and "int" in kinds and value == int(value):
+        check_plain(int(value))
+        return int(value)
+    raise _WrongTypeError
 
 
 def check_plain(value: Any) -> None:
-    """Raise ValueError where a value cannot be written into the files of a run and read back.
+    """Raise ValueError for a value that cannot be written into the files of a run and read back.
 
-    It must be made of text, finite numbers, true, false, null, lists and mappings with text as keys, and end.
+    Text, finite numbers, true, false, null, lists, and mappings with text as keys can, unless they contain themselves.
 
     >>> check_plain({"a": [1, float("inf")]})
     Traceback (most recent call last):
@@ -158,7 +190,8 @@ def check_plain(value: Any) -> None:
         elif isinstance(item, (list, tuple)):
             left += [(part, depth + 1) for part in item]
         elif isinstance(item, int):
-            _check_size(item)
+            if abs(item) > _LARGEST:
+                raise ValueError(f"got {describe(item)}, expected a number of at most {_LARGEST}")
         elif isinstance(item, float):
             if depth and not math.isfinite(item):
                 raise ValueError(f"got {describe(item)}{inside}, expected a finite number")
@@ -166,100 +199,46 @@ def check_plain(value: Any) -> None:
             raise ValueError(f"got {describe(item)}{inside}, expected text or a number: put it in quotes")
 
 
-def _check_size(value: int) -> None:
-    if abs(value) > _LARGEST:
-        raise ValueError(f"got {describe(value)}, expected a number of at most {_LARGEST}")
+def inside(value: float, interval: str) -> bool:
+    """Return whether a number lies in an interval; a bracket includes its end, a parenthesis does not.
 
-
-def parse_annotation(node: ast.expr) -> tuple[frozenset[str], frozenset[str] | None, str | None]:
-    """(kinds, kinds of a list's items, enumeration) of a dataclass annotation; an enumeration is text in
-    YAML.
-
-    >>> parse_annotation(ast.parse("list[float] | None", mode="eval").body)[1]
-    frozenset({'float'})
+    >>> inside(1, "(0, 1]"), inside(0, "(0, 1]"), inside(5, "[1, inf)"), inside(float("nan"), "[0, 1]")
+    (True, False, True, False)
     """
-    if isinstance(node, ast.BinOp):
-        left, left_item, left_enum = parse_annotation(node.left)
-        right, right_item, right_enum = parse_annotation(node.right)
-        return left | right, left_item or right_item, left_enum or right_enum
-    if isinstance(node, ast.Constant):
-        if isinstance(node.value, str):
-            return parse_annotation(ast.parse(node.value, mode="eval").body)
-        return frozenset({type(node.value).__name__.replace("NoneType", "None")}), None, None
-    if isinstance(node, ast.Subscript):
-        return _parse_subscript(node)
-    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else "Any"
-    if name in _NAMES or name == "Any":
-        return frozenset({name}), None, None
-    return frozenset({"str"}), None, name
+    low, high = map(float, interval[1:-1].split(","))
+    above = value >= low if interval[0] == "[" else value > low
+    below = value <= high if interval[-1] == "]" else value < high
+    return above and below
 
 
-def _parse_subscript(node: ast.Subscript) -> tuple[frozenset[str], frozenset[str] | None, str | None]:
-    outer = node.value.id if isinstance(node.value, ast.Name) else ""
-    if outer == "Optional":
-        kinds, item, enum = parse_annotation(node.slice)
-        return kinds | {"None"}, item, enum
-    if outer == "Union" and isinstance(node.slice, ast.Tuple):
-        parts = [parse_annotation(part) for part in node.slice.elts]
-        kinds = frozenset().union(*(part[0] for part in parts))
-        return kinds, next((p[1] for p in parts if p[1]), None), next((p[2] for p in parts if p[2]), None)
-    if outer == "Literal":
-        values = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        return frozenset().union(*({type(ast.literal_eval(v)).__name__} for v in values)), None, None
-    if outer in ("list", "List"):
-        return frozenset({"list"}), parse_annotation(node.slice)[0], None
-    return frozenset({"dict" if outer in ("dict", "Dict") else "Any"}), None, None
+def interval_in_words(interval: str) -> str:
+    """Return an interval for a message.
+
+    >>> interval_in_words("(0, 1]"), interval_in_words("[1, inf)"), interval_in_words("[0, 1)")
+    ('more than 0 and at most 1', 'at least 1', 'at least 0 and less than 1')
+    """
+    words = (("at least", "more than")[interval[0] == "("], ("at most", "less than")[interval[-1] == ")"])
+    ends = [(word, float(end)) for word, end in zip(words, interval[1:-1].split(","), strict=True)]
+    return " and ".join(f"{word} {end:.15g}" for word, end in ends if math.isfinite(end)) or "a number"
 
 
-class _Wrong:
-    """The answer where a value is of no type that its key takes."""
+def describe(value: Any) -> str:
+    """Return a value and its type, short enough for a message.
 
-
-_WRONG = _Wrong()
-
-
-def _convert(value: Any, kinds: frozenset[str], choices: tuple[str, ...]) -> Any:
-    if value is None:
-        return None if "None" in kinds else _WRONG
-    if isinstance(value, bool):
-        return _convert_bool(value, kinds, choices)
-    if isinstance(value, (int, float)):
-        return _convert_number(value, kinds)
-    if isinstance(value, str):
-        if "str" in kinds:
-            return value
-        if kinds & {"int", "float"} and _NUMBER.fullmatch(value.strip()):
-            return _convert_number(float(value), kinds)
-        return [value] if "list" in kinds else _WRONG  # `lora_target_modules: all-linear`
-    if "list" in kinds and isinstance(value, tuple):
-        value = list(value)
-    wanted = "list" if isinstance(value, list) else "dict" if isinstance(value, Mapping) else None
-    return value if wanted in kinds else _WRONG
-
-
-def _convert_bool(value: bool, kinds: frozenset[str], choices: tuple[str, ...]) -> Any:
-    if "bool" in kinds:
-        return value
-    if not value and "no" in choices:  # YAML 1.1 reads a bare `no` as false
-        return "no"
-    return _WRONG
-
-
-def _convert_number(value: int | float, kinds: frozenset[str]) -> Any:
-    if isinstance(value, int):
-        return value if kinds & {"int", "float"} else _WRONG
-    if not math.isfinite(value):
-        return _WRONG
-    if "float" in kinds:
-        return value
-    if "int" not in kinds or value != int(value):
-        return _WRONG
-    _check_size(int(value))
-    return int(value)
+    >>> describe([1, 2]), describe(True), describe(None)
+    ('the list [1, 2]', 'true', 'null')
+    """
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int) and abs(value) > 10**60:  # Python prints no number of more than 4,300 digits
+        return f"a whole number of {value.bit_length()} bits"
+    text = short(_SHORT.repr(value))  # Repr ends on a list that contains itself
+    kind = {str: "the text ", list: "the list ", dict: "the mapping ", int: "", float: ""}.get(type(value))
+    return f"{type(value).__name__} {text}" if kind is None else kind + text
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """`` Did you mean ...?``, or nothing where no known word is near.
+    """Return `` Did you mean ...?``, or nothing if no known word is near.
 
     >>> suggest("num_rolouts", ["num_rollouts", "seed"])
     ' Did you mean num_rollouts?'
@@ -270,10 +249,10 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 def listed(problems: Iterable[str], count: int, most: int = 5) -> str:
-    """The first of many problems, a line each, and how many more there are.
+    """Return the first of many problems, one per line, and how many more there are.
 
     Args:
-        problems: made one by one, as each may take a while (``suggest``).
+        problems: read one by one, because each may take a while (``suggest``).
         count: how many there are.
 
     >>> listed(iter(["a is wrong.", "b is wrong."]), 2, most=1)

@@ -1,4 +1,4 @@
-"""A recipe: what a run does, resolved and checked."""
+"""A recipe: what a run does, resolved and checked; and how a stored one is compared with it. No torch."""
 
 from __future__ import annotations
 
@@ -11,24 +11,44 @@ from typing import Any
 
 from ..errors import UserError
 from ..planning.batching import BatchPlan
-from .catalog import read_recipe
+from .available import check_reachable, missing_library, missing_module
+from .catalog import TINY, read_recipe
 from .checks import batch_plan, check_values
-from .extras import missing_library, missing_module
 from .fields import listed, suggest
-from .reach import check_reachable
-from .reading import Source, dump_yaml, short
-from .schema import TINY, UNSUPPORTED, defaults, fields
+from .reading import Origin, dump_yaml, short
+from .schema import UNSUPPORTED, defaults, fields
 
 _SAVING = frozenset(("save_seconds", "save_steps", "save_strategy"))
-_SAVE_SECONDS, _SAVES_KEPT = 1800.0, 2  # where a recipe says nothing of saving: no run loses more than half an hour
+_SAVE_SECONDS, _SAVES_KEPT = 1800.0, 2  # if a recipe does not say when to save: no run loses more than half an hour
 _ENDLESS = 10**9  # steps of a run that only the clock stops; TRL would stop after 3 epochs
 _TITLES = {"model": "the policy", "engine": "training", "task": "the task", "run": "this run"}
+
+# What may change between a checkpoint and the run that resumes from it: how long, what is logged and kept, where data
+# lie, how fast. Every other key decides weights, rollouts, rewards or their order, and belongs to the checkpoint.
+FREE = frozenset((
+    # how long
+    "max_steps", "num_train_epochs", "max_seconds",
+    # evaluation, the ledger, checkpoints (not the size of the test split, which belongs to the task)
+    "eval_seconds", "eval_prompts", "eval_repeats", "eval_temperature", "eval_batch_size", "eval_completions",
+    "ledger_every", "save_seconds", "save_steps", "save_strategy", "save_total_limit", "save_on_each_node",
+    # what is logged, and where
+    "logging_steps", "logging_strategy", "logging_first_step", "log_level", "log_level_replica", "log_on_each_node",
+    "log_completions", "num_completions_to_print", "log_unique_prompts", "disable_tqdm", "report_to", "run_name",
+    "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "log_completions_hub_repo",
+    "skip_memory_metrics", "push_to_hub", "hub_model_id", "hub_strategy", "hub_private_repo",
+    "hub_always_push", "hub_revision",
+    # where data lie, and the machine
+    "data_dir", "threads", "use_cpu", "dataloader_num_workers", "dataloader_pin_memory",
+    "dataloader_prefetch_factor", "dataloader_persistent_workers", "torch_empty_cache_steps", "ddp_timeout",
+    "vllm_gpu_memory_utilization", "vllm_server_base_url", "vllm_server_host", "vllm_server_port",
+    "vllm_server_timeout", "vllm_group_port", "vllm_enable_sleep_mode",
+))  # fmt: skip
+_FORMER_DEFAULTS = {"loss_type": "grpo"}  # of keys that a stored recipe may lack and whose default has changed since
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """``values``: every key that decides the run, resolved; ``given``: what the user set; ``source``:
-    where."""
+    """``values``: every key that decides the run, resolved; ``given``: what the user set; ``source``: where."""
 
     values: Mapping[str, Any]
     given: Mapping[str, Any]
@@ -44,7 +64,7 @@ class Recipe:
         return re.sub(r"\.ya?ml$", "", Path(self.source).name)
 
     def engine_arguments(self) -> dict[str, Any]:
-        """Keywords of PODSConfig, without ``output_dir``. ``bf16`` is there only where it was set."""
+        """Return the keywords of PODSConfig, without ``output_dir``; with ``bf16`` only if it was set."""
         arguments = {
             key: float(value) if type(value) is int and fields()[key].kinds <= {"float", "None"} else value
             for key, value in self._section("engine").items()  # transformers refuses `repetition_penalty: 1`
@@ -54,41 +74,45 @@ class Recipe:
         return arguments
 
     def model_arguments(self) -> dict[str, Any]:
-        """Keywords of TRL's ModelConfig; ``model_name_or_path`` may be ``tiny``."""
+        """Return the keywords of TRL's ModelConfig; ``model_name_or_path`` may be ``tiny``."""
         return self._section("model")
 
     def task_settings(self) -> dict[str, Any]:
-        """What ``tasks.load_task`` takes."""
+        """Return what ``tasks.load_task`` takes."""
         return self._section("task")
 
     def run_settings(self) -> dict[str, Any]:
-        """The budget, evaluation, ledger and threads."""
+        """Return the budget, evaluation, ledger and threads."""
         return self._section("run")
 
+    def every_value(self) -> dict[str, Any]:
+        """Return ``values``, and the default of every other key."""
+        return _with_defaults(self.values)
+
     def batch_plan(self, processes: int | None = None) -> BatchPlan:
-        """What a step handles on so many processes; None: as many as the launcher started."""
+        """Return what a step handles on so many processes; None: as many as the launcher started."""
         return batch_plan(self.values, processes)
 
     @property
     def missing_library(self) -> str | None:
-        """What must be installed before it can train here; no obstacle to reading it, or to evaluating its policy."""
+        """What must be installed before it can train here; reading it or evaluating its policy needs none of it."""
         return missing_library(self.values)
 
     def check_installed(self) -> None:
-        """Raises UserError where a library or a module that training needs is not there."""
+        """Raise UserError if a library or a module that training needs is missing."""
         missing = self.missing_library or missing_module(self.values)
         if missing:
             raise UserError(f"{self.source}: {missing}")
 
     def check_reachable(self) -> None:
-        """Raises UserError where the hub has to give the model or the data set, and will not."""
+        """Raise UserError if the model or the data set must come from the hub, and cannot."""
         try:
             check_reachable(self.values)
         except UserError as error:
             raise UserError(f"{self.source}: {error}") from error
 
     def to_yaml(self) -> str:
-        """The resolved recipe, by section; loading it gives equal values."""
+        """Return the resolved recipe, by section; loading it gives equal values."""
         return "".join(f"# {title}\n{dump_yaml(self._section(section))}" for section, title in _TITLES.items())
 
     def _section(self, section: str) -> dict[str, Any]:
@@ -108,44 +132,46 @@ def load_recipe(
         path_or_name: a YAML file, a shipped recipe's name, or ``<experiment>-<arm>`` for one arm of a shipped
             experiment.
         overrides: values that replace the file's; text is read as the key's type, as from the command line.
-        processes: how many will train it, for the batches must fit them; None: as many as the launcher started.
-        trains: False where it is only evaluated, so that its batches need not fit.
+        processes: the number of processes that train it, which the batches must fit; None: as the launcher started.
+        trains: False if it is only evaluated, so that its batches need not fit.
 
     Raises:
         UserError: it cannot be found or read, or a key, value or combination is wrong.
     """
-    values, source = read_recipe(path_or_name)
-    return build_recipe(values, source, overrides or {}, processes=processes, trains=trains)
+    return build_recipe(*read_recipe(path_or_name), overrides, processes=processes, trains=trains)
 
 
 def build_recipe(
     values: Mapping[str, Any],
-    source: Source,
+    origin: Origin,
     overrides: Mapping[str, Any] | None = None,
     *,
     processes: int | None = None,
     trains: bool = True,
 ) -> Recipe:
-    """As load_recipe, from a mapping; ``source`` says where it is from, for messages."""
-    given = _convert(values, source)
-    given.update(_convert(overrides or {}, Source("command line"), dashes=True))
+    """As load_recipe, from a mapping; ``origin`` says where it is from, for messages."""
+    overrides = overrides or {}
+    given = _convert(values, origin) | _convert(overrides, None)
     for key in [key for key in given if key in UNSUPPORTED]:
         if given.pop(key) != fields()[key].default:
-            where = "command line: " if key in (overrides or {}) else source.where(key)
+            where = "command line: " if key in overrides else origin.where(key)
             raise UserError(f"{where}{key} cannot be set in a recipe: {UNSUPPORTED[key]}.")
     resolved = defaults() | given
-    resolve(resolved, given)
+    _resolve(resolved, given)
     try:
         check_values(resolved)
         if trains:
             batch_plan(resolved, processes)
     except UserError as error:
-        raise UserError(f"{source.name}: {error}") from None
-    return Recipe(MappingProxyType(resolved), MappingProxyType(given), source.name)
+        raise UserError(f"{origin.name}: {error}") from None
+    return Recipe(MappingProxyType(resolved), MappingProxyType(given), origin.name)
 
 
-def _convert(values: Mapping[str, Any], source: Source, *, dashes: bool = False) -> dict[str, Any]:
-    """Values as their keys' types; one UserError names every key that is unknown or of a wrong type."""
+def _convert(values: Mapping[str, Any], origin: Origin | None) -> dict[str, Any]:
+    """Values as their keys' types; one UserError names every key that is unknown or of a wrong type.
+
+    Without an origin they are of the command line, where text is read as YAML.
+    """
     converted: dict[str, Any] = {}
     problems: dict[str, str | None] = {}  # by key; None: it is unknown
     for key, value in values.items():
@@ -155,13 +181,15 @@ def _convert(values: Mapping[str, Any], source: Source, *, dashes: bool = False)
         try:
             if field is None:
                 problems[key] = None
+            elif origin is None and isinstance(value, str):
+                converted[key] = field.parse(value)
             else:
-                converted[key] = field.parse(value) if dashes and isinstance(value, str) else field.convert(value)
+                converted[key] = field.convert(value)
         except ValueError as error:
             problems[key] = f"{error}."
     if problems:
         lines = (
-            f"{f'--{short(key)}' if dashes else source.where(key) + short(key)}: {text or _unknown(key)}"
+            f"{'--' if origin is None else origin.where(key)}{short(key)}: {text or _unknown(key)}"
             for key, text in problems.items()
         )
         raise UserError(listed(lines, len(problems)))
@@ -169,10 +197,10 @@ def _convert(values: Mapping[str, Any], source: Source, *, dashes: bool = False)
 
 
 def _unknown(key: str) -> str:
-    return f"unknown key.{suggest(key, fields()) or ' It is neither a key of ours nor of TRL.'}"
+    return f"unknown key.{suggest(key, fields()) or ' Neither pods-rl nor TRL has such a key.'}"
 
 
-def resolve(values: dict[str, Any], given: Mapping[str, Any]) -> None:
+def _resolve(values: dict[str, Any], given: Mapping[str, Any]) -> None:
     """Fill in what follows from other keys."""
     if values["num_rollouts"] is None:
         values["num_rollouts"] = values["num_generations"]
@@ -186,3 +214,47 @@ def resolve(values: dict[str, Any], given: Mapping[str, Any]) -> None:
         values["save_seconds"] = _SAVE_SECONDS
         if "save_total_limit" not in given:
             values["save_total_limit"] = _SAVES_KEPT
+
+
+def checkpoint_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a recipe that belong to its checkpoints.
+
+    >>> checkpoint_keys({"seed": 1, "max_steps": 9})
+    {'seed': 1}
+    """
+    return {key: value for key, value in values.items() if key not in FREE}
+
+
+def changed_keys(saved: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
+    """Return each key whose value in a checkpoint differs from a recipe's, with both values (``differences``).
+
+    >>> changed_keys({"seed": 1, "max_steps": 9}, {"seed": 2, "max_steps": 4})
+    ['seed (saved 1, now 2)']
+    """
+    found = differences(checkpoint_keys(saved), checkpoint_keys(values))
+    return [f"{key} (saved {was}, now {now})" for key, (was, now) in found.items()]
+
+
+def differences(saved: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return each key that differs between a recipe stored by any version and one of this version, with both values.
+
+    A key that either lacks has its default: the version that stored the recipe did not know the key. A key that this
+    version does not know is skipped: nothing can set it any more.
+
+    >>> differences({"seed": 1, "num_generations": 8, "a_removed_key": 3}, {"seed": 1, "num_rollouts": 16})
+    {'num_rollouts': (8, 16)}
+    """
+    was, now = _completed(_FORMER_DEFAULTS | dict(saved)), _completed(values)
+    keys = [key for key in {**saved, **values} if key in fields()]
+    return {key: (was[key], now[key]) for key in keys if was[key] != now[key]}
+
+
+def _completed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe with every key that there is: absent ones have their default, or what follows from the others."""
+    values = _with_defaults(given)
+    _resolve(values, given)
+    return values
+
+
+def _with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: field.default for key, field in fields().items()} | dict(given)

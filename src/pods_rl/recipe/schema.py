@@ -1,16 +1,20 @@
-"""Every key a recipe may hold: ours, in the table below, and TRL's, read from its source. No torch."""
+"""Every key that a recipe may have, each defined once. No torch.
+
+The keys of training are those of TRL and of PODSConfig (`trl_source`); those of the task and of the run are below, each
+with its type, default, help and range. Then follows what differs from TRL: defaults, choices, ranges, keys refused.
+"""
 
 from __future__ import annotations
 
-import ast
-from dataclasses import replace
+import dataclasses
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from ..planning.losses import ADVANTAGES, BASELINES
-from .extras import REPORTERS
-from .fields import Field, parse_annotation
-from .trl_source import trl_fields
+from ..planning.losses import ADVANTAGES, BASELINES, REWARD_ERRORS
+from .available import REPORTERS
+from .fields import Field
+from .trl_source import parse_annotation, pods_fields, trl_fields
 
 RULES = ("max_variance", "max_reward", "random", "percentile")
 REWARDS = (
@@ -20,113 +24,111 @@ TASKS = (
     "arithmetic", "countdown", "sorting", "gsm8k", "math", "amc23", "sciknoweval_chemistry", "dataset",
     "reasoning_gym",
 )  # fmt: skip
-TINY = "tiny"  # the policy shipped with the package
 
-# name, type, default, where the default is from, help; one section a part of the run that reads it
-_ENGINE = (
-    ("num_rollouts", "int | None", None, "num_generations",
-     "n: rollouts generated per prompt, at least m = num_generations, the rows trained on. null: n = m, "
-     "plain GRPO."),
-    ("rule", "str", "max_variance", "paper, section 3.1",
-     "Which m of the n rollouts to keep: max_variance, max_reward, random, percentile, or your own as "
-     "package.module:function."),
-    ("advantages", "str", "after", "paper, section 3.2",
-     "Normalise advantages over the m kept rollouts (after) or over all n (before)."),
-    ("advantage_baseline", "str", "mean", "GRPO",
-     "What is taken off each reward: the mean of the group, or leave_one_out, the mean of the others (RLOO; with "
-     "scale_rewards: none or batch)."),
-    ("reward_errors", "str", "raise", "a fault of a reward is no zero",
-     "What becomes of a rollout whose reward raises or takes too long: raise (the run ends and names it), zero (it "
-     "scores 0), drop (it is unscored: not selected while others are, advantage 0)."),
-    ("rollout_batch_size", "int | None", None, "all at once",
-     "Most rollouts generated at once on each process; lower it where generation runs out of memory. With "
-     "colocated vLLM its max_num_seqs; a vLLM server has a setting of its own."),
-    ("skip_zero_advantage_steps", "bool", True, "nothing to learn",
-     "Leave the weights alone in a step whose advantages are all zero, where nothing else has a gradient (a KL "
-     "term, an entropy bonus); false: momentum and decay still move them, as in TRL."),
-    ("trim_padding", "bool", True, "less to compute",
-     "Cut each micro-batch to its own longest row."),
-    ("sort_by_length", "bool", True, "less to compute",
-     "Put rows of like length into one micro-batch; the gradient of the step stays the same."),
-)  # fmt: skip
-_TASK = (
-    ("task", "str", "arithmetic", "needs no download",
-     f"What to train on: {', '.join(TASKS)} (dataset: your own prompts and answers; `pods tasks` says what "
-     "each is), or a function of your own as package.module:function."),
-    ("task_difficulty", "str", "mixed", "the tiny policy's own",
-     "arithmetic, countdown, sorting: easy, mixed or hard."),
-    ("task_options", "dict[str, Any] | None", None, "",
-     "reasoning_gym: the data set and its own options, as in {dataset: chain_sum, max_terms: 4}."),
-    ("task_train_size", "int | None", None, "the whole split",
-     "Use so many training prompts, the first ones; generated tasks make as many (4096 where null)."),
-    ("task_test_size", "int | None", None, "the whole split",
-     "Use so many test prompts, the first ones; generated tasks make as many (512 where null)."),
-    ("task_seed", "int", 0, "one task for all seeds",
-     "Seed of generated prompts. Apart from seed, so that runs of different seeds train on the same task."),
-    ("data_dir", "str | None", None, "the hub",
-     "gsm8k, math, amc23, sciknoweval_chemistry: read train.jsonl and test.jsonl (chemistry: L*.jsonl) from this "
-     "folder, or its folder gsm8k, math500, ..., instead of the hub; the prompts are the same."),
-    ("dataset_name", "str | None", None, "",
-     "A JSONL or parquet file, a directory, or a hub id, with the training prompts."),
-    ("dataset_config", "str | None", None, "",
-     "Configuration of dataset_name, where it is a hub data set."),
-    ("dataset_train_split", "str", "train", "hub custom",
-     "Split of dataset_name to train on."),
-    ("dataset_test_split", "str", "test", "hub custom",
-     "Split to evaluate on."),
-    ("dataset_test_name", "str | None", None, "dataset_name",
-     "File, directory or hub id with the test prompts, where they are not a split of dataset_name."),
-    ("question_column", "str | None", None, "the task's own",
-     "Column with the question (or the chat messages)."),
-    ("answer_column", "str | None", None, "the task's own",
-     "Column with the gold answer."),
-    ("answer_after", "str | None", None, "the task's own",
-     "The gold answer starts after the last such mark, as after #### in GSM8K."),
-    ("system_prompt", "str | None", None, "the task's own",
-     "System message put before every question."),
-    ("prompt_style", "str | None", None, "the task's own",
-     "How a question becomes a prompt: chat (messages, rendered with the model's template) or plain "
-     "(text). A model without a template gets text either way."),
-    ("task_rewards", "dict[str, float] | None", None, "the task's own",
-     "Rewards and their weights, such as {accuracy: 1.0, format: 0.1}."),
-    ("task_binary", "float | None", None, "graded rewards",
-     "Turn each reward into 1 where it has at least this share of its range, else 0 (1.0: full marks only)."),
-    ("overlong_buffer", "int | None", None, "a fifth of max_completion_length, as in DAPO",
-     "Tokens before max_completion_length over which the reward overlong falls from 0 to -1."),
-    ("reward_seconds", "float | None", 60.0, "a slow judge answers, and a hang costs a minute, not the run",
-     "Seconds in which a reward of your own scores one completion, in processes that are killed then; null: in the "
-     "training process, without a limit. Those built in have limits of their own."),
-    ("max_prompt_length", "int | None", None, "no limit; the paper has 512",
-     "Leave training prompts longer than so many tokens out, and say how many there were; test prompts are "
-     "counted and kept, so that the test set stays as published."),
-)  # fmt: skip
-_RUN = (
-    ("max_seconds", "float | None", None, "",
-     "Stop after so many seconds of training clock, evaluation not counted."),
-    ("eval_seconds", "float | None", None, "",
-     "Evaluate every so many seconds of training clock; always at the start and at the end."),
-    ("save_seconds", "float | None", None, "1800 as in the paper, keeping two, where nothing is said of saving",
-     "Save a checkpoint every so many seconds of training clock (save_steps: every so many steps; null, or "
-     "save_strategy no: never). A run that is asked to stop saves one anyway."),
-    ("eval_prompts", "int | None", None, "the whole test split, as in the paper",
-     "Evaluate on the first so many test prompts; 0: never evaluate."),
-    ("eval_repeats", "int", 1, "the paper has 5",
-     "Completions sampled per test prompt in an evaluation."),
-    ("eval_temperature", "float | None", None, "temperature, as in the paper",
-     "Temperature of sampling in evaluation; 0 is greedy."),
-    ("eval_batch_size", "int", 256, "fits the tiny policy",
-     "Completions generated at once in an evaluation."),
-    ("eval_completions", "bool", True, "to look at later",
-     "Keep every completion of an evaluation under evaluations/, as parquet."),
-    ("ledger_every", "int", 10, "a page of every tenth step",
-     "Keep every rollout of each so-manieth step under rollouts/; 0: never."),
-    ("threads", "int | None", None, "torch's own",
-     "CPU threads of torch."),
-)  # fmt: skip
-_OURS = (("engine", _ENGINE), ("task", _TASK), ("run", _RUN))
 
-# defaults that differ from TRL's: (value, why)
+def _key(default: Any, help: str, *, source: str = "", within: str = "", choices: tuple[str, ...] = ()) -> Any:
+    """A key: ``source`` says where its default comes from, ``within`` is its interval (`Field.within`)."""
+    return dataclasses.field(
+        default=default, metadata={"help": help, "source": source, "within": within, "choices": choices}
+    )
+
+
+# fmt: off
+# ruff: noqa: RUF009  (`_key` makes a dataclasses.field)
+@dataclass
+class TaskKeys:
+    """What is trained on."""
+
+    task: str = _key(
+        "arithmetic", f"What to train on: {', '.join(TASKS)} (dataset: your own prompts and answers; `pods tasks` "
+        "describes each), or a function of your own as package.module:function.", source="needs no download")
+    task_difficulty: str = _key(
+        "mixed", "arithmetic, countdown, sorting: easy, mixed or hard.", source="the tiny policy's own",
+        choices=("easy", "mixed", "hard"))
+    task_options: dict[str, Any] | None = _key(
+        None, "reasoning_gym: the data set and its options, as in {dataset: chain_sum, max_terms: 4}.")
+    task_train_size: int | None = _key(
+        None, "Number of training prompts to use, from the first. null: the whole split; generated tasks make 4096.",
+        source="the whole split", within="[1, inf)")
+    task_test_size: int | None = _key(
+        None, "Number of test prompts to use, from the first. null: the whole split; generated tasks make 512.",
+        source="the whole split", within="[1, inf)")
+    task_seed: int = _key(
+        0, "Seed of generated prompts. Separate from seed, so that runs of different seeds train on the same task.",
+        source="one task for all seeds", within="[0, 4294967295]")
+    data_dir: str | None = _key(
+        None, "gsm8k, math, amc23, sciknoweval_chemistry: read train.jsonl and test.jsonl (chemistry: L*.jsonl) from "
+        "this folder, or its folder gsm8k, math500, ..., instead of the hub; the prompts are the same.",
+        source="the hub")
+    dataset_name: str | None = _key(
+        None, "A JSONL or parquet file, a directory, or a hub id, with the training prompts.")
+    dataset_config: str | None = _key(None, "Configuration of dataset_name, if it is a data set of the hub.")
+    dataset_train_split: str = _key("train", "Split of dataset_name to train on.", source="hub custom")
+    dataset_test_split: str = _key("test", "Split to evaluate on.", source="hub custom")
+    dataset_test_name: str | None = _key(
+        None, "File, directory or hub id with the test prompts, if they are not a split of dataset_name.",
+        source="dataset_name")
+    question_column: str | None = _key(
+        None, "Column with the question (or the chat messages).", source="the task's own")
+    answer_column: str | None = _key(None, "Column with the gold answer.", source="the task's own")
+    answer_after: str | None = _key(
+        None, "Mark after whose last occurrence the gold answer starts, as #### in GSM8K.", source="the task's own")
+    system_prompt: str | None = _key(None, "System message put before every question.", source="the task's own")
+    prompt_style: str | None = _key(
+        None, "How a question becomes a prompt: chat (messages, rendered with the model's template) or plain (text). A "
+        "model without a template gets text either way.", source="the task's own", choices=("chat", "plain"))
+    task_rewards: dict[str, float] | None = _key(
+        None, "Rewards and their weights, such as {accuracy: 1.0, format: 0.1}.", source="the task's own")
+    task_binary: float | None = _key(
+        None, "Turn each reward into 1 if it has at least this share of its range, else 0 (1.0: full marks only).",
+        source="graded rewards", within="(0, 1]")
+    overlong_buffer: int | None = _key(
+        None, "Tokens before max_completion_length over which the reward overlong falls from 0 to -1.",
+        source="a fifth of max_completion_length, as in DAPO", within="[1, inf)")
+    reward_seconds: float | None = _key(
+        60.0, "Timeout in seconds for a reward of your own to score one completion; its process is then killed. null: "
+        "score in the training process, without a timeout. Built-in rewards have timeouts of their own.",
+        source="enough for a slow judge, and a hang costs a minute, not the run", within="(0, 1e9]")
+    max_prompt_length: int | None = _key(
+        None, "Skip training prompts of more tokens than this, and log how many; test prompts are counted and kept, so "
+        "that the test set stays as published.", source="no limit; the paper has 512", within="[1, inf)")
+
+
+@dataclass
+class RunKeys:
+    """How long a run trains, and what it evaluates, saves and keeps."""
+
+    max_seconds: float | None = _key(
+        None, "Stop after this many seconds of training clock, which excludes evaluation.", within="(0, inf)")
+    eval_seconds: float | None = _key(
+        None, "Evaluate every this many seconds of training clock; always at the start and at the end.",
+        within="(0, inf)")
+    save_seconds: float | None = _key(
+        None, "Save a checkpoint every this many seconds of training clock (save_steps: every N steps; null, or "
+        "save_strategy no: never). A run that is asked to stop saves one anyway.",
+        source="1800 as in the paper, keeping two, if no key says when to save", within="(0, inf)")
+    eval_prompts: int | None = _key(
+        None, "Number of test prompts to evaluate on, from the first; 0: never evaluate.",
+        source="the whole test split, as in the paper", within="[0, inf)")
+    eval_repeats: int = _key(
+        1, "Completions sampled per test prompt in an evaluation.", source="the paper has 5", within="[1, 10000]")
+    eval_temperature: float | None = _key(
+        None, "Temperature of sampling in evaluation; 0 is greedy.", source="temperature, as in the paper",
+        within="[0, inf)")
+    eval_batch_size: int = _key(
+        256, "Completions generated at once in an evaluation.", source="fits the tiny policy", within="[1, 1e6]")
+    eval_completions: bool = _key(
+        True, "Keep every completion of an evaluation under evaluations/, as parquet.", source="to look at later")
+    ledger_every: int = _key(
+        10, "Keep every rollout of every Nth step under rollouts/; 0: never.", source="a page of every tenth step",
+        within="[0, inf)")
+    threads: int | None = _key(None, "CPU threads of torch.", source="torch's own", within="[1, 4096]")
+# fmt: on
+
+
+# defaults that differ from those of TRL and PODSConfig: (value, why)
 _DEFAULTS: dict[str, tuple[Any, str]] = {
+    "skip_zero_advantage_steps": (True, "all arms of an experiment skip alike, plain GRPO too"),
     "beta": (0.0, "paper: no KL term"),
     "epsilon": (0.2, "paper, section 3.1"),
     "lr_scheduler_type": ("constant", "paper, appendix; a wall-clock budget gives no length to decay over"),
@@ -138,9 +140,7 @@ _LOG_LEVELS = ("debug", "info", "warning", "error", "critical", "passive")
 _CHOICES = {
     "advantages": ADVANTAGES,
     "advantage_baseline": BASELINES,
-    "reward_errors": ("raise", "zero", "drop"),
-    "task_difficulty": ("easy", "mixed", "hard"),
-    "prompt_style": ("chat", "plain"),
+    "reward_errors": REWARD_ERRORS,
     "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"),
     "scale_rewards": ("group", "batch", "none"),
     "importance_sampling_level": ("token", "sequence"),
@@ -158,6 +158,42 @@ _CHOICES = {
     "include_num_input_tokens_seen": ("all", "non_padding", "no"),
 }
 
+# the range of every number of TRL's and PODSConfig's: TRL, transformers, peft and torch check few, and late
+_RANGES = {
+    # batches
+    "num_rollouts": "[1, 1e6]", "rollout_batch_size": "[1, inf)", "num_generations": "[1, 1e6]",
+    "per_device_train_batch_size": "[1, 1e6]", "gradient_accumulation_steps": "[1, 1e6]",
+    "generation_batch_size": "[1, 1e9]", "steps_per_generation": "[1, 1e6]", "num_iterations": "[1, 1e6]",
+    "pad_to_multiple_of": "[1, 1e6]", "max_completion_length": "[1, 1e7]",
+    # how long, how fast
+    "num_train_epochs": "(0, 1e9]", "max_steps": "[-1, 1e12]", "learning_rate": "[0, inf)", "warmup_steps": "[0, inf)",
+    "weight_decay": "[0, inf)", "adam_beta1": "[0, 1)", "adam_beta2": "[0, 1)", "adam_epsilon": "[0, inf)",
+    "max_grad_norm": "[0, inf)", "label_smoothing_factor": "[0, 1]", "neftune_noise_alpha": "[0, inf)",
+    # sampling
+    "temperature": "(0, inf)", "top_p": "(0, 1]", "top_k": "[0, 1e9]", "min_p": "[0, 1]",
+    "repetition_penalty": "(0, inf)",
+    # the loss
+    "beta": "[0, inf)", "epsilon": "(0, inf)", "epsilon_high": "[0, inf)", "delta": "(0, inf)",
+    "sapo_temperature_neg": "(0, inf)", "sapo_temperature_pos": "(0, inf)", "vespo_k_pos": "[0, inf)",
+    "vespo_lambda_pos": "[0, inf)", "vespo_k_neg": "[0, inf)", "vespo_lambda_neg": "[0, inf)",
+    "top_entropy_quantile": "[0, 1]", "entropy_coef": "(-inf, inf)", "entropy_coef_min": "(-inf, inf)",
+    "entropy_coef_max": "(-inf, inf)", "entropy_coef_delta": "[0, inf)", "entropy_target": "(-inf, inf)",
+    "off_policy_mask_threshold": "(-inf, inf)", "router_aux_loss_coef": "[0, inf)",
+    "ref_model_mixup_alpha": "[0, 1]", "ref_model_sync_steps": "[1, inf)",
+    # vLLM
+    "vllm_server_port": "[1, 65535]", "vllm_group_port": "[1, 65535]", "vllm_server_timeout": "(0, inf)",
+    "vllm_gpu_memory_utilization": "(0, 1]", "vllm_max_model_length": "[1, inf)",
+    "vllm_tensor_parallel_size": "[1, 1024]", "vllm_importance_sampling_clip_max": "(0, inf)",
+    "vllm_importance_sampling_clip_min": "[0, inf)",
+    # adapters
+    "lora_r": "[1, 65536]", "lora_alpha": "[1, inf)", "lora_dropout": "[0, 1)",
+    # seeds, logs, checkpoints, the machine
+    "seed": "[0, 4294967295]", "data_seed": "[0, 4294967295]", "logging_steps": "(0, inf)", "save_steps": "(0, inf)",
+    "save_total_limit": "[1, inf)", "num_completions_to_print": "[1, inf)", "torch_empty_cache_steps": "[1, inf)",
+    "dataloader_num_workers": "[0, 1024]", "dataloader_prefetch_factor": "[1, 1e6]", "ddp_bucket_cap_mb": "[1, 1e6]",
+    "ddp_timeout": "[1, 1e9]",
+}  # fmt: skip
+
 # TRL's keys that `pods train` always writes into config.yaml, set or not: they decide what a run is
 _RECORDED = (
     "num_generations", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate",
@@ -166,27 +202,24 @@ _RECORDED = (
     "model_name_or_path", "dtype", "use_peft", "save_total_limit",
 )  # fmt: skip
 
-_TOOLS = "tools and environments are not supported yet: rollouts are single completions"
 _CLOCK = "a recipe evaluates by training clock: use eval_seconds, eval_prompts and eval_repeats"
-_RUN_DIRECTORY = "a run keeps everything in its own directory: choose it with --output"
 # TRL's keys a recipe refuses, unless they have TRL's own default: what to do instead
 UNSUPPORTED = {
-    "output_dir": _RUN_DIRECTORY,
+    "output_dir": "a run keeps everything in its own directory: choose it with --output",
     "resume_from_checkpoint": "continue a run with --resume",
     "hub_token": "a recipe is saved with the run, so it must hold no secret: set HF_TOKEN in the environment",
-    "max_tool_calling_iterations": _TOOLS,
+    "max_tool_calling_iterations": "tools and environments are not supported yet: rollouts are single completions",
     "log_multimodal": "images are not supported yet: prompts and completions are text",
-    "reward_weights": "rewards and weights are one mapping here: task_rewards: {accuracy: 1.0, format: 0.1}",
-    "num_generations_eval": _CLOCK,
+    "reward_weights": "a recipe has rewards and weights in one mapping: task_rewards: {accuracy: 1.0, format: 0.1}",
     "per_device_eval_batch_size": "use eval_batch_size",
     **dict.fromkeys(
-        ("eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "eval_accumulation_steps",
-        "do_eval"), _CLOCK
+        ("num_generations_eval", "eval_strategy", "eval_steps", "eval_delay", "eval_on_start",
+        "eval_accumulation_steps", "do_eval"), _CLOCK
     ),
     **dict.fromkeys(("do_train", "do_predict"), "`pods train` trains and `pods eval` evaluates"),
     "load_best_model_at_end": "it needs TRL's evaluation; checkpoints are kept under checkpoints/",
-    "save_only_model": "a run cannot go on from a checkpoint without its optimizer; checkpoints/final holds the policy",
-    "enable_jit_checkpoint": "SIGTERM and Ctrl-C save a checkpoint as it is",
+    "save_only_model": "a run cannot resume from a checkpoint without its optimizer; checkpoints/final has the policy",
+    "enable_jit_checkpoint": "SIGTERM and Ctrl-C save a checkpoint without it",
     "auto_find_batch_size": "a smaller batch would break up the groups: set rollout_batch_size, or a smaller "
     "per_device_train_batch_size with more gradient_accumulation_steps",
     "parallelism_config": "GRPO does not support sequence parallelism",
@@ -197,52 +230,53 @@ UNSUPPORTED = {
 
 
 @cache
-def fields() -> dict[str, Field]:
-    """Every known key, ours first.
+def _ours() -> dict[str, Field]:
+    """The keys that are not TRL's, by the part of a run that reads them."""
+    found = dict(pods_fields())
+    for section, keys in (("task", TaskKeys), ("run", RunKeys)):
+        for key in dataclasses.fields(keys):
+            kinds, item = parse_annotation(str(key.type))
+            found[key.name] = Field(key.name, kinds, key.default, section=section, item=item, **key.metadata)
+    return found
 
-    >>> fields()["num_rollouts"].section, fields()["temperature"].source
-    ('engine', 'GRPOConfig')
+
+@cache
+def fields() -> dict[str, Field]:
+    """Return every known key, ours first.
+
+    >>> fields()["num_rollouts"].source, fields()["temperature"].source
+    ('PODSConfig', 'GRPOConfig')
     """
-    ours = {
-        name: Field(name, _kinds(kind), default=default, help=text, section=section, source=source)
-        for section, rows in _OURS
-        for name, kind, default, source, text in rows
-    }
-    known = ours | {name: field for name, field in trl_fields().items() if name not in ours}
+    known = _ours() | {name: field for name, field in trl_fields().items() if name not in _ours()}
     for name, (default, why) in _DEFAULTS.items():
         known[name] = replace(known[name], default=default, source=why)
     for name, choices in _CHOICES.items():
         known[name] = replace(known[name], choices=choices)
+    for name, interval in _RANGES.items():
+        known[name] = replace(known[name], within=interval)
     known["fsdp"] = replace(known["fsdp"], kinds=known["fsdp"].kinds | {"bool"})  # its help says: pass True
     return known
 
 
 def defaults() -> dict[str, Any]:
-    """What a recipe is before anything is set: all of ours, and TRL's keys that decide what a run is."""
-    ours = [name for _, rows in _OURS for name, *_ in rows]
-    return {name: fields()[name].default for name in (*_RECORDED, *ours)}
+    """Return a recipe before anything is set: all of our keys, and TRL's that decide what a run is."""
+    return {name: fields()[name].default for name in (*_RECORDED, *_ours())}
 
 
 def is_ours(name: str) -> bool:
-    return any(name == row[0] for _, rows in _OURS for row in rows)
+    return name in _ours()
 
 
 def explain(name: str) -> str:
-    """Type, default and help of a key, for ``pods train --explain KEY``."""
+    """Return type, default and help of a key, for ``pods train --explain KEY``."""
     field = fields()[name]
-    owner = "pods-rl" if is_ours(name) else "transformers / TRL"
     default = "null" if field.default is None else str(field.default)
-    source = f" ({field.source})" if field.source else ""
     lines = [
         f"{name}: {field.expected}",
-        f"  default  {default}{source}",
-        f"  from     {owner}, part: {field.section}",
+        f"  default  {default}{f' ({field.source})' if field.source else ''}",
+        f"  from     {'pods-rl' if is_ours(name) else 'transformers / TRL'}, part: {field.section}",
         f"  {field.help}",
     ]
     if name in UNSUPPORTED:
         lines.append(f"  Not in a recipe: {UNSUPPORTED[name]}.")
     return "\n".join(lines)
-
-
-def _kinds(annotation: str) -> frozenset[str]:
-    return parse_annotation(ast.parse(annotation, mode="eval").body)[0]

@@ -1,15 +1,19 @@
-"""TRL's and transformers' own configuration keys, read from their source: importing them takes seconds."""
+"""The configuration keys of TRL, transformers and PODSConfig, read from their source.
+
+By hand: importing these classes takes many seconds and loads torch, and no library reads a dataclass unimported.
+"""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from .fields import COMPUTED, Field, parse_annotation
+from .fields import COMPUTED, KINDS, Field
 
 # (package, file, class, section), base classes first: a later class replaces a field of an earlier one
 _CLASSES = (
@@ -23,21 +27,61 @@ _ENUMS = (("transformers", "training_args.py"), ("transformers", "trainer_utils.
 
 @cache
 def trl_fields() -> dict[str, Field]:
-    """Every field of GRPOConfig (with its bases) and ModelConfig that can be set, by name.
+    """Return every field of GRPOConfig (with its bases) and ModelConfig that can be set, by name.
 
-    Raises UserError where a package is missing or has moved the class.
+    Raises UserError if a package is missing or has moved the class.
     """
-    enums: dict[str, tuple[str, ...]] = {}
-    for package, file in _ENUMS:
-        enums.update(_enumerations(_parse(package, file)))
-    fields: dict[str, Field] = {}
-    for package, file, name, section in _CLASSES:
-        body = next((n for n in _parse(package, file).body if isinstance(n, ast.ClassDef) and n.name == name), None)
-        if body is None:
-            raise UserError(f"{package} has no class {name} in {file}: install trl 1.16 (tested).")
-        for field in _fields_of(body, section, enums):
-            fields[field.name] = field
-    return fields
+    return {field.name: field for place in _CLASSES for field in _read_class(*place)}
+
+
+@cache
+def pods_fields() -> dict[str, Field]:
+    """Return every field that PODSConfig adds to GRPOConfig, by name."""
+    return {field.name: field for field in _read_class("pods_rl", "engines/trl/config.py", "PODSConfig", "engine")}
+
+
+def parse_annotation(annotation: ast.expr | str) -> tuple[frozenset[str], frozenset[str] | None]:
+    """Return the types that an annotation names, and those of a list's items; an enumeration is text in YAML.
+
+    >>> parse_annotation("list[float] | None")[1]
+    frozenset({'float'})
+    """
+    parts = list(_members(annotation))
+    items = [part.slice for part in parts if isinstance(part, ast.Subscript) and _name(part.value) == "list"]
+    return frozenset().union(*map(_kinds, parts)), parse_annotation(items[0])[0] if items else None
+
+
+def _members(annotation: ast.expr | str) -> Iterator[ast.expr]:
+    """The members of a union."""
+    if isinstance(annotation, str):
+        annotation = ast.parse(annotation, mode="eval").body
+    if isinstance(annotation, ast.BinOp):
+        yield from _members(annotation.left)
+        yield from _members(annotation.right)
+    elif isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        yield from _members(annotation.value)
+    elif isinstance(annotation, ast.Subscript) and _name(annotation.value) == "Optional":
+        yield from _members(annotation.slice)
+        yield ast.Constant(None)
+    else:
+        yield annotation
+
+
+def _kinds(part: ast.expr) -> frozenset[str]:
+    if isinstance(part, ast.Constant):
+        return frozenset({"None"})
+    if isinstance(part, ast.Subscript):
+        outer = _name(part.value)
+        if outer == "Literal":
+            values = part.slice.elts if isinstance(part.slice, ast.Tuple) else [part.slice]
+            return frozenset(type(ast.literal_eval(value)).__name__ for value in values)
+        return frozenset({outer if outer in ("list", "dict") else "Any"})
+    name = _name(part)
+    return frozenset({name if name in (*KINDS, "Any") else "str"})
+
+
+def _name(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else "Any"
 
 
 @cache
@@ -51,30 +95,30 @@ def _parse(package: str, file: str) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def _fields_of(body: ast.ClassDef, section: str, enums: dict[str, tuple[str, ...]]) -> list[Field]:
-    fields = []
+def _read_class(package: str, file: str, name: str, section: str) -> Iterator[Field]:
+    body = next((n for n in _parse(package, file).body if isinstance(n, ast.ClassDef) and n.name == name), None)
+    if body is None:
+        raise UserError(f"{package} has no class {name} in {file}: install trl 1.16 (tested).")
     for node in body.body:
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
             continue
         options = _options(node.value)
         if node.target.id.startswith("_") or options.get("init") is False:
             continue
-        kinds, item, enum = parse_annotation(node.annotation)
+        kinds, item = parse_annotation(node.annotation)
         metadata = options.get("metadata") or {}
-        choices = metadata.get("choices") or enums.get(enum or "", ())
-        fields.append(
-            Field(
-                name=node.target.id,
-                kinds=kinds,
-                default=options.get("default", COMPUTED),
-                help=" ".join(str(metadata.get("help", "")).replace("%%", "%").split()),
-                section=section,
-                source=body.name,
-                item=item,
-                choices=tuple(choices) if isinstance(choices, (list, tuple)) else (),
-            )
+        enums = (_enumerations().get(_name(part)) for part in _members(node.annotation))
+        choices = metadata.get("choices") or next(filter(None, enums), ())
+        yield Field(
+            name=node.target.id,
+            kinds=kinds,
+            default=options.get("default", COMPUTED),
+            help=" ".join(str(metadata.get("help", "")).replace("%%", "%").split()),
+            section=section,
+            source=name,
+            item=item,
+            choices=tuple(choices) if isinstance(choices, (list, tuple)) else (),
         )
-    return fields
 
 
 def _options(value: ast.expr | None) -> dict[str, Any]:
@@ -96,9 +140,11 @@ def _literal(node: ast.expr | None) -> Any:
         return COMPUTED
 
 
-def _enumerations(module: ast.Module) -> dict[str, tuple[str, ...]]:
+@cache
+def _enumerations() -> dict[str, tuple[str, ...]]:
+    """The values of transformers' enumerations of text, by the name of the class."""
     found = {}
-    for node in module.body:
+    for node in (node for place in _ENUMS for node in _parse(*place).body):
         if isinstance(node, ast.ClassDef):
             members = [_literal(n.value) for n in node.body if isinstance(n, ast.Assign)]
             if members and all(isinstance(member, str) and member != COMPUTED for member in members):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .arms import curves_from_csv
-from .build import ReportFiles, build_report, build_report_from_csv
-from .resampling import Speedup, speedup
-from .summary import print_summary
+from .build import build_report, build_report_from_csv, print_summary
+from .evaluations_csv import curves_from_csv
+from .pages import ReportFiles
+from .speedups import Speedup, speedup
 
 __all__ = [
     "ReportFiles",

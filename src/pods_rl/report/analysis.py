@@ -1,12 +1,11 @@
-"""What the runs say: speedups, final scores, seconds by phase, and what must be said beside them."""
+"""What the runs say, as numbers: speedups, final scores and seconds by phase."""
 
 from __future__ import annotations
 
 import difflib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,13 +14,11 @@ from ..runs import Run
 from .ablations import Ablation, find_ablations
 from .arms import Arm
 from .curves import Curve, finite
-from .resampling import Speedup, compare, evaluation_error, resampled
-from .statistics import Criterion, bootstrap_band, normal_band
+from .speedups import Speedup, speedups
+from .statistics import bootstrap_band, evaluation_error, normal_band
 from .text import plain
-from .wording import headlines, notes
 
 PHASES = ("rollout", "reward", "selection", "update")
-_CRITERIA: tuple[Criterion, ...] = ("p99", "peak")
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ class Final:
     bootstrap_high: float
     peak: float
     peak_seconds: float
-    error: float = math.nan  # of the final score, from the evaluations' own standard errors
+    error: float  # of the final score, from the evaluations' own standard errors; NaN where they are not known
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class Cost:
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """All that the figures, tables and pages are made from."""
+    """All that the figures, tables and sentences are made from."""
 
     arms: tuple[Arm, ...]  # the baseline first
     baseline: Arm | None
@@ -67,15 +64,22 @@ class Analysis:
     speedups: dict[tuple[str, str, bool], Speedup]
     finals: dict[str, Final]
     costs: dict[str, Cost]
-    headlines: tuple[str, ...]
-    notes: tuple[str, ...]
+    ablations: tuple[Ablation, ...]
     resamples: int
     seed: int
-    ablations: tuple[Ablation, ...] = ()
-    attempts: int = 0  # runs that were made again, and are in no figure
+    attempts: int  # runs that were made again, and are in no figure
 
     def speedup_of(self, arm: str, criterion: str = "p99", interpolated: bool = False) -> Speedup | None:
         return self.speedups.get((arm, criterion, interpolated))
+
+    @property
+    def has_intervals(self) -> bool:
+        """Whether any speedup has an interval: the baseline and an arm have several runs."""
+        return any(result.has_interval for result in self.speedups.values())
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for arm in self.arms for run in arm.runs]
 
 
 def analyse(
@@ -87,83 +91,63 @@ def analyse(
     seed: int = 0,
     attempts: int = 0,
 ) -> Analysis:
-    """Compare arms.
+    """Compare arms; one without an evaluation is kept, and shown without numbers.
 
     Args:
-        arms: at least one; arms without an evaluation are kept, and shown without numbers.
         baseline: name of the arm that the others are measured against, or None for no comparison.
         metric: name of the score, for sentences.
         resamples: bootstrap resamples of the runs.
         seed: of the bootstrap.
-        attempts: runs that failed or were stopped and made again, to be said.
+        attempts: runs that failed or were stopped and made again.
 
     Raises:
         UserError: when none of several arms has the baseline's name. A single arm needs no baseline.
     """
-    base = find_baseline(arms, baseline)
+    base = _find_baseline(arms, baseline)
     ordered = tuple(sorted(arms, key=lambda arm: arm is not base))
-    curved = [(arm, arm.curve) for arm in ordered if arm.curve and arm.curve.has_mean]
-    reference = base.curve if base and base.curve and base.curve.has_mean else None
-    speedups = _speedups(reference, base, curved, resamples=resamples, seed=seed) if reference else {}
-    ends = [float(curve.due[curve.last()]) for curve in ([reference] if reference else [c for _, c in curved])]
+    curves = {arm.name: arm.curve for arm in ordered if arm.curve and arm.curve.has_mean}
+    reference = curves.get(base.name) if base else None
+    ends = [float(curve.due[curve.last()]) for curve in ([reference] if reference else curves.values())]
     horizon = min(ends, default=0.0)
-    finals = {arm.name: final_of(curve, horizon, resamples=resamples, seed=seed) for arm, curve in curved}
-    draft = Analysis(
+    found: dict[tuple[str, str, bool], Speedup] = {}
+    for name, curve in curves.items():
+        if not reference:
+            break
+        draws = 0 if curve is reference else resamples  # against itself an interval means nothing
+        for result in speedups(reference.tables, curve.tables, resamples=draws, seed=seed):
+            found[name, result.criterion, result.interpolated] = result
+    return Analysis(
         arms=ordered,
         baseline=base,
         metric=metric,
         horizon=horizon,
-        speedups=speedups,
-        finals=finals,
+        speedups=found,
+        finals={name: _final_of(curve, horizon, resamples=resamples, seed=seed) for name, curve in curves.items()},
         costs={arm.name: cost_of(arm.runs) for arm in ordered if arm.runs},
-        headlines=(),
-        notes=(),
+        # an ablation of single runs would show nothing but that runs differ
+        ablations=find_ablations([arm for arm in ordered if arm.curve and not arm.is_single]),
         resamples=resamples,
         seed=seed,
-        # of single runs nothing can be said but that they differ
-        ablations=find_ablations([arm for arm in ordered if arm.curve and len(arm.curve.runs) > 1]),
         attempts=attempts,
     )
-    return replace(draft, headlines=headlines(draft), notes=notes(draft))
 
 
-def find_baseline(arms: Sequence[Arm], name: str | None) -> Arm | None:
+def _find_baseline(arms: Sequence[Arm], name: str | None) -> Arm | None:
     """The arm of that name; None for no name (or ``none``), and for a lone arm of another name."""
     by_name = {arm.name: arm for arm in arms}
-    if name is None or (name == "none" and name not in by_name) or (len(by_name) == 1 and name not in by_name):
+    if name in by_name:
+        return by_name[name]
+    if name is None or name == "none" or len(by_name) == 1:
         return None
-    if name not in by_name:
-        names = ", ".join(plain(other) for other in by_name)
-        close = difflib.get_close_matches(name, by_name, n=1)
-        hint = f" Did you mean {plain(close[0])!r}?" if close else ""
-        raise UserError(
-            f"No arm is called {name!r}: the arms are {names}.{hint} "
-            "Name one with --baseline, or 'none' for no comparison."
-        )
-    return by_name[name]
+    close = difflib.get_close_matches(name, by_name, n=1)
+    hint = f" Did you mean {plain(close[0])!r}?" if close else ""
+    raise UserError(
+        f"No arm is called {name!r}: the arms are {', '.join(plain(other) for other in by_name)}.{hint} "
+        "Name one with --baseline, or 'none' for no comparison."
+    )
 
 
-def _speedups(
-    base: Curve, base_arm: Arm | None, curved: Sequence[tuple[Arm, Curve]], *, resamples: int, seed: int
-) -> dict[tuple[str, str, bool], Speedup]:
-    """Of every arm, by both criteria, with and without interpolation; the resamples of the baseline are the same."""
-    random = np.random.default_rng(seed)
-    settings: dict[str, Any] = {"random": random, "seed": seed}
-    base_drawn = resampled(base.scores, base.seconds, base.errors, resamples=resamples, **settings)
-    after_the_baseline = random.bit_generator.state
-    found: dict[tuple[str, str, bool], Speedup] = {}
-    for arm, curve in curved:
-        random.bit_generator.state = after_the_baseline
-        draws = 0 if arm is base_arm else resamples  # against itself an interval means nothing
-        drawn = resampled(curve.scores, curve.seconds, curve.errors, resamples=draws, **settings)
-        for criterion in _CRITERIA:
-            for interpolated in (False, True):
-                result = compare(base_drawn, drawn, criterion, interpolated=interpolated)
-                found[arm.name, criterion, interpolated] = result
-    return found
-
-
-def final_of(curve: Curve, horizon: float, *, resamples: int, seed: int) -> Final:
+def _final_of(curve: Curve, horizon: float, *, resamples: int, seed: int) -> Final:
     """Scores at the first checkpoint, at the last one within the horizon, and at the peak."""
     at = curve.last(horizon)
     low, high = normal_band(curve.scores)
@@ -188,25 +172,18 @@ def final_of(curve: Curve, horizon: float, *, resamples: int, seed: int) -> Fina
 
 
 def cost_of(runs: Sequence[Run]) -> Cost:
-    """Steps, seconds a step and seconds by phase: the mean of each run, then the mean over runs."""
-    steps, seconds = [], []
-    phases: dict[str, list[float]] = {phase: [] for phase in PHASES}
+    """Return steps, seconds a step and seconds by phase: the mean of each run, then the mean over runs."""
+    logged: dict[str, list[float]] = {key: [] for key in ("steps", "seconds", *PHASES)}
     for run in runs:
         rows = [(step, row) for row in run.metrics if (step := finite(row.get("step"))) and step > 0]
         if not rows:
             continue
         step, last = rows[-1]
-        steps.append(step)
-        clock = finite(last.get("seconds"))
-        if clock is not None:
-            seconds.append(clock / step)
+        logged["steps"].append(step)
+        if (clock := finite(last.get("seconds"))) is not None:
+            logged["seconds"].append(clock / step)
         for phase in PHASES:
-            key = f"pods/seconds/{phase}"
-            logged = [value for _, row in rows if (value := finite(row.get(key))) is not None]
-            if logged:
-                phases[phase].append(float(np.mean(logged)))
-    return Cost(_mean(steps), _mean(seconds), {phase: _mean(values) for phase, values in phases.items()})
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values)) if values else math.nan
+            values = [value for _, row in rows if (value := finite(row.get(f"pods/seconds/{phase}"))) is not None]
+            logged[phase] += [float(np.mean(values))] if values else []
+    means = {key: float(np.mean(values)) if values else math.nan for key, values in logged.items()}
+    return Cost(means["steps"], means["seconds"], {phase: means[phase] for phase in PHASES})

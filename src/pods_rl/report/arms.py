@@ -1,22 +1,31 @@
-"""The arms of a comparison and their curves, from run directories or from a CSV of evaluations."""
+"""The arms of a comparison: their runs and curves, and which runs are missing or damaged."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import UserError
 from ..runs import Run, find_runs, is_run
+from ..runs.files import CONFIG, ENVIRONMENT, EVALS, METRICS, STATUS, read_mapping
 from .curves import ACCURACIES, LENGTH, Curve, curve_of, finite, other_metrics
-from .evaluations_csv import read_evaluations
-from .missing_runs import Missing, missing_runs
 from .text import plain
 
 OWN_TO_A_RUN = frozenset({"seed", "data_seed", "output_dir", "run_name", "logging_dir", "resume"})
 """Keys of a recipe that runs of one arm differ in."""
+
+_MOST_DAMAGED = 5  # files that are named
+
+
+class Missing(NamedTuple):
+    """A run that ``experiment.yaml`` asks for and that is not there."""
+
+    seed: int
+    reason: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +44,11 @@ class Arm:
     def run_count(self) -> int:
         return len(self.runs) or (len(self.curve.runs) if self.curve else 0)
 
+    @property
+    def is_single(self) -> bool:
+        """Whether the curve is that of one run."""
+        return self.curve is not None and self.curve.is_single
+
     def curves(self, metric: str) -> dict[str, Curve]:
         """By metric: the one compared first, then the other accuracies and the length."""
         others = {name: self.other_curves.get(name) for name in (*ACCURACIES, LENGTH) if name != metric}
@@ -42,7 +56,7 @@ class Arm:
 
 
 def arms_from_runs(sources: Sequence[str | Path], metric: str) -> list[Arm]:
-    """The arms found in experiment directories and run directories, in the order given.
+    """Return the arms found in experiment directories and run directories, in the order given.
 
     A run directory called ``seed-<k>`` belongs to the arm its parent is named after; another is its own arm.
     """
@@ -57,46 +71,20 @@ def arms_from_runs(sources: Sequence[str | Path], metric: str) -> list[Arm]:
         raise UserError(
             f"No run found in {where}: expected run directories, or a directory of them, as `pods compare` writes it."
         )
-    missing = missing_runs(sources, found)
-    order = [*missing, *(name for name in found if name not in missing)]
-    return [_arm(name, found.get(name, []), metric, missing.get(name, ())) for name in order]
-
-
-def _arm(name: str, runs: Sequence[Run], metric: str, missing: tuple[Missing, ...]) -> Arm:
-    evals = {str(run.path): run.evals for run in runs}
-    curves = {other: curve for other in sorted(other_metrics(metric)) if (curve := curve_of(evals, other))}
-    config = next((run.config for run in runs if run.config), {})
-    return Arm(name, label_of(name, config), curve_of(evals, metric), config, tuple(runs), curves, missing)
-
-
-def curves_from_csv(path: str | Path, metric: str = "answer_accuracy") -> dict[str, Curve]:
-    """Curves by arm from a CSV with a row per run and checkpoint.
-
-    Args:
-        path: columns ``arm``, ``run``, ``hours`` (nominal, also taken as the real time), and the metric; where there,
-            ``<metric>_se``, the standard error of an evaluation, or ``prompts``, how many it was over.
-        metric: the column to read; a row with nothing there is skipped.
-
-    Raises:
-        UserError: for a missing file or column, for an hour or a score that is not a number, and where a run has two
-            rows at the same hour (two benchmarks in one file, for instance).
-    """
-    arms = read_evaluations(path, metric)
-    return {arm: curve for arm, rows in arms.items() if (curve := rows.curve(metric))}
-
-
-def arms_from_csv(path: str | Path, metric: str = "answer_accuracy") -> list[Arm]:
-    """The arms of a CSV (``curves_from_csv``), described by ``rule``, ``n``, ``m`` and ``advantages``, if any."""
+    missing = _missing_runs(sources, found)
     arms = []
-    for name, rows in read_evaluations(path, metric).items():
-        others = sorted(other_metrics(metric) & {*rows.values})
-        curves = {key: curve for key in others if (curve := rows.curve(key))}
-        arms.append(Arm(name, label_of(name, rows.config), rows.curve(metric), rows.config, other_curves=curves))
+    for name in dict.fromkeys([*missing, *found]):
+        runs = found.get(name, [])
+        evals = {str(run.path): run.evals for run in runs}
+        others = {other: curve for other in sorted(other_metrics(metric)) if (curve := curve_of(evals, other))}
+        config = next((run.config for run in runs if run.config), {})
+        label, curve = label_of(name, config), curve_of(evals, metric)
+        arms.append(Arm(name, label, curve, config, tuple(runs), others, missing.get(name, ())))
     return arms
 
 
 def label_of(name: str, config: Mapping[str, Any]) -> str:
-    """The arm's name with n and m, where its name does not say them: ``pods (64→16)``.
+    """Return the arm's name with n and m, unless the name has n already: ``pods (64→16)``.
 
     >>> label_of("pods", {"num_rollouts": 64, "num_generations": 16})
     'pods (64→16)'
@@ -111,8 +99,83 @@ def label_of(name: str, config: Mapping[str, Any]) -> str:
 
 
 def rollouts_of(config: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """n and m of a recipe; n is m where the recipe sets no ``num_rollouts`` (plain GRPO)."""
+    """Return n and m of a recipe; n is m where the recipe sets no ``num_rollouts`` (plain GRPO)."""
     m = finite(config.get("num_generations"))
     n = finite(config.get("num_rollouts"))
     n = m if n is None else n
     return (None if n is None else int(n)), (None if m is None else int(m))
+
+
+def _missing_runs(sources: Sequence[str | Path], found: Mapping[str, Sequence[Run]]) -> dict[str, tuple[Missing, ...]]:
+    """The seeds without a run, for each arm of the ``experiment.yaml`` of the sources, in its order."""
+    missing: dict[str, tuple[Missing, ...]] = {}
+    for source in map(Path, sources):
+        for arm, seeds in _planned_seeds(source / "experiment.yaml").items():
+            there = {run.path.resolve() for run in found.get(arm, [])}
+            paths = {seed: source / arm / f"seed-{seed}" for seed in seeds}
+            absent = (
+                Missing(seed, "its directory holds no run" if path.is_dir() else "never started")
+                for seed, path in paths.items()
+                if path.resolve() not in there
+            )
+            missing[arm] = (*missing.get(arm, ()), *absent)
+    return missing
+
+
+def _planned_seeds(path: Path) -> dict[str, list[int]]:
+    """Seeds by arm; none where the file is not there or is not a plan."""
+    values = read_mapping(path)
+    arms, seeds = values.get("arms"), values.get("seeds", 1)
+    if isinstance(seeds, int):
+        seeds = range(1, seeds + 1)
+    if not isinstance(arms, dict) or not isinstance(seeds, (list, range)):
+        return {}
+    whole = [seed for seed in seeds if isinstance(seed, int) and not isinstance(seed, bool)]
+    return {name: whole for name in arms if isinstance(name, str)}
+
+
+def earlier_attempts(sources: Sequence[str | Path]) -> int:
+    """Count the runs that failed or were stopped and made again: kept in ``.attempts``, and in no figure."""
+    return sum(path.is_dir() for source in sources for path in (Path(source) / ".attempts").glob("*"))
+
+
+def damaged_files(arms: Sequence[Arm], metrics: Collection[str]) -> str:
+    """Name the files of the runs with lines or values that were skipped, and which; empty where there are none.
+
+    Args:
+        metrics: the fields that are read of an evaluation, besides its times.
+    """
+    clock = ("step", "seconds", "elapsed")
+    found = []
+    for arm in arms:
+        for run in arm.runs:
+            files = (
+                (CONFIG, [run.config], ("num_rollouts", "num_generations", "seed")),
+                (STATUS, [run.status], clock),
+                (ENVIRONMENT, [run.environment], ()),
+                (METRICS, run.metrics, clock),
+                (EVALS, run.evals, ("step", "due", "seconds", "elapsed", *metrics)),
+            )
+            for name, rows, numbers in files:
+                parts = _not_numbers(rows, numbers)
+                if lines := run.skipped.get(name):
+                    parts.insert(0, f"{len(lines)} line{'s' * (len(lines) > 1)} from {lines[0]}")
+                if rows == [{}] and (run.path / name).is_file():
+                    parts = ["all of it"]
+                if parts:
+                    found.append(f"{plain(arm.name)}/{plain(run.path.name)}/{name} ({'; '.join(parts)})")
+    more = f", and {len(found) - _MOST_DAMAGED} more files" if len(found) > _MOST_DAMAGED else ""
+    return ", ".join(found[:_MOST_DAMAGED]) + more
+
+
+def _not_numbers(rows: Sequence[Mapping[str, Any]], keys: Collection[str]) -> list[str]:
+    """``step [1], 2 times``: the values that should be numbers, by key, each with an example; null is no value."""
+    count: Counter[str] = Counter()
+    example: dict[str, object] = {}
+    for row in rows:
+        for key in keys:
+            value = row.get(key)
+            if value is not None and finite(value) is None:
+                count[key] += 1
+                example.setdefault(key, value)
+    return [f"{key} {plain(repr(example[key]), 20)}, {times} time{'s' * (times > 1)}" for key, times in count.items()]

@@ -20,6 +20,8 @@ HOUR = 3600.0
 MOST_CHECKPOINTS = 1000  # of a curve; a longer one keeps as many, evenly spread
 _MOST_CELLS = 4_000_000  # runs x checkpoints
 
+Integers = NDArray[np.int64]
+
 
 @dataclass(frozen=True, eq=False)
 class Curve:
@@ -30,8 +32,8 @@ class Curve:
     seconds: Array  # [R, C] real seconds of training clock; NaN where a run has no such checkpoint
     scores: Array  # [R, C]
     errors: Array  # [R, C] standard error of each evaluation; NaN where it is not known
-    interpolated: bool = False  # the runs were evaluated on clocks of their own
-    thinned_from: int = 0  # checkpoints that there were, where not all are kept
+    interpolated: bool = False  # each run was evaluated at times of its own
+    thinned_from: int = 0  # number of checkpoints before thinning; 0 if all are kept
 
     @cached_property
     def mean(self) -> Array:
@@ -39,13 +41,25 @@ class Curve:
 
     @property
     def has_mean(self) -> bool:
-        """Whether most of the runs share a checkpoint; else there is nothing to compare."""
+        """Whether most runs share a checkpoint; else there is nothing to compare."""
         return not bool(np.isnan(self.mean).all())
 
     @cached_property
     def times(self) -> Array:
         """Mean of the real seconds over runs."""
         return mean_curve(self.seconds)
+
+    @property
+    def tables(self) -> tuple[Array, Array, Array]:
+        return self.scores, self.seconds, self.errors
+
+    @property
+    def is_single(self) -> bool:
+        return len(self.runs) == 1
+
+    @property
+    def has_errors(self) -> bool:
+        return not bool(np.isnan(self.errors).all())
 
     def last(self, horizon: float = math.inf) -> int:
         """The last checkpoint with a mean, no later than ``horizon`` nominal seconds; else the first."""
@@ -54,22 +68,18 @@ class Curve:
 
 
 def curve_of(evals: Mapping[str, Iterable[Mapping[str, Any]]], metric: str) -> Curve | None:
-    """The curve of one metric over the runs of an arm.
+    """Return the curve of one metric over the runs of an arm; None where no run has an evaluation.
 
     Args:
         evals: evaluations by run, each with ``due`` (nominal seconds), ``seconds`` (real), the metric and, where it is
-            known, its standard error ``<metric>_se`` or the number of ``prompts``.
+            known, its standard error ``<metric>_se`` or the number of ``prompts``. Of two evaluations of one run with
+            the same ``due`` (a resumed run repeats one) the later line counts. ``due`` defaults to ``seconds``.
         metric: the field to read; an evaluation without a finite number there is skipped.
-
-    Returns:
-        Rows only for runs that have an evaluation; None where none has. Of two evaluations of one run with
-        the same ``due`` (a resumed run repeats one) the later line counts. Without ``due`` the real seconds
-        stand for it.
 
     >>> curve_of({"0": [{"due": 0, "seconds": 0.1, "accuracy": 0.2}], "1": []}, "accuracy").scores
     array([[0.2]])
     """
-    points: list[tuple[int, float, float, float, float, float]] = []
+    points: list[tuple[float, ...]] = []
     for index, rows in enumerate(evals.values()):
         for row in rows:
             score, seconds, due = (finite(row.get(key)) for key in (metric, "seconds", "due"))
@@ -90,7 +100,7 @@ def other_metrics(metric: str) -> set[str]:
 
 
 def standard_errors(scores: Array, given: Array, prompts: Array, metric: str) -> Array:
-    """The standard error of each evaluation: as given, else that of a share of so many prompts; NaN where unknown.
+    """Return the standard error of each evaluation: as given, else that of a share of so many prompts, else NaN.
 
     Two answers, one right, are added to the prompts (Agresti and Coull 1998): none right of 256 is no certainty.
 
@@ -106,7 +116,7 @@ def standard_errors(scores: Array, given: Array, prompts: Array, metric: str) ->
 
 def align(
     names: Sequence[str],
-    run_K: NDArray[np.int64],
+    run_K: Integers,
     due_K: Array,
     seconds_K: Array,
     scores_K: Array,
@@ -114,19 +124,20 @@ def align(
     *,
     most: int = MOST_CHECKPOINTS,
 ) -> Curve | None:
-    """The curve of K evaluations, each with the number of its run, and of at most so many checkpoints.
+    """Return the curve of K evaluations, at most ``most`` checkpoints long; None where no score is finite.
 
-    None where no score is finite.
+    Args:
+        names: of the runs; ``run_K`` has the index of each evaluation's.
     """
     usable = np.isfinite(scores_K) & np.isfinite(due_K)
     if not usable.any():
         return None
-    run_K, due_K, seconds_K = run_K[usable], due_K[usable], seconds_K[usable]
-    scores_K, errors_K = scores_K[usable], errors_K[usable]
-    present, run_K = np.unique(run_K, return_inverse=True)
+    due_K, values_K = due_K[usable], np.stack([seconds_K, scores_K, errors_K])[:, usable]
+    present, run_K = np.unique(run_K[usable], return_inverse=True)
     runs = tuple(names[index] for index in present)
+    most = max(2, min(most, _MOST_CELLS // len(runs)))
     if len(runs) > 1 and not _share_a_clock(run_K, due_K):
-        found = _interpolated(runs, run_K, seconds_K, scores_K, errors_K, most)
+        found = _interpolated(runs, run_K, values_K, most)
         if found is not None:
             return found
     due_C, place_K = np.unique(due_K, return_inverse=True)
@@ -137,14 +148,13 @@ def align(
     column_K = place_of[place_K]
     at = column_K >= 0
     table = np.full((3, len(runs), len(kept)), np.nan)
-    table[:, run_K[at], column_K[at]] = np.stack([seconds_K, scores_K, errors_K])[:, at]  # the last of equal ones
+    table[:, run_K[at], column_K[at]] = values_K[:, at]  # the last of equal ones
     seconds, scores, errors = table
     return Curve(runs, due_C[kept], seconds, scores, errors, thinned_from=total if len(kept) < total else 0)
 
 
-def _kept(place_K: NDArray[np.int64], total: int, runs: int, most: int) -> NDArray[np.int64]:
+def _kept(place_K: Integers, total: int, runs: int, most: int) -> Integers:
     """The checkpoints to keep: all, or where they are too many an even choice of those that most runs have."""
-    most = max(2, min(most, _MOST_CELLS // runs))
     if total <= most:
         return np.arange(total)
     shared = np.flatnonzero(2 * np.bincount(place_K, minlength=total) > runs)
@@ -152,8 +162,8 @@ def _kept(place_K: NDArray[np.int64], total: int, runs: int, most: int) -> NDArr
     return among if len(among) <= most else among[np.linspace(0, len(among) - 1, most).round().astype(np.int64)]
 
 
-def _share_a_clock(run_K: NDArray[np.int64], due_K: Array) -> bool:
-    """Whether some run has half of its evaluations, or more, at times at which another run has one too.
+def _share_a_clock(run_K: Integers, due_K: Array) -> bool:
+    """Whether some run has at least half of its evaluations at times at which another run has one too.
 
     The first of a run's evaluations does not count: all runs start at 0.
     """
@@ -163,24 +173,16 @@ def _share_a_clock(run_K: NDArray[np.int64], due_K: Array) -> bool:
     distinct = first | np.r_[True, due_K[1:] != due_K[:-1]]
     run_K, due_K, first = run_K[distinct], due_K[distinct], first[distinct]
     _, place_K, count = np.unique(due_K, return_inverse=True, return_counts=True)
-    alone = np.bincount(run_K)[run_K] == 1
-    counted = ~first | alone
+    counted = ~first | (np.bincount(run_K)[run_K] == 1)
     shared = np.bincount(run_K[counted], weights=count[place_K[counted]] > 1)
     return bool((2 * shared >= np.bincount(run_K[counted])).any())
 
 
-def _interpolated(
-    runs: tuple[str, ...],
-    run_K: NDArray[np.int64],
-    seconds_K: Array,
-    scores_K: Array,
-    errors_K: Array,
-    most: int,
-) -> Curve | None:
-    """Linear interpolation at times of the whole arm, as many as a run has evaluations, where most runs have been
-    evaluated before and after; None where there is no such time. Nothing is extrapolated."""
-    order = np.lexsort((seconds_K, run_K))
-    run_K, seconds_K, scores_K, errors_K = run_K[order], seconds_K[order], scores_K[order], errors_K[order]
+def _interpolated(runs: tuple[str, ...], run_K: Integers, values_K: Array, most: int) -> Curve | None:
+    """Linear interpolation at common times, as many as a run has evaluations, between the times at which most runs
+    have begun and at which most have ended; None where there is no such time. Nothing is extrapolated."""
+    order = np.lexsort((values_K[0], run_K))
+    run_K, (seconds_K, scores_K, errors_K) = run_K[order], values_K[:, order]
     starts = np.flatnonzero(np.r_[True, run_K[1:] != run_K[:-1]])
     ends = np.r_[starts[1:], len(run_K)]
     half = len(runs) // 2
@@ -189,19 +191,17 @@ def _interpolated(
     within = seconds_K[(seconds_K >= low) & (seconds_K <= high)]
     if not low < high or not len(within):
         return None
-    points = max(2, min(int(np.median(ends - starts)), most, _MOST_CELLS // len(runs)))
+    points = max(2, min(int(np.median(ends - starts)), most))
     grid = np.unique(np.r_[low, np.quantile(within, np.linspace(0, 1, points)), high])
     scores, errors = np.full((2, len(runs), len(grid)), np.nan)
     for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        at = seconds_K[start:end]
         for table, values in ((scores, scores_K), (errors, errors_K)):
-            table[index] = np.interp(grid, at, values[start:end], left=np.nan, right=np.nan)
-    seconds = np.where(np.isnan(scores), np.nan, grid)
-    return Curve(runs, grid, seconds, scores, errors, interpolated=True)
+            table[index] = np.interp(grid, seconds_K[start:end], values[start:end], left=np.nan, right=np.nan)
+    return Curve(runs, grid, np.where(np.isnan(scores), np.nan, grid), scores, errors, interpolated=True)
 
 
 def finite(value: object) -> float | None:
-    """A finite number, or None: what a log holds may be null, text or not finite.
+    """Return a finite number, or None: what a log holds may be null, text or not finite.
 
     >>> finite("0.5"), finite(None), finite("x"), finite(float("nan")), finite(True)
     (0.5, None, None, None, None)

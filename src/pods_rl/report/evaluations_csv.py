@@ -1,158 +1,132 @@
-"""A CSV of evaluations of any tool, read a part at a time into columns of numbers."""
+"""Arms from a CSV of evaluations, made by any tool."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
+import math
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import UserError
-from .curves import HOUR, MOST_CHECKPOINTS, Curve, align, finite, other_metrics, standard_errors
-from .statistics import Array
+from .arms import Arm, label_of
+from .curves import HOUR, MOST_CHECKPOINTS, Curve, align, other_metrics, standard_errors
 
-_SETTINGS = (("rule", "rule"), ("num_rollouts", "n"), ("num_generations", "m"), ("advantages", "advantages"))
+_CSV_SETTINGS = {"rule": "rule", "num_rollouts": "n", "num_generations": "m", "advantages": "advantages"}
 _NOT_MEASURED = ("", "nan", "na", "n/a", "null", "none", "-")  # as spreadsheets and data frames write it
-_MOST_ARMS = 256  # more is a column that does not name arms
-_AT_ONCE = 50_000  # rows
-_ALL_CHECKPOINTS = 60_000  # of all arms together: what the tables hold
-
-Row = list[str | None]  # as long as the header; None where the line is shorter
+_MOST_ARMS = 256  # with more, the column does not name arms
+_ALL_CHECKPOINTS = 60_000  # of all arms of a CSV together: what the tables hold
 
 
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """The rows of one arm: K numbers of each column."""
+class _Rows:
+    """The rows of one arm, column by column."""
 
-    config: Mapping[str, str]  # rule, num_rollouts, num_generations and advantages, where the CSV has them
-    runs: Sequence[str]
-    run: NDArray[np.int64]  # the number of each row's run
-    hours: Array
-    values: Mapping[str, Array]
-    most: int  # checkpoints of a curve
+    def __init__(self, config: Mapping[str, str], columns: Iterable[str]) -> None:
+        self.config = config
+        self.runs: dict[str, int] = {}  # the number of each run
+        self.run_K = array("q")
+        self.values_K = {name: array("d") for name in columns}  # hours first
+        self._seen: set[tuple[int, float]] = set()
 
-    def curve(self, metric: str) -> Curve | None:
-        seconds, scores, none = self.hours * HOUR, self.values[metric], np.zeros(len(self.run))
-        given, prompts = self.values.get(f"{metric}_se", none), self.values.get("prompts", none)
-        errors = standard_errors(scores, given, prompts, metric)
-        return align(self.runs, self.run, seconds, seconds, scores, errors, most=self.most)
+    def add(self, run: str, values: Sequence[float]) -> bool:
+        """Take a row, unless there is one of the same run and hour."""
+        key = (self.runs.setdefault(run, len(self.runs)), values[0])
+        if key in self._seen:
+            return False
+        self._seen.add(key)
+        self.run_K.append(key[0])
+        for column, value in zip(self.values_K.values(), values, strict=True):
+            column.append(value)
+        return True
 
-
-class _Reader:
-    """Takes rows in, checks them, and gives them back by arm."""
-
-    def __init__(self, path: str | Path, columns: Sequence[str], metric: str) -> None:
-        self._path, self._columns, self._metric = path, columns, metric
-        measures = {metric, *other_metrics(metric)}
-        read = {*measures, *(f"{measure}_se" for measure in measures), "prompts"} & {*columns}
-        self._read = ["hours", *sorted(read)]
-        self._numbers: dict[str, list[Array]] = {name: [] for name in self._read}
-        self._codes: list[NDArray[np.int64]] = []
-        self._runs: dict[tuple[str, str], int] = {}  # the number of each arm's run
-        self._configs: dict[str, dict[str, str]] = {}
-        self._rows = 0
-
-    def add(self, rows: Sequence[Row]) -> None:
-        place = {name: self._columns.index(name) for name in self._columns}
-        for name in self._read:
-            self._numbers[name].append(_numbers(rows, place[name]))
-        self._check(rows, place)
-        arm, run = place["arm"], place["run"]
-        for row in rows:
-            if (row[arm] or "") not in self._configs:
-                self._describe(row, place)
-        codes = [self._runs.setdefault((row[arm] or "", row[run] or ""), len(self._runs)) for row in rows]
-        self._codes.append(np.array(codes, dtype=np.int64))
-        self._rows += len(rows)
-
-    def _check(self, rows: Sequence[Row], place: Mapping[str, int]) -> None:
-        """Refuse the first hour that is not a number, and the first score that is neither a number nor missing."""
-        for name in ("hours", self._metric):
-            for index in np.flatnonzero(np.isnan(self._numbers[name][-1])).tolist():
-                text, line = rows[index][place[name]], self._rows + index + 2
-                if name == "hours":
-                    raise UserError(f"{self._path}, line {line}: hours is {text!r}, expected a number.")
-                if (text or "").strip().lower() not in _NOT_MEASURED:
-                    raise UserError(
-                        f"{self._path}, line {line}: {name} is {text!r}, expected a number, or nothing where it was "
-                        "not measured."
-                    )
-
-    def _describe(self, row: Row, place: Mapping[str, int]) -> None:
-        """A new arm and its settings."""
-        name = row[place["arm"]] or ""
-        if len(self._configs) == _MOST_ARMS:
-            raise UserError(
-                f"{self._path} has more than {_MOST_ARMS} arms, such as {name!r}. Expected in the column arm the name "
-                "of an arm, the same for all of its runs."
-            )
-        given = {key: row[place[column]] for key, column in _SETTINGS if column in place}
-        self._configs[name] = {key: value for key, value in given.items() if value}
-
-    def arms(self) -> dict[str, Rows]:
-        codes, numbers = np.concatenate(self._codes), {key: np.concatenate(v) for key, v in self._numbers.items()}
-        names = [*self._runs]
-        self._refuse_second_rows(codes, numbers["hours"], names)
-        order = {arm: index for index, arm in enumerate(self._configs)}
-        arm_K = np.array([order[arm] for arm, _ in names], dtype=np.int64)[codes]
-        most = max(200, min(MOST_CHECKPOINTS, _ALL_CHECKPOINTS // len(order)))
-        found = {}
-        for arm, index in order.items():
-            at = np.flatnonzero(arm_K == index)
-            own, run_K = np.unique(codes[at], return_inverse=True)
-            values = {name: column[at] for name, column in numbers.items() if name != "hours"}
-            runs = [names[code][1] for code in own]
-            found[arm] = Rows(self._configs[arm], runs, run_K, numbers["hours"][at], values, most)
-        return found
-
-    def _refuse_second_rows(self, codes: NDArray[np.int64], hours: Array, names: Sequence[tuple[str, str]]) -> None:
-        order = np.lexsort((hours, codes))  # stable: of equal rows the first line comes first
-        again = (codes[order][1:] == codes[order][:-1]) & (hours[order][1:] == hours[order][:-1])
-        if again.any():
-            first = int(order[1:][again].min())
-            arm, run = names[codes[first]]
-            raise UserError(
-                f"{self._path}, line {first + 2}: run {run} of arm {arm} has a second row at {hours[first]} h. Keep "
-                "one row per run and checkpoint (one benchmark per file)."
-            )
+    def curve(self, metric: str, most: int) -> Curve | None:
+        if metric not in self.values_K:
+            return None
+        values = {name: np.array(column) for name, column in self.values_K.items()}
+        scores, seconds, none = values[metric], values["hours"] * HOUR, np.zeros(len(self.run_K))
+        errors = standard_errors(scores, values.get(f"{metric}_se", none), values.get("prompts", none), metric)
+        return align([*self.runs], np.array(self.run_K), seconds, seconds, scores, errors, most=most)
 
 
-def read_evaluations(path: str | Path, metric: str) -> dict[str, Rows]:
-    """The rows of each arm, in the order in which the arms first appear.
+def arms_from_csv(path: str | Path, metric: str = "answer_accuracy") -> list[Arm]:
+    """Return the arms of a CSV with a row per run and checkpoint, in the order in which they first appear.
+
+    Args:
+        path: columns ``arm``, ``run``, ``hours`` (nominal, also taken as the real time), and the metric; where there,
+            ``<metric>_se``, the standard error of an evaluation, or ``prompts``, how many it was over; ``rule``,
+            ``n``, ``m`` and ``advantages`` describe an arm.
+        metric: the column to read; a row with nothing there is skipped.
 
     Raises:
-        UserError: as ``arms.curves_from_csv``.
+        UserError: for a missing file or column, for an hour or a score that is not a number, and where a run has two
+            rows at the same hour (two benchmarks in one file, for instance).
     """
-    wanted = ["arm", "run", "hours", metric]
+    needed = ["arm", "run", "hours", metric]
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
-            lines = csv.reader(file)
-            columns = next(lines, [])
-            missing = [column for column in wanted if column not in columns]
-            reader, rows = _Reader(path, columns, metric), 0
-            full = (line for line in lines if line)
-            while not missing and (part := list(islice(full, _AT_ONCE))):
-                reader.add([[*line, *[None] * (len(columns) - len(line))] for line in part])
-                rows += len(part)
+            found = _read_rows(path, csv.reader(file), metric, needed)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"Cannot read {path} as CSV: {error}. Expected columns {', '.join(wanted)}.") from error
-    if missing or not rows:
-        held = f"columns {', '.join(columns)}" if missing and columns else f"{rows} rows and columns none"
+        raise UserError(f"Cannot read {path} as CSV: {error}. Expected columns {', '.join(needed)}.") from error
+    most = max(200, min(MOST_CHECKPOINTS, _ALL_CHECKPOINTS // len(found)))
+    arms = []
+    for name, rows in found.items():
+        curves = {key: curve for key in sorted(other_metrics(metric)) if (curve := rows.curve(key, most))}
+        arms.append(Arm(name, label_of(name, rows.config), rows.curve(metric, most), rows.config, other_curves=curves))
+    return arms
+
+
+def curves_from_csv(path: str | Path, metric: str = "answer_accuracy") -> dict[str, Curve]:
+    """Return the curves of a CSV by arm (``arms_from_csv``)."""
+    return {arm.name: arm.curve for arm in arms_from_csv(path, metric) if arm.curve}
+
+
+def _number(text: str | None) -> float:
+    """A finite number, else NaN."""
+    try:
+        value = float(text or "")
+    except ValueError:
+        return math.nan
+    return value if math.isfinite(value) else math.nan
+
+
+def _read_rows(path: str | Path, lines: Any, metric: str, needed: Sequence[str]) -> dict[str, _Rows]:
+    columns: list[str] = next(lines, [])
+    missing = [name for name in needed if name not in columns]
+    measures = [metric, *other_metrics(metric)]
+    read = dict.fromkeys(["hours", *measures, *(f"{measure}_se" for measure in measures), "prompts"])
+    place = {name: columns.index(name) for name in columns}
+    numbers = {name: place[name] for name in read if name in place}
+    arms: dict[str, _Rows] = {}
+    for row in lines if not missing else ():
+        if not row:
+            continue
+        row += [None] * (len(columns) - len(row))
+        values = [_number(row[at]) for at in numbers.values()]
+        for name, value in zip(numbers, values[:2], strict=False):  # the hours and the metric
+            if math.isnan(value) and (name == "hours" or (row[place[name]] or "").strip().lower() not in _NOT_MEASURED):
+                expected = "a number" if name == "hours" else "a number, or nothing where it was not measured"
+                raise UserError(f"{path}, line {lines.line_num}: {name} is {row[place[name]]!r}, expected {expected}.")
+        arm, run = row[place["arm"]] or "", row[place["run"]] or ""
+        if arm not in arms:
+            if len(arms) == _MOST_ARMS:
+                raise UserError(
+                    f"{path} has more than {_MOST_ARMS} arms, such as {arm!r}. The column arm must hold the name of "
+                    "an arm, the same for all of its runs."
+                )
+            given = {key: row[place[column]] for key, column in _CSV_SETTINGS.items() if column in place}
+            arms[arm] = _Rows({key: value for key, value in given.items() if value}, numbers)
+        if not arms[arm].add(run, values):
+            raise UserError(
+                f"{path}, line {lines.line_num}: run {run} of arm {arm} has a second row at {values[0]} h. Keep one "
+                "row per run and checkpoint (one benchmark per file)."
+            )
+    if not arms:
+        held = "no rows" if not missing else f"columns {', '.join(columns)}" if columns else "no columns"
         raise UserError(
-            f"{path} has {held}: expected rows with {', '.join(wanted)}. Choose a metric with --metric, or rename the "
+            f"{path} has {held}: expected rows with {', '.join(needed)}. Choose a metric with --metric, or rename the "
             "columns."
         )
-    return reader.arms()
-
-
-def _numbers(rows: Sequence[Row], place: int) -> Array:
-    """A column, NaN where there is no finite number."""
-    try:
-        values = np.array([float(row[place]) for row in rows])  # type: ignore[arg-type]  # None: below
-    except (TypeError, ValueError, OverflowError):
-        values = np.array([finite(row[place]) for row in rows], dtype=np.float64)
-    return np.where(np.isfinite(values), values, np.nan)
+    return arms

@@ -1,281 +1,273 @@
-"""Figures over training time and of times: functions take arrays and return matplotlib Figures."""
+"""The figures of an analysis: which arms each draws, and a caption of what is drawn in it, no more."""
 
 from __future__ import annotations
 
+import base64
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .statistics import Z_95, Array, mean_curve, normal_band
-from .style import TEXT, WIDE, Role, add_legend, line_styles, name_rows, new_figure, short, styled
-from .text import UNITS, unit_for
+from .ablations import AXES, Ablation, setting_of
+from .analysis import PHASES, Analysis
+from .arms import Arm
+from .curves import ACCURACIES, LENGTH, finite
+from .line_plots import Line, Point, ablation_figure, curves_figure, describe_lines, describe_others
+from .plots import (
+    CROWD,
+    MOST_BARS,
+    NARROW,
+    WIDE,
+    Bar,
+    Role,
+    Series,
+    phases_figure,
+    steps_figure,
+    threshold_figure,
+    to_bytes,
+)
+from .statistics import Array
+from .text import duration, interval, names, number, unit_for, words
 
-CROWD = 6  # arms beyond which bands, runs and times lie over each other
-MOST_RUNS = 60  # of an arm, drawn thin
-MOST_BARS = 40  # arms of a figure of bars
-_POINTS_A_RUN = 500
-_POINTS = 4000  # beyond which the thin lines are drawn as an image, to keep an SVG small
-PHASE_COLOURS = ("#0072B2", "#E69F00", "#CC79A7", "#009E73", "#c8ccd0")
+STEP_METRICS = {
+    "reward": "reward, all n rollouts",
+    "pods/selected/reward_mean": "reward, kept rollouts",
+    "pods/selected/reward_std": "spread of reward, kept rollouts",
+    "pods/zero_variance_share": "share of groups with equal rewards",
+}
+
+FIGURES = ("curves", "threshold", "phases", "steps", *ACCURACIES, LENGTH, *(f"ablation-{axis}" for axis in AXES))
+"""Every name a figure may have."""
+
+
+class Sketch(NamedTuple):
+    """A figure to be drawn at some width in inches, its text for those who cannot see it, and its caption."""
+
+    draw: Callable[[float], Figure]
+    alt: str
+    note: str
 
 
 @dataclass(frozen=True)
-class Line:
-    """One arm of a figure over training time: R runs, C checkpoints, seconds."""
+class Picture:
+    """A figure as a PNG for a file, and as SVG for wide pages and narrow ones, as data URIs."""
 
-    label: str
-    seconds: Array  # [R, C]
-    scores: Array  # [R, C]
-    role: Role = "arm"
-    crossing: float = math.inf  # seconds; inf: none to mark
-    errors: Array | None = None  # [R, C] standard errors of the evaluations, drawn where there is one run
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One arm of the time-to-threshold figure."""
-
-    label: str
-    seconds: float  # inf: never
-    text: str
-    role: Role = "arm"
+    png: bytes
+    wide: str
+    narrow: str
+    alt: str
+    note: str
 
 
-@dataclass(frozen=True)
-class Final:
-    """One value of an ablation: the final score of its arm, and that of each run."""
+def pictures(analysis: Analysis) -> dict[str, Picture]:
+    """Return the figures there is data for, by name (``FIGURES``); ``curves`` is always there."""
+    sketches: dict[str, Sketch | None] = {
+        "curves": sketch_curves(analysis, analysis.metric),
+        "threshold": sketch_threshold(analysis),
+        "phases": _sketch_phases(analysis),
+        "steps": _sketch_steps(analysis),
+    }
+    for name in (*ACCURACIES, LENGTH):
+        if name != analysis.metric and lines_of(analysis, name):
+            sketches[name] = sketch_curves(analysis, name)
+    for ablation in analysis.ablations:
+        sketches[f"ablation-{ablation.axis}"] = _sketch_ablation(analysis, ablation)
+    return {name: _picture(sketch) for name, sketch in sketches.items() if sketch}
 
-    label: str
-    mean: float
-    low: float  # NaN: no interval
-    high: float
-    runs: Array = field(default_factory=lambda: np.empty(0))
-    role: Role = "arm"
+
+def _picture(sketch: Sketch) -> Picture:
+    wide, narrow = sketch.draw(WIDE), sketch.draw(NARROW)
+    return Picture(to_bytes(wide, "png"), _uri(wide), _uri(narrow), sketch.alt, sketch.note)
 
 
-@styled
-def curves_figure(
-    lines: Sequence[Line],
-    *,
-    metric: str = "accuracy",
-    threshold: float | None = None,
-    threshold_label: str = "",
-    width: float = WIDE,
-) -> Figure:
-    """Score against training time: runs thin, their mean thick with its 95 % band, crossings marked.
+def _uri(figure: Figure) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(to_bytes(figure, "svg")).decode("ascii")
 
-    A run that stands alone has the band of its evaluations' standard errors.
 
-    Args:
-        lines: at least one arm; a run's NaN checkpoints are passed over. An ``other`` arm is a thin grey mean, and
-            all of them share an entry of the legend.
-        metric: for the axis.
-        threshold: a score to draw as a dashed line; each line's ``crossing`` is marked on it.
-        threshold_label: of that line, in the legend.
-        width: inches.
+# ---------------------------------------------------------------------------------- which arms, and how
 
-    Above ``CROWD`` arms, bands are left out, as they hide each other, and the axis holds the means, not every run.
+
+def roles_of(analysis: Analysis) -> dict[str, Role]:
+    """Return the role of each arm, by name.
+
+    Up to ``CROWD`` arms are all named. Of more, five are, the others are grey: the baseline, the arm that the
+    ablations vary, two of plain GRPO, the one that reaches the level soonest and the one that ends highest (so that
+    the best are never grey), then others in their order.
     """
-    figure = new_figure(width, 4.2 if width == WIDE else 4.0)
-    axes = figure.add_subplot()
-    unit = unit_for(_longest(lines))
-    handles = draw_lines(axes, lines, unit)
-    shown, labels = _entries(lines, handles)
-    if threshold is not None and math.isfinite(threshold):
-        shown.append(_mark_threshold(axes, lines, threshold, unit))
-        labels.append(threshold_label)
-    axes.set_ylabel(metric)
-    add_legend(figure, shown, labels, width)
-    return figure
+    reference = analysis.ablations[0].reference if analysis.ablations else None
+    settings = [(arm, setting_of(arm.config)) for arm in analysis.arms]
+    plain_arms = [arm for arm, setting in settings if setting and setting.is_plain][:2]
+    named = [analysis.baseline, reference, *plain_arms, *_best(analysis), *analysis.arms]
+    curved = [arm for arm in dict.fromkeys(named) if arm and arm.curve]
+    shown = {arm.name for arm in (curved if len(curved) <= CROWD else curved[: CROWD - 1])}
+
+    roles: dict[str, Role] = {}
+    for arm in analysis.arms:
+        roles[arm.name] = "other" if arm.curve and arm.name not in shown else "reference" if arm is reference else "arm"
+    return roles | ({analysis.baseline.name: "baseline"} if analysis.baseline else {})
 
 
-@styled
-def ablation_figure(lines: Sequence[Line], finals: Sequence[Final], *, metric: str, width: float = WIDE) -> Figure:
-    """One setting varied: the arms' curves, and their final scores with 95 % interval and every run.
-
-    Args:
-        lines: an arm for each value of the setting, in order; its label is the value.
-        finals: the same arms' final scores.
-        metric: for the axes.
-        width: inches; a narrow figure has its panels below each other.
-    """
-    wide = width == WIDE
-    figure = new_figure(width, 3.7 if wide else 6.2)
-    layout: dict[str, Any] = {"width_ratios": [1.65, 1]} if wide else {"height_ratios": [1.35, 1]}
-    left, right = figure.subplots(*((1, 2) if wide else (2, 1)), gridspec_kw=layout)
-    handles = draw_lines(left, lines, unit_for(_longest(lines)))
-    left.set_ylabel(metric)
-    for x, (final, style) in enumerate(zip(finals, line_styles([final.role for final in finals]), strict=True)):
-        colour = style["color"]
-        dots = final.runs[:: math.ceil(len(final.runs) / 200) or 1]
-        right.plot(np.full(len(dots), x - 0.2), dots, "o", color=colour, alpha=0.45, markersize=4, mew=0)
-        spread = [[final.mean - final.low], [final.high - final.mean]]
-        error = None if math.isnan(final.low) else spread
-        look: dict[str, Any] = {"capsize": 4, "elinewidth": 1.8, "markersize": 7, "zorder": 3}
-        right.errorbar([x], [final.mean], yerr=error, fmt="o", color=colour, **look)
-    names = [short(final.label, WIDE, 16).replace(" (", "\n(") for final in finals]
-    right.set_xticks(range(len(finals)), names, fontsize=9)
-    if sum(map(len, names)) > 34:
-        right.tick_params(axis="x", labelrotation=20)
-    right.set_xlim(-0.5, len(finals) - 0.5)
-    right.set_title(f"final {metric}", fontsize=10.5, loc="left")
-    right.grid(visible=False, axis="x")
-    add_legend(figure, *_entries(lines, handles), width)
-    return figure
+def _best(analysis: Analysis) -> list[Arm]:
+    """The arm that reaches the level soonest, and the one that ends highest."""
+    curved = [arm for arm in analysis.arms if arm.name in analysis.finals]
+    compared = [(s.speedup, arm) for arm in curved
+                if arm is not analysis.baseline and (s := analysis.speedup_of(arm.name))]  # fmt: skip
+    best = [max(compared, key=lambda pair: pair[0])[1]] if compared else []
+    return [*best, *([max(curved, key=lambda arm: analysis.finals[arm.name].final)] if curved else [])]
 
 
-def _longest(lines: Sequence[Line]) -> float:
-    return max((float(np.nanmax(line.seconds)) for line in _named(lines)), default=1.0)
+def lines_of(analysis: Analysis, metric: str) -> list[Line]:
+    """Return the arms that a figure of a metric over training time draws."""
+    lines = []
+    roles = roles_of(analysis)
+    for arm in analysis.arms:
+        curve, result = arm.curves(analysis.metric).get(metric), analysis.speedup_of(arm.name)
+        if curve:
+            crossing = result.arm_time if result and metric == analysis.metric else math.inf
+            lines.append(Line(arm.label, curve.seconds, curve.scores, roles[arm.name], crossing, curve.errors))
+    return lines
 
 
-def _named(lines: Sequence[Line]) -> Sequence[Line]:
-    """The arms that decide the axes: all but the grey ones, where there are such."""
-    return [line for line in lines if line.role != "other"] or lines
+def _bars_of(analysis: Analysis) -> tuple[list[Arm], str]:
+    """The arms that a figure of bars draws: all, or of very many the named ones, then others in their order; and a
+    note on how many these are."""
+    roles = roles_of(analysis)
+    chosen = sorted(analysis.arms, key=lambda arm: roles[arm.name] == "other")[:MOST_BARS]
+    every = len(analysis.arms)
+    note = f" {len(chosen)} of {every} arms are drawn." if len(chosen) < every else ""
+    return [arm for arm in analysis.arms if arm in chosen], note
 
 
-def _entries(lines: Sequence[Line], handles: Sequence[Any]) -> tuple[list[Any], list[str]]:
-    """The legend's: an entry for each arm, and one for all the others."""
-    shown = [(handle, line.label) for handle, line in zip(handles, lines, strict=True) if line.role != "other"]
-    others = [handle for handle, line in zip(handles, lines, strict=True) if line.role == "other"]
-    if others:
-        shown.append((others[0], f"{len(others)} other arm{'' if len(others) == 1 else 's'}"))
-    return [handle for handle, _ in shown], [label for _, label in shown]
+# ----------------------------------------------------------------------------------- over training time
 
 
-def draw_lines(axes: Axes, lines: Sequence[Line], unit: str) -> list[Any]:
-    """Draw arms over time, and the limits and name of both axes; the handles of their mean lines."""
-    crowded = sum(line.role != "other" for line in lines) > CROWD
-    points = sum(line.scores.size for line in lines if line.role != "other")
-    handles = []
-    for rank, (line, style) in enumerate(zip(lines, line_styles([line.role for line in lines]), strict=True)):
-        layer = 2.1 if line.role == "other" else 3.9 if line.role == "reference" else 3 + 0.1 * min(rank, 8)
-        look = {**style, "zorder": layer}
-        handles.append(_draw_line(axes, line, look, UNITS[unit], crowded=crowded, rasterized=points > _POINTS))
-    if crowded or len(_named(lines)) < len(lines):
-        axes.set_ylim(*limits(lines, means_only=crowded))
-    axes.set_xlim(0, _longest(lines) / UNITS[unit] * 1.02 or 1)
-    axes.set_xlabel(f"training time ({unit})")
-    return handles
+def sketch_curves(analysis: Analysis, metric: str) -> Sketch:
+    """A metric over training time; empty axes before the first evaluation."""
+    lines, base = lines_of(analysis, metric), analysis.baseline
+    result = analysis.speedup_of(base.name) if base and metric == analysis.metric else None
+
+    def draw(width: float) -> Figure:
+        if base is None or result is None:
+            return curves_figure(lines, metric=words(metric), width=width)
+        label = f"99 % of {f'{base.label}’s peak' if width == WIDE else 'peak'}: {number(result.threshold)}"
+        level = result.threshold
+        return curves_figure(lines, metric=words(metric), threshold=level, threshold_label=label, width=width)
+
+    named = [line for line in lines if line.role != "other"]
+    note = describe_lines(named) + _interpolated(analysis)
+    if result and any(math.isfinite(line.crossing) for line in named):
+        what = "a line" if all(len(line.scores) == 1 for line in named) else "a mean"
+        note += f" Dots: where {what} first reaches the dashed level."
+    return Sketch(draw, f"{words(metric)} against training time, for each arm", note + describe_others(lines))
 
 
-def _draw_line(axes: Axes, line: Line, style: dict[str, Any], unit: float, *, crowded: bool, rasterized: bool) -> Any:
-    time_C, mean_C = mean_curve(line.seconds) / unit, mean_curve(line.scores)
-    known = ~np.isnan(mean_C)
-    if line.role == "other":
-        (handle,) = axes.plot(time_C[known], mean_C[known], linewidth=1.2, **style)
-        return handle
-    for run in drawn_runs(line):
-        seconds_C, scores_C = line.seconds[run], line.scores[run]
-        there = np.flatnonzero(~np.isnan(scores_C))
-        there = there[:: math.ceil(len(there) / _POINTS_A_RUN)] if len(there) > _POINTS_A_RUN else there
-        look = {**style, "marker": "." if len(there) == 1 else None, "alpha": 0.1 if crowded else 0.28}
-        look |= {"linewidth": 0.8, "rasterized": rasterized, "zorder": 2.2}
-        axes.plot(seconds_C[there] / unit, scores_C[there], **look)
-    band = band_of(line)
-    if not crowded and band:
-        low_C, high_C = band
-        look = {"color": style["color"], "alpha": 0.15, "linewidth": 0}
-        axes.fill_between(time_C[known], low_C[known], high_C[known], zorder=2.4, **look)
-    marker = "." if known.sum() == 1 else None
-    (handle,) = axes.plot(time_C[known], mean_C[known], linewidth=2.3, marker=marker, **style)
-    return handle
+def _interpolated(analysis: Analysis) -> str:
+    mixed = [arm.label for arm in analysis.arms if arm.curve and arm.curve.interpolated]
+    return f" Interpolated to common times: {names(mixed)}." if mixed else ""
 
 
-def drawn_runs(line: Line) -> list[int]:
-    """The runs that a figure draws thin: none beside their own mean, at most ``MOST_RUNS``, evenly chosen."""
-    runs = len(line.scores)
-    if runs == 1:
-        return []
-    return list(range(runs)) if runs <= MOST_RUNS else np.linspace(0, runs - 1, MOST_RUNS).round().astype(int).tolist()
-
-
-def band_of(line: Line) -> tuple[Array, Array] | None:
-    """1.96 standard errors about the mean: over runs, or of the evaluation where there is one run; else None."""
-    if len(line.scores) > 1:
-        return normal_band(line.scores)
-    if line.errors is None or np.isnan(line.errors).all():
+def _sketch_ablation(analysis: Analysis, ablation: Ablation) -> Sketch | None:
+    lines, points = [], []
+    for arm, value in zip(ablation.arms, ablation.values, strict=True):
+        final = analysis.finals.get(arm.name)
+        if not arm.curve or not final:
+            continue
+        role: Role = "reference" if arm is ablation.reference else "baseline" if arm is analysis.baseline else "arm"
+        lines.append(Line(ablation.label(value), arm.curve.seconds, arm.curve.scores, role))
+        runs = arm.curve.scores[:, arm.curve.last(analysis.horizon)]
+        points.append(Point(value, final.final, final.low, final.high, runs[~np.isnan(runs)]))
+    if len(lines) < 2:
         return None
-    return line.scores[0] - Z_95 * line.errors[0], line.scores[0] + Z_95 * line.errors[0]
+    metric = words(analysis.metric)
+    spread = " with the same interval" if any(not math.isnan(point.low) for point in points) else ""
+    note = (
+        f"All with {ablation.held}. {describe_lines(lines)}{_interpolated(analysis)} In the second panel the score at "
+        f"{duration(analysis.horizon)} of training{spread}; faint dots are runs."
+    )
+    return Sketch(
+        lambda width: ablation_figure(lines, points, metric=metric, width=width),
+        f"{metric} against training time and at the end, by {ablation.title}",
+        note,
+    )
 
 
-def limits(lines: Sequence[Line], *, means_only: bool = False) -> tuple[float, float]:
-    """The range of scores that holds every run of the named arms, or their means, with a margin."""
-    shown = [mean_curve(line.scores) if means_only else line.scores.ravel() for line in _named(lines)]
-    values = np.concatenate(shown)
-    if np.isnan(values).all():
-        return 0.0, 1.0
-    low, high = float(np.nanmin(values)), float(np.nanmax(values))
-    margin = 0.08 * (high - low) or 0.05
-    return low - margin, high + margin
+# ------------------------------------------------------------------------------------------ bars, steps
 
 
-def _mark_threshold(axes: Axes, lines: Sequence[Line], threshold: float, unit: str) -> Any:
-    """The dashed line, and for each arm that crosses it a dot, a drop line and the time at its foot; its handle."""
-    level = axes.axhline(threshold, color=TEXT, linewidth=1, linestyle=(0, (4, 3)), zorder=2.5)
-    foot = axes.get_ylim()[0]
-    crossing = [
-        (line, style["color"])
-        for line, style in zip(lines, line_styles([line.role for line in lines]), strict=True)
-        if math.isfinite(line.crossing) and line.role != "other"
-    ]
-    for rank, (line, colour) in enumerate(crossing):
-        x = line.crossing / UNITS[unit]
-        axes.plot([x, x], [foot, threshold], ":", color=colour, linewidth=1.2, zorder=2.6)
-        axes.plot([x], [threshold], "o", color=colour, markeredgecolor="white", markersize=7, zorder=6)
-        if len(crossing) <= CROWD:  # the times of more arms would lie over each other
-            offset: dict[str, Any] = {"xytext": (-4, 5 + 13 * rank), "textcoords": "offset points", "ha": "right"}
-            axes.annotate(f"{x:.3g} {unit}", (x, foot), color=colour, fontsize=9.5, fontweight="bold", **offset)
-    axes.set_ylim(bottom=foot)
-    return level
-
-
-@styled
-def threshold_figure(bars: Sequence[Bar], *, horizon: float, title: str = "", width: float = WIDE) -> Figure:
-    """Time to the threshold for each arm; one that never gets there is hatched up to ``horizon`` (seconds)."""
-    figure = new_figure(width, 0.9 + (0.42 if len(bars) <= CROWD else 0.32) * len(bars))
-    axes = figure.add_subplot()
-    longest = max([horizon, *(bar.seconds for bar in bars if math.isfinite(bar.seconds))]) or 1.0
-    unit = unit_for(longest)
-    styles = line_styles([bar.role for bar in bars])
-    for y, (bar, style) in enumerate(zip(bars, styles, strict=True)):
-        never = not math.isfinite(bar.seconds)
-        length = (horizon if never else bar.seconds) / UNITS[unit]
-        look = {"facecolor": "none", "hatch": "///"} if never else {"facecolor": style["color"]}
-        axes.barh(y, length, height=0.62, edgecolor="#c8ccd0" if never else style["color"], **look)
-        offset: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points"}
-        axes.annotate(bar.text, (length, y), va="center", fontsize=9.5, **offset)
-    name_rows(axes, [bar.label for bar in bars], width)
-    axes.set_xlim(0, longest / UNITS[unit] * (1.35 if width == WIDE else 1.9))
-    axes.set_xlabel(f"{title} ({unit})" if title else unit)
-    return figure
-
-
-@styled
-def phases_figure(labels: Sequence[str], phases: Sequence[str], seconds: Array, *, width: float = WIDE) -> Figure:
-    """Seconds of a step by phase, a stacked bar for each arm.
-
-    Args:
-        labels: of the A arms.
-        phases: of the K phases.
-        seconds: ``[A, K]``; NaN (not logged) draws nothing.
-        width: inches.
-    """
-    figure = new_figure(width, 1.3 + (0.42 if len(labels) <= CROWD else 0.32) * len(labels))
-    axes = figure.add_subplot()
-    left = np.zeros(len(labels))
-    total = float(np.nansum(seconds, axis=1).max(initial=0.0))
+def sketch_threshold(analysis: Analysis) -> Sketch | None:
+    """Training time to the baseline's level."""
+    arms, drawn = _bars_of(analysis)
+    results = [(arm, result) for arm in arms if (result := analysis.speedup_of(arm.name))]
+    base, roles, unit = analysis.baseline, roles_of(analysis), unit_for(analysis.horizon)
+    if len(results) < 2 or base is None:
+        return None
     bars = []
-    for phase, values, colour in zip(phases, np.nan_to_num(seconds).T, PHASE_COLOURS, strict=False):
-        bars.append(axes.barh(range(len(labels)), values, left=left, height=0.62, color=colour))
-        texts = [f"{value:.2g}" if value > (0.06 if width == WIDE else 0.12) * total else "" for value in values]
-        ink = "#202124" if phase == "other" else "white"
-        axes.bar_label(bars[-1], texts, label_type="center", fontsize=9, color=ink)
-        left += values
-    name_rows(axes, labels, width)
-    axes.set_xlabel("seconds a step")
-    add_legend(figure, bars, phases, width)
-    return figure
+    for arm, result in results:
+        text = duration(result.arm_time, unit) if math.isfinite(result.arm_time) else "never reached"
+        if arm is not base and result.speedup > 0:
+            spread = f" {interval(result.ci_low, result.ci_high)}" if result.has_interval else ""
+            text += f"  {number(result.speedup, 2)}x{spread}{'' if result.settled else ', not settled'}"
+        bars.append(Bar(arm.label, result.arm_time, text, roles[arm.name]))
+
+    def draw(width: float) -> Figure:
+        title = f"training time to 99 % of {base.label}’s peak" if width == WIDE else "to 99 % of peak"
+        return threshold_figure(bars, horizon=analysis.horizon, title=title, width=width)
+
+    single = all(not arm.curve or arm.is_single for arm in analysis.arms)
+    note = f"The first checkpoint at which {'an arm' if single else 'an arm’s mean'} reaches the level, and the speedup"
+    note += " with its 95 % interval." if any(result.has_interval for _, result in results) else "."
+    if any(result.never_reached > 0 for _, result in results):
+        note += " In an interval, a resample that never reaches the level counts as 0."
+    if any(math.isinf(result.arm_time) for _, result in results):
+        note += " Hatched: never reached."
+    return Sketch(draw, "training time to the baseline’s level, for each arm", note + drawn)
+
+
+def _sketch_phases(analysis: Analysis) -> Sketch | None:
+    arms, drawn = _bars_of(analysis)
+    costs = [(arm.label, analysis.costs[arm.name]) for arm in arms if arm.name in analysis.costs]
+    shown = [(label, cost) for label, cost in costs if not math.isnan(cost.seconds_per_step)]
+    if not shown:
+        return None
+    labels, parts = [label for label, _ in shown], [*PHASES, "other"]
+    seconds_AK = np.array([[*cost.phases.values(), cost.other] for _, cost in shown])
+    runs = ", then over runs" if any(arm.run_count > 1 for arm in analysis.arms) else ""
+    return Sketch(
+        lambda width: phases_figure(labels, parts, seconds_AK, width=width),
+        "seconds of a step by phase, for each arm",
+        f"The mean over the steps of a run{runs}. Evaluation is not in the training clock.{drawn}",
+    )
+
+
+def _sketch_steps(analysis: Analysis) -> Sketch | None:
+    roles = roles_of(analysis)
+    shown = [arm for arm in analysis.arms if roles[arm.name] != "other"]
+    series = [Series(arm.label, _step_values(arm), roles[arm.name]) for arm in shown]
+    logged = [metric for metric in STEP_METRICS if any(metric in arm.values for arm in series)]
+    if not logged:
+        return None
+    several = any(arm.run_count > 1 for arm in analysis.arms)
+    note = "Means over the runs of an arm" if several else "Means"
+    note += f" within equal intervals of steps{', as far as most of its runs got' if several else ''}."
+    if "reward" in logged:
+        note += " Reward is over all n rollouts of a prompt."
+    if any(name.startswith("pods/selected/") for name in logged):
+        note += " Kept rollouts are the m that were trained on."
+    undrawn = [arm.label for arm in analysis.arms if arm not in shown and arm.runs]
+    note += f" Not drawn: {names(undrawn)}." if undrawn else ""
+    alt = ", ".join(STEP_METRICS[name] for name in logged) + ", over the steps"
+    return Sketch(lambda width: steps_figure(series, STEP_METRICS, width=width), alt, note)
+
+
+def _step_values(arm: Arm) -> dict[str, list[tuple[Array, Array]]]:
+    found: dict[str, list[tuple[Array, Array]]] = {}
+    for metric in STEP_METRICS:
+        for run in arm.runs:
+            points = [(finite(row.get("step")), finite(row.get(metric))) for row in run.metrics]
+            known = np.array([point for point in points if None not in point], dtype=np.float64)
+            if len(known):
+                found.setdefault(metric, []).append((known[:, 0], known[:, 1]))
+    return found

@@ -7,14 +7,13 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from ..runs import Run
 from .ablations import in_order
 from .analysis import PHASES, Analysis
-from .arms import OWN_TO_A_RUN
+from .arms import OWN_TO_A_RUN, Missing
 from .curves import finite
-from .missing_runs import Missing
-from .tables import Column, Row, Table, name_of, text_of
-from .text import duration, plain
-from .wording import words
+from .tables import ARM, Column, Row, Table
+from .text import duration, plain, plural, words
 
 
 def phases_table(analysis: Analysis) -> Table:
@@ -26,75 +25,68 @@ def phases_table(analysis: Analysis) -> Table:
         if cost and not math.isnan(cost.seconds_per_step):
             row: Row = {"arm": arm.name, "label": arm.label, "steps": cost.steps, **cost.phases}
             rows.append(row | {"other": cost.other, "seconds_per_step": cost.seconds_per_step})
-    columns = (
-        Column("arm", name_of, is_text=True),
-        *(Column(part, text_of(part, 4)) for part in parts),
-        Column("seconds a step", text_of("seconds_per_step", 4)),
-    )
+    columns = (ARM, *(Column(part, part, 4) for part in parts), Column("seconds a step", "seconds_per_step", 4))
     note = (
-        "The mean over the steps of a run, then over the runs of an arm. Evaluation is not in the training clock. "
-        "“other” is what no phase accounts for."
+        "Means over the steps of a run, then over the runs of an arm. Evaluation is not in the training clock. “other” "
+        "is the time outside these phases."
     )
     keys = ("arm", "steps", "seconds_per_step", *parts)
     return Table("phases", "Seconds of a step, by phase", keys, columns, tuple(rows), note)
 
 
 def runs_table(analysis: Analysis) -> Table:
-    """Every run, with its state: none is left out."""
-    rows: list[Row] = []
-    for arm in analysis.arms:
-        own: Row = {"arm": arm.name, "label": arm.label}
-        rows += [own | _missing_row(missing) for missing in arm.missing]
-        for run in arm.runs:
-            scores = [score for row in run.evals if (score := finite(row.get(analysis.metric))) is not None]
-            status, about = run.status, run.environment
-            rows.append(
-                own
-                | {
-                    "run": plain(run.path.name),
-                    "seed": run.seed,
-                    "state": plain(run.state),
-                    "reason": plain(status.get("reason") or "", limit=200),
-                    "steps": finite(status.get("step")),
-                    "seconds": finite(status.get("seconds")) or math.nan,
-                    "evaluations": len(scores),
-                    "last_score": scores[-1] if scores else math.nan,
-                    "device": plain(about.get("device") or ""),
-                    "dtype": plain(about.get("dtype") or ""),
-                }
-            )
+    """Every run with its state, also those that failed or are missing."""
+    rows = tuple(
+        {"arm": arm.name, "label": arm.label} | row
+        for arm in analysis.arms
+        for row in [*map(_missing_row, arm.missing), *(_run_row(run, analysis.metric) for run in arm.runs)]
+    )
     columns = (
-        Column("arm", name_of, is_text=True),
-        Column("run", lambda row: row["run"], is_text=True),
-        Column("state", lambda row: row["state"], is_text=True),
+        ARM,
+        Column("run", "run", is_text=True),
+        Column("state", "state", is_text=True),
         Column("reason", lambda row: row["reason"], is_text=True),
-        Column("steps", text_of("steps", 0)),
+        Column("steps", "steps", 0),
         Column("trained for", lambda row: duration(row["seconds"])),
-        Column("evaluations", text_of("evaluations")),
-        Column(f"last {words(analysis.metric)}", text_of("last_score")),
+        Column("evaluations", "evaluations"),
+        Column(f"last {words(analysis.metric)}", "last_score"),
     )
     keys = "arm run seed state reason steps seconds evaluations last_score device dtype"
     ended_well_last = tuple(sorted(rows, key=lambda row: row["state"] == "finished"))
     note = (
-        f"{states_of(analysis)}. “trained for” is the training clock, without evaluation; the state is what the run "
-        "said of itself last, so that one killed without warning may say running."
+        f"{_states(analysis)}. “trained for” is the training clock, without evaluation. The state is the last that a "
+        "run wrote: one that was killed without warning may say running."
     )
-    return Table("runs", "Runs", tuple(keys.split()), columns, tuple(rows), note, shown=ended_well_last)
+    return Table("runs", "Runs", tuple(keys.split()), columns, rows, note, shown=ended_well_last)
+
+
+def _run_row(run: Run, metric: str) -> Row:
+    scores = [score for row in run.evals if (score := finite(row.get(metric))) is not None]
+    return {
+        "run": plain(run.path.name),
+        "seed": run.seed,
+        "state": plain(run.state),
+        "reason": plain(run.status.get("reason") or "", limit=200),
+        "steps": finite(run.status.get("step")),
+        "seconds": finite(run.status.get("seconds")) or math.nan,
+        "evaluations": len(scores),
+        "last_score": scores[-1] if scores else math.nan,
+        "device": plain(run.environment.get("device") or ""),
+        "dtype": plain(run.environment.get("dtype") or ""),
+    }
 
 
 def _missing_row(missing: Missing) -> Row:
-    blank = {"steps": None, "seconds": math.nan, "evaluations": 0, "last_score": math.nan, "device": "", "dtype": ""}
     row: Row = {"run": f"seed-{missing.seed}", "seed": missing.seed, "state": "missing", "reason": missing.reason}
-    return row | blank
+    return row | {"seconds": math.nan, "evaluations": 0}
 
 
-def states_of(analysis: Analysis) -> str:
+def _states(analysis: Analysis) -> str:
     """``6 runs: 4 finished, 1 failed, 1 missing``."""
-    states = Counter(plain(run.state) for arm in analysis.arms for run in arm.runs)
+    states = Counter(plain(run.state) for run in analysis.runs)
     states += Counter({"missing": sum(len(arm.missing) for arm in analysis.arms)})
-    total = sum(states.values())
     parts = ", ".join(f"{count} {state}" for state, count in states.most_common())
-    return f"{total} run{'' if total == 1 else 's'}: {parts}" if total else "No runs"
+    return f"{plural(states.total(), 'run')}: {parts}" if parts else "No runs"
 
 
 def config_table(analysis: Analysis) -> Table:
@@ -102,23 +94,22 @@ def config_table(analysis: Analysis) -> Table:
     arms = [arm for arm in analysis.arms if arm.config]
     settings = sorted({key for arm in arms for key in arm.config} - OWN_TO_A_RUN, key=str)
     values = {key: [_setting(arm.config, key) for arm in arms] for key in settings}
-    differing = {key: row for key, row in values.items() if len(set(row)) > 1}
+    differing = [(plain(key), row) for key, row in values.items() if len(set(row)) > 1]
+    # column names of our own: an arm may have any name, such as "setting"
     places = [f"arm_{index}" for index in range(len(arms))]
-    rows = tuple({"setting": plain(key), **dict(zip(places, row, strict=True))} for key, row in differing.items())
-    note = "From the recipe of each arm’s first run; what all arms share is in the config.yaml of any run."
-    title, header = "What differs between the arms", ("setting", *(arm.name for arm in arms))
-    keys = ("setting", *places)
-    if len(arms) <= max(len(rows), 4):
-        columns = [Column("setting", text_of("setting"), is_text=True)]
-        columns += [Column(arm.label, text_of(place), is_text=True) for arm, place in zip(arms, places, strict=True)]
-        return Table("config", title, keys, tuple(columns), rows, note, header)
-    columns = [Column("arm", name_of, is_text=True)]
-    columns += [Column(row["setting"], text_of(f"setting_{index}"), is_text=True) for index, row in enumerate(rows)]
-    shown = tuple(
-        {"label": arm.label, **{f"setting_{index}": row[place] for index, row in enumerate(rows)}}
-        for arm, place in zip(arms, places, strict=True)
-    )
-    return Table("config", title, keys, tuple(columns), rows, note, header, shown if rows else ())
+    rows = tuple({"setting": key, **dict(zip(places, row, strict=True))} for key, row in differing)
+    shown, keys, header = rows, ("setting", *places), ("setting", *(arm.name for arm in arms))
+    columns = [Column("setting", "setting", is_text=True)]
+    columns += [Column(arm.label, place, is_text=True) for arm, place in zip(arms, places, strict=True)]
+    if len(arms) > max(len(rows), 4):
+        columns = [ARM, *(Column(row["setting"], f"{index}", is_text=True) for index, row in enumerate(rows))]
+        shown = tuple(
+            {"label": arm.label, **{f"{index}": row[place] for index, row in enumerate(rows)}}
+            for arm, place in zip(arms, places, strict=True)
+            if rows
+        )
+    note = "From the recipe of each arm’s first run. The config.yaml of any run has what all arms share."
+    return Table("config", "What differs between the arms", keys, tuple(columns), rows, note, header, shown)
 
 
 def _setting(config: Mapping[str, Any], key: str) -> str:

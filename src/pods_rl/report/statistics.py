@@ -1,7 +1,7 @@
-"""Curves, bands and the time to a threshold: pure numpy on arrays.
+"""Mean curves, bands and the time to a score: numpy alone.
 
 Axes: R runs (seeds) of one arm, C checkpoints, B bootstrap resamples. Scores and seconds are ``[R, C]``, NaN
-where a run has no evaluation at that checkpoint (it was killed, or failed, earlier).
+where a run has no evaluation at that checkpoint (it failed or was killed earlier).
 """
 
 from __future__ import annotations
@@ -14,26 +14,23 @@ from numpy.typing import ArrayLike, NDArray
 Array = NDArray[np.float64]
 Criterion = Literal["p99", "peak"]
 
-CRITERIA: dict[str, float] = {"p99": 0.99, "peak": 1.0}
-"""Share of the baseline's peak that a criterion asks for; 0.99 is the authors' rule."""
-
-_CHUNK = 2_000_000  # numbers resampled at once
-_ROUNDING = 1e-12  # the means of two and of three runs at 0.8 differ in the last digit
+CRITERIA: dict[Criterion, float] = {"p99": 0.99, "peak": 1.0}
+"""Share of the baseline's peak to reach; 0.99 is the authors' rule."""
 
 Z_95 = 1.96
 """Half width of the paper's band in standard errors."""
 
+AT_ONCE = 2_000_000  # numbers drawn at once
+_ROUNDING = 1e-12  # the means of two and of three runs at 0.8 differ in the last digit
+
 
 def mean_curve(scores_RC: ArrayLike, min_share: float = 0.5) -> Array:
-    """Mean over the runs that have each checkpoint.
+    """Return the mean over the runs that have each checkpoint, ``[..., C]``.
 
     Args:
-        scores_RC: ``[..., R, C]``, NaN where a run has no evaluation.
-        min_share: a checkpoint that no more than this share of the runs have gets NaN: a mean over the one run
-            that happened to live longest says nothing about the arm.
-
-    Returns:
-        ``[..., C]``, NaN where too few runs have the checkpoint.
+        scores_RC: ``[..., R, C]``.
+        min_share: a checkpoint that this share of the runs or fewer have is NaN: a mean over the one run that
+            lived longest says nothing about the arm.
 
     >>> mean_curve([[0.2, 0.4, 0.9], [0.4, 0.6, np.nan], [0.3, np.nan, np.nan]]).round(3)
     array([0.3, 0.5, nan])
@@ -44,15 +41,13 @@ def mean_curve(scores_RC: ArrayLike, min_share: float = 0.5) -> Array:
     present = ~np.isnan(scores)
     count = present.sum(axis=-2)
     total = np.where(present, scores, 0.0).sum(axis=-2)
-    enough = count > min_share * scores.shape[-2]
-    return np.where(enough, total / np.maximum(count, 1), np.nan)
+    return np.where(count > min_share * scores.shape[-2], total / np.maximum(count, 1), np.nan)
 
 
 def normal_band(scores_RC: ArrayLike) -> tuple[Array, Array]:
-    """The paper's 95 % band: mean plus or minus 1.96 standard errors over runs (ddof = 1).
+    """Return the paper's 95 % band, low and high: the mean plus or minus 1.96 standard errors over runs (ddof = 1).
 
-    Returns:
-        low and high, each ``[C]``; NaN at a checkpoint that fewer than two runs have: one run has no spread.
+    NaN at a checkpoint that fewer than two runs have.
 
     >>> low, high = normal_band([[0.2, 0.5], [0.4, np.nan]])
     >>> low.round(3), high.round(3)
@@ -61,17 +56,13 @@ def normal_band(scores_RC: ArrayLike) -> tuple[Array, Array]:
     scores = np.asarray(scores_RC, dtype=np.float64)
     mean = mean_curve(scores)
     count = (~np.isnan(scores)).sum(axis=0)
-    squares = np.nansum((scores - mean) ** 2, axis=0)
-    spread = np.sqrt(squares / np.maximum(count - 1, 1))
+    spread = np.sqrt(np.nansum((scores - mean) ** 2, axis=0) / np.maximum(count - 1, 1))
     half = np.where(count > 1, Z_95 * spread / np.sqrt(np.maximum(count, 1)), np.nan)
     return mean - half, mean + half
 
 
 def bootstrap_band(scores_RC: ArrayLike, resamples: int = 2000, seed: int = 0) -> tuple[Array, Array]:
-    """95 % percentile interval of the mean curve when whole runs are resampled.
-
-    Returns:
-        low and high, each ``[C]``; NaN everywhere with fewer than two runs.
+    """Return the 95 % percentile interval of the mean curve over resampled runs, low and high; NaN with one run.
 
     >>> low, high = bootstrap_band([[0.2], [0.4], [0.6]], seed=1)
     >>> bool(0.2 <= low[0] < 0.4 < high[0] <= 0.6)
@@ -79,22 +70,32 @@ def bootstrap_band(scores_RC: ArrayLike, resamples: int = 2000, seed: int = 0) -
     """
     scores = np.asarray(scores_RC, dtype=np.float64)
     R, C = scores.shape
-    if R < 2:
-        return np.full(C, np.nan), np.full(C, np.nan)
-    random, at_once = np.random.default_rng(seed), max(1, _CHUNK // (R * C))
-    parts = [min(at_once, resamples - start) for start in range(0, resamples, at_once)]
-    means_BC = np.concatenate([mean_curve(scores[random.integers(R, size=(part, R))]) for part in parts])
-    known = ~np.isnan(means_BC).all(axis=0)
-    low, high = np.full(C, np.nan), np.full(C, np.nan)
-    low[known], high[known] = np.nanquantile(means_BC[:, known], [0.025, 0.975], axis=0)
+    low, high = np.full((2, C), np.nan)
+    if R > 1:
+        random, at_once = np.random.default_rng(seed), max(1, AT_ONCE // (R * C))
+        parts = [min(at_once, resamples - start) for start in range(0, resamples, at_once)]
+        means_BC = np.concatenate([mean_curve(scores[random.integers(R, size=(part, R))]) for part in parts])
+        known = ~np.isnan(means_BC).all(axis=0)
+        low[known], high[known] = np.nanquantile(means_BC[:, known], [0.025, 0.975], axis=0)
     return low, high
 
 
-def threshold(mean_C: ArrayLike, criterion: str = "p99") -> Array:
-    """The score to reach: 0.99 (``p99``, the authors' rule) or 1.0 (``peak``) times a mean curve's maximum.
+def evaluation_error(scores_RC: Array, errors_RC: Array) -> Array:
+    """Return the standard error that the evaluations' own noise gives the mean over runs, ``[C]``; NaN if unknown.
+
+    >>> evaluation_error(np.array([[0.5], [0.5]]), np.array([[0.04], [0.04]])).round(4)
+    array([0.0283])
+    """
+    there = ~np.isnan(scores_RC)
+    total = np.where(there, errors_RC**2, 0.0).sum(axis=0)
+    return np.asarray(np.sqrt(total) / np.maximum(there.sum(axis=0), 1), dtype=np.float64)
+
+
+def threshold(mean_C: ArrayLike, criterion: Criterion = "p99") -> Array:
+    """Return the score to reach: 0.99 (``p99``, the authors' rule) or 1.0 (``peak``) times a mean curve's maximum.
 
     Args:
-        mean_C: ``[..., C]``; NaN checkpoints are passed over, and an all-NaN curve has a NaN threshold.
+        mean_C: ``[..., C]``; NaN checkpoints are skipped, and an all-NaN curve has a NaN threshold.
 
     >>> float(threshold([0.5, 0.8, 0.7]))
     0.792
@@ -107,17 +108,14 @@ def threshold(mean_C: ArrayLike, criterion: str = "p99") -> Array:
 
 
 def time_to(mean_C: ArrayLike, time_C: ArrayLike, target: ArrayLike, *, interpolated: bool = False) -> Array:
-    """Time at which a mean curve first reaches a score.
+    """Return the time at which a mean curve first reaches a score, ``[...]``; inf where it never does.
 
     Args:
-        mean_C: ``[..., C]`` scores; NaN checkpoints are passed over.
+        mean_C: ``[..., C]`` scores; NaN checkpoints are skipped.
         time_C: ``[..., C]`` times of the checkpoints, any unit.
         target: ``[...]`` the score to reach; equal counts as reached, however a mean was rounded.
-        interpolated: take the straight line between that checkpoint and the one before. A curve
-            that starts at or above the target has none before: its first checkpoint's time is the answer.
-
-    Returns:
-        ``[...]`` in the unit of ``time_C``; inf where the target is never reached.
+        interpolated: take the crossing of the straight line from the checkpoint before. A curve that starts at or
+            above the target has none before: its first checkpoint's time is the answer.
 
     >>> float(time_to([0.2, 0.6, 0.8], [0, 10, 20], 0.7)), float(time_to([0.2, 0.6], [0, 10], 0.7))
     (20.0, inf)
@@ -131,8 +129,7 @@ def time_to(mean_C: ArrayLike, time_C: ArrayLike, target: ArrayLike, *, interpol
     first = reached.argmax(axis=-1)[..., None]
     found = np.take_along_axis(time, first, axis=-1)
     if interpolated:
-        position = np.where(known, np.arange(mean.shape[-1]), -1)
-        latest = np.maximum.accumulate(position, axis=-1)
+        latest = np.maximum.accumulate(np.where(known, np.arange(mean.shape[-1]), -1), axis=-1)
         before = np.where(first > 0, np.take_along_axis(latest, np.maximum(first - 1, 0), axis=-1), -1)
         at = np.maximum(before, 0)
         low, high = np.take_along_axis(mean, at, axis=-1), np.take_along_axis(mean, first, axis=-1)
@@ -144,16 +141,15 @@ def time_to(mean_C: ArrayLike, time_C: ArrayLike, target: ArrayLike, *, interpol
 
 
 def time_ratio(baseline_time: ArrayLike, arm_time: ArrayLike) -> Array:
-    """Baseline time over arm time, with a value for every pair of times.
+    """Return baseline time over arm time, defined for every pair of times.
 
-    An arm that never arrives (inf) has speedup 0. One that is there at time 0 has speedup inf, unless the
-    baseline is there at time 0 too: equal times are speedup 1. A baseline without a time gives NaN.
+    An arm that never arrives (inf) has speedup 0. One that is there at time 0 has speedup inf, or 1 if the baseline
+    is there at time 0 too. A baseline without a time gives NaN.
 
     >>> time_ratio([60, 60, 60, 0], [30, np.inf, 0, 0])
     array([ 2.,  0., inf,  1.])
     """
     baseline, arm = np.asarray(baseline_time, float), np.asarray(arm_time, float)
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = baseline / arm
-    ratio = np.where(baseline == arm, 1.0, ratio)
+        ratio = np.where(baseline == arm, 1.0, baseline / arm)
     return np.where(np.isfinite(baseline), ratio, np.nan)

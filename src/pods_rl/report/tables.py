@@ -1,31 +1,35 @@
-"""Tables of arms and speedups: each once, as CSV (raw values), Markdown and cells for HTML and the terminal."""
+"""The tables of a report: each once, as CSV (raw values), Markdown, and cells for HTML and the terminal."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .analysis import Analysis, Final
+from .analysis import Analysis
 from .arms import Arm, rollouts_of
-from .curves import HOUR
-from .statistics import Z_95
-from .text import duration, encodable, interval, markdown, number, unit_for
-from .wording import words
+from .curves import HOUR, LENGTH
+from .speedups import Speedup
+from .statistics import Z_95, normal_band
+from .text import duration, encodable, interval, markdown, number, unit_for, words
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Column:
-    """How a reader sees one column; ``show`` makes a cell of a raw row."""
+    """How a reader sees one column: a key of the row, or a function that makes a cell of a row."""
 
     title: str
-    show: Callable[[Row], str]
+    show: str | Callable[[Row], str]
+    digits: int = 3
     is_text: bool = False
+
+    def cell(self, row: Row) -> str:
+        return encodable(number(row.get(self.show), self.digits) if isinstance(self.show, str) else self.show(row))
 
 
 @dataclass(frozen=True)
@@ -33,19 +37,19 @@ class Table:
     name: str
     title: str
     keys: tuple[str, ...]  # of a row, in the order of the CSV
-    columns: tuple[Column, ...]
+    columns: tuple[Column, ...]  # none in a table that is a CSV only
     rows: tuple[Row, ...]
     note: str = ""
     header: tuple[str, ...] = ()  # of the CSV, where it is not the keys
     shown: tuple[Row, ...] | None = None  # for a reader, where it is not the rows
 
     def cells(self) -> list[list[str]]:
-        """What a reader sees; none for a table that is a CSV only and has no columns."""
+        """What a reader sees."""
         rows = self.rows if self.shown is None else self.shown
-        return [[encodable(column.show(row)) for column in self.columns] for row in rows if self.columns]
+        return [[column.cell(row) for column in self.columns] for row in rows if self.columns]
 
     def to_csv(self) -> str:
-        """Raw values; a value there is none of is an empty field, a bool is true or false."""
+        """Raw values; a missing value is an empty field, a bool is true or false."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(self.header or self.keys)
@@ -67,37 +71,28 @@ def _raw(value: Any) -> Any:
     return f"{value:.10g}" if isinstance(value, float) else value
 
 
-def text_of(key: str, digits: int = 3) -> Callable[[Row], str]:
-    return lambda row: number(row.get(key), digits)
-
-
-def name_of(row: Row) -> str:
-    return str(row["label"])
+ARM = Column("arm", "label", is_text=True)
 
 
 def arms_table(analysis: Analysis) -> Table:
-    """One row an arm: what it was, where it started and ended, how soon it got there and what a step cost."""
+    """A row for each arm: what it is, where it started and ended, how soon it got there and what a step cost."""
     rows = tuple(_arm_row(analysis, arm) for arm in analysis.arms)
     unit = unit_for(analysis.horizon)
+    has_bands = any(not math.isnan(final.low) for final in analysis.finals.values())
     columns = [
-        Column("arm", name_of, is_text=True),
-        Column("start", text_of("start")),
-        Column(
-            "final, 95 % interval" if any(not math.isnan(row.get("final_low", math.nan)) for row in rows) else "final",
-            _final_cell,
-        ),
-        Column("peak", text_of("peak")),
+        ARM,
+        Column("start", "start"),
+        Column("final, 95 % interval" if has_bands else "final", _final_cell),
+        Column("peak", "peak"),
     ]
     if any(not math.isnan(row["format_accuracy"]) for row in rows):
-        columns.append(Column("final format", text_of("format_accuracy")))
+        columns.append(Column("final format", "format_accuracy"))
     if analysis.speedups:
-        columns += [
-            Column("to\u00a099\u00a0%", lambda row: duration(row["arm_time"], unit)),
-            Column(speedup_title(analysis), with_interval("speedup", "ci_low", "ci_high", 2)),
-        ]
-    columns.append(Column("runs", text_of("runs")))
+        columns.append(Column("to\u00a099\u00a0%", lambda row: duration(row["arm_time"], unit)))
+        columns.append(_speedup_column(analysis))
+    columns.append(Column("runs", "runs"))
     if analysis.costs:
-        columns += [Column("steps", text_of("steps", 0)), Column("s/step", text_of("seconds_per_step", 3))]
+        columns += [Column("steps", "steps", 0), Column("s/step", "seconds_per_step")]
     keys = (
         "arm rule n m runs start final final_hours final_runs final_low final_high bootstrap_low bootstrap_high peak "
         "peak_hours format_accuracy hours_to_p99 speedup ci_low ci_high never_reached steps seconds_per_step "
@@ -109,15 +104,14 @@ def arms_table(analysis: Analysis) -> Table:
 
 def _arms_note(analysis: Analysis) -> str:
     """What the columns of the table of arms are, for those that it has."""
-    several = any(arm.curve and len(arm.curve.runs) > 1 for arm in analysis.arms)
-    note = (
-        f"{'Means over runs. ' if several else ''}Final scores are those at {duration(analysis.horizon)} of training, "
-    )
+    several = any(arm.curve and not arm.is_single for arm in analysis.arms)
+    note = "Means over runs. " if several else ""
+    note += f"Final scores are those at {duration(analysis.horizon)} of training, "
     note += f"peaks the highest {'mean' if several else 'score'} until then."
     if several:
         note += " Intervals of scores are 1.96 standard errors over runs"
-        note += ", those of speedups a bootstrap." if has_intervals(analysis) else "."
-    if any(arm.run_count == 1 and not math.isnan(final.error) for arm, final in _ends(analysis)):
+        note += ", those of speedups a bootstrap." if analysis.has_intervals else "."
+    if any(arm.is_single and not math.isnan(analysis.finals[arm.name].error) for arm in analysis.arms):
         note += " ± is 1.96 standard errors of the evaluation of a single run."
     if not analysis.speedups or analysis.baseline is None:
         return note
@@ -127,22 +121,14 @@ def _arms_note(analysis: Analysis) -> str:
     return note + (f" Speedups not settled: {', '.join(unsettled)}." if unsettled else "")
 
 
-def _ends(analysis: Analysis) -> list[tuple[Arm, Final]]:
-    return [(arm, analysis.finals[arm.name]) for arm in analysis.arms if arm.name in analysis.finals]
-
-
-def has_intervals(analysis: Analysis) -> bool:
-    """Whether any speedup has an interval: both arms have several runs."""
-    return any(not math.isnan(result.ci_low) for result in analysis.speedups.values())
-
-
-def speedup_title(analysis: Analysis) -> str:
-    return "speedup, 95 % interval" if has_intervals(analysis) else "speedup"
+def _speedup_column(analysis: Analysis) -> Column:
+    title = "speedup, 95 % interval" if analysis.has_intervals else "speedup"
+    return Column(title, _with_interval("speedup", "ci_low", "ci_high", 2))
 
 
 def _final_cell(row: Row) -> str:
-    """The final score with its interval over runs, else with what the evaluation alone leaves open."""
-    shown = with_interval("final", "final_low", "final_high", 3)(row)
+    """The final score with its interval over runs, or for a single run with the error of its evaluation."""
+    shown = _with_interval("final", "low", "high", 3)(row)
     error = row.get("error", math.nan)
     return shown if row["runs"] != 1 or math.isnan(error) else f"{shown} ±{number(Z_95 * error)}"
 
@@ -152,7 +138,6 @@ def _arm_row(analysis: Analysis, arm: Arm) -> Row:
     result = analysis.speedup_of(arm.name)
     n, m = rollouts_of(arm.config)
     shown = arm.other_curves.get("format_accuracy")
-    formats = math.nan if shown is None else float(shown.mean[shown.last(analysis.horizon)])
     row: Row = {
         "arm": arm.name,
         "label": arm.label,
@@ -160,7 +145,7 @@ def _arm_row(analysis: Analysis, arm: Arm) -> Row:
         "n": n,
         "m": m,
         "runs": arm.run_count,
-        "format_accuracy": formats,
+        "format_accuracy": float(shown.mean[shown.last(analysis.horizon)]) if shown else math.nan,
         "steps": cost.steps if cost else math.nan,
         "seconds_per_step": cost.seconds_per_step if cost else math.nan,
         "arm_time": math.nan,
@@ -169,71 +154,60 @@ def _arm_row(analysis: Analysis, arm: Arm) -> Row:
         row |= vars(final) | {"evaluation_se": final.error, "final_low": final.low, "final_high": final.high}
         row |= {"final_hours": final.final_seconds / HOUR, "peak_hours": final.peak_seconds / HOUR}
     if result:
-        row |= vars(result) | {"hours_to_p99": hours_of(result.arm_time)}
+        row |= vars(result) | {"hours_to_p99": _hours(result.arm_time)}
         row["settled"] = None if arm is analysis.baseline else result.settled
     return row
 
 
-def with_interval(value: str, low: str, high: str, digits: int) -> Callable[[Row], str]:
+def _with_interval(value: str, low: str, high: str, digits: int) -> Callable[[Row], str]:
     def show(row: Row) -> str:
         spread = interval(row.get(low, math.nan), row.get(high, math.nan), digits)
         never = value == "speedup" and row.get("arm_time") == math.inf
         score = "never" if never else number(row.get(value), digits)
-        return score if spread == "–" or spread == "[0.00, 0.00]" else f"{score} {spread}"
+        return score if spread in ("–", "[0.00, 0.00]") else f"{score} {spread}"
 
     return show
 
 
-def hours_of(seconds: float) -> float | None:
+def _hours(seconds: float) -> float | None:
     return seconds / HOUR if math.isfinite(seconds) else None
 
 
 def speedup_table(analysis: Analysis) -> Table:
-    """Both criteria, with and without interpolation: a row of the CSV for each, a line for a reader of all."""
-    labels = {arm.name: arm.label for arm in analysis.arms}
+    """Both criteria, with and without interpolation: a row of the CSV for each, one line of all for a reader."""
     rows = tuple(
         vars(result)
-        | {"arm": arm, "baseline_hours": hours_of(result.baseline_time), "arm_hours": hours_of(result.arm_time)}
+        | {"arm": arm, "baseline_hours": _hours(result.baseline_time), "arm_hours": _hours(result.arm_time)}
         for (arm, _, _), result in analysis.speedups.items()
     )
-    base = analysis.baseline
     shown = tuple(
-        {"label": labels[arm.name], "result": {key: analysis.speedup_of(arm.name, *key) for key in _RULES}}
+        {"label": arm.label, "results": {key[1:]: s for key, s in analysis.speedups.items() if key[0] == arm.name}}
         for arm in analysis.arms
-        if arm is not base and analysis.speedup_of(arm.name)
+        if arm is not analysis.baseline and analysis.speedup_of(arm.name)
     )
     unit = unit_for(analysis.horizon)
-    columns = [
-        Column("arm", name_of, is_text=True),
-        Column("to\u00a099\u00a0%", lambda row: duration(row["result"]["p99", False].arm_time, unit)),
-    ]
+    columns = [ARM, _result_column("to\u00a099\u00a0%", "p99", False, lambda s: duration(s.arm_time, unit))]
+    show = _with_interval("speedup", "ci_low", "ci_high", 2)
     for criterion, goal in (("p99", "99\u00a0%"), ("peak", "the\u00a0peak")):
         columns += [
-            Column(f"speedup to {goal}", _speedup_cell(criterion, False)),
-            Column(f"to {goal}, at the crossing", _speedup_cell(criterion, True)),
+            _result_column(f"speedup to {goal}", criterion, False, lambda s: show(vars(s))),
+            _result_column(f"to {goal}, at the crossing", criterion, True, lambda s: show(vars(s))),
         ]
-        if has_intervals(analysis):
-            columns.append(Column(f"never reach {goal}", _never_cell(criterion)))
+        if analysis.has_intervals:
+            columns.append(_result_column(f"never reach {goal}", criterion, False, _never_cell))
     keys = "arm criterion interpolated threshold baseline_hours arm_hours speedup ci_low ci_high never_reached"
     note = _speedup_note(analysis, unit)
     return Table("speedup", "Time to the baseline’s level", tuple(keys.split()), tuple(columns), rows, note, (), shown)
 
 
-_RULES = (("p99", False), ("p99", True), ("peak", False), ("peak", True))
+def _result_column(title: str, criterion: str, interpolated: bool, show: Callable[[Speedup], str]) -> Column:
+    return Column(title, lambda row: show(row["results"][criterion, interpolated]))
 
 
-def _speedup_cell(criterion: str, interpolated: bool) -> Callable[[Row], str]:
-    show = with_interval("speedup", "ci_low", "ci_high", 2)
-    return lambda row: show(vars(row["result"][criterion, interpolated]))
-
-
-def _never_cell(criterion: str) -> Callable[[Row], str]:
-    def show(row: Row) -> str:
-        result = row["result"][criterion, False]
-        share, others = _percent(result.never_reached), interval(result.reached_low, result.reached_high)
-        return f"{share}; others {others}" if result.never_reached > 0 and others != "–" else share
-
-    return show
+def _never_cell(result: Speedup) -> str:
+    share = "–" if math.isnan(result.never_reached) else f"{100 * result.never_reached:.1f} %"
+    others = interval(result.reached_low, result.reached_high)
+    return f"{share}; others {others}" if result.never_reached > 0 and others != "–" else share
 
 
 def _speedup_note(analysis: Analysis, unit: str) -> str:
@@ -242,12 +216,12 @@ def _speedup_note(analysis: Analysis, unit: str) -> str:
     if base is None or p99 is None or peak is None:
         return ""
     note = (
-        f"99 % of {base.label}’s peak is {number(p99.threshold, 4)}, which it reaches at "
-        f"{duration(p99.arm_time, unit)}; the peak is {number(peak.threshold, 4)}, at "
-        f"{duration(peak.arm_time, unit)}. Speedup is its time over the "
-        "arm’s, at the first checkpoint that reaches the score, and at the linear crossing before it"
+        f"99 % of {base.label}’s peak is {number(p99.threshold, 4)}, reached at {duration(p99.arm_time, unit)}; "
+        f"the peak is {number(peak.threshold, 4)}, reached at {duration(peak.arm_time, unit)}. Speedup is the "
+        "baseline’s time over the arm’s, at the first checkpoint that reaches the score, or at the linear "
+        "crossing before it"
     )
-    if not has_intervals(analysis):
+    if not analysis.has_intervals:
         return f"{note}. No interval can be given: it takes two runs of the baseline and of the arm."
     return (
         f"{note}; in brackets 95 % bootstrap intervals over runs. “never reach” is the share of resamples in which the "
@@ -255,5 +229,69 @@ def _speedup_note(analysis: Analysis, unit: str) -> str:
     )
 
 
-def _percent(share: float) -> str:
-    return "–" if math.isnan(share) else f"{100 * share:.1f} %"
+def scores_table(analysis: Analysis) -> Table:
+    """Each arm's answer accuracy, format accuracy, both, and length, where final scores are compared."""
+    rows: list[Row] = []
+    metrics: dict[str, None] = {}  # a set in order
+    for arm in analysis.arms:
+        row: Row = {"arm": arm.name, "label": arm.label, "runs": arm.run_count}
+        for name, curve in arm.curves(analysis.metric).items():
+            metrics[name] = None
+            at = curve.last(analysis.horizon)
+            low, high = normal_band(curve.scores)
+            row |= {name: float(curve.mean[at]), f"{name}_low": float(low[at]), f"{name}_high": float(high[at])}
+        rows.append(row)
+    columns = [ARM]
+    for name in metrics:
+        show = _with_interval(name, f"{name}_low", f"{name}_high", 1 if name == LENGTH else 3)
+        columns.append(Column(words(name), show))
+    keys = ("arm", "runs", *(f"{name}{end}" for name in metrics for end in ("", "_low", "_high")))
+    note = f"At {duration(analysis.horizon)} of training."
+    if any(arm.curve and not arm.is_single for arm in analysis.arms):
+        note = f"Means over runs at {duration(analysis.horizon)} of training, with 1.96 standard errors over runs."
+    shown = tuple(rows) if len(metrics) > 1 else ()  # one metric is in the table of arms already
+    return Table("scores", "Final scores", keys, tuple(columns), tuple(rows), note, shown=shown)
+
+
+def curves_table(analysis: Analysis) -> Table:
+    """Every checkpoint of every arm: what the figures over training time draw. A CSV only."""
+    rows = tuple(row for arm in analysis.arms for row in _checkpoints(arm, analysis.metric))
+    keys = "arm metric due_hours hours runs mean low high"
+    return Table("curves", "Scores over time", tuple(keys.split()), (), rows)
+
+
+def _checkpoints(arm: Arm, metric: str) -> Iterator[Row]:
+    for name, curve in arm.curves(metric).items():
+        low, high = normal_band(curve.scores)
+        present = (curve.scores == curve.scores).sum(axis=0)
+        hours, real = (curve.due / HOUR).tolist(), (curve.times / HOUR).tolist()
+        columns = (hours, real, present.tolist(), curve.mean.tolist(), low.tolist(), high.tolist())
+        for values in zip(*columns, strict=True):
+            cells = dict(zip(("due_hours", "hours", "runs", "mean", "low", "high"), values, strict=True))
+            yield {"arm": arm.name, "metric": name, **cells}
+
+
+def ablations_table(analysis: Analysis) -> Table:
+    """A row for each value of each setting that was varied."""
+    rows = []
+    for ablation in analysis.ablations:
+        for arm, value in zip(ablation.arms, ablation.values, strict=True):
+            row = _arm_row(analysis, arm)
+            row |= {"setting": ablation.title, "axis": ablation.axis, "held": ablation.held, "value": value}
+            rows.append(row)
+    columns = [
+        Column("setting", "setting", is_text=True),
+        Column("value", "value", is_text=True),
+        ARM,
+        Column("final, 95 % interval", _with_interval("final", "low", "high", 3)),
+        Column("peak", "peak"),
+    ]
+    columns += [_speedup_column(analysis)] if analysis.speedups else []
+    columns += [Column("s/step", "seconds_per_step")] if analysis.costs else []
+    keys = "axis value arm runs held final low high peak speedup ci_low ci_high seconds_per_step"
+    reference = analysis.ablations[0].reference.label if analysis.ablations else ""
+    note = (
+        f"Arms that differ in one setting from {reference}; rows follow m, so the prompts of a step stay the same. An "
+        "arm that keeps all it generates is GRPO, whatever its rule. Scores and speedups are those of the tables above."
+    )
+    return Table("ablations", "Ablations", tuple(keys.split()), tuple(columns), tuple(rows), note)

@@ -1,12 +1,17 @@
-"""Names, numbers and times as text. Names are hostile until they have passed through here."""
+"""Names, numbers and times as text. A name may be hostile: nothing prints one that ``plain`` has not cleaned."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]+")
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]#|~$])")
+
+_WORDS = {"both_accuracy": "answer and format right", "mean_completion_tokens": "mean completion length (tokens)"}
+
+_MOST_NAMES = 20
 
 UNITS: dict[str, float] = {"s": 1.0, "min": 60.0, "h": 3600.0}
 """Seconds in each unit of time."""
@@ -41,6 +46,15 @@ def markdown(text: object) -> str:
     return _MARKDOWN.sub(r"\\\1", line)
 
 
+def words(metric: str) -> str:
+    """A metric as a reader says it.
+
+    >>> words("answer_accuracy"), words("both_accuracy")
+    ('answer accuracy', 'answer and format right')
+    """
+    return _WORDS.get(metric) or plain(metric).replace("_", " ")
+
+
 def unit_for(seconds: float) -> str:
     """The unit in which a range of time reads best: s below 5 minutes, min below 3 hours, h from there.
 
@@ -68,14 +82,10 @@ def number(value: object, digits: int = 3) -> str:
     >>> number(0.80761, 4), number(float("nan")), number(None), number(12)
     ('0.8076', '–', '–', '12')
     """
-    if value is None or isinstance(value, str):
-        return "–" if not value else str(value)
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return str(value)
-    if not isinstance(value, float) or math.isnan(value):
+    if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
         return "–"
+    if not isinstance(value, float):
+        return str(value)
     return "∞" if math.isinf(value) else f"{value:.{digits}f}"
 
 
@@ -88,3 +98,18 @@ def interval(low: float, high: float, digits: int = 2) -> str:
     if math.isnan(low) or math.isnan(high):
         return "–"
     return f"[{number(float(low), digits)}, {number(float(high), digits)}]"
+
+
+def plural(count: int, what: str) -> str:
+    """``1 run``, ``2 runs``."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def names(labels: Sequence[str]) -> str:
+    """Labels in a row, of very many the first ones."""
+    more = f" and {len(labels) - _MOST_NAMES} more" if len(labels) > _MOST_NAMES else ""
+    return ", ".join(labels[:_MOST_NAMES]) + more

@@ -1,7 +1,7 @@
 """Rewards: pure functions `(text, gold) -> float` of a completion's text and the gold answer.
 
-A reward is one function and one entry in `REWARDS`; a user's own comes in by dotted path (`get_reward`). One of them,
-`overlong`, reads how many tokens a completion has instead. What each gives is in `docs/rewards.md`.
+A reward is one function and one entry in `REWARDS`; a user's own is named by its dotted path (`get_reward`). One of
+them, `overlong`, reads the number of tokens of a completion instead. `docs/rewards.md` describes each.
 """
 
 from __future__ import annotations
@@ -18,13 +18,10 @@ from ..text import find
 from .answers import accuracy, accuracy_batch
 from .chemistry import chemistry, equation
 from .choice import choice
-from .countdown import countdown
 from .extract import extract_answer, extract_gold
-from .forms import format_reward, tag_count
-from .lengths import overlong
-from .own import Scores, as_score, attempt, own_pool
-from .pool import VerifierPool, default_pool
-from .positions import positions
+from .graded import countdown, format_reward, overlong, positions, tag_count
+from .user_rewards import Scores, as_score, attempt, user_pool
+from .verifier import VerifierPool, default_pool
 
 # Raise it whenever some completion would be scored differently: tasks carry it in their version.
 GRADER_VERSION = "3"
@@ -34,10 +31,9 @@ GRADER_VERSION = "3"
 class Reward:
     """A named reward: call it with a completion's text and the gold answer.
 
-    `range` is the least and the most it gives, or None where nobody said. `score_many` scores a batch faster than one
-    by one, where there is such a way. With `reads="tokens"` the function takes `(tokens, limit, buffer)` and is asked
-    through `of_lengths` instead. `verifies` says that it asks the verifier processes. A score may be NaN: nobody could
-    tell.
+    `range` is the least and the most it gives; None: not known. `score_many`, where there is one, scores a batch
+    faster than one by one. With `reads="tokens"` the function takes `(tokens, limit, buffer)` and is called
+    through `of_lengths` instead. `verifies` says that it asks the verifier processes. A score may be NaN: unknown.
 
     >>> Reward("length", lambda text, gold: len(text))("abc", "")
     3.0
@@ -117,9 +113,9 @@ def binarise(reward: Reward, scores: Sequence[float], share: float) -> list[floa
 
 
 def get_reward(name: str) -> Reward:
-    """Give the reward of that name, or the function at that dotted path (`package.module:function`).
+    """Return the reward of that name, or the function at that dotted path (`package.module:function`).
 
-    Raises UserError for an unknown name, with the nearest one, and for a path that leads to no function.
+    Raises UserError for an unknown name, with the nearest one, and for a path that does not lead to a function.
 
     >>> get_reward("accuracy").name, get_reward("operator:eq").name
     ('accuracy', 'operator:eq')
@@ -130,13 +126,13 @@ def get_reward(name: str) -> Reward:
     if isinstance(found, type) or iscoroutinefunction(found):
         raise UserError(
             f"the reward '{name}' is {'a class' if isinstance(found, type) else 'async'}: give a plain function of "
-            "(text, gold), or an object that can be called so"
+            "(text, gold), or a callable object"
         )
     return Reward(name, found, range=getattr(found, "range", None))
 
 
 def check_reward(name: str, seconds: float | None) -> None:
-    """Refuse a reward that `get_reward` refuses; import a user's own, which may do anything then, in its process first.
+    """Refuse a reward that `get_reward` refuses. A user's own module is imported in a worker first: it may do anything.
 
     With `seconds` None the function is called in this process (`score`), and imported here alone.
 
@@ -146,7 +142,7 @@ def check_reward(name: str, seconds: float | None) -> None:
     >>> check_reward("accuracy", seconds=60)
     """
     if seconds is not None and isinstance(name, str) and name not in REWARDS and (":" in name or "." in name):
-        own_pool(name, seconds).start()
+        user_pool(name, seconds).start()
     get_reward(name)
 
 
@@ -157,10 +153,10 @@ def check_rewards(values: Mapping[str, Any]) -> None:
 
 
 def score(reward: Reward, texts: Sequence[str], golds: Sequence[str], seconds: float | None) -> Scores:
-    """The scores of a reward, in order; one of a user's own scores each completion apart.
+    """Return the scores of a reward, in order; a user's own scores each completion apart.
 
-    Where that raises, takes longer than `seconds` (None: no limit, and in this process) or ends its process, a Failure
-    stands.
+    Where that raises, takes longer than `seconds` (None: no limit, and in this process) or ends its process, the score
+    is a RewardFailure.
 
     >>> score(get_reward("operator:eq"), ["a"], ["a"], None)
     [1.0]
@@ -169,7 +165,7 @@ def score(reward: Reward, texts: Sequence[str], golds: Sequence[str], seconds: f
         return reward.batch(texts, golds)
     if seconds is None:
         return [attempt(reward, text, gold) for text, gold in zip(texts, golds, strict=True)]
-    return own_pool(reward.name, seconds).score(texts, golds)
+    return user_pool(reward.name, seconds).score(texts, golds)
 
 
 __all__ = [

@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from .absurd import is_absurd
+from .complexity import is_too_complex
 from .extract import extract_answer, extract_gold
 from .notation import plain, unit
 from .numeric import (
     MAX_LENGTH,
     WORDS_THAT_CHANGE_A_NUMBER,
     Number,
+    may_change,
     read_decimal_comma,
     read_number,
     read_number_in_words,
 )
-from .pool import default_pool
+from .verifier import Pair, default_pool
 
 # An operator; a minus sign counts between digits or single letters only, so that hyphenated words stay words.
 _SINGLE = r"(?<![A-Za-z])(?:[A-DF-Za-df-z]|(?<![0-9.])[eE])"  # the e of 1e-9 is no variable
@@ -43,8 +44,6 @@ _CHANGING = (
 )
 _WORDS_THAT_CHANGE_A_FORMULA = WORDS_THAT_CHANGE_A_NUMBER | frozenset(_CHANGING.split())
 
-Pair = tuple[str, str]
-
 
 def accuracy(text: str, gold: str) -> float:
     """Give 1.0 if the final answer of `text` is `gold`, else 0.0.
@@ -54,8 +53,8 @@ def accuracy(text: str, gold: str) -> float:
     `extract_answer` finds the answer of the completion `text`; `gold` is the bare gold answer. Numbers are compared
     exactly (0.333 is not 1/3), then strings without styles and spacing. Other mathematics goes to a verifier process,
     which is killed at its time limit; the answer then scores 0.0. Numeric answers never start that process, and
-    neither do answers that are too large to evaluate (`is_absurd`), unless the gold answer is as large. An answer of
-    more than `numeric.MAX_LENGTH` characters is right only if it equals the gold answer to the letter.
+    neither do answers that are too large to evaluate (`is_too_complex`), unless the gold answer is as large. An answer
+    of more than `numeric.MAX_LENGTH` characters is right only if it equals the gold answer to the letter.
 
     >>> accuracy("<think>9*2</think><answer>$18.00 a day</answer>", "18")
     1.0
@@ -74,7 +73,7 @@ def accuracy_batch(texts: Sequence[str], golds: Sequence[str]) -> list[float]:
     [1.0, 0.0]
     """
     if len(texts) != len(golds):
-        raise ValueError(f"{len(texts)} texts came with {len(golds)} gold answers; give one gold answer to each text")
+        raise ValueError(f"got {len(texts)} texts and {len(golds)} gold answers: give one gold answer per text")
     verdicts = [_decide(text, gold) for text, gold in zip(texts, golds, strict=True)]
     pairs = list(dict.fromkeys(verdict for verdict in verdicts if isinstance(verdict, tuple)))
     verified = dict(zip(pairs, default_pool().verify(pairs), strict=True)) if pairs else {}
@@ -82,7 +81,7 @@ def accuracy_batch(texts: Sequence[str], golds: Sequence[str]) -> list[float]:
 
 
 def _decide(text: str, gold: str) -> bool | Pair:
-    """Decide without mathematics, or give the pair (gold, answer) that needs it."""
+    """Decide without mathematics, or return the pair (gold, answer) that needs it."""
     stated, wanted = extract_answer(text), gold.strip()
     if stated is None or not wanted:
         return False
@@ -111,13 +110,13 @@ def _decide(text: str, gold: str) -> bool | Pair:
     else:
         symbolic = bool(_SYMBOLIC.search(gold) or _LIST_OR_TERM.search(gold))
         symbolic = symbolic or (len(gold) == 1 and bool(_SYMBOLIC.search(answer)))  # the gold answer i
-    if not symbolic or (is_absurd(answer) and not is_absurd(gold)):
+    if not symbolic or (is_too_complex(answer) and not is_too_complex(gold)):
         return False
     return gold, answer
 
 
 def _numbers(answer: str, gold: str) -> tuple[Number, Number] | None:
-    """The numbers that answer and gold answer are; a gold answer with its unit ("6 cm") is met by the bare number."""
+    """Answer and gold answer as numbers; where one is a bare number, the other may have words around it ("6 cm")."""
     number, target = read_number(answer), read_number(gold)
     if target:
         number = number or read_number_in_words(answer) or read_decimal_comma(answer)
@@ -127,10 +126,10 @@ def _numbers(answer: str, gold: str) -> tuple[Number, Number] | None:
 
 
 def _formula(stated: str) -> str | None:
-    r"""Give the one formula of an answer in a sentence (`Therefore $x > 5$ is the solution.`), or None.
+    r"""The one formula of an answer in a sentence (`Therefore $x > 5$ is the solution.`), or None.
 
-    It is None where a word around the formula may change it, where there is more mathematics around it, and where it
-    is a number, since `read_number_in_words` reads these.
+    None where a word around the formula may change it, where there is more mathematics around it, and where it is a
+    number: `read_number_in_words` reads these.
     """
     found = list(_FORMULA.finditer(stated))
     if len(found) != 1:
@@ -139,20 +138,19 @@ def _formula(stated: str) -> str | None:
     words = _WORDS.findall(before + " " + after)
     if not words or not set(_WORDS.sub("", before + after)) <= _AROUND or before.rstrip().endswith(" of"):
         return None
-    parts = {part for word in words for part in re.split("['’-]", word.lower())}
-    if parts & _WORDS_THAT_CHANGE_A_FORMULA or any(len(word) == 1 and word not in "aAI" for word in words):
+    if may_change(words, _WORDS_THAT_CHANGE_A_FORMULA):
         return None
     formula = plain(next(filter(None, found[0].groups())))
     return None if read_number(formula) else formula
 
 
 def _key(text: str) -> str:
-    """What two answers have in common that differ in spaces and in the case of words; a letter's case counts."""
+    """An answer without spaces and the case of its words; the case of a letter counts."""
     return _WORD.sub(lambda word: word[0].casefold(), _NEEDLESS_SPACE.sub("", text))
 
 
 def _same_choice(answer: str, gold: str) -> bool:
-    """Whether both are the same letter, as the label of a choice has it; a bare letter is a variable, in its case."""
+    """Whether both are the label of the same choice; a bare letter is a variable, so that its case counts."""
     letters = [_CHOICE.fullmatch(text.strip(" $.")) for text in (answer, gold)]
     if not all(letters):
         return False

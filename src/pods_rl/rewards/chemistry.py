@@ -1,14 +1,51 @@
-"""Is a chemical equation balanced, and is it the one that was asked for?"""
+"""Is a chemical equation balanced, and is it the one that was asked for?
+
+Formulas may have brackets, hydrates and charges; arrows may be of any kind.
+"""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import NamedTuple
 
 from .choice import choice
 from .extract import extract_answer
-from .formulas import has_arrow, normalise, read_equation
 from .numeric import MAX_LENGTH
 
+MAX_DEPTH = 16  # brackets within brackets
+CHARGE = "charge"  # counted as if it were an element, so that one balance covers both
+Species = frozenset[tuple[str, int]]  # how many atoms of each element, and the charge
+Side = Mapping[Species, Fraction]
+
+_ARROW = re.compile(
+    r"\\x(?:left|right)+(?:arrow|harpoon)s?\s*(?:\[[^\[\]]*\]\s*)?(?:\{[^{}]*\})?"
+    r"|\\(?:long)?(?:left|right)+(?:arrow|harpoon)s?|\\to(?![a-z])"
+    r"|<?[-=]{1,8}>|={1,8}|[→⟶⇒⟹⇌⇋⇄⇆⟷↔⇔⟺➝➞➔]",
+    re.IGNORECASE,
+)
+_SMALL = str.maketrans("₀₁₂₃₄₅₆₇₈₉−–·•⋅∙×", "0123456789--*****")
+_SUPERSCRIPT = re.compile("[⁰¹²³⁴-⁹]{0,2}[⁺⁻][⁰¹²³⁴-⁹]{0,2}")
+_NORMAL = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
+_DOT = re.compile(r"\\(?:cdot|bullet|times|ast)(?![a-z])")
+_HALF = re.compile(r"\\[dt]?frac\s*\{?([0-9]{1,6})\}?\s*\{?([0-9]{1,6})\}?")
+_DRESS = re.compile(
+    r"\\(?:ce|text|textbf|mathrm|mathbf|bf|rm|left|right|displaystyle|uparrow|downarrow|quad)(?![a-z])"
+    r"|\\[,;:! ]|\*\*|[$`~↑↓]"
+)
+_CHARGE = re.compile(
+    r"\^?\s?\{\s?([0-9]{0,2}\s?[+-]|[+-]\s?[0-9]{1,2})\s?\}|\^\s?\(?([0-9]{0,2}[+-]|[+-][0-9]{1,2})\)?"
+)
+_SIGN_FIRST = re.compile(r"(?<=[A-Za-z0-9)\]])([+-][0-9]{1,2})(?=\s?(?:$|[+=]))")  # Mg+2
+_STATE = re.compile(r"\((?:aq|s|l|g|cr|am|conc|dil)?\)")
+_BARE_PLUS = re.compile(r"(?<=\S)\+(?=\s?(?:\+|=|$))")  # of an ion: no term follows it
+
+_PLUS = re.compile(r"\+(?![0-9]*>)")  # between terms, not in a charge
+_COEFFICIENT = re.compile(r"\(([0-9]{1,6}/[0-9]{1,6})\)|([0-9]{1,6}(?:[./][0-9]{1,6})?)(?![0-9])\*?")
+_TOKEN = re.compile(r"([A-Z][a-z]?)|([(\[])|([)\]])|<([0-9]{0,2})([+-])([0-9]{0,2})>|([0-9]{1,6})")
+_ION = re.compile(r"[A-Z][a-z]?")
 _LEAD = re.compile(r".*(?:\bis\b|\bequation\b|[a-z]:)\s*:?", re.DOTALL)  # "The balanced equation is:"
 
 
@@ -20,7 +57,8 @@ def equation(text: str, gold: str) -> float:
     `text` is a completion, its answer found by `extract_answer`; `gold` is the balanced equation. Right is an answer
     that has the species of `gold` on each side, in any order and spelling (`HOH` is `H2O`; states do not count), and
     whose positive coefficients balance every element and the charge; they need not be the smallest. Where `gold`
-    itself does not balance, its coefficients up to a common factor are asked for; where it is no equation, its text.
+    itself does not balance, the coefficients must be its own up to a common factor; where it is not an equation, the
+    text must be its own.
 
     >>> equation("<answer>2H2 + O2 -> 2H2O</answer>", "2H2(g) + O2(g) = 2H2O(l)")
     1.0
@@ -63,3 +101,168 @@ def _statement(answer: str) -> str:
 
 def _squeezed(text: str) -> str:
     return "".join(normalise(text).split())
+
+
+# -- formulas ---------------------------------------------------------------------------------------------------------
+
+
+class Equation(NamedTuple):
+    """Reactants and products: for each species its coefficient."""
+
+    left: Side
+    right: Side
+
+    @property
+    def balanced(self) -> bool:
+        """Whether every element and the charge balance, with positive coefficients."""
+        amounts: Counter[str] = Counter()
+        for side, sign in ((self.left, 1), (self.right, -1)):
+            for species, coefficient in side.items():
+                for element, count in species:
+                    amounts[element] += sign * count * coefficient  # type: ignore[assignment]
+        positive = all(coefficient > 0 for side in self for coefficient in side.values())
+        return positive and not any(amounts.values())
+
+    def same_species(self, other: Equation) -> bool:
+        """Whether both have the same species on each side, whatever their order and coefficients."""
+        return self.left.keys() == other.left.keys() and self.right.keys() == other.right.keys()
+
+    def proportional(self, other: Equation) -> bool:
+        """Whether the coefficients are equal up to one positive factor; the species must be the same."""
+        ratios = set()
+        for mine, theirs in zip(self, other, strict=True):
+            ratios |= {mine[key] / theirs[key] if theirs[key] else Fraction(0) for key in mine}
+        return len(ratios) == 1 and ratios.pop() > 0
+
+
+def read_equation(text: str, like: Equation | None = None) -> Equation | None:
+    """Read an equation; None where the text is not one. The time is linear in the length of the text.
+
+    Any arrow or equals sign separates the sides and a plus sign the terms; states such as `(aq)` are dropped. Charges
+    are `{2+}`, `^{2+}`, `^2+`, superscripts or plain signs (`Ag+`, `SO4 2-`). A plain sign can be ambiguous (`Fe3+`: an
+    ion of charge 3, or three atoms); the reading whose species is in `like` is preferred.
+
+    >>> read_equation("2H2 + O2 -> 2 H2O").balanced, read_equation("H2 + O2 = H2O").balanced
+    (True, False)
+    >>> read_equation("Ag+ + Cl- = AgCl").balanced, read_equation("water") is None
+    (True, True)
+    """
+    sides = _BARE_PLUS.sub("^", normalise(text)).split("=")
+    if len(sides) != 2:
+        return None
+    left = _side(sides[0], like.left if like else {})
+    right = _side(sides[1], like.right if like else {})
+    return Equation(left, right) if left and right else None
+
+
+def read_formula(text: str) -> Species | None:
+    """Count the atoms of a formula, and its charge, given in angle brackets; None where it is not a formula.
+
+    >>> sorted(read_formula("Ca(HCO3)2"))
+    [('C', 2), ('Ca', 1), ('H', 2), ('O', 6)]
+    >>> sorted(read_formula("CuSO4*5H2O"))
+    [('Cu', 1), ('H', 10), ('O', 9), ('S', 1)]
+    """
+    if text == "e<->":
+        return frozenset({(CHARGE, -1)})
+    total: Counter[str] = Counter()
+    for part in re.split(r"[*.]", text):
+        atoms = part.lstrip("0123456789")
+        factor, counts = part[: len(part) - len(atoms)], _atoms(atoms)
+        if counts is None or len(factor) > 6:
+            return None
+        _add(total, counts, int(factor or 1))
+    return frozenset(total.items())
+
+
+def normalise(text: str) -> str:
+    r"""Write an equation in one way: `=` between the sides, charges in angle brackets, no LaTeX and no states.
+
+    >>> normalise(r"\ce{Fe^{3+} + 3 OH^- -> Fe(OH)_3(s)}")
+    'Fe<3+> + 3 OH<-> = Fe(OH)3'
+    """
+    text = _SUPERSCRIPT.sub(lambda match: f"^{{{match[0].translate(_NORMAL)}}}", text.translate(_SMALL))
+    text = _DOT.sub("*", _HALF.sub(r"\1/\2 ", " ".join(text.split())))
+    text = _DRESS.sub("", _ARROW.sub(" = ", text))
+    text = _CHARGE.sub(lambda match: f"<{(match[1] or match[2]).replace(' ', '')}>", text)
+    text = _STATE.sub("", re.sub("[{}_]", "", text))
+    return " ".join(_SIGN_FIRST.sub(r"<\1>", text).split())
+
+
+def has_arrow(text: str) -> bool:
+    """Whether a text holds an arrow or an equals sign, as an equation does.
+
+    >>> has_arrow("2H2 + O2 → 2H2O"), has_arrow("B")
+    (True, False)
+    """
+    return bool(_ARROW.search(text))
+
+
+def _side(text: str, like: Side) -> Side | None:
+    side: dict[Species, Fraction] = {}
+    for term in _PLUS.split(text):
+        term = "".join(term.split())
+        number = _COEFFICIENT.match(term)
+        formula = term[number.end() :] if number else term
+        readings = [species for species in _readings(formula) if species is not None]
+        if not readings:
+            return None
+        try:
+            coefficient = Fraction(next(filter(None, number.groups()))) if number else Fraction(1)
+        except ZeroDivisionError:
+            return None
+        species = next((reading for reading in readings if reading in like), readings[0])
+        side[species] = side.get(species, Fraction(0)) + coefficient
+    return side
+
+
+def _readings(formula: str) -> list[Species | None]:
+    """The possible readings of a formula, the likeliest first; several where a plain sign follows a digit."""
+    if not formula.endswith(("^", "-")):
+        return [read_formula(formula)]
+    formula, sign = formula[:-1], "-" if formula[-1] == "-" else "+"
+    bare = formula.rstrip("0123456789")
+    digits = formula[len(bare) :]
+    readings = [read_formula(f"{formula}<{sign}>")]
+    if digits:  # the last digit belongs to the sign: Fe3+, SO42-
+        charged = read_formula(f"{formula[:-1]}<{digits[-1]}{sign}>")
+        likely = len(digits) > 1 or _ION.fullmatch(bare)
+        readings.insert(0 if likely else 1, charged)
+    return readings
+
+
+def _atoms(text: str) -> Counter[str] | None:
+    groups: list[Counter[str]] = [Counter()]
+    pending: Counter[str] = Counter()  # what a subscript would multiply
+    position = 0
+    while position < len(text):
+        token = _TOKEN.match(text, position)
+        if token is None:
+            return None
+        position = token.end()
+        element, opening, closing, before, sign, after, subscript = token.groups()
+        if subscript:
+            if not pending:
+                return None
+            _add(groups[-1], pending, int(subscript))
+            pending = Counter()
+            continue
+        _add(groups[-1], pending, 1)
+        pending = Counter([element]) if element else Counter()
+        if opening:
+            groups.append(Counter())
+        elif closing and len(groups) > 1:
+            pending = groups.pop()
+        elif sign:
+            groups[-1][CHARGE] += int(f"{sign}{before or after or 1}")
+        elif closing:
+            return None
+        if len(groups) > MAX_DEPTH:
+            return None
+    _add(groups[-1], pending, 1)
+    return groups[0] if len(groups) == 1 and groups[0] else None
+
+
+def _add(total: Counter[str], counts: Counter[str], factor: int) -> None:
+    for element, count in counts.items():
+        total[element] += count * factor

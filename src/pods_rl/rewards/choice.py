@@ -1,4 +1,4 @@
-"""Multiple choice and true or false: which letter, or which verdict, does an answer name?"""
+"""Multiple choice, and true or false: which letter or verdict does an answer name?"""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def choice(text: str, gold: str) -> float:
     Source: arXiv 2504.13818, experiments in chemistry: reward 1.0 for a right answer. Range {0.0, 1.0}.
 
     `text` is a completion, its answer found by `extract_answer`; `gold` is a letter, or `Yes` or `No` (`True` and
-    `False` mean the same). A letter may stand alone in either case, or as a capital lead an answer ("B. text",
-    "(B) text", "B: text") or be named in it ("Option B", "the answer is B"). An answer that names two choices names
-    none. Any other gold answer is met by the same words, whatever their case.
+    `False` mean the same). A letter may be the whole answer, in either case, or as a capital begin it ("B. text",
+    "(B) text", "B: text") or be named in it ("Option B", "the answer is B"). An answer that names two choices scores
+    0.0. Any other gold answer is compared as text, without regard to case.
 
     >>> choice("<answer>(b)</answer>", "B"), choice(r"So \boxed{\text{B. Oxygen}}", "B")
     (1.0, 1.0)

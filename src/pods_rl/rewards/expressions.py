@@ -51,7 +51,7 @@ def same_expression(gold: str, answer: str) -> bool:
     if _SPACE.sub("", gold) == _SPACE.sub("", answer):
         return True
     bases = [_IN_BASE.fullmatch(text.strip()) for text in (gold, answer)]
-    if any(bases):  # a numeral is met by the same numeral in the same base only
+    if any(bases):  # a numeral equals only the same numeral in the same base
         numerals = [base and (base[1].lstrip("0").upper(), _base(base[2])) for base in bases]
         return numerals[0] == numerals[1]
     numbers = _number(gold), _number(answer)
@@ -113,7 +113,7 @@ def _exact_decimal(match: re.Match[str]) -> str:
 
 
 def _settled(found: Any) -> Any:
-    """Put what the parser leaves open: the imaginary unit, functions without a definition, sums and integrals."""
+    """Settle what the parser leaves open: the imaginary unit, undefined functions, sums and integrals."""
     if isinstance(found, sympy.MatrixBase) or getattr(found, "is_Matrix", False):
         found = found.doit()
         return found.as_immutable().applyfunc(_settled) if isinstance(found, sympy.MatrixBase) else None
@@ -133,12 +133,12 @@ def _is_odd_root(part: Any) -> bool:
 
 
 def _real_root(part: Any) -> Any:
-    """The real root of a negative number: that of -8 is -2, as every textbook has it."""
+    """The real root of a negative number, as in textbooks: the cube root of -8 is -2."""
     return (-1) ** part.exp.p * sympy.Pow(-part.base, part.exp)
 
 
 def same_value(a: Any, b: Any, written: int = 0) -> bool:
-    """Whether two expressions are equal: at every point at which both have a value, and there are enough of these."""
+    """Whether two expressions are equal at every point at which both have a value, and there are enough such points."""
     if a == b:
         return True
     if (a.is_Rational and b.is_Rational) or a.has(sympy.oo) or b.has(sympy.oo):
@@ -173,6 +173,6 @@ def _is_zero_at(difference: Any, side: Any, point: dict[Any, Any], written: int)
     parts = found.as_real_imag()
     if not all(part.is_Float or part.is_Rational for part in parts):
         return None
-    # A point is rounded before it goes in, so there the last digits say nothing.
+    # SymPy rounds a point before it evaluates there, so the last digits are noise.
     rounding = (size or 1) * sympy.Float(10) ** (GUARD_DIGITS - digits) if point else 0
     return all(part == 0 or (part.is_Float and part._prec == 1) or abs(part) < rounding for part in parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from .notation import plain
+from .numeric import read_number
 
 MARKER = "####"
 MAX_BETWEEN = 60  # characters between two boxes that are one answer
@@ -116,8 +117,6 @@ def _alike(contents: list[str]) -> bool:
     """Whether boxes state one value, the same text or the same number; many different ones are not looked into."""
     if not 1 < len(set(contents)) <= MAX_FORMS:
         return len(set(contents)) == 1
-    from .numeric import read_number  # here, since numeric imports this module through countdown
-
     numbers = [read_number(plain(content)) for content in set(contents)]
     return all(number and numbers[0] and number.fraction == numbers[0].fraction for number in numbers)
 

@@ -1,10 +1,10 @@
-"""Are two answers equal as mathematics? Exactly: no rounding, and nothing is dropped but the name of a value."""
+"""Are two answers equal as mathematics? Nothing is rounded, and nothing is dropped but the name of a value."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import sympy
 
@@ -12,26 +12,20 @@ from .expressions import same_expression, same_value, value
 from .structure import INTERVALS, ORDERED, Expression, Group, Node, Relation, named, read
 
 MAX_ITEMS = 64
+Item = TypeVar("Item")
+Difference = tuple[str, Any]  # a sign, and an expression
 
 _LITERAL = {
-    **{
-        rf"\mathbb{{{letter}}}": name
-        for letter, name in {"R": "Reals", "Z": "Integers", "N": "Naturals", "Q": "Rationals"}.items()
-    },
-    **dict.fromkeys((r"\emptyset", r"\varnothing", r"\{\}"), "EmptySet"),
-}
+    r"\mathbb{R}": "Reals", r"\mathbb{Z}": "Integers", r"\mathbb{N}": "Naturals", r"\mathbb{Q}": "Rationals",
+    r"\emptyset": "EmptySet", r"\varnothing": "EmptySet", r"\{\}": "EmptySet",
+}  # fmt: skip
 _SIGNS: dict[str, Callable[..., Any]] = {
-    "<": sympy.Lt,
-    "<=": sympy.Le,
-    ">": sympy.Gt,
-    ">=": sympy.Ge,
-    "!=": sympy.Ne,
-    "=": sympy.Eq,
-}
+    "<": sympy.Lt, "<=": sympy.Le, ">": sympy.Gt, ">=": sympy.Ge, "!=": sympy.Ne, "=": sympy.Eq,
+}  # fmt: skip
 
 
 def equal(gold: str, answer: str) -> bool:
-    r"""Whether two answers, in the notation of `plain`, say the same.
+    r"""Whether two answers, in the notation of `plain`, are equal.
 
     >>> equal(r"2\sqrt{2}", r"\sqrt{8}"), equal("x<3", r"(-\infty, 3)"), equal("x=5", "5"), equal("x+y=5", "5")
     (True, True, True, False)
@@ -73,11 +67,11 @@ def _is_constant(node: Node) -> bool:
 def _same_group(gold: Node, answer: Node) -> bool:
     if isinstance(gold, Expression) or isinstance(answer, Expression):  # the one element of a set
         group, other = (answer, gold) if isinstance(gold, Expression) else (gold, answer)
-        if isinstance(group, Group) and group.kind == "ratio":
+        if not isinstance(group, Group):
+            return False
+        if group.kind == "ratio":
             return _same_ratio(group, Group("ratio", (other, Expression("1"))))
-        return (
-            isinstance(group, Group) and group.kind == "set" and len(group.items) == 1 and _same(group.items[0], other)
-        )
+        return group.kind == "set" and len(group.items) == 1 and _same(group.items[0], other)
     if not isinstance(gold, Group) or not isinstance(answer, Group):
         return False
     kinds = {gold.kind, answer.kind}
@@ -92,14 +86,15 @@ def _same_group(gold: Node, answer: Node) -> bool:
         points = len(ours) > 2 and kinds == {"()", "[]"}
         return (alike or points) and all(map(_same, ours, theirs))
     if kinds & {"union", "minus"}:
-        return kinds == {"union"} and _same_in_any_order(ours, theirs)
-    return (
-        _same_in_order(ours, theirs) if _names_vary(ours) or _names_vary(theirs) else _same_in_any_order(ours, theirs)
-    )
+        return kinds == {"union"} and _match_up(ours, theirs, _same)
+    relations = all(isinstance(item, Relation) for item in (*ours, *theirs))
+    if not relations and (_names_vary(ours) or _names_vary(theirs)):
+        return all(map(_same, ours, theirs))  # names count where both lists have them, else the order
+    return _match_up(ours, theirs, _same)
 
 
 def _is_set(group: Group) -> bool:
-    """Whether repeating an item changes nothing: so in a set and in a list of points, not in a list of roots."""
+    """Whether an item counts once however often it is given: in a set or a list of points, not in a list of roots."""
     return group.kind == "set" or all(isinstance(item, Group) for item in group.items)
 
 
@@ -108,17 +103,11 @@ def _names_vary(items: Sequence[Node]) -> bool:
     return len(names) > 1 and None not in names
 
 
-def _same_in_order(ours: Sequence[Node], theirs: Sequence[Node]) -> bool:
-    """Compare lists where one names its values: names count where both have them, else the order."""
-    if all(isinstance(item, Relation) for item in (*ours, *theirs)):
-        return _same_in_any_order(ours, theirs)
-    return all(map(_same, ours, theirs))
-
-
-def _same_in_any_order(ours: Sequence[Node], theirs: Sequence[Node]) -> bool:
+def _match_up(ours: Sequence[Item], theirs: Sequence[Item], same: Callable[[Item, Item], bool]) -> bool:
+    """Whether every item of the one is the same as an item of the other, each used once."""
     left = list(theirs)
     for item in ours:
-        match = next((other for other in left if _same(item, other)), None)
+        match = next((other for other in left if same(item, other)), None)
         if match is None:
             return False
         left.remove(match)
@@ -153,20 +142,13 @@ def _same_relation(gold: Relation, answer: Relation) -> bool:
     if name is not None and name == named(answer):
         return _same(gold.sides[-1], answer.sides[-1])
     ours, theirs = _differences(gold), _differences(answer)
-    if ours and theirs and len(ours) == len(theirs):
-        left = list(theirs)
-        for relation in ours:
-            match = next((other for other in left if _proportional(*relation, *other)), None)
-            if match is None:
-                break
-            left.remove(match)
-        else:
-            return True
+    if ours and theirs and len(ours) == len(theirs) and _match_up(ours, theirs, _proportional):
+        return True
     return _same_set(gold, answer)
 
 
-def _differences(relation: Relation) -> list[tuple[str, Any]] | None:
-    """For each sign of a chain, `=`, `!=`, `<` or `<=` and the expression that is so to zero."""
+def _differences(relation: Relation) -> list[Difference] | None:
+    """For each sign of a chain, `=`, `!=`, `<` or `<=`, and the expression that is compared with zero."""
     sides = _values(relation.sides)
     if sides is None or "in" in relation.signs or any(isinstance(side, sympy.MatrixBase) for side in sides):
         return None
@@ -177,8 +159,9 @@ def _differences(relation: Relation) -> list[tuple[str, Any]] | None:
     return found
 
 
-def _proportional(sign: str, gold: Any, other_sign: str, answer: Any) -> bool:
+def _proportional(ours: Difference, theirs: Difference) -> bool:
     """Whether two expressions are equal up to a constant factor, a positive one for an inequality."""
+    (sign, gold), (other_sign, answer) = ours, theirs
     symbols = gold.free_symbols
     if sign != other_sign or not symbols or symbols != answer.free_symbols:
         return False

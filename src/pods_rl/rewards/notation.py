@@ -1,6 +1,6 @@
-r"""Write an answer in one notation: Unicode signs as LaTeX, and no dress (delimiters, styles, currency, units).
+r"""Write an answer in one notation: Unicode signs as LaTeX, without delimiters, styles, currency and units.
 
-What the LaTeX means stays: fractions, powers and relations are not rewritten here.
+The meaning stays: fractions, powers and relations are not rewritten here.
 """
 
 from __future__ import annotations
@@ -14,34 +14,19 @@ _RAISED, _LOWERED = re.compile("[⁰¹²³⁴-⁹⁺⁻ⁿ]+"), re.compile("[₀
 _VULGAR = re.compile("[¼-¾⅐-⅞↉]")
 _ROOT = re.compile(r"([√∛])\s*(?:([0-9]+(?:\.[0-9]+)?|\\?[A-Za-z]+(?![A-Za-z]))|\(([^()]*)\)|\{([^{}]*)\})")
 _HIDDEN = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
-_GREEK_NAMES = (
+_GREEK = (
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi omega "
     "Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"
 )
-_GREEK = {
-    letter: rf"\{name} "
-    for letter, name in zip(
-        "αβγδεζηθικλμνξρστυφχψωΓΔΘΛΞΠΣΦΨΩ",
-        _GREEK_NAMES.split(" "),
-        strict=True,
-    )
-}
+_COMMANDS = {
+    "π": "pi", "∞": "infty", "×": "times", "·": "cdot", "⋅": "cdot", "∙": "cdot", "÷": "div", "≤": "le", "⩽": "le",
+    "≥": "ge", "⩾": "ge", "≠": "ne", "≈": "approx", "±": "pm", "∓": "mp", "∪": "cup", "∩": "cap", "∈": "in",
+    "∅": "emptyset", "∖": "setminus", "∠": "angle", "⟨": "langle", "⟩": "rangle", "⌊": "lfloor", "⌋": "rfloor",
+    "⌈": "lceil", "⌉": "rceil", **dict(zip("αβγδεζηθικλμνξρστυφχψωΓΔΘΛΞΠΣΦΨΩ", _GREEK.split(), strict=True)),
+}  # fmt: skip
 _SIGNS = str.maketrans(
-    _GREEK
-    | {"π": r"\pi ", "∞": r"\infty ", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "÷": r"\div "}
-    | {
-        "≤": r"\le ",
-        "⩽": r"\le ",
-        "≥": r"\ge ",
-        "⩾": r"\ge ",
-        "≠": r"\ne ",
-        "≈": r"\approx ",
-        "±": r"\pm ",
-        "∓": r"\mp ",
-    }
-    | {"∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "∖": r"\setminus ", "∠": r"\angle "}
-    | {"ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}"}
-    | {"⟨": r"\langle ", "⟩": r"\rangle ", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil "}
+    {sign: rf"\{name} " for sign, name in _COMMANDS.items()}
+    | {sign: rf"\mathbb{{{letter}}}" for sign, letter in zip("ℝℤℕℚℂ", "RZNQC", strict=True)}
     | dict.fromkeys("−‐‑‒–—", "-")
     | dict.fromkeys("“”„‟", '"')
     | dict.fromkeys("‘’‚‛", "'")
@@ -84,7 +69,7 @@ _QUOTED = re.compile(r"(['\"])(.*)\1", re.DOTALL)
 
 
 def plain(text: str) -> str:
-    r"""Strip the dress of an answer and write it in ASCII and LaTeX.
+    r"""Write an answer in ASCII and LaTeX, without delimiters, styles, currency and units.
 
     >>> plain(r"$\text{about }\$1{,}200$."), plain("90^\\circ"), plain(r"6\text{ cm}^2"), plain("½x²")
     ('about 1,200', '90', '6', '\\frac{1}{2}x^{2}')
@@ -132,38 +117,16 @@ def _repeating(match: re.Match[str]) -> str:
     return rf"\frac{{{top}}}{{{bottom}}}"
 
 
-_UNITS = {
-    spelling: name
-    for name, spellings in {
-        "mm": "mm millimeter millimeters millimetre millimetres",
-        "cm": "cm centimeter centimeters centimetre centimetres",
-        "dm": "dm decimeter decimeters decimetre decimetres",
-        "m": "m meter meters metre metres",
-        "km": "km kilometer kilometers kilometre kilometres",
-        "in": "inch inches",
-        "ft": "ft foot feet",
-        "yd": "yd yard yards",
-        "mi": "mi mile miles",
-        "mg": "mg milligram milligrams",
-        "g": "g gram grams",
-        "kg": "kg kilogram kilograms",
-        "lb": "lb lbs pound pounds",
-        "oz": "oz ounce ounces",
-        "ml": "ml mL milliliter milliliters millilitre millilitres",
-        "l": "L liter liters litre litres",
-        "s": "s sec second seconds",
-        "min": "min minute minutes",
-        "h": "h hr hour hours",
-        "day": "day days",
-        "week": "week weeks",
-        "year": "year years",
-        "cent": "cent cents",
-        "dollar": "dollar dollars",
-        "degree": "degree degrees",
-        "radian": "rad radian radians",
-    }.items()
-    for spelling in spellings.split()
-}
+_SPELLINGS = """
+mm millimeter millimeters millimetre millimetres; cm centimeter centimeters centimetre centimetres
+dm decimeter decimeters decimetre decimetres; m meter meters metre metres
+km kilometer kilometers kilometre kilometres; inch inches; ft foot feet; yd yard yards; mi mile miles
+mg milligram milligrams; g gram grams; kg kilogram kilograms; lb lbs pound pounds; oz ounce ounces
+ml mL milliliter milliliters millilitre millilitres; L liter liters litre litres
+s sec second seconds; min minute minutes; h hr hour hours; day days; week weeks; year years
+cent cents; dollar dollars; degree degrees; rad radian radians
+"""
+_UNITS = {word: words.split()[0] for words in re.split("[;\n]", _SPELLINGS) for word in words.split()}
 _SPELT = "|".join(sorted(_UNITS, key=len, reverse=True))
 _STATED_UNIT = re.compile(
     rf"(?:[0-9]|[}})])(?:\\[,;: ]|[~\s]|{_UPRIGHT}\{{){{0,4}}({_SPELT})(?![A-Za-z'])\s*\}}?"

@@ -1,12 +1,13 @@
-"""Read numbers exactly, with commas, fractions, currency, percent and units; never through a float."""
+"""Read numbers, worked arithmetic and the names of quantities: exactly, never through a float or `eval`."""
 
 from __future__ import annotations
 
+import operator
 import re
+from collections import Counter
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
-
-from .countdown import read_expression
 
 MAX_LENGTH = 1000  # characters of an answer that are read at all: bounds every pattern below
 MAX_EXPONENT = 400  # 1e400 is beyond every answer; 1e999999999 would fill the memory
@@ -81,7 +82,7 @@ class Number(NamedTuple):
 def read_number(text: str) -> Number | None:
     """Read a `plain` text that is a number and nothing else (a percent sign may follow), or None.
 
-    Mixed numbers, fractions and exponents up to `MAX_EXPONENT` are read; a zero denominator is no number.
+    Mixed numbers, fractions and exponents up to `MAX_EXPONENT` are read; a zero denominator gives None.
 
     >>> read_number("1,200.50"), read_number("2 1/2").value, read_number("12,34") is None
     (Number(value=Fraction(2401, 2), percent=False), Fraction(5, 2), True)
@@ -106,9 +107,9 @@ def read_decimal_comma(text: str) -> Number | None:
 def read_number_in_words(text: str) -> Number | None:
     """Read the one number of a `plain` text that has only words around it ("18 dollars a day"), or None.
 
-    Two numbers are no answer, so a list of guesses never scores. Single letters may be variables and words
-    such as "minus" or "million" change the number: both give None. Of an equation the right side is read where a name
-    stands on the left, or arithmetic that is true.
+    Two numbers give None, so that a list of guesses never scores. Single letters may be variables and words
+    such as "minus" or "million" change the number: both give None. Of an equation, the right side is read where the
+    left side is a name, or arithmetic that is true.
 
     >>> read_number_in_words("9 * 2 = 18 dollars").value, read_number_in_words("17 or 18") is None
     (Fraction(18, 1), True)
@@ -130,8 +131,7 @@ def read_number_in_words(text: str) -> Number | None:
     words = _WORD.findall(rest)
     if not set(_WORD.sub("", rest)) <= _BESIDE_A_NUMBER or re.match(r"-(?![A-Za-z]{2})", after):
         return None
-    variable = _LETTER.match(after) or any(len(word) == 1 and word not in "aAI" for word in words)
-    if variable or any(part in WORDS_THAT_CHANGE_A_NUMBER for word in words for part in _parts(word)):
+    if _LETTER.match(after) or may_change(words, WORDS_THAT_CHANGE_A_NUMBER):
         return None
     return _value(match, percent=bool(percent))
 
@@ -150,12 +150,18 @@ def is_name(text: str) -> bool:
     return bool(_PHRASE.fullmatch(text)) and text.lower() not in _ALPHABET and not _NEGATION.search(text)
 
 
-def _parts(word: str) -> list[str]:
-    return re.split("['-]", word.lower())
+def may_change(words: Sequence[str], changing: frozenset[str]) -> bool:
+    """Whether one of the words around a number or a formula changes it, or may be a variable (a single letter).
+
+    >>> may_change(["a", "half"], WORDS_THAT_CHANGE_A_NUMBER), may_change(["a", "day"], WORDS_THAT_CHANGE_A_NUMBER)
+    (True, False)
+    """
+    parts = {part for word in words for part in re.split("['’-]", word.lower())}
+    return bool(parts & changing) or any(len(word) == 1 and word not in "aAI" for word in words)
 
 
 def _right_side(text: str) -> str:
-    """The right side of an equation whose left side may be dropped, else an empty text."""
+    """The right side of an equation that states a value (`x = 5`) or is true arithmetic, else an empty text."""
     *earlier, last = _CLAUSE.split(text)
     *left, right = last.split("=")
     if not left or _SEVERAL.search(last) or not all(map(_is_true, earlier)):
@@ -165,7 +171,7 @@ def _right_side(text: str) -> str:
 
 
 def _is_true(equation: str) -> bool:
-    """Whether worked arithmetic has the same value on every side; words around it are no arithmetic."""
+    """Whether worked arithmetic has the same value on every side; words around it do not count."""
     sides = [_UNIT_IN_SUM.sub(" ", side) for side in equation.rpartition(":")[2].split("=")]
     values = {read[0] if (read := read_expression(side)) else None for side in sides}
     return len(sides) > 1 and len(values) == 1 and None not in values
@@ -194,3 +200,102 @@ def _exact(part: str) -> Fraction | None:
     if not exponent:
         return Fraction(int(mantissa) if mantissa.isdigit() else mantissa)
     return Fraction(mantissa) * Fraction(10) ** int(exponent) if abs(int(exponent)) <= MAX_EXPONENT else None
+
+
+# -- arithmetic -------------------------------------------------------------------------------------------------------
+
+_INNER_FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
+_DRESS = re.compile(r"\\(?:left|right|displaystyle)(?![a-z])|\\[,;:! ()\[\]]|[$`]")
+_TIMES = re.compile(r"\\(?:times|cdot)(?![a-z])|(?<=[0-9)\s])[xX](?=[0-9(\s])")
+_OPERATORS = str.maketrans("×·∗÷∶−–[]{}", "***//--()()")
+_IMPLICIT = re.compile(r"(?<=[0-9)])\s*(?=\()|(?<=\))\s*(?=[0-9])")
+_THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
+_OPERAND = r"[0-9]{1,100}(?:\.[0-9]{1,100})?"
+_TOKEN = re.compile(rf"\s*(?:({_OPERAND})|([-+*/()]))")
+_SIGNED_OPERAND = re.compile(rf"-?{_OPERAND}")
+_APPLY: dict[str, Callable[[Fraction, Fraction], Fraction]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+}
+_RANK = {"+": 1, "-": 1, "*": 2, "/": 2, "negate": 3}
+
+
+def read_expression(text: str) -> tuple[Fraction, Counter[Fraction]] | None:
+    """Return the exact value of an arithmetic expression and how often it uses each number, or None.
+
+    An equation with a bare number on one side counts where it is true. Division by zero has no value. Time and
+    memory are linear in the length, which the caller bounds; there is no recursion.
+
+    >>> value, numbers = read_expression("(1 + 2) / 6"); value, sorted(numbers.elements())
+    (Fraction(1, 2), [Fraction(1, 1), Fraction(2, 1), Fraction(6, 1)])
+    >>> read_expression("2 + 2 = 5") is None, read_expression("2 **  3") is None
+    (True, True)
+    """
+    sides = [side.strip() for side in _in_ascii(text).split("=")]
+    if len(sides) > 2:
+        return None
+    if len(sides) == 2 and not _SIGNED_OPERAND.fullmatch(sides[1]):
+        sides.reverse()
+    read = _evaluate(sides[0])
+    if read is None or len(sides) == 1:
+        return read
+    claimed = _SIGNED_OPERAND.fullmatch(sides[1])
+    return read if claimed and Fraction(claimed[0]) == read[0] else None
+
+
+def _in_ascii(text: str) -> str:
+    text = text.strip().removesuffix(".")
+    if text.startswith("**") and text.endswith("**"):
+        text = text[2:-2]
+    text = _THOUSANDS.sub("", _DRESS.sub("", _INNER_FRACTION.sub(r"((\1)/(\2))", text)))
+    text = _TIMES.sub("*", text.replace(r"\div", "/")).translate(_OPERATORS)
+    return _IMPLICIT.sub("*", text).strip()
+
+
+def _evaluate(text: str) -> tuple[Fraction, Counter[Fraction]] | None:
+    """Operator precedence with two stacks: the values so far, and the operators that wait for their second operand."""
+    values: list[Fraction] = []
+    waiting: list[str] = []
+    numbers: Counter[Fraction] = Counter()
+    position, wants_value = 0, True
+    while position < len(text):
+        token = _TOKEN.match(text, position)
+        if token is None:
+            return None
+        position = token.end()
+        number, sign = token.groups()
+        if wants_value != bool(number or sign == "(" or (sign == "-" and wants_value)):
+            return None
+        if number:
+            values.append(Fraction(number))
+            numbers[values[-1]] += 1
+            wants_value = False
+        elif wants_value:
+            waiting.append("negate" if sign == "-" else sign)
+        elif not _close(values, waiting, sign):
+            return None
+        else:
+            wants_value = sign != ")"
+    whole = not wants_value and _apply_from(values, waiting, 0) and not waiting
+    return (values[0], numbers) if whole else None
+
+
+def _close(values: list[Fraction], waiting: list[str], sign: str) -> bool:
+    """Apply what binds at least as tightly as this operator, or back to the opening bracket; False: not valid."""
+    if not _apply_from(values, waiting, _RANK.get(sign, 0)):
+        return False
+    if sign != ")":
+        waiting.append(sign)
+        return True
+    return bool(waiting) and waiting.pop() == "("
+
+
+def _apply_from(values: list[Fraction], waiting: list[str], rank: int) -> bool:
+    while waiting and waiting[-1] != "(" and _RANK[waiting[-1]] >= rank:
+        sign, last = waiting.pop(), values.pop()
+        if sign == "/" and last == 0:
+            return False
+        values.append(-last if sign == "negate" else _APPLY[sign](values.pop(), last))
+    return True

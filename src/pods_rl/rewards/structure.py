@@ -17,7 +17,7 @@ ORDERED = (*INTERVALS, "ratio")
 
 
 class Expression(NamedTuple):
-    """What has no structure of its own; its text, as `plain` writes it."""
+    """An answer, or a part of one, without structure: its text, as `plain` writes it."""
 
     text: str
 
@@ -37,7 +37,7 @@ class Relation(NamedTuple):
 
     @property
     def equation(self) -> bool:
-        """Whether every sign says what something is, not how it compares."""
+        """Whether every sign is `=` or `in`."""
         return set(self.signs) <= {"=", "in"}
 
 
@@ -53,22 +53,13 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _SIGNS = {
-    r"\leq": "<=",
-    r"\le": "<=",
-    r"\leqslant": "<=",
-    r"\geq": ">=",
-    r"\ge": ">=",
-    r"\geqslant": ">=",
-    r"\lt": "<",
-    r"\gt": ">",
-    r"\ne": "!=",
-    r"\neq": "!=",
-    r"\in": "in",
-}
+    r"\leq": "<=", r"\le": "<=", r"\leqslant": "<=", r"\geq": ">=", r"\ge": ">=", r"\geqslant": ">=",
+    r"\lt": "<", r"\gt": ">", r"\ne": "!=", r"\neq": "!=", r"\in": "in",
+}  # fmt: skip
 _BRACKETS = {
-    **{("(", ")"): "()", ("[", "]"): "[]", ("(", "]"): "(]", ("[", ")"): "[)"},
-    **{(r"\{", r"\}"): "set", (r"\langle", r"\rangle"): "()", ("{", "}"): "braces"},
-}
+    ("(", ")"): "()", ("[", "]"): "[]", ("(", "]"): "(]", ("[", ")"): "[)",
+    (r"\{", r"\}"): "set", (r"\langle", r"\rangle"): "()", ("{", "}"): "braces",
+}  # fmt: skip
 _SETS = {r"\cup": "union", r"\cap": "and", r"\setminus": "minus", r"\backslash": "minus"}
 _THOUSANDS = re.compile(r"(?<![0-9.,_^])[1-9][0-9]{0,2}(?:,[0-9]{3})+(?!,?[0-9])")
 _ARGUMENT = re.compile(rf"(?<=[A-Za-z\]}}^]\{{){_THOUSANDS.pattern}(?=\}})")  # \sqrt{1,000}
@@ -78,12 +69,12 @@ _SIGNED = re.compile(r"\\(?:pm|mp)(?![a-z])")
 
 
 def read(text: str) -> Node:
-    r"""Read a `plain` text.
+    r"""Read the structure of a `plain` text.
 
     >>> read(r"x < 3").signs, read("1, 2 and 3").kind, read(r"\{1, 2\}").kind, read("[0,1)").kind, read("2x+1")
     (('<',), 'list', 'set', '[)', Expression(text='2x+1'))
     """
-    text = _ungrouped(_ARGUMENT.sub(_without_commas, text.strip()), alone=True)
+    text = _ungrouped(_ARGUMENT.sub(lambda match: match[0].replace(",", ""), text.strip()), alone=True)
     parts, separators = _split(text, "list")
     if separators:
         return _list(parts, separators)
@@ -93,9 +84,8 @@ def read(text: str) -> Node:
     parts, signs = _split(text, "set")
     if signs:
         kind = _SETS[signs[-1]]
-        return Group(
-            kind, (read(text[: -len(parts[-1]) - len(signs[-1])]), read(parts[-1])) if kind == "minus" else _all(parts)
-        )
+        earlier = text[: -len(parts[-1]) - len(signs[-1])]
+        return Group(kind, (read(earlier), read(parts[-1])) if kind == "minus" else _all(parts))
     inner = _bracketed(text)
     if inner is not None:
         return _group(text, *inner)
@@ -108,23 +98,21 @@ def read(text: str) -> Node:
 
 
 def named(node: Node) -> str | None:
-    """The name whose value a relation states (`x` of `x = 5` and `x in S`), or None where it states no such thing."""
+    """The name whose value a relation states (`x` of `x = 5` and `x in S`), or None."""
     if not isinstance(node, Relation) or not node.equation:
         return None
     first = node.sides[0]
-    if isinstance(first, Group) and first.kind in ("()", "ratio"):  # (p, q) = (3, 2), A:B = 1:2
-        items: tuple[Node, ...] = first.items
-    else:
-        items = (first,)
+    kind = first.kind if isinstance(first, Group) else ""
+    items = first.items if isinstance(first, Group) and kind in ("()", "ratio") else (first,)  # (p, q) = (3, 2)
     texts = ["".join(item.text.split()) for item in items if isinstance(item, Expression) and is_name(item.text)]
-    if isinstance(first, Group) and first.kind == "ratio" and not all(text[0].isupper() for text in texts):
+    if kind == "ratio" and not all(text[0].isupper() for text in texts):  # A:B = 1:2
         return None
     between = any(isinstance(side, Expression) and is_name(side.text) for side in node.sides[1:-1])
     return ",".join(texts) if len(texts) == len(items) and not between else None
 
 
 def _all(parts: list[str]) -> tuple[Node, ...]:
-    """Read each part; what `\\pm` makes of one part stands beside the others."""
+    """Read each part. A part that is a list itself, as of `\\pm`, gives several items."""
     found: list[Node] = []
     for node in map(read, parts):
         found += node.items if isinstance(node, Group) and node.kind == "list" else (node,)
@@ -144,7 +132,7 @@ def _list(parts: list[str], separators: list[str]) -> Node:
 
 
 def _relation(parts: list[str], signs: list[str]) -> Node:
-    if r"\approx" in signs:  # what is said exactly counts: x = 1/3 \approx 0.33
+    if r"\approx" in signs:  # the exact part counts: x = 1/3 \approx 0.33
         end = signs.index(r"\approx")
         if end == 0 and is_name(parts[0]):
             parts, signs = parts[:2], ["="]
@@ -179,7 +167,7 @@ def _bracketed(text: str) -> tuple[str, str] | None:
 
 
 def _split(text: str, kind: str) -> tuple[list[str], list[str]]:
-    """The parts of a text between tokens of a kind that stand outside every bracket, and these tokens."""
+    """The parts of a text between the tokens of a kind outside every bracket, and these tokens."""
     parts, found, start = [], [], 0
     for token in _outside(text):
         if token[kind]:
@@ -209,10 +197,6 @@ def _ungrouped(text: str, *, alone: bool) -> str:
     if not (all(text[index + 1 : index + 2].isspace() for index in others) if others else alone):
         return text
     return "".join(sign for index, sign in enumerate(text) if index not in commas & within)
-
-
-def _without_commas(match: re.Match[str]) -> str:
-    return match[0].replace(",", "")
 
 
 def _signed(text: str, plus_minus: str, minus_plus: str) -> str:

@@ -1,11 +1,11 @@
-"""Checkpoints that are whole or not there: written beside their place, flushed, hashed, renamed. No torch.
+"""Checkpoints that are whole or absent: written in a folder aside, flushed, hashed, renamed. No torch.
 
 A folder is written under ``.saving/`` in ``checkpoints/``. `publish` flushes every file, reads each back once for its
-hash, adds ``manifest.json`` and renames the folder to its place. A kill or a full disk at any moment leaves earlier
-checkpoints as they were, and a leftover that `clean` removes. Deleting is a rename first, too.
+hash, adds ``manifest.json`` and renames the folder. A kill or a full disk at any moment leaves earlier checkpoints as
+they were, and a leftover that `clean` removes. A deletion begins with a rename too.
 
-Only folders called ``checkpoint-<digits>`` with a manifest of ours, of that step, are ours: nothing else is ever
-removed, replaced or resumed from.
+Ours are the folders called ``checkpoint-<digits>`` with our manifest of that step: nothing else is ever removed,
+replaced or resumed from.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -29,19 +29,18 @@ FORMAT = 1
 _STAGING = ".saving"
 _REPLACED = "replaced-"
 _NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
-# of a manifest: a checkpoint has tens of files, of a thousand processes some thousands
+# limits of a manifest: a checkpoint has tens of files, one of a thousand processes has thousands
 _MOST_FILES, _LARGEST_MANIFEST = 20_000, 4 << 20
-_CHUNK = 1 << 20
-_HASHERS = 4  # files hashed at once: hashing lets go of the interpreter, and one core seldom keeps up with a disk
+_HASHERS = 4  # files hashed at once, in threads: one core rarely keeps up with a disk
 
 
 def staging(target: Path) -> Path:
-    """Where a folder is written before it is published as ``target``: beside it, so that a rename is enough."""
+    """Return where a folder is written before it is published as ``target``: on the same disk, so it can be renamed."""
     return target.parent / _STAGING / target.name
 
 
 def prepare(target: Path) -> Path:
-    """Make an empty folder in ``staging(target)`` and return it; what an interrupted save left goes."""
+    """Make and return an empty folder ``staging(target)``; remove what an interrupted save left."""
     staged = staging(target)
     clean(target.parent)
     if staged.parent.is_symlink() or (staged.parent.exists() and not staged.parent.is_dir()):
@@ -51,21 +50,20 @@ def prepare(target: Path) -> Path:
 
 
 def publish(target: Path, about: Mapping[str, Any]) -> None:
-    """Put the folder that lies in ``staging(target)`` in its place, whole, with a manifest; an older one is replaced.
+    """Move the folder ``staging(target)`` to ``target``, with a manifest; replace an older one of ours.
 
-    What has this name and is not ours is kept, as ``<name>.kept-1``.
+    Anything else of that name is kept as ``<name>.kept-1``.
 
     Args:
-        target: the folder to be.
-        about: what the manifest says besides sizes and hashes: step, processes, recipe.
+        target: the new folder.
+        about: what the manifest holds besides sizes and hashes: step, processes, recipe.
 
     Raises:
-        OSError: it cannot be written; what was at ``target`` is as it was.
+        OSError: it cannot be written; ``target`` is as it was.
     """
     staged = staging(target)
-    files = {path.relative_to(staged).as_posix(): path for path in _files(staged)}
-    with ThreadPoolExecutor(_HASHERS) as pool:
-        hashes = list(pool.map(_flush_and_hash, files.values()))
+    files = {path.relative_to(staged).as_posix(): path for path in sorted(staged.rglob("*")) if path.is_file()}
+    hashes = _hash_all(files.values(), flush=True)
     rows = {
         name: {"bytes": path.stat().st_size, "sha256": digest}
         for (name, path), digest in zip(files.items(), hashes, strict=True)
@@ -86,7 +84,7 @@ def publish(target: Path, about: Mapping[str, Any]) -> None:
 
 
 def clean(checkpoints: Path) -> None:
-    """Remove what an interrupted save or deletion left; a folder taken away for a new one that never came returns."""
+    """Remove what an interrupted save or deletion left; put a folder back whose replacement was never published."""
     left = checkpoints / _STAGING
     if left.is_symlink() or not left.is_dir():
         return
@@ -105,12 +103,12 @@ def clean(checkpoints: Path) -> None:
 
 @contextmanager
 def readable_path(path: Path) -> Iterator[Path]:
-    """Lend a path to a folder that every library can use: a link, where the path has bytes that are not UTF-8."""
+    """Yield a path to a folder that every library can use: a link, where the path is not UTF-8."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        with tempfile.TemporaryDirectory(prefix="pods-") as place:
-            link = Path(place, "link")
+        with tempfile.TemporaryDirectory(prefix="pods-") as folder:
+            link = Path(folder, "link")
             link.symlink_to(path.absolute(), target_is_directory=True)
             yield link
     else:
@@ -118,17 +116,17 @@ def readable_path(path: Path) -> Iterator[Path]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself; empty where there is no manifest, or none that can be read."""
+    """Return the manifest of a checkpoint; an empty one where there is none that can be read."""
     path = folder / MANIFEST
     small = path.is_file() and path.stat().st_size <= _LARGEST_MANIFEST
     return read_mapping(path) if small else {}
 
 
 def verify(folder: Path, *, hashes: bool = True, named: bool = False) -> list[str]:
-    """What is wrong with a checkpoint, a line for each problem; nothing where its manifest holds.
+    """Return what is wrong with a checkpoint, a line per problem; none where it agrees with its manifest.
 
-    Files that the manifest does not list are passed over. Without ``hashes`` only names and sizes are compared: at
-    once, where hashes read every byte. ``named``: its name must say its step.
+    Files that the manifest does not list are ignored. Without ``hashes`` only names and sizes are compared, which is
+    quick: hashes read every byte. ``named``: the folder's name must give its step.
     """
     if not folder.is_dir():
         return ["is not a folder"]
@@ -137,7 +135,7 @@ def verify(folder: Path, *, hashes: bool = True, named: bool = False) -> list[st
     manifest = read_manifest(folder)
     files = manifest.get("files")
     if manifest.get("format") != FORMAT or not isinstance(files, dict) or not files:
-        return [f"{MANIFEST} cannot be read: expected format {FORMAT}, received {manifest.get('format')!r}"]
+        return [f"{MANIFEST} cannot be read: expected format {FORMAT}, got {manifest.get('format')!r}"]
     if len(files) > _MOST_FILES or not all(map(_is_inside, files)):
         return [f"{MANIFEST} is not ours: expected at most {_MOST_FILES:,} files, all in this folder"]
     if named and (problem := _name_problem(folder, manifest)):
@@ -145,45 +143,44 @@ def verify(folder: Path, *, hashes: bool = True, named: bool = False) -> list[st
     problems = [problem for name, row in files.items() if (problem := _size_problem(folder / name, row, name))]
     if problems or not hashes:
         return problems
-    with ThreadPoolExecutor(_HASHERS) as pool:
-        found = list(pool.map(lambda name: _hash(folder / name), files))
+    hashed = zip(files.items(), _hash_all([folder / name for name in files]), strict=True)
     return [
         f"{name} has changed: its hash is not the manifest's"
-        for (name, row), digest in zip(files.items(), found, strict=True)
+        for (name, row), digest in hashed
         if digest != row.get("sha256")
     ]
 
 
 def last_good(checkpoints: Path, *, hashes: bool = True) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint of a folder whose manifest holds, and why each newer one was passed over.
+    """Return the newest checkpoint that agrees with its manifest, and why each newer one is skipped.
 
     Args:
         checkpoints: ``checkpoints/`` of a run.
         hashes: as `verify` takes it.
 
     Returns:
-        The folder, None where there is none; lines ``checkpoint-8: <problem>``, newest first.
+        The folder, or None; lines ``checkpoint-8: <problem>``, newest first.
     """
-    passed: list[str] = []
+    skipped: list[str] = []
     for folder in reversed(find_checkpoints(checkpoints)):
         problems = verify(folder, hashes=hashes, named=True)
         if not problems:
-            return folder, passed
+            return folder, skipped
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        passed.append(f"{folder.name}: {problems[0]}{more}")
-    return None, passed
+        skipped.append(f"{folder.name}: {problems[0]}{more}")
+    return None, skipped
 
 
 def prune(checkpoints: Path, keep: int, *, best: str | None = None, finished: bool = False) -> None:
-    """Remove the oldest of our checkpoints, as transformers does; torn ones count for nothing.
+    """Remove the oldest of our checkpoints, as transformers does; damaged ones are not counted.
 
-    Call it once the newest is published.
+    Call it after the newest is published.
 
     Args:
-        checkpoints: the folder they lie in.
-        keep: how many whole ones stay, the newest and the best among them; below 1: all.
+        checkpoints: their folder.
+        keep: how many whole ones to keep, the newest and the best among them; below 1: all.
         best: the name of the best one, which is never removed.
-        finished: the run is over: where one is to stay, it is the best.
+        finished: the run is over; where ``keep`` is 1, only the best one is kept.
     """
     ours = [folder for folder in reversed(find_checkpoints(checkpoints)) if _is_ours(folder)]
     whole = [folder.name for folder in ours if not verify(folder, hashes=False)]
@@ -200,18 +197,18 @@ def prune(checkpoints: Path, keep: int, *, best: str | None = None, finished: bo
         if not stays:
             gone = staging(folder)
             gone.parent.mkdir(exist_ok=True)
-            os.replace(folder, gone)  # in one move, so that a kill leaves no half of a checkpoint
+            os.replace(folder, gone)  # in one move, so that a kill leaves no half-deleted checkpoint
     clean(checkpoints)
 
 
 def find_checkpoints(checkpoints: Path) -> list[Path]:
-    """The folders that are called ``checkpoint-<step>``, the oldest first."""
+    """Return the folders called ``checkpoint-<step>``, the oldest first."""
     named = {path: match for path in checkpoints.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name))}
     return sorted((path for path in named if path.is_dir()), key=lambda path: int(named[path][1]))
 
 
 def digest(values: Mapping[str, Any]) -> str:
-    """A hash of a mapping, the same in any order of its keys.
+    """Return a hash of a mapping that does not depend on the order of its keys.
 
     >>> digest({"a": 1, "b": None}) == digest({"b": None, "a": 1})
     True
@@ -220,7 +217,7 @@ def digest(values: Mapping[str, Any]) -> str:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether a save of ours made a folder and it has its name still: what may be removed or replaced."""
+    """Whether we saved a folder and it still has its name, so that it may be removed or replaced."""
     if folder.is_symlink() or not folder.is_dir():
         return False
     manifest = read_manifest(folder)
@@ -228,7 +225,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _name_problem(folder: Path, manifest: Mapping[str, Any]) -> str | None:
-    """What is wrong with the name of a copy, or of one that was renamed: it would be taken for another step."""
+    """What is wrong with the name of a folder that was copied or renamed: it would be taken for another step."""
     match, step = _NAME.fullmatch(folder.name), manifest.get("step")
     return f"{MANIFEST} is of step {step}" if match and step is not None and step != int(match[1]) else None
 
@@ -240,15 +237,11 @@ def _is_inside(name: str) -> bool:
 
 
 def _set_aside(path: Path) -> None:
-    """Give what is not ours another name."""
+    """Rename what is not ours."""
     number = 1
     while os.path.lexists(path.with_name(f"{path.name}.kept-{number}")):
         number += 1
     os.replace(path, path.with_name(f"{path.name}.kept-{number}"))
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.rglob("*")) if path.is_file())
 
 
 def _size_problem(path: Path, row: Any, name: str) -> str | None:
@@ -258,22 +251,24 @@ def _size_problem(path: Path, row: Any, name: str) -> str | None:
     return None if found == expected else f"{name} has {found} bytes, expected {expected}"
 
 
-def _flush_and_hash(path: Path) -> str:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-    return _hash(path)
+def _hash_all(paths: Iterable[Path], *, flush: bool = False) -> list[str]:
+    """The sha256 of each file, read once; ``flush``: written to disk first."""
 
+    def sha256(path: Path) -> str:
+        found = hashlib.sha256()
+        with path.open("rb") as file:
+            if flush:
+                os.fsync(file.fileno())
+            while chunk := file.read(1 << 20):
+                found.update(chunk)
+        return found.hexdigest()
 
-def _hash(path: Path) -> str:
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            found.update(chunk)
-    return found.hexdigest()
+    with ThreadPoolExecutor(_HASHERS) as pool:
+        return list(pool.map(sha256, paths))
 
 
 def _flush_folder(path: Path) -> None:
-    """A rename is on disk once its folder is; where folders cannot be opened (Windows) there is nothing to flush."""
+    """Write a folder's entries to disk, and with them a rename. Windows, where folders cannot be opened, needs none."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except PermissionError:

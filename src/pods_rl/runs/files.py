@@ -1,7 +1,8 @@
-"""The files of a run directory: their names, and how each kind is read and written whole."""
+"""The files of a run directory: their names, and how each kind is read and written in one move."""
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -18,16 +19,19 @@ import yaml
 CONFIG, ENVIRONMENT, STATUS = "config.yaml", "environment.json", "status.json"
 METRICS, EVALS, ROLLOUTS, CHECKPOINTS = "metrics.jsonl", "evals.jsonl", "rollouts", "checkpoints"
 EVALUATIONS, LOG = "evaluations", "log.txt"
-_LARGEST_JSON, _LARGEST_YAML = 8 << 20, 1 << 20  # bytes; ours have some thousands. More is no file of ours
+_LARGEST_JSON, _LARGEST_YAML = 8 << 20, 1 << 20  # bytes; ours have thousands
 _DEEPEST = 64  # levels of a YAML file
-_MOST_LINKS = 40  # as Linux has it
+_MOST_LINKS = 40  # as on Linux
+# no space, over the quota, a file too large, a disk that turned read-only
+_FULL = tuple(getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EROFS") if hasattr(errno, name))
+_SAFETENSORS_ERROR = re.compile(r"os error (\d+)")  # safetensors and torch.save raise errors of their own
+_TORCH_ERROR = re.compile(r"inline_container|PytorchStreamWriter|iostream error")
 
 
 def read_jsonl(path: Path, skipped: list[int] | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a JSONL file; skip a torn line, or one that holds another type.
+    """Yield the objects of a JSONL file; skip a torn line, or one of another type.
 
-    ``skipped`` gets the numbers of the skipped lines, from 1; an unfinished last line does not count: it may still be
-    written.
+    ``skipped`` gets the numbers of the skipped lines, from 1, without an unfinished last line: it may still be written.
     """
     if not path.is_file():  # a pipe would wait for its writer
         return
@@ -43,7 +47,7 @@ def read_jsonl(path: Path, skipped: list[int] | None = None) -> Iterator[dict[st
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """Return the mapping of a JSON or YAML file; an empty one where the file is missing, torn or far too large."""
+    """Return the mapping in a JSON or YAML file; an empty one where the file is missing, torn or far too large."""
     is_json = path.suffix == ".json"
     try:
         if not path.is_file() or path.stat().st_size > (_LARGEST_JSON if is_json else _LARGEST_YAML):
@@ -56,7 +60,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Read plain YAML; refuse merge keys, which we never write and which can take hours to expand."""
+    """Reads plain YAML without merge keys, which we never write and which can take hours to expand."""
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         pass
@@ -76,7 +80,7 @@ def _load_yaml(text: str) -> Any:
 
 
 def number(value: Any, otherwise: float = 0.0) -> float:
-    """A finite number as it is; anything else that a damaged file may hold is ``otherwise``.
+    """Return a finite number as it is, and ``otherwise`` for anything else that a damaged file may hold.
 
     >>> number(3), number([1]), number(float("nan")), number("7", -1.0)
     (3.0, 0.0, 0.0, -1.0)
@@ -89,17 +93,18 @@ def number(value: Any, otherwise: float = 0.0) -> float:
 
 
 def step_of(path: Path) -> int:
+    """Return the number at the end of a name, before its suffix; -1 where there is none."""
     match = re.search(r"-(\d+)(?:\.\w+)?$", path.name)
     return int(match[1]) if match else -1
 
 
 def write_atomic(path: Path, content: str | bytes, *, follow: bool = False) -> None:
-    """Replace a file in one move, so that a reader sees the old content or the new, never half of one.
+    """Replace a file in one move, so that a reader sees the old content or the new one, never half of it.
 
     Args:
-        path: the file; what is not a regular file (a device, a pipe, one of our open files) is written in place.
-        content: any text; a lone surrogate, which UTF-8 cannot hold, is written as an escape.
-        follow: replace what a link points at, rather than the link.
+        path: the file. A device, a pipe or one of our open files is written in place.
+        content: bytes, or any text: a lone surrogate, which UTF-8 cannot hold, is written as an escape.
+        follow: replace the target of a link, not the link.
     """
     with replacing(path, follow=follow) as file:
         file.write(encoded(content) if isinstance(content, str) else content)
@@ -116,15 +121,17 @@ def encoded(text: str) -> bytes:
 
 @contextmanager
 def replacing(path: Path, *, follow: bool = False) -> Iterator[IO[bytes]]:
-    """Open a file that takes another's place, and its mode, once all of it is on disk; arguments as `write_atomic`."""
+    """Open a file that replaces another, and takes its mode, once it is on disk; arguments as `write_atomic`."""
     in_place = _open_in_place(path)
     if in_place is not None:
         with in_place:
             yield in_place
         return
     target = Path(os.path.realpath(path)) if follow else path
-    part = target.with_name(f".{os.getpid()}-{threading.get_ident()}.part")  # short: a name may be as long as it can be
-    part.unlink(missing_ok=True)  # of a killed process that had our number
+    part = target.with_name(
+        f".{os.getpid()}-{threading.get_ident()}.part"
+    )  # a short name: `path` may have the longest one
+    part.unlink(missing_ok=True)  # of a killed process with our id
     try:
         with part.open("xb") as file:
             _copy_mode(target, part)
@@ -137,9 +144,9 @@ def replacing(path: Path, *, follow: bool = False) -> Iterator[IO[bytes]]:
 
 
 def open_own(path: Path, mode: str) -> IO[Any]:
-    """Open a file of ours to append or to write, in binary or as text with escapes for what UTF-8 cannot hold.
+    """Open a file of ours to append or write, as bytes or as text that escapes what UTF-8 cannot hold.
 
-    Raises OSError where it is a link: its target is somebody else's.
+    Raises OSError where it is a link: its target belongs to somebody else.
     """
     text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "errors": "backslashreplace", "buffering": 1}
     no_link = getattr(os, "O_NOFOLLOW", 0)
@@ -147,7 +154,7 @@ def open_own(path: Path, mode: str) -> IO[Any]:
 
 
 def _open_in_place(path: Path) -> IO[bytes] | None:
-    """Open a file that must not be replaced; None for a regular file, or none. Replacing /dev/null would remove it."""
+    """Open a file that must not be replaced, such as /dev/null; None for a regular or missing one."""
     number = _own_descriptor(path)
     if number is not None:
         return os.fdopen(os.dup(number), "wb")  # shares its position with what prints there
@@ -171,7 +178,7 @@ def _own_descriptor(path: Path) -> int | None:
 
 
 def _copy_mode(old: Path, new: Path) -> None:
-    """Give a new file the mode and, where we may, the owner of the one that it replaces."""
+    """Give a new file the mode of the one that it replaces and, where permitted, its owner."""
     try:
         found = old.lstat()
     except OSError:
@@ -183,7 +190,7 @@ def _copy_mode(old: Path, new: Path) -> None:
 
 
 def write_parquet(target: Path, columns: Mapping[str, Sequence[Any]]) -> Path:
-    """Write a table in one move, and its folder where there is none; text that UTF-8 cannot hold is escaped."""
+    """Write a table in one move, and make its folder; text that UTF-8 cannot hold is escaped."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -195,7 +202,7 @@ def write_parquet(target: Path, columns: Mapping[str, Sequence[Any]]) -> Path:
 
 
 def _storable(value: Any) -> Any:
-    """Copy a value with each lone surrogate in its text as an escape, as in our JSON."""
+    """Copy a value with lone surrogates escaped, as in our JSON."""
     if isinstance(value, str):
         return encoded(value).decode()
     if isinstance(value, dict):
@@ -204,9 +211,9 @@ def _storable(value: Any) -> Any:
 
 
 def to_json(value: Any, *, indent: int | None = None, ascii_only: bool = False) -> str:
-    """Strict JSON of anything a run logs: numpy and torch scalars unwrapped, what is not finite as null.
+    """Return strict JSON of anything a run logs: numpy and torch scalars unwrapped, NaN and infinity as null.
 
-    ``ascii_only`` escapes all other characters, for where a terminal may read it.
+    ``ascii_only`` escapes all other characters, for text that a terminal may show.
 
     >>> to_json({"loss": float("nan"), "steps": (1, 2)})
     '{"loss": null, "steps": [1, 2]}'
@@ -216,7 +223,6 @@ def to_json(value: Any, *, indent: int | None = None, ascii_only: bool = False) 
 
 
 def _plain(value: Any) -> Any:
-    """JSON's own types: scalars of numpy and torch unwrapped, paths as text, what is not finite as null."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set)):
@@ -226,3 +232,23 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, (str, int, bool)) else str(value)
+
+
+def write_failure(error: BaseException) -> str | None:
+    """Return why a file could not be written, where the disk caused an error; None where something else did.
+
+    >>> write_failure(OSError(28, "No space left on device"))
+    'No space left on device'
+    >>> write_failure(FileNotFoundError(2, "No such file or directory")) is None
+    True
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.errno in _FULL:
+            return seen.strerror or str(seen)
+        if (found := _SAFETENSORS_ERROR.search(str(seen))) and int(found[1]) in _FULL:
+            return str(seen).splitlines()[0]
+        if isinstance(seen, RuntimeError) and _TORCH_ERROR.search(str(seen)):
+            return "a file could not be written to its end"
+        seen = seen.__cause__ or seen.__context__
+    return None

@@ -9,41 +9,30 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from . import files
 from .checkpoints import find_checkpoints
-from .files import (
-    CHECKPOINTS,
-    CONFIG,
-    ENVIRONMENT,
-    EVALS,
-    EVALUATIONS,
-    METRICS,
-    ROLLOUTS,
-    STATUS,
-    number,
-    read_jsonl,
-    read_mapping,
-    step_of,
-)
+from .files import number, read_jsonl, read_mapping, step_of
 
 
 class Run:
     """What a run directory holds: a snapshot, each file read once, on first use.
 
-    A file that is missing reads as empty, and a line that a kill tore in half is left out.
+    A missing file reads as empty. A line that a kill tore in half is skipped.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.skipped: dict[str, list[int]] = {METRICS: [], EVALS: []}  # lines, once the file is read
+        self.skipped: dict[str, list[int]] = {files.METRICS: [], files.EVALS: []}  # lines, once the file is read
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
-        """The run at ``path``; raises UserError where there is none."""
+        """Return the run at ``path``; raises UserError where there is none."""
         path = Path(path)
         if not is_run(path):
-            there = "is not a run directory" if path.is_dir() else "does not exist"
+            problem = "is not a run directory" if path.is_dir() else "does not exist"
             raise UserError(
-                f"{path} {there}: expected a directory with {CONFIG} or {STATUS}, as `pods train` writes it."
+                f"{path} {problem}: expected a directory with {files.CONFIG} or {files.STATUS}, as `pods train` writes "
+                "it."
             )
         return cls(path)
 
@@ -52,32 +41,32 @@ class Run:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        return read_mapping(self.path / CONFIG)
+        return read_mapping(self.path / files.CONFIG)
 
     @cached_property
     def environment(self) -> dict[str, Any]:
-        return read_mapping(self.path / ENVIRONMENT)
+        return read_mapping(self.path / files.ENVIRONMENT)
 
     @cached_property
     def status(self) -> dict[str, Any]:
-        return read_mapping(self.path / STATUS)
+        return read_mapping(self.path / files.STATUS)
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
-        return list(read_jsonl(self.path / METRICS, self.skipped[METRICS]))
+        return list(read_jsonl(self.path / files.METRICS, self.skipped[files.METRICS]))
 
     @cached_property
     def evals(self) -> list[dict[str, Any]]:
-        return list(read_jsonl(self.path / EVALS, self.skipped[EVALS]))
+        return list(read_jsonl(self.path / files.EVALS, self.skipped[files.EVALS]))
 
     @property
     def state(self) -> str:
-        """running, finished, stopped or failed, or ``unknown`` where status.json is missing or torn."""
+        """running, finished, stopped or failed; ``unknown`` where status.json is missing or torn."""
         return str(self.status.get("state", "unknown"))
 
     @property
     def step(self) -> int:
-        """The last step that the status names."""
+        """The step in the status."""
         return int(number(self.status.get("step")))
 
     @property
@@ -100,33 +89,33 @@ class Run:
         return int(match[1]) if match else None
 
     def rollout_files(self) -> list[Path]:
-        """The ledger's files, ordered by step."""
-        return sorted((self.path / ROLLOUTS).glob("step-*.parquet"), key=step_of)
+        """The files of the ledger, by step."""
+        return sorted((self.path / files.ROLLOUTS).glob("step-*.parquet"), key=step_of)
 
     def evaluation_files(self) -> list[Path]:
-        """The completions of each evaluation, ordered by step."""
-        return sorted((self.path / EVALUATIONS).glob("step-*.parquet"), key=step_of)
+        """The completions of each evaluation, by step."""
+        return sorted((self.path / files.EVALUATIONS).glob("step-*.parquet"), key=step_of)
 
     def checkpoints(self) -> list[Path]:
-        """TRL's checkpoints, ordered by step; ``final/`` is not among them."""
-        return find_checkpoints(self.path / CHECKPOINTS)
+        """TRL's checkpoints, by step, without ``final/``."""
+        return find_checkpoints(self.path / files.CHECKPOINTS)
 
     @property
     def final_checkpoint(self) -> Path | None:
-        path = self.path / CHECKPOINTS / "final"
+        path = self.path / files.CHECKPOINTS / "final"
         return path if path.is_dir() else None
 
 
 def is_run(path: str | Path) -> bool:
     """Whether a directory holds a run, however far it got."""
-    return any((Path(path) / name).is_file() for name in (CONFIG, STATUS))
+    return any((Path(path) / name).is_file() for name in (files.CONFIG, files.STATUS))
 
 
 def find_runs(experiment_dir: str | Path) -> dict[str, list[Run]]:
-    """Every run below a directory, by arm: ``<arm>/seed-<k>/``, ``<run>/``, or the directory itself.
+    """Return every run below a directory, by arm: ``<arm>/seed-<k>/``, ``<run>/``, or the directory itself.
 
-    Hidden directories are passed over (an experiment keeps earlier attempts in one). Arms come in
-    the order of ``experiment.yaml`` where there is one, else by name; runs by seed.
+    Hidden directories, where an experiment keeps earlier attempts, are skipped. Arms are in the order of
+    ``experiment.yaml`` where there is one, else by name; runs by seed.
     """
     root = Path(experiment_dir)
     if not root.is_dir():
@@ -140,5 +129,4 @@ def find_runs(experiment_dir: str | Path) -> dict[str, list[Run]]:
             arms[child.name] = [Run(p) for p in sorted(paths, key=lambda p: (step_of(p), p.name))]
     declared = read_mapping(root / "experiment.yaml").get("arms")
     order = [*declared] if isinstance(declared, Mapping) else []
-    order += [name for name in arms if name not in order]
-    return {name: arms[name] for name in order if name in arms}
+    return {name: arms[name] for name in dict.fromkeys([*order, *arms]) if name in arms}

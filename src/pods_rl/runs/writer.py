@@ -10,22 +10,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import UserError
-from .files import (
-    CONFIG,
-    ENVIRONMENT,
-    EVALS,
-    EVALUATIONS,
-    METRICS,
-    ROLLOUTS,
-    STATUS,
-    number,
-    open_own,
-    read_jsonl,
-    step_of,
-    to_json,
-    write_atomic,
-    write_parquet,
-)
+from . import files
+from .files import number, open_own, read_jsonl, step_of, to_json, write_atomic, write_parquet
 from .run import Run, is_run
 
 try:
@@ -33,14 +19,13 @@ try:
 except ImportError:  # Windows has no fcntl: two writers are then not told apart
     fcntl = None  # type: ignore[assignment]
 
-_LONGEST_HOLDER = 64
 STATES = ("running", "finished", "stopped", "failed")
-_LOCK = ".lock"
+_LOCK, _LONGEST_HOLDER = ".lock", 64
 _locks: set[IO[str]] = set()  # held by this process
 
 
 def _close_in_child() -> None:
-    """Let a forked child go on without our locks: one that outlives us would hold them."""
+    """Close our locks in a forked child: one that outlives us would hold them."""
     while _locks:
         _locks.pop().close()
 
@@ -56,17 +41,17 @@ class RunInUseError(UserError):
 class RunWriter:
     """Writes one run directory, and holds it: a second writer is refused until ``close``.
 
-    ``resume=True`` goes on with a run that is there; else a directory that already holds one is refused.
+    ``resume=True`` continues the run in the directory; else a directory that holds a run is refused.
     Use as a context manager. Numbers that are not finite are written as null.
     """
 
     def __init__(self, path: str | Path, *, resume: bool = False) -> None:
         self.path = Path(path)
         self._files: dict[str, IO[str]] = {}
-        around = None if resume else _run_around(self.path)
-        if around:
-            raise UserError(f"{self.path} lies inside the run {around}. Choose another directory with --output.")
-        for name in (_LOCK, METRICS, EVALS):
+        outer = None if resume else _outer_run(self.path)
+        if outer:
+            raise UserError(f"{self.path} lies inside the run {outer}. Choose another directory with --output.")
+        for name in (_LOCK, files.METRICS, files.EVALS):
             if (self.path / name).is_symlink():
                 raise UserError(
                     f"{self.path / name} is a link: writing there would change the file it points to. Remove the link, "
@@ -94,18 +79,18 @@ class RunWriter:
 
     def close(self) -> None:
         for file in self._files.values():
-            with suppress(OSError):  # a disk that was full when a line was written, which was told then
+            with suppress(OSError):  # of a full disk, which was reported when the line was written
                 file.close()
         self._files.clear()
         _locks.discard(self._lock)
         self._lock.close()
 
     def write_config(self, text: str) -> None:
-        """``Recipe.to_yaml()``, as ``config.yaml``."""
-        write_atomic(self.path / CONFIG, text)
+        """Write ``Recipe.to_yaml()`` as ``config.yaml``."""
+        write_atomic(self.path / files.CONFIG, text)
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
-        write_atomic(self.path / ENVIRONMENT, to_json(environment, indent=2) + "\n")
+        self._write_json(files.ENVIRONMENT, environment)
 
     def write_status(
         self,
@@ -116,30 +101,36 @@ class RunWriter:
         seconds: float = 0.0,
         elapsed: float = 0.0,
     ) -> None:
-        """``seconds`` is the training clock, ``elapsed`` the wall clock since the run's start."""
+        """Write ``status.json``: ``seconds`` is the training clock, ``elapsed`` the wall clock of the run."""
         if state not in STATES:
             raise ValueError(f"state is {state!r}, expected one of {', '.join(STATES)}")
         status = {"state": state, "reason": reason, "step": step, "seconds": seconds, "elapsed": elapsed}
-        write_atomic(self.path / STATUS, to_json(status, indent=2) + "\n")
+        self._write_json(files.STATUS, status)
+
+    def write_end(self, state: str, reason: str, elapsed: float | None = None) -> None:
+        """Write how a run ended early, at the step of its last status; ``elapsed``: None keeps that of the status."""
+        run = Run(self.path)
+        elapsed = run.elapsed if elapsed is None else elapsed
+        self.write_status(state, reason=reason, step=run.step, seconds=run.seconds, elapsed=elapsed)
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
-        self._append(METRICS, row)
+        self._append(files.METRICS, row)
 
     def append_eval(self, row: Mapping[str, Any]) -> None:
-        self._append(EVALS, row)
+        self._append(files.EVALS, row)
 
     def write_rollouts(self, step: int, columns: Mapping[str, Sequence[Any]]) -> Path:
-        """A parquet file with one row per rollout of a step; every column has the same length."""
-        return write_parquet(self.path / ROLLOUTS / f"step-{step:06d}.parquet", columns)
+        """Write a parquet file with a row per rollout of a step; every column has the same length."""
+        return write_parquet(self.path / files.ROLLOUTS / f"step-{step:06d}.parquet", columns)
 
     def write_evaluation(self, step: int, columns: Mapping[str, Sequence[Any]]) -> Path:
-        """A parquet file with one row per completion of the evaluation after a step; a later one replaces it."""
-        return write_parquet(self.path / EVALUATIONS / f"step-{step:06d}.parquet", columns)
+        """Write a parquet file with a row per completion of the evaluation after a step, replacing an earlier one."""
+        return write_parquet(self.path / files.EVALUATIONS / f"step-{step:06d}.parquet", columns)
 
     def rewind(self, step: int, evaluations: int) -> None:
-        """Forget what came after ``step``, and all but the first ``evaluations``: a resumed run makes them again."""
-        self._keep(METRICS, lambda row, _: number(row.get("step"), -1) <= step)
-        evaluated = self._keep(EVALS, lambda row, i: number(row.get("step"), -1) <= step and i < evaluations)
+        """Remove what came after ``step``, and all but the first ``evaluations``: a resumed run makes them again."""
+        self._keep(files.METRICS, lambda row, _: number(row.get("step"), -1) <= step)
+        evaluated = self._keep(files.EVALS, lambda row, i: number(row.get("step"), -1) <= step and i < evaluations)
         kept = {number(row.get("step"), -1) for row in evaluated}
         stale = [path for path in Run(self.path).rollout_files() if step_of(path) > step]
         stale += [path for path in Run(self.path).evaluation_files() if step_of(path) not in kept]
@@ -162,35 +153,39 @@ class RunWriter:
             path = self.path / name
             torn = path.is_file() and path.read_bytes()[-1:] not in (b"", b"\n")
             self._files[name] = open_own(path, "a")
-            if torn:  # a kill left half a line: end it, so that ours starts on its own
+            if torn:  # a kill left half a line: end it, so that the next row has a line of its own
                 self._files[name].write("\n")
         self._files[name].write(to_json(row) + "\n")
 
+    def _write_json(self, name: str, values: Mapping[str, Any]) -> None:
+        write_atomic(self.path / name, to_json(values, indent=2) + "\n")
+
 
 def end_run(path: str | Path, state: str, reason: str) -> bool:
-    """Say how a run ended that had no time to say so itself; False where it has.
+    """Write how a run ended that could not write it itself; False where it has ended already.
 
     Raises RunInUseError where it is still being written.
     """
-    found = Run(Path(path))
-    if found.state in ("finished", "stopped", "failed"):
+    if Run(Path(path)).state in ("finished", "stopped", "failed"):
         return False
     with RunWriter(path, resume=True) as writer:
-        writer.write_status(state, reason=reason, step=found.step, seconds=found.seconds, elapsed=found.elapsed)
+        writer.write_end(state, reason)
     return True
 
 
-def _run_around(path: Path) -> Path | None:
-    """The run that a directory lies in, if it does; a project's folder with a config.yaml of its own is none."""
-    return next((p for p in path.resolve().parents if (p / CONFIG).is_file() and (p / STATUS).is_file()), None)
+def _outer_run(path: Path) -> Path | None:
+    """The run that a directory lies in; a project's folder that happens to have a config.yaml does not count."""
+    return next(
+        (p for p in path.resolve().parents if all((p / n).is_file() for n in (files.CONFIG, files.STATUS))), None
+    )
 
 
 def _take_lock(path: Path) -> IO[str]:
     """Lock a run. The kernel drops the lock when its process dies, so a crash leaves nothing to clean up.
 
-    The lock belongs to the open file (flock). A POSIX record lock belongs to the process: it is gone as soon as the
-    process closes any other handle of the file, as a second writer does that is refused. Over NFS Linux sends flock as
-    a lock of the whole file, which other machines see; it needs a file that is open for writing, as this one is.
+    The lock belongs to the open file (flock). A POSIX record lock belongs to the process, which loses it as soon as it
+    closes any handle of the file, as a refused second writer does. Over NFS Linux sends flock as a lock of the whole
+    file, which other machines see; it needs a file that is open for writing, as this one is.
     """
     file = open_own(path / _LOCK, "a+")
     file.seek(0)

@@ -9,27 +9,25 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..errors import UserError, raised
 from ..rewards import check_reward
 from ..text import find
 from .arithmetic import arithmetic_task
-from .base import FORM_REWARDS, PAPER_REWARDS, Grade, Task
 from .chemistry import CHEMISTRY, chemistry_task
-from .countdown import countdown_task
-from .files import dataset_task
-from .gym import gym_task
+from .generated import countdown_task, gym_task, sorting_task
 from .prompts import Fitted, Prompt, fit_prompts, plain_prompt
-from .published import AMC23, GSM8K, MATH_500, amc23_task, gsm8k_task, math_task
-from .sorting import sorting_task
+from .questions import PUBLISHED, dataset_task, published_task
+from .task import FORM_REWARDS, PAPER_REWARDS, Grade, Task
 
 
 @dataclass(frozen=True)
 class TaskEntry:
     """How a task is made, what it is in a few words, where its rows are from, and the reward that decides it.
 
-    `folders` are what its folder under `data_dir` may be called, for a task that reads one.
+    `folders` are the names that its folder under `data_dir` may have, for a task that reads one.
     """
 
     make: Callable[[Mapping[str, Any]], Task]
@@ -48,21 +46,22 @@ def load_task(settings: Mapping[str, Any], *, reward_errors: str = "raise") -> T
     """Make the task that a recipe describes. A setting that is absent or None is the task's own.
 
     `task` is a key of `TASKS` (default: `dataset` where `dataset_name` is given, else `arithmetic`), or the dotted
-    path of a function of your own that takes the settings and gives a `Task`. `task_rewards` maps names of rewards,
-    or dotted paths, to weights, and replaces the task's own.
+    path of a function of your own that takes the settings and returns a `Task`. `task_rewards` maps names of rewards,
+    or dotted paths, to weights, and replaces the task's own. `reward_seconds` and `reward_errors` are those of `Task`.
 
-    Generated tasks (`arithmetic`, `countdown`, `sorting`, `reasoning_gym`) read `task_train_size`,
-    `task_test_size` and `task_seed`; the first three `task_difficulty`; the last `task_options`. Published ones
-    (`gsm8k`, `math`, `amc23`, `sciknoweval_chemistry`) read `data_dir`, a local folder in place of the hub. `dataset`,
-    and the published tasks of mathematics in place of their own source, read `dataset_name` (a local file or folder,
-    or a hub id), `dataset_config`, `dataset_train_split`, `dataset_test_split`, `dataset_test_name` (where the test
-    rows are elsewhere), `question_column`, `answer_column` and `answer_after` (the gold answer is what follows it).
-    `reward_seconds` is the limit of a user's own reward (None: it is called, and imported, in this process), and
-    `reward_errors` what happens where it cannot grade a completion (`Task`). All but arithmetic read `system_prompt`
-    and `prompt_style` (`chat`, `plain`).
+    Which settings a task reads:
 
-    Raises UserError for an unknown task, an unknown reward, a weight that is no finite number, and whatever
-    the task itself refuses.
+    - all but `arithmetic`: `system_prompt`, `prompt_style` (`chat`, `plain`);
+    - generated ones (`arithmetic`, `countdown`, `sorting`, `reasoning_gym`): `task_train_size`, `task_test_size`,
+      `task_seed`; the first three `task_difficulty`, the last `task_options`;
+    - published ones (`gsm8k`, `math`, `amc23`, `sciknoweval_chemistry`): `data_dir`, a local folder in place of the
+      hub;
+    - `dataset`, and published mathematics in place of its own source: `dataset_name` (a local file or folder, or a
+      hub id), `dataset_config`, `dataset_train_split`, `dataset_test_split`, `dataset_test_name` (where the test rows
+      are elsewhere), `question_column`, `answer_column`, `answer_after` (the gold answer is what follows it).
+
+    Raises UserError for an unknown task, an unknown reward, a weight that is not a finite number, and whatever the
+    task itself refuses.
 
     >>> load_task({"task": "arithmetic", "task_train_size": 4, "task_test_size": 2}).name
     'arithmetic'
@@ -70,11 +69,6 @@ def load_task(settings: Mapping[str, Any], *, reward_errors: str = "raise") -> T
     name = settings.get("task") or ("dataset" if settings.get("dataset_name") else "arithmetic")
     found = find("task", name, TASKS)
     task = found.make(settings) if isinstance(found, TaskEntry) else _make_own(name, found, settings)
-    if not isinstance(task, Task):
-        raise UserError(
-            f"the task '{name}' gave {type(task).__name__}; expected a function of the settings that gives a "
-            "pods_rl.tasks.Task"
-        )
     weights, seconds = settings.get("task_rewards"), settings.get("reward_seconds")
     if weights is not None:
         task = dataclasses.replace(task, rewards=_checked(weights))
@@ -83,23 +77,25 @@ def load_task(settings: Mapping[str, Any], *, reward_errors: str = "raise") -> T
     return dataclasses.replace(task, reward_seconds=seconds, reward_errors=reward_errors)
 
 
-def _make_own(name: str, make: Callable[[Mapping[str, Any]], object], settings: Mapping[str, Any]) -> object:
-    """What a function of the user's makes; raises UserError where it raises, with the place in their file."""
+def _make_own(name: str, make: Callable[[Mapping[str, Any]], object], settings: Mapping[str, Any]) -> Task:
+    """The task that a user's function returns; where it raises, UserError with the place in their file."""
     try:
-        return make(settings)
+        task = make(settings)
     except UserError:
         raise
     except Exception as error:
         raise UserError(f"the task '{name}' could not be made: {raised(error)}") from error
+    if not isinstance(task, Task):
+        raise UserError(
+            f"the task '{name}' gave {type(task).__name__}; expected a function of the settings that returns a "
+            "pods_rl.tasks.Task"
+        )
+    return task
 
 
 def _arithmetic(settings: Mapping[str, Any]) -> Task:
     keys = ("difficulty", "train_size", "test_size", "seed")
-    given = {key: settings[f"task_{key}"] for key in keys if settings.get(f"task_{key}") is not None}
-    try:
-        return arithmetic_task(**given)
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    return arithmetic_task(**{key: settings[f"task_{key}"] for key in keys if settings.get(f"task_{key}") is not None})
 
 
 def _checked(weights: object) -> dict[str, float]:
@@ -113,25 +109,21 @@ def _checked(weights: object) -> dict[str, float]:
     return {name: float(weight) for name, weight in weights.items()}
 
 
+def _published(name: str, what: str) -> TaskEntry:
+    train, test = PUBLISHED[name]
+    source = ", ".join(dict.fromkeys((train.hub, test.hub)))
+    return TaskEntry(partial(published_task, name), what, source, folders=test.folders)
+
+
 TASKS: dict[str, TaskEntry] = {
     "arithmetic": TaskEntry(_arithmetic, "sums of two to six integers, for the tiny policy", "generated"),
     "countdown": TaskEntry(
         countdown_task, "an expression of given numbers with a given value", "generated", "countdown"
     ),
     "sorting": TaskEntry(sorting_task, "integers to sort, marked by position", "generated", "positions"),
-    "gsm8k": TaskEntry(gsm8k_task, "grade-school word problems", "openai/gsm8k", folders=GSM8K.folders),
-    "math": TaskEntry(
-        math_task,
-        "competition mathematics, tested on MATH-500",
-        "DigitalLearningGmbH/MATH-lighteval, HuggingFaceH4/MATH-500",
-        folders=MATH_500.folders,
-    ),
-    "amc23": TaskEntry(
-        amc23_task,
-        "AMC 2023 to test, MATH to train on",
-        "DigitalLearningGmbH/MATH-lighteval, math-ai/amc23",
-        folders=AMC23.folders,
-    ),
+    "gsm8k": _published("gsm8k", "grade-school word problems"),
+    "math": _published("math", "competition mathematics, tested on MATH-500"),
+    "amc23": _published("amc23", "AMC 2023 to test, MATH to train on"),
     CHEMISTRY: TaskEntry(
         chemistry_task,
         "chemistry: choices, judgements, equations",

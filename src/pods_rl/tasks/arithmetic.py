@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from itertools import accumulate, count
+from itertools import accumulate
 
-from datasets import Dataset
-
+from ..errors import UserError
 from ..rewards import GRADER_VERSION
-from .base import PAPER_REWARDS, Task
-from .procedural import TEST_SIZE, TRAIN_SIZE, distinct, is_held_out
+from .generated import TEST_SIZE, TRAIN_SIZE, draw_splits, is_held_out
+from .task import PAPER_REWARDS, Task
 
 VERSION = f"{GRADER_VERSION}-1"
 
@@ -27,10 +26,10 @@ VERSION = f"{GRADER_VERSION}-1"
 class Difficulty:
     """How long the sums are and how large their numbers get.
 
-    `min_terms` to `max_terms` integers are added or subtracted, each length equally often; every term's size and every
-    running total stays within `smallest` and `largest`.
+    A sum has `min_terms` to `max_terms` integers, each length equally often; every integer's size and every running
+    total is within `smallest` and `largest`.
 
-    Raises ValueError where the range of terms is empty or starts below 2, or where the numbers have no room to add up.
+    Raises UserError where the range of terms is empty or starts below 2, or where the numbers leave no room for sums.
 
     >>> Difficulty(min_terms=2, max_terms=3, smallest=1, largest=20).max_terms
     3
@@ -43,12 +42,12 @@ class Difficulty:
 
     def __post_init__(self) -> None:
         if not 2 <= self.min_terms <= self.max_terms:
-            raise ValueError(
-                f"a sum needs 2 <= min_terms <= max_terms, but came {self.min_terms} and {self.max_terms}; "
+            raise UserError(
+                f"a sum needs 2 <= min_terms <= max_terms: got {self.min_terms} and {self.max_terms}; "
                 "give for example min_terms=2, max_terms=6"
             )
         if self.smallest < 1 or self.largest < 4 * self.smallest:
-            raise ValueError(
+            raise UserError(
                 f"numbers from {self.smallest} to {self.largest} leave no room for sums; smallest must be at least 1 "
                 "and largest at least 4 times it, for example 10 and 99"
             )
@@ -91,12 +90,12 @@ class Problem:
 
     @property
     def held_out(self) -> bool:
-        """Whether the prompt belongs to the test side; a hash of its text decides, so every seed agrees."""
+        """Whether the prompt belongs to the test side (`is_held_out`)."""
         return is_held_out(self.prompt)
 
 
 def write_steps(problem: Problem, totals: list[int]) -> str:
-    r"""Lay out running totals as a chain of thought, a line a term, whether or not they are right.
+    r"""Write running totals as a chain of thought, one line per term, whether or not they are right.
 
     >>> write_steps(Problem((37, 58, -14)), [95, 81])
     '37\n+58=95\n-14=81'
@@ -118,7 +117,7 @@ def write_completion(problem: Problem, totals: list[int] | None = None) -> str:
 
 
 def draw_problem(rng: random.Random, difficulty: Difficulty) -> Problem:
-    """Draw one sum; where only one of the two signs leaves room for another number, that one is taken.
+    """Draw one sum; where only one of the two signs leaves room for another number, that sign is taken.
 
     >>> problem = draw_problem(random.Random(0), DIFFICULTIES["easy"])
     >>> 10 <= min(problem.totals) and max(problem.totals) <= 99
@@ -144,37 +143,22 @@ def arithmetic_task(
     Rewards are the paper's for a single GPU (accuracy 1.0, 0.1 x format, 0.025 per tag). Train and test are disjoint
     over all seeds and difficulties.
 
-    `difficulty` is a name of `DIFFICULTIES` or a `Difficulty`. Raises ValueError for an unknown name, a size below 1,
+    `difficulty` is a name of `DIFFICULTIES` or a `Difficulty`. Raises UserError for an unknown name, a size below 1,
     or more prompts than the difficulty has.
 
     >>> task = arithmetic_task("easy", train_size=8, test_size=4, seed=1)
     >>> len(task.train), len(task.test), task.grade(["<think>1+1=2</think><answer>2</answer>"], ["2"])[0].both
     (8, 4, True)
     """
-    level = _resolve(difficulty)
-    rng = random.Random(seed)
-    return Task(
-        name="arithmetic",
-        version=VERSION,
-        train=_split(rng, level, train_size, held_out=False),
-        test=_split(rng, level, test_size, held_out=True),
-        rewards=dict(PAPER_REWARDS),
-    )
-
-
-def _resolve(difficulty: str | Difficulty) -> Difficulty:
-    if isinstance(difficulty, Difficulty):
-        return difficulty
-    if difficulty not in DIFFICULTIES:
-        raise ValueError(
+    level = difficulty if isinstance(difficulty, Difficulty) else DIFFICULTIES.get(difficulty)
+    if level is None:
+        raise UserError(
             f"difficulty is {difficulty!r}; expected one of {', '.join(DIFFICULTIES)}, or a Difficulty of your own"
         )
-    return DIFFICULTIES[difficulty]
 
+    def draw(rng: random.Random) -> tuple[str, str]:
+        problem = draw_problem(rng, level)
+        return problem.prompt, problem.answer
 
-def _split(rng: random.Random, difficulty: Difficulty, size: int, *, held_out: bool) -> Dataset:
-    drawn = (draw_problem(rng, difficulty) for _ in count())
-    problems = distinct(
-        ((problem.prompt, problem.answer) for problem in drawn), size, held_out=held_out, of=str(difficulty)
-    )
-    return Dataset.from_dict({"prompt": list(problems), "answer": list(problems.values())})
+    train, test = draw_splits(draw, (train_size, test_size), seed, str, of=str(level))
+    return Task("arithmetic", VERSION, train, test, dict(PAPER_REWARDS))

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from datasets import Dataset
 
 from ..errors import UserError
-from .base import FORM_REWARDS, Task
-from .files import Source, check_golds, shown
-from .procedural import is_held_out
+from .generated import is_held_out
 from .prompts import PromptForm
-from .published import local_folder
-from .reading import listing
+from .questions import check_golds
+from .sources import DataSource, listing, local_folder
+from .task import FORM_REWARDS, Task, shown
 
 CHEMISTRY = "sciknoweval_chemistry"
-_NUMBER = 1
-_HUB = Source("hicai-zju/SciKnowEval", "test", "v2")
+_HUB = DataSource("hicai-zju/SciKnowEval", "test", "v2")
 _FILES = "L*.jsonl"
 _YES_NO = "Is this right? Answer Yes or No."
 _BALANCE = "Answer with the balanced equation alone, its reactants and products in the order given."
@@ -39,7 +36,7 @@ class Question(NamedTuple):
 
     @property
     def held_out(self) -> bool:
-        """Whether it belongs to the test side; two rows that ask the same, whatever the options, never part."""
+        """Whether it belongs to the test side; rows with the same stem, whatever their options, are on one side."""
         return is_held_out(" ".join(self.stem.split()).casefold())
 
 
@@ -47,24 +44,31 @@ def chemistry_task(settings: Mapping[str, Any]) -> Task:
     """Make the chemistry part of SciKnowEval v2 (arXiv 2406.09098): choices, judgements and equations.
 
     Only a test set is published. One question in five, by a hash of its text, is kept to test; questions that read
-    the same are on the same side. Within a side the order is that of another hash, so that the kinds are mixed and
-    the first k questions are a fair sample; it does not depend on the order of the files. Rows that no rule can
-    grade (open questions, other fillings) are left out. Splits have a third column, `kind`.
+    the same are on the same side. Each side is ordered by another hash, so that the kinds are mixed and the first k
+    questions are a fair sample, whatever the order of the files. Rows that no rule can grade (open questions, other
+    fillings) are skipped. Splits have a third column, `kind`.
 
     Read from the `L*.jsonl` files of `data_dir` (or of its folder `sciknoweval_chemistry`), else from the hub
-    (hicai-zju/SciKnowEval, configuration v2). Raises UserError for a row that cannot be used, by its place.
+    (hicai-zju/SciKnowEval, configuration v2). Raises UserError for a row that cannot be used, with its place.
     """
     questions = list(read_questions(settings))
     check_golds([q.gold for q in questions], [q.place for q in questions], "chemistry")
-    for held_out, use in ((False, "train on"), (True, "test")):
-        if not any(question.held_out == held_out for question in questions):
-            raise UserError(f"task {CHEMISTRY}: {len(questions)} questions leave none to {use}; give it more files")
     form = PromptForm.of(settings)
-    train, test = (
-        _split([q for q in questions if q.held_out == held_out], form, settings.get(size))
-        for held_out, size in ((False, "task_train_size"), (True, "task_test_size"))
-    )
-    return Task(CHEMISTRY, form.version(_NUMBER), train, test, {"chemistry": 1.0, **FORM_REWARDS}, answer="chemistry")
+    splits = []
+    for held_out, use, size in ((False, "train on", "task_train_size"), (True, "test", "task_test_size")):
+        side = [question for question in questions if question.held_out == held_out]
+        if not side:
+            raise UserError(f"task {CHEMISTRY}: {len(questions)} questions leave none to {use}; give it more files")
+        side.sort(key=lambda q: (hashlib.sha256(q.text.encode()).digest(), q.gold))
+        side = side[: settings.get(size)]
+        columns = {
+            "prompt": [form.write(question.text) for question in side],
+            "answer": [question.gold for question in side],
+            "kind": [question.kind for question in side],
+        }
+        splits.append(Dataset.from_dict(columns))
+    rewards = {"chemistry": 1.0, **FORM_REWARDS}
+    return Task(CHEMISTRY, form.version(1), splits[0], splits[1], rewards, answer="chemistry")
 
 
 def read_questions(settings: Mapping[str, Any]) -> Iterator[Question]:
@@ -76,17 +80,17 @@ def read_questions(settings: Mapping[str, Any]) -> Iterator[Question]:
                 yield question
 
 
-def _sources(settings: Mapping[str, Any]) -> Iterable[Source]:
+def _sources(settings: Mapping[str, Any]) -> list[DataSource]:
     if not settings.get("data_dir"):
         return [_HUB]
     folder = local_folder(settings["data_dir"])
     folder = folder / CHEMISTRY if (folder / CHEMISTRY).is_dir() else folder
-    files = sorted(Path(folder).glob(_FILES))
+    files = sorted(folder.glob(_FILES))
     if not files:
         raise UserError(
             f"data_dir = {folder}: task {CHEMISTRY} found none of its files {_FILES} there; it holds {listing(folder)}"
         )
-    return [Source(str(file), "test") for file in files]
+    return [DataSource(str(file), "test") for file in files]
 
 
 def _question(row: Mapping[str, Any], place: str) -> Question | None:
@@ -120,14 +124,3 @@ def _choice(row: Mapping[str, Any], stem: str, place: str) -> Question:
     options = "\n".join(f"{letter}) {text}" for letter, text in zip(letters, texts, strict=True))
     question = f"{stem}\n\n{options}\n\nAnswer with the letter of the right option."
     return Question(question, gold, "multiple choice", stem, place)
-
-
-def _split(questions: list[Question], form: PromptForm, size: int | None) -> Dataset:
-    ordered = sorted(questions, key=lambda q: (hashlib.sha256(q.text.encode()).digest(), q.gold))[:size]
-    return Dataset.from_dict(
-        {
-            "prompt": [form.write(question.text) for question in ordered],
-            "answer": [question.gold for question in ordered],
-            "kind": [question.kind for question in ordered],
-        }
-    )

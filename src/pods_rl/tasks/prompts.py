@@ -13,7 +13,7 @@ from datasets import Dataset
 
 from ..errors import UserError
 from ..rewards import GRADER_VERSION
-from .base import Task
+from .task import Task
 
 PROMPT_STYLES = ("chat", "plain")
 
@@ -24,12 +24,13 @@ SYSTEM_PROMPT = (
     "<think>your reasoning</think><answer>your final answer</answer>"
 )
 
-Prompt = str | list[dict[str, Any]]
+Messages = list[dict[str, Any]]
+Prompt = str | Messages
 
 
 @dataclass(frozen=True)
 class PromptForm:
-    """How a question becomes a prompt: `chat` gives messages, `plain` text; an empty system prompt is none.
+    """How a question becomes a prompt: `chat` gives messages, `plain` text; an empty system prompt adds none.
 
     Raises UserError for an unknown style.
 
@@ -52,16 +53,12 @@ class PromptForm:
         system = settings.get("system_prompt")
         return cls(settings.get("prompt_style") or "chat", SYSTEM_PROMPT if system is None else system)
 
-    def write(self, question: str) -> Prompt:
-        """Write the prompt for one question."""
-        messages = self.prepend([{"role": "user", "content": question}])
+    def write(self, question: str | Messages) -> Prompt:
+        """Write the prompt for a question: text, or chat messages, which keep a system message of their own."""
+        messages = [{"role": "user", "content": question}] if isinstance(question, str) else question
+        if self.system and not any(message.get("role") == "system" for message in messages):
+            messages = [{"role": "system", "content": self.system}, *messages]
         return messages if self.style == "chat" else plain_prompt(messages)
-
-    def prepend(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Put the system prompt before chat messages that have none of their own."""
-        if not self.system or any(message.get("role") == "system" for message in messages):
-            return messages
-        return [{"role": "system", "content": self.system}, *messages]
 
     def version(self, number: int | str) -> str:
         """The version of a task whose prompts this writes: grader, the task's own `number`, system prompt, style.
@@ -76,8 +73,8 @@ class PromptForm:
 def plain_prompt(prompt: Prompt) -> str:
     r"""Write chat messages as plain text: their contents in order, a blank line between, a line break at the end.
 
-    Text stays as it is. Raises UserError for a conversation that somebody else than system and user speaks in: without
-    a template nothing would tell the turns apart.
+    Text stays unchanged. Raises UserError for a conversation with other roles than system and user: without a
+    template nothing would separate the turns.
 
     >>> plain_prompt([{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1?"}])
     'Add.\n\n1+1?\n'
@@ -93,11 +90,28 @@ def plain_prompt(prompt: Prompt) -> str:
     return "\n\n".join(str(message["content"]) for message in prompt if message.get("content")) + "\n"
 
 
+def fold_system(prompt: Prompt) -> Prompt:
+    r"""Put system messages at the start of the first user message, for a template that takes none.
+
+    >>> fold_system([{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1?"}])
+    [{'role': 'user', 'content': 'Add.\n\n1+1?'}]
+    """
+    if isinstance(prompt, str):
+        return prompt
+    system = [message["content"] for message in prompt if message.get("role") == "system" and message.get("content")]
+    others = [dict(message) for message in prompt if message.get("role") != "system"]
+    first = next((message for message in others if message.get("role") == "user"), None)
+    if first is None or not isinstance(first.get("content"), str):
+        return prompt
+    first["content"] = "\n\n".join([*system, first["content"]])
+    return others
+
+
 @dataclass(frozen=True)
 class Fitted:
-    """What `fit_prompts` found: the longest prompt allowed (tokens), and how many prompts are longer.
+    """What `fit_prompts` found: the most tokens a training prompt may have, and how many prompts are longer.
 
-    `train_left_out` were taken out of training; `test_over` stay in the test split.
+    `train_left_out` were dropped from training; `test_over` stay in the test split.
     """
 
     limit: int
@@ -124,13 +138,14 @@ def fit_prompts(
     """Fit a task's prompts to a policy: plain text where it has no chat template, and none too long to train on.
 
     Where its template takes no system message, that becomes the start of the first user message. The test split keeps
-    every prompt: an accuracy is comparable only on the whole set. Its long ones are counted.
+    every prompt, since an accuracy is comparable only on the whole set; its long prompts are counted.
 
     Args:
+        task: prompts as the recipe writes them.
         chat: whether the policy's tokenizer has a chat template.
         limit: most tokens of a training prompt. None: any length.
         count_tokens: the length of each prompt in tokens, as the policy reads it; needed with `limit`.
-        render: writes a prompt by the policy's chat template; None: no prompt is tried.
+        render: writes a prompt by the policy's chat template, to try whether it takes the prompts. None: not tried.
 
     Returns:
         The task, with another version where its prompts were rewritten, and what was found (None without a limit).
@@ -148,94 +163,65 @@ def fit_prompts(
     (['1+1='], 2, Fitted(limit=4, train_left_out=1, test_over=1))
     """
     if not chat:
-        task = _as_plain(task)
-    elif render is not None:
-        task = _as_rendered(task, render)
+        if any(not isinstance(split[0]["prompt"], str) for split in (task.train, task.test) if len(split)):
+            task = _rewritten(task, plain_prompt, task.version.removesuffix("-chat") + "-plain")
+    elif render is not None and _must_fold(task, render):
+        task = _rewritten(task, fold_system, task.version + "-folded")
     if limit is None:
         return task, None
     if count_tokens is None:
         raise ValueError(f"a limit of {limit} tokens came without count_tokens; give a function that counts them")
-    lengths = [list(count_tokens(split["prompt"][:])) if len(split) else [] for split in (task.train, task.test)]
-    short = [row for row, length in enumerate(lengths[0]) if length <= limit]
-    found = Fitted(limit, len(lengths[0]) - len(short), sum(length > limit for length in lengths[1]))
-    if lengths[0] and not short:
+    train, test = (list(count_tokens(split["prompt"][:])) if len(split) else [] for split in (task.train, task.test))
+    kept = [row for row, length in enumerate(train) if length <= limit]
+    if train and not kept:
         raise UserError(
             f"max_prompt_length = {limit}: every training prompt of task {task.name!r} is longer (the shortest has "
-            f"{min(lengths[0])} tokens); raise it, or shorten system_prompt"
+            f"{min(train)} tokens); raise it, or shorten system_prompt"
         )
+    found = Fitted(limit, len(train) - len(kept), sum(length > limit for length in test))
     if found.train_left_out:
-        task = dataclasses.replace(task, train=task.train.select(short))
+        task = dataclasses.replace(task, train=task.train.select(kept))
     return task, found
 
 
-def _as_plain(task: Task) -> Task:
-    """The task with its chat prompts as text; the same task where they are text already."""
-    if all(isinstance(split[0]["prompt"], str) for split in (task.train, task.test) if len(split)):
-        return task
-    splits = {name: _plain_split(split) for name, split in (("train", task.train), ("test", task.test))}
-    return dataclasses.replace(task, version=task.version.removesuffix("-chat") + "-plain", **splits)
+def _rewritten(task: Task, write: Callable[[Prompt], Prompt], version: str) -> Task:
+    """The task with every prompt rewritten; other columns stay."""
+    splits = []
+    for split in (task.train, task.test):
+        columns = {name: split[name][:] for name in split.column_names}
+        splits.append(Dataset.from_dict({**columns, "prompt": [write(prompt) for prompt in columns["prompt"]]}))
+    return dataclasses.replace(task, train=splits[0], test=splits[1], version=version)
 
 
-def _plain_split(split: Dataset) -> Dataset:
-    columns = {name: split[name][:] for name in split.column_names}
-    return Dataset.from_dict({**columns, "prompt": [plain_prompt(prompt) for prompt in columns["prompt"]]})
+def _must_fold(task: Task, render: Callable[[Prompt], str]) -> bool:
+    """Whether the template takes the prompts only without system messages; one of each sequence of roles is tried.
 
-
-def fold_system(prompt: Prompt) -> Prompt:
-    r"""Put system messages at the start of the first user message, for a template that takes none.
-
-    >>> fold_system([{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1?"}])
-    [{'role': 'user', 'content': 'Add.\n\n1+1?'}]
-    """
-    if isinstance(prompt, str):
-        return prompt
-    system = [message["content"] for message in prompt if message.get("role") == "system" and message.get("content")]
-    others = [dict(message) for message in prompt if message.get("role") != "system"]
-    first = next((message for message in others if message.get("role") == "user"), None)
-    if first is None or not isinstance(first.get("content"), str):
-        return prompt
-    first["content"] = "\n\n".join([*system, first["content"]])
-    return others
-
-
-def _as_rendered(task: Task, render: Callable[[Prompt], str]) -> Task:
-    """The task with prompts that the template takes: a prompt of each sequence of roles is tried.
-
-    Raises UserError for a prompt that it refuses also without a system message.
+    Raises UserError for a prompt that it refuses also then.
     """
     fold = False
     for name, split in (("training", task.train), ("test", task.test)):
-        for row, prompt in _shapes(split["prompt"][:] if len(split) else []).items():
+        tried = set()
+        for row, prompt in enumerate(split["prompt"][:] if len(split) else [], start=1):
+            if isinstance(prompt, str):
+                continue
+            roles = tuple(str(turn.get("role")) for turn in prompt)
+            if roles in tried:
+                continue
+            tried.add(roles)
             refused = _refusal(prompt, render)
             if refused is None:
                 continue
             if fold_system(prompt) == prompt or _refusal(fold_system(prompt), render) is not None:
                 raise UserError(
                     f"the policy's chat template refuses the {name} prompt in row {row} (counted from 1; roles "
-                    f"{', '.join(str(turn.get('role')) for turn in prompt)}): {refused}. Change the prompt, or set "
-                    "prompt_style: plain"
+                    f"{', '.join(roles)}): {refused}. Change the prompt, or set prompt_style: plain"
                 )
             fold = True
-    if not fold:
-        return task
-    splits = {}
-    for name, split in (("train", task.train), ("test", task.test)):
-        columns = {column: split[column][:] for column in split.column_names}
-        splits[name] = Dataset.from_dict({**columns, "prompt": [fold_system(prompt) for prompt in columns["prompt"]]})
-    return dataclasses.replace(task, version=task.version + "-folded", **splits)
-
-
-def _shapes(prompts: Sequence[Prompt]) -> dict[int, list[dict[str, Any]]]:
-    """The first chat prompt of each sequence of roles, by its row counted from 1."""
-    found: dict[tuple[str, ...], tuple[int, list[dict[str, Any]]]] = {}
-    for row, prompt in enumerate(prompts, start=1):
-        if not isinstance(prompt, str):
-            found.setdefault(tuple(str(turn.get("role")) for turn in prompt), (row, prompt))
-    return dict(found.values())
+    return fold
 
 
 def _refusal(prompt: Prompt, render: Callable[[Prompt], str]) -> str | None:
-    """What a template says of a prompt that it refuses; it is a program of the policy's, and may fail in any way."""
+    """Why a template refuses a prompt; None where it takes it. A template is a program, and may fail in any way."""
     try:
         render(prompt)
     except Exception as error:

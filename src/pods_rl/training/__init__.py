@@ -1,1 +1,1 @@
-"""One training run: the run itself, its recorder, what a person sees of it, and where it resumes."""
+"""One training run: from a recipe to a run directory, its recorder, its display, and where it resumes."""

@@ -1,4 +1,4 @@
-"""Going on with a run: from which checkpoint, and whether it belongs to the recipe. No torch."""
+"""Which checkpoint a run resumes from, and whether it belongs to the recipe. No torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..errors import UserError
 from ..recipe import Recipe
-from ..recipe.changes import changed_keys
+from ..recipe.recipe import changed_keys
 from ..runs import Run, is_run
 from ..runs.checkpoints import last_good, read_manifest
 from ..runs.files import CHECKPOINTS
@@ -17,85 +17,81 @@ CHANGED = "--allow_changed_recipe"
 
 
 class Start(NamedTuple):
-    """Where a run goes on.
+    """Where a run resumes.
 
-    ``checkpoint``: None: from the beginning, for it had made no step. ``passed_over``: a line for each newer
-    checkpoint that does not hold. ``changed``: a line for each key that differs from the checkpoint's.
+    ``checkpoint``: None: from the beginning, because no step was made. ``skipped``: a line for each newer checkpoint
+    that is damaged. ``changed``: a line for each key that differs from the checkpoint's.
     """
 
     checkpoint: Path | None
-    passed_over: list[str]
+    skipped: list[str]
     changed: list[str]
 
-    @property
-    def step(self) -> int:
-        return int(self.checkpoint.name.rsplit("-", 1)[1]) if self.checkpoint else -1
-
     def describe(self) -> list[str]:
-        """What a person is told, a line each."""
+        """Return it in words, a line each."""
         origin = f"from {self.checkpoint.name}" if self.checkpoint else "from the beginning: it had made no step"
-        lines = [f"goes on {origin}", *(f"passed over {line}" for line in self.passed_over)]
-        return lines + [f"another recipe, as asked for: {line}" for line in self.changed]
+        lines = [f"resumes {origin}", *(f"skipped {line}" for line in self.skipped)]
+        return lines + [f"changed recipe, allowed by {CHANGED}: {line}" for line in self.changed]
 
 
 def find_start(recipe: Recipe, output: Path, *, processes: int, changed: bool = False, hashes: bool = True) -> Start:
-    """The last checkpoint of a run that is whole and belongs to a recipe.
+    """Return the last checkpoint of a run that is whole and belongs to a recipe.
 
     Args:
-        recipe: to go on with.
+        recipe: what to resume with.
         output: the run.
         processes: how many will train.
-        changed: take it where keys differ that belong to the checkpoint (`recipe.resuming`), too.
+        changed: accept a checkpoint though keys that belong to it differ (`recipe.changes`).
         hashes: as `runs.checkpoints.verify` takes it.
 
     Raises:
-        UserError: there is no run, or no whole checkpoint though steps were made, or it is of another recipe or another
-            number of processes.
+        UserError: there is no run, or no whole checkpoint though steps were made, or the checkpoint belongs to another
+            recipe or another number of processes.
     """
     if not is_run(output):
-        raise UserError(f"--resume: {output} holds no run to go on with.")
-    checkpoint, passed = last_good(output / CHECKPOINTS, hashes=hashes)
+        raise UserError(f"--resume: {output} holds no run to resume.")
+    checkpoint, skipped = last_good(output / CHECKPOINTS, hashes=hashes)
     if checkpoint is None:
-        _refuse_to_lose(output, passed)
-        return Start(None, passed, [])
+        _refuse_to_lose(output, skipped)
+        return Start(None, skipped, [])
     manifest = read_manifest(checkpoint)
-    made = manifest.get("recipe") or {}
-    # a trainer that was used without a recipe left none to compare
-    differ = changed_keys(made.get("keys") or {}, recipe.values) if made.get("keys") else []
     saved = manifest.get("processes") or processes
     if saved != processes:
-        how = f"with --num_processes {saved}" if saved > 1 else "without --num_processes"
+        option = f"with --num_processes {saved}" if saved > 1 else "without --num_processes"
         raise UserError(
-            f"--resume: {checkpoint} was made by {saved} process{'es' * (saved > 1)}, and {processes} would go on from "
-            f"it: each has random numbers and rows of its own. Resume {how}."
+            f"--resume: {checkpoint} was made by {saved} process{'es' * (saved > 1)}, and {processes} would resume it: "
+            f"each has random numbers and rows of its own. Resume {option}."
         )
+    keys = (manifest.get("recipe") or {}).get("keys")  # none of a trainer that was used without a recipe
+    differ = changed_keys(keys, recipe.values) if keys else []
     if differ and not changed:
         raise UserError(
-            f"--resume: {checkpoint} was made with another recipe: {', '.join(differ)}. Go on with its own "
-            f"(pods train --output {output} --resume), start another run in a new --output, or, to go on with it "
-            f"all the same, give {CHANGED} too."
+            f"--resume: {checkpoint} was made with another recipe: {', '.join(differ)}. Resume with its own recipe "
+            f"(pods train --output {output} --resume), start another run in a new --output, or add {CHANGED} to resume "
+            "with the changes."
         )
-    return Start(checkpoint, passed, differ)
+    return Start(checkpoint, skipped, differ)
 
 
 def newest_run(recipe: Recipe, runs: Path = Path("runs")) -> Path:
-    """The newest run that `pods train` named after a recipe: ``runs/<recipe>-<date>-<time>``.
+    """Return the newest run that `pods train` named after a recipe: ``runs/<recipe>-<date>-<time>``.
 
     Raises UserError where there is none.
     """
-    made = re.compile(re.escape(recipe.name) + r"-\d{8}-\d{6}")
-    found = sorted(path.name for path in runs.glob("*") if made.fullmatch(path.name) and is_run(path))
+    name = re.compile(re.escape(recipe.name) + r"-\d{8}-\d{6}")
+    found = sorted(path.name for path in runs.glob("*") if name.fullmatch(path.name) and is_run(path))
     if not found:
-        raise UserError(f"--resume: no run of {recipe.name} under {runs}: name the run to go on with by --output.")
+        raise UserError(f"--resume: no run of {recipe.name} under {runs}: name the run to resume with --output.")
     return runs / found[-1]
 
 
-def _refuse_to_lose(output: Path, passed: list[str]) -> None:
+def _refuse_to_lose(output: Path, skipped: list[str]) -> None:
+    """Raise UserError where a run has steps, or damaged checkpoints, that a start from the beginning would delete."""
     run = Run(output)
-    if not run.metrics and not passed:
+    if not run.metrics and not skipped:
         return
-    torn = "".join(f"\n  passed over {line}" for line in passed)
+    damaged = "".join(f"\n  skipped {line}" for line in skipped)
     raise UserError(
-        f"--resume: {output} ({run.state}) has no {'whole ' if passed else ''}checkpoint to go on from, and what it "
-        f"holds would be lost: start again in another --output, with save_steps or save_seconds low enough.{torn}"
+        f"--resume: {output} ({run.state}) has no {'whole ' if skipped else ''}checkpoint to resume from, and its "
+        f"results would be lost. Start again in another --output, with save_steps or save_seconds low enough.{damaged}"
     )

@@ -1,16 +1,16 @@
-"""One training run: recipe -> task -> trainer -> run directory."""
+"""One training run, from top to bottom: recipe -> task -> trainer -> run directory."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..distributed import Failure, place, watching
+from ..distributed import Failure, get_rank, get_world_size, watching
+from ..distributed.processes import quiet_libraries, set_threads
 from ..distributed.signals import Stop, stop_on_signals
 from ..distributed.streams import outlive_output
 from ..errors import Interrupted, UserError
@@ -20,10 +20,9 @@ from ..planning.batching import counted
 from ..recipe import Recipe
 from ..runs import Run, RunWriter
 from ..runs.checkpoints import clean, last_good
-from ..runs.disk import write_failure
-from ..runs.files import CHECKPOINTS, LOG
+from ..runs.files import CHECKPOINTS, LOG, write_failure
 from ..tasks import Fitted, Task, fit_prompts, load_task
-from .environment import describe, device_line, quiet_libraries, set_threads
+from .environment import describe, device_line
 from .progress import Progress
 from .resume import Start, find_start
 
@@ -43,94 +42,90 @@ def train(
     progress: bool = True,
     stop: Stop | None = None,
 ) -> Run:
-    """Train a policy as a recipe says, and leave a run directory.
+    """Train a policy as a recipe says, and return its run directory; the run's `state` is finished or stopped.
 
-    A signal (`stopping.SIGNALS`) ends the run after the current step, with a checkpoint to go on from, its policy saved
-    and its files whole; while it loads or evaluates it ends it at once, as does a second SIGINT. A display that can no
-    longer be written does not end it: what it prints then goes to log.txt of the run.
+    A signal of `SIGNALS` ends the run after the current step: its checkpoint, its policy and its files are complete.
+    While the run loads or evaluates, the signal ends it at once; so does a second SIGINT at any time. Where standard
+    output can no longer be written, the run continues and prints to its log.txt.
 
     Args:
         recipe: from `load_recipe`.
-        output: the run directory, made here; one that holds a run is refused unless `resume`.
-        resume: go on from the last whole checkpoint of the run in `output`.
-        allow_changed_recipe: also where it was made with another recipe.
+        output: the run directory. One that holds a run is refused unless `resume`.
+        resume: continue from the last whole checkpoint of the run in `output`.
+        allow_changed_recipe: also where the checkpoint belongs to another recipe.
         progress: show steps and evaluations.
-        stop: what signals ask, where the caller handles them; None: handled here.
-
-    Returns:
-        The run, opened for reading; its `state` is finished or stopped.
+        stop: collects the signals, where the caller handles them; None: they are handled here.
 
     Raises:
         UserError: the recipe, the task or the directory cannot be used, or the disk is full.
-        KeyboardInterrupt: it was interrupted before its first step, or a second time.
+        KeyboardInterrupt: interrupted before the first step, or a second time.
     """
     recipe.check_installed()
     quiet_libraries()
     from ..engines.trl.build import build_trainer
 
-    main = place().rank == 0
     with ExitStack() as stack:
         stop = stop or stack.enter_context(stop_on_signals())
-        find = partial(find_start, recipe, output, processes=place().processes, changed=allow_changed_recipe)
+        find = partial(find_start, recipe, output, processes=get_world_size(), changed=allow_changed_recipe)
         if resume:
             find(hashes=False)  # refuse before anything is written
-        writer = stack.enter_context(RunWriter(output, resume=resume)) if main else None
-        stack.enter_context(outlive_output(output / LOG if main else None))
-        stack.enter_context(stop.later())  # a signal that raised at any moment could miss the status
-        started = time.perf_counter()
-        show: Any = nullcontext()
-
-        def end(failure: Failure) -> None:
+        writer = stack.enter_context(RunWriter(output, resume=resume)) if get_rank() == 0 else None
+        stack.enter_context(outlive_output(output / LOG if writer else None))
+        stack.enter_context(stop.later())  # a signal that raises anywhere could leave no status
+        display = stack.enter_context(_status_at_end(recipe, output, writer, stop))
+        with stop.at_once():
+            set_threads(recipe.run_settings()["threads"])
+            task, skipped = fitted_task(recipe)
+            trainer = build_trainer(recipe, task, output / CHECKPOINTS)
+            start = agree(find() if writer else None) if resume else None
+            shown = _progress(recipe, output, trainer, task, skipped, start) if progress and writer else None
             if writer:
-                _write_end(writer, failure.state, failure.reason, time.perf_counter() - started)
-            show.__exit__(None, None, None)  # whatever is printed next is not drawn over
+                writer.write_environment(describe(trainer, task, skipped, start))
+            recorder = _add_recorder(recipe, task, trainer, writer, shown, stop)
+        if shown:
+            display.enter_context(shown)
+        _train(trainer, recorder, start)
+        _finish(trainer, recorder, output, stop)
+    return Run.open(output)
 
-        try:
+
+@contextmanager
+def _status_at_end(recipe: Recipe, output: Path, writer: RunWriter | None, stop: Stop) -> Iterator[ExitStack]:
+    """Write into the status how a run ends early: by an exception inside, or because another process failed.
+
+    Yields a stack for the display, which is closed before an error is printed.
+    """
+    started = time.perf_counter()
+    display = ExitStack()
+
+    def end(state: str, reason: str) -> None:
+        with suppress(OSError):  # of a full disk, which the error itself reports
+            if writer:
+                writer.write_end(state, reason, time.perf_counter() - started)
+
+    def end_all(failure: Failure) -> None:
+        end(failure.state, failure.reason)
+        display.close()
+
+    limit = recipe.engine_arguments().get("ddp_timeout") or DDP_TIMEOUT
+    try:
+        with watching(limit, end_all), _full_disk_explained(output):
             if writer:
                 writer.write_config(recipe.to_yaml())
                 writer.write_status("running", reason="loading")
                 clean(output / CHECKPOINTS)
-            limit = recipe.engine_arguments().get("ddp_timeout") or DDP_TIMEOUT
-            with watching(limit, end), _full_disk_told(output):
-                with stop.at_once():
-                    set_threads(recipe.run_settings()["threads"])
-                    fitted = fitted_task(recipe)
-                    trainer = build_trainer(recipe, fitted[0], output / CHECKPOINTS)
-                    start = agree(find() if main else None) if resume else None
-                    recorder, show = _assemble(
-                        recipe, fitted, trainer, output, writer, start, stop, progress=progress and main
-                    )
-                with show:
-                    _train(trainer, recorder, start)
-                    _finish(trainer, recorder, output, stop)
-        except BaseException as error:  # of one process: of several, `watching` lets none out
-            stop.over()
-            if writer:
-                state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-                reason = str(error) if isinstance(error, Interrupted) else f"{type(error).__name__}: {error}"
-                _write_end(writer, state, reason, time.perf_counter() - started)
-            raise
-    return Run.open(output)
-
-
-def _train(trainer: PODSTrainer, recorder: Recorder, start: Start | None) -> None:
-    """Train until all steps are made, the budget is spent or a signal asks; what a stop would lose is saved."""
-    trainer.checked_checkpoint = start.checkpoint if start else None
-    trainer.train(resume_from_checkpoint=str(start.checkpoint) if start and start.checkpoint else None)
-    if recorder.stopped_by and recorder.saved_step != recorder.step:  # stopped in the last evaluation
-        trainer._save_checkpoint(trainer.model, None)
-
-
-def _write_end(writer: RunWriter, state: str, reason: str, elapsed: float) -> None:
-    """Close the status of a run that did not come to its end, at the step it last said."""
-    run = Run(writer.path)
-    with suppress(OSError):  # of a full disk the error itself tells
-        writer.write_status(state, reason=reason, step=run.step, seconds=run.seconds, elapsed=elapsed)
+            with display:
+                yield display
+    except BaseException as error:  # of one process; of several, `watching` ends each with its exit code
+        stop.over()
+        reason = str(error) if isinstance(error, Interrupted) else f"{type(error).__name__}: {error}"
+        end("stopped" if isinstance(error, KeyboardInterrupt) else "failed", reason)
+        raise
 
 
 @contextmanager
-def _full_disk_told(output: Path) -> Iterator[None]:
-    """Inside, a file that could not be written is said in one line, with what there is to go on from."""
+def _full_disk_explained(output: Path) -> Iterator[None]:
+    """Turn the error of a file that cannot be written into one line that says how to continue."""
     try:
         yield
     except BaseException as error:
@@ -138,24 +133,26 @@ def _full_disk_told(output: Path) -> Iterator[None]:
         if not full:
             raise
         good, _ = last_good(output / CHECKPOINTS, hashes=False)
-        after = f"go on from {good.name} with: pods train --output {output} --resume" if good else "start again"
-        raise UserError(f"Cannot write to {output}: {full}. Make room there, then {after}") from error
+        then = f"resume from {good.name} with: pods train --output {output} --resume" if good else "start again"
+        raise UserError(f"Cannot write to {output}: {full}. Free some space, then {then}") from error
 
 
 def fitted_task(recipe: Recipe) -> tuple[Task, Fitted | None]:
-    """The recipe's task as its policy reads it: plain without a chat template, no training prompt too long.
+    """Return the recipe's task as its policy reads it (`fit_prompts`): plain text where there is no chat template,
+    and without training prompts that are too long.
 
-    Raises UserError where the task cannot be made, or has nothing to train on.
+    Raises UserError where the task cannot be made, or has no training prompts.
     """
-    from ..engines.trl.build import check_policy, load_tokenizer, policy_path
-    from ..evaluation.sampling import encode, render, template_options
+    from ..policies.files import policy_path
+    from ..policies.loading import check_policy, encode, load_tokenizer, render, template_options
 
     settings, model = recipe.task_settings(), recipe.model_arguments()
     task = load_task(settings, reward_errors=recipe.values["reward_errors"])
     if len(task.train) == 0:
         raise UserError(
             f"task {task.name} has {counted(len(task.test), 'prompt')} to test and none to train on: data_dir = "
-            f"{settings['data_dir']} holds no training file. Put its train.jsonl there, or leave data_dir out"
+            f"{settings['data_dir']} holds no training file. Put its train.jsonl there, or remove data_dir from the "
+            "recipe"
         )
     options = template_options(recipe)
     where = policy_path(str(model["model_name_or_path"])), model.get("model_revision") or "main"
@@ -170,69 +167,49 @@ def fitted_task(recipe: Recipe) -> tuple[Task, Fitted | None]:
     )
 
 
-def _assemble(
-    recipe: Recipe,
-    fitted: tuple[Task, Fitted | None],
-    trainer: PODSTrainer,
-    output: Path,
-    writer: RunWriter | None,
-    start: Start | None,
-    stop: Stop,
-    *,
-    progress: bool,
-) -> tuple[Recorder, Any]:
-    """Recorder and display, wired to the trainer."""
-    from .recorder import Recorder
-
-    task, too_long = fitted
-    settings = recipe.run_settings()
-    show: Any = nullcontext()
-    if progress:
-        steps = recipe.values.get("max_steps")
-        show = Progress(
-            _label(output),
-            max_seconds=settings["max_seconds"],
-            max_steps=steps if isinstance(steps, int) and steps > 0 else None,
-        )
-        show.say(f"{_label(output)}: {device_line(trainer)}; {task.name} {counted(len(task.train), 'prompt')}")
-        if too_long:
-            show.say(f"{_label(output)}: {too_long}")
-        for line in start.describe() if start else ():
-            show.say(f"{_label(output)}: {line}")
-    if writer:
-        environment = describe(trainer, task)
-        environment["task"] |= {"too_long": asdict(too_long)} if too_long else {}
-        environment |= {"resumed": start.describe()} if start else {}
-        writer.write_environment(environment)
-    recorder = Recorder(
-        writer,
-        show if progress else None,
-        evaluate=_evaluator(trainer, task, recipe),
-        ledger=lambda: _ledger(trainer),
-        stop=stop,
-        max_seconds=settings["max_seconds"],
-        eval_seconds=settings["eval_seconds"],
-        eval_completions=settings["eval_completions"],
-        ledger_every=settings["ledger_every"],
-        save_seconds=settings["save_seconds"],
+def _progress(
+    recipe: Recipe, output: Path, trainer: PODSTrainer, task: Task, skipped: Fitted | None, start: Start | None
+) -> Progress:
+    """The display of a run, with what it trains and where it resumes already printed."""
+    path, steps = output.resolve(), recipe.values.get("max_steps")
+    label = f"{path.parent.name} {path.name}" if path.name.startswith("seed-") else path.name  # a run of an experiment
+    shown = Progress(
+        label,
+        max_seconds=recipe.run_settings()["max_seconds"],
+        max_steps=steps if isinstance(steps, int) and steps > 0 else None,
     )
+    lines = [f"{device_line(trainer)}; {task.name} {counted(len(task.train), 'prompt')}"]
+    lines += [str(skipped)] if skipped else []
+    for line in [*lines, *(start.describe() if start else ())]:
+        shown.say(f"{label}: {line}")
+    return shown
+
+
+def _add_recorder(
+    recipe: Recipe, task: Task, trainer: PODSTrainer, writer: RunWriter | None, shown: Progress | None, stop: Stop
+) -> Recorder:
+    """Have a `Recorder` write the run directory, in place of what transformers prints."""
     from transformers import PrinterCallback
 
+    from .recorder import Recorder
+
+    settings = recipe.run_settings()
+    names = ("max_seconds", "eval_seconds", "eval_completions", "ledger_every", "save_seconds")
+    recorder = Recorder(
+        writer,
+        shown,
+        evaluate=_evaluator(trainer, task, recipe) if settings["eval_prompts"] != 0 else None,
+        ledger=partial(_ledger, trainer),
+        stop=stop,
+        **{name: settings[name] for name in names},
+    )
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(recorder)
-    return recorder, show
+    return recorder
 
 
-def _ledger(trainer: PODSTrainer) -> dict[str, list[Any]] | None:
-    """The columns of the latest generation, of all processes in order; every process must call it."""
-    parts = gather([trainer.rollouts.columns() if trainer.rollouts else {}])
-    return {name: [value for part in parts for value in part[name]] for name in parts[0]} or None
-
-
-def _evaluator(trainer: PODSTrainer, task: Task, recipe: Recipe) -> Any:
+def _evaluator(trainer: PODSTrainer, task: Task, recipe: Recipe) -> Callable[[int], Evaluation]:
     settings = recipe.run_settings()
-    if settings["eval_prompts"] == 0:
-        return None
 
     def run(index: int) -> Evaluation:
         sampling = Sampling(
@@ -249,9 +226,24 @@ def _evaluator(trainer: PODSTrainer, task: Task, recipe: Recipe) -> Any:
     return run
 
 
+def _ledger(trainer: PODSTrainer) -> dict[str, list[Any]] | None:
+    """The columns of the latest generation, of all processes in order; every process must call it."""
+    parts = gather([trainer.rollouts.columns() if trainer.rollouts else {}])
+    return {name: [value for part in parts for value in part[name]] for name in parts[0]} or None
+
+
+def _train(trainer: PODSTrainer, recorder: Recorder, start: Start | None) -> None:
+    """Train until the last step, the end of the budget or a signal, and save what a stop would lose."""
+    checkpoint = start.checkpoint if start else None
+    trainer.checked_checkpoint = checkpoint
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if recorder.stopped_by and recorder.saved_step != recorder.step:  # stopped in the last evaluation
+        trainer._save_checkpoint(trainer.model, None)
+
+
 def _finish(trainer: PODSTrainer, recorder: Recorder, output: Path, stop: Stop) -> None:
-    """Save the final policy and close the status; a signal that comes now changes neither it nor the exit code."""
-    from ..engines.trl.final import save_policy
+    """Save the final policy and write the last status; from then on no signal changes the status or the exit code."""
+    from ..engines.trl.checkpoints import save_policy
 
     trainer.publish_folder(output / CHECKPOINTS / "final", partial(save_policy, trainer))
     stop.over()
@@ -259,10 +251,4 @@ def _finish(trainer: PODSTrainer, recorder: Recorder, output: Path, stop: Stop) 
         recorder.write_status("stopped", recorder.stopped_by)
     else:
         recorder.write_status("finished", recorder.stop_reason or "all steps done")
-    trainer.accelerator.wait_for_everyone()  # the others read the status next
-
-
-def _label(output: Path) -> str:
-    """`pods seed-0` for a run of an experiment, else the directory's name."""
-    output = output.resolve()
-    return f"{output.parent.name} {output.name}" if output.name.startswith("seed-") else output.name
+    trainer.accelerator.wait_for_everyone()  # the other processes read the status next

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .children import killable
 from .config import PODSConfig
 from .guard import UnstableTrainingError
+from .killable import killable
 from .rollouts import Rollouts
 from .trainer import PODSTrainer
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,24 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from peft import PeftConfig, inject_adapter_in_model
-from safetensors import safe_open
 from torch.nn import Linear
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from trl import ModelConfig, get_peft_config, get_quantization_config
+from transformers import AutoConfig, AutoModelForCausalLM
+from trl import ModelConfig, get_peft_config
 
 from ...errors import UserError
-from ...policies import tiny_policy_path
-from ...policies.weights import weight_files
+from ...policies.files import policy_path
+from ...policies.loading import has_bf16, load_options, load_tokenizer
 from ...recipe import Recipe
-from ...recipe.changes import checkpoint_keys
-from ...recipe.checks import cpu_has_bf16
 from ...recipe.reading import short
-from ...recipe.schema import TINY
+from ...recipe.recipe import checkpoint_keys
 from ...tasks import Task
 from .config import PODSConfig
-from .generators import lossy_cast
+from .refusals import lossy_cast
 from .scoring import reward_functions
 from .trainer import PODSTrainer
 
@@ -102,18 +97,6 @@ def check_adapter(adapter: PeftConfig, path: str, revision: str = "main") -> Non
         ) from error
 
 
-def load_options(recipe: Recipe) -> dict[str, Any]:
-    """Keywords of `from_pretrained` for a recipe's policy: revision, precision, attention, quantisation where set."""
-    model = ModelConfig(**recipe.model_arguments())
-    options = {
-        "revision": model.model_revision,
-        "dtype": model.dtype,
-        "attn_implementation": model.attn_implementation,
-        "quantization_config": get_quantization_config(model),
-    }
-    return {name: value for name, value in options.items() if value is not None}
-
-
 def engine_arguments(recipe: Recipe) -> dict[str, Any]:
     """PODSConfig's keywords with what the machine decides: CPU or not, bf16 or not."""
     arguments = recipe.engine_arguments()
@@ -128,80 +111,10 @@ def engine_arguments(recipe: Recipe) -> dict[str, Any]:
     if arguments.get("bf16") is None:
         # With continuous batching TRL would turn float32 weights into bf16 for good.
         kept = not arguments.get("use_transformers_continuous_batching") or recipe.values.get("dtype") == "bfloat16"
-        arguments["bf16"] = kept and not arguments.get("fp16") and bf16_here(bool(arguments.get("use_cpu")))
+        arguments["bf16"] = kept and not arguments.get("fp16") and has_bf16(bool(arguments.get("use_cpu")))
     return arguments
 
 
 def save_wanted(recipe: Recipe) -> bool:
     """Whether the recipe asks for checkpoints before the final one."""
     return "save_steps" in recipe.given or "save_strategy" in recipe.given
-
-
-def bf16_here(on_cpu: bool) -> bool:
-    """Whether the processor multiplies bf16 matrices in hardware."""
-    return bool(cpu_has_bf16()) if on_cpu else torch.cuda.is_bf16_supported()
-
-
-def policy_path(name: str) -> str:
-    """`tiny` is the policy in the package; anything else is a local path or a hub id."""
-    return str(tiny_policy_path()) if name == TINY else name
-
-
-def check_policy(path: str, revision: str = "main") -> None:
-    """Check that a policy's files are whole and fit together, without reading its weights: it takes a second.
-
-    Args:
-        path: a folder, or a hub id, whose files are fetched.
-        revision: of a model on the hub.
-
-    Raises:
-        UserError: a file is missing, torn or a pickle, or config.json and the weights do not fit together.
-    """
-    folder = Path(path)
-    try:
-        if folder.is_dir():
-            files = weight_files(folder)
-            if (folder / "adapter_config.json").is_file():
-                for file in files:
-                    safe_open(file, framework="pt")  # reads the header, and whether the file has its length
-                adapter = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-                return check_policy(adapter["base_model_name_or_path"], revision)
-        config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
-        if not config.architectures:
-            raise ValueError("config.json names no architecture")
-        if getattr(config, "quantization_config", None) is not None:
-            return  # loaded by a library of its own
-        kind = getattr(transformers, config.architectures[0], AutoModelForCausalLM)
-        options = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
-        _, found = kind.from_pretrained(path, revision=revision, device_map="meta", **options)
-        for what, names in (
-            ("are missing", found["missing_keys"]),
-            ("have another shape than config.json says", [key[0] for key in found["mismatched_keys"]]),
-        ):
-            if names:
-                raise ValueError(f"{len(names)} of its weights {what}, such as {min(names)}")
-    except UserError:
-        raise
-    except Exception as error:  # each file has a library of its own, with errors of its own
-        raise UserError(
-            f"model_name_or_path = {path} cannot be loaded: {first_line(error)} Expected a causal language model that "
-            "transformers knows, with whole files."
-        ) from error
-
-
-def load_tokenizer(path: str, revision: str = "main") -> Any:
-    """Load a tokenizer that pads on the left, as generation needs it; raises UserError where its files are torn."""
-    sides = {"padding_side": "left", "truncation_side": "left"}
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False, **sides)
-        if not tokenizer("1")["input_ids"]:  # without its files transformers makes an empty one
-            raise ValueError("it has no vocabulary")
-    except Exception as error:
-        raise UserError(f"The tokenizer in {path} cannot be loaded: {first_line(error)}") from error
-    return tokenizer
-
-
-def first_line(error: Exception) -> str:
-    """The first line of what an error says, as a sentence."""
-    said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return said if said.endswith((".", "!")) else f"{said}."

@@ -1,81 +1,208 @@
-"""What we rely on in TRL: the versions tested, the signature of every method we override, and stand-ins for them."""
+"""Everything that PODSTrainer relies on in TRL, transformers and accelerate: the list to work through when one moves.
 
+- `Overridden`: the methods that PODSTrainer overrides, with the parameters that it was written for.
+- `TRLTrainer`: what else is read, written or called on the trainer, a line each; it types the rest of the engine.
+- the imports below: names that are not public.
+- the context managers: each patch, undone at its end.
+
+`check_overrides` and `check_names` compare the lists with the installed versions when a trainer is built.
+"""
+
+# mypy: disable-error-code="empty-body"
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import torch
 import transformers
 import trl
+from accelerate import Accelerator, PartialState
+from torch import Tensor
+from torch.utils.data import Sampler
+from transformers import Trainer, TrainerControl, TrainerState
 from trl import GRPOTrainer
 
 from ...errors import UserError
+from .config import PODSConfig
 
 TESTED = {"trl": "1.16.0", "transformers": "5.23.0"}
 
-# Every method of GRPOTrainer or Trainer that PODSTrainer overrides, with the parameters it was written for.
-SIGNATURES = {
-    "_prepare_inputs": "self, generation_batch",
-    "_generate_and_score_completions": "self, inputs",
-    "_generate": "self, prompts",
-    "_generate_single_turn": "self, prompt_ids, images, multimodal_fields, num_generations, has_tool_images",
-    "_calculate_rewards": "self, inputs, prompts, completions, completion_ids_list",
-    "training_step": "self, model, inputs, num_items_in_batch",
-    "_get_grad_norm": "self, model, grad_norm",
-    "log": "self, logs, start_time",
-    "_save": "self, output_dir, state_dict",
-    "create_accelerator_and_postprocess": "self",
-    "_save_checkpoint": "self, model, trial",
-    "_finalize_training": "self, trial, num_train_samples, start_time",
-    "create_model_card": "self, model_name, dataset_name, tags",
-    "_push_from_checkpoint": "self, checkpoint_folder",
-    "compute_loss": "self, model, inputs, return_outputs, num_items_in_batch",
-    "_get_per_token_logps_and_entropies": (
-        "self, model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, compute_aux_loss, "
-        "pixel_values, image_grid_thw, num_images, pixel_attention_mask, spatial_shapes, num_tiles, image_sizes, "
-        "token_type_ids, mm_token_type_ids, image_position_ids"
-    ),
-    "_get_train_sampler": "self, dataset",
-    "_save_rng_state": "self, output_dir",
-    "_load_rng_state": "self, checkpoint",
-    "_init_training_state": (
-        "self, max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial"
-    ),
-    "_run_epoch": (
-        "self, model, epoch, train_dataloader, steps_in_epoch, num_update_steps_per_epoch, trial, "
-        "ignore_keys_for_eval, start_time, resume_from_checkpoint, epochs_trained, steps_trained_in_current_epoch"
-    ),
-    "train": "self, resume_from_checkpoint, trial, ignore_keys_for_eval",
+
+def _refusal(needs: str, found: object) -> UserError:
+    here = f"trl {trl.__version__} and transformers {transformers.__version__}"
+    pins = " ".join(f"'{package}=={version}'" for package, version in TESTED.items())
+    return UserError(
+        f"PODSTrainer {needs}, but in {here}, which are installed, {found}. PODSTrainer is tested with trl "
+        f"{TESTED['trl']} and transformers {TESTED['transformers']}: pip install {pins}"
+    )
+
+
+try:  # names that are not public; the engine imports them from here
+    from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, gather
+    from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME  # noqa: F401
+    from transformers.trainer_utils import SaveStrategy  # noqa: F401
+    from trl.models import unwrap_model_for_generation  # noqa: F401  (gathers ZeRO-3's weights)
+    from trl.trainer import grpo_trainer  # its gather, VLLMGeneration and logger are patched below
+    from trl.trainer.utils import get_callable_name, get_config_model_id, is_async_callable, nanstd  # noqa: F401
+except ImportError as error:
+    raise _refusal("imports names of trl and transformers that are not public", error) from error
+
+Batch = dict[str, Any]
+Completions = tuple[list[list[int]], Any]  # token ids; log-probabilities, None where the sampler gives none
+
+
+class Overridden:
+    """The methods that PODSTrainer overrides: parameters in GRPOTrainer's order, types as far as we use them."""
+
+    def train(self, resume_from_checkpoint: Any = None, trial: Any = None, ignore_keys_for_eval: Any = None) -> Any: ...
+    def create_accelerator_and_postprocess(self) -> None: ...
+    def _get_train_sampler(self, dataset: Any = None) -> Sampler[int] | None: ...
+    def _run_epoch(
+        self, model: Any, epoch: int, train_dataloader: Any, steps_in_epoch: int, num_update_steps_per_epoch: int,
+        trial: Any, ignore_keys_for_eval: Any, start_time: float, resume_from_checkpoint: str | None,
+        epochs_trained: int, steps_trained_in_current_epoch: int,
+    ) -> None: ...  # fmt: skip
+    def _prepare_inputs(self, generation_batch: Any) -> Batch: ...
+    def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch: ...
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]: ...
+    def _generate_single_turn(
+        self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, num_generations: int,
+        has_tool_images: bool = False,
+    ) -> Completions: ...  # fmt: skip
+    def _calculate_rewards(
+        self, inputs: list[Batch], prompts: list[Any], completions: list[Any], completion_ids_list: list[list[int]]
+    ) -> Tensor: ...
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Tensor: ...
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Tensor: ...
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, batch_size: int | None = None,
+        compute_entropy: bool = False, compute_aux_loss: bool = False, pixel_values: Any = None,
+        image_grid_thw: Any = None, num_images: Any = None, pixel_attention_mask: Any = None,
+        spatial_shapes: Any = None, num_tiles: Any = None, image_sizes: Any = None, token_type_ids: Any = None,
+        mm_token_type_ids: Any = None, image_position_ids: Any = None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]: ...  # fmt: skip
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any: ...
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None: ...
+    def create_model_card(self, model_name: str | None = None, dataset_name: Any = None, tags: Any = None) -> None: ...
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None: ...
+    def _save_checkpoint(self, model: Any, trial: Any) -> None: ...
+    def _save_rng_state(self, output_dir: str) -> None: ...
+    def _load_rng_state(self, checkpoint: str | None) -> None: ...
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None: ...
+    def _finalize_training(self, trial: Any, num_train_samples: int, start_time: float) -> Any: ...
+
+
+class TRLTrainer(Overridden):
+    """What else the engine uses of TRL's trainer; an installed trainer that lacks one of these is refused."""
+
+    args: PODSConfig
+    accelerator: Accelerator
+    state: TrainerState
+    control: TrainerControl
+    model: Any
+    model_wrapped: Any  # DDP's, FSDP's or DeepSpeed's, whose gradients a skipped step clears
+    ref_model: Any  # saved and loaded where sync_ref_model changes it
+    processing_class: Any
+    train_dataset: Any
+    reward_funcs: list[Any]  # replaced by watched ones for the length of a call
+    reward_func_names: list[str]
+    reward_weights: Tensor
+    multi_objective_aggregation: str
+    scale_rewards: Any
+    num_generations: int  # n instead of m while rollouts are generated
+    num_iterations: int
+    beta: float
+    loss_type: str
+    top_entropy_quantile: float
+    aux_loss_enabled: bool
+    _entropy_bonus_enabled: bool
+    pad_to_multiple_of: int | None
+    log_completions: bool
+    use_vllm: bool
+    use_transformers_continuous_batching: bool
+    is_fsdp_enabled: bool
+    is_deepspeed_enabled: bool
+    _dist: Any  # says how the weights are sharded
+    _step: int  # micro-batches trained; its place in a generation says what a checkpoint must keep
+    _buffered_inputs: list[Batch] | None  # a generation's micro-batches: arranged, and kept in checkpoints
+    _metrics: dict[str, dict[str, list[float]]]  # averaged into the next line of the log
+    _logs: dict[str, Any]  # the table of completions
+    _pending_extra_logs: dict[str, list[Any]]  # columns that reward functions logged about all n
+    _tr_loss: Tensor  # loss since the last line of the log, lost without a checkpoint of ours
+    _globalstep_last_logged: int  # as _tr_loss
+    _last_loaded_step: int  # with vLLM: the step whose weights the generator has
+
+    def _get_output_dir(self, trial: Any) -> str: ...  # where checkpoints go; stood in for while one is written
+    def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], Any, Any]: ...
+    def is_world_process_zero(self) -> bool: ...
+
+
+# Attributes that do not exist when the trainer is built, and the method that sets each.
+_SET_LATER: dict[str, Callable[..., Any]] = {
+    "_tr_loss": Trainer._inner_training_loop,
+    "_globalstep_last_logged": Trainer._inner_training_loop,
+    "_last_loaded_step": GRPOTrainer.__init__,
 }
+
+if TYPE_CHECKING:
+
+    class TypedGRPOTrainer(GRPOTrainer, TRLTrainer):
+        """TRL's trainer with the types of this module."""
+else:
+    TypedGRPOTrainer = GRPOTrainer
+
+
+def _methods(owner: type) -> dict[str, str]:
+    """The parameters of each method that a class defines, as one text."""
+    functions = {name: value for name, value in vars(owner).items() if inspect.isfunction(value)}
+    return {name: ", ".join(inspect.signature(value).parameters) for name, value in functions.items()}
+
+
+SIGNATURES = _methods(Overridden)
 
 
 @cache
-def check_signatures() -> None:
-    """Refuse versions of TRL and transformers in which a method that PODSTrainer overrides takes other arguments.
+def check_overrides() -> None:
+    """Check that each method that PODSTrainer overrides or calls takes the arguments that it was written for.
 
     Raises:
         UserError: the method, its parameters here and those expected, and the versions to install.
     """
-    for name, expected in SIGNATURES.items():
+    for name, expected in (SIGNATURES | _methods(TRLTrainer)).items():
         method = getattr(GRPOTrainer, name, None)
         found = None if method is None else ", ".join(inspect.signature(method).parameters)
         if found != expected:
-            here = f"trl {trl.__version__} and transformers {transformers.__version__}"
-            pins = " ".join(f"'{package}=={version}'" for package, version in TESTED.items())
-            raise UserError(
-                f"PODSTrainer overrides GRPOTrainer.{name}({expected}), but in {here}, which are installed, "
-                + ("that method does not exist" if found is None else f"it is {name}({found})")
-                + f". PODSTrainer is tested with trl {TESTED['trl']} and transformers {TESTED['transformers']}: "
-                f"pip install {pins}"
-            )
+            verb = "overrides" if name in SIGNATURES else "calls"
+            is_here = "that method does not exist" if found is None else f"it is {name}({found})"
+            raise _refusal(f"{verb} GRPOTrainer.{name}({expected})", is_here)
+
+
+def check_names(trainer: TRLTrainer) -> None:
+    """Check that a trainer that was just built has every attribute of `TRLTrainer`; raises UserError naming one."""
+    for name in TRLTrainer.__annotations__:
+        setter = _SET_LATER.get(name)
+        there = hasattr(trainer, name) if setter is None else name in inspect.unwrap(setter).__code__.co_names
+        if not there:
+            raise _refusal(f"uses GRPOTrainer.{name}", "that attribute does not exist")
+    for name in ("gather", "VLLMGeneration", "logger"):
+        if not hasattr(grpo_trainer, name):
+            raise _refusal(f"patches trl.trainer.grpo_trainer.{name}", "that name does not exist")
+
+
+# -- patches: each holds inside its context and is undone at the end ------------------------------------------------
 
 
 @contextmanager
-def standing_in(trainer: Any, **values: Any) -> Iterator[None]:
-    """Inside, the trainer has these attributes; afterwards its own again, those of its class included."""
+def standing_in(trainer: TRLTrainer, **values: Any) -> Iterator[None]:
+    """Give the trainer attributes of its own, methods included, in place of its class's."""
     own = {name: vars(trainer)[name] for name in values if name in vars(trainer)}
     vars(trainer).update(values)
     try:
@@ -84,3 +211,68 @@ def standing_in(trainer: Any, **values: Any) -> Iterator[None]:
         for name in values:
             del vars(trainer)[name]
         vars(trainer).update(own)
+
+
+@contextmanager
+def gathering_with(accelerator: Accelerator, stand_in: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Replace the two gathers of TRL's `_generate` (lengths) and `_calculate_rewards` (rewards)."""
+    accelerator.gather = grpo_trainer.gather = stand_in
+    try:
+        yield
+    finally:
+        del accelerator.gather
+        grpo_trainer.gather = gather
+
+
+@contextmanager
+def vllm_sequences(at_once: int) -> Iterator[None]:
+    """While a trainer is built: give colocated vLLM this `max_num_seqs`; TRL would give it the rows of the update."""
+    build = grpo_trainer.VLLMGeneration
+    grpo_trainer.VLLMGeneration = lambda **settings: build(**settings | {"max_num_seqs": at_once})
+    try:
+        yield
+    finally:
+        grpo_trainer.VLLMGeneration = build
+
+
+UNSCORED_WARNING = "All reward functions returned None"
+
+
+@contextmanager
+def without_unscored_warning() -> Iterator[None]:
+    """Drop TRL's warning of an unscored rollout: it prints model output to the terminal, control codes included."""
+
+    def quiet(record: Any) -> bool:
+        return UNSCORED_WARNING not in record.getMessage()
+
+    log = grpo_trainer.logger.logger
+    log.addFilter(quiet)
+    try:
+        yield
+    finally:
+        log.removeFilter(quiet)
+
+
+@contextmanager
+def without_pickle(folder: str) -> Iterator[None]:
+    """Keep transformers from writing `training_args.bin`, and remove the one that another trainer left."""
+    save = torch.save
+
+    def save_others(value: Any, file: Any, *args: Any, **kwargs: Any) -> None:
+        if os.path.basename(str(file)) != TRAINING_ARGS_NAME:
+            save(value, file, *args, **kwargs)
+
+    Path(folder, TRAINING_ARGS_NAME).unlink(missing_ok=True)
+    torch.save = save_others  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.save = save
+
+
+def shard_with(trainer: TRLTrainer, plugin: FullyShardedDataParallelPlugin) -> None:
+    """Put FSDP's plugin back into accelerate's state, which drops it on the CPU; not undone."""
+    state = trainer.accelerator.state
+    PartialState().distributed_type = state.distributed_type = DistributedType.FSDP
+    state.fsdp_plugin = plugin
+    trainer.is_fsdp_enabled = True

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from trl import GRPOConfig
 
-from ...errors import UserError
 from ...planning.batching import check_batch
 from ...planning.losses import loss_doubts, refuse_impossible
 from ...selection import Rule
 from ...selection.registry import check_rule, rule_name
-from .reward_calls import REWARD_ERRORS
 
 if TYPE_CHECKING:
     RuleOrName = str | Rule
@@ -41,53 +39,61 @@ class PODSConfig(GRPOConfig):
         (16, 'max_variance', 'dapo', True)
     """
 
+    # A recipe's keys, types and help texts are read from these lines (`recipe.trl_source`).
     num_rollouts: int | None = field(
         default=None,
-        metadata={"help": "n: rollouts generated per prompt, at least num_generations (m). None: n = m, plain GRPO."},
+        metadata={
+            "help": "n: rollouts generated per prompt, at least m = num_generations, the rows trained on. null: n = m, "
+            "plain GRPO."
+        },
     )
     rule: RuleOrName = field(
         default="max_variance",
         metadata={
-            "help": "Which m of the n rollouts to keep: a name in pods_rl.selection.RULES, an import path, or the "
-            "function itself."
+            "help": "Which m of the n rollouts to keep: max_variance (the paper, section 3.1), max_reward, random, "
+            "percentile, or your own as package.module:function."
         },
     )
     advantages: str = field(
         default="after",
-        metadata={"help": "Normalise advantages `after` selection (the paper, section 3.2) or `before`."},
+        metadata={
+            "help": "Normalise advantages over the m kept rollouts (after; the paper, section 3.2) or over all n "
+            "(before)."
+        },
     )
     advantage_baseline: str = field(
         default="mean",
         metadata={
-            "help": "What is taken off each reward: the group's `mean` (GRPO), or the mean of the others, "
-            "`leave_one_out` (RLOO; with scale_rewards `none` or `batch`)."
+            "help": "What is subtracted from each reward: the mean of its group (GRPO), or leave_one_out, the mean of "
+            "the others (RLOO; with scale_rewards: none or batch)."
         },
     )
     reward_errors: str = field(
         default="raise",
         metadata={
-            "help": "What becomes of a rollout whose reward function raises or hangs: `raise` ends the run, `zero` "
-            "scores it 0, `drop` leaves it unscored."
+            "help": "What to do with a rollout whose reward raises or hangs: raise (the run ends and names it), zero "
+            "(it scores 0), drop (it is unscored: not selected while others are, advantage 0)."
         },
     )
     rollout_batch_size: int | None = field(
         default=None,
-        metadata={"help": "Most rollouts generated at once on each process. None: all. No effect on a vLLM server."},
+        metadata={
+            "help": "Most rollouts generated at once on each process; null: all. Lower it if generation runs out of "
+            "memory. With colocated vLLM its max_num_seqs; a vLLM server has a setting of its own."
+        },
     )
     skip_zero_advantage_steps: bool | None = field(
         default=None,
         metadata={
-            "help": "Skip the optimizer step when every advantage of it is zero. False: TRL's behaviour, momentum and "
-            "weight decay still move the weights. None: skip where num_rollouts > num_generations."
+            "help": "Skip the update in a step whose advantages are all zero, if nothing else has a gradient (a KL "
+            "term, an entropy bonus). false: as in TRL, momentum and decay still move the weights. null: skip if "
+            "num_rollouts > num_generations."
         },
     )
-    trim_padding: bool = field(
-        default=True,
-        metadata={"help": "Cut each forward pass to its own longest row instead of the generation batch's."},
-    )
+    trim_padding: bool = field(default=True, metadata={"help": "Cut each micro-batch to its own longest row."})
     sort_by_length: bool = field(
         default=True,
-        metadata={"help": "Split an optimizer step into micro-batches of similar length (the gradient is the same)."},
+        metadata={"help": "Put rows of similar length into one micro-batch; the gradient of the step stays the same."},
     )
 
     def __post_init__(self) -> None:
@@ -109,8 +115,6 @@ class PODSConfig(GRPOConfig):
             self.num_rollouts = self.num_generations
         if self.skip_zero_advantage_steps is None:
             self.skip_zero_advantage_steps = self.num_rollouts > self.num_generations
-        if self.reward_errors not in REWARD_ERRORS:
-            raise UserError(f"reward_errors: expected 'raise', 'zero' or 'drop', got {self.reward_errors!r}")
         check_rule(self.rule)
 
     def to_dict(self) -> dict[str, Any]:

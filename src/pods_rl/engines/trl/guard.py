@@ -1,35 +1,34 @@
-"""Losses and gradients that are not finite: the update is left out, said as it was, and three in a row end the run.
-
-What is overridden of TRL and transformers, in the order in which an optimizer step meets it:
-
-- `_generate_single_turn`: say why a policy whose probabilities are not finite cannot generate.
-- `training_step`: see each loss before transformers' filter turns NaN into 0.
-- `_get_grad_norm`: see the norm that transformers takes of every step's gradient.
-- `log`: log the loss as it was.
-- `train`: end with UnstableTrainingError where the run was given up.
-"""
+"""Steps that would ruin a run: losses and gradients that are not finite are skipped; out of memory becomes advice."""
 
 from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from peft import PeftModel
 from torch import Tensor
-from trl import GRPOTrainer
 
 from ...errors import UserError
+from ...planning.batching import check_batch
+from ...planning.memory import GENERATION, UPDATE, Shape, advice, estimate
+from .compat import TRLTrainer
 
 logger = logging.getLogger(__name__)
 
 LIMIT = 3  # bad steps in a row: one is an accident of a batch, three are the policy
-_CANNOT_SAMPLE = "probability tensor contains"  # begins what torch.multinomial says of inf and NaN
+_CANNOT_SAMPLE = "probability tensor contains"  # how torch.multinomial begins its message about inf and NaN
+_NO_MEMORY = ("not enough memory", "can't allocate memory", "error: out of memory")  # in torch's plain RuntimeErrors
+_PLACES = {"rollout": GENERATION, "update": UPDATE}
+_GIB = 2**30
 
 
 class UnstableTrainingError(UserError):
-    """The run was given up: its losses, gradients or probabilities are not finite. The message says what to try."""
+    """The run ended because its losses, gradients or probabilities are not finite. The message says what to try."""
 
 
 @dataclass
@@ -50,73 +49,66 @@ class BadSteps:
         return len(self.row) >= LIMIT
 
     def add(self, step: int, loss: float, gradient: float) -> bool:
-        """Whether this step is bad; a good one ends the row."""
+        """Return whether this step is bad; a good one ends the row."""
         bad = not (math.isfinite(loss) and math.isfinite(gradient))
         self.row = [*self.row, (step, loss, gradient)] if bad else []
         return bad
 
     def reason(self, learning_rate: float) -> str:
-        """Why the run was given up, in words."""
+        """Say why the run ended and what to try."""
         steps = ", ".join(str(step) for step, _, _ in self.row)
         _, loss, gradient = self.row[-1]
         what = "loss" if not math.isfinite(loss) else "gradient"
         return (
             f"the {what} was not finite in {len(self.row)} steps in a row ({steps}; last: loss {loss:g}, gradient "
-            f"norm {gradient:g}). Their updates were left out: checkpoint-{self.row[-1][0]} holds the last good "
+            f"norm {gradient:g}). Their updates were skipped: checkpoint-{self.row[-1][0]} holds the last good "
             f"weights, those of step {self.row[0][0] - 1}. Try a lower learning_rate (now {learning_rate:g}), "
             "bf16: false, or an earlier checkpoint, and look at the last rollouts"
         )
 
 
-class GuardMixin(GRPOTrainer):
-    """What PODSTrainer does about a bad step; a good one stays TRL's to the last bit."""
+class Guard:
+    """Skips the update of a step whose loss or gradient is not finite; a good step stays TRL's to the last bit."""
 
-    def _watch_steps(self) -> None:
+    def __init__(self, trainer: TRLTrainer) -> None:
+        self._trainer = trainer
+        self.reset()
+
+    def reset(self) -> None:
         """Forget every step; called when a training begins."""
-        self._bad_steps = BadSteps()
-        self._step_loss: Tensor | None = None  # sum over the step's micro-batches, on its device
-        self._gradient_norm: Any = 0.0
+        self.bad_steps = BadSteps()
+        self.step_loss: Tensor | None = None  # sum over the step's micro-batches, on its device
+        self.gradient_norm: Any = 0.0
         self._bad_losses: list[float] = []  # since the last line of the log
-        self._said_bad = False
+        self._warned = False
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        self._watch_steps()
-        output = super().train(*args, **kwargs)
-        if self._bad_steps.exhausted:
-            raise UnstableTrainingError(self._bad_steps.reason(self.args.learning_rate))
-        return output
-
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        loss = super().training_step(model, inputs, num_items_in_batch)
-        self._step_loss = loss if self._step_loss is None else self._step_loss + loss
-        # Once NaN, transformers' running sum would stay NaN: `log` puts the true loss in its place.
+    def take_loss(self, loss: Tensor) -> Tensor:
+        """Add a micro-batch's loss, and return it finite: once NaN, transformers' running sum would stay NaN."""
+        self.step_loss = loss if self.step_loss is None else self.step_loss + loss
         return loss.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
-    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        self._gradient_norm = super()._get_grad_norm(model, grad_norm)
-        return self._gradient_norm
-
-    def leave_out_bad_step(self) -> bool:
-        """Before the optimizer step: clear the gradients of a bad one, alike on all processes; whether it was bad."""
-        assert self._step_loss is not None
-        loss = self.accelerator.gather(self._step_loss.detach().float().reshape(1)).mean().item()
-        gradient = _number(self._gradient_norm)
-        self._step_loss = None
-        metrics = self._metrics["train"]
+    def skip_bad_step(self) -> bool:
+        """Before the optimizer step: clear the gradients of a bad step on all processes; return whether it was bad."""
+        assert self.step_loss is not None
+        trainer, accelerator = self._trainer, self._trainer.accelerator
+        loss = accelerator.gather(self.step_loss.detach().float().reshape(1)).mean().item()
+        gradient = _number(self.gradient_norm)
+        self.step_loss = None
+        metrics = trainer._metrics["train"]
         metrics["pods/bad_loss"].append(float(not math.isfinite(loss)))
         metrics["pods/bad_gradient"].append(float(not math.isfinite(gradient)))
         if not math.isfinite(loss):
             self._bad_losses.append(loss)
-        elif self.accelerator.scaler is not None and not math.isfinite(gradient):
+        elif accelerator.scaler is not None and not math.isfinite(gradient):
             return False  # in fp16 it is how the loss scale is found: the scaler skips such steps itself
-        step = self.state.global_step + 1
-        if not self._bad_steps.add(step, loss, gradient):
+        step = trainer.state.global_step + 1
+        if not self.bad_steps.add(step, loss, gradient):
             return False
-        self.model_wrapped.zero_grad(set_to_none=True)
-        if not self._said_bad and self.accelerator.is_main_process:
-            self._said_bad = True
+        trainer.model_wrapped.zero_grad(set_to_none=True)
+        if not self._warned and accelerator.is_main_process:
+            self._warned = True
             logger.warning(
-                "step %d: loss %g, gradient norm %g: its update is left out; %d such steps in a row end the run. Said "
+                "step %d: loss %g, gradient norm %g: its update is skipped; %d such steps in a row end the run. Logged "
                 "once; see pods/bad_loss and pods/bad_gradient.",
                 step, loss, gradient, LIMIT,
             )  # fmt: skip
@@ -124,33 +116,131 @@ class GuardMixin(GRPOTrainer):
 
     def stop_if_unstable(self, control: Any) -> None:
         """After a step: where too many were bad, save the weights, which are the last good ones, and stop."""
-        if self._bad_steps.exhausted:
+        if self.bad_steps.exhausted:
             control.should_save = control.should_training_stop = True
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+    def raise_if_unstable(self) -> None:
+        """After the training: raise where too many steps were bad."""
+        if self.bad_steps.exhausted:
+            raise UnstableTrainingError(self.bad_steps.reason(self._trainer.args.learning_rate))
+
+    def restore_loss(self, logs: dict[str, float]) -> None:
+        """Log the loss as it was, where `take_loss` made it finite."""
         if "loss" in logs and self._bad_losses:
             logs["loss"] = self._bad_losses[-1]
             self._bad_losses.clear()
-        super().log(logs, start_time)
 
-    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+    @contextmanager
+    def explaining_sampling(self) -> Iterator[None]:
+        """Raise UnstableTrainingError where the policy's probabilities are not finite."""
         try:
-            return super()._generate_single_turn(*args, **kwargs)
+            yield
         except RuntimeError as error:
             if _CANNOT_SAMPLE not in str(error):
                 raise
-            finite = all(bool(torch.isfinite(p).all()) for p in self.model.parameters())
+            trainer = self._trainer
+            finite = all(bool(torch.isfinite(p).all()) for p in trainer.model.parameters())
             which = "its weights are finite, but too large" if finite else "its weights are not finite"
-            step = self.state.global_step
+            step = trainer.state.global_step
             raise UnstableTrainingError(
                 f"after step {step} the policy cannot generate: its probabilities are not finite ({which}). "
-                f"Go back to an earlier checkpoint, and try a lower learning_rate (now {self.args.learning_rate:g})"
+                f"Go back to an earlier checkpoint, and try a lower learning_rate (now {trainer.args.learning_rate:g})"
                 + ("" if step else ", or another model: this one was so before its first step")
             ) from error
+
+    @contextmanager
+    def explaining_memory(self, phase: Callable[[], str | None]) -> Iterator[None]:
+        """Raise UserError with advice where memory runs out; `phase` is the clock's, None between steps."""
+        try:
+            yield
+        except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
+            if not is_out_of_memory(error):
+                raise
+            raise UserError(_memory_advice(self._trainer, phase(), error)) from error
 
 
 def _number(norm: Any) -> float:
     """A gradient norm as a number; a sharded one is the same on every process only when whole."""
     if hasattr(norm, "full_tensor"):
         norm = norm.full_tensor()
-    return 0.0 if norm is None else float(norm)  # DeepSpeed may know none: its own overflow check decides
+    return 0.0 if norm is None else float(norm)  # DeepSpeed may have none: its own overflow check decides
+
+
+# -- out of memory ---------------------------------------------------------------------------------------------------
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error is about memory; torch has a class for GPUs and only a message for CPUs.
+
+    >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("shapes do not match"))
+    (True, False)
+    """
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _NO_MEMORY)
+
+
+def _memory_advice(trainer: TRLTrainer, phase: str | None, error: BaseException) -> str:
+    """Where memory ran out, what the estimate of that phase is, and which settings would lower it most."""
+    step = trainer.state.global_step + 1
+    what = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if phase not in _PLACES:
+        where = f"in {phase} of step {step}" if phase else f"between steps, after step {step - 1}"
+        return f"Out of memory {where} ({what}). In an evaluation, lower eval_batch_size."
+    place = _PLACES[phase]
+    said = f"Out of memory in {place} of step {step} ({what})."
+    try:
+        return f"{said} {_estimate(trainer, place)}"
+    except UserError as unknown:  # a policy of a kind that has no estimate
+        return f"{said} {unknown} Lower rollout_batch_size or per_device_train_batch_size."
+
+
+def _estimate(trainer: TRLTrainer, place: str) -> str:
+    """The estimate of a phase, its largest parts, and what would lower it."""
+    values, args = _settings(trainer), trainer.args
+    plan = check_batch(
+        num_generations=args.num_generations,
+        num_rollouts=args.num_rollouts,
+        per_device_train_batch_size=args.per_device_train_batch_size,
+        gradient_accumulation_steps=args.gradient_accumulation_steps,
+        steps_per_generation=args.steps_per_generation,
+        rollout_batch_size=args.rollout_batch_size,
+        processes=trainer.accelerator.num_processes,
+    )
+    shape = Shape.of(trainer.accelerator.unwrap_model(trainer.model).config.to_dict())
+    precision = {"bf16": bool(args.bf16 or args.fp16), "on_cpu": trainer.accelerator.device.type == "cpu"}
+    expected = estimate(values, shape, plan, **precision)
+    largest = sorted(expected.parts, key=lambda part: -getattr(part, place))[:3]
+    parts = ", ".join(f"{part.name} {getattr(part, place) / _GIB:.2f}" for part in largest)
+    changes = advice(values, shape, plan, place, **precision)
+    less = ", or ".join(f"{change.settings} ({change.left / _GIB:.2f} GiB)" for change in changes)
+    return (
+        f"Estimated for a process, prompts of {expected.prompt} tokens: {expected.total(place) / _GIB:.2f} GiB in "
+        f"{place} ({parts}). " + (f"What lowers it most: {less}." if less else "Take a smaller policy.")
+    )
+
+
+def _settings(trainer: TRLTrainer) -> dict[str, Any]:
+    """The run's settings under the names of a recipe."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    values = dict(vars(trainer.args)) | {
+        "optim": str(getattr(trainer.args.optim, "value", trainer.args.optim)),
+        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        "load_in_4bit": bool(getattr(model, "is_loaded_in_4bit", False)),
+        "load_in_8bit": bool(getattr(model, "is_loaded_in_8bit", False)),
+        "use_peft": isinstance(model, PeftModel),
+        "max_prompt_length": _longest_prompt(trainer),
+    }
+    if isinstance(model, PeftModel):
+        adapter: Any = next(iter(model.peft_config.values()))
+        values |= {"lora_r": adapter.r, "lora_target_modules": adapter.target_modules}
+    return values
+
+
+def _longest_prompt(trainer: TRLTrainer) -> int | None:
+    """Tokens of the longest of the first prompts; None where the data cannot be looked into."""
+    try:
+        prompts = trainer.train_dataset[:64]["prompt"]
+        return max(map(len, trainer._tokenize_prompts(prompts)[0]))
+    except Exception:  # a stream, or a tokenizer that has no memory left either: the estimate takes its default
+        return None

@@ -1,4 +1,4 @@
-"""What PODSTrainer does not support yet, each refused in one sentence when the trainer is built."""
+"""What PODSTrainer does not support, each refused in one sentence, and the one setting that it warns about."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from transformers import ProcessorMixin
 
 from ...errors import UserError
+from .compat import TRLTrainer
 from .config import PODSConfig
 
 _IMAGES = {"image", "images"}
@@ -29,8 +31,8 @@ def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
         )
     if config.use_cpu and os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
         raise UserError(
-            "The accelerate configuration asks for DeepSpeed, and this runs on the CPU, where accelerate would use DDP "
-            "without a word: choose --accelerate_config fsdp2 or ddp."
+            "The accelerate configuration asks for DeepSpeed, and this runs on the CPU, where accelerate silently uses "
+            "DDP: choose --accelerate_config fsdp2 or ddp."
         )
     for name, what in (
         ("tools", "tools"),
@@ -73,3 +75,18 @@ def refuse_images(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def _no_images(seen: str) -> UserError:
     return UserError(f"PODSTrainer does not support images yet ({seen}): remove them, or train with GRPOTrainer")
+
+
+def lossy_cast(trainer: TRLTrainer) -> str | None:
+    """Return a warning where continuous batching makes TRL round the policy's weights to generate, else None."""
+    args = trainer.args
+    if not (trainer.use_transformers_continuous_batching and (args.bf16 or args.fp16)):
+        return None
+    if torch.float32 not in {p.dtype for p in trainer.model.parameters() if p.requires_grad}:
+        return None
+    flag, to = ("bf16", "bfloat16") if args.bf16 else ("fp16", "float16")
+    return (
+        f"use_transformers_continuous_batching with {flag} = true: before each generation TRL turns the trained "
+        f"float32 weights into {to}, for good, and small updates are then rounded away. Set {flag}: false, or load "
+        f"the policy as {to} knowingly (dtype: {to})."
+    )

@@ -1,8 +1,8 @@
-"""One generation: n rollouts a prompt, their rewards, and the m that are kept."""
+"""The record of one generation: n rollouts a prompt, their rewards, and the m that are kept."""
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from itertools import groupby
 from typing import Any
@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# A float32 variance of larger rewards overflows within a group of 1024.
-REWARD_LIMIT = 1e15
+from ...text import plain_text
 
 
 @dataclass
@@ -35,7 +34,7 @@ class Rollouts:
     advantages: Tensor | None = None  # [P, M], known once the batch is built
 
     def columns(self) -> dict[str, list[Any]]:
-        """The ledger's columns, a value per rollout of this process (see `docs/architecture.md`)."""
+        """Return the ledger's columns, a value per rollout of this process (see `docs/architecture.md`)."""
         P, N = self.rewards.shape
         here = slice(self.first, self.first + len(self.prompts))
         assert self.advantages is not None
@@ -59,7 +58,7 @@ class Rollouts:
         return columns
 
     def saved(self) -> dict[str, Any]:
-        """What a checkpoint keeps: each prompt once, and of its row in the data set the ledger's answer alone."""
+        """Return what a checkpoint keeps: each prompt once, and of its row in the data set only the answer."""
         kept = {field.name: getattr(self, field.name) for field in fields(self)}
         answers = [{"answer": row["answer"]} if "answer" in row else {} for row in self.inputs]
         starts = [next(rollouts)[0] for _, rollouts in groupby(enumerate(self._groups()), key=lambda pair: pair[1])]
@@ -67,7 +66,7 @@ class Rollouts:
 
     @classmethod
     def restored(cls, saved: dict[str, Any]) -> Rollouts:
-        """The record that `saved` was made from."""
+        """Return the record that `saved` was made from."""
         record = cls(**saved)
         groups = record._groups()
         record.inputs = [record.inputs[group - groups[0]] for group in groups]
@@ -79,13 +78,8 @@ class Rollouts:
         return [i // self.rewards.size(1) for i in range(self.first, self.first + len(self.completions))]
 
 
-def apart(values: list[Any]) -> list[Any]:
-    """Copy each value by itself: `copy.deepcopy` of the list would keep what two of them share."""
-    return [copy.deepcopy(value) for value in values]
-
-
 def as_text(value: Any) -> str:
-    """A prompt or completion as text: chat messages become `role: content` blocks; one assistant turn its content."""
+    """Return a prompt or completion as text: messages become `role: content` blocks, one assistant turn its content."""
     if isinstance(value, str):
         return value
     if len(value) == 1 and value[0].get("role") == "assistant":
@@ -93,44 +87,22 @@ def as_text(value: Any) -> str:
     return "\n\n".join(f"{m.get('role')}: {m.get('content')}" for m in value)
 
 
-def refuse_unusable(rewards_per_func: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Mark rollouts whose rewards cannot be trained on as unscored (NaN in every column).
+def escape_table(logs: Mapping[str, Any]) -> None:
+    """Escape TRL's table of completions in place, which it prints to the terminal."""
+    for rows in (logs["prompt"], logs["completion"], *logs["extra"].values()):
+        escaped = [escape(entry) for entry in rows]
+        rows.clear()
+        rows.extend(escaped)
 
-    Infinite rewards, and rewards beyond 1e15 in size, with their weight or without, turn a group's variance, and with
-    it the loss, into inf or NaN. An unscored rollout is never selected while scored ones remain; its advantage is 0.
 
-    Args:
-        rewards_per_func: `[rows, F]`; NaN means that one function had nothing to say, which is allowed.
-        weights: `[F]`.
+def escape(entry: Any) -> Any:
+    """Return a text, or a chat's messages, without what steers a terminal.
 
-    Returns:
-        The cleaned rewards, and for each function how many rollouts it spoiled, `[F]`.
-
-    Example:
-        >>> clean, spoiled = refuse_unusable(torch.tensor([[1.0, 0.0], [float("inf"), 1.0]]), torch.ones(2))
-        >>> clean.tolist(), spoiled.tolist()
-        ([[1.0, 0.0], [nan, nan]], [1, 0])
+    >>> escape([{"role": "user", "content": "\\x1b[2J"}])
+    [{'role': 'user', 'content': '\\\\x1b[2J'}]
     """
-    size = rewards_per_func.abs() * weights.to(rewards_per_func).abs().clamp(min=1.0)
-    bad = size > REWARD_LIMIT  # false for NaN, true for both infinities
-    return rewards_per_func.masked_fill(bad.any(dim=1, keepdim=True), torch.nan), bad.sum(dim=0)
-
-
-def total_reward(rewards_per_func: Tensor, weights: Tensor, group: int, aggregation: str) -> Tensor:
-    """One reward per rollout, `[P, group]`, as TRL adds several functions up; NaN where every function gave NaN.
-
-    Args:
-        rewards_per_func: `[P * group, F]`.
-        weights: `[F]`.
-        group: rollouts per prompt.
-        aggregation: TRL's `multi_objective_aggregation`.
-    """
-    unscored = rewards_per_func.isnan().all(dim=1)
-    if aggregation == "normalize_then_sum":
-        grouped = rewards_per_func.view(-1, group, rewards_per_func.size(1))
-        centred = grouped - grouped.nanmean(dim=1, keepdim=True)
-        count = (~grouped.isnan()).sum(dim=1, keepdim=True)
-        std = (centred.square().nansum(dim=1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
-        rewards_per_func = (centred / (std + 1e-4)).view_as(rewards_per_func)
-    total = (rewards_per_func * weights.to(rewards_per_func)).nansum(dim=1)
-    return total.masked_fill(unscored, torch.nan).view(-1, group)
+    if isinstance(entry, str):
+        return plain_text(entry)
+    if isinstance(entry, Mapping):
+        return {key: escape(value) for key, value in entry.items()}
+    return [escape(part) for part in entry] if isinstance(entry, list) else entry

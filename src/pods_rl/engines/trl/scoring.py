@@ -11,8 +11,8 @@ from accelerate import PartialState
 from ...recipe import Recipe
 from ...rewards import Reward, binarise, get_reward
 from ...rewards import score as score_texts
-from ...rewards.own import Failure, Scores
-from ...rewards.pool import verifier_losses
+from ...rewards.user_rewards import RewardFailure, Scores
+from ...rewards.verifier import verifier_losses
 from ...tasks import Task
 from .rollouts import as_text
 
@@ -47,7 +47,7 @@ def trl_reward(
     """A reward in TRL's signature: completions and the dataset's `answer` column in, a list of floats out.
 
     A reward that starts verifier processes logs the answers it had to give up. One of a user's own scores each
-    completion apart; where it raised or hung a Failure stands, which PODSTrainer treats as `reward_errors` says.
+    completion apart; where it raised or hung a RewardFailure stands, which PODSTrainer treats as `reward_errors` says.
 
     Args:
         limit: most tokens of a completion; what `overlong` measures by.
@@ -81,7 +81,7 @@ def trl_reward(
 
 
 def _binarised(reward: Reward, scores: Scores, share: float) -> Scores:
-    return [x if isinstance(x, Failure) else binarise(reward, [x], share)[0] for x in scores]
+    return [x if isinstance(x, RewardFailure) else binarise(reward, [x], share)[0] for x in scores]
 
 
 def _unscored(scores: Scores) -> Scores:

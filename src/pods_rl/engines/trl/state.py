@@ -1,31 +1,193 @@
-"""What a process keeps in a checkpoint so that a run goes on exactly: tensors as safetensors, the rest as JSON.
+"""What a checkpoint must hold beside TRL's files so that a killed run resumes to the last bit; written and read here.
 
-Where a checkpoint falls between two generations, the rows still to be trained lie in it: m a prompt and never n, about
-`24 T` bytes each (tokens and masks as int64, the old and, with `beta`, the reference log-probabilities as float32).
-With m = 16 and T = 4096 that is 1.6 MB a prompt, whatever n is. The ledger's text of all n lies in it too: 17 MB a
-prompt with n = 1024 completions of 4096 tokens. On the boundary of a generation, which is every step unless
-`num_iterations` or `steps_per_generation` say otherwise, there is neither: a few hundred bytes.
+TRL and transformers restore weights, optimizer, schedule and random state. They lose the rows of a generation that are
+still to be trained, the rollouts they were chosen from, the metrics since the last line of the log, the order of
+prompts after the first epoch, and a reference policy that is synchronised.
+
+Two cases are not exact. vLLM's random state cannot be saved: such a run resumes with the same weights, optimizer and
+prompts, and draws other samples. DDP over three processes or more sums gradients in another order in its first step
+than later, unless `ddp_find_unused_parameters` is true (which it is without `gradient_checkpointing`): they differ by
+rounding.
+
+Size: m rows a prompt and never n, about `24 T` bytes each (tokens and masks as int64, old and, with `beta`, reference
+log-probabilities as float32), so 1.6 MB a prompt with m = 16 and T = 4096. The ledger's text of all n: 17 MB a prompt
+with n = 1024 and T = 4096. On the boundary of a generation, which is every step unless `num_iterations` or
+`steps_per_generation` say otherwise, neither is needed: a few hundred bytes.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from accelerate.utils import broadcast_object_list
+from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor
+from torch.utils.data import Sampler
 
 from ...errors import UserError
-from .exchange import plain
+from ...runs.checkpoints import last_good, readable_path, verify
+from .compat import TRLTrainer
+from .rollouts import Rollouts
+from .rows import plain
 
-_TENSOR = "__tensor__"  # stands for a tensor in the JSON
+logger = logging.getLogger(__name__)
+
+_REFERENCE = "pods_reference.safetensors"
+_TENSOR = "__tensor__"  # the key of a tensor's name in the JSON
+_ATTRIBUTES = ("_step", "_globalstep_last_logged")  # TRL's counters, which it does not save
 
 
-def slots_to_come(step: int, steps_per_generation: int, num_iterations: int) -> list[int]:
-    """Which of a generation's micro-batches are still trained, or trained again, before the next generation.
+class ExactResume:
+    """Saves what TRL loses, refuses what cannot resume exactly, and puts a resumed run where it was."""
+
+    def __init__(self, trainer: TRLTrainer) -> None:
+        self._trainer = trainer
+        self.sampler: Sampler[int] | None = None  # of the training prompts
+
+    @contextmanager
+    def checkpoint(self, wanted: str | bool | None, checked: Path | None) -> Iterator[str | None]:
+        """Give the path of the checkpoint to resume from, the same on all processes; None where nothing is wanted.
+
+        Raises UserError where it is not whole or not exact. Arguments as `find`'s.
+        """
+        if not wanted:
+            yield None
+            return
+        answer = [self.find(wanted, checked) if self._trainer.is_world_process_zero() else None]
+        found, problem = broadcast_object_list(answer)[0]
+        if problem:
+            raise UserError(problem)
+        with readable_path(found) as path:
+            self._refuse_inexact(path)
+            yield str(path)
+
+    def find(self, wanted: str | bool, checked: Path | None = None) -> tuple[Path | None, str | None]:
+        """Return the checkpoint to resume from, or what is wrong with it.
+
+        Args:
+            wanted: a folder; True: the newest whole one in `output_dir`.
+            checked: a folder whose hashes the caller has compared already.
+        """
+        if wanted is True:
+            output = self._trainer.args.output_dir
+            found, skipped = last_good(Path(output))
+            for line in skipped:
+                logger.warning("skipped %s", line)
+            torn = "".join(f"\n  skipped {line}" for line in skipped)
+            return found, None if found else f"No valid checkpoint found in output directory ({output}){torn}"
+        folder = Path(str(wanted))
+        problems = [] if folder == checked else verify(folder)
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        if not problems:
+            return folder, None
+        return None, (
+            f"resume_from_checkpoint = {wanted}: {problems[0]}{more}. Resume from a whole checkpoint of PODSTrainer, "
+            "or start a new run with this folder as its model."
+        )
+
+    def _refuse_inexact(self, checkpoint: Path) -> None:
+        """Raise UserError where the run could not resume as if it had never been interrupted."""
+        trainer = self._trainer
+        read_values(checkpoint, trainer.accelerator.process_index, trainer.accelerator.num_processes)
+        if trainer.args.ignore_data_skip:
+            raise UserError(
+                f"{checkpoint}: ignore_data_skip = true would start with the first prompts again, in the middle of a "
+                "generation. Remove it: prompts that were trained on are skipped without being read."
+            )
+        if trainer.args.sync_ref_model and not (checkpoint / _REFERENCE).is_file():
+            raise UserError(
+                f"{checkpoint} has no {_REFERENCE}: with sync_ref_model = true the reference policy changes in "
+                "training, and without it the run cannot resume exactly (a reference that FSDP or DeepSpeed shards is "
+                "not saved). Resume from another checkpoint, or start a new run without sync_ref_model."
+            )
+
+    def begins_finished(self, epoch: int, epochs_trained: int, resumed_from: str | None) -> bool:
+        """In an epoch's beginning: put the sampler where it was; return whether the run was killed after its last step.
+
+        transformers would train one more step of a run that was over.
+        """
+        trainer = self._trainer
+        if resumed_from is None or epoch != epochs_trained:
+            return False
+        if trainer.state.global_step >= trainer.state.max_steps:
+            trainer.control.should_training_stop = True
+        if trainer.control.should_training_stop:
+            return True
+        if self.sampler is not None:
+            for _ in range(epoch):
+                next(iter(self.sampler), None)  # each epoch's order comes from where the last left the generator
+        return False
+
+    def save(self, folder: Path, record: Rollouts | None) -> None:
+        """Write this process's state; the first process writes the reference policy that is synchronised."""
+        trainer, accelerator = self._trainer, self._trainer.accelerator
+        tensors: dict[str, Tensor] = {}
+        values = {
+            "processes": accelerator.num_processes,
+            "attributes": {name: getattr(trainer, name) for name in _ATTRIBUTES},
+            "loss": trainer._tr_loss.item(),
+            "metrics": dict(trainer._metrics["train"]),
+            "generation": take_tensors(self._open_generation(record), "generation", tensors),
+        }
+        write_state(folder, accelerator.process_index, values, tensors)
+        sharded = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
+        if trainer.args.sync_ref_model and accelerator.is_main_process and not sharded:
+            save_model(accelerator.unwrap_model(trainer.ref_model), str(folder / _REFERENCE))
+
+    def load(self, folder: Path) -> Rollouts | None:
+        """Restore this process's state; return the record of a generation that is still to be trained."""
+        trainer, accelerator = self._trainer, self._trainer.accelerator
+        process, device = accelerator.process_index, accelerator.device
+        values = read_values(folder, process, accelerator.num_processes)
+        for name in _ATTRIBUTES:
+            setattr(trainer, name, values["attributes"][name])
+        trainer._tr_loss = torch.tensor(values["loss"], device=device)
+        trainer._metrics["train"].clear()
+        trainer._metrics["train"].update(values["metrics"])
+        if trainer.args.sync_ref_model:
+            load_model(accelerator.unwrap_model(trainer.ref_model), str(folder / _REFERENCE), device=str(device))
+        generation = values["generation"]
+        if generation is None:
+            return None
+        tensors = read_tensors(folder, process)
+        trainer._buffered_inputs = put_tensors(generation["buffer"], tensors, device)
+        for name, column in generation["logs"].items():
+            if isinstance(column, dict):
+                for part, entries in column.items():
+                    trainer._logs[name][part].extend(entries)
+            else:
+                trainer._logs[name].extend(column)
+        return Rollouts.restored(put_tensors(generation["rollouts"], tensors))
+
+    def _open_generation(self, record: Rollouts | None) -> dict[str, Any] | None:
+        """What is left to train of the latest generation and its record; None where a new one comes next."""
+        trainer = self._trainer
+        left = slots_left(trainer._step, trainer.args.steps_per_generation, trainer.num_iterations)
+        if not left or trainer._buffered_inputs is None:
+            return None
+        assert record is not None
+        return {
+            "buffer": [batch if i in left else {} for i, batch in enumerate(trainer._buffered_inputs)],
+            "rollouts": record.saved(),
+            "logs": {name: _listed(column) for name, column in trainer._logs.items()}
+            if trainer.log_completions
+            else {},
+        }
+
+
+def _listed(column: Any) -> Any:
+    """A column of TRL's completions table, or a mapping of them, as lists."""
+    return {name: list(part) for name, part in column.items()} if isinstance(column, dict) else list(column)
+
+
+def slots_left(step: int, steps_per_generation: int, num_iterations: int) -> list[int]:
+    """Return which of a generation's micro-batches are still trained, or trained again, before the next generation.
 
     Args:
         step: micro-batches trained so far in the run.
@@ -36,24 +198,26 @@ def slots_to_come(step: int, steps_per_generation: int, num_iterations: int) -> 
         Their numbers, ascending; none on the boundary of a generation.
 
     Example:
-        >>> slots_to_come(3, 4, 1), slots_to_come(3, 4, 2), slots_to_come(8, 4, 2)
+        >>> slots_left(3, 4, 1), slots_left(3, 4, 2), slots_left(8, 4, 2)
         ([3], [0, 1, 2, 3], [])
     """
-    to_come = range(step, step - step % -(steps_per_generation * num_iterations))
-    return sorted({at % steps_per_generation for at in to_come})
+    left = range(step, step - step % -(steps_per_generation * num_iterations))
+    return sorted({at % steps_per_generation for at in left})
 
 
-def pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """A nest of mappings and lists with its tensors taken out, ready for JSON.
+# -- the files: pods_state_<process>.safetensors for tensors, .json for the rest -------------------------------------
+
+
+def take_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """Return a nest of mappings and lists with a name in place of each tensor, ready for JSON; a tuple becomes a list.
 
     Args:
-        value: what to pack; a tuple comes back as a list.
         name: prefix of the tensors' names.
-        tensors: gets a copy of each tensor, on the CPU and sharing memory with no other, as safetensors asks for.
+        tensors: gets a copy of each tensor, on the CPU and sharing memory with no other, as safetensors requires.
 
     Example:
         >>> tensors = {}
-        >>> pack([{"ids": torch.ones(2), "skip": False}], "buffer", tensors)
+        >>> take_tensors([{"ids": torch.ones(2), "skip": False}], "buffer", tensors)
         [{'ids': {'__tensor__': 'buffer.0.ids'}, 'skip': False}]
         >>> tensors
         {'buffer.0.ids': tensor([1., 1.])}
@@ -62,26 +226,24 @@ def pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         tensors[name] = value.detach().to("cpu", copy=True).contiguous()
         return {_TENSOR: name}
     if isinstance(value, Mapping):
-        return {key: pack(part, f"{name}.{key}", tensors) for key, part in value.items()}
+        return {key: take_tensors(part, f"{name}.{key}", tensors) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [pack(part, f"{name}.{i}", tensors) for i, part in enumerate(value)]
+        return [take_tensors(part, f"{name}.{i}", tensors) for i, part in enumerate(value)]
     return value
 
 
-def unpack(packed: Any, tensors: Mapping[str, Tensor], device: torch.device | str = "cpu") -> Any:
-    """What `pack` was given, its tensors on `device`.
+def put_tensors(value: Any, tensors: Mapping[str, Tensor], device: torch.device | str = "cpu") -> Any:
+    """Undo `take_tensors`, with the tensors on `device`.
 
     Example:
-        >>> unpack({"kept": {"__tensor__": "kept"}, "first": 0}, {"kept": torch.tensor([3])})
+        >>> put_tensors({"kept": {"__tensor__": "kept"}, "first": 0}, {"kept": torch.tensor([3])})
         {'kept': tensor([3]), 'first': 0}
     """
-    if isinstance(packed, dict):
-        if packed.keys() == {_TENSOR}:
-            return tensors[packed[_TENSOR]].to(device)
-        return {key: unpack(part, tensors, device) for key, part in packed.items()}
-    if isinstance(packed, list):
-        return [unpack(part, tensors, device) for part in packed]
-    return packed
+    if isinstance(value, dict):
+        if value.keys() == {_TENSOR}:
+            return tensors[value[_TENSOR]].to(device)
+        return {key: put_tensors(part, tensors, device) for key, part in value.items()}
+    return [put_tensors(part, tensors, device) for part in value] if isinstance(value, list) else value
 
 
 def write_state(folder: Path, process: int, values: Any, tensors: Mapping[str, Tensor]) -> None:
@@ -92,7 +254,7 @@ def write_state(folder: Path, process: int, values: Any, tensors: Mapping[str, T
 
 
 def read_values(folder: Path, process: int, processes: int) -> dict[str, Any]:
-    """The JSON part of a process's state.
+    """Return the JSON part of a process's state.
 
     Args:
         folder: the checkpoint's.
@@ -100,7 +262,7 @@ def read_values(folder: Path, process: int, processes: int) -> dict[str, Any]:
         processes: how many there are now.
 
     Raises:
-        UserError: the checkpoint was made by another number of processes, or holds no state to go on from exactly.
+        UserError: the checkpoint was made by another number of processes, or holds no state to resume from exactly.
     """
     own, first = _file(folder, process, "json"), _file(folder, 0, "json")
     file = own if own.is_file() else first  # without a shared file system a node has those of its own processes
@@ -110,7 +272,7 @@ def read_values(folder: Path, process: int, processes: int) -> dict[str, Any]:
         how = f"with --num_processes {made_by}" if made_by > 1 else "without --num_processes"
         raise UserError(
             f"{folder} was made by {made_by} process{'es' * (made_by > 1)} and {processes} would resume it: each has "
-            f"its own rows and random state, so a run goes on with as many as it began with. Start it {how}."
+            f"its own rows and random state, so a run resumes with as many as it began with. Start it {how}."
         )
     if not own.is_file():
         raise UserError(
@@ -122,7 +284,7 @@ def read_values(folder: Path, process: int, processes: int) -> dict[str, Any]:
 
 
 def read_tensors(folder: Path, process: int) -> dict[str, Tensor]:
-    """The tensors of a process's state, on the CPU; none where there were none to write."""
+    """Return the tensors of a process's state, on the CPU; none where there were none to write."""
     file = _file(folder, process, "safetensors")
     return load_file(file) if file.is_file() else {}
 

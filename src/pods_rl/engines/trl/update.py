@@ -1,98 +1,177 @@
-"""The update of PODSTrainer: micro-batches without padding, and none of a step that has no signal.
-
-What is overridden of TRL, in the order in which an optimizer step meets it:
-
-- `_prepare_inputs`: after TRL split a generation into micro-batches, regroup them by length and see which carry signal.
-- `compute_loss`: skip the passes of a step without any signal; count the tokens trained.
-- `_get_per_token_logps_and_entropies`: compute no padding.
-"""
+"""One optimizer step: which micro-batches it runs, its seconds and tokens, and whether it moves the weights."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
-from trl import GRPOTrainer
+from transformers import TrainerCallback
 
-from .config import PODSConfig
-from .layout import MicroBatch, completion_lengths, sort_windows, steps_window, trimmed_passes, trimmed_sides
+from ...distributed import mark
+from .compat import Batch, TRLTrainer
+from .guard import Guard
+from .packing import Passes, completion_lengths, sort_windows, steps_window, trimmed_passes, trimmed_sides
+
+PHASES = ("rollout", "reward", "selection", "update")
 
 
-class UpdateMixin(GRPOTrainer):
-    """What PODSTrainer changes of TRL's update; the gradient stays TRL's, up to rounding."""
+class PhaseClock:
+    """Seconds per phase of one step; exactly one phase runs at a time, so the phases sum to the step.
 
-    args: PODSConfig
-    step_tokens: dict[str, int]
-    step_has_signal: bool
-    _buffered_inputs: list[MicroBatch] | None
+    Accelerators work asynchronously: each switch waits for the device, four times a step.
 
-    def _prepare_inputs(self, generation_batch: Any) -> Any:
-        before = self._buffered_inputs
-        inputs = super()._prepare_inputs(generation_batch)
-        if not self.model.training or self._buffered_inputs is None or self._buffered_inputs is before:
-            return inputs
-        self._buffered_inputs = self._arrange(self._buffered_inputs)
-        return self._buffered_inputs[self._step % self.args.steps_per_generation]
+    Example:
+        >>> now = iter([0.0, 1.0, 3.0])
+        >>> clock = PhaseClock(device=None, now=lambda: next(now))
+        >>> clock.enter("rollout"); clock.enter("update"); clock.stop()
+        >>> clock.seconds["rollout"], clock.seconds["update"]
+        (1.0, 2.0)
+    """
 
-    def _arrange(self, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
-        window = steps_window(self.args.steps_per_generation, self.args.gradient_accumulation_steps)
-        if self.args.sort_by_length and window and window > 1 and self._loss_ignores_layout():
+    def __init__(self, device: torch.device | None, now: Callable[[], float] = time.perf_counter) -> None:
+        self._device = device
+        self._now = now
+        self._since = 0.0
+        self.phase: str | None = None  # the running one
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+
+    def enter(self, phase: str) -> None:
+        """Close the running phase and start `phase`."""
+        now = self._settle()
+        mark(phase)
+        self.phase, self._since = phase, now
+
+    def stop(self) -> None:
+        """Close the running phase, if any."""
+        if self.phase is not None:
+            self._settle()
+            self.phase = None
+
+    def reset(self) -> None:
+        """Forget the seconds of the last step."""
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+
+    def _settle(self) -> float:
+        if self._device is not None and self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        now = self._now()
+        if self.phase is not None:
+            self.seconds[self.phase] += now - self._since
+        return now
+
+
+class Update:
+    """Micro-batches sorted and trimmed, passes without a gradient skipped; the gradient stays TRL's up to rounding."""
+
+    def __init__(self, trainer: TRLTrainer) -> None:
+        self._trainer = trainer
+        self.clock = PhaseClock(trainer.accelerator.device)
+        self.begin_step()
+
+    def begin_step(self) -> None:
+        """Forget the last step's tokens and signal."""
+        self.tokens = {"generated": 0, "trained": 0}
+        self.has_signal = False
+
+    def arrange(self, micro_batches: list[Batch]) -> list[Batch]:
+        """Sort a generation's rows by length within each optimizer step, and mark the steps without a gradient."""
+        args = self._trainer.args
+        window = steps_window(args.steps_per_generation, args.gradient_accumulation_steps)
+        if args.sort_by_length and window and window > 1 and not self._loss_depends_on_micro_batch():
             micro_batches = sort_windows(micro_batches, window)
-        local = torch.stack([self._teaches(batch) for batch in micro_batches])
-        signal = self.accelerator.gather(local.unsqueeze(0)).any(dim=0).tolist()
-        whole = window == self.args.gradient_accumulation_steps  # no other generation feeds the same step
+        local = torch.stack([self._has_gradient(batch) for batch in micro_batches])
+        signal = self._trainer.accelerator.gather(local.unsqueeze(0)).any(dim=0).tolist()
+        whole = window == args.gradient_accumulation_steps  # no other generation feeds the same step
         for i, batch in enumerate(micro_batches):
             batch["has_signal"] = signal[i]
             batch["skip"] = False
-            if whole and window is not None and self.args.skip_zero_advantage_steps:
+            if whole and window is not None and args.skip_zero_advantage_steps:
                 start = i - i % window
                 batch["skip"] = not any(signal[start : start + window])
         return micro_batches
 
-    def _teaches(self, batch: MicroBatch) -> Tensor:
-        """Whether a micro-batch has a gradient: a row with an advantage and a token, or a term that needs none."""
-        if self.beta != 0.0 or self.aux_loss_enabled or self._entropy_bonus_enabled:
+    def _has_gradient(self, batch: Batch) -> Tensor:
+        """Whether a micro-batch has a row with an advantage and a token, or a loss term that needs none."""
+        trainer = self._trainer
+        if trainer.beta != 0.0 or trainer.aux_loss_enabled or trainer._entropy_bonus_enabled:
             return torch.ones((), dtype=torch.bool, device=batch["advantages"].device)
         return ((batch["advantages"] != 0) & (completion_lengths(batch) > 0)).any()
 
-    def _loss_ignores_layout(self) -> bool:
-        # These terms are computed per micro-batch, so which rows share one would change the gradient.
-        per_micro_batch = self.loss_type == "bnpo" or self.top_entropy_quantile < 1.0
-        return not (per_micro_batch or self.aux_loss_enabled or self._entropy_bonus_enabled)
+    def _loss_depends_on_micro_batch(self) -> bool:
+        """Whether a term is computed per micro-batch, so that sorting would change the gradient."""
+        trainer = self._trainer
+        per_micro_batch = trainer.loss_type == "bnpo" or trainer.top_entropy_quantile < 1.0
+        return per_micro_batch or trainer.aux_loss_enabled or trainer._entropy_bonus_enabled
 
-    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
-        if not self.model.training:
-            return super().compute_loss(model, inputs, *args, **kwargs)
-        self.step_has_signal |= inputs["has_signal"]
-        if inputs["skip"]:
-            return torch.zeros((), device=self.accelerator.device, requires_grad=True)
-        self.step_tokens["trained"] += int(completion_lengths(inputs).sum())
-        return super().compute_loss(model, inputs, *args, **kwargs)
+    def skips(self, batch: Batch) -> bool:
+        """Whether the passes of a micro-batch are skipped; counts its signal, and its tokens where they are not."""
+        self.has_signal |= batch["has_signal"]
+        if batch["skip"]:
+            return True
+        self.tokens["trained"] += int(completion_lengths(batch).sum())
+        return False
 
-    def _get_per_token_logps_and_entropies(
-        self,
-        model: Any,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        logits_to_keep: int,
-        batch_size: int | None = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        compute = super()._get_per_token_logps_and_entropies
-        if not self.args.trim_padding or self._trimmed_sides == "none" or not self.model.training:
-            return compute(model, input_ids, attention_mask, logits_to_keep, batch_size, **kwargs)
+    def passes(
+        self, compute: Callable[..., Passes], ids: Tensor, mask: Tensor, keep: int, batch_size: int | None
+    ) -> Passes:
+        """Call TRL's `compute`, in training without the padding where cutting it changes nothing but rounding."""
+        trainer = self._trainer
+        if not trainer.args.trim_padding or self._trimmed_sides == "none" or not trainer.model.training:
+            return compute(ids, mask, keep, batch_size)
         return trimmed_passes(
-            lambda ids, mask, keep: compute(model, ids, mask, keep, **kwargs),
-            input_ids,
-            attention_mask,
-            logits_to_keep,
-            batch_size=batch_size or len(input_ids),
-            multiple_of=self.pad_to_multiple_of,
+            compute,
+            ids,
+            mask,
+            keep,
+            batch_size=batch_size or len(ids),
+            multiple_of=trainer.pad_to_multiple_of,
             left=self._trimmed_sides == "both",
         )
 
     @cached_property
     def _trimmed_sides(self) -> str:
-        return trimmed_sides(self.accelerator.unwrap_model(self.model).config.get_text_config())
+        trainer = self._trainer
+        return trimmed_sides(trainer.accelerator.unwrap_model(trainer.model).config.get_text_config())
+
+
+class StepCallback(TrainerCallback):
+    """Time one optimizer step by phase, and clear the gradients of a step that has no signal or is bad.
+
+    A step whose advantages are all zero has a zero policy gradient, but AdamW's momentum and weight decay would move
+    the weights all the same. The optimizer skips parameters without gradients.
+    """
+
+    def __init__(self, trainer: TRLTrainer, update: Update, guard: Guard) -> None:
+        self._trainer, self._update, self._guard = trainer, update, guard
+
+    def on_step_begin(self, args: Any, state: Any, *_: Any, **kwargs: Any) -> None:
+        mark("update", step=state.global_step + 1)
+        self._update.clock.reset()
+        self._update.clock.enter("update")
+        self._update.begin_step()
+
+    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        trainer = self._trainer
+        self._guard.skip_bad_step()
+        skipped = bool(trainer.args.skip_zero_advantage_steps) and not self._update.has_signal
+        if skipped:
+            trainer.model_wrapped.zero_grad(set_to_none=True)
+        trainer._metrics["train"]["pods/skipped_step"].append(float(skipped))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        trainer, update, metrics = self._trainer, self._update, self._trainer._metrics["train"]
+        self._guard.stop_if_unstable(control)
+        skipped = metrics["pods/skipped_step"][-1]
+        if skipped and trainer.use_vllm and trainer._last_loaded_step == state.global_step - 1:
+            trainer._last_loaded_step = state.global_step  # the generator has these weights: nothing moved
+        update.clock.stop()
+        for phase, seconds in update.clock.seconds.items():
+            metrics[f"pods/seconds/{phase}"].append(seconds)
+        tokens = torch.tensor(list(update.tokens.values()), device=trainer.accelerator.device)
+        totals = trainer.accelerator.reduce(tokens, reduction="sum").tolist()
+        for name, total in zip(update.tokens, totals, strict=True):
+            metrics[f"pods/tokens/{name}"].append(float(total))

@@ -1,0 +1,116 @@
+"""What a trainer writes to disk: whole checkpoints, published in one move with a manifest, and the final policy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...distributed import busy
+from ...runs.checkpoints import clean, digest, prepare, prune, publish, readable_path, staging
+from .compat import TRAINER_STATE_NAME, SaveStrategy, TRLTrainer, standing_in
+
+
+class Checkpoints:
+    """Where checkpoints are written and which are kept; TRL decides what is in them.
+
+    All processes write under ``.saving/``, the first publishes the folder, then the older ones are pruned.
+    """
+
+    def __init__(self, trainer: TRLTrainer) -> None:
+        self._trainer = trainer
+
+    def publish(self, target: Path, write: Callable[[Path], None], recipe_keys: Mapping[str, Any]) -> None:
+        """Have every process write a folder, and put it in its place once it is whole, with its manifest.
+
+        Where a process cannot write, the error is raised there and what was at ``target`` stays.
+
+        Args:
+            target: ``checkpoints/checkpoint-4``, ``checkpoints/final``.
+            write: writes its process's part into the folder it is given, which exists already.
+            recipe_keys: of the recipe, for the manifest.
+        """
+        accelerator, publishes = self._trainer.accelerator, self._trainer.args.should_save
+        staged = staging(target)
+        recipe = {"sha256": digest(recipe_keys), "keys": dict(recipe_keys)}
+        about = {"step": self._trainer.state.global_step, "processes": accelerator.num_processes, "recipe": recipe}
+        try:
+            if publishes:
+                prepare(target)
+            accelerator.wait_for_everyone()
+            with busy("saving"), readable_path(staged.parent) as place:
+                write(place / staged.name)
+            accelerator.wait_for_everyone()
+            with busy("saving"):
+                if publishes:
+                    publish(target, about)
+        except BaseException:
+            if publishes:
+                clean(target.parent)  # a half-written folder gives its space back
+            raise
+        accelerator.wait_for_everyone()
+
+    def save(self, trial: Any, save: Callable[[], None], recipe_keys: Mapping[str, Any]) -> Path:
+        """Publish the checkpoint that TRL's `save` writes, and prune the older ones; return its folder."""
+        trainer = self._trainer
+        output = trainer._get_output_dir(trial)
+        target = Path(output, f"checkpoint-{trainer.state.global_step}")
+
+        def write(folder: Path) -> None:
+            # TRL writes beneath the output folder, and pushes there: the one is under .saving/, the other comes later.
+            beneath, nothing = (lambda trial: str(folder.parent)), (lambda folder: None)
+            with standing_in(trainer, _get_output_dir=beneath, _push_from_checkpoint=nothing):
+                save()
+            if self._name_best(output) and trainer.args.should_save:
+                trainer.state.save_to_json(str(folder / TRAINER_STATE_NAME))
+
+        self.publish(target, write, recipe_keys)
+        self._prune(target.parent)
+        return target
+
+    def finalize(self, trial: Any, finalize: Callable[[], Any]) -> Any:
+        """Prune for the last time, and call TRL's `finalize` with an empty folder for its own rotation."""
+        trainer, output = self._trainer, self._trainer._get_output_dir
+        place = Path(output(trial))
+        self._prune(place, finished=True)
+        empty = iter([str(staging(place / "nothing"))])  # TRL asks once; a callback that saves comes after
+        with standing_in(trainer, _get_output_dir=lambda trial: next(empty, None) or output(trial)):
+            return finalize()
+
+    def _name_best(self, output: str) -> bool:
+        """Name the best checkpoint as transformers does, by where it is published; return whether there is one."""
+        args, state = self._trainer.args, self._trainer.state
+        step = state.best_global_step
+        best = os.path.join(output, f"checkpoint-{step}")
+        found = bool(step) and args.save_strategy != SaveStrategy.NO
+        found &= step == state.global_step or os.path.isdir(best)
+        if found:
+            state.best_model_checkpoint = best
+        return found
+
+    def _prune(self, place: Path, *, finished: bool = False) -> None:
+        args, best = self._trainer.args, self._trainer.state.best_model_checkpoint
+        if args.should_save:
+            here = best is not None and os.path.isdir(best) and os.path.samefile(os.path.dirname(best), place)
+            name = Path(best).name if best is not None and here else None
+            prune(place, args.save_total_limit or 0, best=name, finished=finished)
+
+
+def save_policy(trainer: TRLTrainer, folder: Path) -> None:
+    """Write the policy and its tokenizer as safetensors and JSON. Collective; the first process writes.
+
+    Sharded weights (FSDP2, ZeRO-3) are gathered in the first process's memory. Of a LoRA run the adapter is written.
+
+    Args:
+        folder: made where it is missing; what it holds of the same names is replaced.
+    """
+    sharded = trainer._dist.is_fsdp or trainer._dist.is_zero3
+    weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if sharded else None
+    if trainer.is_world_process_zero():
+        policy = trainer.accelerator.unwrap_model(trainer.model)
+        if weights:  # tied ones were gathered twice, as tensors of their own
+            for tied in getattr(policy, "all_tied_weights_keys", ()):
+                weights.pop(tied, None)
+        policy.save_pretrained(folder, state_dict=weights)
+        trainer.processing_class.save_pretrained(folder)

@@ -1,0 +1,292 @@
+"""Rewards that can be trained on: each call of a reward function is checked, and its failures are handled and counted.
+
+What a function returns is checked, what it raises is handled as `reward_errors` says, and rollouts whose rewards cannot
+be trained on become unscored before TRL or a rule sees them.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor, nn
+
+from ...distributed import busy
+from ...errors import UserError, add_note, raised
+from ...rewards.sandbox.processes import no_copies
+from ...rewards.user_rewards import RewardFailure, as_score
+from ...selection import REWARD_LIMIT
+from ...text import plain_text
+from .compat import TRLTrainer, is_async_callable, standing_in, without_unscored_warning
+from .rollouts import as_text
+
+logger = logging.getLogger(__name__)
+Scores = list[float | RewardFailure | None]
+
+
+@dataclass
+class Faults:
+    """Rows without a score in one generation, over the reward functions of this process."""
+
+    errors: int = 0
+    timeouts: int = 0
+    first: dict[str, str] = field(default_factory=dict)  # by function, what happened to its first such row
+
+
+class CheckedRewards:
+    """The rewards of one trainer; those that can be trained on stay TRL's to the last bit."""
+
+    def __init__(self, trainer: TRLTrainer) -> None:
+        self._trainer = trainer
+        self._faults = Faults()
+        self._warned: set[str] = set()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Have TRL call every reward function under watch; outside, `reward_funcs` holds the user's own objects."""
+        trainer, self._faults = self._trainer, Faults()
+        pairs = zip(trainer.reward_funcs, trainer.reward_func_names, strict=True)
+        functions = [watched(function, name, trainer.args.reward_errors, self._faults) for function, name in pairs]
+        with without_unscored_warning(), standing_in(trainer, reward_funcs=functions):
+            yield
+
+    def settle(self, rewards: Tensor) -> Tensor:
+        """Return `[rows, F]` of all processes with unusable rewards as NaN; count and log what has no score."""
+        trainer = self._trainer
+        rewards, spoiled = refuse_unusable(rewards, trainer.reward_weights)
+        *unusable, unscored = torch.cat([spoiled, rewards.isnan().all(dim=1).sum().unsqueeze(0)]).tolist()
+        errors, timeouts = self._all_faults()
+        metrics = trainer._metrics["train" if trainer.model.training else "eval"]
+        metrics["pods/unusable_rewards"].append(float(sum(unusable)))
+        metrics["pods/unscored_rollouts"].append(float(unscored))
+        metrics["pods/reward_errors"].append(float(errors))
+        metrics["pods/reward_timeouts"].append(float(timeouts))
+        for name, count in zip(trainer.reward_func_names, unusable, strict=True):
+            if count:
+                self._warn_once(
+                    name,
+                    f"reward function {name!r} gave no usable reward for {count} of {len(rewards)} rollouts (infinite, "
+                    "beyond 1e15, NaN in a recipe, or dropped after an error); they count as unscored: never selected "
+                    "while scored ones remain, advantage 0. Logged once; see pods/unusable_rewards.",
+                )
+        if unscored and not any(unusable):
+            self._warn_once(
+                "",
+                f"no reward function scored {unscored} of {len(rewards)} rollouts (each gave None or NaN): never "
+                "selected while scored ones remain, advantage 0. Logged once; see pods/unscored_rollouts.",
+            )
+        return rewards
+
+    def _all_faults(self) -> tuple[int, int]:
+        """Errors and timeouts of this generation over all processes; the first of each function is logged once."""
+        accelerator, faults = self._trainer.accelerator, self._faults
+        counts = torch.tensor([faults.errors, faults.timeouts], device=accelerator.device)
+        errors, timeouts = accelerator.reduce(counts, reduction="sum").tolist()
+        if errors or timeouts:
+            for name, message in gather_object(list(faults.first.items())):
+                self._warn_once(f"errors of {name}", f"{message}. Logged once; see pods/reward_errors and _timeouts.")
+        return errors, timeouts
+
+    def _warn_once(self, topic: str, message: str) -> None:
+        if topic not in self._warned and self._trainer.accelerator.is_main_process:
+            self._warned.add(topic)
+            logger.warning("%s", message)
+
+
+def refuse_unusable(rewards_per_func: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Mark rollouts whose rewards cannot be trained on as unscored (NaN in every column).
+
+    Infinite rewards, and rewards beyond 1e15 in size, with their weight or without, turn a group's variance, and with
+    it the loss, into inf or NaN. An unscored rollout is never selected while scored ones remain; its advantage is 0.
+
+    Args:
+        rewards_per_func: `[rows, F]`; NaN means that this function does not apply, which is allowed.
+        weights: `[F]`.
+
+    Returns:
+        The cleaned rewards, and for each function how many rollouts it spoiled, `[F]`.
+
+    Example:
+        >>> clean, spoiled = refuse_unusable(torch.tensor([[1.0, 0.0], [float("inf"), 1.0]]), torch.ones(2))
+        >>> clean.tolist(), spoiled.tolist()
+        ([[1.0, 0.0], [nan, nan]], [1, 0])
+    """
+    size = rewards_per_func.abs() * weights.to(rewards_per_func).abs().clamp(min=1.0)
+    bad = size > REWARD_LIMIT  # false for NaN, true for both infinities
+    return rewards_per_func.masked_fill(bad.any(dim=1, keepdim=True), torch.nan), bad.sum(dim=0)
+
+
+# -- one call of a reward function -----------------------------------------------------------------------------------
+
+
+def watched(function: Any, name: str, policy: str, faults: Faults) -> Any:
+    """Return the reward function as TRL calls it in one generation; a reward model stays as it is.
+
+    Args:
+        name: what messages call it.
+        policy: `reward_errors`: raise, zero or drop, for rows that it does not score.
+        faults: where those are counted.
+    """
+    if isinstance(function, nn.Module):
+        return function
+    call = _AsyncCall if is_async_callable(function) else _Call
+    return call(function, name, policy, faults)
+
+
+@dataclass
+class _Call:
+    function: Callable[..., Any]
+    name: str
+    policy: str
+    faults: Faults
+
+    def __call__(self, **columns: Any) -> Any:
+        rows = len(columns["completions"])
+        with busy(f"reward {self.name}"):  # around the second calls too: every process passes as many marks
+            scores = self._score(columns, rows)
+            if isinstance(scores, BaseException):
+                self._raise(scores, rows)
+                scores = _one_each([self._score(one_row(columns, i, rows), 1) for i in range(rows)])
+        return self._settled(scores, columns)
+
+    def _score(self, columns: Mapping[str, Any], rows: int) -> Any:
+        """The checked scores, or what the function raised."""
+        try:
+            with no_copies():
+                return check_scores(self.function(**columns), self.name, rows)
+        except UserError:
+            raise
+        except (Exception, SystemExit) as error:
+            return error
+
+    def _raise(self, error: BaseException, rows: int) -> None:
+        """Raise what the function raised, by its own type, unless the policy scores the rows one by one."""
+        if self.policy != "raise":
+            return
+        said = f"reward function {self.name!r} raised {{}} for a batch of {rows} completions. {_ADVICE['raise']}"
+        if isinstance(error, SystemExit):
+            raise UserError(plain_text(said.format(raised(error)))) from error
+        add_note(error, plain_text(said.format("this")))
+        raise error
+
+    def _settled(self, scores: Scores, columns: Mapping[str, Any]) -> list[float | None]:
+        """Failures by the policy: inf marks the whole rollout as unscored, where NaN would be None to TRL."""
+        settled: list[float | None] = []
+        for row, score in enumerate(scores):
+            if isinstance(score, RewardFailure):
+                self._count(row, columns, score)
+                settled.append(0.0 if self.policy == "zero" else math.inf)
+            else:
+                settled.append(score)
+        return settled
+
+    def _count(self, row: int, columns: Mapping[str, Any], failure: RewardFailure) -> None:
+        prompt, completion = (shown(as_text(columns[key][row])) for key in ("prompts", "completions"))
+        what = f"reward function {self.name!r} {failure.reason} for row {row} of {len(columns['completions'])}"
+        refusal = UserError(f"{plain_text(what)}, prompt {prompt}, completion {completion}. {_ADVICE[self.policy]}")
+        if self.policy == "raise":
+            raise refusal from failure.error
+        self.faults.errors += not failure.late
+        self.faults.timeouts += failure.late
+        self.faults.first.setdefault(self.name, str(refusal))
+
+
+class _AsyncCall(_Call):
+    async def __call__(self, **columns: Any) -> Any:
+        rows = len(columns["completions"])
+        with busy(f"reward {self.name}"):
+            scores = await self._score(columns, rows)
+            if isinstance(scores, BaseException):
+                self._raise(scores, rows)
+                scores = _one_each([await self._score(one_row(columns, i, rows), 1) for i in range(rows)])
+        return self._settled(scores, columns)
+
+    async def _score(self, columns: Mapping[str, Any], rows: int) -> Any:
+        try:
+            with no_copies():
+                return check_scores(await self.function(**columns), self.name, rows)
+        except UserError:
+            raise
+        except (Exception, SystemExit) as error:
+            return error
+
+
+_ADVICE = {
+    "raise": "Fix the function, or set reward_errors: zero (such rollouts score 0) or drop (they count as unscored)",
+    "zero": "It scores 0 (reward_errors: zero)",
+    "drop": "It counts as unscored (reward_errors: drop)",
+}
+
+
+def _one_each(results: list[Any]) -> Scores:
+    return [RewardFailure(f"raised {raised(x)}", error=x) if isinstance(x, BaseException) else x[0] for x in results]
+
+
+def one_row(columns: Mapping[str, Any], row: int, rows: int) -> dict[str, Any]:
+    """Return the arguments of a call for one row alone; what it logs is dropped, as the first call logged it."""
+    alone = {
+        key: [values[row]] if isinstance(values, list) and len(values) == rows else values
+        for key, values in columns.items()
+    }
+    return alone | {"log_extra": lambda *_: None, "log_metric": lambda *_: None}
+
+
+def check_scores(returned: Any, name: str, rows: int) -> Scores:
+    """Return a function's scores as floats, None where it does not apply, and RewardFailure where there is no score.
+
+    Takes lists, tuples and one-dimensional arrays of real numbers (`as_score`); booleans count as 0 and 1.
+
+    Raises:
+        UserError: anything else, with what was given and what was expected.
+
+    >>> check_scores([1, None, True], "f", 3)
+    [1.0, None, 1.0]
+    >>> check_scores([0.5, "1"], "f", 2)
+    Traceback (most recent call last):
+    pods_rl.errors.UserError: reward function 'f' gave '1' (str) for row 1; expected a list of 2 floats, ...
+    """
+
+    def refuse(given: str) -> UserError:
+        return UserError(
+            f"reward function {plain_text(name)!r} gave {given}; expected a list of {rows} floats, one per completion "
+            "(None where it does not apply). Nothing was trained on it: fix what the function returns"
+        )
+
+    if hasattr(returned, "tolist") and hasattr(returned, "shape"):
+        if len(returned.shape) != 1:
+            raise refuse(f"{_kind(returned)} of shape {list(returned.shape)}")
+        returned = returned.tolist()
+    if not isinstance(returned, Sequence) or isinstance(returned, (str, bytes)):
+        raise refuse(_kind(returned))
+    if len(returned) != rows:
+        raise refuse(f"{_kind(returned)} of {len(returned)}")
+    scores: Scores = []
+    for row, value in enumerate(returned):
+        try:
+            scores.append(value if isinstance(value, RewardFailure) else as_score(value))
+        except TypeError:
+            raise refuse(f"{shown(value)} ({type(value).__name__}) for row {row}") from None
+    return scores
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def shown(value: Any) -> str:
+    """Return a value for a message: quoted, short, and harmless in a terminal.
+
+    >>> shown("1+1=\\x1b[2J"), len(shown("9" * 1000))
+    ("'1+1=\\\\x1b[2J'", 82)
+    """
+    if isinstance(value, str):
+        value = value if len(value) <= 80 else value[:77] + "..."
+        return plain_text(repr(value))
+    text = repr(value)
+    return plain_text(text if len(text) <= 80 else text[:77] + "...")

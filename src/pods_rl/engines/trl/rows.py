@@ -1,0 +1,186 @@
+"""Groups over several processes: gathers of unequal shares, and the kept rows sent to the process that trains them.
+
+What travels is one number per rollout and reward, and the kept rows that another process trains; dropped rollouts stay
+where they were generated.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ...errors import UserError
+from ...planning.batching import Shares
+from .compat import gather, gathering_with
+
+
+@dataclass(frozen=True)
+class KeptRow:
+    """One kept rollout as it travels.
+
+    Args:
+        completion_ids: its tokens, T of them.
+        completion: its text, or its chat messages.
+        logprobs: the sampler's, T of them; None where it gives none.
+        extra: what reward functions logged about it, by column.
+    """
+
+    completion_ids: list[int]
+    completion: Any
+    logprobs: Sequence[float | None] | None
+    extra: dict[str, Any]
+
+
+def to_bytes(rows: Sequence[KeptRow]) -> bytes:
+    """Encode rows: tokens as int32, log-probabilities as float32, the rest as JSON.
+
+    Example:
+        >>> row = KeptRow([5, 6], "ab", None, {"graded": 1.0})
+        >>> from_bytes(to_bytes([row, row])) == [row, row]
+        True
+    """
+    parts: list[bytes] = []
+    for row in rows:
+        rest = json.dumps([row.completion, row.extra], ensure_ascii=False, default=plain)
+        text = rest.encode("utf-8", "surrogatepass")
+        known = row.logprobs is not None
+        logprobs = array("f", [torch.nan if x is None else x for x in row.logprobs or ()])
+        parts += [
+            array("i", [len(row.completion_ids), len(logprobs), len(text), known]).tobytes(),
+            array("i", row.completion_ids).tobytes(),
+            logprobs.tobytes(),
+            text,
+        ]
+    return b"".join(parts)
+
+
+def from_bytes(encoded: bytes) -> list[KeptRow]:
+    """Decode what `to_bytes` made. Missing log-probabilities become NaN, which TRL reads the same way."""
+    rows: list[KeptRow] = []
+    at = 0
+
+    def take(length: int) -> bytes:
+        nonlocal at
+        at += length
+        return encoded[at - length : at]
+
+    while at < len(encoded):
+        tokens, logprobs, text, known = array("i", take(16))
+        ids = array("i", take(4 * tokens)).tolist()
+        floats = array("f", take(4 * logprobs)).tolist()
+        completion, extra = json.loads(take(text).decode("utf-8", "surrogatepass"))
+        rows.append(KeptRow(ids, completion, floats if known else None, extra))
+    return rows
+
+
+def plain(value: Any) -> Any:
+    """Convert what JSON does not know: numbers of numpy and torch by value, anything else to text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def own_rows(
+    kept: Sequence[int],
+    here: range,
+    completion_ids: Sequence[list[int]],
+    completions: Sequence[Any],
+    logprobs: Sequence[list[float | None]] | None,
+    columns: Mapping[str, Sequence[Any]],
+) -> dict[int, KeptRow]:
+    """Return the kept rollouts that this process generated, by number.
+
+    Args:
+        kept: the rollout of each row, over all processes.
+        here: the rollouts that this process generated; the other arguments hold a value for each of them.
+    """
+    rows = {}
+    for rollout in kept:
+        if rollout in here:
+            i = rollout - here.start
+            extra = {name: values[i] for name, values in columns.items()}
+            rows[rollout] = KeptRow(completion_ids[i], completions[i], logprobs[i] if logprobs else None, extra)
+    return rows
+
+
+def exchange_rows(
+    shares: Shares, process: int, kept: Sequence[int], own: Mapping[int, KeptRow], device: torch.device
+) -> list[KeptRow]:
+    """Return the rows this process trains, in the order a single process would have them. Collective.
+
+    Args:
+        process: this one.
+        kept: the rollout of each row, `[P * M]`, the same on every process.
+        own: the kept rollouts that this process generated.
+        device: where the process group's tensors live.
+    """
+    outgoing: list[list[KeptRow]] = [[] for _ in range(shares.processes)]
+    for row, rollout in enumerate(kept):
+        if shares.generator(rollout) == process != shares.trainer(row):
+            outgoing[shares.trainer(row)].append(own[rollout])
+    received: list[Iterator[KeptRow]] = []
+    if rows_moved(shares, kept):
+        received = [iter(from_bytes(parcel)) for parcel in _all_to_all([to_bytes(rows) for rows in outgoing], device)]
+    sources = [(kept[row], shares.generator(kept[row])) for row in shares.rows(process)]
+    return [own[rollout] if source == process else next(received[source]) for rollout, source in sources]
+
+
+def rows_moved(shares: Shares, kept: Sequence[int]) -> int:
+    """Count the rows that another process trains than generated them, over all processes."""
+    return sum(shares.generator(rollout) != shares.trainer(row) for row, rollout in enumerate(kept))
+
+
+def _all_to_all(parcels: Sequence[bytes], device: torch.device) -> list[bytes]:
+    """Send each process its parcel; return what each process sent here."""
+    sizes = torch.tensor([len(parcel) for parcel in parcels], device=device)
+    incoming = torch.empty_like(sizes)
+    dist.all_to_all_single(incoming, sizes)
+    lengths = incoming.tolist()
+    sent = torch.frombuffer(bytearray(b"".join(parcels)) or bytearray(1), dtype=torch.uint8)[: sum(map(len, parcels))]
+    got = torch.empty(sum(lengths), dtype=torch.uint8, device=device)
+    dist.all_to_all_single(got, sent.to(device), lengths, [len(parcel) for parcel in parcels])
+    return [part.cpu().numpy().tobytes() for part in got.split(lengths)]
+
+
+def check_agreement(kept: Tensor, rule: str, accelerator: Accelerator) -> None:
+    """Raise UserError, on every process, where the processes did not keep the same rollouts."""
+    if accelerator.num_processes == 1:
+        return
+    checksum = zlib.crc32(kept.contiguous().numpy().tobytes())
+    seen = gather(torch.tensor([checksum], device=accelerator.device)).tolist()
+    if len(set(seen)) > 1:
+        others = [process for process, value in enumerate(seen) if value != seen[0]]
+        raise UserError(
+            f"rule {rule!r} kept other rollouts on process {', '.join(map(str, others))} than on process 0, from the "
+            "same rewards: a rule may depend on nothing but its arguments; draw from the `generator` it is given"
+        )
+
+
+@contextmanager
+def uneven_gathers(accelerator: Accelerator, counts: Sequence[int]) -> Iterator[None]:
+    """Let TRL gather one value per rollout although the processes' shares differ by one.
+
+    Collectives need equal shapes: each share is padded to the largest, gathered, and cut again. Equal shares need
+    nothing and change nothing.
+    """
+    if len(set(counts)) <= 1:
+        yield
+        return
+    largest = max(counts)
+
+    def gather_shares(tensor: Tensor) -> Tensor:
+        padded = pad(tensor, [0, 0] * (tensor.ndim - 1) + [0, largest - len(tensor)])
+        parts = gather(padded).split(largest)
+        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+    with gathering_with(accelerator, gather_shares):
+        yield

@@ -1,0 +1,194 @@
+"""Where a policy is: the folders of a model and its LoRA adapter, and the hash of their weights. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+from ..errors import UserError
+from ..recipe.catalog import TINY
+from ..recipe.reading import local_path, looks_like_path
+from . import tiny_policy_path
+
+ADAPTER_CONFIG = "adapter_config.json"
+_WEIGHTS = ("model*.safetensors", "adapter_model*.safetensors")  # what transformers and PEFT load
+_DOWNLOADED = (*_WEIGHTS, "*.json", "*.jinja", "*.model", "*.txt")  # from the hub: no pickle, no code
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_TRAINING_STATE = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state*.pth")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The folders of a model and of its adapter, and the names that the user gave them."""
+
+    name: str
+    model: Path
+    adapter_name: str | None = None
+    adapter: Path | None = None
+
+    @property
+    def tokenizer(self) -> Path:
+        """The folder with the tokenizer: the adapter's where it has one, since it was trained with that."""
+        if self.adapter is not None and (self.adapter / "tokenizer_config.json").is_file():
+            return self.adapter
+        return self.model
+
+    def hashes(self) -> dict[str, str | None]:
+        """The sha256 of the weights of model and adapter."""
+        return {
+            "model_sha256": weights_hash(self.model),
+            "adapter_sha256": weights_hash(self.adapter) if self.adapter is not None else None,
+        }
+
+
+def policy_path(name: str) -> str:
+    """Return the folder of the shipped policy for `tiny`; any other name is a local path or a hub id already."""
+    return str(tiny_policy_path()) if name == TINY else name
+
+
+def find_policy(model: str, adapter: str | None = None, *, revision: str = "main") -> Policy:
+    """Find a policy's folders; what is not a local path is downloaded from the hub.
+
+    Args:
+        model: a local path, a hub id, or `tiny`. A folder that holds an adapter alone names its base model.
+        adapter: a folder or hub id with a LoRA adapter for `model`.
+        revision: of a model on the hub.
+
+    Raises:
+        UserError: a folder is missing, or does not hold a saved model or adapter with safetensors weights.
+    """
+    folder = _folder(policy_path(model), "model", revision)
+    if adapter is None and (folder / ADAPTER_CONFIG).is_file():
+        base = _read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
+        if not base:
+            raise UserError(f"{folder / ADAPTER_CONFIG} names no base model: give both, with --model BASE --adapter.")
+        return find_policy(str(base), model, revision=revision)
+    _require(folder, "config.json", model, "a saved model, as transformers writes it")
+    if adapter is None:
+        return Policy(model, folder)
+    beside = _folder(adapter, "adapter", "main")
+    _require(beside, ADAPTER_CONFIG, adapter, "a saved adapter, as PEFT writes it")
+    return Policy(model, folder, adapter, beside)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of a saved model or adapter, sorted by name.
+
+    Raises UserError where there are none, and where the weights are a pickle, which can run code when loaded.
+    """
+    found = sorted(path for pattern in _WEIGHTS for path in folder.glob(pattern))
+    if found:
+        return found
+    candidates = sorted(path for pattern in _PICKLES for path in folder.glob(pattern))
+    pickles = [path.name for path in candidates if not any(path.match(name) for name in _TRAINING_STATE)]
+    if pickles:
+        raise UserError(
+            f"{folder} holds its weights as a pickle ({pickles[0]}), which can run code when it is loaded: expected "
+            "*.safetensors. Convert it where you trust it: model.save_pretrained(folder) of transformers writes them."
+        )
+    raise UserError(f"{folder} holds no weights: expected model*.safetensors, as `pods train` saves them.")
+
+
+def weights_hash(folder: Path) -> str:
+    """Return the sha256 over names and contents of a folder's weight files, whatever the folder's own path.
+
+    Raises UserError as `weight_files` does.
+    """
+    lines = "".join(
+        f"{path.name} {_file_hash(path, path.stat().st_size, path.stat().st_mtime_ns)}\n"
+        for path in weight_files(folder)
+    )
+    return hashlib.sha256(lines.encode("utf-8", "backslashreplace")).hexdigest()
+
+
+def lora_rank(adapter: Path) -> int:
+    """Return the largest rank of an adapter; raises UserError where its file does not say."""
+    config = _read_json(adapter / ADAPTER_CONFIG)
+    ranks = [config.get("r"), *(config.get("rank_pattern") or {}).values()]
+    if not all(isinstance(rank, int) and rank > 0 for rank in ranks):
+        raise UserError(f"{adapter / ADAPTER_CONFIG} gives the ranks {ranks}: expected those of a LoRA adapter.")
+    return max(ranks)
+
+
+def read_config(name: str, revision: str = "main") -> dict[str, Any]:
+    """Return the config.json of a policy: the shipped one, a folder's, or a hub id's, which is downloaded alone.
+
+    Raises UserError if there is none, or the hub cannot be reached within 5 seconds.
+    """
+    folder = Path(policy_path(name)).expanduser()
+    try:
+        if folder.is_dir():
+            return dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        return dict(json.loads(_fetch_config(name, revision)))
+    except (OSError, ValueError) as error:
+        where = folder / "config.json" if folder.is_dir() else f"the config.json of {name}, on the hub,"
+        raise UserError(
+            f"No estimate of memory: {where} cannot be read ({type(error).__name__}: {error}). Give a folder that "
+            "holds the policy and its config.json."
+        ) from None
+
+
+def _fetch_config(name: str, revision: str) -> str:
+    """The text of a hub id's config.json: from the cache, or by one quick request without retries."""
+    from huggingface_hub import constants, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.utils import build_hf_headers
+
+    cached = try_to_load_from_cache(name, "config.json", revision=revision)
+    if isinstance(cached, str):
+        return Path(cached).read_text(encoding="utf-8")
+    if constants.HF_HUB_OFFLINE:
+        raise OSError("HF_HUB_OFFLINE is set")
+    request = Request(hf_hub_url(name, "config.json", revision=revision), headers=build_hf_headers())
+    with urlopen(request, timeout=5) as answer:
+        return str(answer.read(1 << 20).decode("utf-8"))
+
+
+def _folder(name: str, what: str, revision: str) -> Path:
+    """A local folder, or the snapshot of a hub repository."""
+    path = local_path(name)
+    if path.is_dir():
+        return path
+    if path.exists() or looks_like_path(name):
+        raise UserError(f"{what} {name}: there is no such directory (looked in {Path.cwd()}).")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(_DOWNLOADED)))
+    except (OSError, HFValidationError, ValueError) as error:
+        reason = next(iter(str(error).strip().splitlines()), "")
+        raise UserError(
+            f"{what} {name} is not a local folder, and downloading it from the hub failed ({type(error).__name__}: "
+            f"{reason}). Check the name, the network, and HF_TOKEN for a repository that needs it."
+        ) from error
+
+
+def _require(folder: Path, file: str, name: str, expected: str) -> None:
+    if not (folder / file).is_file():
+        raise UserError(f"{name} holds no {file}: expected {expected}.")
+    weight_files(folder)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}. Expected a JSON object.") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path} holds {type(value).__name__}: expected a JSON object.")
+    return value
+
+
+@lru_cache(maxsize=256)
+def _file_hash(path: Path, size: int, changed: int) -> str:
+    """The sha256 of a file. `size` and `changed` are part of the cache's key: a file that changes is read again."""
+    with path.open("rb", buffering=0) as file:
+        digest, chunk = hashlib.sha256(), memoryview(bytearray(2**22))
+        while read := file.readinto(chunk):
+            digest.update(chunk[:read])
+    return digest.hexdigest()

@@ -1,0 +1,168 @@
+"""Load a policy and its tokenizer; training and evaluation both use this. Prompts as the policy reads them."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from peft import PeftModel
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from trl import ModelConfig, get_quantization_config
+
+from ..errors import UserError
+from ..recipe import Recipe
+from ..recipe.checks import cpu_has_bf16
+from .files import ADAPTER_CONFIG, Policy, weight_files
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from ..tasks import Prompt
+
+
+def check_policy(path: str, revision: str = "main") -> None:
+    """Check that a policy's files are whole and fit together, without reading its weights. Takes about a second.
+
+    Args:
+        path: a folder, or a hub id, whose files are downloaded.
+        revision: of a model on the hub.
+
+    Raises:
+        UserError: a file is missing, truncated or a pickle, or config.json and the weights do not fit together.
+    """
+    folder = Path(path)
+    with _one_line(f"model_name_or_path = {path}"):
+        if folder.is_dir():
+            files = weight_files(folder)
+            if (folder / ADAPTER_CONFIG).is_file():
+                for file in files:
+                    safe_open(file, framework="pt")  # reads the header and compares the file's length with it
+                adapter = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+                return check_policy(adapter["base_model_name_or_path"], revision)
+        config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
+        if not config.architectures:
+            raise ValueError("config.json names no architecture")
+        if getattr(config, "quantization_config", None) is not None:
+            return  # its library loads the weights in a form of its own
+        kind = getattr(transformers, config.architectures[0], AutoModelForCausalLM)
+        options = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
+        _, found = kind.from_pretrained(path, revision=revision, device_map="meta", **options)
+        for what, names in (
+            ("are missing", found["missing_keys"]),
+            ("have another shape than config.json says", [key[0] for key in found["mismatched_keys"]]),
+        ):
+            if names:
+                raise ValueError(f"{len(names)} of its weights {what}, such as {min(names)}")
+
+
+def load_policy(policy: Policy, recipe: Recipe, device: torch.device) -> PreTrainedModel | PeftModel:
+    """Load a model with the recipe's precision, attention and quantisation, and its adapter beside it, not merged.
+
+    No code of the model's repository is run.
+
+    Raises UserError where the files do not fit together, or lack weights: transformers and PEFT would draw these at
+    random.
+    """
+    options = load_options(recipe) | {"revision": None}
+    with _one_line(f"{policy.name}{f' with {policy.adapter_name}' if policy.adapter else ''}"):
+        model, found = AutoModelForCausalLM.from_pretrained(
+            policy.model, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **options
+        )
+        if missing := sorted(found["missing_keys"]):
+            raise ValueError(f"{len(missing)} weights are missing, such as {missing[0]}")
+        if policy.adapter is not None:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("error", "Found missing adapter keys")
+                model = PeftModel.from_pretrained(model, str(policy.adapter))
+    if options.get("quantization_config") is None:  # bitsandbytes places a quantised model itself
+        model.to(device)
+    return model
+
+
+def load_tokenizer(path: str | Path, revision: str = "main") -> PreTrainedTokenizerBase:
+    """Load a tokenizer that pads on the left, as generation needs; raises UserError where its files are not whole."""
+    sides = {"padding_side": "left", "truncation_side": "left"}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False, **sides)
+        if not tokenizer("1")["input_ids"]:  # without its files transformers makes an empty one
+            raise ValueError("it has no vocabulary")
+    except Exception as error:
+        raise UserError(f"The tokenizer in {path} cannot be loaded: {_first_line(error)}") from error
+    return tokenizer
+
+
+def load_options(recipe: Recipe) -> dict[str, Any]:
+    """Keywords of `from_pretrained` for a recipe's policy: revision, precision, attention, quantisation where set."""
+    model = ModelConfig(**recipe.model_arguments())
+    options = {
+        "revision": model.model_revision,
+        "dtype": model.dtype,
+        "attn_implementation": model.attn_implementation,
+        "quantization_config": get_quantization_config(model),
+    }
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def has_bf16(on_cpu: bool) -> bool:
+    """Whether the processor, or else the GPU, multiplies bf16 matrices in hardware."""
+    return bool(cpu_has_bf16()) if on_cpu else torch.cuda.is_bf16_supported()
+
+
+def template_options(recipe: Recipe) -> Mapping[str, Any]:
+    """A recipe's `chat_template_kwargs`, a mapping or its JSON, as TRL takes it; raises UserError for anything else."""
+    given = recipe.values.get("chat_template_kwargs") or {}
+    try:
+        options = json.loads(given) if isinstance(given, str) else given
+    except ValueError:
+        options = None
+    if not isinstance(options, dict):
+        raise UserError(f"chat_template_kwargs = {given}: expected a mapping, as in {{enable_thinking: false}}.")
+    return options
+
+
+def render(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, **options: Any) -> str:
+    """Return the text that the model continues: text unchanged, chat messages in the model's own template.
+
+    `options` are further arguments of the template (`template_options`).
+
+    Raises UserError for messages where the tokenizer has no chat template.
+    """
+    if isinstance(prompt, str):
+        return prompt
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise UserError(
+            f"The tokenizer of {tokenizer.name_or_path or 'this policy'} has no chat template, and the task's prompts "
+            "are chat messages: set prompt_style: plain to write them as text."
+        )
+    return str(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False, **options))
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, text: str) -> list[int]:
+    """Return the tokens of a rendered prompt; a chat template has written its special tokens already."""
+    return list(tokenizer(text, add_special_tokens=isinstance(prompt, str))["input_ids"])
+
+
+@contextmanager
+def _one_line(what: str) -> Iterator[None]:
+    """Inside, an error of transformers, PEFT or safetensors becomes a UserError of one line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # each file has a library of its own, with errors of its own
+        raise UserError(
+            f"{what} cannot be loaded: {_first_line(error)} Expected a causal language model that transformers knows, "
+            "with whole files."
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return said if said.endswith((".", "!")) else f"{said}."

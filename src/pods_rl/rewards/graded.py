@@ -1,0 +1,139 @@
+"""Graded rewards, without any mathematics: the completion's form and length, arithmetic on given numbers, sequences.
+
+They have more than two values, so that max-variance has a choice.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from .extract import extract_answer
+from .numeric import read_expression
+
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+PENALTY_PER_CHARACTER = 0.01
+REWARD_PER_TAG = 0.025
+MAX_EXPRESSION = 400  # characters of an expression: bounds depth, size of numbers and time
+USES_THE_NUMBERS = Fraction(1, 10)  # partial credit: every number once, however far off
+CLOSENESS = Fraction(1, 5)  # and up to so much more the nearer the target
+MAX_SEQUENCE = 20_000  # characters of an answer that are read
+
+_BETWEEN = re.compile(r"[\s,;|<>(){}\[\]→]+")
+_DRESS = re.compile(r"\\(?:left|right|text|quad|langle|rangle)(?![a-z])|\\[,;:! {}]|->|[$`*'\"]")
+
+
+def format_reward(text: str, gold: str = "") -> float:
+    """Give 1.0 for `<think>...</think><answer>...</answer>` and nothing else, less 0.01 per stray character.
+
+    Source: arXiv 2504.13818, single-GPU experiments, where it is weighted by 0.1. Range [0, 1].
+
+    The think block runs from the first `<think>` to the first `</think>` after it, the answer block from the
+    first `<answer>` after that to the first `</answer>` after it; without both, 0.0. Every character outside
+    the two blocks (before, between, after) that is not whitespace is stray. `gold` is not used.
+
+    >>> format_reward("<think>9*2=18</think>\\n<answer>18</answer>")
+    1.0
+    >>> format_reward("Sure: <think>9*2=18</think><answer>18</answer>")
+    0.95
+    """
+    outside = _outside_blocks(text)
+    if outside is None:
+        return 0.0
+    stray = sum(len(part) for part in outside.split())
+    return max(0.0, round(1.0 - PENALTY_PER_CHARACTER * stray, 2))
+
+
+def tag_count(text: str, gold: str = "") -> float:
+    """Give 0.025 for each of the four tags that occurs exactly once.
+
+    Source: arXiv 2504.13818, single-GPU experiments. Range [0, 0.1]. `gold` is not used.
+
+    >>> tag_count("<think>a</think><answer>1</answer><answer>2</answer>")
+    0.05
+    """
+    return round(REWARD_PER_TAG * sum(text.count(tag) == 1 for tag in TAGS), 3)
+
+
+def _outside_blocks(text: str) -> str | None:
+    outside, rest = "", text
+    for opening, closing in (TAGS[:2], TAGS[2:]):
+        before, found, block = rest.partition(opening)
+        _, closed, rest = block.partition(closing)
+        if not (found and closed):
+            return None
+        outside += before + " "
+    return outside + rest
+
+
+def overlong(tokens: int, limit: int, buffer: int | None = None) -> float:
+    """Give 0.0 for a completion of up to `limit - buffer` tokens, falling evenly to -1.0 at `limit`.
+
+    Source: DAPO (arXiv 2503.14476), equation 13. Range [-1, 0].
+
+    `tokens` is the length of a completion, `limit` the most it can have, `buffer` the tokens before that over which the
+    penalty grows: a fifth of the limit where it is None (DAPO: 4096 before 20480). A buffer beyond the limit is
+    cut to it. Raises ValueError where a limit or buffer is below 1.
+
+    >>> overlong(80, 100), overlong(90, 100), overlong(100, 100), overlong(90, 100, buffer=40)
+    (0.0, -0.5, -1.0, -0.75)
+    """
+    buffer = max(1, limit // 5) if buffer is None else min(buffer, limit)
+    if limit < 1 or buffer < 1:
+        raise ValueError(f"overlong needs a limit and a buffer of at least 1 token: got {limit} and {buffer}")
+    return max(-1.0, min(0.0, (limit - buffer - tokens) / buffer))
+
+
+def countdown(text: str, gold: str) -> float:
+    r"""Give 1.0 if the final answer of `text` makes the target from the given numbers, a little if it only uses them.
+
+    Source: arXiv 2504.13818 asks for verifiable rewards; this one is graded. Range [0, 1].
+
+    `text` is a completion, its answer found by `extract_answer`; `gold` is one right expression: its numbers are the
+    given ones and its value is the target. Read are numbers, `+ - * / ( )`, `× ÷` and their LaTeX; a trailing `= 24`
+    must be true. An answer with exactly the given numbers but another value v scores 0.1 + 0.2 / (1 + |v - target|),
+    so 0.2 where it is off by one and 0.1 far away; anything else scores 0.0.
+
+    >>> countdown("<answer>(5 - 1) * 6 = 24</answer>", "6*(5-1)"), countdown(r"\boxed{5 \times 6 - 1}", "6*(5-1)")
+    (1.0, 0.1333)
+    >>> countdown("<answer>4 * 6</answer>", "6*(5-1)")
+    0.0
+    """
+    answer = extract_answer(text)
+    if answer is None or len(answer) > MAX_EXPRESSION:
+        return 0.0
+    wanted, found = read_expression(gold), read_expression(answer)
+    if wanted is None or found is None or wanted[1] != found[1]:
+        return 0.0
+    miss = abs(found[0] - wanted[0])
+    return 1.0 if miss == 0 else round(float(USES_THE_NUMBERS + CLOSENESS / (1 + miss)), 4)
+
+
+def positions(text: str, gold: str) -> float:
+    """Give the share of positions at which the final answer of `text` has the item that `gold` has there.
+
+    Source: arXiv 2504.13818 asks for verifiable rewards; this one is graded. Range [0, 1].
+
+    `text` is a completion, its answer found by `extract_answer`; `gold` holds the items in order, separated by
+    spaces. Commas, semicolons, arrows and brackets may separate an answer's items too; words count in any case. The
+    share is of the longer of the two, so that 1.0 means the very sequence. An answer that has more than a quarter of
+    the gold items too many or too few (one is always allowed) scores 0.0.
+
+    >>> positions("<answer>[1, 2, 4, 3]</answer>", "1 2 3 4"), positions("<answer>1 2 3</answer>", "1 2 3 4")
+    (0.5, 0.75)
+    >>> positions("<answer>1</answer>", "1 2 3 4")
+    0.0
+    """
+    answer = extract_answer(text)
+    if answer is None or len(answer) > MAX_SEQUENCE:
+        return 0.0
+    found, wanted = _items(answer), _items(gold)
+    if not wanted or abs(len(found) - len(wanted)) > max(1, len(wanted) // 4):
+        return 0.0
+    right = sum(mine == theirs for mine, theirs in zip(found, wanted, strict=False))
+    return right / max(len(found), len(wanted))
+
+
+def _items(text: str) -> list[str]:
+    text = _DRESS.sub(" ", text.strip().removesuffix("."))
+    return [item.casefold() for item in _BETWEEN.split(text) if item]

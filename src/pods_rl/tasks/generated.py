@@ -1,0 +1,244 @@
+"""Generated tasks: countdown, sorting and those of reasoning-gym.
+
+Prompts are distinct and depend on the seed; the test side is one that no seed trains on.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from itertools import count, islice
+from typing import Any
+
+from datasets import Dataset
+
+from ..errors import UserError
+from ..rewards import accuracy
+from .prompts import Prompt, PromptForm
+from .task import FORM_REWARDS, PAPER_REWARDS, Task
+
+DIFFICULTIES = ("easy", "mixed", "hard")
+TRAIN_SIZE, TEST_SIZE = 4096, 512
+_HELD_OUT_ONE_IN = 5
+_DRAWS_PER_PROMPT = 200
+_GYM_DRAWS_PER_PROMPT = 20
+
+# a question and its gold answer
+Problem = tuple[str, str]
+
+# fewest and most numbers, and the largest of them
+_COUNTDOWN = {"easy": (3, 3, 20), "mixed": (3, 4, 50), "hard": (4, 6, 99)}
+_SORTING = {"easy": (4, 6, 99), "mixed": (4, 10, 999), "hard": (10, 16, 999)}
+_LARGEST_VALUE = 999  # of a countdown's target and of every step of its gold expression
+
+
+def is_held_out(text: str) -> bool:
+    """Whether a problem belongs to the test side: one in five, by a hash of its text, so that every seed agrees.
+
+    >>> is_held_out("37+58-14="), is_held_out("37+58=")
+    (True, False)
+    """
+    return zlib.crc32(text.encode()) % _HELD_OUT_ONE_IN == 0
+
+
+def distinct(problems: Iterable[Problem], size: int, *, held_out: bool, of: str) -> dict[str, str]:
+    """Return the first `size` distinct problems of one side, question -> gold answer.
+
+    `problems` may end; at most 200 for each one wanted are drawn. `of` names what is drawn from, for the message.
+
+    Raises UserError for a size below 1, and where the problems run out.
+
+    >>> distinct(((f"{i}+1=", str(i + 1)) for i in range(99)), 2, held_out=True, of="sums")
+    {'2+1=': '3', '4+1=': '5'}
+    """
+    if size < 1:
+        raise UserError(f"a split of {size} prompts was asked for; ask for at least 1")
+    kept: dict[str, str] = {}
+    for question, answer in islice(problems, _DRAWS_PER_PROMPT * size):
+        if is_held_out(question) == held_out:
+            kept.setdefault(question, answer)
+        if len(kept) == size:
+            return kept
+    side = "test" if held_out else "train"
+    raise UserError(
+        f"{size} distinct {side} prompts were asked for, but {of} gave only {len(kept)}; "
+        "ask for fewer, or allow longer problems or larger numbers"
+    )
+
+
+def draw_splits(
+    draw: Callable[[random.Random], Problem], sizes: tuple[int, int], seed: int, write: Callable[[str], Prompt], of: str
+) -> tuple[Dataset, Dataset]:
+    """Draw a training and a test split of given sizes, disjoint over all seeds; `write` makes prompts of questions."""
+    rng = random.Random(seed)
+    problems = (draw(rng) for _ in count())
+    return (
+        to_dataset(distinct(problems, sizes[0], held_out=False, of=of), write),
+        to_dataset(distinct(problems, sizes[1], held_out=True, of=of), write),
+    )
+
+
+def to_dataset(problems: Mapping[str, str], write: Callable[[str], Prompt]) -> Dataset:
+    """The split that asks these questions, as `write` writes them."""
+    return Dataset.from_dict({"prompt": [write(question) for question in problems], "answer": list(problems.values())})
+
+
+def sizes_of(settings: Mapping[str, Any]) -> tuple[int, int]:
+    """How many training and test prompts a recipe asks a generator for."""
+    train, test = settings.get("task_train_size"), settings.get("task_test_size")
+    return TRAIN_SIZE if train is None else train, TEST_SIZE if test is None else test
+
+
+def countdown_task(settings: Mapping[str, Any]) -> Task:
+    """Generate countdown problems; the gold answer is one right expression, which uses every number once.
+
+    The reward `countdown` decides, which parses an expression and never evaluates it as code, and gives part of its
+    marks for less than a right one.
+
+    >>> task = countdown_task({"task_train_size": 2, "task_test_size": 1})
+    >>> print(task.train[0]["prompt"][1]["content"])
+    Write an arithmetic expression that uses each of the numbers 3, 17, 27, 49 exactly once and has the value 8. \
+Use only +, -, *, / and parentheses.
+    """
+    return _generated("countdown", settings, _draw_countdown, answer="countdown")
+
+
+def sorting_task(settings: Mapping[str, Any]) -> Task:
+    """Generate lists of distinct integers to sort; the gold answer is the sorted list, separated by spaces.
+
+    The reward `positions` decides, the share of positions that hold the right integer. With rewards between 0 and 1,
+    max-variance keeps other rollouts than with a split into right and wrong.
+
+    >>> task = sorting_task({"task_difficulty": "easy", "task_train_size": 2, "task_test_size": 1})
+    >>> task.train[0]["answer"]
+    '5 33 53 65 97'
+    """
+    return _generated("sorting", settings, _draw_sorting, answer="positions")
+
+
+def gym_task(settings: Mapping[str, Any]) -> Task:
+    """Generate the problems of a reasoning-gym data set; `task_options` names it and holds its own options.
+
+    The reward `accuracy` decides: an answer is right where it equals the gold one, as a number, a text or a formula.
+    So choose data sets with one right answer. The library's scorers are never called: some run output as code.
+
+    Raises UserError where reasoning-gym is not installed, for an unknown data set or option, where it gives too few
+    distinct problems, or a gold answer that the grader does not accept.
+    """
+    options = dict(settings.get("task_options") or {})
+    if "dataset" not in options:
+        raise UserError(
+            f"task_options is {options or None!r}; task reasoning_gym needs the name of a data set of reasoning-gym, "
+            "as in task_options: {dataset: chain_sum, max_terms: 4}"
+        )
+    name = str(options.pop("dataset"))
+    form = PromptForm.of(settings)
+    splits = []
+    for size, held_out in zip(sizes_of(settings), (False, True), strict=True):
+        source = _create_gym(name, options, _GYM_DRAWS_PER_PROMPT * size, settings.get("task_seed") or 0)
+        problems = distinct(_gym_problems(source, name), size, held_out=held_out, of=f"reasoning-gym's {name}")
+        splits.append(to_dataset(problems, form.write))
+    # the library's version decides the problems too
+    version = form.version(f"1.{metadata.version('reasoning-gym')}")
+    return Task(f"reasoning_gym/{name}", version, splits[0], splits[1], dict(PAPER_REWARDS))
+
+
+def _generated(
+    name: str, settings: Mapping[str, Any], draw: Callable[[random.Random, str], Problem], *, answer: str
+) -> Task:
+    difficulty = settings.get("task_difficulty") or "mixed"
+    if difficulty not in DIFFICULTIES:
+        raise UserError(f"task_difficulty is {difficulty!r}; expected one of {', '.join(DIFFICULTIES)}")
+    form = PromptForm.of(settings)
+    train, test = draw_splits(
+        lambda rng: draw(rng, difficulty),
+        sizes_of(settings),
+        settings.get("task_seed") or 0,
+        form.write,
+        of=f"{name} ({difficulty})",
+    )
+    return Task(name, form.version(1), train, test, {answer: 1.0, **FORM_REWARDS}, answer)
+
+
+def _draw_sorting(rng: random.Random, difficulty: str) -> Problem:
+    fewest, most, largest = _SORTING[difficulty]
+    numbers = rng.sample(range(largest + 1), rng.randint(fewest, most))
+    question = f"Sort these integers in ascending order, and separate them by spaces: {' '.join(map(str, numbers))}"
+    return question, " ".join(map(str, sorted(numbers)))
+
+
+def _draw_countdown(rng: random.Random, difficulty: str) -> Problem:
+    fewest, most, largest = _COUNTDOWN[difficulty]
+    numbers = [rng.randint(1, largest) for _ in range(rng.randint(fewest, most))]
+    target, expression = combine(rng, numbers)
+    # listed in order, so that a problem has one wording, and no seed tests what another trains on
+    listed = ", ".join(map(str, sorted(numbers)))
+    question = (
+        f"Write an arithmetic expression that uses each of the numbers {listed} exactly once and has the value "
+        f"{target}. Use only +, -, *, / and parentheses."
+    )
+    return question, expression
+
+
+def combine(rng: random.Random, numbers: list[int]) -> tuple[int, str]:
+    """Join numbers by random operations to one expression; return its value and its text.
+
+    Every step is a whole number from 1 to 999.
+
+    >>> combine(random.Random(0), [3, 7, 25])
+    (172, '(25 * 7) - 3')
+    """
+    while True:
+        parts = [(number, str(number)) for number in numbers]
+        while len(parts) > 1 and parts[0][0] <= _LARGEST_VALUE:
+            rng.shuffle(parts)
+            parts = [_join(rng, *parts.pop(), *parts.pop()), *parts]
+        value, text = parts[0]
+        if len(parts) == 1 and value <= _LARGEST_VALUE:
+            return value, text[1:-1]
+
+
+def _join(rng: random.Random, a: int, left: str, b: int, right: str) -> tuple[int, str]:
+    if a < b:
+        a, left, b, right = b, right, a, left
+    results = {"+": a + b, "*": a * b}
+    if a > b:
+        results["-"] = a - b
+    if a % b == 0:
+        results["/"] = a // b
+    sign = rng.choice(sorted(results))
+    return results[sign], f"({left} {sign} {right})"
+
+
+def _create_gym(name: str, options: Mapping[str, Any], size: int, seed: int) -> Any:
+    """Make the library's generator; importing the library takes a moment, so it is done here."""
+    if find_spec("reasoning_gym") is None:
+        raise UserError(
+            "task reasoning_gym needs reasoning-gym, which is not installed: pip install 'pods-rl[reasoning-gym]'"
+        )
+    factory = import_module("reasoning_gym.factory")
+    import_module("reasoning_gym")  # fills the table of data sets
+    known = sorted(factory.DATASETS)
+    if name not in known:
+        near = get_close_matches(name, known, n=3) or known[:8]
+        raise UserError(f"reasoning-gym has no data set {name!r}; near it, or first, come {', '.join(near)}")
+    try:
+        return factory.create_dataset(name, **{**options, "size": size, "seed": seed})
+    except (TypeError, AssertionError, ValueError) as error:
+        raise UserError(f"task_options: reasoning-gym's {name} refuses {dict(options)}: {error}") from error
+
+
+def _gym_problems(source: Any, name: str) -> Iterator[Problem]:
+    for index in range(len(source)):
+        entry = source[index]
+        question, gold = entry["question"], entry["answer"]
+        if not isinstance(gold, str) or accuracy(f"<answer>{gold}</answer>", gold) != 1:
+            raise UserError(
+                f"reasoning-gym's {name}, problem {index}: the grader does not accept {gold!r} as its own answer, so "
+                "no completion could be right; choose a data set whose answers are numbers or short texts"
+            )
+        yield question, gold

@@ -1,0 +1,175 @@
+"""What every task is: prompts, gold answers, the rewards it is trained on, and how a completion is graded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from datasets import Dataset
+
+from ..errors import UserError
+from ..rewards import REWARDS, get_reward, score
+from ..rewards.user_rewards import RewardFailure, Scores
+
+COLUMNS = ("prompt", "answer")
+# arXiv 2504.13818, single-GPU experiments: accuracy 1.0, 0.1 x format, 0.025 per tag (in tag_count itself).
+FORM_REWARDS = {"format": 0.1, "tag_count": 1.0}
+PAPER_REWARDS = {"accuracy": 1.0, **FORM_REWARDS}
+_BATCH = 500  # gold answers that a check grades at once
+
+
+class Grade(NamedTuple):
+    """Whether one completion holds the right answer, and whether it has the required form.
+
+    The two are graded separately, so that learning the form is never mistaken for learning to answer.
+
+    >>> Grade(answer=True, format=False).both
+    False
+    """
+
+    answer: bool
+    format: bool
+
+    @property
+    def both(self) -> bool:
+        """Whether the answer and the form are right."""
+        return self.answer and self.format
+
+
+@dataclass(frozen=True)
+class Task:
+    """Prompts with gold answers, and how completions to them are rewarded and graded.
+
+    Args:
+        name: of the task.
+        version: changes whenever the same settings give other prompts or other grades, so that results of different
+            versions are never compared by mistake.
+        train: has at least the columns `prompt` (text, or a list of chat messages) and `answer` (the gold answer).
+            Without rows the task can only be evaluated.
+        test: as `train`, with at least one row.
+        rewards: names of `pods_rl.rewards.REWARDS` (or dotted paths) to weights, in order; the policy is trained on
+            these.
+        answer: the reward whose full marks (1.0) mean a right answer.
+        reward_seconds: the limit of a user's own reward for one completion, in a process of its own. None: it runs in
+            this process, without a limit.
+        reward_errors: `raise` where a user's own reward cannot grade a completion; otherwise that counts as wrong.
+
+    Raises ValueError where a split lacks a column, the test split is empty, or no reward is named.
+
+    >>> split = Dataset.from_dict({"prompt": ["1+1="], "answer": ["2"]})
+    >>> Task("sums", "1", split, split, {"accuracy": 1.0}).grade(["<answer>2</answer>"], ["2"])
+    [Grade(answer=True, format=False)]
+    """
+
+    name: str
+    version: str
+    train: Dataset
+    test: Dataset
+    rewards: Mapping[str, float]
+    answer: str = "accuracy"
+    reward_seconds: float | None = None
+    reward_errors: str = "raise"
+
+    def __post_init__(self) -> None:
+        for split, dataset in (("train", self.train), ("test", self.test)):
+            missing = [column for column in COLUMNS if column not in dataset.column_names]
+            if missing:
+                raise ValueError(
+                    f"task {self.name!r}: its {split} split has the columns {dataset.column_names}, "
+                    f"without {missing}; name the columns that hold the prompt and the answer"
+                )
+        if len(self.test) == 0:
+            raise ValueError(f"task {self.name!r}: its test split has no rows; give it at least one")
+        if not self.rewards:
+            raise ValueError(f"task {self.name!r}: no reward is named; name at least one with its weight")
+
+    def grade(self, texts: Sequence[str], golds: Sequence[str]) -> list[Grade]:
+        """Grade completions, in order: the answer by the reward `answer` names, the form by full format marks.
+
+        Raises ValueError where there is not one gold answer to each text, and UserError where a user's own reward
+        cannot grade a completion and `reward_errors` is `raise`.
+        """
+        right = self.scores(self.answer, texts, golds)
+        formed = REWARDS["format"].batch(texts, golds)
+        return [Grade(answer=a >= 1, format=f >= 1) for a, f in zip(right, formed, strict=True)]
+
+    def scores(self, name: str, texts: Sequence[str], golds: Sequence[str]) -> list[float]:
+        """Score completions with one reward, in order; 0 where it fails, unless `reward_errors` is `raise`."""
+        given: Scores = score(get_reward(name), texts, golds, self.reward_seconds)
+        for row, (mark, text) in enumerate(zip(given, texts, strict=True)):
+            if isinstance(mark, RewardFailure) and self.reward_errors == "raise":
+                raise UserError(
+                    f"the reward '{name}' {mark.reason} for row {row} of {len(texts)} (counted from 0) that it grades, "
+                    f"completion {shown(text)}. Fix the function, or set reward_errors: zero or drop (it counts as "
+                    "wrong)"
+                ) from mark.error
+        return [0.0 if isinstance(mark, RewardFailure) else mark for mark in given]
+
+
+@dataclass(frozen=True)
+class SplitCheck:
+    """Whether a task's grader accepts the gold answers of one split.
+
+    `refused` holds the row (counted from 1) and gold answer of each row whose own gold answer, written in the
+    required form, is not graded as right and in form; `reward` is the mean weighted reward of those completions;
+    `kinds` counts the rows of each kind, where the task has a column for it.
+    """
+
+    prompts: int
+    refused: tuple[tuple[int, str], ...]
+    reward: float
+    kinds: dict[str, int]
+
+    @property
+    def accepted(self) -> int:
+        """How many gold answers the grader accepts."""
+        return self.prompts - len(self.refused)
+
+
+def check_split(task: Task, split: str, done: Callable[[int], None] = lambda rows: None) -> SplitCheck:
+    """Grade every gold answer of a split (`train` or `test`) as a completion in the required form.
+
+    `done` is called with the number of rows graded so far.
+
+    >>> split = Dataset.from_dict({"prompt": ["1+1="], "answer": ["2"]})
+    >>> check_split(Task("sums", "1", split, split, {"accuracy": 1.0}), "test").accepted
+    1
+    """
+    rows = {"train": task.train, "test": task.test}[split]
+    golds = list(rows["answer"])
+    refused, total = [], 0.0
+    for start in range(0, len(golds), _BATCH):
+        batch = golds[start : start + _BATCH]
+        texts = [f"<think>The answer is known.</think>\n<answer>{gold}</answer>" for gold in batch]
+        grades = task.grade(texts, batch)
+        refused += [(start + row, batch[row - 1]) for row, grade in enumerate(grades, 1) if not grade.both]
+        for name, weight in task.rewards.items():
+            if get_reward(name).reads == "text":
+                total += weight * sum(task.scores(name, texts, batch))
+        done(start + len(batch))
+    kinds = Counter(rows["kind"]) if "kind" in rows.column_names else {}
+    return SplitCheck(len(golds), tuple(refused), total / max(len(golds), 1), dict(kinds))
+
+
+def shared_prompts(task: Task) -> int:
+    """Count the test prompts that are training prompts as well: the same text, or the same turns."""
+    trained = {_turns(prompt) for prompt in task.train["prompt"]}
+    return sum(_turns(prompt) in trained for prompt in task.test["prompt"])
+
+
+def _turns(prompt: str | list[dict[str, Any]]) -> object:
+    if isinstance(prompt, str):
+        return prompt
+    return tuple((str(message.get("role")), str(message.get("content"))) for message in prompt)
+
+
+def shown(value: Any, most: int = 80) -> str:
+    """Return a value's repr, its middle cut to fit a message.
+
+    >>> shown("a" * 100, most=8)
+    "'aaa...aaa'"
+    """
+    text = repr(value)
+    return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 2 :]}"

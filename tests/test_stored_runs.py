@@ -1,0 +1,67 @@
+"""Runs that an earlier version wrote (``tests/stored/make.py``) still open, report and resume to the same bits."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from pods_rl.report import build_report
+from pods_rl.runs import Run, find_runs
+from pods_rl.runs.checkpoints import last_good
+
+from .reliability.resume_runs import differences, train
+
+STORED = Path(__file__).parent / "stored"
+
+
+def on_a_machine_like_the_one_that_made_them() -> bool:
+    """Whether torch rounds here as it did there: its version and the CPU's instructions decide that."""
+    made_with = json.loads((STORED / "made_with.json").read_text())
+    here = (torch.__version__, platform.machine(), torch.backends.cpu.get_cpu_capability())
+    return here == tuple(made_with[key] for key in ("torch", "machine", "cpu"))
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    """A copy of the runs, which a test may change."""
+    return shutil.copytree(STORED, tmp_path / "stored")
+
+
+def test_a_stored_run_opens():
+    run, killed = Run.open(STORED / "whole"), Run.open(STORED / "killed")
+    assert (run.state, run.step, run.seed, len(run.metrics), len(run.evals)) == ("finished", 6, 3, 6, 2)
+    assert (run.config["rule"], run.config["num_rollouts"], run.environment["processes"]) == ("max_variance", 6, 1)
+    assert [path.name for path in run.rollout_files()] == [f"step-{step:06d}.parquet" for step in (1, 2, 4, 6)]
+    assert [path.name for path in run.evaluation_files()] == ["step-000000.parquet", "step-000006.parquet"]
+    assert run.final_checkpoint == STORED / "whole/checkpoints/final"
+    assert (killed.state, [path.name for path in killed.checkpoints()]) == ("running", ["checkpoint-3"])
+    assert last_good(STORED / "killed/checkpoints") == (killed.checkpoints()[0], [])
+
+
+@pytest.mark.slow
+def test_a_stored_run_resumes_to_the_weights_and_metrics_of_the_one_that_was_not_killed(stored):
+    whole = Run(stored / "whole")
+    resumed = train(stored, "--resume", "--output", "killed")
+    assert resumed.environment["resumed"]
+    assert [path.name for path in resumed.checkpoints()] == ["checkpoint-3", "checkpoint-6"]  # `whole` keeps neither
+    different = [part for part in differences(whole, resumed) if part != "checkpoints"]
+    if on_a_machine_like_the_one_that_made_them():
+        assert different == []
+    else:
+        assert [sorted(row) for row in resumed.metrics] == [sorted(row) for row in whole.metrics]
+        assert resumed.status["reason"] == whole.status["reason"]
+
+
+@pytest.mark.slow
+def test_a_stored_experiment_gives_the_same_tables(stored):
+    tables = {path.name: path.read_text() for path in (stored / "experiment/report").iterdir()}
+    assert {name: [run.state for run in runs] for name, runs in find_runs(stored / "experiment").items()} == {
+        "grpo": ["finished"], "pods": ["finished"],
+    }  # fmt: skip
+    build_report([stored / "experiment"], stored / "again", baseline="grpo", metric="accuracy")
+    assert {path.name: path.read_text() for path in (stored / "again").glob("*.csv")} == tables
