@@ -23,8 +23,7 @@ from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig
 
-from pods_rl.distributed.failure import Failure, of_broken_collective, of_stall
-from pods_rl.distributed.heartbeat import SILENT, Position, overdue
+from pods_rl.distributed.heartbeat import SILENT, Failure, Position, of_broken_collective, of_stall, overdue
 from pods_rl.distributed.watch import _write_error_file
 from pods_rl.experiment.process import launcher, wait_for
 from pods_rl.recipe import find_accelerate_config

@@ -23,7 +23,7 @@ import torch
 import yaml
 from transformers import set_seed
 
-from pods_rl.policies.build import build_model, build_tokenizer
+from pods_rl.policies.pretrain import build_model, build_tokenizer
 
 RECIPE = {
     "model_name_or_path": "./policy",

@@ -1,7 +1,6 @@
 """Several processes of one run: their ranks, where each is in its work, and how all end when one fails."""
 
-from .failure import Failure
-from .heartbeat import busy, mark
+from .heartbeat import Failure, busy, mark
 from .processes import get_rank, get_world_size, is_launched
 from .watch import watching
 

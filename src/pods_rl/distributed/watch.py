@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..text import console, plain_text, safe_text
-from .failure import Failure, is_of_a_collective, of_broken_collective, of_error, of_stall
-from .heartbeat import Position, here, overdue
+from .heartbeat import Failure, Position, here, is_of_a_collective, of_broken_collective, of_error, of_stall, overdue
 from .processes import get_rank, get_world_size
 from .signals import ignore_signals
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from .evaluator import Completion, RowsDone, Sampler, Sampling, evaluate
+from .evaluator import Answer, Completion, Evaluation, RowsDone, Sampler, Sampling, evaluate, pass_at_k
 from .generate import GenerateSampler
-from .scores import Answer, Evaluation, pass_at_k
 
 __all__ = [
     "Answer",

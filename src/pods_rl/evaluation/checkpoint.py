@@ -31,9 +31,8 @@ from ..runs import to_json, write_parquet
 from ..runs.files import encoded, open_own
 from ..tasks import Task, fit_prompts, load_task
 from . import vllm_backend
-from .evaluator import RowsDone, Sampler, Sampling, evaluate
+from .evaluator import Evaluation, RowsDone, Sampler, Sampling, evaluate
 from .generate import GenerateSampler
-from .scores import Evaluation
 
 BACKENDS = ("auto", "generate", "vllm")
 RESULTS = "results.jsonl"

@@ -22,8 +22,8 @@ from ..runs import Run, RunWriter
 from ..runs.checkpoints import clean, last_good
 from ..runs.files import CHECKPOINTS, LOG, write_failure
 from ..tasks import Fitted, Task, fit_prompts, load_task
-from .environment import describe, device_line
 from .progress import Progress
+from .recorder import describe, device_line
 from .resume import Start, find_start
 
 if TYPE_CHECKING:
