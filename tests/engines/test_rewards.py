@@ -13,7 +13,7 @@ from pods_rl.engines.trl.build import reward_functions, trl_reward
 from pods_rl.errors import UserError
 from pods_rl.recipe import Origin
 from pods_rl.recipe.recipe import build_recipe
-from pods_rl.rewards import REWARDS, Reward, VerifierPool, answers, get_reward
+from pods_rl.rewards import REWARDS, Reward, VerifierPool, get_reward, verifier
 from pods_rl.rewards.user_rewards import RewardFailure
 from pods_rl.tasks import Task
 
@@ -41,7 +41,7 @@ def call(function, completions, lengths=None, **more):
 def quick_pool(monkeypatch):
     """The process's own pool, one that gives up soon."""
     pool = VerifierPool(size=1, limit=0.2)
-    monkeypatch.setattr(answers, "_pool_of", lambda _: pool)
+    monkeypatch.setattr(verifier, "_pool_of", lambda _: pool)
     yield pool
     pool.close()
 

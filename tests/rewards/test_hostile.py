@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pods_rl.rewards import REWARDS, VerifierPool, accuracy_batch, answers
-from pods_rl.rewards.expressions import is_too_complex
+from pods_rl.rewards.complexity import is_too_complex
 
 from .data import rows
 

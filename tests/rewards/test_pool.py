@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from pods_rl.rewards import answers
-from pods_rl.rewards.answers import VerifierPool
+from pods_rl.rewards import verifier
 from pods_rl.rewards.sandbox import pool as pool_module
 from pods_rl.rewards.sandbox.processes import Reply
+from pods_rl.rewards.verifier import VerifierPool
 
 HANG = ("18", r"\sum_{n=1}^{10^9} \frac{1}{n^n}")
 RIGHT = ("18", "9*2")
@@ -136,7 +136,7 @@ def test_a_child_that_dies_at_work_is_a_crash_and_shifts_no_verdict():
 
 @needs_proc
 def test_a_process_that_does_not_even_give_up_is_killed_with_its_child(monkeypatch):
-    monkeypatch.setattr(answers, "PATIENCE", 4.0)
+    monkeypatch.setattr(verifier, "PATIENCE", 4.0)
     pool = VerifierPool(size=1)
     pool.verify([RIGHT])
     (leader,) = pids(pool)
@@ -164,7 +164,7 @@ def test_slow_answers_get_a_second_try_with_an_equal_share(monkeypatch):
     pool = VerifierPool(size=2, limit=5.0)
     limits = asked(monkeypatch, pool, {HANG: 100, ("a", "b"): 3})
     assert pool.verify([HANG, RIGHT, ("a", "b")]) == [False, True, True]
-    assert limits == [answers.FIRST_LIMIT] * 3 + [answers.BATCH_SECONDS] * 2
+    assert limits == [verifier.FIRST_LIMIT] * 3 + [verifier.BATCH_SECONDS] * 2
     assert (pool.timeouts, pool.crashes) == (1, 0)
     pool.close()
 
@@ -173,7 +173,7 @@ def test_a_batch_that_hangs_throughout_gets_no_second_try(monkeypatch):
     pool = VerifierPool(size=2, limit=5.0)
     limits = asked(monkeypatch, pool, {HANG: 100})
     assert pool.verify([HANG] * 64) == [False] * 64
-    assert limits == [answers.FIRST_LIMIT] * 64
+    assert limits == [verifier.FIRST_LIMIT] * 64
     assert pool.timeouts == 64
     pool.close()
 
@@ -244,7 +244,7 @@ def test_impossible_pools_are_refused(arguments):
 
 SCRIPT = """
     import os, sys, threading, time
-    from pods_rl.rewards.answers import VerifierPool
+    from pods_rl.rewards.verifier import VerifierPool
     pool = VerifierPool(size=1, limit=1.0)
     print("main module ran", flush=True)  # once: the workers must not import it again
     pool.verify([("18", "9*2")])
@@ -282,7 +282,7 @@ def test_no_process_outlives_its_owner(ending):
 def test_a_forked_child_makes_its_own_pool_and_leaves_its_parents_alone():
     ending = textwrap.dedent(
         """
-        from pods_rl.rewards import answers as pools
+        from pods_rl.rewards import verifier as pools
         ours = pools.default_pool()
         assert ours.verify([("18", "9*2")]) == [True]
         workers = [worker._process for worker in ours._all]

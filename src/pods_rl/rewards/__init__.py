@@ -16,13 +16,14 @@ from typing import Any, Literal
 from ..distributed.streams import outlive_output
 from ..errors import UserError
 from ..text import find
-from .answers import VerifierPool, accuracy, accuracy_batch, default_pool
+from .answers import accuracy, accuracy_batch
 from .chemistry import chemistry, equation
 from .extract import extract_answer, extract_gold
 from .graded import choice, countdown, format_reward, overlong, positions, tag_count
 from .sandbox.processes import flush, no_copies
 from .sandbox.serve import Work
 from .user_rewards import Scores, as_score, attempt, user_pool
+from .verifier import VerifierPool, default_pool
 
 # Raise it whenever some completion would be scored differently: tasks carry it in their version.
 GRADER_VERSION = "3"

@@ -24,8 +24,8 @@ from ...recipe.reading import short
 from ...recipe.recipe import checkpoint_keys
 from ...rewards import Reward, binarise, get_reward
 from ...rewards import score as score_texts
-from ...rewards.answers import verifier_losses
 from ...rewards.user_rewards import RewardFailure, Scores
+from ...rewards.verifier import verifier_losses
 from ...tasks import Task
 from .config import PODSConfig
 from .refusals import lossy_cast
