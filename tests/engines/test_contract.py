@@ -90,7 +90,7 @@ def test_only_the_compatibility_module_names_what_is_not_public():
     folder = Path(compat.__file__).parent
     private = re.compile(r"(from|import) (trl\.|transformers\.trainer)")
     found = {path.name for path in folder.glob("*.py") if private.search(path.read_text())}
-    assert found <= {"compat.py", "killable.py"}
+    assert found == {"compat.py"}
 
 
 def test_names_of_our_own_are_free_in_trl(make_trainer):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 from torch import Tensor
+from transformers import TrainerControl
 
 from ...errors import UserError
 from ...planning.batching import check_batch
@@ -114,7 +115,7 @@ class Guard:
             )  # fmt: skip
         return True
 
-    def stop_if_unstable(self, control: Any) -> None:
+    def stop_if_unstable(self, control: TrainerControl) -> None:
         """After a step: where too many were bad, save the weights, which are the last good ones, and stop."""
         if self.bad_steps.exhausted:
             control.should_save = control.should_training_stop = True

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ...distributed import mark
 from .compat import Batch, TRLTrainer
@@ -148,7 +148,7 @@ class StepCallback(TrainerCallback):
     def __init__(self, trainer: TRLTrainer, update: Update, guard: Guard) -> None:
         self._trainer, self._update, self._guard = trainer, update, guard
 
-    def on_step_begin(self, args: Any, state: Any, *_: Any, **kwargs: Any) -> None:
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
         mark("update", step=state.global_step + 1)
         self._update.clock.reset()
         self._update.clock.enter("update")
@@ -162,7 +162,7 @@ class StepCallback(TrainerCallback):
             trainer.model_wrapped.zero_grad(set_to_none=True)
         trainer._metrics["train"]["pods/skipped_step"].append(float(skipped))
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         trainer, update, metrics = self._trainer, self._update, self._trainer._metrics["train"]
         self._guard.stop_if_unstable(control)
         skipped = metrics["pods/skipped_step"][-1]
