@@ -173,7 +173,7 @@ def test_parquet_that_cannot_be_selected_from_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"r\.parquet row 1: has no key"):
         select(path.parent)
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(UserError, match="is not a whole Parquet file"):
+    with pytest.raises(UserError, match="is not a complete Parquet file"):
         select(path)
     with pytest.raises(UserError, match="holds no Parquet file"):
         select(tmp_path)

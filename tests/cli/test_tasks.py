@@ -68,7 +68,7 @@ def test_a_grader_that_refuses_its_gold_is_said_and_fails():
     assert r"row 2 (counted from 1): not accepted: '<answer>\x1b[2J[red]'" in lines
     assert lines.count("and 11 more") == 2
     assert "\x1b" not in result.output
-    assert "note: 22 test prompts are training prompts as well" in lines
+    assert "note: 22 test prompts are also training prompts" in lines
 
 
 def test_a_task_that_cannot_be_loaded_fails_and_the_others_are_still_checked(monkeypatch):
@@ -95,7 +95,7 @@ def test_conversations_are_checked():
         prompt = [*turns[:-1], {"role": "user", "content": last}]
         Path(f"{name}.jsonl").write_text(json.dumps({"prompt": prompt, "answer": "2"}) + "\n")
     words = ("check", "dataset", "--dataset_name", "train.jsonl", "--dataset_test_name")
-    assert "note: 1 test prompts are training prompts as well" in lines_of(pods(*words, "test.jsonl"))
+    assert "note: 1 test prompts are also training prompts" in lines_of(pods(*words, "test.jsonl"))
     assert not any(line.startswith("note") for line in lines_of(pods(*words, "other.jsonl")))
 
 

@@ -197,7 +197,7 @@ REFUSED = [
     ({"optim_args": "rank"}, "optim_args: got rank, expected names and values"),
     ({"lr_scheduler_type": "cosin"}, "lr_scheduler_type: got the text 'cosin', expected one of linear"),
     ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "it needs TRL's evaluation"),
-    ({"save_strategy": "best"}, "TRL knows no best: set steps, epoch or no"),
+    ({"save_strategy": "best"}, "TRL cannot know the best checkpoint: set steps, epoch or no"),
     ({"ref_model_sync_steps": 0}, "ref_model_sync_steps = 0: expected at least 1."),
     ({"ref_model_mixup_alpha": 1.5}, "ref_model_mixup_alpha = 1.5: expected at least 0 and at most 1."),
     ({"sync_ref_model": True}, "sync_ref_model = true: there is no reference model with beta = 0"),
