@@ -374,7 +374,7 @@ def test_policies_that_cannot_be_loaded_are_refused(place, monkeypatch):
         pods("eval", "--model", "./policy", "--adapter", "./gone", *SHORT)
     with pytest.raises(UserError, match="chat_template_kwargs = suffix: expected a mapping"):
         pods("eval", "--model", "./policy", "--chat_template_kwargs", "suffix", *SHORT)
-    with pytest.raises(UserError, match="eval_prompts = 0 leaves nothing to evaluate"):
+    with pytest.raises(UserError, match="eval_prompts = 0 evaluates nothing"):
         pods("eval", "--model", "./policy", "--eval_prompts", "0")
 
 

@@ -104,7 +104,7 @@ def test_conversations_are_checked():
     [
         (["check", "gsm8"], r"task = gsm8: expected one of .*Did you mean gsm8k\?"),
         (["check", "sorting", "--task_trian_size", "5"], "task_trian_size: unknown key"),
-        (["check", "--data_dir", "."], "expected a folder of a task, or one that holds some of gsm8k, math500"),
+        (["check", "--data_dir", "."], "expected a task's folder, or a folder with some of gsm8k, math500"),
         (["check", "gsm8k", "--data_dir", "nowhere"], "data_dir = nowhere: there is no such folder"),
     ],
 )

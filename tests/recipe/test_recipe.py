@@ -185,7 +185,7 @@ REFUSED = [
     ({"weight_decay": float("nan")}, "weight_decay: got nan, expected a number."),
     ({"max_grad_norm": -1}, "max_grad_norm = -1: expected at least 0."),
     ({"warmup_steps": -5}, "warmup_steps = -5: expected at least 0."),
-    ({"warmup_steps": 2.5}, "warmup_steps = 2.5: expected a whole number of steps, or a share"),
+    ({"warmup_steps": 2.5}, "warmup_steps = 2.5: expected a whole number of steps, or a fraction"),
     ({"dataloader_num_workers": -1}, "dataloader_num_workers = -1: expected at least 0"),
     ({"dataloader_prefetch_factor": 2}, "set dataloader_num_workers above 0"),
     ({"attn_implementation": "flash"}, "attn_implementation = flash: expected one of eager, sdpa"),

@@ -120,8 +120,8 @@ def test_overrides():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("seed: 1\nbeta: 0\nseed: 2\n", r"r\.yaml:3: seed is there twice \(first on line 1\): keep one"),
-        ("task_rewards: {a: 1, a: 2}\n", r"r\.yaml:1: a is there twice"),
+        ("seed: 1\nbeta: 0\nseed: 2\n", r"r\.yaml:3: seed is a duplicate key \(first on line 1\): keep one"),
+        ("task_rewards: {a: 1, a: 2}\n", r"r\.yaml:1: a is a duplicate key"),
         ("seed: [1\n", r"r\.yaml:2: "),
         ("seed: 1\n\tbeta: 0\n", r"r\.yaml:2: found character '\\t'"),
         ("", "holds nothing: expected"),
