@@ -38,7 +38,7 @@ def find(kind: str, name: str, table: Mapping[str, Entry]) -> Entry | Callable[.
     """
     choices = f"Choose one of {', '.join(table)}, or give your own as package.module:function."
     if not isinstance(name, str):
-        raise UserError(f"a {kind} must be a name (a string); got {name!r}. {choices}")
+        raise UserError(f"a {kind} must be the name of one; got {name!r}. {choices}")
     if name in table:
         return table[name]
     if ":" not in name and "." not in name:

@@ -284,7 +284,7 @@ def test_num_processes_starts_accelerate_once_the_recipe_fits(trained, monkeypat
     with pytest.raises(UserError, match=r"zero9 is neither a file nor a shipped"):
         pods(*words, "--accelerate_config", "zero9")
     monkeypatch.setenv("WORLD_SIZE", "8")
-    with pytest.raises(UserError, match=r"already \(WORLD_SIZE = 8\): remove --num_processes"):
+    with pytest.raises(UserError, match=r"process \(WORLD_SIZE = 8\): remove --num_processes"):
         pods(*words)
     assert len(commands) == 1
 

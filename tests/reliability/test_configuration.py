@@ -105,7 +105,7 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], Sequence[str]]] = {
     "unknown key": (recipe(num_rolouts=64), ["r.yaml:", "num_rolouts", "unknown key", "Did you mean num_rollouts?"]),
     "wrong type": (recipe(num_generations="many"), ["num_generations", "the text 'many'", "expected a whole number"]),
     "1e-6 misspelt": (recipe(learning_rate="1e--6"), ["learning_rate", "the text '1e--6'", "expected a number"]),
-    "duplicate key": (text("seed: 1\nbeta: 0\nseed: 2\n"), ["r.yaml:3", "seed is a duplicate key", "line 1", "keep one"]),
+    "duplicate key": (text("seed: 1\nbeta: 0\nseed: 2\n"), ["r.yaml:3", "seed is a duplicate key", "line 1", "keep"]),
     "m > n": (recipe(num_rollouts=2), ["num_rollouts", "2", "num_generations", "4"]),
     "m = 1": (recipe(num_generations=1, per_device_train_batch_size=1), ["num_generations", "1", "at least 2"]),
     "batch arithmetic": (recipe(per_device_train_batch_size=3), ["3 rows", "num_generations", "4", "Set"]),

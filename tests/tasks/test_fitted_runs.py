@@ -63,7 +63,7 @@ def test_a_template_without_a_system_role_trains(policy):
     run = train(recipe(system_prompt="Sort."), Path("out"), progress=False)
     assert run.state == "finished"
     policy("{{ raise_exception('No.') }}")
-    with pytest.raises(UserError, match=r"chat template refuses the training prompt in row 1 .*: No\."):
+    with pytest.raises(UserError, match=r"chat template rejects the training prompt in row 1 .*: No\."):
         fitted_task(recipe(system_prompt="Sort."))
 
 
