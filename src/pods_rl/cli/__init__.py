@@ -89,7 +89,7 @@ def _main() -> None:
             sys.stdout.flush()
     except (Exception, SystemExit) as error:
         code, message = _verdict(error)
-        with suppress(OSError):  # the exit code stays right even if the message cannot be printed
+        with suppress(OSError):  # the exit code is right even if the message cannot be printed
             console(stderr=True).print(message, end="")
     drop_pending_output()
     if code:

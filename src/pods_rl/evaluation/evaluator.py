@@ -27,7 +27,7 @@ class Sampling:
         temperature: 0 means greedy.
         max_completion_length: tokens after which a completion is truncated.
         batch_size: rows that `generate` completes at once.
-        seed: of all draws, which do not depend on batches or processes.
+        seed: the seed of all draws, which do not depend on batches or processes.
         chat_template_kwargs: further arguments of the chat template.
     """
 

@@ -219,7 +219,7 @@ def _logits(shape: Shape, tokens: int, compute: int, *, on_cpu: bool, trained: b
 
 
 def _changes(values: Mapping[str, Any], plan: BatchPlan) -> Iterator[tuple[str, dict[str, Any], BatchPlan]]:
-    """Settings that need less memory: in words, as values, and the plan they make."""
+    """Yield settings that need less memory: in words, as values, and the resulting plan."""
     rows = min(plan.shares.most, plan.rollout_batch_size or plan.shares.most)
     if rows > 1 and not values.get("use_vllm"):
         yield f"rollout_batch_size: {rows // 2}", {}, replace(plan, rollout_batch_size=rows // 2)

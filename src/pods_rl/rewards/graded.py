@@ -88,9 +88,9 @@ def countdown(text: str, gold: str) -> float:
     Source: arXiv 2504.13818 asks for verifiable rewards; this one is graded. Range [0, 1].
 
     `text` is a completion, its answer found by `extract_answer`; `gold` is one right expression: its numbers are the
-    given ones and its value is the target. Answers use numbers, `+ - * / ( )`, `× ÷` or their LaTeX; a trailing `= 24`
-    must be true. An answer with exactly the given numbers but another value v scores 0.1 + 0.2 / (1 + |v - target|),
-    so 0.2 if it is off by one and 0.1 far away; anything else scores 0.0.
+    given ones and its value is the target. An answer may contain numbers, `+ - * / ( )`, `× ÷` and their LaTeX; a
+    trailing `= 24` must be true. One with exactly the given numbers but another value v scores
+    0.1 + 0.2 / (1 + |v - target|), so 0.2 if it is off by one and 0.1 far away; anything else scores 0.0.
 
     >>> countdown("<answer>(5 - 1) * 6 = 24</answer>", "6*(5-1)"), countdown(r"\boxed{5 \times 6 - 1}", "6*(5-1)")
     (1.0, 0.1333)

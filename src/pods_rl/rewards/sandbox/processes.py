@@ -61,7 +61,7 @@ def unframe(line: bytes, number: int) -> Reply:
     if not line:
         return Reply("crash")
     try:
-        said, (kind, value) = json.loads(line)  # never unpickle data of a child
+        said, (kind, value) = json.loads(line)  # data of a child is never unpickled
     except (ValueError, TypeError):
         return Reply("garbled")
     return Reply(kind, value) if type(said) is int and said == number else Reply("garbled")
