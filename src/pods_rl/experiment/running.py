@@ -61,7 +61,7 @@ def run_experiment(
     Args:
         on_event: called as runs start and end, one call at a time.
         force: make finished runs again if their recipe has changed, rather than raise.
-        parallel: runs at the same time, each on its own GPU where there are as many. On a CPU they share the cores:
+        parallel: runs at the same time, each on its own GPU if there are enough. On a CPU they share the cores:
             set ``threads``.
         launch: makes a run and returns the exit code; by default a `pods train`.
 

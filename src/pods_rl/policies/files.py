@@ -95,7 +95,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def weights_hash(folder: Path) -> str:
-    """Return the sha256 over names and contents of a folder's weight files, whatever the folder's own path.
+    """Return the sha256 over names and contents of a folder's weight files, independent of the folder's path.
 
     Raises UserError as `weight_files` does.
     """

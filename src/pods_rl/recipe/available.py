@@ -17,7 +17,7 @@ from ..errors import UserError
 from .catalog import TINY
 from .reading import local_path, looks_like_path
 
-_PATIENCE = 1.5  # seconds; a timeout is no error, since a slow hub may still have it
+_PATIENCE = 1.5  # seconds; a timeout is not an error, since a slow hub may still have it
 
 
 class Extra(NamedTuple):

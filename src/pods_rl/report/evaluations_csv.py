@@ -55,7 +55,7 @@ def arms_from_csv(path: str | Path, metric: str = "answer_accuracy") -> list[Arm
     """Return the arms of a CSV with a row per run and checkpoint, in the order in which they first appear.
 
     Args:
-        path: columns ``arm``, ``run``, ``hours`` (nominal, also taken as the real time), and the metric; where there,
+        path: columns ``arm``, ``run``, ``hours`` (nominal, also taken as the real time), and the metric; optional,
             ``<metric>_se``, the standard error of an evaluation, or ``prompts``, how many it was over; ``rule``,
             ``n``, ``m`` and ``advantages`` describe an arm.
         metric: the column to read; a row with nothing there is skipped.

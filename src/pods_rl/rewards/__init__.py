@@ -33,7 +33,7 @@ GRADER_VERSION = "3"
 class Reward:
     """A named reward: call it with a completion's text and the gold answer.
 
-    `range` is its minimum and maximum; None: not known. `score_many`, where there is one, scores a batch
+    `range` is its minimum and maximum; None: not known. `score_many`, if given, scores a batch
     faster than one by one. With `reads="tokens"` the function takes `(tokens, limit, buffer)` and is called
     through `of_lengths` instead. `verifies`: it uses the verifier processes. A score may be NaN: unknown.
 

@@ -70,7 +70,7 @@ def overlong(tokens: int, limit: int, buffer: int | None = None) -> float:
     Source: DAPO (arXiv 2503.14476), equation 13. Range [-1, 0].
 
     `tokens` is the length of a completion, `limit` the most it can have, `buffer` the tokens before that over which the
-    penalty grows: a fifth of the limit where it is None (DAPO: 4096 before 20480). A buffer beyond the limit is
+    penalty grows: a fifth of the limit if None (DAPO: 4096 before 20480). A buffer beyond the limit is
     cut to it. Raises ValueError if the limit or buffer is below 1.
 
     >>> overlong(80, 100), overlong(90, 100), overlong(100, 100), overlong(90, 100, buffer=40)

@@ -255,7 +255,7 @@ def check_scores(returned: Any, name: str, rows: int) -> Scores:
     def refuse(given: str) -> UserError:
         return UserError(
             f"reward function {plain_text(name)!r} gave {given}; expected a list of {rows} floats, one per completion "
-            "(None where it does not apply). Nothing was trained on it: fix what the function returns"
+            "(None if it does not apply). Nothing was trained on it: fix the function's return value"
         )
 
     if hasattr(returned, "tolist") and hasattr(returned, "shape"):
