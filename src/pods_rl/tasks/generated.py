@@ -55,7 +55,7 @@ def distinct(problems: Iterable[Problem], size: int, *, held_out: bool, of: str)
     {'2+1=': '3', '4+1=': '5'}
     """
     if size < 1:
-        raise UserError(f"a split needs at least 1 prompt; got a size of {size}")
+        raise UserError(f"a split of {size} prompts is empty; set at least 1")
     kept: dict[str, str] = {}
     for question, answer in islice(problems, _DRAWS_PER_PROMPT * size):
         if is_held_out(question) == held_out:

@@ -114,7 +114,7 @@ def _read_folder(path: Path, split: str) -> Dataset:
         found = load_from_disk(str(path)) if saved else load_dataset(str(path), split=split)
     except Exception as error:  # as for a file
         raise UserError(
-            f"the folder {path} has no readable split {split!r}: {_first_line(error.__cause__ or error)}. It holds "
+            f"the folder {path} gives no split {split!r}: {_first_line(error.__cause__ or error)}. It holds "
             f"{listing(path)}; name one file of it instead"
         ) from error
     if isinstance(found, Dataset):
