@@ -116,7 +116,7 @@ def test_a_signal_to_compare_has_its_run_save_itself(place, number, code):
     command.send_signal(number)
     _, errors = command.communicate(timeout=240)
     assert command.returncode == code, errors
-    assert "Stopped. What is done is kept in out; the same command resumes from there." in errors
+    assert "Stopped. Finished work is kept in out; the same command resumes from there." in errors
     assert (Run(run).state, Run(run).status["reason"]) == ("stopped", "interrupted by SIGTERM")
     good, passed = last_good(run / "checkpoints")
     assert (good.name, passed) == (f"checkpoint-{len(Run(run).metrics)}", [])

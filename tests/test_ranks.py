@@ -133,7 +133,7 @@ def test_ctrl_c_ends_after_the_step_and_says_so_in_a_line(start):
     command.until(lambda: len(Run(output).metrics) > 1)
     os.killpg(command.process.pid, signal.SIGINT)
     assert command.end() == 130
-    assert command.said() == f"Stopped: interrupted by SIGINT. What is done is kept in {output}.\n"
+    assert command.said() == f"Stopped: interrupted by SIGINT. Finished work is kept in {output}.\n"
     run = Run.open(output)
     assert run.state == "stopped"
     assert run.status["step"] == run.metrics[-1]["step"]
@@ -150,7 +150,7 @@ def test_a_process_that_stalls_is_named_when_the_limit_passes(stalled):
     assert line.startswith("Error: process 1 has been in rule tests.rank_faults:stalls_on_one of step 1 for ")
     assert "at stalls_on_one (rank_faults.py:" in line
     assert "; process 0 waited " in line
-    assert "ddp_timeout = 25 s allows no more" in line
+    assert "longer than ddp_timeout = 25 s" in line
     assert Run(output).status["reason"] == line.removeprefix("Error: ")
 
 
@@ -270,7 +270,7 @@ def test_who_is_late(own, others, late):
 def test_a_process_that_says_nothing_is_told_so():
     said = of_stall(1, at(8, 200, seen=900), 0, at(9, 300), 600).reason
     assert said.startswith("process 1 has been in update of step 7 for 800 s, at step (train.py:9), without a sign of")
-    assert "life for 100 s; process 0 waited 700 s for it, and ddp_timeout = 600 s" in said
+    assert "heartbeat for 100 s; process 0 waited 700 s for it, longer than ddp_timeout = 600 s" in said
 
 
 def test_a_collective_that_broke_for_no_known_reason_tells_where_each_is():

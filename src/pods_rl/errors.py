@@ -23,7 +23,7 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def raised(error: BaseException) -> str:
-    """Return an exception of a user's function in one line, with its place in their file.
+    """Return a one-line description of an exception in a user's function, with file and line.
 
     >>> try:
     ...     float("a")
@@ -38,7 +38,7 @@ def raised(error: BaseException) -> str:
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal that asks the process to end; ``code`` is the exit code that a shell gives for it."""
+    """A signal that asks the process to end; ``code`` is a shell's exit code for it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"interrupted by {signal.Signals(number).name}")
@@ -47,7 +47,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def interrupted(error: KeyboardInterrupt) -> bool:
-    """Whether a signal raised this, and not a user's code: a `Stop` raises Interrupted.
+    """Return whether a signal raised this exception, not a user's code: a `Stop` raises Interrupted.
 
     >>> interrupted(Interrupted(2))
     True

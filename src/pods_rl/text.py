@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Entry = TypeVar("Entry")
 
-# C0 and C1 controls but for newline and tab, and the marks that turn the direction of text
+# C0 and C1 controls except newline and tab, and marks that change the direction of text
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -38,7 +38,7 @@ def find(kind: str, name: str, table: Mapping[str, Entry]) -> Entry | Callable[.
     """
     choices = f"Choose one of {', '.join(table)}, or give your own as package.module:function."
     if not isinstance(name, str):
-        raise UserError(f"a {kind} is given by its name, a string; got {name!r}. {choices}")
+        raise UserError(f"a {kind} must be the name of one; got {name!r}. {choices}")
     if name in table:
         return table[name]
     if ":" not in name and "." not in name:
@@ -48,7 +48,7 @@ def find(kind: str, name: str, table: Mapping[str, Entry]) -> Entry | Callable[.
     module, _, attribute = name.rpartition(":" if ":" in name else ".")
     try:
         found = getattr(import_module(module), attribute)
-    except BaseException as error:  # a user's module may fail in any way, and exit
+    except BaseException as error:  # a user's module may raise anything, SystemExit too
         if isinstance(error, KeyboardInterrupt) and interrupted(error):
             raise
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
@@ -72,7 +72,7 @@ def safe_text(value: object) -> str:
 
 
 def plain_text(value: object) -> str:
-    """Escape text where markup is not read: control characters become \\x1b and the like.
+    """Escape text for plain output: control characters become \\x1b and the like.
 
     >>> plain_text("a\\rb")
     'a\\\\x0db'

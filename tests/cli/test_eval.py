@@ -128,7 +128,7 @@ def test_what_cannot_be_evaluated_is_refused_before_anything_is_loaded(evaluated
         "give one of them": ["--run", tmp_path, "--config", "tiny-pods"],
         "there is no such directory": ["--model", "./gone"],
         "holds no config.json": ["--model", "./empty"],
-        "--adapter needs the model it is for": ["--adapter", "lora"],
+        "--adapter needs its base model": ["--adapter", "lora"],
         "is a file: give a directory": ["--model", "tiny", "--output", tmp_path / "file"],
         "sums.*expected one of arithmetic": ["--model", "tiny", "--task", "sums"],
         "eval_repeats = 0: expected at least 1": ["--model", "tiny", "--eval_repeats", "0"],
@@ -374,7 +374,7 @@ def test_policies_that_cannot_be_loaded_are_refused(place, monkeypatch):
         pods("eval", "--model", "./policy", "--adapter", "./gone", *SHORT)
     with pytest.raises(UserError, match="chat_template_kwargs = suffix: expected a mapping"):
         pods("eval", "--model", "./policy", "--chat_template_kwargs", "suffix", *SHORT)
-    with pytest.raises(UserError, match="eval_prompts = 0 leaves nothing to evaluate"):
+    with pytest.raises(UserError, match="eval_prompts = 0 evaluates nothing"):
         pods("eval", "--model", "./policy", "--eval_prompts", "0")
 
 

@@ -47,7 +47,7 @@ def test_the_extremes_of_each_group_are_kept_in_the_files_order(tmp_path):
     deviation = 12.5**0.5  # of 1 and 6, ddof = 1
     assert by_id["a3"]["advantage"] == pytest.approx(2.5 / (deviation + 1e-4))
     assert by_id["a1"]["advantage"] == -by_id["a3"]["advantage"]
-    assert "2 groups, 0 of them without spread" in result.output
+    assert "2 groups, 0 of them with equal rewards" in result.output
 
 
 def test_advantages_before_selection_use_the_whole_group(tmp_path):
@@ -60,8 +60,8 @@ def test_small_groups_are_kept_whole_and_counted(tmp_path):
     source = write(tmp_path / "r.jsonl", rollouts("a", [1, 2, 3]) + rollouts("b", [1]))
     result = select(source, "-m", 4, "--output", tmp_path / "k.jsonl")
     assert len(rows_of(tmp_path / "k.jsonl")) == 4
-    assert "2 groups had fewer than 4 rows and are kept whole" in result.output
-    assert "1 of them without spread" in result.output
+    assert "2 groups had fewer than 4 rows and were kept whole" in result.output
+    assert "1 of them with equal rewards" in result.output
 
 
 def test_other_keys_any_group_value_null_and_true(tmp_path):
@@ -173,7 +173,7 @@ def test_parquet_that_cannot_be_selected_from_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"r\.parquet row 1: has no key"):
         select(path.parent)
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(UserError, match="is not a whole Parquet file"):
+    with pytest.raises(UserError, match="is not a complete Parquet file"):
         select(path)
     with pytest.raises(UserError, match="holds no Parquet file"):
         select(tmp_path)

@@ -68,7 +68,7 @@ def test_a_grader_that_refuses_its_gold_is_said_and_fails():
     assert r"row 2 (counted from 1): not accepted: '<answer>\x1b[2J[red]'" in lines
     assert lines.count("and 11 more") == 2
     assert "\x1b" not in result.output
-    assert "note: 22 test prompts are training prompts as well" in lines
+    assert "note: 22 test prompts are also training prompts" in lines
 
 
 def test_a_task_that_cannot_be_loaded_fails_and_the_others_are_still_checked(monkeypatch):
@@ -95,7 +95,7 @@ def test_conversations_are_checked():
         prompt = [*turns[:-1], {"role": "user", "content": last}]
         Path(f"{name}.jsonl").write_text(json.dumps({"prompt": prompt, "answer": "2"}) + "\n")
     words = ("check", "dataset", "--dataset_name", "train.jsonl", "--dataset_test_name")
-    assert "note: 1 test prompts are training prompts as well" in lines_of(pods(*words, "test.jsonl"))
+    assert "note: 1 test prompts are also training prompts" in lines_of(pods(*words, "test.jsonl"))
     assert not any(line.startswith("note") for line in lines_of(pods(*words, "other.jsonl")))
 
 
@@ -104,7 +104,7 @@ def test_conversations_are_checked():
     [
         (["check", "gsm8"], r"task = gsm8: expected one of .*Did you mean gsm8k\?"),
         (["check", "sorting", "--task_trian_size", "5"], "task_trian_size: unknown key"),
-        (["check", "--data_dir", "."], "expected a folder of a task, or one that holds some of gsm8k, math500"),
+        (["check", "--data_dir", "."], "expected a task's folder, or a folder with some of gsm8k, math500"),
         (["check", "gsm8k", "--data_dir", "nowhere"], "data_dir = nowhere: there is no such folder"),
     ],
 )

@@ -197,8 +197,8 @@ def test_a_rule_may_be_a_function(make_trainer, rule):
     [
         (lambda rewards: rewards, r"takes \(rewards\); expected a function of \(rewards, m, \*, generator=None\)"),
         (f"{none_and_nan.__module__}:none_and_nan", r"takes \(completions, \*\*_\); expected a function of"),
-        (3, "a rule is given by its name, a string; got 3"),
-        (Strange, "a rule is given by its name, a string; got <class"),
+        (3, "a rule must be the name of one; got 3"),
+        (Strange, "a rule must be the name of one; got <class"),
         ("max_varianse", "did you mean 'max_variance'"),
     ],
 )

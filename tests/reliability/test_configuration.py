@@ -105,7 +105,7 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], Sequence[str]]] = {
     "unknown key": (recipe(num_rolouts=64), ["r.yaml:", "num_rolouts", "unknown key", "Did you mean num_rollouts?"]),
     "wrong type": (recipe(num_generations="many"), ["num_generations", "the text 'many'", "expected a whole number"]),
     "1e-6 misspelt": (recipe(learning_rate="1e--6"), ["learning_rate", "the text '1e--6'", "expected a number"]),
-    "duplicate key": (text("seed: 1\nbeta: 0\nseed: 2\n"), ["r.yaml:3", "seed is there twice", "line 1", "keep one"]),
+    "duplicate key": (text("seed: 1\nbeta: 0\nseed: 2\n"), ["r.yaml:3", "seed is a duplicate key", "line 1", "keep"]),
     "m > n": (recipe(num_rollouts=2), ["num_rollouts", "2", "num_generations", "4"]),
     "m = 1": (recipe(num_generations=1, per_device_train_batch_size=1), ["num_generations", "1", "at least 2"]),
     "batch arithmetic": (recipe(per_device_train_batch_size=3), ["3 rows", "num_generations", "4", "Set"]),
@@ -163,12 +163,12 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], Sequence[str]]] = {
     "unknown task": (recipe(task="arithmetics"), ["arithmetics", "expected one of", "Did you mean arithmetic?"]),
     "negative learning rate": (recipe(learning_rate=-1e-6), ["learning_rate = -1e-06", "at least 0"]),
     "not a number": (text("max_steps: 1\ntemperature: .nan\n"), ["temperature", "nan", "expected a number"]),
-    "no end": (text("seed: 1\n"), ["when to stop", "set max_seconds"]),
+    "no end": (text("seed: 1\n"), ["No limit is set", "set max_seconds"]),
     "no such accelerate configuration": (
         words("--num_processes", "2", "--accelerate_config", "dpp"), ["dpp", "neither a file", "one of ddp"]
     ),
     "no such file": (lambda _: ["--config", "mine.yaml"], ["mine.yaml", "neither a file", "expected"]),
-    "no such recipe": (lambda _: ["--recipe", "tiny-pod"], ["tiny-pod", "no such recipe", "Did you mean tiny-pods?"]),
+    "no such recipe": (lambda _: ["--recipe", "tiny-pod"], ["tiny-pod", "no shipped", "Did you mean tiny-pods?"]),
     "nothing to resume": (words("--resume", "--output", "nowhere"), ["nowhere", "no run to resume"]),
     "a word too many": (words("seed", "3"), ["'seed'", "expected --key value", "as in --seed 1"]),
 }  # fmt: skip

@@ -192,7 +192,7 @@ def test_runs_on_clocks_of_their_own_are_interpolated_and_compared(tmp_path: Pat
     curve = report.analysis.arms[0].curve
     assert curve is not None
     assert 190 <= len(curve.due) <= 202
-    assert any(note.startswith("grpo (16): its runs were evaluated at times of their own") for note in report.notes)
+    assert any(note.startswith("grpo (16): its runs were evaluated at different times") for note in report.notes)
     text = report.html.read_text()
     assert "Interpolated to common times: grpo (16), pods (64→16)." in text
     assert "On a shared clock nothing is interpolated." in text

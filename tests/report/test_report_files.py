@@ -238,7 +238,7 @@ def test_what_a_damaged_run_holds_is_skipped_and_said(experiment: Path) -> None:
     report = build_report(experiment, resamples=20)
     (note,) = (note for note in report.notes if note.startswith("Skipped"))
     assert note == (
-        "Skipped what cannot be read: pods/seed-0/config.yaml (num_rollouts [64], 1 time), pods/seed-0/status.json "
+        "Skipped unreadable data: pods/seed-0/config.yaml (num_rollouts [64], 1 time), pods/seed-0/status.json "
         "(step [3], 1 time; seconds 'soon', 1 time), pods/seed-0/evals.jsonl (1 line from 4; step [1], 1 time; "
         "accuracy {'a': 1}, 1 time)."
     )

@@ -60,7 +60,7 @@ def test_scores_come_in_order_and_failures_in_their_places(pool):
     assert scores[1].reason.startswith("raised ValueError: not this \x1b[2J999")
     assert len(scores[1].reason) < 260
     assert scores[1].reason.endswith(")")
-    assert "gave None of type NoneType; it must give a float" in scores[7].reason
+    assert "returned None of type NoneType; expected a float" in scores[7].reason
 
 
 def test_the_same_in_this_process():
@@ -241,7 +241,7 @@ def test_numbers_of_any_kind_are_floats(module, text, score):
         assert (reward("", ""), type(reward("", ""))) == (score, float)
         assert as_score(reward.score("", "")) == score
     else:
-        with pytest.raises(TypeError, match="it must give a float"):
+        with pytest.raises(TypeError, match="expected a float"):
             reward("", "")
 
 

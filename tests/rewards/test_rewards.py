@@ -81,7 +81,7 @@ def test_unknown_rewards_are_refused_with_a_hint(name, message):
 
 
 def test_a_reward_must_give_numbers_and_one_gold_answer_each():
-    with pytest.raises(TypeError, match="gave 'good' of type str"):
+    with pytest.raises(TypeError, match="returned 'good' of type str"):
         get_reward(f"{__name__}:wordy")("a", "b")
     with pytest.raises(ValueError, match="argument"):
         Reward("own", shout).batch(["a"], [])
@@ -114,7 +114,7 @@ def test_any_real_number_is_a_float(score, number):
 def test_nan_stays_and_what_is_no_number_is_refused():
     assert isnan(Reward("own", lambda text, gold: np.float32("nan"))("a", "b"))
     for score in (np.array([0.5]), torch.tensor([0.5]), 1j, np.complex64(1j), np.datetime64(1, "s"), None, "1", [1.0]):
-        with pytest.raises(TypeError, match="it must give a float"):
+        with pytest.raises(TypeError, match="expected a float"):
             Reward("own", lambda text, gold, score=score: score)("a", "b")
 
 

@@ -64,7 +64,7 @@ def test_a_users_rule_comes_by_its_import_path(my_module: str, separator: str) -
         ("pods_user_rules.mine:SETTING", "is a int, not a function"),
         (":", "could not be imported"),
         ("rule.", "could not be imported"),
-        (None, "a rule is given by its name, a string; got None"),
+        (None, "a rule must be the name of one; got None"),
     ],
 )
 def test_a_rule_that_is_not_there(my_module: str, name, message: str) -> None:

@@ -245,7 +245,7 @@ def test_the_folder_of_another_task_is_refused(tmp_path):
     (tmp_path / "gsm8k").mkdir()
     write_jsonl(tmp_path / "gsm8k" / "test.jsonl", ROWS)
     assert len(load_task({"task": "gsm8k", "data_dir": str(tmp_path / "gsm8k")}).test) == 2
-    with pytest.raises(UserError, match=r"task math is in math or math500/, and this is another task's folder"):
+    with pytest.raises(UserError, match=r"this is another task's folder, and task math is in math or math500/"):
         load_task({"task": "math", "data_dir": str(tmp_path / "gsm8k")})
 
 

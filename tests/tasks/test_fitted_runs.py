@@ -63,7 +63,7 @@ def test_a_template_without_a_system_role_trains(policy):
     run = train(recipe(system_prompt="Sort."), Path("out"), progress=False)
     assert run.state == "finished"
     policy("{{ raise_exception('No.') }}")
-    with pytest.raises(UserError, match=r"chat template refuses the training prompt in row 1 .*: No\."):
+    with pytest.raises(UserError, match=r"chat template rejects the training prompt in row 1 .*: No\."):
         fitted_task(recipe(system_prompt="Sort."))
 
 
@@ -109,7 +109,7 @@ def test_a_task_without_training_prompts_can_only_be_evaluated(policy, tmp_path)
 def test_a_torn_policy_ends_a_run_in_one_line_before_it_is_loaded(policy, capsys):
     weights = Path("policy/model.safetensors")
     weights.write_bytes(weights.read_bytes()[:-8])
-    with pytest.raises(UserError, match=r"model_name_or_path = \./policy cannot be loaded: .* whole files\.$"):
+    with pytest.raises(UserError, match=r"model_name_or_path = \./policy cannot be loaded: .* complete files\.$"):
         train(recipe(), Path("run"))
     assert json.loads(Path("run/status.json").read_text())["state"] == "failed"
     weights.rename("policy/pytorch_model.bin")

@@ -74,8 +74,8 @@ def test_no_seed_trains_on_what_another_tests(library):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"dataset": "double"}, "no data set 'double'; near it, or first, come doubles"),
-        ({"options": {"max_terms": 4}}, "refuses {'max_terms': 4}"),
+        ({"dataset": "double"}, "no data set 'double'; similar names: doubles"),
+        ({"options": {"max_terms": 4}}, "rejects {'max_terms': 4}"),
         ({"options": {"answer": "none"}}, "problem 0: the grader does not accept None as its own answer"),
         ({"options": {"answer": "empty"}}, "does not accept ''"),
         ({"task_train_size": 0}, "a split of 0 prompts"),
@@ -120,6 +120,6 @@ def test_the_real_library_gives_tasks_and_none_of_its_scorers_is_called(monkeypa
 def test_the_options_of_the_real_library_reach_it():
     task = make("chain_sum", options={"min_terms": 4, "max_terms": 4})
     assert all(len(prompt[1]["content"].split()) >= 7 for prompt in task.train["prompt"])
-    with pytest.raises(UserError, match=r"refuses {'max_therms': 4}"):
+    with pytest.raises(UserError, match=r"rejects {'max_therms': 4}"):
         make("chain_sum", options={"max_therms": 4})
     assert dataclasses.is_dataclass(sys.modules["reasoning_gym.factory"].DATASETS["chain_sum"][1])

@@ -45,7 +45,7 @@ def test_long_prompts_are_left_out_of_training_and_counted():
     assert fitted.train["prompt"][:] == ["aa", "a"]
     assert fitted.test["prompt"][:] == ["a", "aaaa"]
     assert found == Fitted(limit=2, train_left_out=2, test_over=1)
-    assert str(found).startswith("skipped 2 of the training prompts, longer than 2 tokens; kept 1 such of the test")
+    assert str(found).startswith("skipped 2 of the training prompts, longer than 2 tokens; kept 1 such test")
     assert fitted.version == task.version
 
 
@@ -67,7 +67,7 @@ def test_prompts_are_counted_as_the_policy_reads_them():
 def test_what_cannot_be_trained_on_is_refused():
     with pytest.raises(UserError, match=r"max_prompt_length = 2: every training prompt .*the shortest has 3 tokens"):
         fit_prompts(task_of(["aaa", "aaaa"]), chat=True, limit=2, count_tokens=characters)
-    with pytest.raises(ValueError, match="without count_tokens"):
+    with pytest.raises(ValueError, match="needs count_tokens"):
         fit_prompts(task_of(["aaa"]), chat=True, limit=2)
     talk = [{"role": role, "content": "a"} for role in ("user", "assistant", "user")]
     with pytest.raises(UserError, match="a turn of assistant"):
@@ -111,7 +111,7 @@ def test_a_task_of_ones_own_is_named_by_its_path():
         ("no_such_module:task", "could not be imported: ModuleNotFoundError"),
         (f"{__name__}:nothing", "has no attribute 'nothing'"),
         (f"{__name__}:not_a_task", "is a list, not a function"),
-        ("builtins:dict", "gave dict; expected a function of the settings"),
+        ("builtins:dict", "returned dict; expected a function of the settings"),
     ],
 )
 def test_what_is_no_task_is_refused(name, message):
@@ -148,7 +148,7 @@ def test_a_system_message_that_the_template_refuses_becomes_part_of_the_question
 
 def test_a_prompt_that_the_template_refuses_anyway_is_named():
     task = task_of([[USER], [{"role": "tool", "content": "2"}]])
-    message = r"refuses the training prompt in row 2 \(counted from 1; roles tool\): System role not supported"
+    message = r"rejects the training prompt in row 2 \(counted from 1; roles tool\): System role not supported"
     with pytest.raises(UserError, match=message):
         fit_prompts(task, chat=True, render=no_system)
     with pytest.raises(UserError, match=r"the test prompt in row 1 .*roles system"):

@@ -25,9 +25,9 @@ def build(**values):
             {"task": "sorting", "dataset_name": "openai/gsm8k"},
             "sorting generates its prompts, so it does not read dataset_name",
         ),
-        ({"task": "sciknoweval_chemistry", "dataset_name": "a/b"}, "has a form of its own"),
+        ({"task": "sciknoweval_chemistry", "dataset_name": "a/b"}, "reads a published format"),
         ({"task": "gsm8k", "data_dir": "nowhere"}, "data_dir = nowhere: there is no such folder"),
-        ({"task": "gsm8k", "data_dir": ".", "dataset_name": "openai/gsm8k"}, "data_dir and dataset_name both say"),
+        ({"task": "gsm8k", "data_dir": ".", "dataset_name": "openai/gsm8k"}, "data_dir and dataset_name both name"),
         ({"task": "countdown", "data_dir": "."}, "countdown generates its prompts, so it does not read data_dir"),
         (
             {"task": "dataset", "data_dir": ".", "dataset_name": "a/b"},

@@ -143,7 +143,7 @@ def test_before_refuses_groups_it_did_not_sample(make_buffer):
     scores, mask = torch.tensor([[0.0, 1.0], [0.0, 0.3]]), torch.ones(2, 2)
     known, _ = pods_before(scores, mask, np.array(["a", "a"], dtype=object))
     assert known[0, 0] > known[1, 0] > 0
-    with pytest.raises(ValueError, match="knows no rewards of prompt b"):
+    with pytest.raises(ValueError, match="has no rewards of prompt b"):
         pods_before(scores, mask, np.array(["a", "b"], dtype=object))
     padded, _ = pods_before(scores, torch.tensor([[1, 1], [0, 0]]), np.array(["a", "pad1"], dtype=object))
     assert padded[1].tolist() == [0.0, 0.0]

@@ -1,6 +1,6 @@
 """The command line: ``pods train | eval | compare | report | select | doctor | recipes | tasks``.
 
-Every command imports what is heavy inside its function, so that ``pods --help`` answers at once.
+Each command imports heavy libraries inside its function, so that ``pods --help`` stays fast.
 """
 
 from __future__ import annotations
@@ -38,14 +38,28 @@ app = typer.Typer(
 )
 _ANY_KEY = {"allow_extra_args": True, "ignore_unknown_options": True}
 _RECIPE = "[RECIPE] [OPTIONS] [--KEY VALUE]..."
-app.command(cls=train.RecipeCommand, context_settings=_ANY_KEY, options_metavar=_RECIPE)(train.train)
+app.command(
+    cls=train.RecipeCommand,
+    context_settings=_ANY_KEY,
+    options_metavar=_RECIPE,
+    short_help="Train a policy from a recipe.",
+)(train.train)
 app.command(name="eval", context_settings=_ANY_KEY, options_metavar="[OPTIONS] [--KEY VALUE]...")(evaluate.evaluate)
-app.command(context_settings=_ANY_KEY, options_metavar="[EXPERIMENT] [OPTIONS] [--KEY VALUE]...")(compare.compare)
-app.command()(compare.report)
+app.command(
+    context_settings=_ANY_KEY,
+    options_metavar="[EXPERIMENT] [OPTIONS] [--KEY VALUE]...",
+    short_help="Train every arm with every seed, and report.",
+)(compare.compare)
+app.command(short_help="Write the report of finished runs.")(compare.report)
 app.command()(select.select)
-app.command(cls=train.RecipeCommand, context_settings=_ANY_KEY, options_metavar=_RECIPE)(doctor.doctor)
-app.command()(catalog.recipes)
-app.add_typer(catalog.tasks_app, name="tasks")
+app.command(
+    cls=train.RecipeCommand,
+    context_settings=_ANY_KEY,
+    options_metavar=_RECIPE,
+    short_help="Check whether this machine can train.",
+)(doctor.doctor)
+app.command(short_help="List recipes, experiments and configurations.")(catalog.recipes)
+app.add_typer(catalog.tasks_app, name="tasks", short_help="List the tasks, or check their graders.")
 
 
 def _show_version(wanted: bool) -> None:
@@ -70,7 +84,7 @@ def main() -> None:
         try:
             _main()
         except SystemExit:
-            if stop.reason and not stop.ended:  # typer gives 130 for every signal
+            if stop.reason and not stop.ended:  # typer exits with 130 for every signal
                 sys.exit(stop.code)
             raise
         finally:
@@ -79,17 +93,17 @@ def main() -> None:
 
 
 def _main() -> None:
-    """Run the command. A user's mistake is one line in red, without a traceback, with exit code 2."""
+    """Run the command. A user's mistake prints one red line without a traceback; the exit code is 2."""
     if is_launched():  # one of several processes: each would print the C++ warnings
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         _find_user_modules()
         code = app(standalone_mode=False)
-        if not getattr(sys.stdout, "lost", None):  # else the work went on without its output
+        if not getattr(sys.stdout, "lost", None):  # otherwise the command continued without its output
             sys.stdout.flush()
     except (Exception, SystemExit) as error:
         code, message = _verdict(error)
-        with suppress(OSError):  # the exit code is there even if the message cannot be printed
+        with suppress(OSError):  # the exit code is right even if the message cannot be printed
             console(stderr=True).print(message, end="")
     drop_pending_output()
     if code:
@@ -99,7 +113,7 @@ def _main() -> None:
 def _verdict(error: Exception | SystemExit) -> tuple[Any, str]:
     """The exit code for an error, and the message to print."""
     lost = lost_output(error)
-    if isinstance(lost, BrokenPipeError):  # the reader has what it wanted: end as SIGPIPE would
+    if isinstance(lost, BrokenPipeError):  # the reader closed the pipe: exit as SIGPIPE would
         return 141, ""
     if lost is not None:
         which = "standard output" if getattr(sys.stdout, "lost", None) is lost else "standard error"
@@ -112,7 +126,7 @@ def _verdict(error: Exception | SystemExit) -> tuple[Any, str]:
         return 2, f"[red]Error:[/red] Cannot use {safe_text(str(error.filename)[:200])}: {error.strerror}.\n"
     if isinstance(error, typer.Abort):
         return 1, "Aborted!\n"
-    # typer's words on the command line, or a traceback: each may quote what a user or a model wrote
+    # typer's message or a traceback: both may quote text of a user or a model
     if not hasattr(error, "show"):
         return 1, safe_text(traceback.format_exc())
     usage = io.StringIO()
@@ -121,7 +135,7 @@ def _verdict(error: Exception | SystemExit) -> tuple[Any, str]:
 
 
 def _find_user_modules() -> None:
-    """Let rules and rewards be imported from the working directory; last in the path, so that it replaces no module."""
+    """Make the working directory importable, for rules and rewards; last in the path, so that it shadows no module."""
     try:
         here = os.getcwd()
     except OSError as error:

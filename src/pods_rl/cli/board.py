@@ -1,4 +1,4 @@
-"""What a person sees of an experiment: a live table on a terminal, plain lines in a log file."""
+"""The display of an experiment: a live table on a terminal, plain lines in a log file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TAIL = 2**16  # bytes: some dozens of lines of metrics
 
 @dataclass(frozen=True)
 class RunProgress:
-    """How far a run is, 0 where unknown: ``seconds`` of training clock, ``elapsed`` of wall clock since its start.
+    """The progress of a run, 0 if unknown: ``seconds`` of training clock, ``elapsed`` of wall clock since its start.
 
     ``evaluation`` is the latest line of ``evals.jsonl``.
     """
@@ -49,7 +49,7 @@ class RunProgress:
 
 
 def run_progress(path: Path) -> RunProgress:
-    """Read how far a run is from the ends of its files, while it trains; damaged values are 0.
+    """Read the progress of a run from the ends of its files, while it trains; damaged values become 0.
 
     >>> run_progress(Path("nowhere"))
     RunProgress(state='unknown', step=0, seconds=0.0, elapsed=0.0, evaluation=None)
@@ -66,7 +66,7 @@ def run_progress(path: Path) -> RunProgress:
 
 
 def _last_row(path: Path) -> dict[str, Any] | None:
-    """The last whole line of a JSONL file that holds an object; None where its last 64 KiB have none."""
+    """Return the last JSON object of a JSONL file; None if its last 64 KiB hold none."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _TAIL))
@@ -76,7 +76,7 @@ def _last_row(path: Path) -> dict[str, Any] | None:
     for line in reversed(lines):
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError):  # empty, torn, or cut where we began to read
+        except (ValueError, RecursionError):  # empty, truncated, or cut at the start of the tail
             continue
         if isinstance(row, dict):
             return row
@@ -85,7 +85,7 @@ def _last_row(path: Path) -> dict[str, Any] | None:
 
 @dataclass
 class _Row:
-    """A run on the board: its row in the table, the latest event, and how far it is."""
+    """A run on the board: its row in the table, the latest event, and its progress."""
 
     run: PlannedRun
     task: TaskID
@@ -167,7 +167,7 @@ class Board:
             self._look()
 
     def table(self) -> Group:
-        """The table as it is now: as many runs as fit, those in progress first, and a line on all of them."""
+        """Return the current table: as many runs as fit, running ones first, and a summary line."""
         self._fill()
         return Group(*self._table.get_renderables())
 
@@ -176,7 +176,7 @@ class Board:
             self._look()
 
     def _look(self) -> None:
-        """Read how far the runs in progress are, and redraw the table."""
+        """Read the progress of the running runs, and redraw the table."""
         with self._lock:
             for row in self._rows.values():
                 if row.path and not row.done:
@@ -186,7 +186,7 @@ class Board:
                 self._table.refresh()
 
     def _read(self, row: _Row, path: Path) -> None:
-        """Read how far a run is; where there is no table, print each evaluation once."""
+        """Read a run's progress; without a table, print each new evaluation."""
         found = row.progress = run_progress(path)
         evaluation = found.evaluation or {}
         step = evaluation.get("step")
@@ -198,14 +198,14 @@ class Board:
         self._out.print(Text(plain_text(line)))
 
     def _fill(self) -> None:
-        """Bring the table and the lines below it up to date."""
+        """Update the table and the lines below it."""
         with self._lock:
             rows = list(self._rows.values())
             ranked = sorted(rows, key=lambda row: _ORDER[row.kind])[: max(3, self._out.height - 5)]
             shown = {row.task for row in ranked}
             for row in rows:
                 self._table.update(row.task, visible=row.task in shown, **row.cells())
-            names = self._out.width - sum(_WIDTHS.values()) - len(_WIDTHS)  # numbers are not cut, names are
+            names = self._out.width - sum(_WIDTHS.values()) - len(_WIDTHS)  # names are cut, numbers are not
             self._arm.get_table_column().max_width = max(4, names)
             hidden = len(rows) - len(shown)
             self._table.footer = [f"... and {hidden} more runs"] if hidden else []

@@ -1,4 +1,4 @@
-"""``pods recipes`` and ``pods tasks``: what there is to train, and whether graders accept their own gold answers."""
+"""``pods recipes`` and ``pods tasks``: list recipes and tasks, and check that graders accept their gold answers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def recipes(
 
     if name is None:
         if path:
-            raise UserError("--path needs a NAME, one that `pods recipes` lists.")
+            raise UserError("--path needs a NAME that `pods recipes` lists.")
         _list_recipes()
         return
     arms, files = shipped_arms(), shipped_recipes() | accelerate_configs()
@@ -168,7 +168,7 @@ def check(
 
 
 def _all_tasks(data_dir: Path | None) -> list[str]:
-    """Every task that works without further keys; with a folder, the published tasks that it holds."""
+    """Return the tasks that need no further keys; with a folder, the published tasks in it."""
     from importlib.util import find_spec
 
     from ..tasks import TASKS
@@ -181,12 +181,12 @@ def _all_tasks(data_dir: Path | None) -> list[str]:
     here = [name for name, entry in TASKS.items() if held & set(entry.folders)]
     if not here:
         known = ", ".join(inner for entry in TASKS.values() for inner in entry.folders)
-        raise UserError(f"--data_dir {data_dir}: expected a folder of a task, or one that holds some of {known}")
+        raise UserError(f"--data_dir {data_dir}: expected a task's folder, or a folder with some of {known}")
     return here
 
 
 def _settings(name: str, data_dir: Path | None, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """The task's settings, checked as a recipe's are."""
+    """Return the task's settings, checked like those of a recipe."""
     from ..recipe import build_recipe
     from ..recipe.catalog import TINY
     from ..recipe.reading import Origin
@@ -201,7 +201,7 @@ def _settings(name: str, data_dir: Path | None, keys: Mapping[str, Any]) -> dict
 
 
 def _check_task(name: str, settings: Mapping[str, Any], out: Console) -> bool:
-    """Check one task and print the result; whether all its gold answers are accepted."""
+    """Check one task and print the result; return whether all its gold answers are accepted."""
     from ..distributed.processes import quiet_libraries
     from ..tasks import load_task
     from ..tasks.task import shared_prompts
@@ -218,7 +218,7 @@ def _check_task(name: str, settings: Mapping[str, Any], out: Console) -> bool:
     sound = [_check_split(task, split, out) for split in ("train", "test")]
     out.print(f"  both  {len(task.train) + len(task.test):>5} prompts")
     if shared := shared_prompts(task):
-        out.print(f"  [yellow]note:[/yellow] {shared} test prompts are training prompts as well")
+        out.print(f"  [yellow]note:[/yellow] {shared} test prompts are also training prompts")
     return all(sound)
 
 

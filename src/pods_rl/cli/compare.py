@@ -27,9 +27,9 @@ def compare(
         str | None, Option(help="An experiment: a YAML file with arms, or a name that `pods recipes` lists.")
     ] = None,
     output: Annotated[Path | None, Option(help="Directory of the experiment. [default: runs/<name>]")] = None,
-    force: Annotated[bool, Option("--force", help="Make finished runs again if their recipe has changed.")] = False,
+    force: Annotated[bool, Option("--force", help="Repeat finished runs whose recipe has changed.")] = False,
     parallel: Annotated[
-        int, Option(help="Runs at the same time. They share the GPUs, one each; on a CPU, set threads for each.")
+        int, Option(help="Number of runs at the same time, each on its own GPU; on a CPU, set threads.")
     ] = 1,
     dry_run: DryRun = False,
 ) -> None:
@@ -60,7 +60,7 @@ def compare(
                 run_experiment(experiment, output, board, force=force, parallel=parallel)
         except KeyboardInterrupt as interrupt:
             console(stderr=True).print(
-                f"\nStopped. What is done is kept in {safe_text(output)}; the same command resumes from there."
+                f"\nStopped. Finished work is kept in {safe_text(output)}; the same command resumes from there."
             )
             raise typer.Exit(getattr(interrupt, "code", 130)) from None
         complete = _report(experiment, output)
@@ -87,7 +87,7 @@ def _show(experiment: Experiment) -> None:
 
 
 def _report(experiment: Experiment, output: Path) -> bool:
-    """Write the report and print its summary; False where that failed."""
+    """Write the report and print its summary; return False if that failed."""
     from ..report import build_report, print_summary
 
     try:
@@ -99,7 +99,7 @@ def _report(experiment: Experiment, output: Path) -> bool:
 
 
 def _print_failures(failures: Sequence[Event]) -> None:
-    """Print each run that the comparison lacks, and why; last, so that it stays on the screen."""
+    """Print each run that failed or stopped, and why; last, so that it stays on the screen."""
     out = console(stderr=True)
     for event in failures:
         log = event.path / LOG

@@ -1,4 +1,4 @@
-"""``pods doctor``: whether this machine can train, and what a recipe does on it."""
+"""``pods doctor``: check whether this machine can train, and show what a recipe does on it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STYLES = {"ok": "green", "note": "yellow", "bad": "red"}
 
 
 class Finding(NamedTuple):
-    """One line of the doctor: ``bad`` means that training cannot work."""
+    """One line of the output: ``bad`` means that training cannot work."""
 
     grade: Literal["ok", "note", "bad"]
     what: str
@@ -83,7 +83,7 @@ def doctor(
 
 
 def check_versions() -> Iterator[Finding]:
-    """Python, the packages that training needs, and TRL against the versions that were tested."""
+    """Check Python, the required packages, and TRL's version against the tested ones."""
     from ..distributed.processes import version
 
     yield Finding("ok", "python", f"{platform.python_version()} on {platform.platform()}")
@@ -100,7 +100,7 @@ def check_versions() -> Iterator[Finding]:
 
 
 def _tested(version: str) -> bool:
-    """Whether a version is in the tested range, by its first two numbers.
+    """Return whether a version is in the tested range, by its first two numbers.
 
     >>> _tested("1.16.2"), _tested("1.9"), _tested("2.0")
     (True, False, False)
@@ -111,7 +111,7 @@ def _tested(version: str) -> bool:
 
 
 def check_torch() -> Iterator[Finding]:
-    """Device, precision and threads."""
+    """Report device, precision and threads."""
     from ..recipe.checks import cpu_has_bf16
 
     try:
@@ -133,13 +133,13 @@ def check_torch() -> Iterator[Finding]:
 
 
 def check_machine() -> Iterator[Finding]:
-    """Room on the disk that runs are written to."""
+    """Report the free space on the disk that runs are written to."""
     free = shutil.disk_usage(Path.cwd()).free / _GIB
     yield Finding("ok" if free > 5 else "note", "disk", f"{free:.1f} GiB free in {Path.cwd()}")
 
 
 def check_package() -> Iterator[Finding]:
-    """The shipped recipes and policy, and the command itself."""
+    """Check the shipped recipes, the tiny policy, and the command itself."""
     from ..policies import tiny_policy_path
     from ..recipe import shipped_recipes
     from ..recipe.reading import read_yaml
@@ -160,7 +160,7 @@ def check_package() -> Iterator[Finding]:
 
 
 def check_recipe(recipe: Recipe) -> Iterator[Finding]:
-    """What a recipe lacks on this machine: a library, or a reward of the user's that cannot be used."""
+    """Report missing libraries of a recipe, and rewards of the user that cannot be used."""
     from ..rewards import check_rewards
 
     if recipe.missing_library:
@@ -172,7 +172,7 @@ def check_recipe(recipe: Recipe) -> Iterator[Finding]:
 
 
 def check_launch(launch: Launch, *, on_cpu: bool) -> Iterator[Finding]:
-    """Whether each process has a device, how the processes communicate, and what each holds."""
+    """Check that each process has a device; report how processes communicate and what each holds."""
     import torch
 
     from ..recipe import accelerate_sharding
@@ -189,13 +189,13 @@ def check_launch(launch: Launch, *, on_cpu: bool) -> Iterator[Finding]:
     if layout.missing_library:
         yield Finding("bad", "layout", layout.missing_library)
     elif gpus == 0 and not layout.on_cpu:
-        yield Finding("bad", "layout", f"{layout.name} runs on GPUs only: --accelerate_config fsdp2 or ddp run without")
+        yield Finding("bad", "layout", f"{layout.name} runs on GPUs only: use --accelerate_config fsdp2 or ddp")
     else:
         yield Finding("ok", "layout", layout.describe())
 
 
 def show_memory(recipe: Recipe, plan: BatchPlan) -> None:
-    """Print what each phase holds at its peak, estimated from the policy's config.json, and what would lower it."""
+    """Print the estimated peak memory of each phase, from the policy's config.json, and settings that lower it."""
     import torch
 
     from ..planning.memory import GENERATION, UPDATE, Shape, advice, estimate

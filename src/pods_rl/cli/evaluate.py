@@ -29,7 +29,7 @@ _LOG_SECONDS = 60.0  # between lines of progress in a log
 
 
 class _Policy(NamedTuple):
-    """A policy, and the recipe whose task it is evaluated on."""
+    """The policy to evaluate, and the recipe with the task."""
 
     recipe: Recipe
     model: str
@@ -81,17 +81,17 @@ def evaluate(
         written: tuple[Path, ...] = ()
         try:
             written = write_results(outcome, output) if output is not None else ()
-        finally:  # a result that cannot be written is at least printed
+        finally:  # print the result even if it cannot be written
             _print_outcome(policy, outcome)
         for path in written:
             console().print(f"{'written':<24} {safe_text(path)}")
 
 
 def _check_writable(output: Path) -> None:
-    """Refuse a directory that the results cannot be written to, before the evaluation; creates nothing."""
+    """Raise UserError, before the evaluation, if the results cannot be written to a directory; create nothing."""
     there = next(place for place in (output, *output.absolute().parents) if os.path.lexists(place))
     if not there.is_dir():
-        raise UserError(f"--output {output}: {there} is a file: give a directory, results.jsonl is written in it.")
+        raise UserError(f"--output {output}: {there} is a file: give a directory for results.jsonl.")
     if not os.access(there, os.W_OK | os.X_OK):
         raise UserError(f"--output {output}: {there} cannot be written to. Give another directory.")
 
@@ -104,7 +104,7 @@ def _find_policy(
     from ..runs import Run
 
     if adapter is not None and model is None:
-        raise UserError("--adapter needs the model it is for: give it with --model BASE.")
+        raise UserError("--adapter needs its base model: add --model BASE.")
     if run is None and model is None:
         raise UserError("Nothing to evaluate: give --run DIRECTORY or --model PATH.")
     if run is not None and config is not None:
@@ -115,7 +115,7 @@ def _find_policy(
         source = found.path / "config.yaml"
         if model is None:
             model = str(_last_policy(found))
-            if Path(model, "adapter_config.json").is_file():  # its base is the recipe's model
+            if Path(model, "adapter_config.json").is_file():  # the recipe names its base model
                 model, adapter = None, model
     if model is not None:
         keys = {**keys, "model_name_or_path": model}
@@ -127,12 +127,12 @@ def _find_policy(
 
 
 def _last_policy(run: Run) -> Path:
-    """The final policy of a run, else its last whole checkpoint."""
+    """Return the final policy of a run, or else its last complete checkpoint."""
     from ..runs.checkpoints import MANIFEST, last_good, verify
     from ..runs.files import CHECKPOINTS
 
     final = run.final_checkpoint
-    problems = verify(final) if final and (final / MANIFEST).is_file() else []  # earlier versions wrote none
+    problems = verify(final) if final and (final / MANIFEST).is_file() else []  # earlier versions wrote no manifest
     if final and not problems:
         return final
     good, skipped = last_good(run.path / CHECKPOINTS)
@@ -144,7 +144,7 @@ def _last_policy(run: Run) -> Path:
 
 @contextmanager
 def _progress(out: Console | None) -> Iterator[Callable[[int, int], None]]:
-    """Yield what shows the rows done and the time left, on a line of `out`; None: show nothing."""
+    """Yield a callback that shows the rows done and the time left on `out`; None: show nothing."""
     from ..training.progress import LiveLine, duration
 
     if out is None:

@@ -25,9 +25,9 @@ _BOM = b"\xef\xbb\xbf"
 
 @dataclass
 class Rollout:
-    """A line of the input: what it holds, its group, and its reward (NaN: unscored).
+    """One rollout of the input: its values, group and reward (NaN: unscored).
 
-    ``rank`` and ``advantage`` are those of a kept rollout; rank 1 is the highest reward among those kept of its group.
+    ``rank`` and ``advantage`` are set for kept rollouts; rank 1 is the highest reward among those kept in a group.
     """
 
     values: dict[str, Any]
@@ -46,21 +46,21 @@ def select(
         ),
     ],
     rule: Annotated[str, Option(help="A rule's name, or your own as package.module:function.")] = "max_variance",
-    keep: Annotated[int, Option("-m", "--keep", min=1, help="Rollouts to keep of each group.")] = 16,
-    group_by: Annotated[str, Option(help="The key whose value is the same in all rollouts of a group.")] = "prompt",
+    keep: Annotated[int, Option("-m", "--keep", min=1, help="Number of rollouts to keep in each group.")] = 16,
+    group_by: Annotated[str, Option(help="The key that identifies the group of a rollout.")] = "prompt",
     reward_key: Annotated[str, Option(help="The key of the reward; null and NaN mean unscored.")] = "reward",
     output: Annotated[Path | None, Option(help="Write the kept rows here as JSONL; - writes standard output.")] = None,
     advantages: Annotated[
-        str, Option(help="Normalise over the kept rollouts of a group (after), or over all (before).")
+        str, Option(help="Normalise advantages over the kept rollouts of a group (after), or over all (before).")
     ] = "after",
-    seed: Annotated[int, Option(min=0, max=2**32 - 1, help="For rules that draw at random.")] = 0,
+    seed: Annotated[int, Option(min=0, max=2**32 - 1, help="Random seed, for rules that draw.")] = 0,
     skip_bad: Annotated[
         bool, Option("--skip-bad", help="Skip bad lines; without it, any bad line is an error.")
     ] = False,
 ) -> None:
     """Down-sample rollouts that any framework wrote.
 
-    Keeps the m rollouts of each group that the rule selects, in the file's order. Adds selected_rank (1: highest
+    Keeps m rollouts of each group, as the rule selects, in the file's order. Adds selected_rank (1: highest
     reward) and advantage to each. Groups may differ in size; a group of fewer than m rows is kept whole. Each Parquet
     file has groups of its own.
 
@@ -90,7 +90,7 @@ def select(
 
 
 def read_rollouts(path: Path, group_by: str, reward_key: str) -> tuple[list[Rollout], list[str]]:
-    """The rollouts of a file or a directory of files, and what is wrong with each bad line."""
+    """Return the rollouts of a file or a directory, and the problem of each bad line."""
     rows: list[Rollout] = []
     bad: list[str] = []
     try:
@@ -98,7 +98,7 @@ def read_rollouts(path: Path, group_by: str, reward_key: str) -> tuple[list[Roll
             try:
                 values = _parse(item) if isinstance(item, bytes) else item
                 rows.append(_rollout(values, file, group_by, reward_key))
-            except ValueError as error:  # only those that are shown keep their text
+            except ValueError as error:  # keep the text of those that are shown
                 bad.append(f"{file} {place}: {error}".lstrip() if len(bad) < _BAD_LINES_SHOWN else "")
     except OSError as error:
         raise UserError(f"Cannot read {path}: {error.strerror or error}.") from error
@@ -106,7 +106,7 @@ def read_rollouts(path: Path, group_by: str, reward_key: str) -> tuple[list[Roll
 
 
 def _items(path: Path) -> Iterator[tuple[str, str, bytes | dict[str, Any]]]:
-    """Each row's file (empty unless there are several), place in it, and content: a line of JSON, or a Parquet row."""
+    """Yield each row's file (empty unless there are several), position, and content: a JSON line or a Parquet row."""
     if str(path) == "-":
         if sys.stdin is None:
             raise UserError("Standard input is closed: name a file, or pipe the rollouts in.")
@@ -114,7 +114,7 @@ def _items(path: Path) -> Iterator[tuple[str, str, bytes | dict[str, Any]]]:
     elif path.is_dir():
         files = sorted(path.glob("*.parquet"))
         if not files:
-            raise UserError(f"{path} holds no Parquet file: expected those of a run's rollouts/ directory.")
+            raise UserError(f"{path} holds no Parquet file: expected a run's rollouts/ directory.")
         for file in files:
             yield from _parquet(file, file.name)
     else:
@@ -145,7 +145,7 @@ def _parquet(path: Path, name: str) -> Iterator[tuple[str, str, dict[str, Any]]]
         for number, row in enumerate(rows, start=1):
             yield name, f"row {number}", row
     except pa.ArrowException as error:
-        raise UserError(f"{path} is not a whole Parquet file: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{path} is not a complete Parquet file: {str(error).splitlines()[0]}") from error
 
 
 def _parse(line: bytes) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 
 def _rollout(values: dict[str, Any], file: str, group_by: str, reward_key: str) -> Rollout:
-    """The rollout that a line's values describe; raises ValueError where they describe none."""
+    """Return the rollout of a line's values; raise ValueError if a key is missing or wrong."""
     from ..recipe.fields import suggest
     from ..recipe.reading import short
 
@@ -190,7 +190,7 @@ def _rollout(values: dict[str, Any], file: str, group_by: str, reward_key: str) 
 
 
 def _depth(value: object) -> int:
-    """How deep lists and objects nest, 1 for a flat row; without recursion."""
+    """Return how deep lists and objects nest, 1 for a flat row; without recursion."""
     level, depth = [value], 0
     while level := [item for item in level if isinstance(item, (dict, list))]:
         depth += 1
@@ -199,7 +199,7 @@ def _depth(value: object) -> int:
 
 
 def keep_best(rows: list[Rollout], keep: int, rule: str, when: str, seed: int) -> list[Rollout]:
-    """Select in every group, groups of one size at once; returns the kept rollouts in the order of the rows."""
+    """Select in every group, batched by group size; return the kept rollouts in the order of the rows."""
     import torch
 
     from ..selection import Selection, get_rule
@@ -265,9 +265,9 @@ def _summarise(rows: list[Rollout], kept: list[Rollout], keep: int, bad: int, ou
     out.print(table)
     sizes = Counter(row.group for row in rows)
     spread = {row.group for row in kept if row.advantage != 0}
-    out.print(f"{len(sizes)} groups, {len(sizes) - len(spread)} of them without spread (they teach nothing)")
+    out.print(f"{len(sizes)} groups, {len(sizes) - len(spread)} of them with equal rewards (no learning signal)")
     if small := sum(size < keep for size in sizes.values()):
-        out.print(f"[yellow]{small} groups had fewer than {keep} rows and are kept whole[/yellow]")
+        out.print(f"[yellow]{small} groups had fewer than {keep} rows and were kept whole[/yellow]")
     if bad:
         out.print(f"[yellow]{bad} bad lines skipped[/yellow]")
     if output is None:

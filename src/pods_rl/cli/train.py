@@ -1,4 +1,4 @@
-"""``pods train``: one run from one recipe. Its options and ways to find a recipe serve other commands, too."""
+"""``pods train``: one run from one recipe. Other commands share its options and its recipe lookup."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ Explain = Annotated[str | None, Option(metavar="KEY", help="Show type, default a
 
 
 class RecipeCommand(TyperCommand):
-    """A command that takes a recipe: `--recipe` without a NAME lists the names, rather than fail."""
+    """A command that takes a recipe: `--recipe` without a NAME lists the names."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         pairs = itertools.zip_longest(args, args[1:], fillvalue="--")
@@ -124,7 +124,7 @@ def train(
 
 @contextmanager
 def stoppable() -> Iterator[Stop]:
-    """Within, signals ask the work to stop; one that ends the command at once gives it its own exit code."""
+    """Inside, signals ask the work to stop; a signal that ends the command at once sets the exit code."""
     with stop_on_signals() as stop:
         try:
             yield stop
@@ -135,13 +135,13 @@ def stoppable() -> Iterator[Stop]:
 def named_recipe(
     words: list[str], config: str | None, name: str | None, resumed: Path | None = None
 ) -> tuple[str | None, dict[str, str | bool]]:
-    """The recipe that a command names, and the keys that it sets.
+    """Return the recipe that a command names, and the keys that it sets.
 
     Args:
-        words: the words of the command line that are no options of the command.
+        words: the words of the command line that are not options of the command.
         config: a name or a file (--config). Without it and `name`, a word alone names the recipe.
         name: a shipped recipe (--recipe).
-        resumed: the run whose recipe is taken where none is named.
+        resumed: the run whose recipe is used if none is named.
     """
     from ..recipe.reading import parse_words
 
@@ -168,21 +168,21 @@ def _shipped(name: str, config: str | None) -> str:
     if name not in known:
         near = suggest(name, known) or f" `pods recipes` lists all {len(known)}."
         file = f" For a file, use --config {name}." if local_path(name).is_file() else ""
-        raise UserError(f"--recipe {name}: no such recipe is shipped.{file or near}")
+        raise UserError(f"--recipe {name}: no shipped recipe has this name.{file or near}")
     return name
 
 
 class Launch(NamedTuple):
-    """Processes to start, and the accelerate configuration to start them with."""
+    """The number of processes to start, and their accelerate configuration."""
 
     processes: int
     config: Path
 
 
 def find_launch(processes: int | None, config: str | None) -> Launch | None:
-    """What to start through accelerate; None where neither option is given.
+    """Return what to start through accelerate; None if neither option is given.
 
-    Raises UserError for an unknown configuration, and in a process that a launcher has started.
+    Raises UserError for an unknown configuration, or if a launcher has started this process.
     """
     from ..recipe import accelerate_processes, find_accelerate_config
     from ..recipe.accelerate import MOST_PROCESSES
@@ -192,7 +192,7 @@ def find_launch(processes: int | None, config: str | None) -> Launch | None:
         return None
     if is_launched():
         raise UserError(
-            f"A launcher started this process already (WORLD_SIZE = {get_world_size()}): remove "
+            f"A launcher has already started this process (WORLD_SIZE = {get_world_size()}): remove "
             "--num_processes and --accelerate_config, or start `pods train` by itself."
         )
     if processes is not None and processes > MOST_PROCESSES:
@@ -208,7 +208,7 @@ def show_plan(plan: BatchPlan) -> None:
 
 
 def note_missing(recipe: Recipe) -> None:
-    """Print what must be installed before the recipe can train on this machine, if anything."""
+    """Print which libraries must be installed before the recipe can train on this machine, if any."""
     if recipe.missing_library:
         console().print(f"[yellow]Note:[/yellow] {safe_text(recipe.missing_library)}")
 
@@ -225,7 +225,7 @@ def _show_key(key: str) -> None:
 
 
 def _check_machine(recipe: Recipe, launch: Launch | None) -> None:
-    """Refuse a recipe that cannot train here before torch and the model are loaded."""
+    """Raise UserError, before torch and the model are loaded, if the recipe cannot train here."""
     from ..recipe import check_accelerate
     from ..rewards import check_rewards
 
@@ -246,7 +246,7 @@ def _default_output(recipe: Recipe) -> Path:
 def _check_output(
     recipe: Recipe, output: Path, launch: Launch | None, *, resume: bool, allow_changed_recipe: bool
 ) -> None:
-    """Refuse a directory that cannot take the run before torch and the model are loaded."""
+    """Raise UserError, before torch and the model are loaded, if the run cannot use this directory."""
     from ..runs import RunWriter
     from ..training.resume import find_start
 
@@ -255,14 +255,14 @@ def _check_output(
         find_start(recipe, output, processes=processes, changed=allow_changed_recipe, hashes=False)
     if get_rank() == 0:
         with RunWriter(output, resume=resume) as writer:
-            if launch and resume:  # else the status of the earlier run would decide the exit code
+            if launch and resume:  # otherwise the status of the earlier run would decide the exit code
                 writer.write_status("running", reason="loading")
 
 
 def _launch(
     launch: Launch, recipe: str, keys: Mapping[str, str | bool], output: Path, again: Mapping[str, bool], stop: Stop
 ) -> Mapping[str, Any]:
-    """Train with `pods train` in several processes; the status in which the run ended."""
+    """Train with `pods train` in several processes; return the last status of the run."""
     from ..distributed.launch import STARTER
     from ..experiment.process import child_environment, launcher, wait_for
     from ..runs import Run, end_run
@@ -274,18 +274,18 @@ def _launch(
     code = 0
     with stop.later(), outlive_output(output / LOG):
         try:
-            # A session of its own: Ctrl-C reaches this process alone, which asks the others once.
+            # In a session of its own: Ctrl-C reaches only this process, which forwards it once.
             environment = child_environment({STARTER: str(os.getpid())})
             process = subprocess.Popen(command, env=environment, start_new_session=True)
             code = wait_for(process, apart=True)
-        except Interrupted as interrupt:  # they may have ended before they wrote a status, or after they finished
+        except Interrupted as interrupt:  # the processes may end before they write a status, or after they finish
             stop.over()
             end_run(output, "stopped", str(interrupt))
         stop.over()
         status = Run(output).status
         if status.get("state") == "stopped":
             reason = safe_text(status.get("reason"))
-            console(stderr=True).print(f"Stopped: {reason}. What is done is kept in {safe_text(output)}.")
-    if code == 2 and status.get("state") == "failed":  # a user's mistake, which a process has printed
+            console(stderr=True).print(f"Stopped: {reason}. Finished work is kept in {safe_text(output)}.")
+    if code == 2 and status.get("state") == "failed":  # a user's mistake, already printed by a process
         raise typer.Exit(2)
     return status

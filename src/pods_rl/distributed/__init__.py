@@ -1,4 +1,4 @@
-"""Several processes of one run: their ranks, where each is in its work, and how all end when one fails."""
+"""Several processes of one run: their ranks, the progress of each, and a common end if one fails."""
 
 from .heartbeat import Failure, busy, mark
 from .processes import get_rank, get_world_size, is_launched

@@ -1,4 +1,4 @@
-"""Processes of one `torch.distributed` group: the rows of each, and values that all of them get."""
+"""Processes of one `torch.distributed` group: the rows of each, and values exchanged between them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 
 
 def own_rows(total: int) -> range:
-    """The rows that this process completes: of N processes every Nth row, from its rank.
+    """Return the rows that this process completes: every Nth row of N processes, from its rank.
 
     >>> own_rows(5)
     range(0, 5)
@@ -33,7 +33,7 @@ def gather(items: Sequence[_T]) -> list[_T]:
 
 
 def agree(value: _T) -> _T:
-    """Return the first process's value on every process, since clocks and signals differ. Each must call it.
+    """Return the first process's value on every process, since clocks and signals differ. Collective.
 
     >>> agree(1.5)
     1.5
@@ -46,7 +46,7 @@ def agree(value: _T) -> _T:
 
 
 def alone() -> bool:
-    """Whether there is one process only.
+    """Return whether there is only one process.
 
     >>> alone()
     True

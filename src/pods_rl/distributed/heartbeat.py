@@ -1,4 +1,4 @@
-"""Where each process is in a run, and why a run ends: what processes publish to each other. No torch."""
+"""Messages that processes publish to each other: their position in the run, and why it fails. No torch."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 @dataclass(frozen=True)
 class Position:
-    """Where a process is in its work.
+    """The position of a process in its work.
 
     Args:
-        marks: how many it has passed; the same work has the same number on every process.
+        marks: the number it has passed; the same work has the same number on every process.
         step: the optimizer step, 0 before the first.
-        doing: what it does, or did last.
-        busy: it works by itself; else it may wait for the others.
+        doing: its current or last activity.
+        busy: it works alone; if false, it may wait for the others.
         since: wall clock in seconds at its last mark.
         seen: wall clock in seconds of this heartbeat.
         where: the function that its main thread is in.
@@ -51,7 +51,7 @@ class Position:
 
 
 _here = Position(since=time.time())
-_working: list[str] = []  # what this process does by itself now; async reward functions overlap
+_working: list[str] = []  # what this process works on alone; async reward functions overlap
 
 
 def here() -> Position:
@@ -60,7 +60,7 @@ def here() -> Position:
 
 
 def mark(doing: str, *, busy: bool = False, step: int | None = None) -> None:
-    """Pass a mark; `step`: where a new step begins."""
+    """Pass a mark; `step`: given if a new step begins."""
     global _here
     step = _here.step if step is None else step
     _here = Position(_here.marks + 1, step, doing, busy, time.time())
@@ -68,7 +68,7 @@ def mark(doing: str, *, busy: bool = False, step: int | None = None) -> None:
 
 @contextmanager
 def busy(doing: str) -> Iterator[None]:
-    """Inside, this process works by itself and waits for no other. It passes a mark at each end.
+    """Inside, this process works alone and waits for no other. It passes a mark at each end.
 
     Such regions may overlap: the process may wait again when the last one ends. After an exception there is no second
     mark, so that the position names the region that failed.
@@ -102,10 +102,10 @@ def _where() -> str:
 
 
 def overdue(own: Position, others: Mapping[int, Position], limit: float) -> int | None:
-    """Return the process that this one has waited for longer than `limit` seconds; None where there is none.
+    """Return the process that this one has waited for longer than `limit` seconds, or None.
 
-    A busy process waits for none. Of several that are behind, return the one furthest behind, then the lowest rank.
-    Where none is behind, return one without a heartbeat for `SILENT` seconds.
+    A busy process does not wait. Of several that are behind, return the one furthest behind, then the lowest rank.
+    If none is behind, return one without a heartbeat for `SILENT` seconds.
 
     Args:
         own: the position of this process.
@@ -133,12 +133,12 @@ class Failure:
     """Why a run ends.
 
     Args:
-        process: the one at fault.
+        process: the process that failed.
         reason: one line, which `status.json` keeps.
         details: a traceback to print below it, or nothing.
         code: the exit code of every process.
-        state: in which the run ends.
-        host: of a process that was killed, where its launcher can say how; else empty.
+        state: the final state of the run.
+        host: of a killed process whose launcher can report how it ended; else empty.
     """
 
     process: int
@@ -150,7 +150,7 @@ class Failure:
 
 
 def of_error(error: BaseException, process: int) -> Failure:
-    """Return the failure that an exception in a process's own work means for the run.
+    """Return the failure of a run that an exception in one process causes.
 
     >>> of_error(UserError("No data.\\nPut some there."), 1).reason, of_error(UserError(""), 1).code
     ('process 1: No data. Put some there.', 2)
@@ -166,20 +166,20 @@ def of_error(error: BaseException, process: int) -> Failure:
 
 
 def of_stall(process: int, late: Position, waiting: int, own: Position, limit: float) -> Failure:
-    """Return the failure of `process`, last seen at `late`, for which process `waiting` waits at `own`."""
+    """Return the failure of `process`, last seen at `late`, that process `waiting` waits for at `own`."""
     at = f", at {plain_text(late.where)}" if late.where else ""
     silent = own.seen - late.seen
-    quiet = f", without a sign of life for {silent:.0f} s" if silent > SILENT else ""
+    quiet = f", without a heartbeat for {silent:.0f} s" if silent > SILENT else ""
     return Failure(
         process,
         f"process {process} has been {late.describe()} for {own.seen - late.since:.0f} s{at}{quiet}; process {waiting} "
-        f"waited {own.seen - own.since:.0f} s for it, and ddp_timeout = {limit:g} s allows no more. Set a higher "
-        "ddp_timeout in the recipe if work may take so long",
+        f"waited {own.seen - own.since:.0f} s for it, longer than ddp_timeout = {limit:g} s. Set a higher "
+        "ddp_timeout in the recipe if work may take that long",
     )
 
 
 def of_broken_collective(error: BaseException, process: int, own: Position, others: Mapping[int, Position]) -> Failure:
-    """Return the failure of a collective that broke for no known reason: it lists where each process is."""
+    """Return the failure of a collective that broke for no known reason; lists the position of each process."""
     message = plain_text(error).split("\n")[0]
     positions = {process: own, **others}
     lines = [f"process {k}: {at.describe()}, at {plain_text(at.where)}\n" for k, at in sorted(positions.items())]
@@ -187,7 +187,7 @@ def of_broken_collective(error: BaseException, process: int, own: Position, othe
 
 
 def is_of_a_collective(error: BaseException) -> bool:
-    """Whether an exception may only mean that another process has ended.
+    """Return whether an exception may only mean that another process has ended.
 
     >>> is_of_a_collective(RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer"))
     True

@@ -1,8 +1,8 @@
 """``python -m pods_rl.distributed.launch``: `accelerate launch` with signals forwarded and failures in one line.
 
-Torch's launcher answers a signal by killing all processes 30 seconds later, and a failed process by pages about its own
-internals. This one forwards a signal to the processes, which end themselves after their step. A process that fails has
-printed why itself (`watch.py`); one that was killed is reported here, by its exit code.
+Torch's launcher kills all processes 30 seconds after a signal, and prints pages about its internals if one fails.
+This launcher forwards a signal to the processes, which end themselves after their step. A process that fails has
+printed the reason itself (`watch.py`); this launcher reports killed processes, by exit code.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .signals import SIGNALS, exit_code, handled_signals, ignore_signals
 from .streams import outlive_output
 from .watch import LAUNCHER
 
-STARTER = "PODS_STARTER"  # the process without which the run is to end; a run of an experiment continues alone
-# For the processes, unless the user has set it: the launcher kills soon, C++ libraries report errors only.
+STARTER = "PODS_STARTER"  # the process that the run must not outlive; a run of an experiment continues alone
+# For the processes, unless the user has set it: the launcher kills quickly, C++ libraries report only errors.
 _ENVIRONMENT = {LAUNCHER: "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
 def main() -> int:
-    """Launch what the command line says and return the exit code, which agrees with the status of the run."""
+    """Launch the command line's program and return the exit code, which agrees with the status of the run."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
@@ -50,13 +50,13 @@ def launch() -> int:
         signal.signal(number, forward)
     if starter := os.environ.get(STARTER):
         Thread(target=_stop_without, args=[int(starter)], daemon=True).start()
-    logging.disable(logging.CRITICAL)  # of this process alone: the agent's reports on the others
+    logging.disable(logging.CRITICAL)  # only in this process: the agent's reports on the others
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    # The one patch of torch's launcher: its handler of every signal, which would kill the processes, forwards instead.
-    ignored = set(SIGNALS) - set(handled)  # it installs the handler for these too
+    # The only patch of torch's launcher: its signal handler forwards, rather than kill the processes.
+    ignored = set(SIGNALS) - set(handled)  # torch installs its handler for these too
     api._terminate_process_handler = lambda signum, frame: None if signum in ignored else forward(signum, frame)
     try:
         launch_command(launch_command_parser().parse_args())
@@ -64,13 +64,13 @@ def launch() -> int:
         rank, failure = error.get_first_failure()
         published = failure.message if Path(failure.error_file).is_file() else None
         return report_failure(rank, failure.exitcode, published)
-    except CalledProcessError as error:  # how accelerate starts a single process
+    except CalledProcessError as error:  # raised if accelerate started a single process
         return report_failure(0, error.returncode)
     return 0
 
 
 def forward(signum: int, frame: FrameType | None) -> None:
-    """Send a signal to the processes; end where there are none yet."""
+    """Send a signal to the processes; exit if there are none yet."""
     import psutil
 
     processes = psutil.Process().children()
@@ -82,22 +82,22 @@ def forward(signum: int, frame: FrameType | None) -> None:
 
 
 def _stop_without(starter: int) -> None:
-    """Stop the processes, as SIGTERM does, when the process that started us has ended: nothing else would."""
+    """Stop the processes, like SIGTERM, once the process that started this launcher has ended."""
     while os.getppid() == starter:
         time.sleep(1.0)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def report_failure(rank: int, code: int, published: str | None = None) -> int:
-    """Write into the run's status why it failed, where its processes could not; return the exit code of the launch.
+    """Write the reason of a failure into the run's status if its processes could not; return the exit code.
 
     Args:
         rank: the process that failed first.
         code: its exit code.
-        published: the reason that it gave; None: it gave none, so the exit code is reported.
+        published: the reason that it published; None: report the exit code.
     """
     reason, unreported = published or how_it_ended(rank, code), False
-    with suppress(RunInUseError):  # another run holds the directory, and these processes were refused
+    with suppress(RunInUseError):  # another run uses the directory, so these processes were refused
         unreported = end_run(_output(), "failed", reason)
     if unreported and published is None:
         console(stderr=True).print(f"[red]Error:[/red] {safe_text(reason)}")
@@ -105,12 +105,12 @@ def report_failure(rank: int, code: int, published: str | None = None) -> int:
 
 
 def _output() -> str:
-    """The run's directory, as the command line of the processes names it."""
+    """Return the run's directory from the command line of the processes."""
     return sys.argv[sys.argv.index("--output") + 1]
 
 
 def how_it_ended(rank: int, code: int) -> str:
-    """Return in words how a process ended.
+    """Return a sentence on how a process ended.
 
     >>> how_it_ended(1, -9), how_it_ended(0, 3)
     ('process 1 was killed by signal 9 (SIGKILL), perhaps out of memory', 'process 0 ended with exit code 3')

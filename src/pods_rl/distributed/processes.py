@@ -1,4 +1,4 @@
-"""This process: its rank, as torchrun and accelerate set it, its libraries and their versions."""
+"""This process: its rank from torchrun or accelerate, the set-up of its libraries, and their versions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SIZE_OF = {"RANK": "WORLD_SIZE", "LOCAL_RANK": "LOCAL_WORLD_SIZE"}
 
 
 def get_rank() -> int:
-    """Return the number of this process, counted from 0; 0 without a launcher. Raises as `get_world_size` does."""
+    """Return the rank of this process, counted from 0; 0 without a launcher. Raises as `get_world_size` does."""
     return rank_and_world_size(os.environ)[0]
 
 
@@ -36,13 +36,13 @@ def is_launched() -> bool:
 
 
 def rank_and_world_size(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Return both, as an environment gives them.
+    """Return rank and world size from environment variables.
 
     >>> rank_and_world_size({"WORLD_SIZE": "4", "RANK": "3"}), rank_and_world_size({})
     ((3, 4), (0, 1))
     """
     found = {name: _number(name, environment[name]) for name in _SMALLEST if name in environment}
-    if found.get("LOCAL_WORLD_SIZE") == 1:  # accelerate sets it on a CPU where no launcher gave the number
+    if found.get("LOCAL_WORLD_SIZE") == 1:  # accelerate sets it on a CPU if no launcher gave the number
         del found["LOCAL_WORLD_SIZE"]
     for name, size in _SIZE_OF.items():
         if found.get(name, 0) >= found.get(size, found.get("WORLD_SIZE", 1)):
@@ -65,7 +65,7 @@ def _number(name: str, text: str) -> int:
 
 
 def quiet_libraries() -> None:
-    """Turn off telemetry, progress bars besides our own, and tokenizer threads, which forked workers cannot use."""
+    """Turn off telemetry, libraries' progress bars, and tokenizer threads, which forked workers cannot use."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -77,7 +77,7 @@ def quiet_libraries() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(logging.CRITICAL)  # our own message says what is wrong in a file
+    datasets.logging.set_verbosity(logging.CRITICAL)  # our own message describes errors in a file
     warnings.filterwarnings("ignore", category=FutureWarning)
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs a line per retry, before our own message
     if get_rank():  # the first process warns for all
@@ -99,7 +99,7 @@ def versions() -> dict[str, str | None]:
 
 
 def version(package: str) -> str | None:
-    """Return the version of an installed distribution; None where it is not installed."""
+    """Return the version of an installed distribution; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -107,7 +107,7 @@ def version(package: str) -> str | None:
 
 
 def git_commit() -> str | None:
-    """Return the commit of the working directory; None where it is not a git checkout."""
+    """Return the commit of the working directory; None if it is not a git checkout."""
     try:
         done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Signals that ask a run to end: they raise at once, wait for the end of the step, or are forwarded. No torch."""
+"""Handle signals that ask a run to end: raise at once, wait for the end of the step, or forward. No torch."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..errors import Interrupted
 # ends a process at once, nor timers, which rewards may use.
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 SIGNALS = tuple(signal.Signals[name] for name in _NAMES if hasattr(signal, name))
-_ALWAYS = (signal.SIGINT, signal.SIGTERM)  # a shell starts background jobs with SIGINT ignored
+_ALWAYS = (signal.SIGINT, signal.SIGTERM)  # handled even if ignored: shells start background jobs with SIGINT ignored
 
 
 def exit_code(status: Mapping[str, Any], default: int = 128 + signal.SIGINT) -> int:
-    """Return the exit code that agrees with a run's status; `default` where a stopped run names no signal.
+    """Return the exit code that agrees with a run's status; `default` if a stopped run names no signal.
 
     >>> exit_code({"state": "finished"}), exit_code({"state": "stopped", "reason": "interrupted by SIGTERM"})
     (0, 143)
@@ -33,10 +33,10 @@ def exit_code(status: Mapping[str, Any], default: int = 128 + signal.SIGINT) -> 
 
 
 class Stop:
-    """Whether a signal has asked for an end.
+    """Records whether a signal has asked for an end.
 
-    A signal raises Interrupted at once. Within `later` it is only recorded, within `passed_to` it is forwarded, and
-    after `over` it is ignored. A second SIGINT raises within `later` as well.
+    A signal raises Interrupted at once. Inside `later` it is only recorded, inside `passed_to` it is forwarded, and
+    after `over` it is ignored. A second SIGINT also raises inside `later`.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Stop:
 
     @property
     def reason(self) -> str | None:
-        """What a run's status says of the signal; None where none came.
+        """The reason for a run's status; None without a signal.
 
         >>> stop = Stop()
         >>> with stop.later():
@@ -73,15 +73,15 @@ class Stop:
             raise Interrupted(number)
 
     def over(self) -> None:
-        """Let no signal raise from here on: the end of the run is being written, and its exit code with it."""
+        """Ignore all further signals: the last status of the run is being written."""
         self.ended = True
 
     def later(self) -> AbstractContextManager[None]:
-        """Within, a signal only sets `reason`. Raises Interrupted where one came before."""
+        """Inside, a signal only sets `reason`. Raises Interrupted if one came before."""
         return self._set_later(True)
 
     def at_once(self) -> AbstractContextManager[None]:
-        """Within, a signal raises Interrupted again, also one that came before."""
+        """Inside, a signal raises Interrupted again, also one that came before."""
         return self._set_later(False)
 
     @contextmanager
@@ -96,12 +96,12 @@ class Stop:
 
     @contextmanager
     def passed_to(self, send: Callable[[int, bool], None]) -> Iterator[None]:
-        """Within, a signal calls ``send(number, again)`` instead, also one that came before; `again`: not the first."""
+        """Inside, a signal calls ``send(number, again)`` instead, also one that came before; `again`: not the first."""
         before, sent = self._forward, False
 
         def forward(number: int, again: bool) -> None:
             nonlocal sent
-            if again or not sent:  # the same signal may come to both calls
+            if again or not sent:  # the same signal may reach both calls
                 sent = True
                 send(number, again)
 
@@ -115,15 +115,15 @@ class Stop:
 
 
 def handled_signals() -> list[signal.Signals]:
-    """Return the signals to handle: not those that this process was started to ignore, as `nohup` does with SIGHUP."""
+    """Return the signals to handle: all but those ignored at the start, as SIGHUP under `nohup`."""
     return [n for n in SIGNALS if n in _ALWAYS or signal.getsignal(n) not in (signal.SIG_IGN, None)]
 
 
 @contextmanager
 def stop_on_signals() -> Iterator[Stop]:
-    """Have signals ask a `Stop`, and restore the former handlers at the end. Within another call it yields the same.
+    """Send signals to a `Stop`, and restore the former handlers at the end. A nested call yields the same `Stop`.
 
-    Only the main thread can set handlers: in another one no signal reaches the `Stop`.
+    Only the main thread can set handlers: in another thread no signal reaches the `Stop`.
     """
     if threading.current_thread() is not threading.main_thread():
         yield Stop()
@@ -140,11 +140,11 @@ def stop_on_signals() -> Iterator[Stop]:
         yield stop
     finally:
         for number, handler in before.items():
-            if signal.getsignal(number) == stop.ask:  # else `ignore_signals` was called
+            if signal.getsignal(number) == stop.ask:  # otherwise `ignore_signals` was called
                 signal.signal(number, handler)
 
 
 def ignore_signals() -> None:
-    """Let no signal change how this process ends. Call it in the main thread."""
+    """Ignore signals until this process ends. Call it in the main thread."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

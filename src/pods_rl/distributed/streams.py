@@ -61,7 +61,7 @@ def settle_streams() -> None:
         elif stream is getattr(sys, f"__{name}__"):
             try:
                 stream.reconfigure(errors="backslashreplace")
-            except OSError:  # its descriptor now names a pipe, where the stream's old position means nothing
+            except OSError:  # its descriptor now names a pipe, and the stream's old position is invalid
                 stream = open(stream.fileno(), "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
             setattr(sys, name, Stream(stream))
     for name in ("COLUMNS", "LINES"):
@@ -70,7 +70,7 @@ def settle_streams() -> None:
 
 
 def lost_output(error: BaseException) -> OSError | None:
-    """Return the failed write to standard output or error that caused an error; None where something else did."""
+    """Return the failed write to standard output or error that caused an error; None if it has another cause."""
     for stream in (sys.stdout, sys.stderr):
         lost = getattr(stream, "lost", None)
         if lost is not None and lost in (error, error.__context__):
@@ -88,7 +88,7 @@ def drop_pending_output() -> None:
 
 @contextmanager
 def outlive_output(log: Path | None) -> Iterator[None]:
-    """Within, work continues when standard output or error can no longer be written: its reader or terminal is gone,
+    """Inside, work continues even if standard output or error can no longer be written: its reader or terminal is gone,
     its disk is full, or it was closed from the start. Text is then appended to `log`, with the reason.
 
     Args:
@@ -107,7 +107,7 @@ def outlive_output(log: Path | None) -> Iterator[None]:
 
 
 class _Lasting(Stream):
-    """A standard stream whose failures to write raise nothing: the log takes its place."""
+    """A standard stream that never raises: after a failed write the log replaces it."""
 
     def __init__(self, name: str, log: Path | None) -> None:
         super().__init__(getattr(sys, name))
@@ -127,7 +127,7 @@ class _Lasting(Stream):
         try:
             step()
         except (BlockingIOError, UnicodeError):
-            pass  # a reader that is slow for now; text that the encoding does not have
+            pass  # a slow reader, or text that the encoding cannot represent
         except (OSError, ValueError) as error:
             buffered = not self.closed and not getattr(self._stream, "write_through", False)
             self._lose(error)
@@ -135,7 +135,7 @@ class _Lasting(Stream):
                 self._stream.flush() if buffered else step()  # write what was lost, from the buffer or again
 
     def _lose(self, error: Exception) -> None:
-        """Replace the stream by the log, or by the null device where the log cannot be written either."""
+        """Replace the stream by the log, or by the null device if the log cannot be written either."""
         self._losses += 1
         target = _opened(self._log if self._losses == 1 else None)
         why = getattr(error, "strerror", None) or "it is closed"

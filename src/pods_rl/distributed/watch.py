@@ -2,7 +2,7 @@
 
 A process that waits in a collective can receive nothing there, and a graceful stop waits for the step to end. So the
 processes also talk over the store that their process group was made with. The first process prints the failure and
-writes the status, whichever process failed. Where the first one was killed, the failed process prints and its launcher
+writes the status, whichever process failed. If the first process was killed, the failed process prints and its launcher
 writes.
 """
 
@@ -27,8 +27,8 @@ from .processes import get_rank, get_world_size
 from .signals import ignore_signals
 
 LAUNCHER = "PODS_LAUNCHER"  # set by our launcher, which reports processes that were killed
-POLL = 0.5  # seconds between looks at the others
-BEAT = 10.0  # most seconds between two heartbeats
+POLL = 0.5  # seconds between checks of the others
+BEAT = 10.0  # maximum seconds between two heartbeats
 MARGIN = 2.0  # seconds before the collective's own limit, whose error would name no process
 GRACE = 3.0  # seconds to find out why a collective broke, and for the first process to print
 
@@ -41,7 +41,7 @@ class _Store:
         self._lock = threading.Lock()  # a store serves one thread at a time
 
     def connect(self) -> bool:
-        """Whether there is a connection; tries to make one."""
+        """Return whether there is a connection; try to make one."""
         with self._lock:
             if self._store is None and "torch.distributed" in sys.modules and "MASTER_PORT" in os.environ:
                 import torch.distributed as dist
@@ -58,12 +58,12 @@ class _Store:
             self._store.set(key, json.dumps(value))
 
     def get(self, key: str, *, wait: bool = False) -> Any:
-        """The value of a key; None where it is not set. ``wait``: for `GRACE` seconds, then raise."""
+        """Return the value of a key; None if it is not set. ``wait``: wait for `GRACE` seconds, then raise."""
         with self._lock:
             return json.loads(self._store.get(key)) if wait or self._store.check([key]) else None
 
     def claim(self, key: str) -> bool:
-        """Whether this process is the first to claim a key."""
+        """Return whether this process is the first to claim a key."""
         with self._lock:
             return bool(self._store.add(key, 1) == 1)
 
@@ -86,7 +86,7 @@ class Watch:
         self._ending = threading.Lock()
         self._done = threading.Event()
         self._introduced = False
-        self._pids: dict[int, int | None] = {}  # of each other process that has started; None: of another launcher
+        self._pids: dict[int, int | None] = {}  # of each other process that has started; None: another launcher's
         self._last_beat = 0.0
         self._thread = threading.Thread(target=self._run, name="pods-watch", daemon=True)
 
@@ -103,12 +103,12 @@ class Watch:
 
     def fail(self, error: BaseException) -> NoReturn:
         """End all processes because of an exception in this one."""
-        ignore_signals()  # we are ending, and print first
+        ignore_signals()  # this process is ending, and prints first
         with suppress(Exception):
             self._connect()
         failure = of_error(error, self.rank)
         if is_of_a_collective(error):
-            self._wait_until(self._look)  # whoever broke it publishes why, and `_look` ends us then
+            self._wait_until(self._look)  # the process that failed publishes the reason, and `_look` ends this one
             with suppress(Exception):
                 failure = of_broken_collective(error, self.rank, here(), self._positions())
         self._publish(failure)
@@ -117,13 +117,13 @@ class Watch:
 
     def _run(self) -> None:
         while not self._done.wait(POLL):
-            if os.getppid() != self._parent:  # nobody is left to end us
+            if os.getppid() != self._parent:  # the launcher that would end this process is gone
                 os._exit(1)
-            with suppress(Exception):  # the store ended, and its process with it; the collectives will report it
+            with suppress(Exception):  # the store and its process have ended; the collectives will report it
                 self._look()
 
     def _look(self) -> None:
-        """Send a heartbeat; end where another process failed, was killed or is late."""
+        """Send a heartbeat; end if another process failed, was killed or is late."""
         if not self._connect():
             return
         published = self._store.get("failure")
@@ -156,12 +156,12 @@ class Watch:
             self._store.set(f"position/{self.rank}", asdict(here()))
 
     def _positions(self) -> dict[int, Position]:
-        """The last position of each other process, by rank."""
+        """Return the last position of each other process, by rank."""
         found = {rank: self._store.get(f"position/{rank}") for rank in self._other_ranks}
         return {rank: Position(**position) for rank, position in found.items() if position}
 
     def _killed(self) -> int | None:
-        """A process of our launcher that ended and published nothing."""
+        """Return a process of our launcher that ended without publishing a reason, or None."""
         import psutil
 
         for rank in self._other_ranks:
@@ -174,7 +174,7 @@ class Watch:
         return None
 
     def _wait_until(self, happened: Callable[[], object]) -> bool:
-        """Whether something happens within `GRACE` seconds, where the others can be reached."""
+        """Wait up to `GRACE` seconds for a condition; return whether it holds. False if the others are out of reach."""
         until = time.monotonic() + GRACE
         while time.monotonic() < until and self._introduced:
             with suppress(Exception):
@@ -196,7 +196,7 @@ class Watch:
         self._end(failure, first=first)
 
     def _end(self, failure: Failure, *, first: bool = False) -> NoReturn:
-        """End this process. The first process prints the failure, or where it cannot, the one that published it."""
+        """End this process. The first process prints the failure, or if it cannot, the one that published it."""
         self._ending.acquire()  # never released: a second caller waits for the end
         _write_error_file(failure)
         launcher_reports = failure.host == self._host and LAUNCHER in os.environ
@@ -208,7 +208,7 @@ class Watch:
             with suppress(Exception):
                 self._store.set("printed")
             if not _launcher_has_store():
-                time.sleep(2 * POLL)  # the store ends with us, and the others must read it first
+                time.sleep(2 * POLL)  # the store ends with this process, and the others must read it first
         elif not self._wait_until(lambda: self._store.get("printed")) and first and not launcher_reports:
             _print_failure(failure)
         for stream in (sys.stdout, sys.stderr):
@@ -226,7 +226,7 @@ def _print_failure(failure: Failure) -> None:
 
 
 def _write_error_file(failure: Failure) -> None:
-    """Write the file in which torch's launcher reads why a process failed; not for a process that was killed."""
+    """Write the file from which torch's launcher reads why a process failed; not for a killed process."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path and not failure.host:
         with suppress(OSError):
@@ -234,12 +234,12 @@ def _write_error_file(failure: Failure) -> None:
 
 
 def _launcher_has_store() -> bool:
-    """Whether the launcher has made the store; else the first process makes it with the process group."""
+    """Return whether the launcher made the store; otherwise the first process makes it with the process group."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _namespace() -> str:
-    """The namespace of our process ids: ids of another one mean other processes."""
+    """Return the namespace of our process ids; ids of another namespace mean other processes."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -250,7 +250,7 @@ def _namespace() -> str:
 def watching(limit: float, on_failure: Callable[[Failure], None]) -> Iterator[None]:
     """Inside, all processes of a run end when one of them raises, stalls or is killed.
 
-    A single process is not watched. Of several, none leaves with an exception: each exits with the failure's code.
+    A single process is not watched. Of several, none raises: each exits with the failure's code.
     """
     if get_world_size() == 1:
         yield

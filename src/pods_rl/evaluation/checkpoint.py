@@ -1,6 +1,6 @@
-"""Evaluate a saved policy on a recipe's task, and write the result with all that is needed to repeat it.
+"""Evaluate a saved policy on a recipe's task, and write the result with all settings needed to repeat it.
 
-A result is a line of JSON that users of lighteval and lm-eval know. Both write `results: {task: {metric: value,
+A result is a line of JSON in the format of lighteval and lm-eval. Both write `results: {task: {metric: value,
 metric_stderr: value}}` with `versions`, `n-samples`, `higher_is_better` and `config` (lm-eval) or `config_general`
 (lighteval) beside it; here one object has both.
 """
@@ -41,7 +41,7 @@ _NOT_IN_CONFIG = ("task_settings", "chat_template", "system_prompt", "prompts_sh
 
 @dataclass(frozen=True)
 class Outcome:
-    """An evaluation of a saved policy, with all that is needed to repeat it.
+    """An evaluation of a saved policy, with all settings needed to repeat it.
 
     `settings` holds the policy with the hashes of its weights, how completions were sampled, the recipe's task part,
     chat template and system prompt, device, precision and versions; `started` is Unix time.
@@ -69,8 +69,8 @@ def evaluate_checkpoint(
         recipe: its task, run, model and engine parts are read.
         model: a local path, a hub id, or `tiny`. A folder that holds an adapter alone names its base model.
         adapter: a LoRA adapter for `model`.
-        backend: `generate`, `vllm`, or `auto`: `vllm` where it is installed and there is a GPU.
-        done: called with the rows done, to show progress.
+        backend: `generate`, `vllm`, or `auto`: `vllm` if it is installed and there is a GPU.
+        done: called with the number of finished rows, to show progress.
 
     Raises:
         UserError: the policy, the task or the backend cannot be used.
@@ -79,7 +79,7 @@ def evaluate_checkpoint(
     settings = recipe.run_settings()
     prompts, repeats = settings["eval_prompts"], settings["eval_repeats"]
     if prompts == 0:
-        raise UserError("eval_prompts = 0 leaves nothing to evaluate: set a number, or null for the whole test split.")
+        raise UserError("eval_prompts = 0 evaluates nothing: set a number, or null for the whole test split.")
     set_threads(settings["threads"])
     backend = choose_backend(backend, on_cpu=bool(recipe.values.get("use_cpu")))
     policy = find_policy(model, adapter, revision=recipe.model_arguments().get("model_revision") or "main")
@@ -98,7 +98,7 @@ def evaluate_checkpoint(
             chat=getattr(sampler.tokenizer, "chat_template", None) is not None,
             render=lambda prompt: render(sampler.tokenizer, prompt, **sampling.chat_template_kwargs),
         )
-        # before the evaluation: what fails here loses no result
+        # before the evaluation: an error here loses no result
         described = _describe(recipe, policy, sampler, sampling, task, device, precision)
         started = time.time()
         evaluation = evaluate(sampler, task, sampling, prompts=prompts, repeats=repeats, done=done)
@@ -124,10 +124,10 @@ def choose_backend(wanted: str, *, on_cpu: bool = False) -> str:
 def write_results(outcome: Outcome, folder: Path) -> tuple[Path, Path]:
     """Append a line to `results.jsonl` of a folder, and write the completions beside it; return both files.
 
-    A line that a kill has truncated stays alone on its line. Raises UserError where the folder cannot be written to.
+    A line truncated by a kill is terminated first. Raises UserError if the folder cannot be written to.
     """
     when = datetime.fromtimestamp(outcome.started, timezone.utc).strftime("%Y-%m-%dT%H-%M-%S.%f")
-    name = re.sub(r"[^\w.-]", "_", outcome.task.name, flags=re.ASCII)[:100]  # a file's name has 255 bytes
+    name = re.sub(r"[^\w.-]", "_", outcome.task.name, flags=re.ASCII)[:100]  # file names have at most 255 bytes
     try:
         completions = write_parquet(folder / f"completions-{name}-{when}.parquet", outcome.evaluation.columns())
         line = to_json(results_line(outcome) | {"completions": completions.name}) + "\n"
@@ -184,7 +184,7 @@ def results_line(outcome: Outcome) -> dict[str, Any]:
 
 
 def task_metrics(found: Evaluation) -> dict[str, float]:
-    """Return the metrics of an evaluation, each with `_stderr` where it has a standard error."""
+    """Return the metrics of an evaluation, each with `_stderr` if it has a standard error."""
     metrics = {"accuracy": found.accuracy, "accuracy_stderr": found.accuracy_se}
     for k, (value, error) in ({1: (found.accuracy, found.accuracy_se)} | dict(found.pass_at)).items():
         metrics |= {f"pass@{k}": value, f"pass@{k}_stderr": error}
@@ -204,7 +204,7 @@ def _sampler(backend: str, policy: Policy, recipe: Recipe, device: torch.device)
 
 @contextmanager
 def _device(recipe: Recipe) -> Iterator[torch.device]:
-    """This process's device; inside, the processes that a launcher started are a `torch.distributed` group."""
+    """Yield this process's device; inside, the launcher's processes form a `torch.distributed` group."""
     on_cpu = bool(recipe.values.get("use_cpu")) or not torch.cuda.is_available()
     if get_world_size() == 1:
         yield torch.device("cpu" if on_cpu else "cuda")
@@ -220,7 +220,7 @@ def _device(recipe: Recipe) -> Iterator[torch.device]:
 
 @contextmanager
 def _precision(recipe: Recipe, device: torch.device) -> Iterator[str]:
-    """Autocast as in training: bf16 where the recipe sets it, or sets neither precision and the device has it."""
+    """Autocast as in training: bf16 if the recipe sets it, or sets neither precision and the device has it."""
     bf16 = recipe.values.get("bf16")
     if bf16 is None:
         bf16 = not recipe.values.get("fp16") and has_bf16(device.type == "cpu")
@@ -237,7 +237,7 @@ def _describe(
     device: torch.device,
     precision: str,
 ) -> dict[str, Any]:
-    """What decides the result: policy, machine, sampling, prompts and versions."""
+    """Return everything that decides the result: policy, machine, sampling, prompts and versions."""
     settings = recipe.run_settings()
     vllm = {"vllm": version("vllm")} if sampler.backend == "vllm" else {}
     return {
@@ -259,7 +259,7 @@ def _describe(
 
 
 def _describe_prompts(task: Task, sampler: Sampler, prompts: int | None) -> dict[str, Any]:
-    """What decides the text that the model continues: the prompts, the chat template, the system prompt."""
+    """Return what decides the rendered prompts: the prompt style, the chat template, the system prompt."""
     digest = hashlib.sha256()
     for row in task.test.select(range(min(prompts or len(task.test), len(task.test)))):
         digest.update(json.dumps([row["prompt"], row["answer"]], sort_keys=True).encode() + b"\n")

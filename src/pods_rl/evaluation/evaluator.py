@@ -16,18 +16,18 @@ from ..tasks import Task
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-RowsDone = Callable[[int, int], None]  # called with the rows done and all rows of this process
+RowsDone = Callable[[int, int], None]  # called with the number of finished rows and of all rows of this process
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How completions are sampled: from the whole distribution, without top-k, top-p or penalties.
+    """Sampling settings: the whole distribution, without top-k, top-p or penalties.
 
     Args:
         temperature: 0 means greedy.
-        max_completion_length: tokens after which a completion is cut.
+        max_completion_length: tokens after which a completion is truncated.
         batch_size: rows that `generate` completes at once.
-        seed: of all draws. Each row has draws of its own, so batches and processes change none.
+        seed: the seed of all draws, which do not depend on batches or processes.
         chat_template_kwargs: further arguments of the chat template.
     """
 
@@ -47,7 +47,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Completion:
-    """One sampled completion: its text without special tokens, its length in tokens, and whether it ended itself."""
+    """One sampled completion: its text without special tokens, its length, and whether it has an end token."""
 
     text: str
     tokens: int
@@ -55,7 +55,7 @@ class Completion:
 
 
 class Sampler(Protocol):
-    """A policy that completes prompts; `backend` names how."""
+    """A policy that completes prompts with the library that `backend` names."""
 
     backend: str
     tokenizer: PreTrainedTokenizerBase
@@ -63,7 +63,7 @@ class Sampler(Protocol):
     def sample(
         self, prompts_ids: Sequence[Sequence[int]], rows: Sequence[int], how: Sampling, done: RowsDone
     ) -> list[Completion]:
-        """Return a completion of each prompt (token ids), in order; `rows` number them and so choose their draws."""
+        """Return a completion of each prompt (token ids), in order; `rows` seed their draws."""
 
 
 def evaluate(
@@ -77,20 +77,20 @@ def evaluate(
 ) -> Evaluation:
     """Sample `repeats` completions of each of the first `prompts` test prompts and grade them.
 
-    With several processes (`torch.distributed`) each one completes its share of the rows and all of them return the
+    With several processes (`torch.distributed`) each one completes its share of the rows and all return the
     whole result: the same as one process's, up to rounding in a batch.
 
     Args:
         sampler: the policy.
         task: its test prompts and its grader.
         sampling: how completions are drawn.
-        prompts: how many of the test split's prompts, from its start. None: all.
+        prompts: the number of test prompts, from the first. None: all.
         repeats: completions per prompt; pass@k is measured for k in powers of two up to it.
-        done: called with the rows done, to show progress.
+        done: called with the number of finished rows, to show progress.
 
     Raises:
         ValueError: prompts or repeats below 1.
-        UserError: the task's prompts cannot be written for this policy.
+        UserError: the task's prompts cannot be rendered for this policy.
     """
     if repeats < 1 or (prompts is not None and prompts < 1):
         raise ValueError(f"prompts = {prompts}, repeats = {repeats}: expected at least 1 of each")
@@ -141,7 +141,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What one evaluation measured.
+    """The result of one evaluation.
 
     `accuracy`, `format_accuracy` and `both_accuracy` are means over prompts and repeats, each `_se` a standard error
     over prompts; `mean_completion_tokens` counts the end token, `truncated_share` is the share of completions without
@@ -194,7 +194,7 @@ def pass_at_k(repeats: int, right: int, k: int) -> float:
 
 
 def powers_of_two(most: int) -> list[int]:
-    """The k of pass@k: 1, 2, 4, ... up to `most`.
+    """Return the k of pass@k: 1, 2, 4, ... up to `most`.
 
     >>> powers_of_two(5)
     [1, 2, 4]

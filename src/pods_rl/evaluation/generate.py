@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class GenerateSampler:
     """Completes prompts with `model.generate`.
 
-    It leaves the random state and the mode of the model unchanged, so an evaluation never changes a run. Rows of
-    similar length share a batch; since each row has draws of its own, its completion is the same in every batch, up
+    It restores the random state and the mode of the model, so an evaluation never changes a run. Rows of
+    similar length share a batch; since each row has its own draws, its completion is the same in every batch, up
     to rounding.
 
     Args:
@@ -43,7 +43,7 @@ class GenerateSampler:
         self, prompts_ids: Sequence[Sequence[int]], rows: Sequence[int], how: Sampling, done: RowsDone
     ) -> list[Completion]:
         """Complete each prompt, in order (see `Sampler`)."""
-        # the longest first: too little memory shows at once, and the estimate of the time left does not grow
+        # longest first: an out-of-memory error shows at once, and the estimated time left does not grow
         order = sorted(range(len(rows)), key=lambda i: -len(prompts_ids[i]))
         completions: list[Completion | None] = [None] * len(rows)
         was_training = self.model.training
@@ -84,12 +84,12 @@ class GenerateSampler:
             attention_mask=mask,
             generation_config=config,
             logits_processor=LogitsProcessorList([draws] if draws else []),
-            synced_gpus=False,  # weights are whole here, and the numbers of batches may differ between processes
+            synced_gpus=False,  # the weights are gathered here, and processes may have different numbers of batches
         )
         return output[:, width:]
 
     def _cut(self, ids: list[int]) -> Completion:
-        """The completion up to its first end token."""
+        """Return the completion up to its first end token."""
         length = next((i + 1 for i, token in enumerate(ids) if token in self._ends), None)
         kept = ids[:length]
         return Completion(self.tokenizer.decode(kept, skip_special_tokens=True), len(kept), length is not None)
@@ -98,13 +98,13 @@ class GenerateSampler:
 class RowDraws(LogitsProcessor):
     """Samples each row with its own uniform draws, by inverting the cumulative distribution.
 
-    A draw depends on (seed, row, token), so a row is completed the same way alone, in any batch, on any process.
+    A draw depends on (seed, row, token), so a row's completion does not depend on its batch or process.
 
     Args:
         rows: the numbers of the batch's rows.
         prompt_width: columns before the first completion token.
         how: temperature (above 0), length and seed.
-        device: where the scores are.
+        device: the device of the scores.
     """
 
     def __init__(self, rows: Sequence[int], prompt_width: int, how: Sampling, device: torch.device | str) -> None:
@@ -124,5 +124,5 @@ class RowDraws(LogitsProcessor):
             torch.nextafter(total, torch.zeros_like(total)),
         )
         token = torch.searchsorted(cumulative, below, right=True)
-        token.clamp_(max=scores.size(1) - 1)  # NaN scores give any token, and must not stop the run
+        token.clamp_(max=scores.size(1) - 1)  # NaN scores select an arbitrary token; they must not stop the run
         return torch.full_like(scores, -torch.inf).scatter_(1, token, 0.0)

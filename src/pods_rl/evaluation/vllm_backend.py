@@ -1,4 +1,4 @@
-"""Completions by vLLM; only this module uses its interface (vLLM 0.22 to 0.31)."""
+"""Completions by vLLM; only this module uses vLLM's API (0.22 to 0.31)."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM takes 
 
 
 def is_installed() -> bool:
-    """Whether vLLM can be found."""
+    """Return whether vLLM is installed."""
     try:
         return find_spec("vllm") is not None
-    except ValueError:  # imported already, by a loader that leaves no trace
+    except ValueError:  # already imported, by a loader without a spec
         return True
 
 
 class VLLMSampler:
-    """Completes prompts with an engine of vLLM.
+    """Completes prompts with a vLLM engine.
 
-    Each row is a request of token ids with a seed of its own. Weights are read as safetensors, and no code of the
+    Each row is a request of token ids with its own seed. Weights are read as safetensors, and no code of the
     model's repository is run.
 
     Args:
-        policy: where the model and its adapter are.
-        recipe: its `dtype` and `load_in_4bit` where set, `vllm_tensor_parallel_size`, `vllm_max_model_length` and
+        policy: the folders of the model and its adapter.
+        recipe: its `dtype` and `load_in_4bit` if set, `vllm_tensor_parallel_size`, `vllm_max_model_length` and
             `vllm_gpu_memory_utilization` (default 0.9: nothing else is on the device).
         seed: of the engine.
 
-    Raises UserError where vLLM is not installed or does not support the adapter's rank.
+    Raises UserError if vLLM is not installed or does not support the adapter's rank.
     """
 
     backend = "vllm"
@@ -46,7 +46,7 @@ class VLLMSampler:
             raise UserError("vLLM is not installed: pip install 'pods-rl[vllm]', or use --backend generate.")
         try:
             vllm: Any = import_module("vllm")
-        except Exception as error:  # built for another CUDA or torch, it fails in any way
+        except Exception as error:  # built for another CUDA or torch, it may raise anything
             raise UserError(
                 f"vLLM cannot be imported: {type(error).__name__}: {error}. Use --backend generate."
             ) from error
@@ -61,7 +61,7 @@ class VLLMSampler:
     def sample(
         self, prompts_ids: Sequence[Sequence[int]], rows: Sequence[int], how: Sampling, done: RowsDone
     ) -> list[Completion]:
-        """Complete each prompt, in order (see `Sampler`); all rows are one batch, which vLLM divides."""
+        """Complete each prompt, in order (see `Sampler`); all rows are one batch, which vLLM schedules."""
         params = [
             self._params(
                 n=1,

@@ -1,4 +1,4 @@
-"""What an experiment is: arms (a name and the recipe keys that it sets) over one base recipe, times seeds."""
+"""An experiment: arms (a name and the recipe keys that it sets) over one base recipe, each with every seed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Experiment:
         return accelerate_processes(find_accelerate_config(self.accelerate))
 
     def plan(self) -> list[PlannedRun]:
-        """Return every run in order: all arms with the first seed, then all with the next. The arms of a seed so train
+        """Return every run in order: all arms with the first seed, then all with the next. So the arms of a seed train
         close in time, under the same load of the machine. Raises UserError if any recipe is wrong."""
         return [PlannedRun(arm, seed, self._recipe(arm, seed)) for seed in self.seeds for arm in self.arms]
 
@@ -82,7 +82,7 @@ def load_experiment(path_or_name: str | Path, overrides: Mapping[str, Any] | Non
     recipe key of all arms. ``overrides`` replace keys of all arms, or ``seeds``, ``baseline`` and ``accelerate``.
 
     Raises:
-        UserError: it cannot be found or read, or a key is missing or wrong.
+        UserError: the experiment cannot be found or read, or a key is missing or wrong.
     """
     path = find_recipe(path_or_name)
     values, source = read_yaml(path)
@@ -120,14 +120,14 @@ def build_experiment(
         find_accelerate_config(accelerate)
     if len(arms) * len(seeds) > _MOST_RUNS:
         raise UserError(
-            f"{source.name}: {len(arms)} arms x {len(seeds)} seeds are {len(arms) * len(seeds):,} runs: expected at "
+            f"{source.name}: {len(arms)} arms x {len(seeds)} seeds give {len(arms) * len(seeds):,} runs: expected at "
             f"most {_MOST_RUNS:,}. Lower seeds, or make several experiments."
         )
     return Experiment(str(name), base, arms, seeds, baseline, source.name, accelerate)
 
 
 def _check_keys(base: Mapping[str, Any], arms: Mapping[str, Mapping[str, Any]], source: Origin) -> None:
-    """Refuse all unknown keys in one message, each with its place and the nearest known key."""
+    """Raise one UserError for all unknown keys, each with its place and the nearest known key."""
     places = [(source.where(key) if key in source.lines else f"{source.name}, base: ", key) for key in base]
     places += [(f"{source.name}, arm {arm}: ", key) for arm, keys in arms.items() for key in keys]
     known = {**fields(), **dict.fromkeys(EXPERIMENT_KEYS)}

@@ -1,4 +1,4 @@
-"""One run in its own process: its GPU, where its output goes, and how it ends."""
+"""One run in its own process: its GPU, its output, and its end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..runs.files import LOG, open_own
 
 try:
     import fcntl
-except ImportError:  # Windows: a run that a killed call left is seen only once it holds its directory
+except ImportError:  # Windows: a run left by a killed call is found only once it locks its directory
     fcntl = None  # type: ignore[assignment]
 
 in_progress: set[subprocess.Popen[bytes]] = set()
@@ -28,7 +28,7 @@ in_progress: set[subprocess.Popen[bytes]] = set()
 
 @dataclass(frozen=True)
 class Job:
-    """A run to make: the recipe's file, the run's directory, and how it starts.
+    """A run to start: the recipe's file, the run's directory, its launcher and environment.
 
     ``accelerate``: the configuration to launch several processes with; None: one process.
     ``environment``: variables to add to those of this process.
@@ -45,7 +45,7 @@ class Job:
 
 
 def launcher(accelerate: Path | None, processes: int | None = None) -> list[str]:
-    """The words before `train`: this interpreter, with our launcher where an accelerate configuration is given."""
+    """The command before `train`: this interpreter, with our launcher if an accelerate configuration is given."""
     words = [sys.executable]
     if accelerate is not None:
         words += ["-m", "pods_rl.distributed.launch", "--config_file", str(accelerate)]
@@ -56,10 +56,10 @@ def launcher(accelerate: Path | None, processes: int | None = None) -> list[str]
 def train_in_process(job: Job) -> int:
     """`pods train` in its own process, which prints to ``log.txt`` of the run's directory; returns the exit code.
 
-    A signal asks the run to end, too: it saves itself after its step while we wait. A second SIGINT kills it.
+    A signal also asks the run to end: it saves itself after its step while this call waits. A second SIGINT kills it.
     """
     job.output.mkdir(parents=True, exist_ok=True)
-    with stop_on_signals() as stop, stop.later():  # a signal must not separate us from a process that is starting
+    with stop_on_signals() as stop, stop.later():  # a signal must not detach a process that is starting
         with open_own(job.output / LOG, "wb") as log:
             _lock(log)
             process = subprocess.Popen(
@@ -73,14 +73,14 @@ def train_in_process(job: Job) -> int:
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Our environment with more variables; no file in the working directory can replace a module."""
+    """Return our environment with more variables; no file in the working directory can shadow a module."""
     return {**os.environ, "PYTHONSAFEPATH": "1", **extra}
 
 
 def wait_for(process: subprocess.Popen[bytes], *, apart: bool = False) -> int:
     """Return a process's exit code. A signal asks it to end, a second SIGINT kills it; both then raise Interrupted.
 
-    ``apart``: the process has its own session, so that a terminal's Ctrl-C reaches us alone.
+    ``apart``: the process has its own session, so that a terminal's Ctrl-C does not reach it.
     """
     in_progress.add(process)
     try:
@@ -99,7 +99,7 @@ def ask_to_end(process: subprocess.Popen[bytes], number: int, again: bool, *, ap
         _kill(process)
     elif apart:
         process.send_signal(number)
-    else:  # not SIGINT: a terminal has sent it to the run already, and a second one kills
+    else:  # not SIGINT: a terminal has already sent it to the run, and a second one kills
         process.terminate()
 
 
@@ -116,14 +116,14 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 def _lock(log: IO[bytes]) -> None:
     """Lock the file that a run prints to. The run inherits the open file and with it the lock, which therefore lasts as
-    long as the run: it marks the run as in use while it still loads torch, even if we are killed."""
+    long as the run: it marks the run as in use while it loads torch, even if this process is killed."""
     if fcntl is not None:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def is_printing(run: Path) -> bool:
-    """Whether a process that `train_in_process` started for a run's directory, in any call, still exists."""
+    """Return whether a process that any call of `train_in_process` started for this directory still exists."""
     if fcntl is None:
         return False
     try:
@@ -137,7 +137,7 @@ def is_printing(run: Path) -> bool:
 
 
 def why(code: int, log: Path) -> str:
-    """Why a run failed whose status does not say: its exit code, and the last line it printed."""
+    """Return why a run without a reason in its status failed: its exit code, and the last line it printed."""
     if code in (-9, 137):
         return "killed by the system, perhaps out of memory"
     lines: list[str] = []
@@ -148,7 +148,7 @@ def why(code: int, log: Path) -> str:
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs we may use, as CUDA_VISIBLE_DEVICES names them; empty if there are none or it hides them."""
+    """Return the usable GPUs, named as in CUDA_VISIBLE_DEVICES; empty if there are none or it hides them."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return [name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1")]

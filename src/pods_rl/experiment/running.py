@@ -1,6 +1,6 @@
-"""Make the runs of an experiment, each in its own process; a later call resumes where an earlier one stopped.
+"""Make the runs of an experiment, each in its own process; a later call resumes an interrupted one.
 
-A process per run gives every run the same clean state, and a crash, or a kill for lack of memory, costs one run.
+A process per run gives every run the same clean state; a crash or an out-of-memory kill ends only one run.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from .process import LOG, Job, ask_to_end, in_progress, is_printing, train_in_pr
 
 Kind = Literal["started", "waiting", "skipped", "finished", "stopped", "failed"]
 Launch = Callable[[Job], int]
-_POLL = 1.0  # seconds between looks at a run of another process
+_POLL = 1.0  # seconds between checks of a run of another process
 
 
 @dataclass(frozen=True)
 class Event:
-    """What happened to a run: ``position`` of ``total``, counted from 1."""
+    """An event of a run, the ``position``-th of ``total``, counted from 1."""
 
     kind: Kind
     run: PlannedRun
@@ -55,19 +55,19 @@ def run_experiment(
 ) -> dict[Kind, int]:
     """Make every run that is not finished yet, `parallel` at a time, and count how they ended.
 
-    A run that failed or was stopped is made again; what it left is kept under ``.attempts/``. A failed run never stops
-    the others. A run that another process is still making, as after a kill of an earlier call, is waited for.
+    A run that failed or was stopped is repeated; its files are kept under ``.attempts/``. A failed run never stops
+    the others. If another process is still making a run, as after a kill of an earlier call, this call waits for it.
 
     Args:
         on_event: called as runs start and end, one call at a time.
         force: make finished runs again if their recipe has changed, rather than raise.
-        parallel: runs at the same time, each on its own GPU where there are as many. On a CPU they share the cores:
+        parallel: runs at the same time, each on its own GPU if there are enough. On a CPU they share the cores:
             set ``threads``.
         launch: makes a run and returns the exit code; by default a `pods train`.
 
     Raises:
         UserError: a recipe is wrong, a finished run has another recipe, or another call is making this experiment;
-            nothing has started then.
+            no run has started then.
         KeyboardInterrupt: after the runs in progress have saved themselves.
     """
     output, plan = Path(output), experiment.plan()
@@ -89,13 +89,13 @@ def run_experiment(
                 runner.make(position, run)
 
         numbered = list(enumerate(plan, start=1))
-        numbered.sort(key=lambda item: found[item[1].path] != "in use")  # these use a GPU already
+        numbered.sort(key=lambda item: found[item[1].path] != "in use")  # these already use a GPU
         _make_all(numbered, make, parallel, runner.stopping)
     return dict(runner.counts)
 
 
 def _check(experiment: Experiment, plan: Sequence[PlannedRun], output: Path, parallel: int) -> None:
-    """Refuse what cannot run, before the first run starts."""
+    """Raise UserError, before the first run starts, if the experiment cannot run."""
     if parallel < 1:
         raise UserError(f"parallel is {parallel}: expected 1 (one run after the other) or more.")
     if parallel > 1 and experiment.accelerate is not None:
@@ -116,7 +116,7 @@ def _check(experiment: Experiment, plan: Sequence[PlannedRun], output: Path, par
 
 @contextmanager
 def _hold(output: Path) -> Iterator[None]:
-    """Keep other calls from making the same experiment; the lock ends with our process, however that ends."""
+    """Prevent other calls from making the same experiment; the system releases the lock when this process ends."""
     try:
         holder = RunWriter(output, resume=True)
     except RunInUseError as error:
@@ -128,7 +128,7 @@ def _hold(output: Path) -> Iterator[None]:
 
 
 def _find(path: Path, run: PlannedRun, *, force: bool) -> Literal["finished", "in use", "to do"]:
-    """Whether a run is made; raises UserError for one that finished with another recipe."""
+    """Return whether a run is finished; raise UserError if it finished with another recipe."""
     if _is_in_use(path):
         return "in use"
     if not is_run(path) or Run(path).state != "finished":
@@ -144,7 +144,7 @@ def _find(path: Path, run: PlannedRun, *, force: bool) -> Literal["finished", "i
 
 
 def _is_in_use(path: Path) -> bool:
-    """Whether another process is making the run, or has begun to."""
+    """Return whether another process makes the run, or is starting it."""
     if is_printing(path):
         return True
     with suppress(RunInUseError):
@@ -185,7 +185,7 @@ class _Runner:
             self._on_event(Event(kind, run, self._output / run.path, position, self._total, reason))
 
     def make(self, position: int, run: PlannedRun) -> None:
-        """Make a run, or wait for the process that is making it; an error is reported and costs this run alone."""
+        """Make a run, or wait for the process that is making it; an error is reported and ends only this run."""
         place = self._places.get()
         try:
             kind, reason = self._make(position, run, place)
@@ -209,7 +209,7 @@ class _Runner:
                     return "finished", None
             _set_aside(path, self._output / ".attempts")
             self.report("started", position, run)
-            with suppress(RunInUseError):  # a process of an earlier call had started, but did not hold the run yet
+            with suppress(RunInUseError):  # a process of an earlier call has started, but has not locked the run yet
                 return self._train(run, place)
 
     def _train(self, run: PlannedRun, environment: dict[str, str]) -> tuple[Kind, str | None]:
@@ -230,7 +230,7 @@ class _Runner:
 
 
 def _set_aside(path: Path, attempts: Path) -> None:
-    """Keep what an earlier attempt left, under the first free number."""
+    """Move the files of an earlier attempt aside, under the first free number."""
     if path.exists():
         attempts.mkdir(exist_ok=True)
         number = 1

@@ -1,1 +1,1 @@
-"""The arithmetic of a run before it starts: batches, memory, and which settings go together. No torch."""
+"""Checks and estimates before a run starts: batch sizes, memory, compatible settings. No torch."""

@@ -1,4 +1,4 @@
-"""The batch arithmetic of GRPO and PODS, and what to say when the numbers do not fit. No torch.
+"""The batch arithmetic of GRPO and PODS, with advice if the numbers do not fit. No torch.
 
 Three units, always named: a **prompt**; a **rollout**, one completion generated for it (n = ``num_rollouts`` each);
 a **row**, a rollout that was kept and is trained on (m = ``num_generations`` a prompt). Batch sizes count rows.
@@ -16,7 +16,7 @@ from ..errors import UserError
 
 @dataclass(frozen=True)
 class Shares:
-    """Which rollouts of a generation batch each process generates, and which rows it trains.
+    """The rollouts of a generation batch that each process generates, and the rows that it trains.
 
     Both are numbered over all processes, prompt by prompt: rollout p * n + i is the i-th of prompt p. Each process
     has a contiguous range of each: its rows are those that TRL's sampler gives it, the same number everywhere; its
@@ -78,7 +78,7 @@ class Shares:
 
     @property
     def most(self) -> int:
-        """Rollouts of the process that generates most; the others generate as many, or one less."""
+        """The most rollouts that any process generates; the others generate as many, or one fewer."""
         return -(-self.total_rollouts // self.processes)
 
     @property
@@ -153,7 +153,7 @@ class BatchPlan:
         return self.num_rollouts == self.num_generations
 
     def describe(self) -> list[tuple[str, str]]:
-        """(label, value) lines for a person.
+        """Return (label, value) lines to display.
 
         >>> check_batch(num_generations=16, num_rollouts=64, per_device_train_batch_size=8,
         ...             gradient_accumulation_steps=4, processes=1).describe()[2]
@@ -197,7 +197,7 @@ def check_batch(
     use_vllm: bool = False,
     processes: int | None = None,
 ) -> BatchPlan:
-    """Return the plan these settings give; names and meanings are TRL's.
+    """Return the batch plan for these settings; names and meanings are TRL's.
 
     Args:
         num_generations: m, at least 2 (one row has no spread, so no advantage).
@@ -208,7 +208,7 @@ def check_batch(
         processes: None: as many as the launcher started (``WORLD_SIZE``).
 
     Raises:
-        UserError: a number below its minimum, n < m, or batches that split a group, with two values that work.
+        UserError: a number is below its minimum, n < m, or a batch splits a group (two values that work are named).
 
     >>> check_batch(num_generations=8, num_rollouts=32, per_device_train_batch_size=16).rollouts_per_step
     64.0
@@ -250,8 +250,8 @@ def _steps(
     """Micro-batches of a generation batch, which must hold whole groups."""
     if size is not None and steps_per_generation is not None:
         raise UserError(
-            f"generation_batch_size = {size} and steps_per_generation = {steps_per_generation} say the same thing "
-            "twice: keep one of them."
+            f"generation_batch_size = {size} and steps_per_generation = {steps_per_generation} set the same "
+            "quantity: keep one of them."
         )
     if size is not None:
         whole = math.lcm(m, rows * processes)

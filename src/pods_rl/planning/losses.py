@@ -1,4 +1,4 @@
-"""Which loss, advantage and sampling settings go together, and why others do not. No torch.
+"""Check which loss, advantage and sampling settings are compatible. No torch.
 
 Names and meanings are TRL's, except for `advantages`, `advantage_baseline` and `reward_errors`, which are ours.
 """
@@ -18,13 +18,13 @@ _SEQUENCE_CORRECTIONS = ("sequence_mask", "sequence_truncate")
 
 
 def check_losses(settings: Mapping[str, Any]) -> None:
-    """Refuse settings of the loss that would train on something else than they say, as a recipe is checked.
+    """Refuse loss settings that contradict each other or would train something else than they state.
 
     Args:
         settings: by TRL's names and ours; a missing one has TRL's default.
 
     Raises:
-        UserError: an unknown choice, or a combination that makes no sense, with the reason and a way out.
+        UserError: an unknown choice or a combination that cannot work, with the reason and a fix.
 
     >>> check_losses({"advantage_baseline": "leave_one_out", "scale_rewards": "none"})
     >>> check_losses({"loss_type": "cispo"})  # doctest: +ELLIPSIS
@@ -38,7 +38,7 @@ def check_losses(settings: Mapping[str, Any]) -> None:
 
 
 def loss_doubts(settings: Mapping[str, Any]) -> list[str]:
-    """Return what is doubtful about settings that TRL trains with: a recipe refuses them, PODSConfig warns.
+    """Return warnings about settings that TRL accepts: a recipe refuses them, PODSConfig warns.
 
     >>> loss_doubts({"loss_type": "cispo", "epsilon_high": 5.0})
     []
@@ -60,7 +60,7 @@ def loss_doubts(settings: Mapping[str, Any]) -> list[str]:
 
 
 def refuse_impossible(settings: Mapping[str, Any]) -> None:
-    """Refuse what no trainer could do: unknown values of ours, and combinations that TRL refuses or that contradict.
+    """Refuse settings that cannot work: unknown values of our keys, and contradictory combinations.
 
     Raises:
         UserError: what was given, and what to set.

@@ -1,9 +1,9 @@
-"""Estimate the memory a recipe needs on one process, from the policy's config.json alone. No torch, nothing loaded.
+"""Estimate the memory a recipe needs on one process, from the policy's config.json alone. No torch, no weights.
 
 Two phases hold different things: generation the cache of keys and values; the update activations, gradients and the
 tile of logits that TRL projects at a time (at most 4096 tokens x 32768 entries of the vocabulary, never all of
-B x T x vocabulary). Both hold weights, adapter, reference and optimizer. Rows count as long as they may become.
-Not included: Python, its libraries, the device's context, and what an allocator keeps without using it.
+B x T x vocabulary). Both hold weights, adapter, reference and optimizer. Rows are assumed to have their maximum length.
+Not included: Python, its libraries, the device's context, and memory that the allocator caches.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a dense decoder: what config.json calls hidden_size, intermediate_size, ..."""
+    """The sizes of a dense decoder: hidden_size, intermediate_size, ... of config.json."""
 
     vocabulary: int
     hidden: int
@@ -82,7 +82,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Part:
-    """Bytes that something takes, in each phase that holds it."""
+    """The bytes of one part, in each phase."""
 
     name: str
     generation: float = 0.0
@@ -91,7 +91,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a process holds at the peaks of the two phases, in bytes; rows as long as `prompt` and completion may be."""
+    """The peak memory of a process in the two phases, in bytes, for rows of maximum length."""
 
     parts: tuple[Part, ...]
     prompt: int
@@ -111,7 +111,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Change:
-    """Settings that need less memory, as written in a recipe, and the bytes that a process would then hold."""
+    """A change of settings that needs less memory, as recipe keys, and the bytes that a process would then hold."""
 
     settings: str
     left: float
@@ -130,11 +130,11 @@ def advice(
 
 
 def estimate(values: Mapping[str, Any], shape: Shape, plan: BatchPlan, *, bf16: bool, on_cpu: bool) -> Estimate:
-    """Return what a recipe holds on one process.
+    """Return the estimated memory of a recipe on one process.
 
     Args:
         values: the resolved settings, by TRL's names and ours; a missing one is off.
-        plan: what a step handles on each process; weights count as whole on each, not sharded.
+        plan: the batch plan; weights count as whole on each process, not sharded.
         bf16: matrices are multiplied in 16 bits.
         on_cpu: TRL folds tiles of logits in several steps on a CPU, and in one kernel on a GPU.
     """
@@ -184,7 +184,7 @@ def _state_bytes(optimizer: str, each: int) -> float:
 
 
 def _generating(shape: Shape, rows: int, prompt: int, length: int, compute: int, *, plain: bool) -> tuple[Part, ...]:
-    """Cache and passes at the worst moment: the prompts' pass through a block, or the last token's sampling.
+    """Cache and activations at the peak of generation: the prompts' pass through a block, or the last token's sampling.
 
     vLLM takes a fixed share of the device instead (`vllm_gpu_memory_utilization`).
     """
@@ -201,7 +201,7 @@ def _generating(shape: Shape, rows: int, prompt: int, length: int, compute: int,
 
 
 def _activations(values: Mapping[str, Any], shape: Shape, tokens: int, compute: int) -> float:
-    """What a forward pass keeps for the backward pass, and what that pass holds for one block."""
+    """Activations kept for the backward pass, and the memory of that pass in one block."""
     attention = shape.heads * shape.head
     kept = (6 * shape.hidden + 4 * attention + 4 * shape.wide) * compute
     working = 3 * shape.wide * compute
@@ -219,7 +219,7 @@ def _logits(shape: Shape, tokens: int, compute: int, *, on_cpu: bool, trained: b
 
 
 def _changes(values: Mapping[str, Any], plan: BatchPlan) -> Iterator[tuple[str, dict[str, Any], BatchPlan]]:
-    """Settings that need less memory: in words, as values, and the plan they make."""
+    """Yield settings that need less memory: in words, as values, and the resulting plan."""
     rows = min(plan.shares.most, plan.rollout_batch_size or plan.shares.most)
     if rows > 1 and not values.get("use_vllm"):
         yield f"rollout_batch_size: {rows // 2}", {}, replace(plan, rollout_batch_size=rows // 2)

@@ -1,4 +1,4 @@
-"""Policies: where their files are, loading them, and the tiny one shipped with the package."""
+"""Policies: finding their files, loading them, and the tiny policy shipped with the package."""
 
 from __future__ import annotations
 

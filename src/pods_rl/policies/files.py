@@ -1,4 +1,4 @@
-"""Where a policy is: the folders of a model and its LoRA adapter, and the hash of their weights. No torch."""
+"""The files of a policy: the folders of a model and its LoRA adapter, and the hash of their weights. No torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Policy:
 
     @property
     def tokenizer(self) -> Path:
-        """The folder with the tokenizer: the adapter's where it has one, since it was trained with that."""
+        """The folder with the tokenizer: the adapter's if it has one, since it was trained with that."""
         if self.adapter is not None and (self.adapter / "tokenizer_config.json").is_file():
             return self.adapter
         return self.model
@@ -47,12 +47,12 @@ class Policy:
 
 
 def policy_path(name: str) -> str:
-    """Return the folder of the shipped policy for `tiny`; any other name is a local path or a hub id already."""
+    """Return the folder of the shipped policy for `tiny`, and any other name (a local path or a hub id) unchanged."""
     return str(tiny_policy_path()) if name == TINY else name
 
 
 def find_policy(model: str, adapter: str | None = None, *, revision: str = "main") -> Policy:
-    """Find a policy's folders; what is not a local path is downloaded from the hub.
+    """Find a policy's folders; a name that is not a local path is downloaded from the hub.
 
     Args:
         model: a local path, a hub id, or `tiny`. A folder that holds an adapter alone names its base model.
@@ -79,7 +79,7 @@ def find_policy(model: str, adapter: str | None = None, *, revision: str = "main
 def weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files of a saved model or adapter, sorted by name.
 
-    Raises UserError where there are none, and where the weights are a pickle, which can run code when loaded.
+    Raises UserError if there are none, or if the weights are a pickle, which can run code when loaded.
     """
     found = sorted(path for pattern in _WEIGHTS for path in folder.glob(pattern))
     if found:
@@ -89,13 +89,13 @@ def weight_files(folder: Path) -> list[Path]:
     if pickles:
         raise UserError(
             f"{folder} holds its weights as a pickle ({pickles[0]}), which can run code when it is loaded: expected "
-            "*.safetensors. Convert it where you trust it: model.save_pretrained(folder) of transformers writes them."
+            "*.safetensors. Convert it if you trust it: model.save_pretrained(folder) of transformers writes them."
         )
     raise UserError(f"{folder} holds no weights: expected model*.safetensors, as `pods train` saves them.")
 
 
 def weights_hash(folder: Path) -> str:
-    """Return the sha256 over names and contents of a folder's weight files, whatever the folder's own path.
+    """Return the sha256 over names and contents of a folder's weight files, independent of the folder's path.
 
     Raises UserError as `weight_files` does.
     """
@@ -107,7 +107,7 @@ def weights_hash(folder: Path) -> str:
 
 
 def lora_rank(adapter: Path) -> int:
-    """Return the largest rank of an adapter; raises UserError where its file does not say."""
+    """Return the largest rank of an adapter; raise UserError if its file has none."""
     config = _read_json(adapter / ADAPTER_CONFIG)
     ranks = [config.get("r"), *(config.get("rank_pattern") or {}).values()]
     if not all(isinstance(rank, int) and rank > 0 for rank in ranks):
@@ -134,7 +134,7 @@ def read_config(name: str, revision: str = "main") -> dict[str, Any]:
 
 
 def _fetch_config(name: str, revision: str) -> str:
-    """The text of a hub id's config.json: from the cache, or by one quick request without retries."""
+    """Return the text of a hub id's config.json: from the cache, or by one request without retries."""
     from huggingface_hub import constants, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.utils import build_hf_headers
 
@@ -149,7 +149,7 @@ def _fetch_config(name: str, revision: str) -> str:
 
 
 def _folder(name: str, what: str, revision: str) -> Path:
-    """A local folder, or the snapshot of a hub repository."""
+    """Return a local folder, or the snapshot of a hub repository."""
     path = local_path(name)
     if path.is_dir():
         return path

@@ -1,4 +1,4 @@
-"""Load a policy and its tokenizer; training and evaluation both use this. Prompts as the policy reads them."""
+"""Load a policy and its tokenizer, and render prompts, for training and evaluation."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 def check_policy(path: str, revision: str = "main") -> None:
-    """Check that a policy's files are whole and fit together, without reading its weights. Takes about a second.
+    """Check that a policy's files are complete and consistent, without reading its weights. Takes about a second.
 
     Args:
         path: a folder, or a hub id, whose files are downloaded.
         revision: of a model on the hub.
 
     Raises:
-        UserError: a file is missing, truncated or a pickle, or config.json and the weights do not fit together.
+        UserError: a file is missing, truncated or a pickle, or config.json does not match the weights.
     """
     folder = Path(path)
     with _one_line(f"model_name_or_path = {path}"):
@@ -50,7 +50,7 @@ def check_policy(path: str, revision: str = "main") -> None:
         if not config.architectures:
             raise ValueError("config.json names no architecture")
         if getattr(config, "quantization_config", None) is not None:
-            return  # its library loads the weights in a form of its own
+            return  # its library loads quantised weights in its own format
         kind = getattr(transformers, config.architectures[0], AutoModelForCausalLM)
         options = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
         _, found = kind.from_pretrained(path, revision=revision, device_map="meta", **options)
@@ -67,7 +67,7 @@ def load_policy(policy: Policy, recipe: Recipe, device: torch.device) -> PreTrai
 
     No code of the model's repository is run.
 
-    Raises UserError where the files do not fit together, or lack weights: transformers and PEFT would draw these at
+    Raises UserError if the files do not match, or lack weights: transformers and PEFT would draw these at
     random.
     """
     options = load_options(recipe) | {"revision": None}
@@ -87,7 +87,7 @@ def load_policy(policy: Policy, recipe: Recipe, device: torch.device) -> PreTrai
 
 
 def load_tokenizer(path: str | Path, revision: str = "main") -> PreTrainedTokenizerBase:
-    """Load a tokenizer that pads on the left, as generation needs; raises UserError where its files are not whole."""
+    """Load a tokenizer that pads on the left, as generation needs; raises UserError if its files are not complete."""
     sides = {"padding_side": "left", "truncation_side": "left"}
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False, **sides)
@@ -99,7 +99,7 @@ def load_tokenizer(path: str | Path, revision: str = "main") -> PreTrainedTokeni
 
 
 def load_options(recipe: Recipe) -> dict[str, Any]:
-    """Keywords of `from_pretrained` for a recipe's policy: revision, precision, attention, quantisation where set."""
+    """Return keywords of `from_pretrained` for a policy: revision, precision, attention, quantisation if set."""
     model = ModelConfig(**recipe.model_arguments())
     options = {
         "revision": model.model_revision,
@@ -111,7 +111,7 @@ def load_options(recipe: Recipe) -> dict[str, Any]:
 
 
 def has_bf16(on_cpu: bool) -> bool:
-    """Whether the processor, or else the GPU, multiplies bf16 matrices in hardware."""
+    """Return whether the processor, or else the GPU, multiplies bf16 matrices in hardware."""
     return bool(cpu_has_bf16()) if on_cpu else torch.cuda.is_bf16_supported()
 
 
@@ -128,11 +128,11 @@ def template_options(recipe: Recipe) -> Mapping[str, Any]:
 
 
 def render(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, **options: Any) -> str:
-    """Return the text that the model continues: text unchanged, chat messages in the model's own template.
+    """Return the text that the model continues: text unchanged, chat messages rendered with the model's template.
 
     `options` are further arguments of the template (`template_options`).
 
-    Raises UserError for messages where the tokenizer has no chat template.
+    Raises UserError for messages if the tokenizer has no chat template.
     """
     if isinstance(prompt, str):
         return prompt
@@ -156,10 +156,10 @@ def _one_line(what: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:  # each file has a library of its own, with errors of its own
+    except Exception as error:  # each library raises errors of its own
         raise UserError(
             f"{what} cannot be loaded: {_first_line(error)} Expected a causal language model that transformers knows, "
-            "with whole files."
+            "with complete files."
         ) from error
 
 

@@ -1,7 +1,7 @@
 """Train the tiny policy that ships with the package.
 
-First the skill: right chains of thought, alternating with drills of bare steps. Then the mistakes: a short time on
-chains of which many go wrong, so that the policy can reason but is seldom right, and RL has much left to teach.
+First the skill: correct chains of thought, alternating with drills of single steps. Then the mistakes: a short phase on
+chains with many errors, so that the policy can reason but is seldom right, and RL can improve it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SLIPS = (-20, -11, -10, -9, -3, -2, -1, 1, 2, 3, 9, 10, 11, 20)
 
 @dataclass(frozen=True)
 class Mixture:
-    """How often a completion in the training data goes wrong, and how.
+    """The mistakes of completions in the training data, and their probabilities.
 
     A step is right with the probability that `hard_facts` gives for its sign and last digit, else with probability
     `sure`. A wrong step is a few units or tens off, and the next step continues from it. So a sum's success
@@ -103,7 +103,7 @@ def fit(model: Qwen2ForCausalLM, batches: Iterator[Batch], steps: int, lr: float
     The learning rate warms up for 50 steps, and falls to zero over the last 30 %. Matrices are multiplied in bfloat16,
     several times faster on processors with such instructions; the weights stay float32.
     """
-    model.set_attn_implementation("eager")  # on a CPU faster than the fused one at these lengths
+    model.set_attn_implementation("eager")  # on a CPU faster than fused attention at these lengths
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / 50, (steps - step) / (0.3 * steps))
@@ -136,7 +136,7 @@ def save(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, output: Path) -> No
 
 
 def completion_batches(tokenizer: Qwen2Tokenizer, mixture: Mixture, size: int, seed: int) -> Iterator[Batch]:
-    """Yield batches of prompts with completions drawn from the mixture, without end; the loss counts completions only.
+    """Yield batches of prompts with completions drawn from the mixture, endlessly; the loss counts completions only.
 
     No held-out prompt is drawn. Examples of similar length share a batch, so that little padding is computed.
     """
@@ -150,7 +150,7 @@ def completion_batches(tokenizer: Qwen2Tokenizer, mixture: Mixture, size: int, s
 
 
 def drill_batches(tokenizer: Qwen2Tokenizer, size: int, seed: int) -> Iterator[Batch]:
-    """Yield batches of chains of thought without a prompt, without end; the loss counts running totals only.
+    """Yield batches of chains of thought without a prompt, endlessly; the loss counts running totals only.
 
     Adding is the hard part: among the easy tokens of a whole completion it is learned many times more slowly.
     """
@@ -244,7 +244,7 @@ def build_model(tokenizer: Qwen2Tokenizer, **sizes: Any) -> Qwen2ForCausalLM:
     3
     """
     shape = {"num_hidden_layers": 3, "hidden_size": 160, "intermediate_size": 480}
-    shape |= {"num_attention_heads": 5, "num_key_value_heads": 1}  # one: copying the cache is half of decoding
+    shape |= {"num_attention_heads": 5, "num_key_value_heads": 1}  # 1: copying the cache is half of decoding
     settings = shape | {"initializer_range": 0.06} | sizes  # at the usual 0.02 sums are learned many times slower
     config = Qwen2Config(
         vocab_size=len(tokenizer),

@@ -1,4 +1,4 @@
-"""Configurations of ``accelerate launch``: which are shipped, how many processes each starts, and what these share.
+"""Configurations of ``accelerate launch``: which are shipped, how many processes each starts, and what they shard.
 
 Read from the file, before torch is loaded.
 """
@@ -15,7 +15,7 @@ from ..errors import UserError
 from .fields import describe, suggest
 from .reading import local_path, read_yaml
 
-MOST_PROCESSES = 1024  # that a launch starts on one machine
+MOST_PROCESSES = 1024  # of one launch on one machine
 _SHIPPED = Path(__file__).parent.parent / "recipes" / "accelerate"
 _ZERO = {  # what DeepSpeed's stages shard
     0: (),
@@ -28,7 +28,7 @@ _ZERO = {  # what DeepSpeed's stages shard
 class Sharding(NamedTuple):
     """What the processes of an accelerate configuration shard.
 
-    `name` is the usual name; `shared` is what each process holds a part of, nothing for DDP; `library` must be
+    `name` is the usual name; `shared` is what the processes shard, nothing for DDP; `library` must be
     installed besides; `on_cpu` says whether it runs without a GPU.
     """
 
@@ -38,7 +38,7 @@ class Sharding(NamedTuple):
     on_cpu: bool = True
 
     def describe(self) -> str:
-        """Return what a process holds, for people.
+        """Return a sentence on what each process holds.
 
         >>> Sharding("ZeRO-2", ("gradients", "optimizer states")).describe()
         'ZeRO-2: each process holds a part of gradients and optimizer states, the rest whole'
@@ -52,7 +52,7 @@ class Sharding(NamedTuple):
 
     @property
     def missing_library(self) -> str | None:
-        """What must be installed before it can be used, as a sentence; None if nothing is missing."""
+        """Return a sentence on the library that must be installed first; None if nothing is missing."""
         if self.library is None or find_spec(self.library) is not None:
             return None
         return f"{self.name} needs {self.library}, which is not installed: pip install 'pods-rl[{self.library}]'."
@@ -87,7 +87,7 @@ def accelerate_processes(config: Path) -> int:
 
 
 def accelerate_sharding(config: Path) -> Sharding:
-    """Return what an accelerate configuration shards; raise UserError if it is not one, or is not supported."""
+    """Return what an accelerate configuration shards; raise UserError if it is invalid or not supported."""
     values, _ = read_yaml(config)
     kind = str(values.get("distributed_type"))
     if kind == "DEEPSPEED":
@@ -102,7 +102,7 @@ def accelerate_sharding(config: Path) -> Sharding:
 
 
 def _zero_stage(settings: Mapping[str, Any], config: Path) -> int:
-    """The stage in accelerate's own words, or in the file of DeepSpeed's that it names."""
+    """Return ZeRO's stage, from accelerate's own keys or from the DeepSpeed file that it names."""
     own = settings.get("deepspeed_config_file")
     try:
         stage = (
@@ -118,7 +118,7 @@ def _zero_stage(settings: Mapping[str, Any], config: Path) -> int:
 
 
 def check_accelerate(config: Path, *, on_cpu: bool) -> None:
-    """Raise UserError if an accelerate configuration cannot be used: a library is missing, or a GPU.
+    """Raise UserError if an accelerate configuration needs a library or a GPU that is missing.
 
     Args:
         on_cpu: whether the recipe says `use_cpu`.

@@ -1,6 +1,6 @@
-"""What a recipe needs that may be missing: libraries, the user's own modules, models and data sets of the hub.
+"""Check that what a recipe needs is there: libraries, the user's own modules, models and data sets of the hub.
 
-All of it is found before torch is loaded. Loaders would notice later, or retry the hub for minutes.
+It runs before torch is loaded. Loaders would notice later, or retry the hub for minutes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ..errors import UserError
 from .catalog import TINY
 from .reading import local_path, looks_like_path
 
-_PATIENCE = 1.5  # seconds; a slow hub may still have it, so only a clear no is an error
+_PATIENCE = 1.5  # seconds; a timeout is not an error, since a slow hub may still have it
 
 
 class Extra(NamedTuple):
-    """A library. One of ``modules`` is enough; ``install`` is what pip takes, ``[name]`` an extra of pods-rl.
+    """A library. One of ``modules`` is enough; ``install`` is the argument for pip, ``[name]`` an extra of pods-rl.
 
     Both are the library's name if they are not given.
     """
@@ -89,7 +89,7 @@ _OF_KEY = {"deepspeed": Extra("deepspeed", install="[deepspeed]")}  # needed for
 
 
 def missing_library(values: Mapping[str, Any]) -> str | None:
-    """Return everything to install before this recipe can train here, as a sentence; None if nothing is missing."""
+    """Return a sentence on every library that this recipe needs and that is missing; None if all are installed."""
     missing = list(dict.fromkeys(extra for extra in _needed(values) if extra.missing))
     if not missing:
         return None
@@ -102,7 +102,7 @@ def missing_library(values: Mapping[str, Any]) -> str | None:
 
 
 def missing_module(values: Mapping[str, Any]) -> str | None:
-    """Return the first rule, task or reward of the user whose module is missing, as a sentence; None if none is."""
+    """Return a sentence on the first rule, task or reward of the user whose module is missing, or None."""
     names = [("rule", values.get("rule")), ("task", values.get("task"))]
     names += [("task_rewards", name) for name in values.get("task_rewards") or {}]
     for key, name in names:
@@ -124,12 +124,12 @@ def _needed(values: Mapping[str, Any]) -> Iterable[Extra]:
 def _is_there(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except (ImportError, ValueError):  # its parent is missing, or was blocked
+    except (ImportError, ValueError):  # its parent is missing or blocked
         return False
 
 
 def check_reachable(values: Mapping[str, Any]) -> None:
-    """Raise UserError if the hub does not have the model or the data set, or would not accept what is pushed."""
+    """Raise UserError if the hub does not have the model or the data set, or would reject a push."""
     wanted: list[tuple[str, Literal["model", "dataset"], str]] = [
         ("model_name_or_path", "model", values.get("model_revision") or "main"),
         ("dataset_name", "dataset", "main"),
@@ -169,7 +169,7 @@ def _check_writable(key: str) -> None:
 
 @cache
 def _check_readable(key: str, kind: Literal["model", "dataset"], name: str, revision: str) -> None:
-    """Cached: the arms of an experiment mostly share their model. An error is not cached."""
+    """Look one name up on the hub. Cached, since arms mostly share their model; errors are not."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import GatedRepoError, HFValidationError, OfflineModeIsEnabled, RepositoryNotFoundError
 
@@ -203,5 +203,5 @@ def _check_readable(key: str, kind: Literal["model", "dataset"], name: str, revi
 
 
 def _no_network(error: Exception) -> bool:
-    """Whether a request failed for lack of a network: each version of the hub's library has its own error for it."""
+    """Return whether a request failed for lack of a network; errors differ between versions of the library."""
     return "Connect" in type(error).__name__ and "Timeout" not in type(error).__name__

@@ -1,6 +1,6 @@
 """Recipes and experiments by name or path: those of the package, and each arm of an experiment as a recipe.
 
-An experiment's file has a base recipe, and arms that each set some keys of it.
+An experiment's file has a base recipe, and arms that each set some of its keys.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TAKEN = ("report", "configs", "logs")  # directories of the experiment itself
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Return the recipes and experiments in the package, by name: what starts quickly first, then the paper's."""
+    """Return the recipes and experiments in the package, by name: quick ones first, then the paper's."""
     return {path.stem: path for folder in (_RECIPES, _RECIPES / "paper") for path in sorted(folder.glob("*.yaml"))}
 
 
@@ -76,7 +76,7 @@ def read_recipe(path_or_name: str | Path) -> tuple[dict[str, Any], Origin]:
 
 
 def read_arm(path: Path, arm: str) -> dict[str, Any]:
-    """Return the keys that one arm of an experiment's file trains with."""
+    """Return the recipe keys of one arm of an experiment's file."""
     base, arms = split_experiment(*read_yaml(path))
     return {**base, **arms[arm]}
 
@@ -124,9 +124,9 @@ def _arms(arms: Any, origin: Origin) -> dict[str, dict[str, Any]]:
 
 
 def _read_base(name: str, beside: Path, above: tuple[Path, ...]) -> dict[str, Any]:
-    """The keys of a base: of a file beside the experiment, or of what is shipped.
+    """Return the keys of a base: a file beside the experiment, or a shipped recipe.
 
-    Of another experiment, the base it has itself; of one of its arms, that arm's keys.
+    For another experiment, these are the keys of its own base; for one of its arms, the arm's keys.
     """
     local = local_path(beside / name)
     if not local.is_file() and name in shipped_arms():

@@ -1,4 +1,4 @@
-"""Everything that makes a resolved recipe impossible, found before torch is loaded.
+"""Check a resolved recipe for values that cannot work, before torch is loaded.
 
 TRL, transformers, peft and torch check few of these themselves, and only after the policy is loaded.
 """
@@ -20,7 +20,7 @@ from .reading import local_path, short
 from .schema import RULES, fields
 from .task_checks import IMPORT_PATH, check_model, check_task
 
-# generation_kwargs: what `generate` takes besides the keys of a recipe
+# generation_kwargs: arguments of `generate` that are not keys of a recipe
 _GENERATION = {
     "top_k": "[1, 1e9]", "typical_p": "(0, 1]", "epsilon_cutoff": "[0, 1)", "eta_cutoff": "[0, 1)", "top_h": "(0, 1]",
     "no_repeat_ngram_size": "[0, inf)", "encoder_no_repeat_ngram_size": "[0, inf)", "min_length": "[0, inf)",
@@ -28,7 +28,7 @@ _GENERATION = {
     "num_return_sequences": "[1, 1]", "max_time": "(0, inf)", "length_penalty": "(-inf, inf)",
 }  # fmt: skip
 _SAMPLING = ("temperature", "top_p", "min_p", "repetition_penalty")  # the same range in generation_kwargs
-# lr_scheduler_kwargs: those that a schedule takes, and those of which it needs one
+# lr_scheduler_kwargs: the arguments of a schedule, and those of which one is required
 _SCHEDULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "linear": ((), ()), "constant_with_warmup": ((), ()), "inverse_sqrt": (("timescale",), ()),
     "cosine": (("num_cycles",), ()), "cosine_with_restarts": (("num_cycles",), ()),
@@ -46,8 +46,8 @@ _DECAYING = (
     "linear", "cosine", "polynomial", "cosine_with_restarts", "cosine_with_min_lr", "warmup_stable_decay",
 )  # fmt: skip
 _NOT_NULL = ("num_generations", "max_completion_length")
-_WHOLE_ABOVE_ONE = ("logging_steps", "save_steps", "warmup_steps")  # a number of steps, or a share of all
-_FILES = ("accelerator_config", "fsdp_config", "deepspeed")  # text names a JSON file
+_WHOLE_ABOVE_ONE = ("logging_steps", "save_steps", "warmup_steps")  # a number of steps, or a fraction of all steps
+_FILES = ("accelerator_config", "fsdp_config", "deepspeed")  # a string names a JSON file
 _ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
 _BATCH_KEYS = (
     "num_generations", "num_rollouts", "per_device_train_batch_size", "gradient_accumulation_steps",
@@ -57,7 +57,7 @@ _BATCH_KEYS = (
 _CLOCK = "a recipe evaluates by training clock"
 _NEEDS_GPU = "it needs a GPU, and use_cpu is true"
 _CONTINUOUS = "use_transformers_continuous_batching"
-# (whether a recipe's values contradict each other, what to say; {key} is the value of a key)
+# (a predicate on contradicting values, the message; {key} is the value of a key)
 _CONFLICTS: tuple[tuple[Callable[[Mapping[str, Any]], Any], str], ...] = (
     (lambda v: v.get("sync_ref_model") and not v.get("beta"),
      "sync_ref_model = true: there is no reference model with beta = 0: set beta above 0, or unset sync_ref_model."),
@@ -65,7 +65,7 @@ _CONFLICTS: tuple[tuple[Callable[[Mapping[str, Any]], Any], str], ...] = (
      "sync_ref_model = true: there is no reference model with use_peft, which uses the policy without its adapter: "
      "unset sync_ref_model."),
     (lambda v: v.get("save_strategy") == "best",
-     f"save_strategy = best: {_CLOCK}, so TRL knows no best: set steps, epoch or no."),
+     f"save_strategy = best: {_CLOCK}, so TRL cannot know the best checkpoint: set steps, epoch or no."),
     (lambda v: v.get("lr_scheduler_type") in ("reduce_lr_on_plateau", "greedy"),
      f"lr_scheduler_type = {{lr_scheduler_type}}: it needs TRL's evaluation, and {_CLOCK}."),
     (lambda v: v.get("cache_implementation") in ("offloaded", "offloaded_static") and v.get("use_cpu"),
@@ -89,7 +89,7 @@ _CONFLICTS: tuple[tuple[Callable[[Mapping[str, Any]], Any], str], ...] = (
      "bf16_full_eval and fp16_full_eval are both true: choose one."),
     (lambda v: v.get("bf16") and v.get("use_cpu") and cpu_has_bf16() is False,
      "bf16 = true, but this processor has no bf16 instructions and would be slower than in float32: unset bf16 (it is "
-     "then used where the processor has them), or set bf16: false."),
+     "then used if the processor has them), or set bf16: false."),
     (lambda v: v.get("load_in_4bit") and v.get("load_in_8bit"),
      "load_in_4bit and load_in_8bit are both true: choose one."),
     *((lambda v, bits=bits: v.get(bits) and not v.get("use_peft"),
@@ -104,7 +104,7 @@ _CONFLICTS: tuple[tuple[Callable[[Mapping[str, Any]], Any], str], ...] = (
 
 
 def check_values(values: Mapping[str, Any]) -> None:
-    """Raise UserError for the first thing in a resolved recipe that cannot work, except its batches."""
+    """Raise UserError for the first value or combination that cannot work, except batch sizes."""
     _check_ranges(values)
     for contradicts, message in _CONFLICTS:
         if contradicts(values):
@@ -122,7 +122,7 @@ def check_values(values: Mapping[str, Any]) -> None:
 
 
 def batch_plan(values: Mapping[str, Any], processes: int | None = None) -> BatchPlan:
-    """Return what a step handles; raise UserError if the batches do not hold whole groups."""
+    """Return the batch plan; raise UserError if the batches do not hold whole groups."""
     return check_batch(**{key: values[key] for key in _BATCH_KEYS if key in values}, processes=processes)
 
 
@@ -134,7 +134,7 @@ def _check_ranges(values: Mapping[str, Any]) -> None:
         if value is None and key in _NOT_NULL:
             raise UserError(f"{key} = null: expected {interval_in_words(interval)}.")
         if key in _WHOLE_ABOVE_ONE and value and value > 1 and value != int(value):
-            raise UserError(f"{key} = {value}: expected a whole number of steps, or a share of all below 1.")
+            raise UserError(f"{key} = {value}: expected a whole number of steps, or a fraction of all steps below 1.")
 
 
 def _check_single_values(values: Mapping[str, Any]) -> None:
@@ -159,7 +159,7 @@ def _check_single_values(values: Mapping[str, Any]) -> None:
 
 
 def _check_mapping(key: str, text: str) -> None:
-    """Text in place of a mapping is its JSON, or names a file with it."""
+    """Check a string given in place of a mapping: JSON, or the path of a JSON file."""
     if key in _FILES and not text.lstrip().startswith("{"):
         if local_path(text).is_file():
             return
@@ -173,7 +173,7 @@ def _check_mapping(key: str, text: str) -> None:
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
-    """The mapping of a key that was checked already, whether YAML or JSON."""
+    """Return the mapping of a key that is already checked, from YAML or JSON."""
     return dict(json.loads(value) if isinstance(value, str) else value or {})
 
 
@@ -197,7 +197,7 @@ def _check_schedule(values: Mapping[str, Any]) -> None:
         raise UserError(f"lr_scheduler_type = {name} needs lr_scheduler_kwargs: {{{' or '.join(needed)}: ...}}.")
     if values.get("max_steps", -1) <= 0 and values.get("num_train_epochs") is None:
         if values.get("max_seconds") is None:
-            raise UserError("Nothing says when to stop: set max_seconds (training clock), max_steps or both.")
+            raise UserError("No limit is set: set max_seconds (training clock), max_steps or both.")
         if name in _DECAYING:
             raise UserError(
                 f"lr_scheduler_type = {name} decays over a number of steps, and max_seconds gives none: set max_steps "

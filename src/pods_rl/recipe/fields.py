@@ -1,4 +1,4 @@
-"""One key of a recipe: its type, default and help, and how a value from YAML or the command line is converted."""
+"""One key of a recipe: its type, default and help, and the conversion of values from YAML or the command line."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ KINDS = {
 }
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
-_LARGEST = 2**63 - 1  # torch and the files of a run hold no larger integer
+_LARGEST = 2**63 - 1  # torch and the files of a run cannot hold larger integers
 _MOST_ITEMS = 10_000  # in a list or mapping, at all levels
 _DEEPEST = 32
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 class _WrongTypeError(Exception):
-    """A value has none of the types that its key accepts."""
+    """The value has no type that its key accepts."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Field:
 
     Args:
         kinds: the YAML types it accepts (keys of `KINDS`, or ``Any``).
-        section: the part of a run that reads it: engine, model, task or run.
-        source: where its default comes from.
-        item: the types of a list's items, where they are known.
+        section: the part of a run that reads this key: engine, model, task or run.
+        source: the origin of its default.
+        item: the types of a list's items, if known.
         within: the interval of a number, as in ``(0, 1]``; a bracket includes its end. Empty: any number.
     """
 
@@ -59,7 +59,7 @@ class Field:
 
     @property
     def expected(self) -> str:
-        """The values it accepts, in words.
+        """The accepted values, in words.
 
         >>> Field("x", frozenset({"float", "None"}), None, "", "run", "").expected
         'a number or null'
@@ -69,7 +69,7 @@ class Field:
         return "anything" if "Any" in self.kinds else _in_words(self.kinds)
 
     def convert(self, value: Any) -> Any:
-        """Return the value as this key's type; raise ValueError (what was given, what was expected) if it is another.
+        """Return the value as this key's type; raise ValueError (what was given, what was expected) if it has another.
 
         Numbers written as text are read as numbers: YAML 1.1 reads ``1e-6`` as text, and its meaning is clear.
 
@@ -230,9 +230,9 @@ def describe(value: Any) -> str:
     """
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, int) and abs(value) > 10**60:  # Python prints no number of more than 4,300 digits
+    if isinstance(value, int) and abs(value) > 10**60:  # Python refuses to print numbers of more than 4,300 digits
         return f"a whole number of {value.bit_length()} bits"
-    text = short(_SHORT.repr(value))  # Repr ends on a list that contains itself
+    text = short(_SHORT.repr(value))  # Repr handles a list that contains itself
     kind = {str: "the text ", list: "the list ", dict: "the mapping ", int: "", float: ""}.get(type(value))
     return f"{type(value).__name__} {text}" if kind is None else kind + text
 
@@ -249,10 +249,10 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 def listed(problems: Iterable[str], count: int, most: int = 5) -> str:
-    """Return the first of many problems, one per line, and how many more there are.
+    """Return the first problems, one per line, and the number of the others.
 
     Args:
-        problems: read one by one, because each may take a while (``suggest``).
+        problems: read one by one, because each may be slow to make (``suggest``).
         count: how many there are.
 
     >>> listed(iter(["a is wrong.", "b is wrong."]), 2, most=1)

@@ -1,4 +1,4 @@
-"""How recipes are written: YAML in files, ``--key value`` on the command line; each key with the line it is on.
+"""Read recipes: YAML in files, ``--key value`` on the command line; keep the line of each key.
 
 PyYAML and not ruamel.yaml: a stored ``run_name: 1e-5`` stays text, and the bounds below are needed with either.
 """
@@ -25,7 +25,7 @@ _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 @dataclass(frozen=True)
 class Origin:
-    """Where values come from, for messages: a file with the line of each key, or a name alone."""
+    """The origin of values, for messages: a file with the line of each key, or only a name."""
 
     name: str
     lines: Mapping[str, int] = field(default_factory=dict)
@@ -52,7 +52,7 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], Origin]:
 
 
 def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], Origin]:
-    """As read_yaml, for a text; ``name`` stands for the file in messages.
+    """Like read_yaml, for a string; ``name`` is the file's name in messages.
 
     >>> values, origin = parse_yaml("seed: 1\\nbeta: 0.04\\n", "my.yaml")
     >>> values, origin.where("beta")
@@ -65,7 +65,7 @@ def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], Origin]:
         line = f":{mark.line + 1}" if mark else ""
         raise UserError(f"{name}{line}: {error.problem}. Expected `key: value` on each line.") from error
     except YAMLError as error:
-        raise UserError(f"{name}: is not YAML: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{name}: not valid YAML: {str(error).splitlines()[0]}") from error
     if not isinstance(values, dict) or not isinstance(node, yaml.MappingNode):
         held = "nothing" if values is None else f"a {type(values).__name__}"
         raise UserError(f"{name}: holds {held}: expected `key: value` lines.")
@@ -77,7 +77,7 @@ def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], Origin]:
 
 
 def load_yaml(text: str) -> tuple[Any, yaml.Node | None]:
-    """Return the value of a YAML text, and its node. Raises YAMLError for anything that is wrong with it."""
+    """Return the value of a YAML text, and its node. Raises YAMLError if it is invalid."""
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
@@ -94,12 +94,12 @@ class _Extent(NamedTuple):
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, bounded in time and memory, which refuses a key that is there twice."""
+    """PyYAML's safe loader, bounded in time and memory, which refuses duplicate keys."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._depth = 0
-        self._extents: dict[yaml.Node, _Extent] = {}  # of the nodes that are complete, with each alias expanded
+        self._extents: dict[yaml.Node, _Extent] = {}  # of complete nodes, with each alias expanded
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event = self.peek_event()
@@ -142,7 +142,7 @@ def _check_keys(node: yaml.MappingNode) -> None:
         if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
             continue
         if key.value in seen:
-            raise _refused(key, f"{short(key.value)} is there twice (first on line {seen[key.value]}): keep one")
+            raise _refused(key, f"{short(key.value)} is a duplicate key (first on line {seen[key.value]}): keep one")
         seen[key.value] = key.start_mark.line + 1
 
 
@@ -159,7 +159,7 @@ def _refused(place: Any, problem: str) -> yaml.MarkedYAMLError:
 
 
 def dump_yaml(values: Mapping[str, Any]) -> str:
-    """Return a mapping as YAML, in the order given, so that parse_yaml reads back equal values."""
+    """Return a mapping as YAML, in the order given, such that parse_yaml returns equal values."""
     return yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True, width=sys.maxsize)
 
 
@@ -191,7 +191,7 @@ def parse_overrides(words: list[str], stray: list[str] | None = None) -> dict[st
 
 
 def parse_words(words: list[str], config: str | None) -> tuple[str | None, dict[str, str | bool]]:
-    """As parse_overrides, and the recipe: a word alone, if no option names it.
+    """Like parse_overrides, and return the recipe: a positional word, unless an option names it.
 
     >>> parse_words(["--seed", "1", "tiny-pods"], None)
     ('tiny-pods', {'seed': '1'})
@@ -209,7 +209,7 @@ def parse_words(words: list[str], config: str | None) -> tuple[str | None, dict[
 
 
 def local_path(name: str | Path) -> Path:
-    """Return the path a user gave, whether or not it exists; raise UserError if it cannot be one."""
+    """Return the path a user gave, whether or not it exists; raise UserError if it cannot be a path."""
     try:
         path = Path(name).expanduser()
         path.exists()

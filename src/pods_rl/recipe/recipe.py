@@ -1,4 +1,4 @@
-"""A recipe: what a run does, resolved and checked; and how a stored one is compared with it. No torch."""
+"""A recipe: the resolved and checked settings of a run, and their comparison with stored ones. No torch."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .reading import Origin, dump_yaml, short
 from .schema import UNSUPPORTED, defaults, fields
 
 _SAVING = frozenset(("save_seconds", "save_steps", "save_strategy"))
-_SAVE_SECONDS, _SAVES_KEPT = 1800.0, 2  # if a recipe does not say when to save: no run loses more than half an hour
-_ENDLESS = 10**9  # steps of a run that only the clock stops; TRL would stop after 3 epochs
+_SAVE_SECONDS, _SAVES_KEPT = 1800.0, 2  # if no key sets when to save: at most half an hour is lost
+_ENDLESS = 10**9  # steps if only the clock stops the run; TRL would stop after 3 epochs
 _TITLES = {"model": "the policy", "engine": "training", "task": "the task", "run": "this run"}
 
 # What may change between a checkpoint and the run that resumes from it: how long, what is logged and kept, where data
@@ -48,7 +48,7 @@ _FORMER_DEFAULTS = {"loss_type": "grpo"}  # of keys that a stored recipe may lac
 
 @dataclass(frozen=True)
 class Recipe:
-    """``values``: every key that decides the run, resolved; ``given``: what the user set; ``source``: where."""
+    """``values``: every key that decides the run, resolved; ``given``: what the user set; ``source``: its file."""
 
     values: Mapping[str, Any]
     given: Mapping[str, Any]
@@ -90,12 +90,12 @@ class Recipe:
         return _with_defaults(self.values)
 
     def batch_plan(self, processes: int | None = None) -> BatchPlan:
-        """Return what a step handles on so many processes; None: as many as the launcher started."""
+        """Return the batch plan for this number of processes; None: as many as the launcher started."""
         return batch_plan(self.values, processes)
 
     @property
     def missing_library(self) -> str | None:
-        """What must be installed before it can train here; reading it or evaluating its policy needs none of it."""
+        """Return which libraries training needs and lacks here; reading the recipe or evaluating needs none of them."""
         return missing_library(self.values)
 
     def check_installed(self) -> None:
@@ -105,7 +105,7 @@ class Recipe:
             raise UserError(f"{self.source}: {missing}")
 
     def check_reachable(self) -> None:
-        """Raise UserError if the model or the data set must come from the hub, and cannot."""
+        """Raise UserError if the model or the data set must come from the hub, and is not available."""
         try:
             check_reachable(self.values)
         except UserError as error:
@@ -126,7 +126,7 @@ def load_recipe(
     processes: int | None = None,
     trains: bool = True,
 ) -> Recipe:
-    """Load a recipe from a file, or a shipped one by its name, and check everything that can be.
+    """Load a recipe from a file, or a shipped recipe by name, and check it.
 
     Args:
         path_or_name: a YAML file, a shipped recipe's name, or ``<experiment>-<arm>`` for one arm of a shipped
@@ -136,7 +136,7 @@ def load_recipe(
         trains: False if it is only evaluated, so that its batches need not fit.
 
     Raises:
-        UserError: it cannot be found or read, or a key, value or combination is wrong.
+        UserError: the recipe cannot be found or read, or a key, value or combination is wrong.
     """
     return build_recipe(*read_recipe(path_or_name), overrides, processes=processes, trains=trains)
 
@@ -149,7 +149,7 @@ def build_recipe(
     processes: int | None = None,
     trains: bool = True,
 ) -> Recipe:
-    """As load_recipe, from a mapping; ``origin`` says where it is from, for messages."""
+    """Like load_recipe, from a mapping; ``origin`` names its source in messages."""
     overrides = overrides or {}
     given = _convert(values, origin) | _convert(overrides, None)
     for key in [key for key in given if key in UNSUPPORTED]:
@@ -168,12 +168,12 @@ def build_recipe(
 
 
 def _convert(values: Mapping[str, Any], origin: Origin | None) -> dict[str, Any]:
-    """Values as their keys' types; one UserError names every key that is unknown or of a wrong type.
+    """Convert values to their keys' types; one UserError names every unknown key and every wrong type.
 
-    Without an origin they are of the command line, where text is read as YAML.
+    Without an origin, the values are from the command line, and text is read as YAML.
     """
     converted: dict[str, Any] = {}
-    problems: dict[str, str | None] = {}  # by key; None: it is unknown
+    problems: dict[str, str | None] = {}  # by key; None: unknown key
     for key, value in values.items():
         field = fields().get(key)
         if key == "scale_rewards" and isinstance(value, bool):
@@ -201,7 +201,7 @@ def _unknown(key: str) -> str:
 
 
 def _resolve(values: dict[str, Any], given: Mapping[str, Any]) -> None:
-    """Fill in what follows from other keys."""
+    """Fill in the keys that follow from other keys."""
     if values["num_rollouts"] is None:
         values["num_rollouts"] = values["num_generations"]
     if values["eval_temperature"] is None:
@@ -238,7 +238,7 @@ def changed_keys(saved: Mapping[str, Any], values: Mapping[str, Any]) -> list[st
 def differences(saved: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return each key that differs between a recipe stored by any version and one of this version, with both values.
 
-    A key that either lacks has its default: the version that stored the recipe did not know the key. A key that this
+    A missing key has its default: the version that stored the recipe did not know the key. A key that this
     version does not know is skipped: nothing can set it any more.
 
     >>> differences({"seed": 1, "num_generations": 8, "a_removed_key": 3}, {"seed": 1, "num_rollouts": 16})
@@ -250,7 +250,7 @@ def differences(saved: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str
 
 
 def _completed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe with every key that there is: absent ones have their default, or what follows from the others."""
+    """Return a recipe with every key: absent ones get their default, or a value that follows from others."""
     values = _with_defaults(given)
     _resolve(values, given)
     return values

@@ -1,7 +1,7 @@
 """Every key that a recipe may have, each defined once. No torch.
 
 The keys of training are those of TRL and of PODSConfig (`trl_source`); those of the task and of the run are below, each
-with its type, default, help and range. Then follows what differs from TRL: defaults, choices, ranges, keys refused.
+with its type, default, help and range. Below are the differences from TRL: defaults, choices, ranges, refused keys.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TASKS = (
 
 
 def _key(default: Any, help: str, *, source: str = "", within: str = "", choices: tuple[str, ...] = ()) -> Any:
-    """A key: ``source`` says where its default comes from, ``within`` is its interval (`Field.within`)."""
+    """A key: ``source`` is the origin of its default, ``within`` its interval (`Field.within`)."""
     return dataclasses.field(
         default=default, metadata={"help": help, "source": source, "within": within, "choices": choices}
     )
@@ -37,7 +37,7 @@ def _key(default: Any, help: str, *, source: str = "", within: str = "", choices
 # ruff: noqa: RUF009  (`_key` makes a dataclasses.field)
 @dataclass
 class TaskKeys:
-    """What is trained on."""
+    """The task: its data and rewards."""
 
     task: str = _key(
         "arithmetic", f"What to train on: {', '.join(TASKS)} (dataset: your own prompts and answers; `pods tasks` "
@@ -136,7 +136,7 @@ _DEFAULTS: dict[str, tuple[Any, str]] = {
 }
 
 _LOG_LEVELS = ("debug", "info", "warning", "error", "critical", "passive")
-# choices that TRL gives in prose or code only; it finds some of them wrong only after the first rollouts
+# choices that TRL documents only in prose or code; it rejects some wrong ones only after the first rollouts
 _CHOICES = {
     "advantages": ADVANTAGES,
     "advantage_baseline": BASELINES,
@@ -158,7 +158,7 @@ _CHOICES = {
     "include_num_input_tokens_seen": ("all", "non_padding", "no"),
 }
 
-# the range of every number of TRL's and PODSConfig's: TRL, transformers, peft and torch check few, and late
+# the range of each number of TRL and PODSConfig: TRL, transformers, peft and torch check few, and late
 _RANGES = {
     # batches
     "num_rollouts": "[1, 1e6]", "rollout_batch_size": "[1, inf)", "num_generations": "[1, 1e6]",
@@ -194,7 +194,7 @@ _RANGES = {
     "ddp_timeout": "[1, 1e9]",
 }  # fmt: skip
 
-# TRL's keys that `pods train` always writes into config.yaml, set or not: they decide what a run is
+# TRL's keys that `pods train` always writes into config.yaml, set or not: they define a run
 _RECORDED = (
     "num_generations", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate",
     "lr_scheduler_type", "weight_decay", "max_grad_norm", "temperature", "max_completion_length",
@@ -203,7 +203,7 @@ _RECORDED = (
 )  # fmt: skip
 
 _CLOCK = "a recipe evaluates by training clock: use eval_seconds, eval_prompts and eval_repeats"
-# TRL's keys a recipe refuses, unless they have TRL's own default: what to do instead
+# TRL's keys that a recipe refuses unless they have TRL's default: what to do instead
 UNSUPPORTED = {
     "output_dir": "a run keeps everything in its own directory: choose it with --output",
     "resume_from_checkpoint": "continue a run with --resume",
@@ -254,12 +254,12 @@ def fields() -> dict[str, Field]:
         known[name] = replace(known[name], choices=choices)
     for name, interval in _RANGES.items():
         known[name] = replace(known[name], within=interval)
-    known["fsdp"] = replace(known["fsdp"], kinds=known["fsdp"].kinds | {"bool"})  # its help says: pass True
+    known["fsdp"] = replace(known["fsdp"], kinds=known["fsdp"].kinds | {"bool"})  # its help allows True
     return known
 
 
 def defaults() -> dict[str, Any]:
-    """Return a recipe before anything is set: all of our keys, and TRL's that decide what a run is."""
+    """Return the default recipe: all of our keys, and the keys of TRL that define a run."""
     return {name: fields()[name].default for name in (*_RECORDED, *_ours())}
 
 

@@ -1,4 +1,4 @@
-"""Whether the task, its data and the policy that a recipe names are known and there, found before torch is loaded."""
+"""Check that the task, data and policy of a recipe exist, before torch is loaded."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .schema import REWARDS, TASKS
 IMPORT_PATH = re.compile(r"[^\W\d][\w.]*[.:][^\W\d]\w*")  # package.module:function
 _GENERATED = ("arithmetic", "countdown", "sorting", "reasoning_gym")
 _DATA_FILES = (".jsonl", ".json", ".parquet", ".csv")
-_MOST_BYTES = 64 << 20  # of a data file that are read here; the loader finds what is wrong further on
+_MOST_BYTES = 64 << 20  # of a data file are read here; the loader checks the rest
 
 
 def check_task(values: Mapping[str, Any]) -> None:
-    """Raise UserError for an unknown task or reward, and for data that are missing, broken or not read by the task."""
+    """Raise UserError for an unknown task or reward, and for data that are missing, damaged or not read by the task."""
     for name, weight in (values["task_rewards"] or {}).items():
         if name not in REWARDS and not IMPORT_PATH.fullmatch(name):
             raise UserError(
@@ -44,9 +44,9 @@ def check_task(values: Mapping[str, Any]) -> None:
 
 
 def _check_task_source(task: str, values: Mapping[str, Any]) -> None:
-    """Check that what a built-in task reads is given and exists, and nothing else is given."""
+    """Check that the data of a built-in task are given and exist, and that no other data are given."""
     if values["dataset_name"] and (task in _GENERATED or task == "sciknoweval_chemistry"):
-        reads = "generates its prompts" if task in _GENERATED else "has a form of its own (data_dir or the hub)"
+        reads = "generates its prompts" if task in _GENERATED else "reads a published format (data_dir or the hub)"
         raise UserError(f"task = {task} {reads}, so it does not read dataset_name: set task: dataset (or gsm8k).")
     if task == "dataset" and not values["dataset_name"]:
         raise UserError("task = dataset needs dataset_name: a JSONL or parquet file, a directory or hub id.")
@@ -66,7 +66,7 @@ def _check_data_dir(task: str, folder: str, values: Mapping[str, Any]) -> None:
         instead = "generates its prompts" if task in _GENERATED else "is named by dataset_name"
         raise UserError(f"task = {task} {instead}, so it does not read data_dir: unset it.")
     if values["dataset_name"]:
-        raise UserError("data_dir and dataset_name both say where the task is: unset one of them.")
+        raise UserError("data_dir and dataset_name both name the task's data: unset one of them.")
     if not local_path(folder).is_dir():
         raise UserError(f"data_dir = {folder}: there is no such folder (looked in {Path.cwd()}).")
 
@@ -88,7 +88,7 @@ def _check_data(key: str, name: str, values: Mapping[str, Any]) -> None:
 
 
 def _read_columns(key: str, path: Path) -> list[str]:
-    """The columns of a JSONL file's first row; UserError for the first line that is not a JSON object."""
+    """Return the columns of a JSONL file's first row; raise UserError for a line that is not a JSON object."""
     columns: list[str] | None = None
     read = 0
     try:
@@ -124,7 +124,7 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
 
 
 def check_model(name: str | None) -> None:
-    """Raise UserError for a policy that is not named, or a path without a model."""
+    """Raise UserError if no policy is named, or its path holds no model."""
     if name is None:
         raise UserError(
             f"model_name_or_path is not set: give a local path, a hub id, or {TINY} (the policy shipped for the "

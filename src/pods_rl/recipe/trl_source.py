@@ -1,6 +1,6 @@
 """The configuration keys of TRL, transformers and PODSConfig, read from their source.
 
-By hand: importing these classes takes many seconds and loads torch, and no library reads a dataclass unimported.
+Parsed by hand: importing these classes takes many seconds and loads torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ENUMS = (("transformers", "training_args.py"), ("transformers", "trainer_utils.
 def trl_fields() -> dict[str, Field]:
     """Return every field of GRPOConfig (with its bases) and ModelConfig that can be set, by name.
 
-    Raises UserError if a package is missing or has moved the class.
+    Raises UserError if a package is missing or lacks the class.
     """
     return {field.name: field for place in _CLASSES for field in _read_class(*place)}
 
@@ -122,7 +122,7 @@ def _read_class(package: str, file: str, name: str, section: str) -> Iterator[Fi
 
 
 def _options(value: ast.expr | None) -> dict[str, Any]:
-    """The keywords of ``field(...)``, or ``default`` alone where the value is written plainly."""
+    """The keywords of ``field(...)``, or ``default`` alone if the value is a plain literal."""
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "field":
         return {word.arg: _literal(word.value) for word in value.keywords if word.arg}
     return {"default": _literal(value)}

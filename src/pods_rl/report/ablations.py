@@ -61,7 +61,7 @@ class Setting:
 
 
 def setting_of(config: Mapping[str, Any]) -> Setting | None:
-    """Return the setting of a resolved recipe, or of the columns of a CSV; None where n or m is unknown.
+    """Return the setting of a resolved recipe, or of the columns of a CSV; None if n or m is unknown.
 
     >>> setting_of({"num_generations": 16, "rule": "random", "seed": 3})
     Setting(n=16, m=16, rule='random', advantages='', rest=frozenset())

@@ -1,4 +1,4 @@
-"""What the runs say, as numbers: speedups, final scores and seconds by phase."""
+"""The numbers of a report: speedups, final scores and seconds by phase."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Final:
     bootstrap_high: float
     peak: float
     peak_seconds: float
-    error: float  # of the final score, from the evaluations' own standard errors; NaN where they are not known
+    error: float  # of the final score, from the evaluations' own standard errors; NaN if they are not known
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Mean seconds of a step over the runs of an arm, in all and by phase; NaN where it was not logged."""
+    """Mean seconds of a step over the runs of an arm, total and by phase; NaN if not logged."""
 
     steps: float
     seconds_per_step: float
@@ -48,7 +48,7 @@ class Cost:
 
     @property
     def other(self) -> float:
-        """What no phase accounts for: data loading, logging, saving."""
+        """The time outside all phases: data loading, logging, saving."""
         known = sum(value for value in self.phases.values() if not math.isnan(value))
         return max(self.seconds_per_step - known, 0.0)
 
@@ -67,7 +67,7 @@ class Analysis:
     ablations: tuple[Ablation, ...]
     resamples: int
     seed: int
-    attempts: int  # runs that were made again, and are in no figure
+    attempts: int  # runs that were repeated, and are in no figure
 
     def speedup_of(self, arm: str, criterion: str = "p99", interpolated: bool = False) -> Speedup | None:
         return self.speedups.get((arm, criterion, interpolated))

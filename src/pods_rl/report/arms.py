@@ -22,7 +22,7 @@ _MOST_DAMAGED = 5  # files that are named
 
 
 class Missing(NamedTuple):
-    """A run that ``experiment.yaml`` asks for and that is not there."""
+    """A run that ``experiment.yaml`` plans and that is missing."""
 
     seed: int
     reason: str
@@ -30,7 +30,7 @@ class Missing(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """What is compared: a name, its runs and its curve (None before a run has been evaluated)."""
+    """One arm of the comparison: a name, its runs and its curve (None before a run has been evaluated)."""
 
     name: str
     label: str
@@ -99,7 +99,7 @@ def label_of(name: str, config: Mapping[str, Any]) -> str:
 
 
 def rollouts_of(config: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Return n and m of a recipe; n is m where the recipe sets no ``num_rollouts`` (plain GRPO)."""
+    """Return n and m of a recipe; n is m if the recipe sets no ``num_rollouts`` (plain GRPO)."""
     m = finite(config.get("num_generations"))
     n = finite(config.get("num_rollouts"))
     n = m if n is None else n
@@ -123,7 +123,7 @@ def _missing_runs(sources: Sequence[str | Path], found: Mapping[str, Sequence[Ru
 
 
 def _planned_seeds(path: Path) -> dict[str, list[int]]:
-    """Seeds by arm; none where the file is not there or is not a plan."""
+    """Return the seeds by arm; none if the file is missing or is not a plan."""
     values = read_mapping(path)
     arms, seeds = values.get("arms"), values.get("seeds", 1)
     if isinstance(seeds, int):
@@ -140,7 +140,7 @@ def earlier_attempts(sources: Sequence[str | Path]) -> int:
 
 
 def damaged_files(arms: Sequence[Arm], metrics: Collection[str]) -> str:
-    """Name the files of the runs with lines or values that were skipped, and which; empty where there are none.
+    """Name the files of the runs with lines or values that were skipped, and which; empty if there are none.
 
     Args:
         metrics: the fields that are read of an evaluation, besides its times.

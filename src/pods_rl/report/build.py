@@ -62,8 +62,8 @@ def build_report(
         seed: of the bootstrap; the same runs and seed give the same numbers.
 
     Raises:
-        UserError: where no run is found, where runs were evaluated but never on ``metric``, where none of
-            several arms is called ``baseline``, and where the folder cannot be written.
+        UserError: if no run is found, if runs were evaluated but never on ``metric``, if none of
+            several arms is called ``baseline``, and if the folder cannot be written.
     """
     paths = [Path(sources)] if isinstance(sources, (str, Path)) else [Path(source) for source in sources]
     arms = arms_from_runs(paths, metric)

@@ -1,4 +1,4 @@
-"""An arm's evaluations as one table of runs and checkpoints: aligned, interpolated where clocks differ, bounded."""
+"""An arm's evaluations as one table of runs and checkpoints: aligned, interpolated if clocks differ, bounded."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Curve:
 
     runs: tuple[str, ...]
     due: Array  # [C] nominal seconds
-    seconds: Array  # [R, C] real seconds of training clock; NaN where a run has no such checkpoint
+    seconds: Array  # [R, C] real seconds of training clock; NaN if a run has no such checkpoint
     scores: Array  # [R, C]
-    errors: Array  # [R, C] standard error of each evaluation; NaN where it is not known
-    interpolated: bool = False  # each run was evaluated at times of its own
+    errors: Array  # [R, C] standard error of each evaluation; NaN if it is not known
+    interpolated: bool = False  # each run was evaluated at its own times
     thinned_from: int = 0  # number of checkpoints before thinning; 0 if all are kept
 
     @cached_property
@@ -68,7 +68,7 @@ class Curve:
 
 
 def curve_of(evals: Mapping[str, Iterable[Mapping[str, Any]]], metric: str) -> Curve | None:
-    """Return the curve of one metric over the runs of an arm; None where no run has an evaluation.
+    """Return the curve of one metric over the runs of an arm; None if no run has an evaluation.
 
     Args:
         evals: evaluations by run, each with ``due`` (nominal seconds), ``seconds`` (real), the metric and, where it is
@@ -95,12 +95,12 @@ def curve_of(evals: Mapping[str, Iterable[Mapping[str, Any]]], metric: str) -> C
 
 
 def other_metrics(metric: str) -> set[str]:
-    """What is shown beside the metric that arms are compared by."""
+    """Return the metrics shown beside the one that arms are compared by."""
     return {*ACCURACIES, LENGTH} - {metric}
 
 
 def standard_errors(scores: Array, given: Array, prompts: Array, metric: str) -> Array:
-    """Return the standard error of each evaluation: as given, else that of a share of so many prompts, else NaN.
+    """Return the standard error of each evaluation: as given, else that of a share of this many prompts, else NaN.
 
     Two answers, one right, are added to the prompts (Agresti and Coull 1998): none right of 256 is no certainty.
 
@@ -124,7 +124,7 @@ def align(
     *,
     most: int = MOST_CHECKPOINTS,
 ) -> Curve | None:
-    """Return the curve of K evaluations, at most ``most`` checkpoints long; None where no score is finite.
+    """Return the curve of K evaluations, at most ``most`` checkpoints long; None if no score is finite.
 
     Args:
         names: of the runs; ``run_K`` has the index of each evaluation's.
@@ -154,7 +154,7 @@ def align(
 
 
 def _kept(place_K: Integers, total: int, runs: int, most: int) -> Integers:
-    """The checkpoints to keep: all, or where they are too many an even choice of those that most runs have."""
+    """Return the checkpoints to keep: all, or if they are too many, evenly spread ones that most runs have."""
     if total <= most:
         return np.arange(total)
     shared = np.flatnonzero(2 * np.bincount(place_K, minlength=total) > runs)
@@ -180,7 +180,7 @@ def _share_a_clock(run_K: Integers, due_K: Array) -> bool:
 
 def _interpolated(runs: tuple[str, ...], run_K: Integers, values_K: Array, most: int) -> Curve | None:
     """Linear interpolation at common times, as many as a run has evaluations, between the times at which most runs
-    have begun and at which most have ended; None where there is no such time. Nothing is extrapolated."""
+    have begun and at which most have ended; None if there is no such time. Nothing is extrapolated."""
     order = np.lexsort((values_K[0], run_K))
     run_K, (seconds_K, scores_K, errors_K) = run_K[order], values_K[:, order]
     starts = np.flatnonzero(np.r_[True, run_K[1:] != run_K[:-1]])
@@ -201,7 +201,7 @@ def _interpolated(runs: tuple[str, ...], run_K: Integers, values_K: Array, most:
 
 
 def finite(value: object) -> float | None:
-    """Return a finite number, or None: what a log holds may be null, text or not finite.
+    """Return a finite number, or None: a logged value may be null, text or not finite.
 
     >>> finite("0.5"), finite(None), finite("x"), finite(float("nan")), finite(True)
     (0.5, None, None, None, None)

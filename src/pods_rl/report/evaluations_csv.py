@@ -32,7 +32,7 @@ class _Rows:
         self._seen: set[tuple[int, float]] = set()
 
     def add(self, run: str, values: Sequence[float]) -> bool:
-        """Take a row, unless there is one of the same run and hour."""
+        """Add a row, unless there is one of the same run and hour."""
         key = (self.runs.setdefault(run, len(self.runs)), values[0])
         if key in self._seen:
             return False
@@ -55,7 +55,7 @@ def arms_from_csv(path: str | Path, metric: str = "answer_accuracy") -> list[Arm
     """Return the arms of a CSV with a row per run and checkpoint, in the order in which they first appear.
 
     Args:
-        path: columns ``arm``, ``run``, ``hours`` (nominal, also taken as the real time), and the metric; where there,
+        path: columns ``arm``, ``run``, ``hours`` (nominal, also taken as the real time), and the metric; optional,
             ``<metric>_se``, the standard error of an evaluation, or ``prompts``, how many it was over; ``rule``,
             ``n``, ``m`` and ``advantages`` describe an arm.
         metric: the column to read; a row with nothing there is skipped.
@@ -107,7 +107,7 @@ def _read_rows(path: str | Path, lines: Any, metric: str, needed: Sequence[str])
         values = [_number(row[at]) for at in numbers.values()]
         for name, value in zip(numbers, values[:2], strict=False):  # the hours and the metric
             if math.isnan(value) and (name == "hours" or (row[place[name]] or "").strip().lower() not in _NOT_MEASURED):
-                expected = "a number" if name == "hours" else "a number, or nothing where it was not measured"
+                expected = "a number" if name == "hours" else "a number, or nothing if it was not measured"
                 raise UserError(f"{path}, line {lines.line_num}: {name} is {row[place[name]]!r}, expected {expected}.")
         arm, run = row[place["arm"]] or "", row[place["run"]] or ""
         if arm not in arms:

@@ -1,4 +1,4 @@
-"""The figures of an analysis: which arms each draws, and a caption of what is drawn in it, no more."""
+"""The figures of an analysis: which arms each draws, and a caption of what is drawn."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FIGURES = ("curves", "threshold", "phases", "steps", *ACCURACIES, LENGTH, *(f"ab
 
 
 class Sketch(NamedTuple):
-    """A figure to be drawn at some width in inches, its text for those who cannot see it, and its caption."""
+    """A figure to draw at a width in inches, its alternative text, and its caption."""
 
     draw: Callable[[float], Figure]
     alt: str
@@ -63,7 +63,7 @@ class Picture:
 
 
 def pictures(analysis: Analysis) -> dict[str, Picture]:
-    """Return the figures there is data for, by name (``FIGURES``); ``curves`` is always there."""
+    """Return the figures that have data, by name (``FIGURES``); ``curves`` is always included."""
     sketches: dict[str, Sketch | None] = {
         "curves": sketch_curves(analysis, analysis.metric),
         "threshold": sketch_threshold(analysis),

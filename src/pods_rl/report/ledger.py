@@ -34,7 +34,7 @@ _UNREADABLE = (OSError, ValueError, TypeError, KeyError, IndexError, AttributeEr
 @dataclass(frozen=True)
 class Rollout:
     index: int
-    reward: float  # NaN: it could not be scored
+    reward: float  # NaN: unscored
     parts: tuple[tuple[str, float], ...]
     kept: bool
     advantage: float | None
@@ -61,12 +61,12 @@ class Group:
 
     @property
     def gist(self) -> str:
-        """The end of the prompt on one line: where the question is, after instructions common to all."""
+        """The end of the prompt on one line: which holds the question, after common instructions."""
         line = plain(self.prompt, limit=TEXT_LIMIT)
         return line if len(line) <= 90 else "…" + line[-89:]
 
     def spread(self, *, kept_only: bool) -> tuple[float, float]:
-        """Mean and standard deviation (ddof = 1) of the rewards; NaN where there are too few."""
+        """Mean and standard deviation (ddof = 1) of the rewards; NaN if there are too few."""
         rewards = [r.reward for r in self.rollouts if (r.kept or not kept_only) and not math.isnan(r.reward)]
         mean = float(np.mean(rewards)) if rewards else math.nan
         return mean, float(np.std(rewards, ddof=1)) if len(rewards) > 1 else math.nan
@@ -91,7 +91,7 @@ class Group:
 
     @property
     def size(self) -> int:
-        """About how many bytes of HTML it takes."""
+        """The approximate size in bytes of HTML."""
         texts = [self.prompt, *(rollout.text for rollout in self.rollouts)]
         return _MARKUP * len(texts) + sum(len(escape(text).encode()) for text in texts)
 
@@ -119,7 +119,7 @@ def ledger_page(arms: Sequence[Arm], *, groups_per_arm: int = GROUPS_PER_ARM, bu
     """Return groups of every arm, evenly over its steps and runs, as many as fit the budget of bytes.
 
     A file that cannot be read (torn, or of other columns) is skipped and named. Long texts are cut at
-    ``TEXT_LIMIT`` characters, shorter where one group alone would break the budget.
+    ``TEXT_LIMIT`` characters, shorter if one group alone would exceed the budget.
     """
     logged = [(arm, files) for arm in arms if (files := _files(arm.runs))]
     shown: list[Group] = []
@@ -131,7 +131,7 @@ def ledger_page(arms: Sequence[Arm], *, groups_per_arm: int = GROUPS_PER_ARM, bu
         groups = [_read_group(arm, run, path, g, unreadable) for run, path, g in evenly(entries, groups_per_arm)]
         shown += _fit([group for group in groups if group], budget // len(logged))
     dropping = {group.arm for group in shown if group.kept < len(group.rollouts)}
-    shown.sort(key=lambda group: group.arm not in dropping)  # an arm that trains on all it generates comes last
+    shown.sort(key=lambda group: group.arm not in dropping)  # an arm that trains on all rollouts comes last
     count = sum(len(files) for _, files in logged)
     read = sum(min(len(files), FILES_PER_ARM) for _, files in logged)
     return Page(tuple(shown), total, tuple(dict.fromkeys(unreadable)), count, read)
@@ -160,7 +160,7 @@ def _fit(groups: list[Group], budget: int) -> list[Group]:
 
 
 def _files(runs: Sequence[Run]) -> list[tuple[Run, Path]]:
-    """Every file, by step; within a step the runs are shuffled, so that no even choice keeps to one run."""
+    """Every file, by step; within a step the runs are shuffled, so that an even choice mixes the runs."""
     files = [(index, run, path) for index, run in enumerate(runs) for path in run.rollout_files()]
     files.sort(key=lambda file: (file[2].name, sha256(f"{file[2].name} {file[0]}".encode()).digest()))
     return [(run, path) for _, run, path in files]

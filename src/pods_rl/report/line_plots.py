@@ -30,7 +30,7 @@ class Line:
     scores: Array  # [R, C]
     role: Role = "arm"
     crossing: float = math.inf  # seconds; inf: none to mark
-    errors: Array | None = None  # [R, C] standard errors of the evaluations, drawn where there is one run
+    errors: Array | None = None  # [R, C] standard errors of the evaluations, drawn if there is one run
 
     @property
     def drawn_runs(self) -> list[int]:
@@ -42,7 +42,7 @@ class Line:
 
     @property
     def band(self) -> tuple[Array, Array] | None:
-        """1.96 standard errors about the mean: over runs, or of the evaluation where there is one run; else None."""
+        """1.96 standard errors about the mean: over runs, or of the evaluation if there is one run; else None."""
         if len(self.scores) > 1:
             return normal_band(self.scores)
         if self.errors is None or np.isnan(self.errors).all():
@@ -206,7 +206,7 @@ def _mark_threshold(axes: Axes, lines: Sequence[Line], threshold: float) -> Any:
     for rank, (x, colour) in enumerate(crossing):
         axes.plot([x, x], [foot, threshold], ":", color=colour, linewidth=1.2, zorder=2.6)
         axes.plot([x], [threshold], "o", color=colour, markeredgecolor="white", markersize=7, zorder=6)
-        if len(crossing) <= CROWD:  # the times of more arms would lie over each other
+        if len(crossing) <= CROWD:  # the times of more arms would overlap
             offset: dict[str, Any] = {"xytext": (-4, 5 + 13 * rank), "textcoords": "offset points", "ha": "right"}
             axes.annotate(f"{x:.3g} {unit}", (x, foot), color=colour, fontsize=9.5, fontweight="bold", **offset)
     axes.set_ylim(bottom=foot)
@@ -214,7 +214,7 @@ def _mark_threshold(axes: Axes, lines: Sequence[Line], threshold: float) -> Any:
 
 
 def describe_lines(named: Sequence[Line]) -> str:
-    """What the lines and bands of the arms that have colours are."""
+    """Return a sentence on the lines and bands of the coloured arms."""
     several = [line for line in named if len(line.scores) > 1]
     single = [line for line in named if len(line.scores) == 1]
     parts = []

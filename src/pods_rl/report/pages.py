@@ -23,7 +23,7 @@ from .text import capital, encodable, markdown, number, plain, words
 
 @dataclass(frozen=True, eq=False)
 class ReportFiles:
-    """What a report says, and where its files are."""
+    """The content of a report, and the paths of its files."""
 
     folder: Path
     title: str
@@ -73,7 +73,7 @@ def to_html(report: ReportFiles) -> str:
         images=report.images,
         page=ledger,
         csp=content_security_policy(style, script if ledger.groups else None),
-        style=Markup(style),  # ours, not from outside
+        style=Markup(style),  # trusted: ours
         script=Markup(script),
         sections=_sections(report),
         score_metrics=[name for name in (*ACCURACIES, LENGTH) if name in report.images],
@@ -85,7 +85,7 @@ def to_html(report: ReportFiles) -> str:
 
 
 def content_security_policy(style: str, script: str | None) -> str:
-    """Nothing but data: images and, by their hashes, one style sheet and one script; style attributes for the bars.
+    """Allow only data: images and, by their hashes, one style sheet and one script; style attributes for the bars.
 
     >>> content_security_policy("", None)[:84]
     "default-src 'none'; img-src data:; style-src-attr 'unsafe-inline'; style-src-elem 's"
@@ -130,7 +130,7 @@ def _sections(report: ReportFiles) -> list[tuple[str, str]]:
 
 
 def _environment(analysis: Analysis) -> list[tuple[str, str]]:
-    """The first run's environment.json, one level deep."""
+    """Return the first run's environment.json, one level deep."""
     first = next((run.environment for run in analysis.runs if run.environment), {})
     flat: list[tuple[str, str]] = []
     for key, value in first.items():

@@ -23,11 +23,11 @@ from .text import UNITS, plain, unit_for
 Role = Literal["baseline", "reference", "arm", "other"]
 """What an arm is in a figure: the baseline, the arm that ablations vary, one of the rest, or one drawn faintly."""
 
-CROWD = 6  # arms beyond which bands, runs and times lie over each other
+CROWD = 6  # with more arms, bands, runs and times overlap
 MOST_BARS = 40  # arms of a figure of bars
 WIDE, NARROW = 8.4, 4.4  # inches: a desktop page or a README, and a phone
 
-# Okabe and Ito's palette without its yellow, which is lost on white; the baseline is grey
+# Okabe and Ito's palette without its yellow, which is invisible on white; the baseline is grey
 BASELINE_COLOUR, REFERENCE_COLOUR, OTHER_COLOUR = "#5f6368", "#D55E00", "#bcc2c9"
 COLOURS = ("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 PHASE_COLOURS = ("#0072B2", "#E69F00", "#CC79A7", "#009E73", "#c8ccd0")
@@ -104,7 +104,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def add_legend(figure: Figure, entries: Sequence[tuple[Any, str]], width: float) -> None:
-    """Above the axes, in as many columns as there is room for; the figure grows with its rows."""
+    """Above the axes, in as many columns as fit; the figure grows with its rows."""
     if not entries:
         return
     labels = [plain(label, 40 if width == WIDE else 20) for _, label in entries]
@@ -137,7 +137,7 @@ def to_bytes(figure: Figure, kind: Literal["svg", "png"], dpi: int = 180) -> byt
     buffer = io.BytesIO()
     with mpl.rc_context(_STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name in a script the font lacks
-        if engine := figure.get_layout_engine():  # laid out once: savefig would do it anew for each file
+        if engine := figure.get_layout_engine():  # lay out once: savefig would repeat it for each file
             engine.execute(figure)
             figure.set_layout_engine("none")
         figure.set_dpi(dpi)
@@ -150,7 +150,7 @@ def to_bytes(figure: Figure, kind: Literal["svg", "png"], dpi: int = 180) -> byt
 
 @styled
 def threshold_figure(bars: Sequence[Bar], *, horizon: float, title: str = "", width: float = WIDE) -> Figure:
-    """Time to the threshold for each arm; one that never gets there is hatched up to ``horizon`` (seconds)."""
+    """Time to the threshold for each arm; an arm that never reaches it is hatched up to ``horizon`` (seconds)."""
     figure, axes = _bars_figure([bar.label for bar in bars], 0.9, width)
     longest = max([horizon, *(bar.seconds for bar in bars if math.isfinite(bar.seconds))]) or 1.0
     unit = unit_for(longest)
@@ -218,7 +218,7 @@ def steps_figure(series: Sequence[Series], titles: dict[str, str], *, bins: int 
 def binned(runs: Sequence[tuple[Array, Array]], bins: int) -> tuple[Array, Array]:
     """Return mean step and mean value of several runs within equal intervals of steps.
 
-    An interval that half of the runs or fewer reach is skipped: the fastest run alone is not the arm.
+    An interval that half of the runs or fewer reach is skipped, since the fastest run alone does not represent the arm.
 
     >>> steps, values = binned([(np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 3.0, 5.0, 7.0]))], bins=2)
     >>> steps, values

@@ -1,4 +1,4 @@
-"""Tables of what the runs were and cost: seconds by phase, states, settings."""
+"""Tables of runs: seconds by phase, states, settings."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def config_table(analysis: Analysis) -> Table:
     settings = sorted({key for arm in arms for key in arm.config} - OWN_TO_A_RUN, key=str)
     values = {key: [_setting(arm.config, key) for arm in arms] for key in settings}
     differing = [(plain(key), row) for key, row in values.items() if len(set(row)) > 1]
-    # column names of our own: an arm may have any name, such as "setting"
+    # our own column names: an arm may have any name, such as "setting"
     places = [f"arm_{index}" for index in range(len(arms))]
     rows = tuple({"setting": key, **dict(zip(places, row, strict=True))} for key, row in differing)
     shown, keys, header = rows, ("setting", *places), ("setting", *(arm.name for arm in arms))

@@ -35,7 +35,7 @@ _MOST_DRAWS = 200_000_000  # of one arm: with more than 100,000 runs there are f
 
 @dataclass(frozen=True)
 class Speedup:
-    """How much sooner an arm reaches the baseline's threshold; times in the unit of the seconds given."""
+    """The speedup of an arm to the baseline's threshold; times in the unit of the given seconds."""
 
     criterion: str
     interpolated: bool
@@ -45,8 +45,8 @@ class Speedup:
     speedup: float  # 0: never reached; inf: reached at time 0
     ci_low: float = math.nan  # NaN with fewer than two runs on either side
     ci_high: float = math.nan
-    never_reached: float = math.nan  # share of resamples; NaN where there is no interval
-    reached_low: float = math.nan  # the interval of the other resamples; NaN where there are none
+    never_reached: float = math.nan  # share of resamples; NaN if there is no interval
+    reached_low: float = math.nan  # the interval of the other resamples; NaN if there are none
     reached_high: float = math.nan
     cautious_low: float = math.nan  # allows for few runs and for the evaluation's noise
     cautious_high: float = math.nan
@@ -57,12 +57,12 @@ class Speedup:
 
     @property
     def includes_one(self) -> bool:
-        """Whether the interval, as it is printed, leaves open which arm is sooner; true without an interval."""
+        """Whether the printed interval includes 1, so that either arm may be faster; true without an interval."""
         return not _excludes_one(self.ci_low, self.ci_high)
 
     @property
     def settled(self) -> bool:
-        """Whether the runs show which arm is sooner: both intervals lie on the same side of 1."""
+        """Whether the runs show which arm is faster: both intervals lie on the same side of 1."""
         same_side = (self.ci_low > 1) == (self.cautious_low > 1)
         return same_side and not self.includes_one and _excludes_one(self.cautious_low, self.cautious_high)
 
@@ -79,7 +79,7 @@ class _Arm:
     seconds: Array  # [R, C]
     drawn_scores: Array  # [B, C]; B is 0 with one run
     drawn_seconds: Array  # [B, C]
-    cautious: Array  # [B, C] drawn scores with no less noise than there must be
+    cautious: Array  # [B, C] drawn scores with a minimum of noise
 
 
 def speedups(
@@ -127,10 +127,10 @@ def _resampled_means(tables_RC: Sequence[Array], resamples: int, random: np.rand
 
 
 def _cautious(scores: Array, errors: Array, drawn_BC: Array, seed: int) -> Array:
-    """Resampled means with no less noise than there must be.
+    """Return resampled means with a minimum of noise.
 
-    Below ``FEW`` runs their deviations are widened as Student's t widens a normal interval. Where runs happen to
-    differ less than the standard error of an evaluation says, normal noise fills the gap.
+    Below ``FEW`` runs their deviations are widened as Student's t widens a normal interval. If runs
+    differ less than the standard error of an evaluation, normal noise is added.
     """
     runs, mean = len(scores), mean_curve(scores)
     low, high = normal_band(scores)
@@ -195,7 +195,7 @@ def speedup(
     baseline_errors_RC: ArrayLike | None = None,
     arm_errors_RC: ArrayLike | None = None,
 ) -> Speedup:
-    """Return how much sooner an arm reaches the level of the baseline, with a 95 % bootstrap interval.
+    """Return an arm's speedup to the level of the baseline, with a 95 % bootstrap interval.
 
     Source: the authors' published analysis. T is 0.99 (``p99``) or 1.0 (``peak``) times the maximum of the baseline's
     mean curve; the speedup is the time of the first checkpoint at which the baseline's mean curve reaches T over that
@@ -212,7 +212,7 @@ def speedup(
         arm_scores_RC: ``[R, C]``.
         arm_seconds_RC: ``[R, C]``.
         resamples: 0 for no interval.
-        baseline_errors_RC: ``[R, C]`` standard errors of the evaluations, where they are known.
+        baseline_errors_RC: ``[R, C]`` standard errors of the evaluations, if they are known.
         arm_errors_RC: ``[R, C]``.
 
     Returns:

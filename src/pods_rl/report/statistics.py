@@ -1,7 +1,7 @@
 """Mean curves, bands and the time to a score: numpy alone.
 
 Axes: R runs (seeds) of one arm, C checkpoints, B bootstrap resamples. Scores and seconds are ``[R, C]``, NaN
-where a run has no evaluation at that checkpoint (it failed or was killed earlier).
+if a run has no evaluation at that checkpoint (it failed or was killed earlier).
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def threshold(mean_C: ArrayLike, criterion: Criterion = "p99") -> Array:
 
 
 def time_to(mean_C: ArrayLike, time_C: ArrayLike, target: ArrayLike, *, interpolated: bool = False) -> Array:
-    """Return the time at which a mean curve first reaches a score, ``[...]``; inf where it never does.
+    """Return the time at which a mean curve first reaches a score, ``[...]``; inf if it never does.
 
     Args:
         mean_C: ``[..., C]`` scores; NaN checkpoints are skipped.
@@ -143,8 +143,8 @@ def time_to(mean_C: ArrayLike, time_C: ArrayLike, target: ArrayLike, *, interpol
 def time_ratio(baseline_time: ArrayLike, arm_time: ArrayLike) -> Array:
     """Return baseline time over arm time, defined for every pair of times.
 
-    An arm that never arrives (inf) has speedup 0. One that is there at time 0 has speedup inf, or 1 if the baseline
-    is there at time 0 too. A baseline without a time gives NaN.
+    An arm that never reaches it (inf) has speedup 0. An arm that starts there has speedup inf, or 1 if the baseline
+    does too. A baseline without a time gives NaN.
 
     >>> time_ratio([60, 60, 60, 0], [30, np.inf, 0, 0])
     array([ 2.,  0., inf,  1.])

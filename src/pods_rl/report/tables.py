@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Column:
-    """How a reader sees one column: a key of the row, or a function that makes a cell of a row."""
+    """A displayed column: a key of the row, or a function that makes a cell from a row."""
 
     title: str
     show: str | Callable[[Row], str]
@@ -40,11 +40,11 @@ class Table:
     columns: tuple[Column, ...]  # none in a table that is a CSV only
     rows: tuple[Row, ...]
     note: str = ""
-    header: tuple[str, ...] = ()  # of the CSV, where it is not the keys
-    shown: tuple[Row, ...] | None = None  # for a reader, where it is not the rows
+    header: tuple[str, ...] = ()  # of the CSV, if it is not the keys
+    shown: tuple[Row, ...] | None = None  # displayed rows, if they differ from the CSV's
 
     def cells(self) -> list[list[str]]:
-        """What a reader sees."""
+        """The displayed cells."""
         rows = self.rows if self.shown is None else self.shown
         return [[column.cell(row) for column in self.columns] for row in rows if self.columns]
 
@@ -75,7 +75,7 @@ ARM = Column("arm", "label", is_text=True)
 
 
 def arms_table(analysis: Analysis) -> Table:
-    """A row for each arm: what it is, where it started and ended, how soon it got there and what a step cost."""
+    """A row for each arm: its settings, first and final score, time to the level, and seconds per step."""
     rows = tuple(_arm_row(analysis, arm) for arm in analysis.arms)
     unit = unit_for(analysis.horizon)
     has_bands = any(not math.isnan(final.low) for final in analysis.finals.values())
@@ -103,7 +103,7 @@ def arms_table(analysis: Analysis) -> Table:
 
 
 def _arms_note(analysis: Analysis) -> str:
-    """What the columns of the table of arms are, for those that it has."""
+    """Return a note on the columns that the table of arms has."""
     several = any(arm.curve and not arm.is_single for arm in analysis.arms)
     note = "Means over runs. " if several else ""
     note += f"Final scores are at {duration(analysis.horizon)} of training; "
@@ -249,7 +249,7 @@ def scores_table(analysis: Analysis) -> Table:
     note = f"At {duration(analysis.horizon)} of training."
     if any(arm.curve and not arm.is_single for arm in analysis.arms):
         note = f"Means over runs at {duration(analysis.horizon)} of training, with 1.96 standard errors over runs."
-    shown = tuple(rows) if len(metrics) > 1 else ()  # one metric is in the table of arms already
+    shown = tuple(rows) if len(metrics) > 1 else ()  # a single metric is already in the table of arms
     return Table("scores", "Final scores", keys, tuple(columns), tuple(rows), note, shown=shown)
 
 

@@ -1,4 +1,4 @@
-"""Names, numbers and times as text. A name may be hostile: nothing prints one that ``plain`` has not cleaned."""
+"""Names, numbers and times as text. Names may be hostile: print only names cleaned by ``plain``."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def markdown(text: object) -> str:
 
 
 def words(metric: str) -> str:
-    """A metric as a reader says it.
+    """Return a metric's name for display.
 
     >>> words("answer_accuracy"), words("both_accuracy")
     ('answer accuracy', 'answer and format right')
@@ -65,7 +65,7 @@ def unit_for(seconds: float) -> str:
 
 
 def duration(seconds: float, unit: str | None = None) -> str:
-    """A time with its unit: by default the one that fits it; ``unit`` where several times are compared.
+    """A time with its unit: by default the one that fits it; ``unit`` if several times are compared.
 
     >>> duration(42.31), duration(5400), duration(5400, "h"), duration(float("inf"))
     ('42.3 s', '90.0 min', '1.50 h', 'never')
@@ -77,7 +77,7 @@ def duration(seconds: float, unit: str | None = None) -> str:
 
 
 def number(value: object, digits: int = 3) -> str:
-    """A number for reading; a dash where there is none.
+    """Format a number; a dash if there is none.
 
     >>> number(0.80761, 4), number(float("nan")), number(None), number(12)
     ('0.8076', '–', '–', '12')
@@ -90,7 +90,7 @@ def number(value: object, digits: int = 3) -> str:
 
 
 def interval(low: float, high: float, digits: int = 2) -> str:
-    """An interval for reading, or a dash where there is none.
+    """Format an interval, or a dash if there is none.
 
     >>> interval(1.0, 2.6666), interval(float("nan"), float("nan"))
     ('[1.00, 2.67]', '–')
@@ -110,6 +110,6 @@ def capital(text: str) -> str:
 
 
 def names(labels: Sequence[str]) -> str:
-    """Labels in a row, of very many the first ones."""
+    """Join labels; only the first ones if there are many."""
     more = f" and {len(labels) - _MOST_NAMES} more" if len(labels) > _MOST_NAMES else ""
     return ", ".join(labels[:_MOST_NAMES]) + more

@@ -21,7 +21,7 @@ Compared = tuple[Arm, Speedup]
 
 
 def headlines(analysis: Analysis) -> tuple[str, ...]:
-    """A sentence on each arm against the baseline, what the runs settle first, then the largest speedup.
+    """Return a sentence on each arm against the baseline: settled results first, then by speedup.
 
     Without a baseline, or an arm to compare with it: the first and last score of each arm.
     """
@@ -97,7 +97,7 @@ def _error_of(analysis: Analysis, arm: Arm) -> str:
 
 
 def _comparison(analysis: Analysis, base: Arm, arm: Arm, result: Speedup) -> str:
-    """An arm that reached the level: sooner or later where the runs settle it, else the numbers alone."""
+    """An arm that reached the level: sooner or later if the runs settle it, else the numbers alone."""
     unit = unit_for(max(result.arm_time, result.baseline_time))
     spread = f" {interval(result.ci_low, result.ci_high)}" if result.has_interval else ""
     reached, runs = f"{arm.label} reached {_goal(analysis, base)}", _runs(arm, base)
@@ -124,7 +124,7 @@ def _comparison(analysis: Analysis, base: Arm, arm: Arm, result: Speedup) -> str
 
 
 def _doubt(base: Arm, arm: Arm, result: Speedup) -> str:
-    """Why the runs do not settle which arm is sooner."""
+    """Return why the runs do not settle which arm is faster."""
     if base.is_single or arm.is_single:
         return _SINGLE
     if result.includes_one:
@@ -137,7 +137,7 @@ def _doubt(base: Arm, arm: Arm, result: Speedup) -> str:
 
 
 def _share(result: Speedup) -> str:
-    """How many resamples count as 0, and the interval of the others."""
+    """Return the share of resamples that count as 0, and the interval of the others."""
     others = interval(result.reached_low, result.reached_high)
     return f"{100 * result.never_reached:.1f} %{'' if others == '–' else f'; the others give {others}'}"
 
@@ -151,13 +151,13 @@ def _runs(arm: Arm, base: Arm | None = None) -> str:
 
 
 def notes(analysis: Analysis) -> tuple[str, ...]:
-    """What limits the numbers of this report, each a sentence or two; empty when nothing does."""
+    """Return the limitations of the numbers, each a sentence or two; empty if there are none."""
     found = [*_run_notes(analysis), *_interval_notes(analysis)]
     for arm in analysis.arms:
         found += _curve_notes(analysis, arm)
     found += _baseline_notes(analysis)
     if damage := damaged_files(analysis.arms, (analysis.metric, f"{analysis.metric}_se", "prompts")):
-        found.append(f"Skipped what cannot be read: {damage}.")
+        found.append(f"Skipped unreadable data: {damage}.")
     devices = Counter(plain(run.environment["device"]) for run in analysis.runs if run.environment.get("device"))
     if len(devices) > 1:
         parts = ", ".join(f"{count} on {device}" for device, count in devices.items())
@@ -205,7 +205,7 @@ def _interval_notes(analysis: Analysis) -> list[str]:
 
 
 def _curve_notes(analysis: Analysis, arm: Arm) -> list[str]:
-    """What an arm's curve does not hold."""
+    """Return what is missing from an arm's curve."""
     found = []
     curve, metric = arm.curve, analysis.metric
     silent = arm.run_count - (len(curve.runs) if curve else 0)
@@ -215,7 +215,7 @@ def _curve_notes(analysis: Analysis, arm: Arm) -> list[str]:
         found.append("no evaluation after its start; it is in no headline.")
     if curve and curve.interpolated:
         found.append(
-            "its runs were evaluated at times of their own. Their scores are interpolated linearly to "
+            "its runs were evaluated at different times. Their scores are interpolated linearly to "
             f"{len(curve.due)} common times."
         )
     if curve and curve.thinned_from:

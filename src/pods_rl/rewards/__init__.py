@@ -33,9 +33,9 @@ GRADER_VERSION = "3"
 class Reward:
     """A named reward: call it with a completion's text and the gold answer.
 
-    `range` is the least and the most it gives; None: not known. `score_many`, where there is one, scores a batch
+    `range` is its minimum and maximum; None: not known. `score_many`, if given, scores a batch
     faster than one by one. With `reads="tokens"` the function takes `(tokens, limit, buffer)` and is called
-    through `of_lengths` instead. `verifies` says that it asks the verifier processes. A score may be NaN: unknown.
+    through `of_lengths` instead. `verifies`: it uses the verifier processes. A score may be NaN: unknown.
 
     >>> Reward("length", lambda text, gold: len(text))("abc", "")
     3.0
@@ -49,12 +49,12 @@ class Reward:
     verifies: bool = False
 
     def __call__(self, text: str, gold: str) -> float:
-        """Score one completion. Raises TypeError where the function gives something other than a number."""
+        """Score one completion. Raises TypeError if the function does not return a number."""
         self._must_read("text", "of_lengths(tokens, limit, buffer)")
         return self._number(self.score(text, gold))
 
     def batch(self, texts: Sequence[str], golds: Sequence[str]) -> list[float]:
-        """Score completions in order. Raises ValueError where there is not one gold answer to each text."""
+        """Score completions in order. Raises ValueError unless there is one gold answer per text."""
         if self.score_many:
             return self.score_many(texts, golds)
         return [self(text, gold) for text, gold in zip(texts, golds, strict=True)]
@@ -76,7 +76,7 @@ class Reward:
         with suppress(TypeError):
             if (number := as_score(score)) is not None:
                 return number
-        raise TypeError(f"reward {self.name!r} gave {score!r} of type {type(score).__name__}; it must give a float")
+        raise TypeError(f"reward {self.name!r} returned {score!r} of type {type(score).__name__}; expected a float")
 
 
 _BUILT_IN = (
@@ -94,9 +94,9 @@ REWARDS: dict[str, Reward] = {reward.name: reward for reward in _BUILT_IN}
 
 
 def binarise(reward: Reward, scores: Sequence[float], share: float) -> list[float]:
-    """Turn each score into 1.0 where it has at least this share of the reward's range, else 0.0; NaN stays NaN.
+    """Turn each score into 1.0 if it has at least this share of the reward's range, else 0.0; NaN stays NaN.
 
-    `share` is above 0 and at most 1 (full marks only). Raises ValueError for another one, and UserError where the
+    `share` is above 0 and at most 1 (full marks only). Raises ValueError for another one, and UserError if the
     reward's range is not known.
 
     >>> binarise(REWARDS["positions"], [0.4, 0.5, 1.0], share=0.5), binarise(REWARDS["overlong"], [-0.2, 0.0], share=1)
@@ -134,12 +134,12 @@ def get_reward(name: str) -> Reward:
 
 
 def check_reward(name: str, seconds: float | None) -> None:
-    """Refuse a reward that `get_reward` refuses. A user's own module is imported in a worker first: it may do anything.
+    """Raise like `get_reward`. A user's own module is imported in a worker first, since it may do anything.
 
     With `seconds` None the function is called in this process (`score`), and imported here alone.
 
     Raises:
-        UserError: also where its module ends the process that imports it, or takes too long.
+        UserError: also if its module ends the process that imports it, or takes too long.
 
     >>> check_reward("accuracy", seconds=60)
     """
@@ -155,9 +155,9 @@ def check_rewards(values: Mapping[str, Any]) -> None:
 
 
 def score(reward: Reward, texts: Sequence[str], golds: Sequence[str], seconds: float | None) -> Scores:
-    """Return the scores of a reward, in order; a user's own scores each completion apart.
+    """Return the scores of a reward, in order; a user's reward scores each completion separately.
 
-    Where that raises, takes longer than `seconds` (None: no limit, and in this process) or ends its process, the score
+    If it raises, takes longer than `seconds` (None: no limit, and in this process) or ends its process, the score
     is a RewardFailure.
 
     >>> score(get_reward("operator:eq"), ["a"], ["a"], None)
@@ -171,13 +171,13 @@ def score(reward: Reward, texts: Sequence[str], golds: Sequence[str], seconds: f
 
 
 def scoring(name: str) -> Work:
-    """What a worker of a `UserRewardPool` does: it imports the reward once, and scores a text and a gold answer."""
+    """The work of a `UserRewardPool`'s worker: import the reward once, then score texts against gold answers."""
     with outlive_output(None):
         reward = get_reward(name)
 
     def score_pair(pair: tuple[str, str]) -> float:
         try:
-            with outlive_output(None), no_copies():  # once no reader is left, what it prints is dropped
+            with outlive_output(None), no_copies():  # without a reader, its output is dropped
                 return reward(*pair)
         finally:
             flush()

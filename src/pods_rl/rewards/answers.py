@@ -1,4 +1,4 @@
-"""Is the final answer right? Numbers and strings are compared here; other mathematics goes to the verifier pool."""
+"""Grade final answers. Numbers and strings are compared here; other mathematics goes to the verifier pool."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _WORDS_THAT_CHANGE_A_FORMULA = WORDS_THAT_CHANGE_A_NUMBER | frozenset(_CHANGING.
 
 
 def accuracy(text: str, gold: str) -> float:
-    """Give 1.0 if the final answer of `text` is `gold`, else 0.0.
+    """Return 1.0 if the final answer of `text` is `gold`, else 0.0.
 
     Source: arXiv 2504.13818, experiments: reward 1.0 for a right answer. Range {0.0, 1.0}.
 
@@ -65,9 +65,9 @@ def accuracy(text: str, gold: str) -> float:
 
 
 def accuracy_batch(texts: Sequence[str], golds: Sequence[str]) -> list[float]:
-    """Score many completions as `accuracy` does; symbolic ones side by side, equal ones once.
+    """Score many completions as `accuracy` does; symbolic ones in parallel, equal ones once.
 
-    Raises ValueError where the lengths differ.
+    Raises ValueError if the lengths differ.
 
     >>> accuracy_batch(["#### 4", "#### 5"], ["4", "4"])
     [1.0, 0.0]
@@ -81,7 +81,7 @@ def accuracy_batch(texts: Sequence[str], golds: Sequence[str]) -> list[float]:
 
 
 def _decide(text: str, gold: str) -> bool | Pair:
-    """Decide without mathematics, or return the pair (gold, answer) that needs it."""
+    """Grade without symbolic mathematics, or return the pair (gold, answer) that needs it."""
     stated, wanted = extract_answer(text), gold.strip()
     if stated is None or not wanted:
         return False
@@ -104,7 +104,7 @@ def _decide(text: str, gold: str) -> bool | Pair:
         answer = formula
         if _key(answer) == _key(gold):
             return True
-    # Mathematics decides only where there is some: in the answer to a number, else in the gold answer.
+    # Symbolic mathematics is used only if there is some: in the answer if gold is a number, else in gold.
     if read_number(gold):
         symbolic = bool(_SYMBOLIC.search(answer) and not _NO_MATHEMATICS.fullmatch(answer))
     else:
@@ -116,7 +116,7 @@ def _decide(text: str, gold: str) -> bool | Pair:
 
 
 def _numbers(answer: str, gold: str) -> tuple[Number, Number] | None:
-    """Answer and gold answer as numbers; where one is a bare number, the other may have words around it ("6 cm")."""
+    """Answer and gold answer as numbers; if one is a bare number, the other may have words around it ("6 cm")."""
     number, target = read_number(answer), read_number(gold)
     if target:
         number = number or read_number_in_words(answer) or read_decimal_comma(answer)
@@ -128,7 +128,7 @@ def _numbers(answer: str, gold: str) -> tuple[Number, Number] | None:
 def _formula(stated: str) -> str | None:
     r"""The one formula of an answer in a sentence (`Therefore $x > 5$ is the solution.`), or None.
 
-    None where a word around the formula may change it, where there is more mathematics around it, and where it is a
+    None if a word around the formula may change it, if there is more mathematics around it, and if it is a
     number: `read_number_in_words` reads these.
     """
     found = list(_FORMULA.finditer(stated))

@@ -1,6 +1,6 @@
-"""Is a chemical equation balanced, and is it the one that was asked for?
+"""Check that a chemical equation is balanced and has the expected species.
 
-Formulas may have brackets, hydrates and charges; arrows may be of any kind.
+Formulas may have brackets, hydrates and charges; all common arrows are accepted.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ _LEAD = re.compile(r".*(?:\bis\b|\bequation\b|[a-z]:)\s*:?", re.DOTALL)  # "The 
 
 
 def equation(text: str, gold: str) -> float:
-    """Give 1.0 if the final answer of `text` is the equation `gold` in a balanced form, else 0.0.
+    """Return 1.0 if the final answer of `text` is the equation `gold` in a balanced form, else 0.0.
 
     Source: arXiv 2504.13818, experiments in chemistry: reward 1.0 for a right answer. Range {0.0, 1.0}.
 
-    `text` is a completion, its answer found by `extract_answer`; `gold` is the balanced equation. Right is an answer
-    that has the species of `gold` on each side, in any order and spelling (`HOH` is `H2O`; states do not count), and
-    whose positive coefficients balance every element and the charge; they need not be the smallest. Where `gold`
-    itself does not balance, the coefficients must be its own up to a common factor; where it is not an equation, the
-    text must be its own.
+    `text` is a completion, its answer found by `extract_answer`; `gold` is the balanced equation. An answer is right
+    if it has the species of `gold` on each side, in any order and spelling (`HOH` is `H2O`; states do not count), and
+    if its positive coefficients balance every element and the charge; they need not be the smallest. If `gold`
+    itself does not balance, the coefficients must equal its own up to a common factor; if it is not an equation, the
+    text must be equal.
 
     >>> equation("<answer>2H2 + O2 -> 2H2O</answer>", "2H2(g) + O2(g) = 2H2O(l)")
     1.0
@@ -82,7 +82,7 @@ def equation(text: str, gold: str) -> float:
 
 
 def chemistry(text: str, gold: str) -> float:
-    """Grade by `equation` where `gold` holds an arrow or an equals sign, else by `choice`.
+    """Grade by `equation` if `gold` has an arrow or an equals sign, else by `choice`.
 
     Source: arXiv 2504.13818, experiments in chemistry: reward 1.0 for a right answer. Range {0.0, 1.0}.
 
@@ -136,7 +136,7 @@ class Equation(NamedTuple):
 
 
 def read_equation(text: str, like: Equation | None = None) -> Equation | None:
-    """Read an equation; None where the text is not one. The time is linear in the length of the text.
+    """Read an equation; None if the text is not one. The time is linear in the length of the text.
 
     Any arrow or equals sign separates the sides and a plus sign the terms; states such as `(aq)` are dropped. Charges
     are `{2+}`, `^{2+}`, `^2+`, superscripts or plain signs (`Ag+`, `SO4 2-`). A plain sign can be ambiguous (`Fe3+`: an
@@ -156,7 +156,7 @@ def read_equation(text: str, like: Equation | None = None) -> Equation | None:
 
 
 def read_formula(text: str) -> Species | None:
-    """Count the atoms of a formula, and its charge, given in angle brackets; None where it is not a formula.
+    """Count the atoms of a formula, and its charge, given in angle brackets; None if it is not a formula.
 
     >>> sorted(read_formula("Ca(HCO3)2"))
     [('C', 2), ('Ca', 1), ('H', 2), ('O', 6)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from math import inf, log10
 
-MAX_DEPTH = 24  # brackets within brackets: twice what the deepest gold answers of MATH have
+MAX_DEPTH = 24  # nested brackets: twice the depth of MATH's gold answers
 MAX_DIGITS = 10_000  # of a power of numbers
 MAX_FACTORIAL = 2_000  # a number under one "!"
 
@@ -17,7 +17,7 @@ _FACTORIAL = re.compile(rf"(\d+){_CLOSED}(!(?:{_CLOSED}!)*)")
 
 
 def is_too_complex(text: str) -> bool:
-    """Whether a symbolic answer is too large or too deeply nested to evaluate.
+    """Return whether a symbolic answer is too large or too deeply nested to evaluate.
 
     An estimate from the numbers alone, for texts of at most `numeric.MAX_LENGTH` characters: a power of numbers with
     more than `MAX_DIGITS` digits, the factorial of more than `MAX_FACTORIAL` or of a large power or factorial, more
@@ -43,7 +43,7 @@ def _too_deep(text: str) -> bool:
 
 
 def _digits(chain: str) -> float:
-    """The decimal logarithm of a chain of powers, evaluated from the top, as exponents are."""
+    """Return the decimal logarithm of a chain of powers, evaluated from the top."""
     base, *exponents = _NUMBER.findall(chain)
     power = 1
     for exponent in reversed(exponents):

@@ -113,7 +113,7 @@ def _exact_decimal(match: re.Match[str]) -> str:
 
 
 def _settled(found: Any) -> Any:
-    """Settle what the parser leaves open: the imaginary unit, undefined functions, sums and integrals."""
+    """Resolve what the parser leaves open: the imaginary unit, undefined functions, sums and integrals."""
     if isinstance(found, sympy.MatrixBase) or getattr(found, "is_Matrix", False):
         found = found.doit()
         return found.as_immutable().applyfunc(_settled) if isinstance(found, sympy.MatrixBase) else None
@@ -160,7 +160,7 @@ def same_value(a: Any, b: Any, written: int = 0) -> bool:
 
 
 def _is_zero_at(difference: Any, side: Any, point: dict[Any, Any], written: int) -> bool | None:
-    """Whether a difference is zero at a point, or None where it has no value there."""
+    """Whether a difference is zero at a point, or None if it has no value there."""
     options = {"subs": point} if point else {}
     size = abs(side.evalf(3, **options))
     if not size.is_Float and not size.is_Rational:

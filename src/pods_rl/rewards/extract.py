@@ -1,4 +1,4 @@
-"""Find the final answer in a text: one pass, so that a hostile megabyte costs no more than an honest one."""
+"""Find the final answer in a text: one pass, in linear time, also for hostile input."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _BETWEEN = re.compile(  # 1 and 2; 1 papers and 2 bins; x = 1 and y = 2
 
 
 def extract_answer(text: str) -> str | None:
-    r"""Give the final answer a text states, or None where it states none.
+    r"""Return the final answer of a text, or None if there is none.
 
-    Looked for in this order: the last complete `<answer>...</answer>`; the last balanced `\boxed{...}`; what
+    Searched in this order: the last complete `<answer>...</answer>`; the last balanced `\boxed{...}`; what
     follows the last `####` on its line. Within answer tags, a box or a marker is unwrapped too. Boxes with nothing
     but commas, `and`, `or` or two words such as a unit between them are one answer, a list. An empty answer is
     None, and empty answer tags are not replaced by a box elsewhere.
@@ -51,10 +51,10 @@ def extract_answer(text: str) -> str | None:
 
 
 def extract_gold(text: str, after: str | None = None) -> str | None:
-    """Give the gold answer that a dataset's answer column holds, or None where there is none.
+    """Return the gold answer in a data set's answer column, or None if there is none.
 
-    `after` is the mark it follows, on the same line, as GSM8K's `####`; the last mark counts. Without it the
-    column is read as a completion is (`extract_answer`), and where that finds nothing the whole text is the
+    `after` is the mark before it on the same line, such as GSM8K's `####`; the last mark counts. Without it, the
+    column is read like a completion (`extract_answer`), and if that finds nothing the whole text is the
     answer.
 
     >>> extract_gold("9*2 = <<9*2=18>>18\\n#### 1,800", after="####")

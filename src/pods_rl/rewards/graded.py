@@ -13,8 +13,8 @@ TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 PENALTY_PER_CHARACTER = 0.01
 REWARD_PER_TAG = 0.025
 MAX_EXPRESSION = 400  # characters of an expression: bounds depth, size of numbers and time
-USES_THE_NUMBERS = Fraction(1, 10)  # partial credit: every number once, however far off
-CLOSENESS = Fraction(1, 5)  # and up to so much more the nearer the target
+USES_THE_NUMBERS = Fraction(1, 10)  # partial credit: every number used once, at any distance
+CLOSENESS = Fraction(1, 5)  # plus up to this much, the nearer to the target
 MAX_SEQUENCE = 20_000  # characters of an answer that are read
 
 _BETWEEN = re.compile(r"[\s,;|<>(){}\[\]→]+")
@@ -22,7 +22,7 @@ _DRESS = re.compile(r"\\(?:left|right|text|quad|langle|rangle)(?![a-z])|\\[,;:! 
 
 
 def format_reward(text: str, gold: str = "") -> float:
-    """Give 1.0 for `<think>...</think><answer>...</answer>` and nothing else, less 0.01 per stray character.
+    """Return 1.0 for `<think>...</think><answer>...</answer>` and nothing else, minus 0.01 per stray character.
 
     Source: arXiv 2504.13818, single-GPU experiments, where it is weighted by 0.1. Range [0, 1].
 
@@ -43,7 +43,7 @@ def format_reward(text: str, gold: str = "") -> float:
 
 
 def tag_count(text: str, gold: str = "") -> float:
-    """Give 0.025 for each of the four tags that occurs exactly once.
+    """Return 0.025 for each of the four tags that occurs exactly once.
 
     Source: arXiv 2504.13818, single-GPU experiments. Range [0, 0.1]. `gold` is not used.
 
@@ -65,13 +65,13 @@ def _outside_blocks(text: str) -> str | None:
 
 
 def overlong(tokens: int, limit: int, buffer: int | None = None) -> float:
-    """Give 0.0 for a completion of up to `limit - buffer` tokens, falling evenly to -1.0 at `limit`.
+    """Return 0.0 for a completion of up to `limit - buffer` tokens, falling linearly to -1.0 at `limit`.
 
     Source: DAPO (arXiv 2503.14476), equation 13. Range [-1, 0].
 
     `tokens` is the length of a completion, `limit` the most it can have, `buffer` the tokens before that over which the
-    penalty grows: a fifth of the limit where it is None (DAPO: 4096 before 20480). A buffer beyond the limit is
-    cut to it. Raises ValueError where a limit or buffer is below 1.
+    penalty grows: a fifth of the limit if None (DAPO: 4096 before 20480). A buffer beyond the limit is
+    cut to it. Raises ValueError if the limit or buffer is below 1.
 
     >>> overlong(80, 100), overlong(90, 100), overlong(100, 100), overlong(90, 100, buffer=40)
     (0.0, -0.5, -1.0, -0.75)
@@ -83,14 +83,14 @@ def overlong(tokens: int, limit: int, buffer: int | None = None) -> float:
 
 
 def countdown(text: str, gold: str) -> float:
-    r"""Give 1.0 if the final answer of `text` makes the target from the given numbers, a little if it only uses them.
+    r"""Return 1.0 if the final answer of `text` makes the target from the given numbers, less if it only uses them.
 
     Source: arXiv 2504.13818 asks for verifiable rewards; this one is graded. Range [0, 1].
 
     `text` is a completion, its answer found by `extract_answer`; `gold` is one right expression: its numbers are the
-    given ones and its value is the target. Read are numbers, `+ - * / ( )`, `× ÷` and their LaTeX; a trailing `= 24`
-    must be true. An answer with exactly the given numbers but another value v scores 0.1 + 0.2 / (1 + |v - target|),
-    so 0.2 where it is off by one and 0.1 far away; anything else scores 0.0.
+    given ones and its value is the target. An answer may contain numbers, `+ - * / ( )`, `× ÷` and their LaTeX; a
+    trailing `= 24` must be true. One with exactly the given numbers but another value v scores
+    0.1 + 0.2 / (1 + |v - target|), so 0.2 if it is off by one and 0.1 far away; anything else scores 0.0.
 
     >>> countdown("<answer>(5 - 1) * 6 = 24</answer>", "6*(5-1)"), countdown(r"\boxed{5 \times 6 - 1}", "6*(5-1)")
     (1.0, 0.1333)
@@ -108,13 +108,13 @@ def countdown(text: str, gold: str) -> float:
 
 
 def positions(text: str, gold: str) -> float:
-    """Give the share of positions at which the final answer of `text` has the item that `gold` has there.
+    """Return the share of positions at which the final answer of `text` has the same item as `gold`.
 
     Source: arXiv 2504.13818 asks for verifiable rewards; this one is graded. Range [0, 1].
 
     `text` is a completion, its answer found by `extract_answer`; `gold` holds the items in order, separated by
     spaces. Commas, semicolons, arrows and brackets may separate an answer's items too; words count in any case. The
-    share is of the longer of the two, so that 1.0 means the very sequence. An answer that has more than a quarter of
+    share is of the longer of the two, so that 1.0 means the same sequence. An answer that has more than a quarter of
     the gold items too many or too few (one is always allowed) scores 0.0.
 
     >>> positions("<answer>[1, 2, 4, 3]</answer>", "1 2 3 4"), positions("<answer>1 2 3</answer>", "1 2 3 4")
@@ -161,7 +161,7 @@ _OTHER_WORD = re.compile(rf"\s*(?:,|/|\bor\b|\band\b)?\s*{_WORD}{_END}", re.IGNO
 
 
 def choice(text: str, gold: str) -> float:
-    r"""Give 1.0 if the final answer of `text` names the choice `gold`, else 0.0.
+    r"""Return 1.0 if the final answer of `text` names the choice `gold`, else 0.0.
 
     Source: arXiv 2504.13818, experiments in chemistry: reward 1.0 for a right answer. Range {0.0, 1.0}.
 
@@ -191,7 +191,7 @@ def choice(text: str, gold: str) -> float:
 
 
 def read_letter(answer: str) -> str | None:
-    """Give the one letter, A to J, that an answer names, or None; a letter alone may be any.
+    """Return the one letter, A to J, that an answer names, or None; a lone letter may be any.
 
     >>> read_letter("B) Nitrogen"), read_letter("A solvent"), read_letter("Option C"), read_letter("A and C")
     ('B', None, 'C', None)
@@ -211,7 +211,7 @@ def read_letter(answer: str) -> str | None:
 
 
 def read_verdict(answer: str) -> str | None:
-    """Give `yes` (or true) or `no` (or false), whichever an answer states, or None.
+    """Return `yes` (or true) or `no` (or false), whichever an answer states, or None.
 
     >>> read_verdict("TRUE."), read_verdict("No, it burns."), read_verdict("yes or no")
     ('yes', 'no', None)

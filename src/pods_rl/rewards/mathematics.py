@@ -1,4 +1,4 @@
-"""Are two answers equal as mathematics? Nothing is rounded, and nothing is dropped but the name of a value."""
+"""Compare two answers as mathematics, without rounding. Only the name of a value is ignored."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ def _same_group(gold: Node, answer: Node) -> bool:
         return kinds == {"union"} and _match_up(ours, theirs, _same)
     relations = all(isinstance(item, Relation) for item in (*ours, *theirs))
     if not relations and (_names_vary(ours) or _names_vary(theirs)):
-        return all(map(_same, ours, theirs))  # names count where both lists have them, else the order
+        return all(map(_same, ours, theirs))  # by names if both lists have them, else by order
     return _match_up(ours, theirs, _same)
 
 
 def _is_set(group: Group) -> bool:
-    """Whether an item counts once however often it is given: in a set or a list of points, not in a list of roots."""
+    """Whether duplicate items count once: in a set or a list of points, not in a list of roots."""
     return group.kind == "set" or all(isinstance(item, Group) for item in group.items)
 
 
@@ -177,7 +177,7 @@ def _proportional(ours: Difference, theirs: Difference) -> bool:
 
 
 def _same_set(gold: Node, answer: Node) -> bool:
-    """Compare as sets of real numbers, where one of the two is more than a list: `x < 3` is `(-\\infty, 3)`."""
+    """Compare as sets of real numbers, if one of the two is more than a list: `x < 3` is `(-\\infty, 3)`."""
     if not (_is_region(gold) and _is_region(answer)) or len(_variables(gold) | _variables(answer)) > 1:
         return False
     sets = _set(gold), _set(answer)

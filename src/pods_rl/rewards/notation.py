@@ -109,7 +109,7 @@ def _root(match: re.Match[str]) -> str:
 
 
 def _repeating(match: re.Match[str]) -> str:
-    """Write a repeating decimal as its fraction; the last digits before dots repeat where there are three alike."""
+    """Write a repeating decimal as its fraction; the last digits before dots repeat if there are three copies."""
     whole, once = match[1], match[2]
     period = match[3] or match[4] or match[5] or match[6]
     bottom = (10 ** len(period) - 1) * 10 ** len(once)
@@ -136,7 +136,7 @@ _STATED_UNIT = re.compile(
 
 
 def unit(text: str) -> str | None:
-    r"""Give the unit that an answer states right after its number, if it is a common one.
+    r"""Return the unit right after the number of an answer, if it is a common one.
 
     >>> unit("6 cm"), unit(r"6\text{ metres}"), unit("60 km/h"), unit(r"6\,\mathrm{m}^2"), unit("6 eggs")
     ('cm', 'm', 'km/h', 'm2', None)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-MAX_LENGTH = 1000  # characters of an answer that are read at all: bounds every pattern below
+MAX_LENGTH = 1000  # maximum characters of an answer: bounds every pattern below
 MAX_EXPONENT = 400  # 1e400 is beyond every answer; 1e999999999 would fill the memory
 
 _UNSIGNED = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+"
@@ -80,7 +80,7 @@ class Number(NamedTuple):
 
 
 def read_number(text: str) -> Number | None:
-    """Read a `plain` text that is a number and nothing else (a percent sign may follow), or None.
+    """Read a `plain` text that is only a number (a percent sign may follow), or return None.
 
     Mixed numbers, fractions and exponents up to `MAX_EXPONENT` are read; a zero denominator gives None.
 
@@ -96,7 +96,7 @@ def read_number(text: str) -> Number | None:
 
 
 def read_decimal_comma(text: str) -> Number | None:
-    """Read a `plain` number whose comma can only be the mark of its decimals, or None.
+    """Read a `plain` number whose comma can only be a decimal comma, or return None.
 
     >>> read_decimal_comma("1000,99").value, read_decimal_comma("1,200"), read_decimal_comma("3,5")
     (Fraction(100099, 100), None, None)
@@ -105,10 +105,10 @@ def read_decimal_comma(text: str) -> Number | None:
 
 
 def read_number_in_words(text: str) -> Number | None:
-    """Read the one number of a `plain` text that has only words around it ("18 dollars a day"), or None.
+    """Read the only number of a `plain` text with words around it ("18 dollars a day"), or return None.
 
     Two numbers give None, so that a list of guesses never scores. Single letters may be variables and words
-    such as "minus" or "million" change the number: both give None. Of an equation, the right side is read where the
+    such as "minus" or "million" change the number: both give None. Of an equation, the right side is read if the
     left side is a name, or arithmetic that is true.
 
     >>> read_number_in_words("9 * 2 = 18 dollars").value, read_number_in_words("17 or 18") is None
@@ -222,7 +222,7 @@ _RANK = {"+": 1, "-": 1, "*": 2, "/": 2, "negate": 3}
 def read_expression(text: str) -> tuple[Fraction, Counter[Fraction]] | None:
     """Return the exact value of an arithmetic expression and how often it uses each number, or None.
 
-    An equation with a bare number on one side counts where it is true. Division by zero has no value. Time and
+    An equation with a bare number on one side counts if it is true. Division by zero has no value. Time and
     memory are linear in the length, which the caller bounds; there is no recursion.
 
     >>> value, numbers = read_expression("(1 + 2) / 6"); value, sorted(numbers.elements())

@@ -1,7 +1,7 @@
-r"""Read what an answer is made of: lists, sets, tuples, intervals and relations, around expressions.
+r"""Parse the structure of an answer: lists, sets, tuples, intervals and relations, around expressions.
 
-An answer is split at the separators, relation signs and brackets outside every bracket; what is left is an expression
-(`expressions.value` works it out). Nothing is evaluated here.
+An answer is split at the separators, relation signs and brackets outside every bracket; the rest are expressions
+(evaluated by `expressions.value`). Nothing is evaluated here.
 """
 
 from __future__ import annotations
@@ -186,9 +186,9 @@ def _outside(text: str) -> Iterator[re.Match[str]]:
 
 
 def _ungrouped(text: str, *, alone: bool) -> str:
-    """Drop the commas within numbers outside brackets: where a space follows every other comma, or `alone`.
+    """Drop the commas within numbers outside brackets: if a space follows every other comma, or `alone`.
 
-    `alone` decides where there is no other comma: 1,200 is a number, and (1,200) a point.
+    `alone` decides if there is no other comma: 1,200 is a number, and (1,200) a point.
     """
     commas = {token.start() for token in _outside(text) if token[0] == ","} if "," in text else set()
     grouped = [found for found in _THOUSANDS.finditer(text) if found.start() + found[0].index(",") in commas]

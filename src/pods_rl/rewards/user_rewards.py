@@ -1,4 +1,4 @@
-"""Users' rewards: each completion is scored apart, so that one that raises or hangs costs no other."""
+"""Users' rewards: each completion is scored separately, so that an error or a hang affects only one."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .sandbox.processes import Reply, no_copies
 
 @dataclass(frozen=True)
 class RewardFailure:
-    """The score of a completion that has none: its reward raised, or took too long (`late`).
+    """Stands for the score of a completion whose reward raised, or took too long (`late`).
 
-    `error` is what it raised, where that was in this process.
+    `error` is the exception, if it was raised in this process.
     """
 
     reason: str
@@ -32,10 +32,10 @@ Scores = list[float] | list[float | RewardFailure]
 
 
 def as_score(value: object) -> float | None:
-    """Return a reward of one completion as a float; None stays: the reward does not apply.
+    """Return a reward of one completion as a float; None is kept: the reward does not apply.
 
-    Takes every real number: of Python (bool, Fraction and Decimal too), and of numpy and torch, also as an array
-    without an axis. An integer beyond any float is infinite.
+    Accepts every real number: of Python (bool, Fraction and Decimal too), and of numpy and torch, also as an array
+    without axes. An integer beyond any float is infinite.
 
     Raises:
         TypeError: text, a complex number, or anything else.
@@ -61,7 +61,7 @@ def as_score(value: object) -> float | None:
 
 
 def attempt(reward: Callable[[str, str], float], text: str, gold: str) -> float | RewardFailure:
-    """Return the score of one completion, or what the reward raised.
+    """Return the score of one completion, or a RewardFailure if the reward raised.
 
     >>> attempt(lambda text, gold: float(text), "1", "")
     1.0
@@ -74,7 +74,7 @@ def attempt(reward: Callable[[str, str], float], text: str, gold: str) -> float 
 
 
 def failure(reply: Reply, limit: float) -> RewardFailure:
-    """What a worker's reply without a score means, after at most `limit` seconds.
+    """Return the failure that a worker's reply without a score means, after at most `limit` seconds.
 
     >>> failure(Reply("timeout"), 5).reason
     'gave no score within 5 s'
@@ -87,14 +87,14 @@ def failure(reply: Reply, limit: float) -> RewardFailure:
 
 
 class UserRewardPool(FreshPool):
-    """Processes that call one reward of a user's, each completion within `limit` seconds of wall time.
+    """Processes that call one user reward, each completion within `limit` seconds of wall time.
 
     The function's module is imported once in each of at most `size` processes; one that hangs is killed and replaced
     while the others work.
 
     Args:
         name: the reward's import path.
-        limit: seconds of wall time, so that one that waits without working is found too.
+        limit: seconds of wall time, which also ends a reward that only waits.
     """
 
     def __init__(self, name: str, limit: float, size: int | None = None) -> None:
@@ -102,9 +102,9 @@ class UserRewardPool(FreshPool):
         self._name = name
 
     def score(self, texts: Sequence[str], golds: Sequence[str]) -> list[float | RewardFailure]:
-        """Score completions in order; a RewardFailure where the function raised, hung or ended its process.
+        """Score completions in order; a RewardFailure if the function raised, hung or ended its process.
 
-        Raises UserError where the function cannot be imported in a process of its own.
+        Raises UserError if the function cannot be imported in a process of its own.
 
         >>> pool = UserRewardPool("operator:eq", limit=60, size=1)
         >>> pool.score(["a", "b"], ["a", "a"])

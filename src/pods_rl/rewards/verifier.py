@@ -1,6 +1,6 @@
-"""Verifier processes: they decide whether two expressions are equal, and are killed when that takes too long.
+"""Verifier processes: they decide whether two expressions are equal, and are killed at a timeout.
 
-math-verify's own time limits work in the main thread only, and some answers keep it busy for ever.
+math-verify's own timeouts work only in the main thread, and some answers keep it busy forever.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from .sandbox.serve import Work, bar_process
 
 DEFAULT_LIMIT = 5.0  # seconds an answer: math-verify's own default (its parsing_timeout and timeout_seconds)
 FIRST_LIMIT = 0.25  # seconds an answer gets at first: 500 gold answers of MATH-500 took 0.15 at most, most 0.002
-BATCH_SECONDS = 4.0  # what a batch spends on a second try of those that took longer
-PATIENCE = 10.0  # wall seconds for a second of work, on a busy machine, before a process is taken for dead
+BATCH_SECONDS = 4.0  # of a batch, for a second try of slower answers
+PATIENCE = 10.0  # wall seconds for a second of work, on a busy machine, before a process counts as dead
 MEMORY_BYTES = 3 << 30  # a tower of powers fills any memory within seconds; past this the process ends
 
 Pair = tuple[str, str]
@@ -27,7 +27,7 @@ Pair = tuple[str, str]
 class VerifierPool(FreshPool):
     """Decide whether pairs of expressions are equal, `size` at a time, `limit` seconds at most each.
 
-    Seconds are of processor time, so that a busy machine makes no honest answer fail (on Windows, which has no such
+    Seconds are of processor time, so that right answers do not fail on a busy machine (on Windows, which has no such
     limit, of wall time). Every answer of a batch gets `FIRST_LIMIT` seconds; those that took longer are tried again
     with equal shares of `BATCH_SECONDS` a process, up to `limit`. So a few slow answers get all the time they need, and
     a batch in which each one hangs ends after `len(batch) / size * FIRST_LIMIT` seconds.
@@ -43,9 +43,9 @@ class VerifierPool(FreshPool):
         self._lock = threading.Lock()
 
     def verify(self, pairs: Sequence[Pair]) -> list[bool]:
-        """Say of each (gold, answer) whether the two are mathematically equal, in order.
+        """Return for each (gold, answer) whether the two are mathematically equal, in order.
 
-        Raises RuntimeError where a process cannot start: no score is made up for lack of a verifier.
+        Raises RuntimeError if a process cannot start, rather than return a wrong score.
 
         >>> pool = VerifierPool(size=1)
         >>> pool.verify([(r"\\\\sqrt{8}", r"2\\\\sqrt{2}"), ("x+1", "x")])
@@ -73,7 +73,7 @@ class VerifierPool(FreshPool):
 
 
 def verification() -> Work:
-    """What a verifier process does; it imports and builds what the first answers need, outside their time limits."""
+    """The work of a verifier process; imports happen before the first answer, outside its time limit."""
     logging.disable(logging.CRITICAL)
     for pair in ((r"( 3, \frac{\pi}{2} )", r"(3, \pi/2)"), ("x^2-1", "(x+1)(x-1)"), ("x<3", r"(-\infty, 3)")):
         _equal(pair)
@@ -87,9 +87,9 @@ def _equal(pair: Pair) -> bool:
     try:
         return equal(*pair)
     except MemoryError:
-        os._exit(1)  # nothing allocated here can be trusted any more: a fresh process takes over
+        os._exit(1)  # memory can no longer be trusted: a fresh process takes over
     except Exception:
-        return False  # what cannot be parsed or compared is not right
+        return False  # an answer that cannot be parsed or compared is wrong
 
 
 def _limit_memory() -> None:

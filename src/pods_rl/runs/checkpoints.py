@@ -1,10 +1,10 @@
-"""Checkpoints that are whole or absent: written in a folder aside, flushed, hashed, renamed. No torch.
+"""Write checkpoints atomically: into a staging folder, flushed, hashed, renamed. No torch.
 
 A folder is written under ``.saving/`` in ``checkpoints/``. `publish` flushes every file, reads each back once for its
-hash, adds ``manifest.json`` and renames the folder. A kill or a full disk at any moment leaves earlier checkpoints as
-they were, and a leftover that `clean` removes. A deletion begins with a rename too.
+hash, adds ``manifest.json`` and renames the folder. A kill or a full disk at any moment leaves earlier checkpoints
+unchanged, and a leftover that `clean` removes. A deletion also begins with a rename.
 
-Ours are the folders called ``checkpoint-<digits>`` with our manifest of that step: nothing else is ever removed,
+Only folders called ``checkpoint-<digits>`` with our manifest of that step are ours: nothing else is removed,
 replaced or resumed from.
 """
 
@@ -35,7 +35,7 @@ _HASHERS = 4  # files hashed at once, in threads: one core rarely keeps up with 
 
 
 def staging(target: Path) -> Path:
-    """Return where a folder is written before it is published as ``target``: on the same disk, so it can be renamed."""
+    """Return the staging path of ``target``: on the same disk, so that it can be renamed."""
     return target.parent / _STAGING / target.name
 
 
@@ -56,10 +56,10 @@ def publish(target: Path, about: Mapping[str, Any]) -> None:
 
     Args:
         target: the new folder.
-        about: what the manifest holds besides sizes and hashes: step, processes, recipe.
+        about: content of the manifest besides sizes and hashes: step, processes, recipe.
 
     Raises:
-        OSError: it cannot be written; ``target`` is as it was.
+        OSError: the folder cannot be written; ``target`` is unchanged.
     """
     staged = staging(target)
     files = {path.relative_to(staged).as_posix(): path for path in sorted(staged.rglob("*")) if path.is_file()}
@@ -84,7 +84,7 @@ def publish(target: Path, about: Mapping[str, Any]) -> None:
 
 
 def clean(checkpoints: Path) -> None:
-    """Remove what an interrupted save or deletion left; put a folder back whose replacement was never published."""
+    """Remove leftovers of an interrupted save or deletion; restore a folder whose replacement was never published."""
     left = checkpoints / _STAGING
     if left.is_symlink() or not left.is_dir():
         return
@@ -103,7 +103,7 @@ def clean(checkpoints: Path) -> None:
 
 @contextmanager
 def readable_path(path: Path) -> Iterator[Path]:
-    """Yield a path to a folder that every library can use: a link, where the path is not UTF-8."""
+    """Yield a path to a folder that every library can use: a link if the path is not UTF-8."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -116,14 +116,14 @@ def readable_path(path: Path) -> Iterator[Path]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a checkpoint; an empty one where there is none that can be read."""
+    """Return the manifest of a checkpoint; an empty one if it is missing or unreadable."""
     path = folder / MANIFEST
     small = path.is_file() and path.stat().st_size <= _LARGEST_MANIFEST
     return read_mapping(path) if small else {}
 
 
 def verify(folder: Path, *, hashes: bool = True, named: bool = False) -> list[str]:
-    """Return what is wrong with a checkpoint, a line per problem; none where it agrees with its manifest.
+    """Return the problems of a checkpoint, one per line; none if it agrees with its manifest.
 
     Files that the manifest does not list are ignored. Without ``hashes`` only names and sizes are compared, which is
     quick: hashes read every byte. ``named``: the folder's name must give its step.
@@ -156,7 +156,7 @@ def last_good(checkpoints: Path, *, hashes: bool = True) -> tuple[Path | None, l
 
     Args:
         checkpoints: ``checkpoints/`` of a run.
-        hashes: as `verify` takes it.
+        hashes: as in `verify`.
 
     Returns:
         The folder, or None; lines ``checkpoint-8: <problem>``, newest first.
@@ -180,7 +180,7 @@ def prune(checkpoints: Path, keep: int, *, best: str | None = None, finished: bo
         checkpoints: their folder.
         keep: how many whole ones to keep, the newest and the best among them; below 1: all.
         best: the name of the best one, which is never removed.
-        finished: the run is over; where ``keep`` is 1, only the best one is kept.
+        finished: the run is over; if ``keep`` is 1, only the best one is kept.
     """
     ours = [folder for folder in reversed(find_checkpoints(checkpoints)) if _is_ours(folder)]
     whole = [folder.name for folder in ours if not verify(folder, hashes=False)]
@@ -188,7 +188,7 @@ def prune(checkpoints: Path, keep: int, *, best: str | None = None, finished: bo
         return
     kept = {best} if finished else {best, *whole[:1]} & {*whole}
     kept |= {*[name for name in whole if name not in kept][: max(keep - len(kept), 0)]}
-    newer = 0  # whole ones
+    newer = 0  # complete ones
     for folder in ours:
         if folder.name in whole:
             stays, newer = folder.name in kept, newer + 1
@@ -197,7 +197,7 @@ def prune(checkpoints: Path, keep: int, *, best: str | None = None, finished: bo
         if not stays:
             gone = staging(folder)
             gone.parent.mkdir(exist_ok=True)
-            os.replace(folder, gone)  # in one move, so that a kill leaves no half-deleted checkpoint
+            os.replace(folder, gone)  # atomic, so that a kill leaves no half-deleted checkpoint
     clean(checkpoints)
 
 
@@ -217,7 +217,7 @@ def digest(values: Mapping[str, Any]) -> str:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether we saved a folder and it still has its name, so that it may be removed or replaced."""
+    """Return whether a folder is our checkpoint under its own name, so that it may be removed or replaced."""
     if folder.is_symlink() or not folder.is_dir():
         return False
     manifest = read_manifest(folder)
@@ -225,19 +225,19 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _name_problem(folder: Path, manifest: Mapping[str, Any]) -> str | None:
-    """What is wrong with the name of a folder that was copied or renamed: it would be taken for another step."""
+    """Return the problem with a copied or renamed folder, whose name gives another step than its manifest."""
     match, step = _NAME.fullmatch(folder.name), manifest.get("step")
     return f"{MANIFEST} is of step {step}" if match and step is not None and step != int(match[1]) else None
 
 
 def _is_inside(name: str) -> bool:
-    """Whether a name in a manifest is one of the checkpoint's own files."""
+    """Return whether a name in a manifest is a file inside the checkpoint."""
     path = PurePosixPath(name)
     return not path.is_absolute() and ".." not in path.parts and path.as_posix() == name
 
 
 def _set_aside(path: Path) -> None:
-    """Rename what is not ours."""
+    """Rename a folder that is not ours."""
     number = 1
     while os.path.lexists(path.with_name(f"{path.name}.kept-{number}")):
         number += 1
@@ -252,7 +252,7 @@ def _size_problem(path: Path, row: Any, name: str) -> str | None:
 
 
 def _hash_all(paths: Iterable[Path], *, flush: bool = False) -> list[str]:
-    """The sha256 of each file, read once; ``flush``: written to disk first."""
+    """Return the sha256 of each file, read once; ``flush``: write it to disk first."""
 
     def sha256(path: Path) -> str:
         found = hashlib.sha256()
@@ -268,7 +268,7 @@ def _hash_all(paths: Iterable[Path], *, flush: bool = False) -> list[str]:
 
 
 def _flush_folder(path: Path) -> None:
-    """Write a folder's entries to disk, and with them a rename. Windows, where folders cannot be opened, needs none."""
+    """Flush a folder's entries, such as a rename, to disk. Not needed on Windows, where folders cannot be opened."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except PermissionError:

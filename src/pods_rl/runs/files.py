@@ -1,4 +1,4 @@
-"""The files of a run directory: their names, and how each kind is read and written in one move."""
+"""The files of a run directory: their names, and reading and atomic writing of each kind."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ import yaml
 CONFIG, ENVIRONMENT, STATUS = "config.yaml", "environment.json", "status.json"
 METRICS, EVALS, ROLLOUTS, CHECKPOINTS = "metrics.jsonl", "evals.jsonl", "rollouts", "checkpoints"
 EVALUATIONS, LOG = "evaluations", "log.txt"
-_LARGEST_JSON, _LARGEST_YAML = 8 << 20, 1 << 20  # bytes; ours have thousands
+_LARGEST_JSON, _LARGEST_YAML = 8 << 20, 1 << 20  # bytes; our files have a few thousand
 _DEEPEST = 64  # levels of a YAML file
 _MOST_LINKS = 40  # as on Linux
-# no space, over the quota, a file too large, a disk that turned read-only
+# disk full, quota exceeded, file too large, read-only disk
 _FULL = tuple(getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EROFS") if hasattr(errno, name))
 _SAFETENSORS_ERROR = re.compile(r"os error (\d+)")  # safetensors and torch.save raise errors of their own
 _TORCH_ERROR = re.compile(r"inline_container|PytorchStreamWriter|iostream error")
@@ -33,7 +33,7 @@ def read_jsonl(path: Path, skipped: list[int] | None = None) -> Iterator[dict[st
 
     ``skipped`` gets the numbers of the skipped lines, from 1, without an unfinished last line: it may still be written.
     """
-    if not path.is_file():  # a pipe would wait for its writer
+    if not path.is_file():  # opening a pipe would block
         return
     lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
@@ -47,7 +47,7 @@ def read_jsonl(path: Path, skipped: list[int] | None = None) -> Iterator[dict[st
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """Return the mapping in a JSON or YAML file; an empty one where the file is missing, torn or far too large."""
+    """Return the mapping in a JSON or YAML file; an empty one if the file is missing, truncated or far too large."""
     is_json = path.suffix == ".json"
     try:
         if not path.is_file() or path.stat().st_size > (_LARGEST_JSON if is_json else _LARGEST_YAML):
@@ -60,7 +60,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Reads plain YAML without merge keys, which we never write and which can take hours to expand."""
+    """Loads plain YAML without merge keys, which are never written here and can take hours to expand."""
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         pass
@@ -80,7 +80,7 @@ def _load_yaml(text: str) -> Any:
 
 
 def number(value: Any, otherwise: float = 0.0) -> float:
-    """Return a finite number as it is, and ``otherwise`` for anything else that a damaged file may hold.
+    """Return a finite number unchanged, and ``otherwise`` for any other value in a damaged file.
 
     >>> number(3), number([1]), number(float("nan")), number("7", -1.0)
     (3.0, 0.0, 0.0, -1.0)
@@ -93,13 +93,13 @@ def number(value: Any, otherwise: float = 0.0) -> float:
 
 
 def step_of(path: Path) -> int:
-    """Return the number at the end of a name, before its suffix; -1 where there is none."""
+    """Return the number at the end of a name, before its suffix; -1 if there is none."""
     match = re.search(r"-(\d+)(?:\.\w+)?$", path.name)
     return int(match[1]) if match else -1
 
 
 def write_atomic(path: Path, content: str | bytes, *, follow: bool = False) -> None:
-    """Replace a file in one move, so that a reader sees the old content or the new one, never half of it.
+    """Replace a file atomically: a reader sees the old content or the new, never a part.
 
     Args:
         path: the file. A device, a pipe or one of our open files is written in place.
@@ -131,7 +131,7 @@ def replacing(path: Path, *, follow: bool = False) -> Iterator[IO[bytes]]:
     part = target.with_name(
         f".{os.getpid()}-{threading.get_ident()}.part"
     )  # a short name: `path` may have the longest one
-    part.unlink(missing_ok=True)  # of a killed process with our id
+    part.unlink(missing_ok=True)  # left by a killed process with the same id
     try:
         with part.open("xb") as file:
             _copy_mode(target, part)
@@ -144,9 +144,9 @@ def replacing(path: Path, *, follow: bool = False) -> Iterator[IO[bytes]]:
 
 
 def open_own(path: Path, mode: str) -> IO[Any]:
-    """Open a file of ours to append or write, as bytes or as text that escapes what UTF-8 cannot hold.
+    """Open a file to append or write, as bytes or as text with characters escaped that UTF-8 cannot hold.
 
-    Raises OSError where it is a link: its target belongs to somebody else.
+    Raises OSError for a link, whose target may belong to somebody else.
     """
     text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "errors": "backslashreplace", "buffering": 1}
     no_link = getattr(os, "O_NOFOLLOW", 0)
@@ -157,7 +157,7 @@ def _open_in_place(path: Path) -> IO[bytes] | None:
     """Open a file that must not be replaced, such as /dev/null; None for a regular or missing one."""
     number = _own_descriptor(path)
     if number is not None:
-        return os.fdopen(os.dup(number), "wb")  # shares its position with what prints there
+        return os.fdopen(os.dup(number), "wb")  # shares its position with other writers of the stream
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -166,7 +166,7 @@ def _open_in_place(path: Path) -> IO[bytes] | None:
 
 
 def _own_descriptor(path: Path) -> int | None:
-    """The open file that /dev/stdout, /dev/fd/3 or a link to them names; None for another path."""
+    """Return the number of the open file that /dev/stdout, /dev/fd/3 or a link to them names; None for another path."""
     for _ in range(_MOST_LINKS):
         folder = os.path.realpath(path.parent)
         if folder in ("/dev/fd", f"/proc/{os.getpid()}/fd") and path.name.isdecimal():
@@ -178,7 +178,7 @@ def _own_descriptor(path: Path) -> int | None:
 
 
 def _copy_mode(old: Path, new: Path) -> None:
-    """Give a new file the mode of the one that it replaces and, where permitted, its owner."""
+    """Give a new file the mode of the file that it replaces and, if permitted, its owner."""
     try:
         found = old.lstat()
     except OSError:
@@ -190,13 +190,13 @@ def _copy_mode(old: Path, new: Path) -> None:
 
 
 def write_parquet(target: Path, columns: Mapping[str, Sequence[Any]]) -> Path:
-    """Write a table in one move, and make its folder; text that UTF-8 cannot hold is escaped."""
+    """Write a table atomically, and make its folder; escape characters that UTF-8 cannot hold."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     target.parent.mkdir(parents=True, exist_ok=True)
     table = pa.table({_storable(name): _storable(column) for name, column in columns.items()})
-    with replacing(target) as file:  # a handle: pyarrow takes no path that is not UTF-8
+    with replacing(target) as file:  # a handle, since pyarrow rejects paths that are not UTF-8
         pq.write_table(table, file, compression="zstd")
     return target
 
@@ -211,7 +211,7 @@ def _storable(value: Any) -> Any:
 
 
 def to_json(value: Any, *, indent: int | None = None, ascii_only: bool = False) -> str:
-    """Return strict JSON of anything a run logs: numpy and torch scalars unwrapped, NaN and infinity as null.
+    """Return strict JSON of any logged value: numpy and torch scalars unwrapped, NaN and infinity as null.
 
     ``ascii_only`` escapes all other characters, for text that a terminal may show.
 
@@ -235,7 +235,7 @@ def _plain(value: Any) -> Any:
 
 
 def write_failure(error: BaseException) -> str | None:
-    """Return why a file could not be written, where the disk caused an error; None where something else did.
+    """Return why a file could not be written, if the disk caused an error; None otherwise.
 
     >>> write_failure(OSError(28, "No space left on device"))
     'No space left on device'
@@ -249,6 +249,6 @@ def write_failure(error: BaseException) -> str | None:
         if (found := _SAFETENSORS_ERROR.search(str(seen))) and int(found[1]) in _FULL:
             return str(seen).splitlines()[0]
         if isinstance(seen, RuntimeError) and _TORCH_ERROR.search(str(seen)):
-            return "a file could not be written to its end"
+            return "a file could not be written completely"
         seen = seen.__cause__ or seen.__context__
     return None

@@ -15,9 +15,9 @@ from .files import number, read_jsonl, read_mapping, step_of
 
 
 class Run:
-    """What a run directory holds: a snapshot, each file read once, on first use.
+    """A snapshot of a run directory; each file is read once, on first use.
 
-    A missing file reads as empty. A line that a kill tore in half is skipped.
+    A missing file counts as empty. A line truncated by a kill is skipped.
     """
 
     def __init__(self, path: Path) -> None:
@@ -26,7 +26,7 @@ class Run:
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
-        """Return the run at ``path``; raises UserError where there is none."""
+        """Return the run at ``path``; raise UserError if there is none."""
         path = Path(path)
         if not is_run(path):
             problem = "is not a run directory" if path.is_dir() else "does not exist"
@@ -61,7 +61,7 @@ class Run:
 
     @property
     def state(self) -> str:
-        """running, finished, stopped or failed; ``unknown`` where status.json is missing or torn."""
+        """running, finished, stopped or failed; ``unknown`` if status.json is missing or damaged."""
         return str(self.status.get("state", "unknown"))
 
     @property
@@ -81,7 +81,7 @@ class Run:
 
     @property
     def seed(self) -> int | None:
-        """The seed of the recipe, else the k of a directory called ``seed-<k>``."""
+        """The seed of the recipe, or the k of a directory called ``seed-<k>``."""
         seed = self.config.get("seed")
         if isinstance(seed, int):
             return seed
@@ -107,7 +107,7 @@ class Run:
 
 
 def is_run(path: str | Path) -> bool:
-    """Whether a directory holds a run, however far it got."""
+    """Return whether a directory holds a run, even one that has just started."""
     return any((Path(path) / name).is_file() for name in (files.CONFIG, files.STATUS))
 
 
@@ -115,7 +115,7 @@ def find_runs(experiment_dir: str | Path) -> dict[str, list[Run]]:
     """Return every run below a directory, by arm: ``<arm>/seed-<k>/``, ``<run>/``, or the directory itself.
 
     Hidden directories, where an experiment keeps earlier attempts, are skipped. Arms are in the order of
-    ``experiment.yaml`` where there is one, else by name; runs by seed.
+    ``experiment.yaml`` if there is one, else by name; runs by seed.
     """
     root = Path(experiment_dir)
     if not root.is_dir():

@@ -1,4 +1,4 @@
-"""Write a run, by one writer at a time."""
+"""Write a run directory, with one writer at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .run import Run, is_run
 
 try:
     import fcntl
-except ImportError:  # Windows has no fcntl: two writers are then not told apart
+except ImportError:  # Windows has no fcntl: a second writer is not detected there
     fcntl = None  # type: ignore[assignment]
 
 STATES = ("running", "finished", "stopped", "failed")
@@ -25,7 +25,7 @@ _locks: set[IO[str]] = set()  # held by this process
 
 
 def _close_in_child() -> None:
-    """Close our locks in a forked child: one that outlives us would hold them."""
+    """Close our locks in a forked child, which would keep them if it outlived this process."""
     while _locks:
         _locks.pop().close()
 
@@ -35,11 +35,11 @@ if hasattr(os, "register_at_fork"):
 
 
 class RunInUseError(UserError):
-    """Another process, or another writer of this one, holds the run."""
+    """Another process, or another writer in this process, has locked the run."""
 
 
 class RunWriter:
-    """Writes one run directory, and holds it: a second writer is refused until ``close``.
+    """Writes one run directory and locks it: a second writer is refused until ``close``.
 
     ``resume=True`` continues the run in the directory; else a directory that holds a run is refused.
     Use as a context manager. Numbers that are not finite are written as null.
@@ -79,7 +79,7 @@ class RunWriter:
 
     def close(self) -> None:
         for file in self._files.values():
-            with suppress(OSError):  # of a full disk, which was reported when the line was written
+            with suppress(OSError):  # the disk is full, which was reported when the line was written
                 file.close()
         self._files.clear()
         _locks.discard(self._lock)
@@ -108,7 +108,7 @@ class RunWriter:
         self._write_json(files.STATUS, status)
 
     def write_end(self, state: str, reason: str, elapsed: float | None = None) -> None:
-        """Write how a run ended early, at the step of its last status; ``elapsed``: None keeps that of the status."""
+        """Write the status of a run that ended early, at its last step; ``elapsed``: None keeps the last value."""
         run = Run(self.path)
         elapsed = run.elapsed if elapsed is None else elapsed
         self.write_status(state, reason=reason, step=run.step, seconds=run.seconds, elapsed=elapsed)
@@ -128,7 +128,7 @@ class RunWriter:
         return write_parquet(self.path / files.EVALUATIONS / f"step-{step:06d}.parquet", columns)
 
     def rewind(self, step: int, evaluations: int) -> None:
-        """Remove what came after ``step``, and all but the first ``evaluations``: a resumed run makes them again."""
+        """Remove records after ``step``, and all but the first ``evaluations``: a resumed run writes them again."""
         self._keep(files.METRICS, lambda row, _: number(row.get("step"), -1) <= step)
         evaluated = self._keep(files.EVALS, lambda row, i: number(row.get("step"), -1) <= step and i < evaluations)
         kept = {number(row.get("step"), -1) for row in evaluated}
@@ -153,7 +153,7 @@ class RunWriter:
             path = self.path / name
             torn = path.is_file() and path.read_bytes()[-1:] not in (b"", b"\n")
             self._files[name] = open_own(path, "a")
-            if torn:  # a kill left half a line: end it, so that the next row has a line of its own
+            if torn:  # a kill truncated the last line: end it before the next row
                 self._files[name].write("\n")
         self._files[name].write(to_json(row) + "\n")
 
@@ -162,9 +162,9 @@ class RunWriter:
 
 
 def end_run(path: str | Path, state: str, reason: str) -> bool:
-    """Write how a run ended that could not write it itself; False where it has ended already.
+    """Write the final status of a run that could not write it itself; return False if it has already ended.
 
-    Raises RunInUseError where it is still being written.
+    Raises RunInUseError if the run is still being written.
     """
     if Run(Path(path)).state in ("finished", "stopped", "failed"):
         return False
@@ -174,7 +174,7 @@ def end_run(path: str | Path, state: str, reason: str) -> bool:
 
 
 def _outer_run(path: Path) -> Path | None:
-    """The run that a directory lies in; a project's folder that happens to have a config.yaml does not count."""
+    """Return the run that contains a directory; a folder that merely has a config.yaml does not count."""
     return next(
         (p for p in path.resolve().parents if all((p / n).is_file() for n in (files.CONFIG, files.STATUS))), None
     )
@@ -200,7 +200,7 @@ def _take_lock(path: Path) -> IO[str]:
             f"{path} is in use: {holder if ours else 'another process'} is writing this run. Wait for it, or choose "
             "another --output."
         ) from None
-    if ours or not holder:  # else a file of the user's
+    if ours or not holder:  # otherwise it is the user's file
         file.truncate(0)
         file.write(f"process {os.getpid()}")
         file.flush()

@@ -69,7 +69,7 @@ def advantages(
     else:
         deviation = _nan_std(shrunk_PR if scale == "group" else shrunk_PR.reshape(1, -1))
         scaled_PM = centred_PM / (deviation + epsilon * shrink)
-    # The rounding of a constant group's mean must not become a signal.
+    # Rounding of a constant group's mean must not become an advantage.
     return scaled_PM.nan_to_num(nan=0.0).masked_fill(is_constant(reference_PR).unsqueeze(1), 0.0)
 
 
@@ -79,7 +79,7 @@ def spread(rewards_PN: Tensor) -> Tensor:
 
 
 def is_constant(rewards_PN: Tensor) -> Tensor:
-    """Return whether each group's scored rewards are all equal, `[P]`; true where none is scored."""
+    """Return whether each group's scored rewards are all equal, `[P]`; true if none is scored."""
     high_P = rewards_PN.nan_to_num(nan=-math.inf).amax(dim=1)
     return rewards_PN.nan_to_num(nan=math.inf).amin(dim=1) >= high_P
 

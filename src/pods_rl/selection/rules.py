@@ -3,7 +3,7 @@
 Each is a pure function of rewards `[P, N]`, batched over prompts, on the rewards' own device (which must support
 float64). Each returns int64 `[P, M]`, distinct and ascending within a row: m = n keeps every row in place.
 
-Common to all: NaN marks an unscored rollout. It is kept only where a group has fewer than m scored rollouts, the
+Common to all: NaN marks an unscored rollout. It is kept only if a group has fewer than m scored rollouts, the
 lowest rollout index first. Infinite rewards raise a ValueError. Among equal rewards the lower rollout index is
 kept first, at both ends.
 """
@@ -143,7 +143,7 @@ def _flip_negatives(bits_PN: Tensor) -> Tensor:
 
 
 def _best_split(sorted_PN: Tensor, scored_P1: Tensor, m: int) -> Tensor:
-    """How many of the m to keep from the high end, `[P, 1]`; 0 where at most m rollouts are scored."""
+    """How many of the m to keep from the high end, `[P, 1]`; 0 if at most m rollouts are scored."""
     rank_M = torch.arange(m, device=sorted_PN.device)
     lowest_PM = sorted_PN[:, :m].flip(1)
     highest_PM = sorted_PN.gather(1, (scored_P1 - 1 - rank_M).clamp_(min=0))
@@ -172,7 +172,7 @@ def _best_split(sorted_PN: Tensor, scored_P1: Tensor, m: int) -> Tensor:
 def _ends(sorted_PN: Tensor, scored_P1: Tensor, k_P1: Tensor, m: int) -> Tensor:
     """The ranks of the m - k lowest and the k highest scored rewards, `[P, M]`.
 
-    Where the high end begins inside a run of equal rewards, it takes the run's first rollouts (after those that the
+    If the high end begins inside a run of equal rewards, it takes the run's first rollouts (after those that the
     low end has taken), not its last as a plain stable sort would.
     """
     rank_M = torch.arange(m, device=sorted_PN.device)

@@ -1,4 +1,4 @@
-"""What a rule is, what a selection is, and the checks of rewards that all functions here share."""
+"""The types `Rule` and `Selection`, and shared checks of rewards."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def check_rewards(rewards_PN: Tensor) -> tuple[Tensor, bool]:
         )
     single = rewards_PN.is_floating_point() and rewards_PN.dtype != torch.float64
     rewards_PN = rewards_PN.detach().float() if single else rewards_PN.detach().double()
-    # One sum is far cheaper than a check of each reward; it is finite only where all rewards are.
+    # One sum is far cheaper than a check of each reward; it is finite only if all rewards are.
     if rewards_PN.sum().isfinite():
         return rewards_PN, True
     _refuse_infinite(rewards_PN)

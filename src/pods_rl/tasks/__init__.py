@@ -24,7 +24,7 @@ from .task import FORM_REWARDS, PAPER_REWARDS, Grade, Prompt, Settings, Task
 
 @dataclass(frozen=True)
 class TaskEntry:
-    """How a task is made, what it is in a few words, where its rows are from, and the reward that decides it.
+    """An entry of `TASKS`: a task's constructor, its description, the source of its rows, and its deciding reward.
 
     `folders` are the names that its folder under `data_dir` may have, for a task that reads one.
     """
@@ -37,14 +37,14 @@ class TaskEntry:
 
     @property
     def rewards(self) -> dict[str, float]:
-        """The rewards it is trained on where a recipe names no others, with their weights."""
+        """The default rewards with their weights."""
         return {self.answer: 1.0, **FORM_REWARDS}
 
 
 def load_task(settings: Settings, *, reward_errors: str = "raise") -> Task:
-    """Make the task that a recipe describes. A setting that is absent or None is the task's own.
+    """Make the task of a recipe. A setting that is absent or None has the task's default.
 
-    `task` is a key of `TASKS` (default: `dataset` where `dataset_name` is given, else `arithmetic`), or the dotted
+    `task` is a key of `TASKS` (default: `dataset` if `dataset_name` is given, else `arithmetic`), or the dotted
     path of a function of your own that takes the settings and returns a `Task`. `task_rewards` maps names of rewards,
     or dotted paths, to weights, and replaces the task's own. `reward_seconds` and `reward_errors` are those of `Task`.
 
@@ -57,10 +57,10 @@ def load_task(settings: Settings, *, reward_errors: str = "raise") -> Task:
       hub;
     - `dataset`, and published mathematics in place of its own source: `dataset_name` (a local file or folder, or a
       hub id), `dataset_config`, `dataset_train_split`, `dataset_test_split`, `dataset_test_name` (where the test rows
-      are elsewhere), `question_column`, `answer_column`, `answer_after` (the gold answer is what follows it).
+      are elsewhere), `question_column`, `answer_column`, `answer_after` (the mark before the gold answer).
 
-    Raises UserError for an unknown task, an unknown reward, a weight that is not a finite number, and whatever the
-    task itself refuses.
+    Raises UserError for an unknown task, an unknown reward, a weight that is not a finite number, or settings that the
+    task refuses.
 
     >>> load_task({"task": "arithmetic", "task_train_size": 4, "task_test_size": 2}).name
     'arithmetic'
@@ -77,7 +77,7 @@ def load_task(settings: Settings, *, reward_errors: str = "raise") -> Task:
 
 
 def _make_own(name: str, make: Callable[[Settings], object], settings: Settings) -> Task:
-    """The task that a user's function returns; where it raises, UserError with the place in their file."""
+    """Return the task of a user's function; raise UserError with the place in their file if it raises."""
     try:
         task = make(settings)
     except UserError:
@@ -86,7 +86,7 @@ def _make_own(name: str, make: Callable[[Settings], object], settings: Settings)
         raise UserError(f"the task '{name}' could not be made: {raised(error)}") from error
     if not isinstance(task, Task):
         raise UserError(
-            f"the task '{name}' gave {type(task).__name__}; expected a function of the settings that returns a "
+            f"the task '{name}' returned {type(task).__name__}; expected a function of the settings that returns a "
             "pods_rl.tasks.Task"
         )
     return task

@@ -24,12 +24,12 @@ VERSION = f"{GRADER_VERSION}-1"
 
 @dataclass(frozen=True)
 class Difficulty:
-    """How long the sums are and how large their numbers get.
+    """The lengths of sums and the size of their numbers.
 
     A sum has `min_terms` to `max_terms` integers, each length equally often; every integer's size and every running
     total is within `smallest` and `largest`.
 
-    Raises UserError where the range of terms is empty or starts below 2, or where the numbers leave no room for sums.
+    Raises UserError if the range of terms is empty or starts below 2, or if the numbers allow no sums.
 
     >>> Difficulty(min_terms=2, max_terms=3, smallest=1, largest=20).max_terms
     3
@@ -90,7 +90,7 @@ class Problem:
 
     @property
     def held_out(self) -> bool:
-        """Whether the prompt belongs to the test side (`is_held_out`)."""
+        """Whether the prompt belongs to the test set (`is_held_out`)."""
         return is_held_out(self.prompt)
 
 
@@ -117,7 +117,7 @@ def write_completion(problem: Problem, totals: list[int] | None = None) -> str:
 
 
 def draw_problem(rng: random.Random, difficulty: Difficulty) -> Problem:
-    """Draw one sum; where only one of the two signs leaves room for another number, that sign is taken.
+    """Draw one sum; if only one of the two signs keeps the total in range, use that sign.
 
     >>> problem = draw_problem(random.Random(0), DIFFICULTIES["easy"])
     >>> 10 <= min(problem.totals) and max(problem.totals) <= 99

@@ -23,7 +23,7 @@ _BALANCE = "Answer with the balanced equation alone, its reactants and products 
 
 
 class Question(NamedTuple):
-    """One row as it is asked: the text, the gold answer, its kind, and where it was read.
+    """One question: the text, the gold answer, its kind, and its place in the source.
 
     `kind` is `multiple choice`, `true or false` or `equation`; `stem` is the question without its options.
     """
@@ -43,8 +43,8 @@ class Question(NamedTuple):
 def chemistry_task(settings: Settings) -> Task:
     """Make the chemistry part of SciKnowEval v2 (arXiv 2406.09098): choices, judgements and equations.
 
-    Only a test set is published. One question in five, by a hash of its text, is kept to test; questions that read
-    the same are on the same side. Each side is ordered by another hash, so that the kinds are mixed and the first k
+    Only a test set is published. One question in five, by a hash of its text, is a test question; questions with
+    equal text are on the same side. Each side is ordered by another hash, so that the kinds are mixed and the first k
     questions are a fair sample, whatever the order of the files. Rows that no rule can grade (open questions, other
     fillings) are skipped. Splits have a third column, `kind`.
 
@@ -58,7 +58,7 @@ def chemistry_task(settings: Settings) -> Task:
     for held_out, use, size in ((False, "train on", "task_train_size"), (True, "test", "task_test_size")):
         side = [question for question in questions if question.held_out == held_out]
         if not side:
-            raise UserError(f"task {CHEMISTRY}: {len(questions)} questions leave none to {use}; give it more files")
+            raise UserError(f"task {CHEMISTRY}: {len(questions)} questions leave none to {use}; add more of its files")
         side.sort(key=lambda q: (hashlib.sha256(q.text.encode()).digest(), q.gold))
         side = side[: settings.get(size)]
         columns = {
@@ -72,7 +72,7 @@ def chemistry_task(settings: Settings) -> Task:
 
 
 def read_questions(settings: Settings) -> Iterator[Question]:
-    """Read every question of the set that can be graded, in the order of its files."""
+    """Read every question that can be graded, in the order of the files."""
     for source in _sources(settings):
         for number, row in enumerate(source.read(), 1):
             question = _question(row, f"{source}, row {number} (counted from 1)")
@@ -94,7 +94,7 @@ def _sources(settings: Settings) -> list[DataSource]:
 
 
 def _question(row: Mapping[str, Any], place: str) -> Question | None:
-    """How a row is asked; None for a row of another science, or of a kind that cannot be graded."""
+    """Return the question of a row; None for a row of another science, or of a kind that cannot be graded."""
     if row.get("domain") != "Chemistry":
         return None
     stem, kind = str(row.get("question") or "").strip(), str(row.get("type") or "")

@@ -1,6 +1,6 @@
 """Generated tasks: countdown, sorting and those of reasoning-gym.
 
-Prompts are distinct and depend on the seed; the test side is one that no seed trains on.
+Prompts are distinct and depend on the seed; no seed trains on a problem of the test side.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ def is_held_out(text: str) -> bool:
 def distinct(problems: Iterable[Problem], size: int, *, held_out: bool, of: str) -> dict[str, str]:
     """Return the first `size` distinct problems of one side, question -> gold answer.
 
-    `problems` may end; at most 200 for each one wanted are drawn. `of` names what is drawn from, for the message.
+    `problems` may be finite; at most 200 per wanted problem are drawn. `of` names their source in the message.
 
-    Raises UserError for a size below 1, and where the problems run out.
+    Raises UserError for a size below 1, and if the problems run out.
 
     >>> distinct(((f"{i}+1=", str(i + 1)) for i in range(99)), 2, held_out=True, of="sums")
     {'2+1=': '3', '4+1=': '5'}
     """
     if size < 1:
-        raise UserError(f"a split of {size} prompts was asked for; ask for at least 1")
+        raise UserError(f"a split of {size} prompts is empty; set at least 1")
     kept: dict[str, str] = {}
     for question, answer in islice(problems, _DRAWS_PER_PROMPT * size):
         if is_held_out(question) == held_out:
@@ -82,12 +82,12 @@ def draw_splits(
 
 
 def to_dataset(problems: Mapping[str, str], write: Callable[[str], Prompt]) -> Dataset:
-    """The split that asks these questions, as `write` writes them."""
+    """Return the split with these questions, written by `write`."""
     return Dataset.from_dict({"prompt": [write(question) for question in problems], "answer": list(problems.values())})
 
 
 def sizes_of(settings: Settings) -> tuple[int, int]:
-    """How many training and test prompts a recipe asks a generator for."""
+    """Return the numbers of training and test prompts in a recipe."""
     train, test = settings.get("task_train_size"), settings.get("task_test_size")
     return TRAIN_SIZE if train is None else train, TEST_SIZE if test is None else test
 
@@ -95,8 +95,8 @@ def sizes_of(settings: Settings) -> tuple[int, int]:
 def countdown_task(settings: Settings) -> Task:
     """Generate countdown problems; the gold answer is one right expression, which uses every number once.
 
-    The reward `countdown` decides, which parses an expression and never evaluates it as code, and gives part of its
-    marks for less than a right one.
+    Graded by the reward `countdown`, which parses an expression, never evaluates it as code, and gives partial
+    credit.
 
     >>> task = countdown_task({"task_train_size": 2, "task_test_size": 1})
     >>> print(task.train[0]["prompt"][1]["content"])
@@ -109,7 +109,7 @@ Use only +, -, *, / and parentheses.
 def sorting_task(settings: Settings) -> Task:
     """Generate lists of distinct integers to sort; the gold answer is the sorted list, separated by spaces.
 
-    The reward `positions` decides, the share of positions that hold the right integer. With rewards between 0 and 1,
+    Graded by the reward `positions`, the share of positions with the right integer. With rewards between 0 and 1,
     max-variance keeps other rollouts than with a split into right and wrong.
 
     >>> task = sorting_task({"task_difficulty": "easy", "task_train_size": 2, "task_test_size": 1})
@@ -122,10 +122,10 @@ def sorting_task(settings: Settings) -> Task:
 def gym_task(settings: Settings) -> Task:
     """Generate the problems of a reasoning-gym data set; `task_options` names it and holds its own options.
 
-    The reward `accuracy` decides: an answer is right where it equals the gold one, as a number, a text or a formula.
+    Graded by the reward `accuracy`: an answer is right if it equals the gold one, as a number, a text or a formula.
     So choose data sets with one right answer. The library's scorers are never called: some run output as code.
 
-    Raises UserError where reasoning-gym is not installed, for an unknown data set or option, where it gives too few
+    Raises UserError if reasoning-gym is not installed, for an unknown data set or option, if it yields too few
     distinct problems, or a gold answer that the grader does not accept.
     """
     options = dict(settings.get("task_options") or {})
@@ -172,7 +172,7 @@ def _draw_countdown(rng: random.Random, difficulty: str) -> Problem:
     fewest, most, largest = _COUNTDOWN[difficulty]
     numbers = [rng.randint(1, largest) for _ in range(rng.randint(fewest, most))]
     target, expression = combine(rng, numbers)
-    # listed in order, so that a problem has one wording, and no seed tests what another trains on
+    # sorted, so that a problem has one wording, and no seed tests a problem that another trains on
     listed = ", ".join(map(str, sorted(numbers)))
     question = (
         f"Write an arithmetic expression that uses each of the numbers {listed} exactly once and has the value "
@@ -212,7 +212,7 @@ def _join(rng: random.Random, a: int, left: str, b: int, right: str) -> tuple[in
 
 
 def _create_gym(name: str, options: Settings, size: int, seed: int) -> Sequence[Mapping[str, object]]:
-    """Make the library's generator; importing the library takes a moment, so it is done here."""
+    """Make the library's generator; the library is imported here because it loads slowly."""
     if find_spec("reasoning_gym") is None:
         raise UserError(
             "task reasoning_gym needs reasoning-gym, which is not installed: pip install 'pods-rl[reasoning-gym]'"
@@ -222,11 +222,11 @@ def _create_gym(name: str, options: Settings, size: int, seed: int) -> Sequence[
     known = sorted(factory.DATASETS)
     if name not in known:
         near = get_close_matches(name, known, n=3) or known[:8]
-        raise UserError(f"reasoning-gym has no data set {name!r}; near it, or first, come {', '.join(near)}")
+        raise UserError(f"reasoning-gym has no data set {name!r}; similar names: {', '.join(near)}")
     try:
         return factory.create_dataset(name, **{**options, "size": size, "seed": seed})
     except (TypeError, AssertionError, ValueError) as error:
-        raise UserError(f"task_options: reasoning-gym's {name} refuses {dict(options)}: {error}") from error
+        raise UserError(f"task_options: reasoning-gym's {name} rejects {dict(options)}: {error}") from error
 
 
 def _gym_problems(source: Sequence[Mapping[str, object]], name: str) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""How a question becomes a prompt, and how prompts are fitted to the policy that reads them."""
+"""Turn questions into prompts, and fit prompts to the policy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .task import Messages, Prompt, Settings, Task
 
 PROMPT_STYLES = ("chat", "plain")
 
-# Asks for the form that the paper's format reward looks for (arXiv 2504.13818), in our own words.
+# Requests the form that the paper's format reward checks (arXiv 2504.13818), in our own words.
 SYSTEM_PROMPT = (
     "Solve the problem you are given. First reason step by step between <think> and </think>, and check your "
     "work there. Then state the final answer alone, without explanation, between <answer> and </answer>:\n"
@@ -45,7 +45,7 @@ class PromptForm:
 
     @classmethod
     def of(cls, settings: Settings) -> PromptForm:
-        """The form that a recipe's `prompt_style` and `system_prompt` ask for."""
+        """Return the form of a recipe's `prompt_style` and `system_prompt`."""
         system = settings.get("system_prompt")
         return cls(settings.get("prompt_style") or "chat", SYSTEM_PROMPT if system is None else system)
 
@@ -57,7 +57,7 @@ class PromptForm:
         return messages if self.style == "chat" else plain_prompt(messages)
 
     def version(self, number: int | str) -> str:
-        """The version of a task whose prompts this writes: grader, the task's own `number`, system prompt, style.
+        """Return the version of a task with these prompts: grader, the task's own `number`, system prompt, style.
 
         >>> PromptForm("plain").version(3).split("-")[1::2]
         ['3', 'plain']
@@ -87,7 +87,7 @@ def plain_prompt(prompt: Prompt) -> str:
 
 
 def fold_system(prompt: Prompt) -> Prompt:
-    r"""Put system messages at the start of the first user message, for a template that takes none.
+    r"""Move system messages to the start of the first user message, for a template without a system role.
 
     >>> fold_system([{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1?"}])
     [{'role': 'user', 'content': 'Add.\n\n1+1?'}]
@@ -105,7 +105,7 @@ def fold_system(prompt: Prompt) -> Prompt:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What `fit_prompts` found: the most tokens a training prompt may have, and how many prompts are longer.
+    """The result of `fit_prompts`: the token limit of training prompts, and the numbers of longer prompts.
 
     `train_left_out` were dropped from training; `test_over` stay in the test split.
     """
@@ -119,7 +119,7 @@ class Fitted:
             return f"no prompt is longer than {self.limit} tokens"
         return (
             f"skipped {self.train_left_out} of the training prompts, longer than {self.limit} tokens; kept "
-            f"{self.test_over} such of the test prompts, so that the test set stays as published"
+            f"{self.test_over} such test prompts, so that the test set stays as published"
         )
 
 
@@ -131,9 +131,9 @@ def fit_prompts(
     count_tokens: Callable[[Sequence[Prompt]], Sequence[int]] | None = None,
     render: Callable[[Prompt], str] | None = None,
 ) -> tuple[Task, Fitted | None]:
-    """Fit a task's prompts to a policy: plain text where it has no chat template, and none too long to train on.
+    """Fit a task's prompts to a policy: plain text if it has no chat template, and no training prompt too long.
 
-    Where its template takes no system message, that becomes the start of the first user message. The test split keeps
+    If its template has no system role, system messages move into the first user message. The test split keeps
     every prompt, since an accuracy is comparable only on the whole set; its long prompts are counted.
 
     Args:
@@ -141,14 +141,14 @@ def fit_prompts(
         chat: whether the policy's tokenizer has a chat template.
         limit: most tokens of a training prompt. None: any length.
         count_tokens: the length of each prompt in tokens, as the policy reads it; needed with `limit`.
-        render: writes a prompt by the policy's chat template, to try whether it takes the prompts. None: not tried.
+        render: renders a prompt with the policy's chat template, to check that it accepts the prompts. None: no check.
 
     Returns:
-        The task, with another version where its prompts were rewritten, and what was found (None without a limit).
+        The task, with another version if its prompts were rewritten, and a `Fitted` (None without a limit).
 
     Raises:
         UserError: every training prompt is too long, or the template refuses a prompt.
-        ValueError: a limit came without a way to count.
+        ValueError: a limit without `count_tokens`.
 
     >>> split = Dataset.from_dict({"prompt": ["1+1=", "1+1+1+1="], "answer": ["2", "4"]})
     >>> task, found = fit_prompts(
@@ -166,7 +166,7 @@ def fit_prompts(
     if limit is None:
         return task, None
     if count_tokens is None:
-        raise ValueError(f"a limit of {limit} tokens came without count_tokens; give a function that counts them")
+        raise ValueError(f"a limit of {limit} tokens needs count_tokens, a function that counts them; got None")
     train, test = (list(count_tokens(split["prompt"][:])) if len(split) else [] for split in (task.train, task.test))
     kept = [row for row, length in enumerate(train) if length <= limit]
     if train and not kept:
@@ -181,7 +181,7 @@ def fit_prompts(
 
 
 def _rewritten(task: Task, write: Callable[[Prompt], Prompt], version: str) -> Task:
-    """The task with every prompt rewritten; other columns stay."""
+    """Return the task with every prompt rewritten and other columns unchanged."""
     splits = []
     for split in (task.train, task.test):
         columns = {name: split[name][:] for name in split.column_names}
@@ -190,9 +190,9 @@ def _rewritten(task: Task, write: Callable[[Prompt], Prompt], version: str) -> T
 
 
 def _must_fold(task: Task, render: Callable[[Prompt], str]) -> bool:
-    """Whether the template takes the prompts only without system messages; one of each sequence of roles is tried.
+    """Return whether the template accepts prompts only without system messages; try one of each role sequence.
 
-    Raises UserError for a prompt that it refuses also then.
+    Raises UserError for a prompt that it rejects even without them.
     """
     fold = False
     for name, split in (("training", task.train), ("test", task.test)):
@@ -209,7 +209,7 @@ def _must_fold(task: Task, render: Callable[[Prompt], str]) -> bool:
                 continue
             if fold_system(prompt) == prompt or _refusal(fold_system(prompt), render) is not None:
                 raise UserError(
-                    f"the policy's chat template refuses the {name} prompt in row {row} (counted from 1; roles "
+                    f"the policy's chat template rejects the {name} prompt in row {row} (counted from 1; roles "
                     f"{', '.join(roles)}): {refused}. Change the prompt, or set prompt_style: plain"
                 )
             fold = True
@@ -217,7 +217,7 @@ def _must_fold(task: Task, render: Callable[[Prompt], str]) -> bool:
 
 
 def _refusal(prompt: Prompt, render: Callable[[Prompt], str]) -> str | None:
-    """Why a template refuses a prompt; None where it takes it. A template is a program, and may fail in any way."""
+    """Return why a template rejects a prompt, or None. A template is a program, and may raise anything."""
     try:
         render(prompt)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Tasks made of questions and answers that people wrote: GSM8K, MATH, AMC 2023, and any dataset of your own."""
+"""Tasks of written questions and answers: GSM8K, MATH, AMC 2023, and your own data sets."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _GSM8K = Published("openai/gsm8k", "main", ("gsm8k",))
 _MATH_TRAIN = Published("DigitalLearningGmbH/MATH-lighteval", "default", ("math",))
 _MATH_500 = Published("HuggingFaceH4/MATH-500", None, ("math500", "math"))
 _AMC23 = Published("math-ai/amc23", None, ("amc23",))
-# task: what to train on, what to test on
+# task: its training set, its test set
 PUBLISHED = {"gsm8k": (_GSM8K, _GSM8K), "math": (_MATH_TRAIN, _MATH_500), "amc23": (_MATH_TRAIN, _AMC23)}
 _FOLDERS = {name for pair in PUBLISHED.values() for split in pair for name in split.folders}
 
 
 def dataset_task(settings: Settings) -> Task:
-    """Make a task of the dataset that a recipe's settings name (`pods_rl.tasks.load_task` lists them).
+    """Make a task from the data set that a recipe names (settings: `pods_rl.tasks.load_task`).
 
     Each gold answer is extracted and graded against itself before anything is trained; the paper's rewards are the
     default. `task_train_size` and `task_test_size` keep the first rows of a split.
 
-    Raises UserError for what cannot be found or read, and for a bad question or answer with its row (counted from 1).
+    Raises UserError for missing or unreadable data, and for a bad question or answer with its row (counted from 1).
     """
     return _task("dataset", _named_sources(settings), settings)
 
@@ -49,8 +49,8 @@ def dataset_task(settings: Settings) -> Task:
 def published_task(name: str, settings: Settings) -> Task:
     """Make `gsm8k` (7473 problems to train on, 1319 to test), `math` (7500, 500) or `amc23` (MATH's 7500, 40).
 
-    Rows are read from `dataset_name` or `data_dir` where given, else from the hub. Gold answers of GSM8K follow
-    `####`; those of MATH are the last box of `solution`, or `answer` where there is one. Raises UserError as
+    Rows are read from `dataset_name` or `data_dir` if given, else from the hub. Gold answers of GSM8K follow
+    `####`; those of MATH are the last box of `solution`, or `answer` if present. Raises UserError as
     `dataset_task` does.
     """
     settings = {key: value for key, value in settings.items() if value is not None}
@@ -65,9 +65,9 @@ def published_task(name: str, settings: Settings) -> Task:
         return _task(name, hub, settings)
     folder = local_folder(settings["data_dir"])
     own = {*train.folders, *test.folders}
-    if folder.resolve().name in _FOLDERS - own:  # its files have the same names, and other questions
+    if folder.resolve().name in _FOLDERS - own:  # its files have the same names but other questions
         raise UserError(
-            f"data_dir = {folder}: task {name} is in {' or '.join(sorted(own))}/, and this is another task's folder; "
+            f"data_dir = {folder}: this is another task's folder, and task {name} is in {' or '.join(sorted(own))}/; "
             "name that one, or the folder above it"
         )
     local_test = find_split(folder, test.folders, splits[1])
@@ -80,7 +80,7 @@ def published_task(name: str, settings: Settings) -> Task:
 
 
 def check_golds(golds: Sequence[str], places: Sequence[str], reward: str) -> None:
-    """Raise UserError where the reward does not accept a gold answer as its own; `places` names each one's row."""
+    """Raise UserError if the reward does not accept a gold answer as right; `places` names each one's row."""
     marks = get_reward(reward).batch([f"<answer>{gold}</answer>" for gold in golds], golds)
     refused = [row for row, mark in enumerate(marks) if not mark >= 1]
     if refused:
@@ -92,7 +92,7 @@ def check_golds(golds: Sequence[str], places: Sequence[str], reward: str) -> Non
 
 
 def _task(name: str, sources: tuple[DataSource | None, DataSource], settings: Settings) -> Task:
-    """The task of a training and a test source; None for the first makes one that can be evaluated only."""
+    """Return the task of a training and a test source; without a training source it can only be evaluated."""
     form = PromptForm.of(settings)
     no_rows = Dataset.from_dict({column: [] for column in COLUMNS})
     train, test = (
@@ -103,7 +103,7 @@ def _task(name: str, sources: tuple[DataSource | None, DataSource], settings: Se
 
 
 def _named_sources(settings: Settings) -> tuple[DataSource, DataSource]:
-    """The two sources that `dataset_name` and the keys beside it name."""
+    """Return the two sources that `dataset_name` and related keys name."""
     name, config = settings.get("dataset_name"), settings.get("dataset_config")
     if not name:
         raise UserError(
@@ -122,7 +122,7 @@ def _named_sources(settings: Settings) -> tuple[DataSource, DataSource]:
 
 
 def _split(source: DataSource, settings: Settings, form: PromptForm, size: int | None) -> Dataset:
-    """The prompts and gold answers of a source's first rows."""
+    """Return the prompts and gold answers of a source's first rows."""
     rows = source.read()
     question_column = _column(rows, source, settings, "question_column", QUESTION_COLUMNS)
     answer_column = _column(rows, source, settings, "answer_column", ANSWER_COLUMNS)
@@ -155,7 +155,7 @@ def _column(rows: Dataset, source: DataSource, settings: Settings, key: str, usu
 def _values(rows: Dataset, source: DataSource, column: str) -> list[object]:
     try:
         return list(rows[column])
-    except UnicodeDecodeError as error:  # the JSON reader takes any bytes
+    except UnicodeDecodeError as error:  # the JSON reader accepts any bytes
         raise UserError(
             f"{source}, column {column!r}, is not text in UTF-8 ({error.reason}); save it as UTF-8"
         ) from error
@@ -174,7 +174,7 @@ def _prompt(question: object, form: PromptForm, where: str) -> Prompt:
 
 
 def _message(turn: object, where: str) -> dict[str, object]:
-    """A chat message with its content as text: OpenAI's list of parts becomes the text of them all."""
+    """Return a chat message with its content as text; OpenAI's list of parts is joined."""
     if not isinstance(turn, dict):
         raise UserError(f"{where}: is {shown(turn)}; expected a mapping of role and content")
     role, content = turn.get("role"), turn.get("content")

@@ -1,4 +1,4 @@
-"""Where the rows of a task are read: a local file, a local folder, or a dataset of the hub."""
+"""Read the rows of a task from a local file, a local folder, or a data set of the hub."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class DataSource:
 
     @property
     def is_file(self) -> bool:
-        """Whether it is one local file, and so one split."""
+        """Whether this is one local file, and so one split."""
         return Path(self.name).expanduser().is_file()
 
     def read(self) -> Dataset:
         """Read the rows.
 
-        Raises UserError for a file, folder or split that is missing, with what exists instead; for one that cannot be
+        Raises UserError for a file, folder or split that is missing, naming what exists; for one that cannot be
         read or has no rows; for an unreachable hub.
         """
         path = Path(self.name).expanduser()
@@ -65,7 +65,7 @@ class DataSource:
 
 
 def local_folder(data_dir: str) -> Path:
-    """The folder that a recipe names as `data_dir`; raises UserError where it does not exist."""
+    """The folder that a recipe names as `data_dir`; raise UserError if it does not exist."""
     folder = Path(data_dir).expanduser()
     if not folder.is_dir():
         raise UserError(f"data_dir = {data_dir}: there is no such folder (looked in {Path.cwd()})")
@@ -75,7 +75,7 @@ def local_folder(data_dir: str) -> Path:
 def find_split(folder: Path, inner: tuple[str, ...], split: str) -> DataSource | None:
     """The file of a split (`train.jsonl`, `test.parquet`, ...): in one of the inner folders, else in the folder itself.
 
-    `split` may carry a slice. None where there is no such file.
+    `split` may carry a slice. None if there is no such file.
     """
     stem = split.partition("[")[0]
     for place in (*(folder / name for name in inner), folder):
@@ -86,7 +86,7 @@ def find_split(folder: Path, inner: tuple[str, ...], split: str) -> DataSource |
 
 
 def listing(folder: Path, most: int = 8) -> str:
-    """The first names in a folder, for a message."""
+    """Return the first names in a folder, for a message."""
     names = sorted(entry.name + "/" * entry.is_dir() for entry in folder.iterdir() if entry.name[0] != ".")
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return (", ".join(names[:most]) or "nothing") + more
@@ -125,7 +125,7 @@ def _read_folder(path: Path, split: str) -> Dataset:
 
 
 def _looks_local(name: str, path: Path) -> bool:
-    """Whether a name that does not exist was meant as a path: hub names are `name` or `owner/name`."""
+    """Return whether a missing name must be a path: hub names are `name` or `owner/name`."""
     return path.suffix.lower() in READERS or name.startswith((".", "~")) or path.is_absolute() or name.count("/") > 1
 
 

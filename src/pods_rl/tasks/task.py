@@ -1,4 +1,4 @@
-"""What every task is: prompts, gold answers, the rewards it is trained on, and how a completion is graded."""
+"""The type of every task: prompts, gold answers, rewards for training, and the grading of completions."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ COLUMNS = ("prompt", "answer")
 # arXiv 2504.13818, single-GPU experiments: accuracy 1.0, 0.1 x format, 0.025 per tag (in tag_count itself).
 FORM_REWARDS = {"format": 0.1, "tag_count": 1.0}
 PAPER_REWARDS = {"accuracy": 1.0, **FORM_REWARDS}
-_BATCH = 500  # gold answers that a check grades at once
+_BATCH = 500  # gold answers per batch of a check
 
 
 class Grade(NamedTuple):
     """Whether one completion holds the right answer, and whether it has the required form.
 
-    The two are graded separately, so that learning the form is never mistaken for learning to answer.
+    The two are graded separately, so that learning the form does not count as learning to answer.
 
     >>> Grade(answer=True, format=False).both
     False
@@ -57,9 +57,9 @@ class Task:
         answer: the reward whose full marks (1.0) mean a right answer.
         reward_seconds: the limit of a user's own reward for one completion, in a process of its own. None: it runs in
             this process, without a limit.
-        reward_errors: `raise` where a user's own reward cannot grade a completion; otherwise that counts as wrong.
+        reward_errors: `raise`: an error if a user's own reward cannot grade a completion; otherwise it counts as wrong.
 
-    Raises ValueError where a split lacks a column, the test split is empty, or no reward is named.
+    Raises ValueError if a split lacks a column, the test split is empty, or no reward is named.
 
     >>> split = Dataset.from_dict({"prompt": ["1+1="], "answer": ["2"]})
     >>> Task("sums", "1", split, split, {"accuracy": 1.0}).grade(["<answer>2</answer>"], ["2"])
@@ -91,7 +91,7 @@ class Task:
     def grade(self, texts: Sequence[str], golds: Sequence[str]) -> list[Grade]:
         """Grade completions, in order: the answer by the reward `answer` names, the form by full format marks.
 
-        Raises ValueError where there is not one gold answer to each text, and UserError where a user's own reward
+        Raises ValueError unless there is one gold answer per text, and UserError if a user's own reward
         cannot grade a completion and `reward_errors` is `raise`.
         """
         right = self.scores(self.answer, texts, golds)
@@ -99,7 +99,7 @@ class Task:
         return [Grade(answer=a >= 1, format=f >= 1) for a, f in zip(right, formed, strict=True)]
 
     def scores(self, name: str, texts: Sequence[str], golds: Sequence[str]) -> list[float]:
-        """Score completions with one reward, in order; 0 where it fails, unless `reward_errors` is `raise`."""
+        """Score completions with one reward, in order; 0 if it fails, unless `reward_errors` is `raise`."""
         given: Scores = score(get_reward(name), texts, golds, self.reward_seconds)
         for row, (mark, text) in enumerate(zip(given, texts, strict=True)):
             if isinstance(mark, RewardFailure) and self.reward_errors == "raise":
@@ -113,11 +113,11 @@ class Task:
 
 @dataclass(frozen=True)
 class SplitCheck:
-    """Whether a task's grader accepts the gold answers of one split.
+    """The check of a task's grader on the gold answers of one split.
 
     `refused` holds the row (counted from 1) and gold answer of each row whose own gold answer, written in the
     required form, is not graded as right and in form; `reward` is the mean weighted reward of those completions;
-    `kinds` counts the rows of each kind, where the task has a column for it.
+    `kinds` counts the rows of each kind, if the task has this column.
     """
 
     prompts: int
@@ -127,7 +127,7 @@ class SplitCheck:
 
     @property
     def accepted(self) -> int:
-        """How many gold answers the grader accepts."""
+        """The number of gold answers that the grader accepts."""
         return self.prompts - len(self.refused)
 
 
@@ -157,7 +157,7 @@ def check_split(task: Task, split: str, done: Callable[[int], None] = lambda row
 
 
 def shared_prompts(task: Task) -> int:
-    """Count the test prompts that are training prompts as well: the same text, or the same turns."""
+    """Count the test prompts that are also training prompts: the same text, or the same turns."""
     trained = {_turns(prompt) for prompt in task.train["prompt"]}
     return sum(_turns(prompt) in trained for prompt in task.test["prompt"])
 

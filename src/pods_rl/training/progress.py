@@ -1,4 +1,4 @@
-"""What a person sees of work in progress: rows that a terminal redraws, plain lines in a log file."""
+"""Progress displays: rows that a terminal redraws, plain lines in a log file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PHASE = "pods/seconds/"
 
 
 class Cell(ProgressColumn):
-    """The field `name` of each row, made harmless; cut where the terminal is too narrow."""
+    """The field `name` of each row, escaped; truncated if the terminal is too narrow."""
 
     def __init__(self, name: str, **layout: Any) -> None:
         super().__init__(Column(name, no_wrap=True, overflow="ellipsis", **layout))
@@ -31,8 +31,8 @@ class Cell(ProgressColumn):
 class LiveRows(RichProgress):
     """Rows that a terminal redraws in place, with an optional header and lines below them (`footer`).
 
-    Elsewhere it draws nothing: look at `redraws` and print lines instead. Time left comes from a run's own clocks, not
-    from rich, which would need two looks at the run and know nothing of what happened before the first.
+    Elsewhere it draws nothing: check `redraws` and print lines instead. Time left comes from the run's clocks, not
+    from rich, which would need two samples and ignores the time before the first.
     """
 
     def __init__(self, out: Console, *cells: Cell, header: bool = False, transient: bool = False) -> None:
@@ -113,7 +113,7 @@ class Progress:
         self._line.stop()
 
     def say(self, message: str) -> None:
-        """Print a plain line; text of users and models in it is made harmless."""
+        """Print a plain line; text of users and models in it is escaped."""
         self._line.console.print(Text(plain_text(message)))
 
     def evaluation(self, row: Mapping[str, Any]) -> None:
@@ -133,7 +133,7 @@ class Progress:
 
 
 def seconds_left(seconds: float, step: int, max_seconds: float | None, max_steps: int | None) -> float | None:
-    """Seconds of training clock that a run has left, by whichever budget ends first; None where that is unknown.
+    """Return the seconds of training clock left until the first budget ends; None if unknown.
 
     >>> seconds_left(40.0, 10, 100.0, 20), seconds_left(0.0, 0, None, 20)
     (40.0, None)

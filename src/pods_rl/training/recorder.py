@@ -55,12 +55,12 @@ class TrainingClock:
         return self._offset if self._start is None else self._offset + self._now() - self._start
 
     def pause(self) -> None:
-        """Stop the clock; nothing where it is paused."""
+        """Stop the clock; do nothing if it is paused."""
         if self._paused is None:
             self._paused = self._now()
 
     def resume(self) -> None:
-        """Start the clock again; nothing where it runs."""
+        """Start the clock again; do nothing if it runs."""
         if self._start is not None and self._paused is not None:
             self._start += self._now() - self._paused
         self._paused = None
@@ -81,18 +81,18 @@ class Recorder(TrainerCallback):
     first one's clock decides for all. A stop saves a checkpoint. An evaluation that a stop interrupts leaves no trace,
     and a resumed run begins with it.
 
-    A resumed run continues the clocks, the draws and the due times of its checkpoint. What the run directory holds of
-    later steps is removed, also the evaluation with which an interrupted run ended.
+    A resumed run continues the clocks, the draws and the due times of its checkpoint. Records of
+    later steps are removed, also the last evaluation of an interrupted run.
 
     Args:
         writer: None on the processes that do not write.
-        progress: None where nothing is shown.
+        progress: None: show nothing.
         evaluate: called with the evaluation's index; None: never evaluate.
         ledger: the columns of the latest generation, of all processes; called on each of them.
         stop: read after each step. During an evaluation of a single process a signal raises at once.
         max_seconds: the budget of the training clock.
         eval_completions: keep the completions of each evaluation.
-        ledger_every: write the ledger at step 1 and every so many steps; 0: never.
+        ledger_every: write the ledger at step 1 and every this many steps; 0: never.
         save_seconds: have TRL save a checkpoint whenever the clock passes a multiple of it.
     """
 
@@ -118,7 +118,7 @@ class Recorder(TrainerCallback):
     _evaluated: list[tuple[int, float]] = field(default_factory=list, init=False)  # step and `due` of each
 
     def elapsed(self) -> float:
-        """Wall seconds since this recorder was made, plus those of the run before it was resumed."""
+        """Wall-clock seconds since this recorder was made, plus those of the run before the resume."""
         return time.perf_counter() - self.started
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -151,7 +151,7 @@ class Recorder(TrainerCallback):
         self.stop_reason = self.stopped_by or self._budget_spent()
         if self.stop_reason:
             control.should_training_stop = True
-        # Not as an ExportableState: transformers would make a new recorder of that, without a run directory.
+        # Not an ExportableState: transformers would build a new recorder from it, without a run directory.
         to_save = {"seconds": self.seconds, "elapsed": self.elapsed(), "evaluated": self._evaluated}
         state.stateful_callbacks[_STATE] = to_save
         if self.stopped_by or self._passed(self.save_seconds, before):
@@ -164,7 +164,7 @@ class Recorder(TrainerCallback):
         self.clock.resume()
 
     def _passed(self, period: float | None, before: float) -> bool:
-        """Whether the clock passed a multiple of `period` since it showed `before`."""
+        """Return whether the clock has passed a multiple of `period` since the time `before`."""
         return period is not None and self.seconds // period > before // period
 
     def on_log(
@@ -184,7 +184,7 @@ class Recorder(TrainerCallback):
             self.writer.append_metrics(row)
         if self.progress:
             self.progress.step(row)
-        if self.stop.reason and not self.stopped_by and alone():  # it came after the step: begin no other
+        if self.stop.reason and not self.stopped_by and alone():  # the signal came after the step: start no new one
             self.stop_reason = self.stopped_by = self.stop.reason
             control.should_training_stop = control.should_save = True
             self.clock.pause()
@@ -204,7 +204,7 @@ class Recorder(TrainerCallback):
         return None
 
     def _due_at_the_end(self) -> float:
-        """The budget where it is spent; else the next multiple of `eval_seconds`, so that runs can be aligned."""
+        """Return the budget if it is spent, else the next multiple of `eval_seconds`, so that runs align."""
         if self.max_seconds and self._budget_spent():
             return float(self.max_seconds)
         if self.eval_seconds:
@@ -215,12 +215,12 @@ class Recorder(TrainerCallback):
         if self.evaluate is None:
             return
         try:
-            # several processes evaluate together: the others would wait for one that leaves
+            # several processes evaluate together: if one left, the others would hang
             with self.stop.at_once() if alone() else nullcontext():
                 result = self.evaluate(len(self._evaluated))
         except Interrupted as interrupt:
             if not self._begun:
-                raise  # nothing new to save
+                raise  # no new step to save
             self.stopped_by = str(interrupt)
             return
         self._evaluated.append((self.step, due))
@@ -246,7 +246,7 @@ def _precision(trainer: PODSTrainer) -> str:
 
 
 def device_line(trainer: PODSTrainer) -> str:
-    """Return device, precision and method in a line, for people."""
+    """Return device, precision and method as one line to display."""
     import torch
 
     device = trainer.accelerator.device
@@ -258,7 +258,7 @@ def device_line(trainer: PODSTrainer) -> str:
 
 
 def describe(trainer: PODSTrainer, task: Task, skipped: Fitted | None, resumed: Start | None) -> dict[str, Any]:
-    """Return what `environment.json` holds; ``skipped``: the training prompts that are too long."""
+    """Return the content of `environment.json`; ``skipped``: the number of training prompts that are too long."""
     import torch
 
     return {

@@ -1,4 +1,4 @@
-"""Which checkpoint a run resumes from, and whether it belongs to the recipe. No torch."""
+"""Find the checkpoint that a run resumes from, and check that it belongs to the recipe. No torch."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ CHANGED = "--allow_changed_recipe"
 
 
 class Start(NamedTuple):
-    """Where a run resumes.
+    """The checkpoint that a run resumes from.
 
-    ``checkpoint``: None: from the beginning, because no step was made. ``skipped``: a line for each newer checkpoint
+    ``checkpoint``: None: start again, no step was made. ``skipped``: a line for each newer checkpoint
     that is damaged. ``changed``: a line for each key that differs from the checkpoint's.
     """
 
@@ -28,24 +28,24 @@ class Start(NamedTuple):
     changed: list[str]
 
     def describe(self) -> list[str]:
-        """Return it in words, a line each."""
+        """Return lines to display."""
         origin = f"from {self.checkpoint.name}" if self.checkpoint else "from the beginning: it had made no step"
         lines = [f"resumes {origin}", *(f"skipped {line}" for line in self.skipped)]
         return lines + [f"changed recipe, allowed by {CHANGED}: {line}" for line in self.changed]
 
 
 def find_start(recipe: Recipe, output: Path, *, processes: int, changed: bool = False, hashes: bool = True) -> Start:
-    """Return the last checkpoint of a run that is whole and belongs to a recipe.
+    """Return the last complete checkpoint of a run, after checking that it belongs to the recipe.
 
     Args:
-        recipe: what to resume with.
-        output: the run.
-        processes: how many will train.
-        changed: accept a checkpoint though keys that belong to it differ (`recipe.FREE`).
-        hashes: as `runs.checkpoints.verify` takes it.
+        recipe: the recipe to resume with.
+        output: the run directory.
+        processes: the number of processes that will train.
+        changed: accept a checkpoint even if keys outside `recipe.FREE` differ.
+        hashes: passed to `runs.checkpoints.verify`.
 
     Raises:
-        UserError: there is no run, or no whole checkpoint though steps were made, or the checkpoint belongs to another
+        UserError: there is no run, or steps but no complete checkpoint, or the checkpoint belongs to another
             recipe or another number of processes.
     """
     if not is_run(output):
@@ -60,9 +60,9 @@ def find_start(recipe: Recipe, output: Path, *, processes: int, changed: bool = 
         option = f"with --num_processes {saved}" if saved > 1 else "without --num_processes"
         raise UserError(
             f"--resume: {checkpoint} was made by {saved} process{'es' * (saved > 1)}, and {processes} would resume it: "
-            f"each has random numbers and rows of its own. Resume {option}."
+            f"each process saves its own random state and rows. Resume {option}."
         )
-    keys = (manifest.get("recipe") or {}).get("keys")  # none of a trainer that was used without a recipe
+    keys = (manifest.get("recipe") or {}).get("keys")  # absent if the trainer was used without a recipe
     differ = changed_keys(keys, recipe.values) if keys else []
     if differ and not changed:
         raise UserError(
@@ -76,7 +76,7 @@ def find_start(recipe: Recipe, output: Path, *, processes: int, changed: bool = 
 def newest_run(recipe: Recipe, runs: Path = Path("runs")) -> Path:
     """Return the newest run that `pods train` named after a recipe: ``runs/<recipe>-<date>-<time>``.
 
-    Raises UserError where there is none.
+    Raises UserError if there is none.
     """
     name = re.compile(re.escape(recipe.name) + r"-\d{8}-\d{6}")
     found = sorted(path.name for path in runs.glob("*") if name.fullmatch(path.name) and is_run(path))
@@ -86,7 +86,7 @@ def newest_run(recipe: Recipe, runs: Path = Path("runs")) -> Path:
 
 
 def _refuse_to_lose(output: Path, skipped: list[str]) -> None:
-    """Raise UserError where a run has steps, or damaged checkpoints, that a start from the beginning would delete."""
+    """Raise UserError if the run has steps, or damaged checkpoints, that a new start would delete."""
     run = Run(output)
     if not run.metrics and not skipped:
         return

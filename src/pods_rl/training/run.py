@@ -42,19 +42,19 @@ def train(
     progress: bool = True,
     stop: Stop | None = None,
 ) -> Run:
-    """Train a policy as a recipe says, and return its run directory; the run's `state` is finished or stopped.
+    """Train a policy from a recipe, and return its run directory; the run's `state` is finished or stopped.
 
     A signal of `SIGNALS` ends the run after the current step: its checkpoint, its policy and its files are complete.
-    While the run loads or evaluates, the signal ends it at once; so does a second SIGINT at any time. Where standard
-    output can no longer be written, the run continues and prints to its log.txt.
+    While the run loads or evaluates, the signal ends it at once; so does a second SIGINT at any time. If standard
+    output can no longer be written, the run continues and logs to its log.txt.
 
     Args:
         recipe: from `load_recipe`.
         output: the run directory. One that holds a run is refused unless `resume`.
         resume: continue from the last whole checkpoint of the run in `output`.
-        allow_changed_recipe: also where the checkpoint belongs to another recipe.
+        allow_changed_recipe: resume even if the checkpoint belongs to another recipe.
         progress: show steps and evaluations.
-        stop: collects the signals, where the caller handles them; None: they are handled here.
+        stop: collects the signals if the caller handles them; None: they are handled here.
 
     Raises:
         UserError: the recipe, the task or the directory cannot be used, or the disk is full.
@@ -71,7 +71,7 @@ def train(
             find(hashes=False)  # refuse before anything is written
         writer = stack.enter_context(RunWriter(output, resume=resume)) if get_rank() == 0 else None
         stack.enter_context(outlive_output(output / LOG if writer else None))
-        stack.enter_context(stop.later())  # a signal that raises anywhere could leave no status
+        stack.enter_context(stop.later())  # a signal that raises anywhere could prevent the last status
         display = stack.enter_context(_status_at_end(recipe, output, writer, stop))
         with stop.at_once():
             set_threads(recipe.run_settings()["threads"])
@@ -91,7 +91,7 @@ def train(
 
 @contextmanager
 def _status_at_end(recipe: Recipe, output: Path, writer: RunWriter | None, stop: Stop) -> Iterator[ExitStack]:
-    """Write into the status how a run ends early: by an exception inside, or because another process failed.
+    """Write the status of a run that ends early: by an exception inside, or because another process failed.
 
     Yields a stack for the display, which is closed before an error is printed.
     """
@@ -99,7 +99,7 @@ def _status_at_end(recipe: Recipe, output: Path, writer: RunWriter | None, stop:
     display = ExitStack()
 
     def end(state: str, reason: str) -> None:
-        with suppress(OSError):  # of a full disk, which the error itself reports
+        with suppress(OSError):  # the disk is full, which the error itself reports
             if writer:
                 writer.write_end(state, reason, time.perf_counter() - started)
 
@@ -116,7 +116,7 @@ def _status_at_end(recipe: Recipe, output: Path, writer: RunWriter | None, stop:
                 clean(output / CHECKPOINTS)
             with display:
                 yield display
-    except BaseException as error:  # of one process; of several, `watching` ends each with its exit code
+    except BaseException as error:  # a single process; of several, `watching` ends each with its exit code
         stop.over()
         reason = str(error) if isinstance(error, Interrupted) else f"{type(error).__name__}: {error}"
         end("stopped" if isinstance(error, KeyboardInterrupt) else "failed", reason)
@@ -138,10 +138,10 @@ def _full_disk_explained(output: Path) -> Iterator[None]:
 
 
 def fitted_task(recipe: Recipe) -> tuple[Task, Fitted | None]:
-    """Return the recipe's task as its policy reads it (`fit_prompts`): plain text where there is no chat template,
+    """Return the recipe's task as its policy reads it (`fit_prompts`): plain text if there is no chat template,
     and without training prompts that are too long.
 
-    Raises UserError where the task cannot be made, or has no training prompts.
+    Raises UserError if the task cannot be made, or has no training prompts.
     """
     from ..policies.files import policy_path
     from ..policies.loading import check_policy, encode, load_tokenizer, render, template_options
@@ -170,7 +170,7 @@ def fitted_task(recipe: Recipe) -> tuple[Task, Fitted | None]:
 def _progress(
     recipe: Recipe, output: Path, trainer: PODSTrainer, task: Task, skipped: Fitted | None, start: Start | None
 ) -> Progress:
-    """The display of a run, with what it trains and where it resumes already printed."""
+    """Return the display of a run, after printing what it trains and where it resumes."""
     path, steps = output.resolve(), recipe.values.get("max_steps")
     label = f"{path.parent.name} {path.name}" if path.name.startswith("seed-") else path.name  # a run of an experiment
     shown = Progress(
@@ -188,7 +188,7 @@ def _progress(
 def _add_recorder(
     recipe: Recipe, task: Task, trainer: PODSTrainer, writer: RunWriter | None, shown: Progress | None, stop: Stop
 ) -> Recorder:
-    """Have a `Recorder` write the run directory, in place of what transformers prints."""
+    """Add a `Recorder` that writes the run directory, and remove transformers' printing callbacks."""
     from transformers import PrinterCallback
 
     from .recorder import Recorder
@@ -227,13 +227,13 @@ def _evaluator(trainer: PODSTrainer, task: Task, recipe: Recipe) -> Callable[[in
 
 
 def _ledger(trainer: PODSTrainer) -> dict[str, list[Any]] | None:
-    """The columns of the latest generation, of all processes in order; every process must call it."""
+    """Return the columns of the latest generation, of all processes in order. Collective."""
     parts = gather([trainer.rollouts.columns() if trainer.rollouts else {}])
     return {name: [value for part in parts for value in part[name]] for name in parts[0]} or None
 
 
 def _train(trainer: PODSTrainer, recorder: Recorder, start: Start | None) -> None:
-    """Train until the last step, the end of the budget or a signal, and save what a stop would lose."""
+    """Train until the last step, the end of the budget or a signal, and save a checkpoint after a stop."""
     checkpoint = start.checkpoint if start else None
     trainer.checked_checkpoint = checkpoint
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)

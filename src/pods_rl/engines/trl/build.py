@@ -35,17 +35,17 @@ from .trainer import PODSTrainer
 RewardFunction = Callable[..., Scores]
 
 _NO_PICKLE = {"use_safetensors": True}
-# A run keeps its own files; TRL writes nothing but what the recipe asks for.
+# A run writes its own files; TRL writes only what the recipe sets.
 _QUIET = {"report_to": "none", "disable_tqdm": True}
 
 
 def build_trainer(recipe: Recipe, task: Task, output_dir: Path) -> PODSTrainer:
-    """Return the trainer that a recipe describes: policy, tokenizer, rewards and data; nothing is trained yet.
+    """Build the trainer of a recipe, with policy, tokenizer, rewards and data; it does not start training.
 
     Args:
-        recipe: checked already.
-        task: what to train on.
-        output_dir: where TRL's checkpoints go.
+        recipe: a checked recipe.
+        task: the task to train on.
+        output_dir: the folder for TRL's checkpoints.
     """
     with _as_recipe_errors(recipe):
         return _build(recipe, task, output_dir)
@@ -56,7 +56,7 @@ def _build(recipe: Recipe, task: Task, output_dir: Path) -> PODSTrainer:
     model = ModelConfig(**recipe.model_arguments())
     path = policy_path(str(model.model_name_or_path))
     options = load_options(recipe)
-    quantization = options.pop("quantization_config", None)  # TRL takes it apart
+    quantization = options.pop("quantization_config", None)  # TRL expects it separately
     arguments["model_init_kwargs"] = dict(arguments.get("model_init_kwargs") or {}) | options | _NO_PICKLE
     adapter = get_peft_config(model)
     if adapter is not None:
@@ -78,7 +78,7 @@ def _build(recipe: Recipe, task: Task, output_dir: Path) -> PODSTrainer:
 
 @contextmanager
 def _as_recipe_errors(recipe: Recipe) -> Iterator[None]:
-    """Turn an error of TRL, transformers or peft about a value into one line about the recipe; the cause is kept."""
+    """Turn an error of TRL, transformers or peft about a value into a UserError of one line, with the cause."""
     try:
         yield
     except UserError:
@@ -87,12 +87,12 @@ def _as_recipe_errors(recipe: Recipe) -> Iterator[None]:
         said = " ".join(str(error).split()) or type(error).__name__
         keys = [key for key in recipe.given if re.search(rf"\b{key}\b", said)] or list(recipe.given)
         raise UserError(
-            f"{recipe.source}: the trainer refuses this recipe: {short(said, 400)} Look at {', '.join(keys[:20])}."
+            f"{recipe.source}: the trainer rejects this recipe: {short(said, 400)} Check {', '.join(keys[:20])}."
         ) from error
 
 
 def check_adapter(adapter: PeftConfig, path: str, revision: str = "main") -> None:
-    """Raise UserError where an adapter names layers that the policy does not have; no weights are loaded."""
+    """Raise UserError if an adapter names layers that the policy does not have; no weights are loaded."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path, revision=revision))
     layers = {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, Linear)}
@@ -106,24 +106,24 @@ def check_adapter(adapter: PeftConfig, path: str, revision: str = "main") -> Non
 
 
 def engine_arguments(recipe: Recipe) -> dict[str, Any]:
-    """Return PODSConfig's keywords, with what the machine decides: CPU or not, bf16 or not."""
+    """Return PODSConfig's keywords, with those that depend on the machine: use_cpu and bf16."""
     saves = "save_steps" in recipe.given or "save_strategy" in recipe.given
     arguments = _QUIET | ({} if saves else {"save_strategy": "no"}) | recipe.engine_arguments()
-    # DDP assumes that every parameter is used in each pass, which is true here, and saves a walk through the graph.
+    # Every parameter is used in each pass, so DDP need not search the graph for unused ones.
     arguments.setdefault("ddp_find_unused_parameters", False)
     if not torch.cuda.is_available():
         arguments.setdefault("use_cpu", True)
     if arguments.get("bf16") is None:
-        # With continuous batching TRL would turn float32 weights into bf16 for good.
+        # With continuous batching TRL would permanently convert float32 weights to bf16.
         kept = not arguments.get("use_transformers_continuous_batching") or recipe.values.get("dtype") == "bfloat16"
         arguments["bf16"] = kept and not arguments.get("fp16") and has_bf16(bool(arguments.get("use_cpu")))
     return arguments
 
 
 def reward_functions(recipe: Recipe, task: Task) -> list[RewardFunction]:
-    """Return the task's rewards as TRL calls them, in the task's order, under the recipe's settings.
+    """Return the task's rewards in TRL's signature, in the task's order, with the recipe's settings.
 
-    Raises UserError for an unknown reward, and with `task_binary` for one whose range is not known.
+    Raises UserError for an unknown reward, or, with `task_binary`, for a reward of unknown range.
     """
     return [
         trl_reward(
@@ -145,10 +145,10 @@ def trl_reward(
     binary: float | None = None,
     seconds: float | None = None,
 ) -> RewardFunction:
-    """Return a reward in TRL's signature: completions and the data set's `answer` column in, a list of floats out.
+    """Return a reward in TRL's signature: it takes completions and the `answer` column and returns a list of floats.
 
-    A reward that starts verifier processes logs the answers whose verification timed out or crashed. A user's reward
-    scores each completion apart; one that raised or hung gives a RewardFailure, handled as `reward_errors` says.
+    A reward that uses verifier processes logs the answers whose verification timed out or crashed. A user's reward
+    scores each completion separately; an error or timeout gives a RewardFailure, handled as `reward_errors` says.
 
     Args:
         limit: most tokens of a completion, for `overlong`.
@@ -158,7 +158,7 @@ def trl_reward(
             process.
     """
     if binary is not None:
-        binarise(reward, [], binary)  # an unknown range is refused before anything is generated
+        binarise(reward, [], binary)  # refuse an unknown range before anything is generated
 
     def score(
         completions: list[Any],
@@ -177,7 +177,7 @@ def trl_reward(
             _log_losses(before, log_metric)
         if binary is not None:
             scores = [x if isinstance(x, RewardFailure) else binarise(reward, [x], binary)[0] for x in scores]
-        # NaN is None to TRL, "does not apply"; here it means that the whole rollout cannot be scored, which inf marks.
+        # To TRL, NaN is None, "does not apply"; here the whole rollout cannot be scored, which inf marks.
         return [math.inf if isinstance(x, float) and math.isnan(x) else x for x in scores]
 
     score.__name__ = reward.name
@@ -185,7 +185,7 @@ def trl_reward(
 
 
 def _log_losses(before: tuple[int, int], log_metric: Callable[[str, float], None]) -> None:
-    # TRL averages over processes: times their number, that is the sum over all of them.
+    # TRL averages over processes; multiplied by their number, this is the sum.
     processes = PartialState().num_processes
     for name, earlier, now in zip(("timeouts", "crashes"), before, verifier_losses(), strict=True):
         log_metric(f"pods/verifier_{name}", float((now - earlier) * processes))

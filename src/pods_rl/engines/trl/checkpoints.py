@@ -1,4 +1,4 @@
-"""What a trainer writes to disk: whole checkpoints, published in one move with a manifest, and the final policy."""
+"""Files that a trainer writes: complete checkpoints, published atomically with a manifest, and the final policy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .compat import TRAINER_STATE_NAME, SaveStrategy, TRLTrainer, standing_in
 
 
 class Checkpoints:
-    """Where checkpoints are written and which are kept; TRL decides what is in them.
+    """Writes and prunes checkpoints; TRL decides their content.
 
     All processes write under ``.saving/``, the first publishes the folder, then the older ones are pruned.
     """
@@ -22,14 +22,14 @@ class Checkpoints:
         self._trainer = trainer
 
     def publish(self, target: Path, write: Callable[[Path], None], recipe_keys: Mapping[str, Any]) -> None:
-        """Have every process write a folder, and put it in its place once it is whole, with its manifest.
+        """Have every process write its part of a folder, then publish the complete folder with a manifest.
 
-        Where a process cannot write, the error is raised there and what was at ``target`` stays.
+        If a process cannot write, the error is raised there and ``target`` is unchanged.
 
         Args:
             target: ``checkpoints/checkpoint-4``, ``checkpoints/final``.
-            write: writes its process's part into the folder it is given, which exists already.
-            recipe_keys: of the recipe, for the manifest.
+            write: writes the process's part into the given folder, which exists.
+            recipe_keys: the recipe's keys, for the manifest.
         """
         accelerator, publishes = self._trainer.accelerator, self._trainer.args.should_save
         staged = staging(target)
@@ -47,7 +47,7 @@ class Checkpoints:
                     publish(target, about)
         except BaseException:
             if publishes:
-                clean(target.parent)  # a half-written folder gives its space back
+                clean(target.parent)  # free the space of a half-written folder
             raise
         accelerator.wait_for_everyone()
 
@@ -58,7 +58,7 @@ class Checkpoints:
         target = Path(output, f"checkpoint-{trainer.state.global_step}")
 
         def write(folder: Path) -> None:
-            # TRL writes beneath the output folder, and pushes there: the one is under .saving/, the other comes later.
+            # TRL writes and pushes in the output folder: writing is redirected to .saving/, pushing comes later.
             beneath, nothing = (lambda trial: str(folder.parent)), (lambda folder: None)
             with standing_in(trainer, _get_output_dir=beneath, _push_from_checkpoint=nothing):
                 save()
@@ -74,12 +74,12 @@ class Checkpoints:
         trainer, output = self._trainer, self._trainer._get_output_dir
         place = Path(output(trial))
         self._prune(place, finished=True)
-        empty = iter([str(staging(place / "nothing"))])  # TRL asks once; a callback that saves comes after
+        empty = iter([str(staging(place / "nothing"))])  # TRL reads it once; callbacks that save come later
         with standing_in(trainer, _get_output_dir=lambda trial: next(empty, None) or output(trial)):
             return finalize()
 
     def _name_best(self, output: str) -> bool:
-        """Name the best checkpoint as transformers does, by where it is published; return whether there is one."""
+        """Set the best checkpoint as transformers does, with its published path; return whether there is one."""
         args, state = self._trainer.args, self._trainer.state
         step = state.best_global_step
         best = os.path.join(output, f"checkpoint-{step}")
@@ -98,18 +98,18 @@ class Checkpoints:
 
 
 def save_policy(trainer: TRLTrainer, folder: Path) -> None:
-    """Write the policy and its tokenizer as safetensors and JSON. Collective; the first process writes.
+    """Write policy and tokenizer as safetensors and JSON. Collective; the first process writes.
 
-    Sharded weights (FSDP2, ZeRO-3) are gathered in the first process's memory. Of a LoRA run the adapter is written.
+    Sharded weights (FSDP2, ZeRO-3) are gathered in the first process's memory. For LoRA, only the adapter is written.
 
     Args:
-        folder: made where it is missing; what it holds of the same names is replaced.
+        folder: made if missing; files of the same names are replaced.
     """
     sharded = trainer._dist.is_fsdp or trainer._dist.is_zero3
     weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if sharded else None
     if trainer.is_world_process_zero():
         policy = trainer.accelerator.unwrap_model(trainer.model)
-        if weights:  # tied ones were gathered twice, as tensors of their own
+        if weights:  # tied weights were gathered as separate tensors
             for tied in getattr(policy, "all_tied_weights_keys", ()):
                 weights.pop(tied, None)
         policy.save_pretrained(folder, state_dict=weights)

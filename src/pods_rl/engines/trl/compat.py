@@ -1,9 +1,9 @@
 """Everything that PODSTrainer relies on in TRL, transformers and accelerate: the list to work through when one moves.
 
 - `Overridden`: the methods that PODSTrainer overrides, with the parameters that it was written for.
-- `TRLTrainer`: what else is read, written or called on the trainer, a line each; it types the rest of the engine.
+- `TRLTrainer`: what else is read, written or called on the trainer, one line each; it types the rest of the engine.
 - the imports below: names that are not public.
-- the context managers: each patch, undone at its end.
+- the context managers: every patch, undone at its end.
 
 `check_overrides` and `check_names` compare the lists with the installed versions when a trainer is built.
 """
@@ -54,7 +54,7 @@ except ImportError as error:
     raise _refusal("imports names of trl and transformers that are not public", error) from error
 
 Batch = dict[str, Any]
-Completions = tuple[list[list[int]], Any]  # token ids; log-probabilities, None where the sampler gives none
+Completions = tuple[list[list[int]], Any]  # token ids; log-probabilities, None if the sampler returns none
 
 
 class Overridden:
@@ -101,7 +101,7 @@ class Overridden:
 
 
 class TRLTrainer(Overridden):
-    """What else the engine uses of TRL's trainer; an installed trainer that lacks one of these is refused."""
+    """The other attributes of TRL's trainer that the engine uses."""
 
     args: PODSConfig
     accelerator: Accelerator
@@ -109,10 +109,10 @@ class TRLTrainer(Overridden):
     control: TrainerControl
     model: Any
     model_wrapped: Any  # DDP's, FSDP's or DeepSpeed's, whose gradients a skipped step clears
-    ref_model: Any  # saved and loaded where sync_ref_model changes it
+    ref_model: Any  # saved and loaded if sync_ref_model changes it
     processing_class: Any
     train_dataset: Any
-    reward_funcs: list[Any]  # replaced by watched ones for the length of a call
+    reward_funcs: list[Any]  # replaced by checked ones during a call
     reward_func_names: list[str]
     reward_weights: Tensor
     multi_objective_aggregation: str
@@ -130,17 +130,17 @@ class TRLTrainer(Overridden):
     use_transformers_continuous_batching: bool
     is_fsdp_enabled: bool
     is_deepspeed_enabled: bool
-    _dist: Any  # says how the weights are sharded
-    _step: int  # micro-batches trained; its place in a generation says what a checkpoint must keep
+    _dist: Any  # how the weights are sharded
+    _step: int  # micro-batches trained; decides what a checkpoint must keep
     _buffered_inputs: list[Batch] | None  # a generation's micro-batches: arranged, and kept in checkpoints
     _metrics: dict[str, dict[str, list[float]]]  # averaged into the next line of the log
     _logs: dict[str, Any]  # the table of completions
     _pending_extra_logs: dict[str, list[Any]]  # columns that reward functions logged about all n
-    _tr_loss: Tensor  # loss since the last line of the log, lost without a checkpoint of ours
+    _tr_loss: Tensor  # loss since the last log line, which transformers does not save
     _globalstep_last_logged: int  # as _tr_loss
-    _last_loaded_step: int  # with vLLM: the step whose weights the generator has
+    _last_loaded_step: int  # with vLLM: the step of the generator's weights
 
-    def _get_output_dir(self, trial: Any) -> str: ...  # where checkpoints go; stood in for while one is written
+    def _get_output_dir(self, trial: Any) -> str: ...  # where checkpoints go; replaced while one is written
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], Any, Any]: ...
     def is_world_process_zero(self) -> bool: ...
 
@@ -161,7 +161,7 @@ else:
 
 
 def _methods(owner: type) -> dict[str, str]:
-    """The parameters of each method that a class defines, as one text."""
+    """Return the parameters of each method that a class defines, as one string."""
     functions = {name: value for name, value in vars(owner).items() if inspect.isfunction(value)}
     return {name: ", ".join(inspect.signature(value).parameters) for name, value in functions.items()}
 
@@ -171,7 +171,7 @@ SIGNATURES = _methods(Overridden)
 
 @cache
 def check_overrides() -> None:
-    """Check that each method that PODSTrainer overrides or calls takes the arguments that it was written for.
+    """Check that each method that PODSTrainer overrides or calls has the expected parameters.
 
     Raises:
         UserError: the method, its parameters here and those expected, and the versions to install.
@@ -186,7 +186,7 @@ def check_overrides() -> None:
 
 
 def check_names(trainer: TRLTrainer) -> None:
-    """Check that a trainer that was just built has every attribute of `TRLTrainer`; raises UserError naming one."""
+    """Check that a newly built trainer has every attribute of `TRLTrainer`; raise UserError if one is missing."""
     for name in TRLTrainer.__annotations__:
         setter = _SET_LATER.get(name)
         there = hasattr(trainer, name) if setter is None else name in inspect.unwrap(setter).__code__.co_names
@@ -202,7 +202,7 @@ def check_names(trainer: TRLTrainer) -> None:
 
 @contextmanager
 def standing_in(trainer: TRLTrainer, **values: Any) -> Iterator[None]:
-    """Give the trainer attributes of its own, methods included, in place of its class's."""
+    """Replace attributes and methods of the trainer instance."""
     own = {name: vars(trainer)[name] for name in values if name in vars(trainer)}
     vars(trainer).update(values)
     try:
@@ -255,7 +255,7 @@ def without_unscored_warning() -> Iterator[None]:
 
 @contextmanager
 def without_pickle(folder: str) -> Iterator[None]:
-    """Keep transformers from writing `training_args.bin`, and remove the one that another trainer left."""
+    """Keep transformers from writing `training_args.bin`, and remove one that another trainer wrote."""
     save = torch.save
 
     def save_others(value: Any, file: Any, *args: Any, **kwargs: Any) -> None:

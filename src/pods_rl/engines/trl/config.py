@@ -1,4 +1,4 @@
-"""PODSConfig: TRL's GRPOConfig and the few fields that PODS adds."""
+"""PODSConfig: TRL's GRPOConfig with the fields that PODS adds."""
 
 from __future__ import annotations
 
@@ -118,5 +118,5 @@ class PODSConfig(GRPOConfig):
         check_rule(self.rule)
 
     def to_dict(self) -> dict[str, Any]:
-        """As TRL's, with a rule that is a function by its import path, so that the result is plain data."""
+        """Return TRL's dictionary, with a rule function replaced by its import path, so that it is plain data."""
         return super().to_dict() | {"rule": rule_name(self.rule)}

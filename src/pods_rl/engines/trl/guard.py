@@ -1,4 +1,4 @@
-"""Steps that would ruin a run: losses and gradients that are not finite are skipped; out of memory becomes advice."""
+"""Guards against failing steps: skip updates that are not finite, and turn out-of-memory errors into advice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .compat import TRLTrainer
 
 logger = logging.getLogger(__name__)
 
-LIMIT = 3  # bad steps in a row: one is an accident of a batch, three are the policy
+LIMIT = 3  # bad steps in a row: one may be due to its batch, three are due to the policy
 _CANNOT_SAMPLE = "probability tensor contains"  # how torch.multinomial begins its message about inf and NaN
 _NO_MEMORY = ("not enough memory", "can't allocate memory", "error: out of memory")  # in torch's plain RuntimeErrors
 _PLACES = {"rollout": GENERATION, "update": UPDATE}
@@ -29,7 +29,7 @@ _GIB = 2**30
 
 
 class UnstableTrainingError(UserError):
-    """The run ended because its losses, gradients or probabilities are not finite. The message says what to try."""
+    """The run ended because its losses, gradients or probabilities are not finite. The message gives advice."""
 
 
 @dataclass
@@ -50,13 +50,13 @@ class BadSteps:
         return len(self.row) >= LIMIT
 
     def add(self, step: int, loss: float, gradient: float) -> bool:
-        """Return whether this step is bad; a good one ends the row."""
+        """Return whether this step is bad; a good one resets the count."""
         bad = not (math.isfinite(loss) and math.isfinite(gradient))
         self.row = [*self.row, (step, loss, gradient)] if bad else []
         return bad
 
     def reason(self, learning_rate: float) -> str:
-        """Say why the run ended and what to try."""
+        """Return why the run ended and what to try."""
         steps = ", ".join(str(step) for step, _, _ in self.row)
         _, loss, gradient = self.row[-1]
         what = "loss" if not math.isfinite(loss) else "gradient"
@@ -69,7 +69,7 @@ class BadSteps:
 
 
 class Guard:
-    """Skips the update of a step whose loss or gradient is not finite; a good step stays TRL's to the last bit."""
+    """Skips the update of a step whose loss or gradient is not finite; a good step equals TRL's bit for bit."""
 
     def __init__(self, trainer: TRLTrainer) -> None:
         self._trainer = trainer
@@ -84,12 +84,12 @@ class Guard:
         self._warned = False
 
     def take_loss(self, loss: Tensor) -> Tensor:
-        """Add a micro-batch's loss, and return it finite: once NaN, transformers' running sum would stay NaN."""
+        """Add a micro-batch's loss, and return a finite value: a NaN would stay in transformers' running sum."""
         self.step_loss = loss if self.step_loss is None else self.step_loss + loss
         return loss.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
     def skip_bad_step(self) -> bool:
-        """Before the optimizer step: clear the gradients of a bad step on all processes; return whether it was bad."""
+        """Before the optimizer step: clear the gradients of a bad step on all processes; return whether it is bad."""
         assert self.step_loss is not None
         trainer, accelerator = self._trainer, self._trainer.accelerator
         loss = accelerator.gather(self.step_loss.detach().float().reshape(1)).mean().item()
@@ -101,7 +101,7 @@ class Guard:
         if not math.isfinite(loss):
             self._bad_losses.append(loss)
         elif accelerator.scaler is not None and not math.isfinite(gradient):
-            return False  # in fp16 it is how the loss scale is found: the scaler skips such steps itself
+            return False  # with fp16 this tunes the loss scale, and the scaler skips such steps itself
         step = trainer.state.global_step + 1
         if not self.bad_steps.add(step, loss, gradient):
             return False
@@ -116,24 +116,24 @@ class Guard:
         return True
 
     def stop_if_unstable(self, control: TrainerControl) -> None:
-        """After a step: where too many were bad, save the weights, which are the last good ones, and stop."""
+        """After a step: if too many were bad, save the weights, which are the last good ones, and stop."""
         if self.bad_steps.exhausted:
             control.should_save = control.should_training_stop = True
 
     def raise_if_unstable(self) -> None:
-        """After the training: raise where too many steps were bad."""
+        """After the training: raise if too many steps were bad."""
         if self.bad_steps.exhausted:
             raise UnstableTrainingError(self.bad_steps.reason(self._trainer.args.learning_rate))
 
     def restore_loss(self, logs: dict[str, float]) -> None:
-        """Log the loss as it was, where `take_loss` made it finite."""
+        """Log the original loss if `take_loss` made it finite."""
         if "loss" in logs and self._bad_losses:
             logs["loss"] = self._bad_losses[-1]
             self._bad_losses.clear()
 
     @contextmanager
     def explaining_sampling(self) -> Iterator[None]:
-        """Raise UnstableTrainingError where the policy's probabilities are not finite."""
+        """Raise UnstableTrainingError if the policy's probabilities are not finite."""
         try:
             yield
         except RuntimeError as error:
@@ -146,12 +146,12 @@ class Guard:
             raise UnstableTrainingError(
                 f"after step {step} the policy cannot generate: its probabilities are not finite ({which}). "
                 f"Go back to an earlier checkpoint, and try a lower learning_rate (now {trainer.args.learning_rate:g})"
-                + ("" if step else ", or another model: this one was so before its first step")
+                + ("" if step else ", or another model: this one failed before its first step")
             ) from error
 
     @contextmanager
     def explaining_memory(self, phase: Callable[[], str | None]) -> Iterator[None]:
-        """Raise UserError with advice where memory runs out; `phase` is the clock's, None between steps."""
+        """Raise UserError with advice if memory runs out; `phase` is the clock's, None between steps."""
         try:
             yield
         except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
@@ -161,10 +161,10 @@ class Guard:
 
 
 def _number(norm: Any) -> float:
-    """A gradient norm as a number; a sharded one is the same on every process only when whole."""
+    """Return a gradient norm as a number; a sharded norm is gathered, to be equal on every process."""
     if hasattr(norm, "full_tensor"):
         norm = norm.full_tensor()
-    return 0.0 if norm is None else float(norm)  # DeepSpeed may have none: its own overflow check decides
+    return 0.0 if norm is None else float(norm)  # DeepSpeed may return none: its own overflow check decides
 
 
 # -- out of memory ---------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _memory_advice(trainer: TRLTrainer, phase: str | None, error: BaseException) -> str:
-    """Where memory ran out, what the estimate of that phase is, and which settings would lower it most."""
+    """Return where memory ran out, the estimate of that phase, and which settings would lower it most."""
     step = trainer.state.global_step + 1
     what = (str(error).strip().splitlines() or [type(error).__name__])[0]
     if phase not in _PLACES:
@@ -192,12 +192,12 @@ def _memory_advice(trainer: TRLTrainer, phase: str | None, error: BaseException)
     said = f"Out of memory in {place} of step {step} ({what})."
     try:
         return f"{said} {_estimate(trainer, place)}"
-    except UserError as unknown:  # a policy of a kind that has no estimate
+    except UserError as unknown:  # there is no estimate for this kind of policy
         return f"{said} {unknown} Lower rollout_batch_size or per_device_train_batch_size."
 
 
 def _estimate(trainer: TRLTrainer, place: str) -> str:
-    """The estimate of a phase, its largest parts, and what would lower it."""
+    """Return the estimate of a phase, its largest parts, and settings that would lower it."""
     values, args = _settings(trainer), trainer.args
     plan = check_batch(
         num_generations=args.num_generations,
@@ -217,12 +217,12 @@ def _estimate(trainer: TRLTrainer, place: str) -> str:
     less = ", or ".join(f"{change.settings} ({change.left / _GIB:.2f} GiB)" for change in changes)
     return (
         f"Estimated for a process, prompts of {expected.prompt} tokens: {expected.total(place) / _GIB:.2f} GiB in "
-        f"{place} ({parts}). " + (f"What lowers it most: {less}." if less else "Take a smaller policy.")
+        f"{place} ({parts}). " + (f"What lowers it most: {less}." if less else "Use a smaller policy.")
     )
 
 
 def _settings(trainer: TRLTrainer) -> dict[str, Any]:
-    """The run's settings under the names of a recipe."""
+    """Return the run's settings by their recipe keys."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     values = dict(vars(trainer.args)) | {
         "optim": str(getattr(trainer.args.optim, "value", trainer.args.optim)),
@@ -239,9 +239,9 @@ def _settings(trainer: TRLTrainer) -> dict[str, Any]:
 
 
 def _longest_prompt(trainer: TRLTrainer) -> int | None:
-    """Tokens of the longest of the first prompts; None where the data cannot be looked into."""
+    """Return the tokens of the longest of the first prompts; None if the data cannot be read here."""
     try:
         prompts = trainer.train_dataset[:64]["prompt"]
         return max(map(len, trainer._tokenize_prompts(prompts)[0]))
-    except Exception:  # a stream, or a tokenizer that has no memory left either: the estimate takes its default
+    except Exception:  # a stream, or a tokenizer without memory: the estimate uses its default
         return None

@@ -1,4 +1,4 @@
-"""Reward functions called in forked children of this process, which are killed when they take too long."""
+"""Call reward functions in forked children of this process, which are killed at a timeout."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def killable(function: Callable[..., Any], seconds: float) -> Callable[..., Scor
     """Return a reward function in TRL's signature, for PODSTrainer, that cannot hang the run.
 
     Each batch is scored in a forked child of this process, which is killed after half of `seconds` of wall time. If it
-    raised or was killed, each row is scored alone, in four children, with the other half of the time; a row without a
-    score is then handled as PODSConfig's `reward_errors` says. So a batch with one row that hangs takes `seconds`.
+    raises or is killed, each row is scored alone, in four children, with the other half of the time; a row without a
+    score is then handled as PODSConfig's `reward_errors` says. A batch with one row that hangs takes `seconds`.
 
     The function must keep no state between calls, and cannot use the GPU, as no forked process can. `log_extra` and
-    `log_metric` reach the trainer. Each row may be scored a second time. What a child started ends with it, its
+    `log_metric` reach the trainer. Each row may be scored a second time. Its child processes end with it, its
     standard input is empty, and an exception reaches the trainer as text.
 
     Raises:
@@ -89,7 +89,7 @@ class _Killable:
 
 
 def _answer(function: Callable[..., Any], columns: Mapping[str, Any], rows: int, row: int | None) -> dict[str, Any]:
-    """In the child: score one row or (None) all; return the scores and what was logged, or why they are refused."""
+    """In the child: score one row or (None) all; return the scores and the logs, or why the scores are refused."""
     logged: dict[str, list[Any]] = {"log_extra": [], "log_metric": []}
     recording = {name: lambda *values, name=name: logged[name].append(values) for name in logged}
     asked = dict(columns) if row is None else one_row(columns, row, rows)

@@ -1,4 +1,4 @@
-"""Packing kept rows for the forward passes: micro-batches of similar length, no padding computed.
+"""Pack kept rows for the forward passes: micro-batches of rows of similar length, without padding.
 
 Rows are `[B, T]` tensors as TRL lays them out: prompts padded on the left, completions on the right.
 """
@@ -18,14 +18,14 @@ Passes = tuple[Tensor, Tensor | None, Tensor | None]  # log-probabilities, entro
 
 
 def trimmed_sides(config: Any) -> str:
-    """Return which padding can be cut without changing more than rounding: `both` sides, the `right` one, or `none`.
+    """Return which padding can be cut with no change beyond rounding: `both` sides, the `right` one, or `none`.
 
     TRL passes no positions, so a row's tokens are numbered from the first column of its batch. Rotary embeddings see
     differences of positions alone; learned positions would change with the padding on the left, and frequencies that
     depend on the length of the batch with any padding.
 
     Args:
-        config: of the text model.
+        config: the configuration of the text model.
 
     Example:
         >>> from transformers import GPT2Config, Qwen2Config
@@ -47,7 +47,7 @@ def real_columns(
     Args:
         attention_mask: `[B, T]`, 0 on padding.
         prompt_width: columns of the prompt; one column of it and one of the completion are always kept.
-        multiple_of: widen the completion's part to a multiple of this, within what there is.
+        multiple_of: widen the completion's part to a multiple of this, if there are enough columns.
         left: cut columns on the left too.
 
     Example:
@@ -74,10 +74,10 @@ def trimmed_passes(
     multiple_of: int | None = None,
     left: bool = True,
 ) -> Passes:
-    """Return what `compute` gives for all rows, from passes of `batch_size` rows of similar length without padding.
+    """Call `compute` in passes of `batch_size` rows of similar length without padding; return the results of all rows.
 
     Args:
-        compute: token ids `[B, T]`, mask `[B, T]` and how many last columns to keep; gives TRL's per-token
+        compute: token ids `[B, T]`, mask `[B, T]` and how many last columns to keep; returns TRL's per-token
             log-probabilities, entropies (or None) and auxiliary loss (or None).
         logits_to_keep: columns of the completion.
         multiple_of, left: as in `real_columns`.
@@ -113,7 +113,7 @@ def sort_windows(micro_batches: list[Batch], window: int) -> list[Batch]:
     """Regroup the rows of each run of `window` micro-batches by completion length.
 
     A window is one optimizer step: the same rows are trained in it, so its gradient is the same up to rounding;
-    only the way they are split changes. Ties keep their order.
+    only their split into micro-batches changes. Ties keep their order.
 
     Args:
         micro_batches: equal-sized dictionaries of row tensors `[B, ...]` (0-dim tensors are shared).
@@ -133,7 +133,7 @@ def sort_windows(micro_batches: list[Batch], window: int) -> list[Batch]:
 
 
 def steps_window(steps_per_generation: int, gradient_accumulation_steps: int) -> int | None:
-    """Return how many micro-batches of a generation lie in one optimizer step; None where steps straddle generations.
+    """Return how many micro-batches of a generation lie in one optimizer step; None if a step spans generations.
 
     Example:
         >>> steps_window(8, 4), steps_window(2, 4), steps_window(4, 3)

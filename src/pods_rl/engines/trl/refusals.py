@@ -1,4 +1,4 @@
-"""What PODSTrainer does not support, each refused in one sentence, and the one setting that it warns about."""
+"""Refuse arguments that PODSTrainer does not support, and warn about continuous batching."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
     for name in ("train_dataset", "eval_dataset"):
         given = arguments.get(name)
         for part in given.values() if isinstance(given, dict) else (given,):
-            columns = set(getattr(part, "column_names", None) or ())  # a stream may not know them
+            columns = set(getattr(part, "column_names", None) or ())  # a stream may not have them
             if images := sorted(columns & _IMAGES):
                 raise _no_images(f"column {images[0]!r} in {name}")
 
 
 def refuse_images(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a batch with images: in a column that a stream did not name, or among the parts of a chat message.
+    """Refuse a batch with images: in a column that a stream did not name, or in a part of a chat message.
 
     Raises:
-        UserError: where the image is.
+        UserError: there is an image; the message says where.
 
     >>> refuse_images([{"prompt": [{"role": "user", "content": [{"type": "text", "text": "2+2="}]}]}])
     """
@@ -78,7 +78,7 @@ def _no_images(seen: str) -> UserError:
 
 
 def lossy_cast(trainer: TRLTrainer) -> str | None:
-    """Return a warning where continuous batching makes TRL round the policy's weights to generate, else None."""
+    """Return a warning if continuous batching makes TRL round the policy's weights, else None."""
     args = trainer.args
     if not (trainer.use_transformers_continuous_batching and (args.bf16 or args.fp16)):
         return None
@@ -87,6 +87,6 @@ def lossy_cast(trainer: TRLTrainer) -> str | None:
     flag, to = ("bf16", "bfloat16") if args.bf16 else ("fp16", "float16")
     return (
         f"use_transformers_continuous_batching with {flag} = true: before each generation TRL turns the trained "
-        f"float32 weights into {to}, for good, and small updates are then rounded away. Set {flag}: false, or load "
-        f"the policy as {to} knowingly (dtype: {to})."
+        f"float32 weights into {to}, permanently, and small updates are then rounded away. Set {flag}: false, or load "
+        f"the policy in {to} on purpose (dtype: {to})."
     )

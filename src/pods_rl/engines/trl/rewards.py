@@ -1,6 +1,6 @@
-"""Rewards that can be trained on: each call of a reward function is checked, and its failures are handled and counted.
+"""Check each call of a reward function; handle and count its failures.
 
-What a function returns is checked, what it raises is handled as `reward_errors` says, and rollouts whose rewards cannot
+Return values are checked, exceptions are handled as `reward_errors` says, and rollouts whose rewards cannot
 be trained on become unscored before TRL or a rule sees them.
 """
 
@@ -36,11 +36,11 @@ class Faults:
 
     errors: int = 0
     timeouts: int = 0
-    first: dict[str, str] = field(default_factory=dict)  # by function, what happened to its first such row
+    first: dict[str, str] = field(default_factory=dict)  # by function, the failure of its first such row
 
 
 class CheckedRewards:
-    """The rewards of one trainer; those that can be trained on stay TRL's to the last bit."""
+    """The checked rewards of one trainer; usable rewards equal TRL's bit for bit."""
 
     def __init__(self, trainer: TRLTrainer) -> None:
         self._trainer = trainer
@@ -49,7 +49,7 @@ class CheckedRewards:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Have TRL call every reward function under watch; outside, `reward_funcs` holds the user's own objects."""
+        """Inside, TRL calls checked reward functions; outside, `reward_funcs` holds the user's own objects."""
         trainer, self._faults = self._trainer, Faults()
         pairs = zip(trainer.reward_funcs, trainer.reward_func_names, strict=True)
         functions = [watched(function, name, trainer.args.reward_errors, self._faults) for function, name in pairs]
@@ -102,15 +102,15 @@ class CheckedRewards:
 def refuse_unusable(rewards_per_func: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Mark rollouts whose rewards cannot be trained on as unscored (NaN in every column).
 
-    Infinite rewards, and rewards beyond 1e15 in size, with their weight or without, turn a group's variance, and with
+    Infinite rewards, and rewards beyond 1e15 in size, with or without their weight, turn a group's variance, and with
     it the loss, into inf or NaN. An unscored rollout is never selected while scored ones remain; its advantage is 0.
 
     Args:
-        rewards_per_func: `[rows, F]`; NaN means that this function does not apply, which is allowed.
+        rewards_per_func: `[rows, F]`; NaN means that the function does not apply, which is allowed.
         weights: `[F]`.
 
     Returns:
-        The cleaned rewards, and for each function how many rollouts it spoiled, `[F]`.
+        The cleaned rewards, and for each function the number of rollouts it made unscored, `[F]`.
 
     Example:
         >>> clean, spoiled = refuse_unusable(torch.tensor([[1.0, 0.0], [float("inf"), 1.0]]), torch.ones(2))
@@ -129,9 +129,9 @@ def watched(function: Any, name: str, policy: str, faults: Faults) -> Any:
     """Return the reward function as TRL calls it in one generation; a reward model stays as it is.
 
     Args:
-        name: what messages call it.
+        name: its name in messages.
         policy: `reward_errors`: raise, zero or drop, for rows that it does not score.
-        faults: where those are counted.
+        faults: counts these rows.
     """
     if isinstance(function, nn.Module):
         return function
@@ -148,7 +148,7 @@ class _Call:
 
     def __call__(self, **columns: Any) -> Any:
         rows = len(columns["completions"])
-        with busy(f"reward {self.name}"):  # around the second calls too: every process passes as many marks
+        with busy(f"reward {self.name}"):  # includes second calls: all processes pass the same number of marks
             scores = self._score(columns, rows)
             if isinstance(scores, BaseException):
                 self._raise(scores, rows)
@@ -156,7 +156,7 @@ class _Call:
         return self._settled(scores, columns)
 
     def _score(self, columns: Mapping[str, Any], rows: int) -> Any:
-        """The checked scores, or what the function raised."""
+        """Return the checked scores, or the exception that the function raised."""
         try:
             with no_copies():
                 return check_scores(self.function(**columns), self.name, rows)
@@ -166,7 +166,7 @@ class _Call:
             return error
 
     def _raise(self, error: BaseException, rows: int) -> None:
-        """Raise what the function raised, by its own type, unless the policy scores the rows one by one."""
+        """Raise the function's exception with its own type, unless the policy scores the rows one by one."""
         if self.policy != "raise":
             return
         said = f"reward function {self.name!r} raised {{}} for a batch of {rows} completions. {_ADVICE['raise']}"
@@ -176,7 +176,7 @@ class _Call:
         raise error
 
     def _settled(self, scores: Scores, columns: Mapping[str, Any]) -> list[float | None]:
-        """Failures by the policy: inf marks the whole rollout as unscored, where NaN would be None to TRL."""
+        """Apply the policy to failures; inf marks the whole rollout as unscored, since TRL reads NaN as None."""
         settled: list[float | None] = []
         for row, score in enumerate(scores):
             if isinstance(score, RewardFailure):
@@ -229,7 +229,7 @@ def _one_each(results: list[Any]) -> Scores:
 
 
 def one_row(columns: Mapping[str, Any], row: int, rows: int) -> dict[str, Any]:
-    """Return the arguments of a call for one row alone; what it logs is dropped, as the first call logged it."""
+    """Return the arguments of a call for one row; its logs are dropped, since the first call logged them."""
     alone = {
         key: [values[row]] if isinstance(values, list) and len(values) == rows else values
         for key, values in columns.items()
@@ -238,7 +238,7 @@ def one_row(columns: Mapping[str, Any], row: int, rows: int) -> dict[str, Any]:
 
 
 def check_scores(returned: Any, name: str, rows: int) -> Scores:
-    """Return a function's scores as floats, None where it does not apply, and RewardFailure where there is no score.
+    """Return a function's scores as floats, None if it does not apply, and RewardFailure if there is no score.
 
     Takes lists, tuples and one-dimensional arrays of real numbers (`as_score`); booleans count as 0 and 1.
 
@@ -255,7 +255,7 @@ def check_scores(returned: Any, name: str, rows: int) -> Scores:
     def refuse(given: str) -> UserError:
         return UserError(
             f"reward function {plain_text(name)!r} gave {given}; expected a list of {rows} floats, one per completion "
-            "(None where it does not apply). Nothing was trained on it: fix what the function returns"
+            "(None if it does not apply). Nothing was trained on it: fix the function's return value"
         )
 
     if hasattr(returned, "tolist") and hasattr(returned, "shape"):

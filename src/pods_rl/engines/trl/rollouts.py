@@ -1,4 +1,4 @@
-"""The record of one generation: n rollouts a prompt, their rewards, and the m that are kept."""
+"""The record of one generation: n rollouts per prompt, their rewards, and the m kept ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...text import plain_text
 class Rollouts:
     """The rollouts of one generation, kept for the ledger and for metrics.
 
-    Lists hold what this process generated, flat and prompt by prompt: of all P x N rollouts the `len(prompts)` from
+    Lists hold the rollouts of this process, flat and prompt by prompt: of all P x N rollouts the `len(prompts)` from
     `first` on, which need not be whole groups. `rewards`, `kept` and `advantages` are those of all processes.
     """
 
@@ -58,7 +58,7 @@ class Rollouts:
         return columns
 
     def saved(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: each prompt once, and of its row in the data set only the answer."""
+        """Return the record for a checkpoint: each prompt once, and of its row in the data set only the answer."""
         kept = {field.name: getattr(self, field.name) for field in fields(self)}
         answers = [{"answer": row["answer"]} if "answer" in row else {} for row in self.inputs]
         starts = [next(rollouts)[0] for _, rollouts in groupby(enumerate(self._groups()), key=lambda pair: pair[1])]
@@ -74,7 +74,7 @@ class Rollouts:
         return record
 
     def _groups(self) -> list[int]:
-        """The prompt of each rollout of this process."""
+        """Return the prompt of each rollout of this process."""
         return [i // self.rewards.size(1) for i in range(self.first, self.first + len(self.completions))]
 
 
@@ -96,7 +96,7 @@ def escape_table(logs: Mapping[str, Any]) -> None:
 
 
 def escape(entry: Any) -> Any:
-    """Return a text, or a chat's messages, without what steers a terminal.
+    """Return a text, or a chat's messages, with terminal control characters escaped.
 
     >>> escape([{"role": "user", "content": "\\x1b[2J"}])
     [{'role': 'user', 'content': '\\\\x1b[2J'}]

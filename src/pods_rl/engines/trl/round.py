@@ -1,4 +1,4 @@
-"""One training generation: n rollouts a prompt, their rewards, and the m of them that TRL trains on."""
+"""One training generation: n rollouts per prompt, their rewards, and the m that TRL trains on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .update import Update
 
 
 class SelectionDraws:
-    """Generators for rules that draw, seeded by run, step and generation: alike on all processes and after a resume."""
+    """Generators for rules that draw, seeded by run, step and generation: equal on all processes and after a resume."""
 
     def __init__(self) -> None:
         self._last = (-1, 0)  # step, generations in it
@@ -34,7 +34,7 @@ class SelectionDraws:
 
 
 class RolloutRound:
-    """Generate, score, select; then hand TRL the kept rows and their rewards, and correct its statistics to all n.
+    """Generate, score, select; pass the kept rows and their rewards to TRL, and correct its statistics to all n.
 
     Args:
         trainer: generates and scores; a user's overrides of `_generate` and `_calculate_rewards` are called.
@@ -52,7 +52,7 @@ class RolloutRound:
         self.here, self.rows = self.shares.rollouts(self._process), self.shares.rows(self._process)
 
     def generate_and_select(self) -> tuple[tuple[Any, ...], Tensor]:
-        """Return what TRL's `_generate` would return of the kept rows, and their rewards `[P * M, F]`."""
+        """Return the kept rows in the form of TRL's `_generate`, and their rewards `[P * M, F]`."""
         trainer, clock, shares = self._trainer, self._update.clock, self.shares
         # A rollout's input is the first row here of its prompt.
         of_row = [max(r // self.n * self.m, self.rows.start) - self.rows.start for r in self.here]
@@ -65,11 +65,11 @@ class RolloutRound:
             completion_ids, completions = generated[1], generated[3]
             self._update.tokens["generated"] += sum(len(ids) for ids in completion_ids)
             clock.enter("reward")
-            # Each rollout has objects of its own, as TRL's rows have: a reward may change what it is given.
+            # Each rollout has its own objects, as TRL's rows have: a reward may change its arguments.
             ids = [list(ids) for ids in completion_ids]
             scores = trainer._calculate_rewards(_copies(inputs), _copies(prompts), _copies(completions), ids)
         clock.enter("selection")
-        # On the CPU: a few hundred numbers, and their indices are needed there anyway.
+        # On the CPU: these are a few hundred numbers, and their indices are needed there.
         rewards = total_reward(scores, trainer.reward_weights, self.n, trainer.multi_objective_aggregation).cpu()
         kept = self._select(rewards)
         log_selection(trainer._metrics["train"], rewards, kept)
@@ -104,7 +104,7 @@ class RolloutRound:
         return kept
 
     def trained_rows(self, generated: tuple[Any, ...], kept: list[int]) -> tuple[Any, ...]:
-        """Exchange kept rows; return what TRL's `_generate` returned of our rollouts, of the rows we train instead."""
+        """Exchange kept rows between processes; return the `_generate` result for the rows trained here."""
         trainer, here = self._trainer, self.here
         prompt_ids, completion_ids, tool_mask, completions, logprobs, *rest = generated
         # TRL's completions table holds the trained rows only, so columns logged by reward functions must match them.
@@ -116,7 +116,7 @@ class RolloutRound:
             logged[name] = [row.extra.get(name) for row in mine]
         if self.shares.processes > 1:
             trainer._metrics["train"]["pods/rows_moved"].append(float(rows_moved(self.shares, kept)))
-        # Every prompt of our rows has a rollout here, and its tokens with it.
+        # Every prompt of this process's rows has a rollout here, with its tokens.
         of_rollout = [max(row // self.m * self.n, here.start) - here.start for row in self.rows]
         return (
             [prompt_ids[i] for i in of_rollout],
@@ -128,7 +128,7 @@ class RolloutRound:
         )
 
     def in_parts(self, prompt_ids: list[list[int]], generate: Callable[[list[list[int]]], Completions]) -> Completions:
-        """Call the generator for `rollout_batch_size` rows at a time, where it is not vLLM."""
+        """Call the generator for `rollout_batch_size` rows at a time, unless it is vLLM."""
         most = max(self.shares.counts)
         rows = self._trainer.args.rollout_batch_size or most
         completion_ids: list[list[int]] = []
@@ -136,9 +136,9 @@ class RolloutRound:
             if self._trainer.use_vllm or rows >= most:
                 return generate(prompt_ids)
             for start in range(0, most, rows):
-                # As many calls on every process, for sharded weights are gathered in each: one without rows repeats.
+                # The same number of calls on every process, since each gathers sharded weights: without rows, repeat.
                 completion_ids.extend(generate(prompt_ids[start : start + rows] or prompt_ids[-1:])[0])
-        return completion_ids[: len(prompt_ids)], None  # these generators have no sampling log-probabilities
+        return completion_ids[: len(prompt_ids)], None  # these generators return no sampling log-probabilities
 
     def finish(self, output: Batch) -> Rollouts:
         """Put our advantages into TRL's batch, correct its statistics to all n, and return the record."""
@@ -154,7 +154,7 @@ class RolloutRound:
             logged.extend(all_rows.tolist())
             output["advantages"] = all_rows[own].to(device)
         elif trainer.args.skip_zero_advantage_steps and trainer.multi_objective_aggregation == "sum_then_normalize":
-            # The mean of equal float32 rewards can differ from them: TRL's advantages are then noise, not zero.
+            # The mean of equal float32 rewards can differ from them by rounding: TRL's advantages are then not zero.
             constant = is_constant(record.rewards.gather(1, record.kept)).repeat_interleave(self.m)[own].to(device)
             output["advantages"] = output["advantages"].masked_fill(constant, 0.0)
         if self.n != self.m:
@@ -188,18 +188,18 @@ def check_completions(prompts: int, completion_ids: Sequence[Sequence[int]]) -> 
     if len(completion_ids) != prompts or empty:
         raise RuntimeError(
             f"the generator returned {len(completion_ids)} completions for {prompts} prompts, {empty} of them without "
-            "a token, so which prompt each belongs to is not known. Its own log above says why; where it ran out of "
+            "a token, so they cannot be matched to prompts. The generator's log above says why; if it ran out of "
             "memory, set a smaller rollout_batch_size."
         )
 
 
 def _copies(values: list[Any]) -> list[Any]:
-    """Copy each value by itself: `copy.deepcopy` of the list would keep what two of them share."""
+    """Copy each value by itself: `copy.deepcopy` of the list would keep objects that two values share."""
     return [copy.deepcopy(value) for value in values]
 
 
 def total_reward(rewards_per_func: Tensor, weights: Tensor, group: int, aggregation: str) -> Tensor:
-    """Return one reward per rollout, `[P, group]`, added up as TRL does; NaN where every function gave NaN.
+    """Return one reward per rollout, `[P, group]`, added up as TRL does; NaN if every function returned NaN.
 
     Args:
         rewards_per_func: `[P * group, F]`.

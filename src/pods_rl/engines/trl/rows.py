@@ -1,6 +1,6 @@
 """Groups over several processes: gathers of unequal shares, and the kept rows sent to the process that trains them.
 
-What travels is one number per rollout and reward, and the kept rows that another process trains; dropped rollouts stay
+Only one number per rollout and reward is sent, and the kept rows that another process trains; dropped rollouts stay
 where they were generated.
 """
 
@@ -27,13 +27,13 @@ from .compat import gather, gathering_with
 
 @dataclass(frozen=True)
 class KeptRow:
-    """One kept rollout as it travels.
+    """One kept rollout, to be sent to another process.
 
     Args:
         completion_ids: its tokens, T of them.
         completion: its text, or its chat messages.
-        logprobs: the sampler's, T of them; None where it gives none.
-        extra: what reward functions logged about it, by column.
+        logprobs: the sampler's, T of them; None if it returns none.
+        extra: the columns that reward functions logged about it.
     """
 
     completion_ids: list[int]
@@ -66,7 +66,7 @@ def to_bytes(rows: Sequence[KeptRow]) -> bytes:
 
 
 def from_bytes(encoded: bytes) -> list[KeptRow]:
-    """Decode what `to_bytes` made. Missing log-probabilities become NaN, which TRL reads the same way."""
+    """Decode the bytes of `to_bytes`. Missing log-probabilities become NaN, which TRL reads the same way."""
     rows: list[KeptRow] = []
     at = 0
 
@@ -85,7 +85,7 @@ def from_bytes(encoded: bytes) -> list[KeptRow]:
 
 
 def plain(value: Any) -> Any:
-    """Convert what JSON does not know: numbers of numpy and torch by value, anything else to text."""
+    """Convert values that JSON does not support: numbers of numpy and torch by value, anything else to text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
@@ -121,7 +121,7 @@ def exchange_rows(
         process: this one.
         kept: the rollout of each row, `[P * M]`, the same on every process.
         own: the kept rollouts that this process generated.
-        device: where the process group's tensors live.
+        device: the device of the process group's tensors.
     """
     outgoing: list[list[KeptRow]] = [[] for _ in range(shares.processes)]
     for row, rollout in enumerate(kept):
@@ -135,7 +135,7 @@ def exchange_rows(
 
 
 def rows_moved(shares: Shares, kept: Sequence[int]) -> int:
-    """Count the rows that another process trains than generated them, over all processes."""
+    """Count the rows, over all processes, that are trained on another process than they were generated on."""
     return sum(shares.generator(rollout) != shares.trainer(row) for row, rollout in enumerate(kept))
 
 
@@ -152,7 +152,7 @@ def _all_to_all(parcels: Sequence[bytes], device: torch.device) -> list[bytes]:
 
 
 def check_agreement(kept: Tensor, rule: str, accelerator: Accelerator) -> None:
-    """Raise UserError, on every process, where the processes did not keep the same rollouts."""
+    """Raise UserError, on every process, if the processes did not keep the same rollouts."""
     if accelerator.num_processes == 1:
         return
     checksum = zlib.crc32(kept.contiguous().numpy().tobytes())
@@ -161,7 +161,7 @@ def check_agreement(kept: Tensor, rule: str, accelerator: Accelerator) -> None:
         others = [process for process, value in enumerate(seen) if value != seen[0]]
         raise UserError(
             f"rule {rule!r} kept other rollouts on process {', '.join(map(str, others))} than on process 0, from the "
-            "same rewards: a rule may depend on nothing but its arguments; draw from the `generator` it is given"
+            "same rewards: a rule may depend only on its arguments; draw from its `generator`"
         )
 
 

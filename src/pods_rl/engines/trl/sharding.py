@@ -1,4 +1,4 @@
-"""Policies whose weights are sharded over the processes: FSDP2 and ZeRO-3."""
+"""Policies with weights sharded over processes: FSDP2 and ZeRO-3."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def parallelism(trainer: TRLTrainer) -> str:
 def whole_weights(trainer: TRLTrainer) -> Iterator[None]:
     """Give every process the whole policy, to run as often as it likes but not to train. Collective.
 
-    Nothing happens where the weights are whole anyway.
+    Nothing happens if the weights are not sharded.
     """
     if trainer._dist.is_fsdp:
         with _gathered(trainer.model_wrapped, trainer.accelerator.state.fsdp_plugin.reshard_after_forward):
@@ -69,7 +69,7 @@ def whole_weights(trainer: TRLTrainer) -> Iterator[None]:
 
 @contextmanager
 def _gathered(model: Any, reshard: bool) -> Iterator[None]:
-    """All parameters of an FSDP2 model in place; what each module did after a forward pass is restored at the end."""
+    """Gather all parameters of an FSDP2 model; the resharding behaviour of each module is restored at the end."""
     sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
     for module in sharded:
         module.set_reshard_after_forward(False, recurse=False)

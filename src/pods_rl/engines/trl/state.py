@@ -1,8 +1,8 @@
-"""What a checkpoint must hold beside TRL's files so that a killed run resumes to the last bit; written and read here.
+"""Write and read the state that checkpoints need besides TRL's files so that a killed run resumes bit for bit.
 
 TRL and transformers restore weights, optimizer, schedule and random state. They lose the rows of a generation that are
 still to be trained, the rollouts they were chosen from, the metrics since the last line of the log, the order of
-prompts after the first epoch, and a reference policy that is synchronised.
+prompts after the first epoch, and a synchronised reference policy.
 
 Two cases are not exact. vLLM's random state cannot be saved: such a run resumes with the same weights, optimizer and
 prompts, and draws other samples. DDP over three processes or more sums gradients in another order in its first step
@@ -11,7 +11,7 @@ rounding.
 
 Size: m rows a prompt and never n, about `24 T` bytes each (tokens and masks as int64, old and, with `beta`, reference
 log-probabilities as float32), so 1.6 MB a prompt with m = 16 and T = 4096. The ledger's text of all n: 17 MB a prompt
-with n = 1024 and T = 4096. On the boundary of a generation, which is every step unless `num_iterations` or
+with n = 1024 and T = 4096. Between generations, which is every step unless `num_iterations` or
 `steps_per_generation` say otherwise, neither is needed: a few hundred bytes.
 """
 
@@ -44,7 +44,7 @@ _ATTRIBUTES = ("_step", "_globalstep_last_logged")  # TRL's counters, which it d
 
 
 class ExactResume:
-    """Saves what TRL loses, refuses what cannot resume exactly, and puts a resumed run where it was."""
+    """Saves the state that TRL loses, restores it on resume, and refuses runs that cannot resume exactly."""
 
     def __init__(self, trainer: TRLTrainer) -> None:
         self._trainer = trainer
@@ -52,9 +52,9 @@ class ExactResume:
 
     @contextmanager
     def checkpoint(self, wanted: str | bool | None, checked: Path | None) -> Iterator[str | None]:
-        """Give the path of the checkpoint to resume from, the same on all processes; None where nothing is wanted.
+        """Return the path of the checkpoint to resume from, the same on all processes; None without a request.
 
-        Raises UserError where it is not whole or not exact. Arguments as `find`'s.
+        Raises UserError if it is incomplete or cannot resume exactly. Arguments as in `find`.
         """
         if not wanted:
             yield None
@@ -68,11 +68,11 @@ class ExactResume:
             yield str(path)
 
     def find(self, wanted: str | bool, checked: Path | None = None) -> tuple[Path | None, str | None]:
-        """Return the checkpoint to resume from, or what is wrong with it.
+        """Return the checkpoint to resume from, or the problem with it.
 
         Args:
             wanted: a folder; True: the newest whole one in `output_dir`.
-            checked: a folder whose hashes the caller has compared already.
+            checked: a folder whose hashes the caller has already compared.
         """
         if wanted is True:
             output = self._trainer.args.output_dir
@@ -92,7 +92,7 @@ class ExactResume:
         )
 
     def _refuse_inexact(self, checkpoint: Path) -> None:
-        """Raise UserError where the run could not resume as if it had never been interrupted."""
+        """Raise UserError if the run could not resume exactly."""
         trainer = self._trainer
         read_values(checkpoint, trainer.accelerator.process_index, trainer.accelerator.num_processes)
         if trainer.args.ignore_data_skip:
@@ -108,9 +108,9 @@ class ExactResume:
             )
 
     def begins_finished(self, epoch: int, epochs_trained: int, resumed_from: str | None) -> bool:
-        """In an epoch's beginning: put the sampler where it was; return whether the run was killed after its last step.
+        """At the start of an epoch: restore the sampler; return whether the run was killed after its last step.
 
-        transformers would train one more step of a run that was over.
+        Otherwise transformers would train one more step of a finished run.
         """
         trainer = self._trainer
         if resumed_from is None or epoch != epochs_trained:
@@ -121,11 +121,11 @@ class ExactResume:
             return True
         if self.sampler is not None:
             for _ in range(epoch):
-                next(iter(self.sampler), None)  # each epoch's order comes from where the last left the generator
+                next(iter(self.sampler), None)  # each epoch's order depends on the generator's state after the last one
         return False
 
     def save(self, folder: Path, record: Rollouts | None) -> None:
-        """Write this process's state; the first process writes the reference policy that is synchronised."""
+        """Write this process's state; the first process writes a synchronised reference policy."""
         trainer, accelerator = self._trainer, self._trainer.accelerator
         tensors: dict[str, Tensor] = {}
         values = {
@@ -166,7 +166,7 @@ class ExactResume:
         return Rollouts.restored(put_tensors(generation["rollouts"], tensors))
 
     def _open_generation(self, record: Rollouts | None) -> dict[str, Any] | None:
-        """What is left to train of the latest generation and its record; None where a new one comes next."""
+        """Return the untrained part of the latest generation and its record; None if a new generation comes next."""
         trainer = self._trainer
         left = slots_left(trainer._step, trainer.args.steps_per_generation, trainer.num_iterations)
         if not left or trainer._buffered_inputs is None:
@@ -182,7 +182,7 @@ class ExactResume:
 
 
 def _listed(column: Any) -> Any:
-    """A column of TRL's completions table, or a mapping of them, as lists."""
+    """Return a column of TRL's completions table, or a mapping of columns, as lists."""
     return {name: list(part) for name, part in column.items()} if isinstance(column, dict) else list(column)
 
 
@@ -195,7 +195,7 @@ def slots_left(step: int, steps_per_generation: int, num_iterations: int) -> lis
         num_iterations: how often each of them is trained.
 
     Returns:
-        Their numbers, ascending; none on the boundary of a generation.
+        Their numbers, ascending; none between generations.
 
     Example:
         >>> slots_left(3, 4, 1), slots_left(3, 4, 2), slots_left(8, 4, 2)
@@ -265,7 +265,7 @@ def read_values(folder: Path, process: int, processes: int) -> dict[str, Any]:
         UserError: the checkpoint was made by another number of processes, or holds no state to resume from exactly.
     """
     own, first = _file(folder, process, "json"), _file(folder, 0, "json")
-    file = own if own.is_file() else first  # without a shared file system a node has those of its own processes
+    file = own if own.is_file() else first  # without a shared file system a node has only its own files
     values: dict[str, Any] = json.loads(file.read_text(encoding="ascii")) if file.is_file() else {}
     made_by = values.get("processes", processes)
     if made_by != processes:
@@ -284,7 +284,7 @@ def read_values(folder: Path, process: int, processes: int) -> dict[str, Any]:
 
 
 def read_tensors(folder: Path, process: int) -> dict[str, Tensor]:
-    """Return the tensors of a process's state, on the CPU; none where there were none to write."""
+    """Return the tensors of a process's state, on the CPU; an empty dictionary if there are none."""
     file = _file(folder, process, "safetensors")
     return load_file(file) if file.is_file() else {}
 

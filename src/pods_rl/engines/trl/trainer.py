@@ -1,7 +1,7 @@
 """PODSTrainer: TRL's GRPOTrainer that generates n rollouts a prompt and trains on m of them.
 
-An overlay: no method of TRL is copied. This class holds every override, each handing over to an object or function that
-does the work. `compat.py` lists what else of TRL, transformers and accelerate they use, and every patch.
+No method of TRL is copied. This class holds every override; each delegates to an object or function that
+does the work. `compat.py` lists every other name of TRL, transformers and accelerate in use, and every patch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 class PODSTrainer(TypedGRPOTrainer):
     """GRPO with down-sampling (paper Algorithm 1): generate n, keep m by a rule, train on those.
 
-    Takes what TRL's `GRPOTrainer` takes, with a `PODSConfig` as `args`. Only selected rows reach a log-probability,
+    Takes the arguments of TRL's `GRPOTrainer`, with `args` a `PODSConfig`. Only selected rows reach a log-probability,
     reference or update pass; each rollout is scored once; evaluation never down-samples. With `num_rollouts` equal to
     `num_generations` it is TRL's trainer up to rounding, and with `trim_padding` and `sort_by_length` off to the last
     bit (`docs/engines.md` has the size of the rounding). After each generation `trainer.rollouts` holds what was
@@ -75,7 +75,7 @@ class PODSTrainer(TypedGRPOTrainer):
     rollouts: Rollouts | None = None  # of the latest generation
     recipe_keys: Mapping[str, Any] = MappingProxyType({})  # of the recipe, for manifests of checkpoints
     checked_checkpoint: Path | None = None  # one whose hashes the caller has compared already
-    _round: RolloutRound | None = None  # while a generation is made
+    _round: RolloutRound | None = None  # during a generation
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class PODSTrainer(TypedGRPOTrainer):
         with compat.vllm_sequences(sequences_at_once(args)):
             super().__init__(**given)
         compat.check_names(self)
-        refuse_unsupported({"args": args, "processing_class": self.processing_class})  # TRL may have loaded it
+        refuse_unsupported({"args": args, "processing_class": self.processing_class})  # TRL may have loaded one
         if doubt := lossy_cast(self):
             warnings.warn(doubt, UserWarning, stacklevel=2)
         self._rewards, self._guard, self._update = CheckedRewards(self), Guard(self), Update(self)
@@ -119,7 +119,7 @@ class PODSTrainer(TypedGRPOTrainer):
         self._round = current = RolloutRound(self, self._update, self._draws, inputs)
         try:
             trained, rewards = current.generate_and_select()
-            # In place of what TRL would generate and score: what was, of the kept rows.
+            # Return the kept rows, already generated and scored, in place of a new generation.
             with compat.standing_in(self, _generate=lambda *_: trained, _calculate_rewards=lambda *_: rewards):
                 output = super()._generate_and_score_completions(inputs)
             self.rollouts = current.finish(output)
@@ -128,14 +128,14 @@ class PODSTrainer(TypedGRPOTrainer):
         return output
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
-        # FSDP2: with whole weights, so that no process waits for another's tokens. TRL gathers those of ZeRO-3.
+        # FSDP2: gather the weights, so that no process waits for another's tokens. TRL gathers those of ZeRO-3.
         if self.use_vllm or not self._dist.is_fsdp:
             return super()._generate(prompts)
         with self.whole_weights():
             return super()._generate(prompts)
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Completions:
-        # In parts of `rollout_batch_size` rows; every prompt must have its completion.
+        # Generate in parts of `rollout_batch_size` rows, and check that every prompt has a completion.
         sample = super()._generate_single_turn
 
         def generate(part: list[list[int]]) -> Completions:
@@ -149,24 +149,24 @@ class PODSTrainer(TypedGRPOTrainer):
     def _calculate_rewards(
         self, inputs: list[Batch], prompts: list[Any], completions: list[Any], completion_ids_list: list[list[int]]
     ) -> Tensor:
-        # What a function returns or raises is checked; rewards that cannot be trained on become NaN.
+        # Check return values and exceptions of reward functions; unusable rewards become NaN.
         with self._rewards.watching():
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         return self._rewards.settle(rewards)
 
-    # -- the update: no padding is computed, no pass made of a step without signal, no step made that is not finite ---
+    # -- the update: without padding, passes without signal, or steps that are not finite ---
 
     def _prepare_inputs(self, generation_batch: Any) -> Batch:
         before = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
         if not self.model.training or self._buffered_inputs is None or self._buffered_inputs is before:
             return inputs
-        # TRL has split a new generation into micro-batches: they are sorted by length, and marked where without signal.
+        # Sort the micro-batches of a new generation by length, and mark those without signal.
         self._buffered_inputs = self._update.arrange(self._buffered_inputs)
         return self._buffered_inputs[self._step % self.args.steps_per_generation]
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
-        # The passes of a step without any signal are skipped; its optimizer step then finds no gradients.
+        # Skip the passes of a step without signal; its optimizer step then has no gradients.
         if self.model.training and self._update.skips(inputs):
             return torch.zeros((), device=self.accelerator.device, requires_grad=True)
         return super().compute_loss(model, inputs, *args, **kwargs)
@@ -181,7 +181,7 @@ class PODSTrainer(TypedGRPOTrainer):
         *args: Any,
         **kwargs: Any,
     ) -> Passes:
-        # Each pass is cut to its own longest row.
+        # Trim each pass to its longest row.
         compute = super()._get_per_token_logps_and_entropies
         return self._update.passes(
             lambda ids, mask, keep, rows=None: compute(model, ids, mask, keep, rows, *args, **kwargs),
@@ -192,25 +192,25 @@ class PODSTrainer(TypedGRPOTrainer):
         )
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        # The loss is seen before transformers' filter turns NaN into 0.
+        # Read the loss before transformers' filter turns NaN into 0.
         return self._guard.take_loss(super().training_step(model, inputs, num_items_in_batch))
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        # The one moment at which every step's norm is known.
+        # Only here is the norm of every step known.
         self._guard.gradient_norm = super()._get_grad_norm(model, grad_norm)
         return self._guard.gradient_norm
 
-    # -- resume: a checkpoint that is whole and exact is resumed to the last bit, any other is refused ----------------
+    # -- resume: a complete and exact checkpoint resumes bit for bit, any other is refused ----------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train; a checkpoint is resumed from only where it is whole.
+        """Train; resume only from a complete checkpoint.
 
         Args:
-            resume_from_checkpoint: a folder that a PODSTrainer saved; True: the newest whole one in `output_dir`.
+            resume_from_checkpoint: a folder that a PODSTrainer saved; True: the newest complete one in `output_dir`.
             args: as TRL's, like `kwargs`.
 
         Raises:
-            UserError: the checkpoint is torn, or another trainer saved it, or there is none; memory ran out.
+            UserError: the checkpoint is damaged, missing or of another trainer; memory ran out.
             UnstableTrainingError: three steps in a row had a loss or gradient that is not finite.
         """
         self._guard.reset()
@@ -221,7 +221,7 @@ class PODSTrainer(TypedGRPOTrainer):
         return output
 
     def _get_train_sampler(self, dataset: Any = None) -> Sampler[int] | None:
-        # A resumed run must bring it to where earlier epochs left it.
+        # A resumed run restores the sampler's state after earlier epochs.
         self._resume.sampler = super()._get_train_sampler(dataset)
         return self._resume.sampler
 
@@ -231,7 +231,7 @@ class PODSTrainer(TypedGRPOTrainer):
             super()._run_epoch(**kwargs)
 
     def _save_rng_state(self, output_dir: str) -> None:
-        # Each process's own state goes where its random state goes.
+        # Save each process's state together with its random state.
         super()._save_rng_state(output_dir)
         self._resume.save(Path(output_dir), self.rollouts)
 
@@ -240,10 +240,10 @@ class PODSTrainer(TypedGRPOTrainer):
         if checkpoint is not None:
             self.rollouts = self._resume.load(Path(checkpoint)) or self.rollouts
 
-    # -- checkpoints: written aside, published whole with a manifest, pruned by us, without transformers' pickle ------
+    # -- checkpoints: staged, published with a manifest, pruned here, without transformers' pickle ------
 
     def publish_folder(self, target: Path, write: Callable[[Path], None]) -> None:
-        """Have every process write a folder, and put it in its place once it is whole; see `Checkpoints.publish`."""
+        """Have every process write its part of a folder, then publish it; see `Checkpoints.publish`."""
         self._checkpoints.publish(target, write, self.recipe_keys)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -253,30 +253,30 @@ class PODSTrainer(TypedGRPOTrainer):
             self._push_from_checkpoint(str(target))
 
     def _finalize_training(self, trial: Any, num_train_samples: int, start_time: float) -> Any:
-        # transformers' rotation at the end would take folders that are not its own.
+        # transformers' rotation at the end would delete folders that are not checkpoints of this run.
         finalize = super()._finalize_training
         return self._checkpoints.finalize(trial, lambda: finalize(trial, num_train_samples, start_time))
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        # Nothing reads `training_args.bin`: config.yaml says how the run was made.
+        # Nothing reads `training_args.bin`; config.yaml has the settings.
         with compat.without_pickle(output_dir or self.args.output_dir):
             super()._save(output_dir, state_dict)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        # It writes the pickle too, to push it.
+        # Pushing also writes the pickle.
         with compat.without_pickle(self.args.output_dir):
             super()._push_from_checkpoint(checkpoint_folder)
 
     # -- sharded weights ----------------------------------------------------------------------------------------------
 
     def create_accelerator_and_postprocess(self) -> None:
-        # accelerate would silently use DDP where FSDP2 is asked for on the CPU.
+        # accelerate would silently use DDP for FSDP2 on the CPU.
         super().create_accelerator_and_postprocess()
         use_fsdp2(self)
 
     @property
     def layout(self) -> str:
-        """What the processes do with the model: `FSDP2`, `ZeRO-3`, `DDP`, or `single` for one process."""
+        """How the processes share the model: `FSDP2`, `ZeRO-3`, `DDP`, or `single` for one process."""
         return parallelism(self)
 
     @contextmanager
@@ -285,15 +285,15 @@ class PODSTrainer(TypedGRPOTrainer):
         with whole_weights(self):
             yield
 
-    # -- what people read ---------------------------------------------------------------------------------------------
+    # -- logs and model card -------------------------------------------------------------------------------------------
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        # The loss as it was, and no model output that steers a terminal: TRL prints it as it is.
+        # Log the original loss, and escape model output, which TRL prints to the terminal.
         self._guard.restore_loss(logs)
         if self.log_completions:
             escape_table(self._logs)
         super().log(logs, start_time)
 
     def create_model_card(self, model_name: str | None = None, *args: Any, **kwargs: Any) -> None:
-        # The name is a folder's, which need not be UTF-8.
+        # The folder's name need not be UTF-8.
         super().create_model_card(model_name and plain_text(model_name), *args, **kwargs)

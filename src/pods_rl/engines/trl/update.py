@@ -1,4 +1,4 @@
-"""One optimizer step: which micro-batches it runs, its seconds and tokens, and whether it moves the weights."""
+"""One optimizer step: its micro-batches, seconds and tokens, and whether it updates the weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PHASES = ("rollout", "reward", "selection", "update")
 class PhaseClock:
     """Seconds per phase of one step; exactly one phase runs at a time, so the phases sum to the step.
 
-    Accelerators work asynchronously: each switch waits for the device, four times a step.
+    Accelerators run asynchronously, so each switch waits for the device, four times a step.
 
     Example:
         >>> now = iter([0.0, 1.0, 3.0])
@@ -52,7 +52,7 @@ class PhaseClock:
             self.phase = None
 
     def reset(self) -> None:
-        """Forget the seconds of the last step."""
+        """Reset the seconds of the last step."""
         self.seconds = dict.fromkeys(PHASES, 0.0)
 
     def _settle(self) -> float:
@@ -73,7 +73,7 @@ class Update:
         self.begin_step()
 
     def begin_step(self) -> None:
-        """Forget the last step's tokens and signal."""
+        """Reset the last step's tokens and signal."""
         self.tokens = {"generated": 0, "trained": 0}
         self.has_signal = False
 
@@ -85,7 +85,7 @@ class Update:
             micro_batches = sort_windows(micro_batches, window)
         local = torch.stack([self._has_gradient(batch) for batch in micro_batches])
         signal = self._trainer.accelerator.gather(local.unsqueeze(0)).any(dim=0).tolist()
-        whole = window == args.gradient_accumulation_steps  # no other generation feeds the same step
+        whole = window == args.gradient_accumulation_steps  # a step uses only one generation
         for i, batch in enumerate(micro_batches):
             batch["has_signal"] = signal[i]
             batch["skip"] = False
@@ -95,20 +95,20 @@ class Update:
         return micro_batches
 
     def _has_gradient(self, batch: Batch) -> Tensor:
-        """Whether a micro-batch has a row with an advantage and a token, or a loss term that needs none."""
+        """Return whether a micro-batch has a row with an advantage and a token, or a loss term that needs none."""
         trainer = self._trainer
         if trainer.beta != 0.0 or trainer.aux_loss_enabled or trainer._entropy_bonus_enabled:
             return torch.ones((), dtype=torch.bool, device=batch["advantages"].device)
         return ((batch["advantages"] != 0) & (completion_lengths(batch) > 0)).any()
 
     def _loss_depends_on_micro_batch(self) -> bool:
-        """Whether a term is computed per micro-batch, so that sorting would change the gradient."""
+        """Return whether a loss term is computed per micro-batch, so that sorting would change the gradient."""
         trainer = self._trainer
         per_micro_batch = trainer.loss_type == "bnpo" or trainer.top_entropy_quantile < 1.0
         return per_micro_batch or trainer.aux_loss_enabled or trainer._entropy_bonus_enabled
 
     def skips(self, batch: Batch) -> bool:
-        """Whether the passes of a micro-batch are skipped; counts its signal, and its tokens where they are not."""
+        """Return whether to skip the passes of a micro-batch; count its signal, and its tokens if they are run."""
         self.has_signal |= batch["has_signal"]
         if batch["skip"]:
             return True
@@ -118,7 +118,7 @@ class Update:
     def passes(
         self, compute: Callable[..., Passes], ids: Tensor, mask: Tensor, keep: int, batch_size: int | None
     ) -> Passes:
-        """Call TRL's `compute`, in training without the padding where cutting it changes nothing but rounding."""
+        """Call TRL's `compute`; in training without padding, if trimming it changes only rounding."""
         trainer = self._trainer
         if not trainer.args.trim_padding or self._trimmed_sides == "none" or not trainer.model.training:
             return compute(ids, mask, keep, batch_size)
@@ -142,7 +142,7 @@ class StepCallback(TrainerCallback):
     """Time one optimizer step by phase, and clear the gradients of a step that has no signal or is bad.
 
     A step whose advantages are all zero has a zero policy gradient, but AdamW's momentum and weight decay would move
-    the weights all the same. The optimizer skips parameters without gradients.
+    the weights anyway. The optimizer skips parameters without gradients.
     """
 
     def __init__(self, trainer: TRLTrainer, update: Update, guard: Guard) -> None:
@@ -167,7 +167,7 @@ class StepCallback(TrainerCallback):
         self._guard.stop_if_unstable(control)
         skipped = metrics["pods/skipped_step"][-1]
         if skipped and trainer.use_vllm and trainer._last_loaded_step == state.global_step - 1:
-            trainer._last_loaded_step = state.global_step  # the generator has these weights: nothing moved
+            trainer._last_loaded_step = state.global_step  # the generator already has these weights
         update.clock.stop()
         for phase, seconds in update.clock.seconds.items():
             metrics[f"pods/seconds/{phase}"].append(seconds)

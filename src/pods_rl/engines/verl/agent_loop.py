@@ -10,7 +10,7 @@ from verl.trainer.ppo.v1 import AgentLoopManagerTQ
 
 from .settings import read_settings
 
-# verl's name for the number of sessions of a prompt; a data set may have it as a column.
+# verl's name for the number of sessions per prompt; a data set may have it as a column.
 ROLLOUT_N = "__rollout_n__"
 
 

@@ -72,7 +72,7 @@ def choose(rewards_PN: Tensor, m: int, rule: str | Rule, generator: torch.Genera
     Args:
         rewards_PN: `[P, N]`, NaN where a session is missing or unscored.
         m: sessions to keep of each group.
-        rule: as `selection.select` takes it.
+        rule: as in `selection.select`.
         generator: passed to the rule.
 
     Edges: NaN is never kept, because verl's advantages would turn its whole group into NaN. So a group may keep fewer

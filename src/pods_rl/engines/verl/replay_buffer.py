@@ -1,7 +1,7 @@
 """Replay buffers that keep m of each prompt's n sessions, and the advantage estimator `pods_before`.
 
 verl samples a batch once its groups are generated and scored, before any log-probability, value or advantage: sessions
-that are dropped here cost nothing more.
+that are dropped here cause no further cost.
 """
 
 from __future__ import annotations
@@ -129,14 +129,14 @@ def pods_before(
     for uid in dict.fromkeys(index[trained.cpu().numpy()].tolist()):  # verl's padding rows train no token
         if uid not in _REWARDS:
             raise ValueError(
-                f"the estimator {BEFORE} knows no rewards of prompt {uid}: expected one that PODS's replay buffer "
+                f"the estimator {BEFORE} has no rewards of prompt {uid}: expected one that PODS's replay buffer "
                 "sampled last. Set trainer.v1.sampler.custom_sampler, and leave skip.rollout_tq off."
             )
         rewards_1N = _REWARDS[uid][None]
         everything = Selection(torch.arange(rewards_1N.shape[1])[None])
         advantage_N = advantages(rewards_1N, everything, when="before", scale=scale)[0].to(scores)
         rows = torch.from_numpy(index == uid).to(scores.device)
-        # Rows do not say which session they are: match each to the nearest of the group's rewards.
+        # Rows do not name their session: match each to the nearest reward of the group.
         distance = (scores[rows, None].double() - _REWARDS[uid].to(scores.device)).abs().nan_to_num(nan=torch.inf)
         result[rows] = advantage_N[distance.argmin(dim=1)]
     tokens = result.unsqueeze(-1) * response_mask
@@ -144,7 +144,7 @@ def pods_before(
 
 
 def _rewards(groups: list[Group], partition_id: str) -> list[list[float]]:
-    """Each group's rewards: the sum over the tokens of a session's last trajectory, as verl takes it."""
+    """Return each group's rewards: the sum over the tokens of a session's last trajectory, as in verl."""
     keys = [session[-1] for group in groups for session in group.sessions]
     scores = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["rm_scores"])["rm_scores"]
     sums = iter([float(row.sum()) for row in scores])
@@ -164,7 +164,7 @@ def _count_rows(batch: KVBatchMeta, kept: set[str]) -> dict[str, float]:
 
 
 def _keep(batch: KVBatchMeta, kept: set[str]) -> KVBatchMeta:
-    """The kept rows in their order; the others are cleared from the queue, since verl clears only what it trains."""
+    """Return the kept rows in order; clear the others from the queue, since verl clears only trained rows."""
     dropped = [key for key in batch.keys if key not in kept]
     if dropped:
         tq.kv_clear(keys=dropped, partition_id=batch.partition_id)

@@ -1,4 +1,4 @@
-"""Pools of workers: each is started when first asked, killed with all that it started when it hangs, and replaced.
+"""Pools of workers: each starts on its first question; if it hangs, it is killed with its processes and replaced.
 
 Fresh workers are started as plain commands, so that they load little and do not import the user's main module again.
 Forked workers are copies of this process, for a function that cannot be imported elsewhere. The rest is the same.
@@ -34,7 +34,7 @@ sys.path[:] = json.loads(sys.argv[1])
 from pods_rl.rewards.sandbox.serve import main
 main(*sys.argv[2:])
 """
-_starting = threading.Lock()  # so that a fork inherits no half-open pipe of another worker
+_starting = threading.Lock()  # prevents a fork from inheriting a half-open pipe of another worker
 
 
 class WorkerPool:
@@ -45,7 +45,7 @@ class WorkerPool:
     Args:
         size: None: one per core, at most `MAX_WORKERS`.
         limit: seconds an answer may take at most.
-        runs_user_code: the work may start processes of its own; these end with any answer that is lost.
+        runs_user_code: the work may start processes of its own; they end with a lost answer.
     """
 
     def __init__(self, size: int | None, limit: float, *, runs_user_code: bool) -> None:
@@ -66,22 +66,22 @@ class WorkerPool:
         raise NotImplementedError
 
     def start_error(self, reply: Reply, code: int | None) -> Exception:
-        """What to raise where a process did not start.
+        """Return the error to raise if a process did not start.
 
         Args:
             reply: "refused" with a UserError's text, or as after a question.
-            code: the process's exit code, where it ended.
+            code: the process's exit code, if it ended.
         """
         return RuntimeError(f"a scoring process did not start: {reply.value or reply.kind}, exit code {code}")
 
     def ask(self, questions: Sequence[Any], limit: float, patience: float) -> list[Reply]:
-        """Ask side by side; the replies in order. Each may take `limit` seconds of processor time (0: no limit) and
-        `patience` of wall time. Raises `start_error` where a process cannot start.
+        """Ask in parallel; return replies in order. Each may take `limit` seconds of processor time (0: no limit) and
+        `patience` of wall time. Raises `start_error` if a process cannot start.
         """
         return list(self._threads.map(partial(self._ask_one, limit=limit, patience=patience), questions))
 
     def start(self) -> None:
-        """Start one process, unless it runs."""
+        """Start one process, unless it is running."""
         worker = self._workers.get()
         try:
             worker.start()
@@ -91,7 +91,7 @@ class WorkerPool:
     def close(self) -> None:
         """End every process. A closed pool cannot be used again; closing twice is fine.
 
-        In a forked copy of this process it ends nothing: the processes belong to the parent.
+        In a forked copy of this process it does nothing: the processes belong to the parent.
         """
         atexit.unregister(self.close)
         for worker in self._all:
@@ -125,7 +125,7 @@ class FreshPool(WorkerPool):
             [sys.executable, "-c", _PROGRAM, path, *self._maker],
             stdin=questions,
             stdout=replies,
-            stderr=None if self.runs_user_code else subprocess.DEVNULL,  # what a user's reward prints is theirs to read
+            stderr=None if self.runs_user_code else subprocess.DEVNULL,  # show the output of users' rewards
             start_new_session=True,  # Ctrl-C is for the training process alone; a group to kill
         )
 
@@ -152,13 +152,13 @@ class _Worker:
     def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool
         self._process: subprocess.Popen[bytes] | Forked | None = None
-        self._pipes: tuple[int, ...] = ()  # to write questions, to read replies
+        self._pipes: tuple[int, ...] = ()  # for questions and for replies
         self._numbers = itertools.count(1 + secrets.randbits(62))  # of requests; not to be guessed
         _workers.add(self)
 
     def ask(self, question: Any, limit: float, patience: float) -> Reply:
         self.start()
-        # The child ends itself at its limit; the pool kills the process where that fails.
+        # The child ends itself at its limit; if that fails, the pool kills the process.
         number = next(self._numbers)
         line, late = self._exchange(frame(number, [question, limit, patience]), patience + 1.0)
         reply = unframe(line, number)
@@ -167,7 +167,7 @@ class _Worker:
         return Reply("timeout") if late and reply.lost else reply
 
     def start(self) -> None:
-        """Have the process run; it has made its work. Raises the pool's `start_error`."""
+        """Ensure that the process runs and is ready. Raises the pool's `start_error`."""
         if self._process and self._process.poll() is None:
             return
         self.stop()
@@ -182,7 +182,7 @@ class _Worker:
                 os.close(replies)
         try:
             line, late = self._exchange(b"", START_LIMIT)
-        except BaseException:  # a signal: it must not be taken for one that has started
+        except BaseException:  # a signal: the process must not count as started
             self.stop()
             raise
         reply = Reply("timeout") if late else unframe(line, 0)
@@ -194,7 +194,7 @@ class _Worker:
             raise self._pool.start_error(reply, code)
 
     def kill(self) -> None:
-        """End the process, the child that works for it and what that has started."""
+        """End the process, its child and all processes of the child."""
         process = self._process
         if process is None or process.poll() is not None:
             return
@@ -216,7 +216,7 @@ class _Worker:
             os.close(descriptor)
 
     def _exchange(self, line: bytes, limit: float) -> tuple[bytes, bool]:
-        """Send a line and wait for one, at most `limit` seconds; give it (or nothing) and whether time ran out."""
+        """Send a line and wait at most `limit` seconds for a reply; return it (or nothing) and whether time ran out."""
         late = threading.Event()
 
         def give_up() -> None:
@@ -233,7 +233,7 @@ class _Worker:
             while not reply.endswith(b"\n") and (data := os.read(to_read, _READ_BYTES)):
                 reply += data
         timer.cancel()
-        timer.join()  # a kill under way is over now, so that it cannot hit the next answer
+        timer.join()  # waits for a kill in progress, which must not hit the next answer
         return bytes(reply), late.is_set()
 
 

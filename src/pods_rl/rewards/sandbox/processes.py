@@ -1,7 +1,7 @@
 """Start and end the processes of a worker, and the messages between it and its pool.
 
-A worker is a leader that only forks the child that works. The leader adopts what a reward's own processes leave behind,
-so that all of it can be found and killed. Replies are numbered.
+A worker is a leader that only forks the working child. The leader adopts orphans of the reward's processes,
+so that all can be found and killed. Replies are numbered.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from ...distributed.signals import SIGNALS
 CAN_FORK = hasattr(os, "fork")
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # of Linux's prctl
 _HANDLED_BY_TRAINER = [number for number in SIGNALS if number != signal.SIGTERM]
-_KILL_SECONDS = 10.0  # a killed process can take this long to go, where it waits for a disk
+_KILL_SECONDS = 10.0  # a killed process can take this long to end while it waits for a disk
 
 
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 
 class Reply(NamedTuple):
-    """What a worker replies.
+    """A worker's reply.
 
-    `kind` is "gave" (`value` is what the work gave), "raised" (why, as text), or says why there is neither: "timeout",
+    `kind` is "gave" (`value` is the result), "raised" (`value` is the reason, as text), or the failure: "timeout",
     "crash" (the process ended) or "garbled" (something else wrote into the pipe).
     """
 
@@ -46,12 +46,12 @@ class Reply(NamedTuple):
 
 
 def frame(number: int, value: Any) -> bytes:
-    """A line of JSON that carries a value and the number of its request. Arrays go as lists, other objects as text."""
+    """Return a line of JSON with a value and the number of its request. Arrays become lists, other objects text."""
     return json.dumps([number, value], default=_as_json).encode() + b"\n"
 
 
 def unframe(line: bytes, number: int) -> Reply:
-    """The reply in a line: "crash" where it is empty, "garbled" where it does not answer this request.
+    """Return the reply in a line: "crash" if it is empty, "garbled" if it does not answer this request.
 
     >>> unframe(frame(7, Reply("gave", 0.5)), 7)
     Reply(kind='gave', value=0.5)
@@ -61,14 +61,14 @@ def unframe(line: bytes, number: int) -> Reply:
     if not line:
         return Reply("crash")
     try:
-        said, (kind, value) = json.loads(line)  # nothing of a child's is unpickled
+        said, (kind, value) = json.loads(line)  # data of a child is never unpickled
     except (ValueError, TypeError):
         return Reply("garbled")
     return Reply(kind, value) if type(said) is int and said == number else Reply("garbled")
 
 
 def send(descriptor: int, data: bytes) -> None:
-    """Write all of it."""
+    """Write all bytes."""
     while data:
         data = data[os.write(descriptor, data) :]
 
@@ -94,9 +94,9 @@ def signals_held() -> Iterator[None]:
 
 
 def outlive_signals() -> None:
-    """Let signals that ask a run to end, sent to all its processes, change nothing here: the trainer ends this one.
+    """Ignore the signals that ask a run to end, which reach all its processes: the trainer ends this one.
 
-    They are handled rather than ignored, because a program that a reward starts inherits what is ignored.
+    A handler does this, because programs started by a reward would inherit ignored signals.
     """
     for number in _HANDLED_BY_TRAINER:
         if signal.getsignal(number) != signal.SIG_IGN:
@@ -107,7 +107,7 @@ def outlive_signals() -> None:
 
 def fork(work: Callable[[], object]) -> int:
     """Call `work` in a child of this process; return its process id. On Linux it does not outlive this process."""
-    flush()  # else both would print it
+    flush()  # otherwise both would print the buffer
     parent = os.getpid()
     with signals_held():
         if child := os.fork():
@@ -140,7 +140,7 @@ class Forked:
         if self.returncode is None:
             try:
                 ended, status = os.waitpid(self.pid, 0 if timeout is None else os.WNOHANG)
-            except ChildProcessError:  # a handler of SIGCHLD was quicker
+            except ChildProcessError:  # a handler of SIGCHLD has already reaped it
                 self.returncode = 0
             else:
                 self.returncode = os.waitstatus_to_exitcode(status) if ended else None
@@ -148,10 +148,10 @@ class Forked:
 
 
 def become_leader() -> None:
-    """Make this process the leader of what it starts: it adopts orphans, and SIGTERM or its parent's end kills all."""
+    """Make this process the leader of its descendants: it adopts orphans, and SIGTERM or its parent's end kills all."""
 
     def end(*_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it comes for each thread of the parent
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent for each thread of the parent
         end_family(os.getpid())
         os._exit(1)
 
@@ -176,7 +176,7 @@ def supervise(work: Callable[[], object]) -> int:
 def end_leader(leader: int) -> None:
     """Kill a leader and everything that it and its children started. The caller reaps the leader."""
     with suppress(ProcessLookupError):
-        os.kill(leader, signal.SIGSTOP)  # it starts nothing anew, and still adopts
+        os.kill(leader, signal.SIGSTOP)  # it starts nothing new, and still adopts
         end_family(leader)
         with suppress(ProcessLookupError, PermissionError):  # it leads no group yet
             os.killpg(leader, signal.SIGKILL)
@@ -184,7 +184,7 @@ def end_leader(leader: int) -> None:
 
 
 def end_family(leader: int) -> None:
-    """Kill every descendant of a process, until there is none."""
+    """Kill descendants of a process until none is left."""
     until = time.monotonic() + _KILL_SECONDS
     while time.monotonic() < until:
         living = 0
@@ -200,7 +200,7 @@ def end_family(leader: int) -> None:
 
 
 def end_after(limit: float, patience: float) -> None:
-    """Have the system end this process after `limit` seconds of processor time or `patience` of wall time; 0: never."""
+    """Make the system end this process after `limit` seconds of processor time or `patience` of wall time; 0: never."""
     if hasattr(signal, "setitimer"):
         for number, timer, seconds in (
             (signal.SIGPROF, signal.ITIMER_PROF, limit),
@@ -212,7 +212,7 @@ def end_after(limit: float, patience: float) -> None:
 
 @contextmanager
 def no_copies() -> Iterator[None]:
-    """Inside, a reward may fork: a copy of this process that returns from it ends here, as a program would."""
+    """Inside, a reward may fork: a copy of this process that returns from the reward ends here."""
     own = os.getpid()
     raised: BaseException | None = None
     try:
@@ -226,7 +226,7 @@ def no_copies() -> Iterator[None]:
 
 
 def _leave(error: BaseException | None) -> NoReturn:
-    """End this process at once, with the exit code that Python gives for an exception."""
+    """End this process at once, with Python's exit code for an exception."""
     code = 0 if error is None else 1
     if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
         code = (error.code or 0) & 0xFF
@@ -239,7 +239,7 @@ def _leave(error: BaseException | None) -> NoReturn:
 
 
 def flush() -> None:
-    """Print what is still buffered."""
+    """Flush standard output and error."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()

@@ -1,6 +1,6 @@
-"""What a worker runs: it reads questions, answers each in a child that may be killed, and writes the replies.
+"""The program of a worker: read questions, answer each in a child that may be killed, and write the replies.
 
-A question comes as `[number, [question, limit, patience]]`: seconds of processor time and of wall time (0: no limit).
+A question is `[number, [question, limit, patience]]`: seconds of processor time and of wall time (0: no limit).
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ CLOSED = 97  # exit code of a child whose questions have ended; a reward that ca
 
 
 class Work(NamedTuple):
-    """What a worker does: `answer` takes a question and gives a value for JSON; `prepare` is called in each child."""
+    """The work of a worker: `answer` maps a question to a JSON value; `prepare` is called in each child."""
 
     answer: Callable[[Any], Any]
     prepare: Callable[[], object] = flush
 
 
 def main(maker: str, *arguments: str) -> None:
-    """Serve what the function at the path `maker` gives for these arguments, over standard input and output.
+    """Serve the work that the function at path `maker` returns for these arguments, over standard input and output.
 
-    The work finds standard input empty, and what it prints goes to standard error.
+    The work has an empty standard input, and its output goes to standard error.
     """
     questions, replies = os.dup(0), os.dup(1)  # not inherited by programs
     empty_input()
-    os.dup2(2, 1)  # whatever a library prints must not be read as a reply
+    os.dup2(2, 1)  # output of a library must not be read as a reply
     module, _, name = maker.partition(":")
     lead(questions, replies, lambda: getattr(import_module(module), name)(*arguments))
 
 
 def lead(questions: int, replies: int, make: Callable[[], Work]) -> None:
-    """Make the work, say so by the reply to request 0, and answer questions until their pipe closes.
+    """Make the work, confirm it with the reply to request 0, and answer questions until the pipe closes.
 
-    Where the system can fork, a child answers. It is replaced when it dies, which costs milliseconds, and this process
-    replies "timeout" or "crash" for it. Elsewhere the pool kills this very process at its limit.
+    If the system can fork, a child answers. It is replaced when it dies, which costs milliseconds, and this process
+    replies "timeout" or "crash" for it. Otherwise the pool kills this process at its limit.
     """
     try:
         if CAN_FORK:
@@ -102,7 +102,7 @@ def _serve(questions: int, replies: int, work: Work, current: mmap.mmap | bytear
             except BaseException as error:  # SystemExit too
                 reply = Reply("raised", raised(error))
             end_after(0.0, 0.0)
-            pipes.check()  # while the request is still open: it died of this
+            pipes.check()  # during the request: it caused the exit
             current[:] = bytes(8)
             _say(replies, number, reply)
 
@@ -113,7 +113,7 @@ def _say(replies: int, number: int, reply: Reply) -> None:
 
 
 def empty_input() -> None:
-    """Make standard input empty, here and in every program that is started from here."""
+    """Make standard input empty, for this process and every program that it starts."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.set_inheritable(0, True)
@@ -152,7 +152,7 @@ class _Private:
                 os.close(descriptor)
 
 
-# -- what a verifier is barred from -----------------------------------------------------------------------------------
+# -- restrictions of a verifier ----------------------------------------------------------------------------------------
 
 _HARMLESS = re.compile(r"\s*[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?\s*|[A-Za-z][A-Za-z0-9]*")
 _BARRED = (
@@ -169,8 +169,8 @@ def bar_process() -> None:
 
     Call it when everything is imported, before the first answer of a model. math-verify hands the digits of a number to
     SymPy's parser, which evaluates text as Python: nothing but a number or a name gets there. An audit hook refuses the
-    rest, whatever way the text found to it. Both raise PermissionError, so that the answer is not right. The hook is no
-    jail for machine code, but text can only become Python here.
+    rest, however it is reached. Both raise PermissionError, so that the answer is not right. The hook is not a
+    sandbox for machine code, but text can only become Python here.
     """
     from sympy.parsing import sympy_parser
 
