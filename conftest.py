@@ -1,8 +1,12 @@
-"""What needs verl is collected where verl is: `make test-verl`, an environment of its own."""
+"""What needs verl is collected where verl is: `make test-verl`, an environment of its own.
+
+The script that made the stored runs needs the version that it names, so nothing is collected from it.
+"""
 
 from importlib.util import find_spec
 
 ENGINE = "src/pods_rl/engines/verl"
-collect_ignore = (
+collect_ignore = ["tests/stored/make.py"]
+collect_ignore += (
     [] if find_spec("verl") else ["tests/verl", *(f"{ENGINE}/{name}.py" for name in ("agent_loop", "replay_buffer"))]
 )

@@ -39,7 +39,7 @@ def test_layers_that_the_policy_does_not_have_are_refused_with_those_that_it_has
 
 def test_what_a_library_refuses_is_one_line_with_its_key_and_its_cause(refused):
     message, cause = refused(fsdp="x")
-    assert message == "r.yaml: the trainer rejects this recipe: Unknown `fsdp` option: x Look at fsdp."
+    assert message == "r.yaml: the trainer rejects this recipe: Unknown `fsdp` option: x Check fsdp."
     assert isinstance(cause, ValueError)
     message, cause = refused(accelerator_config={"nope": 1})
     assert "nope" in message
