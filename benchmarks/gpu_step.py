@@ -84,7 +84,7 @@ def build(options: argparse.Namespace) -> Any:
     from trl import GRPOConfig, GRPOTrainer
 
     from pods_rl import PODSConfig, PODSTrainer
-    from pods_rl.policies.pretrain import build_tokenizer
+    from pods_rl.policies.build import build_tokenizer
 
     tokenizer, cuda = build_tokenizer(), options.device == "cuda"
     tokenizer.model_max_length = options.prompt_tokens + options.completion_tokens

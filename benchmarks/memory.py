@@ -90,7 +90,7 @@ def train(values: dict[str, Any], sizes: dict[str, int] | None) -> dict[str, int
 
     from pods_rl import PODSConfig, PODSTrainer
     from pods_rl.engines.trl.update import PhaseClock
-    from pods_rl.policies.pretrain import build_tokenizer
+    from pods_rl.policies.build import build_tokenizer
 
     logging.set_verbosity_error()
     torch.set_num_threads(1)

@@ -38,7 +38,7 @@ def generation_peak(n: int, at_once: int | None, tokens: int) -> float:
     from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed
 
     from pods_rl import PODSConfig, PODSTrainer
-    from pods_rl.policies.pretrain import build_tokenizer
+    from pods_rl.policies.build import build_tokenizer
 
     torch.set_num_threads(1)
     set_seed(0)

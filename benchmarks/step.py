@@ -32,7 +32,7 @@ from trl import GRPOConfig, GRPOTrainer
 from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.engines.trl.rollouts import Rollouts
 from pods_rl.engines.trl.round import RolloutRound
-from pods_rl.policies.pretrain import build_tokenizer
+from pods_rl.policies.build import build_tokenizer
 from quiet import quiet
 
 M, PROMPT = 16, "12+34-56+78-9=" * 2

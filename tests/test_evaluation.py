@@ -18,9 +18,9 @@ from pods_rl.evaluation import Answer, Completion, GenerateSampler, Sampling, ev
 from pods_rl.evaluation.evaluator import mean_and_error, powers_of_two, summarise
 from pods_rl.evaluation.generate import RowDraws
 from pods_rl.policies import tiny_policy_path
+from pods_rl.policies.build import build_model, build_tokenizer
 from pods_rl.policies.files import weight_files, weights_hash
 from pods_rl.policies.loading import encode, render
-from pods_rl.policies.pretrain import build_model, build_tokenizer
 from pods_rl.runs import Run, RunWriter, write_parquet
 from pods_rl.tasks import Task
 from pods_rl.tasks.arithmetic import arithmetic_task

@@ -234,7 +234,7 @@ def policies(tmp_path_factory) -> dict[str, Path]:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-    from pods_rl.policies.pretrain import build_tokenizer
+    from pods_rl.policies.build import build_tokenizer
 
     tokenizer = build_tokenizer()
     tokenizer.chat_template = "{% for turn in messages %}{{ turn['role'] }}: {{ turn['content'] }}\n{% endfor %}"

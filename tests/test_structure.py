@@ -14,6 +14,10 @@ import pytest
 import pods_rl
 
 ROOT = Path(pods_rl.__file__).parent
+QUICK = tuple(
+    f"pods_rl{room}"
+    for room in ("", ".cli", ".recipe", ".runs", ".planning.batching", ".planning.memory", ".experiment")
+)
 HEAVY = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "matplotlib", "pyarrow")
 LOW = {"distributed", "errors", "runs", "text"}
 # room -> the rooms it may import; a room imports only rooms above its own line, so rooms form no circle
@@ -108,6 +112,17 @@ def test_a_file_reads_in_one_sitting_and_a_function_on_one_screen():
                 assert node.end_lineno - node.lineno < 60, f"{path}: {node.name}"
 
 
+def test_a_script_starts_below_all_that_it_uses():
+    for path in ROOT.rglob("*.py"):
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        guards = [
+            place
+            for place, node in enumerate(body, 1)
+            if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
+        ]
+        assert guards in ([], [len(body)]), path
+
+
 def test_nothing_imports_the_command_line():
     for path in ROOT.rglob("*.py"):
         room = path.relative_to(ROOT).parts[0].removesuffix(".py")
@@ -144,15 +159,7 @@ import importlib, json, sys
 importlib.import_module(sys.argv[1])
 print(json.dumps([name for name in sys.argv[2:] if name in sys.modules]))
 """
-    names = (
-        "pods_rl",
-        "pods_rl.cli",
-        "pods_rl.recipe",
-        "pods_rl.runs",
-        "pods_rl.planning.batching",
-        "pods_rl.experiment",
-    )
-    names += ("pods_rl.report", "pods_rl.selection", "pods_rl.planning.memory")
+    names = (*QUICK, "pods_rl.report", "pods_rl.selection")
     jobs = {
         name: subprocess.Popen([sys.executable, "-c", code, name, *HEAVY], stdout=subprocess.PIPE, text=True)
         for name in names
@@ -160,18 +167,7 @@ print(json.dumps([name for name in sys.argv[2:] if name in sys.modules]))
     return {name: json.loads(job.communicate()[0]) for name, job in jobs.items()}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "pods_rl",
-        "pods_rl.cli",
-        "pods_rl.recipe",
-        "pods_rl.runs",
-        "pods_rl.planning.batching",
-        "pods_rl.experiment",
-        "pods_rl.planning.memory",
-    ],
-)
+@pytest.mark.parametrize("name", QUICK)
 def test_what_should_be_quick_loads_nothing_heavy(loaded, name):
     assert loaded[name] == []
 

@@ -149,7 +149,7 @@ def place(tmp_path, monkeypatch):
     """A directory with a random policy in ``policy/`` and a recipe for it in ``r.yaml``."""
     import torch
 
-    from pods_rl.policies.pretrain import build_model, build_tokenizer
+    from pods_rl.policies.build import build_model, build_tokenizer
 
     monkeypatch.chdir(tmp_path)
     tokenizer = build_tokenizer()
@@ -268,7 +268,7 @@ def test_a_policy_that_is_gone_by_the_end_loses_no_evaluation(place, monkeypatch
 
 
 def test_the_template_and_the_system_prompt_are_part_of_a_result(place):
-    from pods_rl.policies.pretrain import build_tokenizer
+    from pods_rl.policies.build import build_tokenizer
 
     tokenizer = build_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}{{ suffix }}"

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     """A directory with a policy in ``policy/`` and a recipe for it in ``r.yaml``."""
-    from pods_rl.policies.pretrain import build_model, build_tokenizer
+    from pods_rl.policies.build import build_model, build_tokenizer
 
     monkeypatch.chdir(tmp_path)
     tokenizer = build_tokenizer()

@@ -16,7 +16,7 @@ from datasets import Dataset
 from transformers import set_seed
 
 from pods_rl import PODSConfig, PODSTrainer
-from pods_rl.policies.pretrain import build_model, build_tokenizer
+from pods_rl.policies.build import build_model, build_tokenizer
 
 PROMPTS = ["1+2=", "37+4=", "5-1=", "60+60=", "9+9+9=", "8-3+1=", "77-1=", "2+2="]
 

@@ -13,7 +13,7 @@ from trl import GRPOConfig
 from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.engines.trl.refusals import refuse_unsupported
 from pods_rl.errors import UserError
-from pods_rl.policies.pretrain import build_tokenizer
+from pods_rl.policies.build import build_tokenizer
 
 from .conftest import letter_reward
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pods_rl.policies.pretrain import IGNORED, RIGHT, Mixture, build_tokenizer, completion_batches, drill_batches, main
+from pods_rl.policies.build import build_tokenizer
+from pods_rl.policies.pretrain import IGNORED, RIGHT, Mixture, completion_batches, drill_batches, main
 from pods_rl.rewards import format_reward
 from pods_rl.tasks.arithmetic import Problem, write_completion
 

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pods_rl.policies import tiny_policy_path
-from pods_rl.policies.pretrain import TAGS
+from pods_rl.policies.build import TAGS
 from pods_rl.tasks.arithmetic import Problem, arithmetic_task, write_completion
 
 LONGEST_CHAIN = len("37" + 5 * "\n+10=99" + "90") + len(TAGS) + 1

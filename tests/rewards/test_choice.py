@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pods_rl.rewards import choice
-from pods_rl.rewards.graded import read_letter, read_verdict
+from pods_rl.rewards.choice import read_letter, read_verdict
 
 from .data import chemistry_rows
 

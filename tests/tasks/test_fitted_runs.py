@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pods_rl.errors import UserError
-from pods_rl.policies.pretrain import build_model, build_tokenizer
+from pods_rl.policies.build import build_model, build_tokenizer
 from pods_rl.recipe import Origin, build_recipe
 from pods_rl.training.run import fitted_task, train
 

@@ -15,6 +15,8 @@ from ..errors import UserError
 from ..text import plain_text
 
 SILENT = 30.0  # seconds without a heartbeat after which a process counts as stopped (`watch.BEAT` is the interval)
+# A broken collective raises many types, most often a plain RuntimeError with the library's name in its text.
+_TRANSPORTS = ("gloo", "nccl", "connection closed by peer", "connection reset by peer", "tcpstore", "c10d")
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -122,10 +124,6 @@ def overdue(own: Position, others: Mapping[int, Position], limit: float) -> int 
     behind = [(position.marks, rank) for rank, position in others.items() if position.marks < own.marks]
     silent = [(position.seen, rank) for rank, position in others.items() if own.seen - position.seen > SILENT]
     return min(behind or silent, default=(None, None))[1]
-
-
-# A broken collective raises many types, most often a plain RuntimeError with the library's name in its text.
-_TRANSPORTS = ("gloo", "nccl", "connection closed by peer", "connection reset by peer", "tcpstore", "c10d")
 
 
 @dataclass(frozen=True)

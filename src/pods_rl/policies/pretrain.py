@@ -13,13 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import Any
 
 import torch
-from tokenizers import AddedToken, pre_tokenizers
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
 from ..tasks.arithmetic import DIFFICULTIES, Difficulty, Problem, draw_problem, write_completion, write_steps
+from .build import build_model, build_tokenizer
 
 IGNORED = -100  # the label that cross-entropy skips
 Example = tuple[list[int], list[int]]  # token ids, and for each the id to predict or IGNORED
@@ -208,51 +207,3 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 if __name__ == "__main__":
     main()
-
-
-PAD, EOS = "<|endoftext|>", "<|im_end|>"
-TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-
-
-def build_tokenizer() -> Qwen2Tokenizer:
-    """Make the tokenizer: a token per byte, and one for each of the four tags.
-
-    Its class is the one that `AutoTokenizer` expects for the model. The tags are ordinary tokens: decoding with
-    `skip_special_tokens=True`, as trainers do, must keep them. Padding is on the left, as generation needs it.
-
-    >>> tokenizer = build_tokenizer()
-    >>> tokenizer.decode(tokenizer("<think>1+2=3</think>")["input_ids"], skip_special_tokens=True)
-    '<think>1+2=3</think>'
-    >>> len(tokenizer("<think>1+2")["input_ids"])
-    4
-    """
-    symbols = [PAD, EOS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    vocabulary = {symbol: index for index, symbol in enumerate(symbols)}
-    tokenizer = Qwen2Tokenizer(
-        vocabulary, [], unk_token=PAD, pad_token=PAD, eos_token=EOS, padding_side="left", model_max_length=256
-    )
-    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in TAGS])
-    return tokenizer
-
-
-def build_model(tokenizer: Qwen2Tokenizer, **sizes: Any) -> Qwen2ForCausalLM:
-    """Make the untrained model, about 0.9 million parameters; `sizes` replaces entries of its `Qwen2Config`.
-
-    It has few and wide layers: on a CPU, a layer costs about the same for a generated token, whatever its width.
-
-    >>> build_model(build_tokenizer(), hidden_size=20, intermediate_size=32).config.num_hidden_layers
-    3
-    """
-    shape = {"num_hidden_layers": 3, "hidden_size": 160, "intermediate_size": 480}
-    shape |= {"num_attention_heads": 5, "num_key_value_heads": 1}  # 1: copying the cache is half of decoding
-    settings = shape | {"initializer_range": 0.06} | sizes  # at the usual 0.02 sums are learned many times slower
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        **settings,
-    )
-    return Qwen2ForCausalLM(config)

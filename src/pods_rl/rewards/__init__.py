@@ -18,8 +18,9 @@ from ..errors import UserError
 from ..text import find
 from .answers import accuracy, accuracy_batch
 from .chemistry import chemistry, equation
+from .choice import choice
 from .extract import extract_answer, extract_gold
-from .graded import choice, countdown, format_reward, overlong, positions, tag_count
+from .graded import countdown, format_reward, overlong, positions, tag_count
 from .sandbox.processes import flush, no_copies
 from .sandbox.serve import Work
 from .user_rewards import Scores, as_score, attempt, user_pool

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import NamedTuple
 
+from .choice import choice
 from .extract import extract_answer
-from .graded import choice
 from .numeric import MAX_LENGTH
 
 MAX_DEPTH = 16  # brackets within brackets

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from trl import GRPOConfig
 
-from ...planning.batching import check_batch
 from ...planning.losses import loss_doubts, refuse_impossible
+from ...recipe.checks import batch_plan
 from ...selection import Rule
 from ...selection.registry import check_rule, rule_name
 
@@ -97,16 +97,7 @@ class PODSConfig(GRPOConfig):
     )
 
     def __post_init__(self) -> None:
-        check_batch(
-            num_generations=self.num_generations,
-            num_rollouts=self.num_rollouts,
-            per_device_train_batch_size=self.per_device_train_batch_size,
-            gradient_accumulation_steps=self.gradient_accumulation_steps,
-            steps_per_generation=self.steps_per_generation,
-            generation_batch_size=self.generation_batch_size,
-            rollout_batch_size=self.rollout_batch_size,
-            use_vllm=self.use_vllm,
-        )
+        batch_plan(vars(self))
         refuse_impossible(vars(self))
         for doubt in loss_doubts(vars(self)):
             warnings.warn(doubt, UserWarning, stacklevel=3)

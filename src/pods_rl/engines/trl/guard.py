@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import TrainerControl
 
 from ...errors import UserError
-from ...planning.batching import check_batch
 from ...planning.memory import GENERATION, UPDATE, Shape, advice, estimate
+from ...recipe.checks import batch_plan
 from .compat import TRLTrainer
 
 logger = logging.getLogger(__name__)
@@ -199,15 +199,8 @@ def _memory_advice(trainer: TRLTrainer, phase: str | None, error: BaseException)
 def _estimate(trainer: TRLTrainer, place: str) -> str:
     """Return the estimate of a phase, its largest parts, and settings that would lower it."""
     values, args = _settings(trainer), trainer.args
-    plan = check_batch(
-        num_generations=args.num_generations,
-        num_rollouts=args.num_rollouts,
-        per_device_train_batch_size=args.per_device_train_batch_size,
-        gradient_accumulation_steps=args.gradient_accumulation_steps,
-        steps_per_generation=args.steps_per_generation,
-        rollout_batch_size=args.rollout_batch_size,
-        processes=trainer.accelerator.num_processes,
-    )
+    # TRL has derived the size of a generation batch from its steps: only one of the two may be given.
+    plan = batch_plan({**values, "generation_batch_size": None}, trainer.accelerator.num_processes)
     shape = Shape.of(trainer.accelerator.unwrap_model(trainer.model).config.to_dict())
     precision = {"bf16": bool(args.bf16 or args.fp16), "on_cpu": trainer.accelerator.device.type == "cpu"}
     expected = estimate(values, shape, plan, **precision)
