@@ -26,8 +26,8 @@ quickstart: $(STAMP)
 	$(BIN)/pods compare --config quickstart --output runs/quickstart --parallel 2
 
 lint: $(STAMP)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check --no-cache .
+	$(BIN)/ruff format --no-cache --check .
 
 types: $(STAMP)
 	$(BIN)/mypy

@@ -21,8 +21,9 @@ from pathlib import Path
 
 import torch
 import yaml
-from pods_rl.policies.build import build_model, build_tokenizer
 from transformers import set_seed
+
+from pods_rl.policies.build import build_model, build_tokenizer
 
 RECIPE = {
     "model_name_or_path": "./policy",
