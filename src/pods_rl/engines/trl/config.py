@@ -19,6 +19,26 @@ else:
     RuleOrName = str  # a command line can give a name alone
 
 
+PAPER = {  # as TRL's trainers name theirs, for the model card
+    "title": "Not All Rollouts are Useful: Down-Sampling Rollouts in LLM Reinforcement Learning",
+    "id": "2504.13818",
+    "citation": "@article{xu2025rollouts, title={Not All Rollouts are Useful: Down-Sampling Rollouts in LLM "
+    "Reinforcement Learning}, author={Xu, Yixuan Even and Savani, Yash and Fang, Fei and Kolter, J. Zico}, "
+    "journal={arXiv preprint arXiv:2504.13818}, year={2025}}",
+}
+
+# What changes rounding, draws or which steps are skipped; `exact_trl` turns all of it off.
+LEVERS = (
+    "prompt_once_generation",
+    "prompt_once_update",
+    "skip_zero_advantage_rows",
+    "merge_equal_rows",
+    "trim_padding",
+    "sort_by_length",
+    "skip_zero_advantage_steps",
+)
+
+
 @dataclass
 class PODSConfig(GRPOConfig):
     """GRPOConfig plus down-sampling: every field of TRL's has TRL's default and meaning.
@@ -90,10 +110,97 @@ class PODSConfig(GRPOConfig):
             "num_rollouts > num_generations."
         },
     )
-    trim_padding: bool = field(default=True, metadata={"help": "Cut each micro-batch to its own longest row."})
+    prompt_once_generation: bool = field(
+        default=True,
+        metadata={
+            "help": "Compute each prompt once for all its rollouts, and drop finished rollouts from the batch. Without "
+            "vLLM; rollouts are other draws of the same distribution than those of generate."
+        },
+    )
+    prompt_once_update: bool = field(
+        default=True,
+        metadata={"help": "Compute each prompt once for all its rows in the update, and pad nothing."},
+    )
+    skip_zero_advantage_rows: bool = field(
+        default=True,
+        metadata={
+            "help": "Leave rows with advantage 0 out of the update's passes if nothing else has a gradient (a KL term, "
+            "an entropy bonus); denominators still count them."
+        },
+    )
+    merge_equal_rows: bool = field(
+        default=True, metadata={"help": "Compute rows of a prompt with the same tokens once in the update."}
+    )
+    trim_padding: bool = field(
+        default=True,
+        metadata={"help": "Cut each micro-batch to its own longest row, where prompt_once_update does not apply."},
+    )
     sort_by_length: bool = field(
         default=True,
         metadata={"help": "Put rows of similar length into one micro-batch; the gradient of the step stays the same."},
+    )
+    exact_trl: bool = field(
+        default=False,
+        metadata={
+            "help": "Turn off everything that changes rounding or draws: with num_rollouts = num_generations the run "
+            "is then TRL's to the last bit."
+        },
+    )
+    rollout_waves: list[int] | None = field(
+        default=None,
+        metadata={
+            "help": "Generate in waves of these sizes, at least m first and n in all (a last wave repeats), and stop "
+            "a group once it is decided. null: all at once."
+        },
+    )
+    stop_variance: float = field(
+        default=1.0,
+        metadata={
+            "help": "With waves, a group is decided once the best m so far have this share of the greatest variance "
+            "that the rest could still bring; 1.0 keeps the same rollouts as all n."
+        },
+    )
+    reward_range: list[float] | None = field(
+        default=None,
+        metadata={"help": "With waves, the least and greatest total reward; null: the task's. Without one, no stops."},
+    )
+    give_up_after: int | None = field(
+        default=None,
+        metadata={"help": "With waves, stop a group whose first rollouts, so many, all have the same reward."},
+    )
+    give_up_probability: float = field(
+        default=1.0,
+        metadata={
+            "help": "Give such a group up only with this probability, and weight those that continue by 1 / (1 - it), "
+            "so that the expected gradient stays the same; 1.0: always, without weights."
+        },
+    )
+    dead_groups: str = field(
+        default="keep",
+        metadata={
+            "help": "Places of groups whose rewards are all equal: keep, share (more rows of the batch's other groups) "
+            "or refill (draw further prompts, as DAPO does)."
+        },
+    )
+    refill_limit: int = field(
+        default=3, metadata={"help": "With dead_groups: refill, how often the places are drawn again at most."}
+    )
+    rows_per_group: str = field(
+        default="fixed",
+        metadata={
+            "help": "fixed: m rows of each prompt. auto: the rows of the rarer reward and majority_rows times as many "
+            "of the others; further rows are left out of the update."
+        },
+    )
+    majority_rows: float = field(
+        default=1.0, metadata={"help": "With rows_per_group: auto, rows of the commoner reward for each rarer one."}
+    )
+    prefer_distinct: bool = field(
+        default=False,
+        metadata={
+            "help": "Among rollouts of equal reward keep those whose tokens differ first. Biased towards rare texts "
+            "(docs/rollouts.md)."
+        },
     )
 
     def __post_init__(self) -> None:
@@ -102,6 +209,9 @@ class PODSConfig(GRPOConfig):
         for doubt in loss_doubts(vars(self)):
             warnings.warn(doubt, UserWarning, stacklevel=3)
         super().__post_init__()
+        if self.exact_trl:
+            for lever in LEVERS:
+                setattr(self, lever, False)
         if self.num_rollouts is None:
             self.num_rollouts = self.num_generations
         if self.skip_zero_advantage_steps is None:

@@ -21,7 +21,7 @@ from ...text import plain_text
 from . import compat
 from .checkpoints import Checkpoints
 from .compat import Batch, Completions, TypedGRPOTrainer
-from .config import PODSConfig
+from .config import PAPER, PODSConfig
 from .guard import Guard
 from .packing import Passes
 from .refusals import lossy_cast, refuse_images, refuse_unsupported
@@ -64,13 +64,7 @@ class PODSTrainer(TypedGRPOTrainer):
 
     _tag_names = ["trl", "grpo", "pods"]  # noqa: RUF012  (TRL's own form)
     _name = "PODS"
-    _paper = {  # noqa: RUF012
-        "title": "Not All Rollouts are Useful: Down-Sampling Rollouts in LLM Reinforcement Learning",
-        "id": "2504.13818",
-        "citation": "@article{xu2025rollouts, title={Not All Rollouts are Useful: Down-Sampling Rollouts in LLM "
-        "Reinforcement Learning}, author={Xu, Yixuan Even and Savani, Yash and Fang, Fei and Kolter, J. Zico}, "
-        "journal={arXiv preprint arXiv:2504.13818}, year={2025}}",
-    }
+    _paper = PAPER
 
     rollouts: Rollouts | None = None  # of the latest generation
     recipe_keys: Mapping[str, Any] = MappingProxyType({})  # of the recipe, for manifests of checkpoints
