@@ -6,8 +6,8 @@ completion of the same length, rewards that differ. The tables show seconds (med
 of TRL's GRPO 16 of the same repeat: the median and, in brackets, the least and the greatest.
 
 Policies: the embedded one, and one of Qwen2's shape with 17 million random weights. One thread unless --threads says
-more. Goals (embedded policy, prompts of 200, 60 and 12 tokens, completions of 30): PODS 64 -> 16 at most 0.42, 0.75 and 1.2;
-PODS 16 -> 16 at most 0.28, 0.55 and 1.0.
+more. Goals (embedded policy, prompts of 200, 60 and 12 tokens, completions of 30): PODS 64 -> 16 at most 0.42, 0.75 and
+1.2; PODS 16 -> 16 at most 0.28, 0.55 and 1.0.
 """
 
 from __future__ import annotations
