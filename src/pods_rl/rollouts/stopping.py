@@ -252,14 +252,15 @@ class Stopping:
                 f"[{self.low:g}, {self.high:g}]. Groups that stopped before it may have stopped wrongly. "
                 "Set reward_range to the least and the greatest reward, or to null."
             )
-        right_P, wrong_P = ((end >= -rounding).sum(dim=1) for end in (rewards_PT - high, low - rewards_PT))
-        at_ends_P = (right_P >= (self.m + 1) // 2) & (wrong_P >= self.m // 2)
+        right_PT, wrong_PT = rewards_PT >= high - rounding, rewards_PT <= low + rounding
+        at_ends_P = (right_PT.sum(dim=1) >= (self.m + 1) // 2) & (wrong_PT.sum(dim=1) >= self.m // 2)
         if self.share == 1 or self.m == 1:
             return at_ends_P
         enough_P = (~rewards_PT.isnan()).sum(dim=1) >= self.m
-        ends_PT = ((rewards_PT.double() - low) / (high - low) * 2 - 1).clamp(-1, 1)
-        kept_PM = ends_PT.gather(1, select(rewards_PT, self.m).indices).nan_to_num(nan=0.0)
-        most_P = greatest_variance(ends_PT, self.m, self.n - rewards_PT.shape[1])
+        scaled_PT = (rewards_PT.double() - low) / (high - low) * 2 - 1
+        scaled_PT = scaled_PT.masked_fill(right_PT, 1).masked_fill(wrong_PT, -1)
+        kept_PM = scaled_PT.gather(1, select(rewards_PT, self.m).indices).nan_to_num(nan=0.0)
+        most_P = greatest_variance(scaled_PT, self.m, self.n - rewards_PT.shape[1])
         reached_P = kept_PM.var(dim=1, correction=0) >= self.share * most_P * (1 - TOLERANCE)
         return at_ends_P | (enough_P & reached_P)
 
