@@ -37,6 +37,7 @@ STEP_METRICS = {
     "pods/selected/reward_mean": "reward, kept rollouts",
     "pods/selected/reward_std": "spread of reward, kept rollouts",
     "pods/zero_variance_share": "share of groups with equal rewards",
+    "pods/waves/rollouts": "rollouts generated of a prompt, with waves",
 }
 
 FIGURES = ("curves", "threshold", "phases", "steps", *ACCURACIES, LENGTH, *(f"ablation-{axis}" for axis in AXES))
