@@ -127,6 +127,11 @@ class RolloutRound:
             *rest,
         )
 
+    @property
+    def _skips_zero_advantages(self) -> bool:
+        args = self._trainer.args
+        return bool(args.skip_zero_advantage_steps) or args.skip_zero_advantage_rows
+
     def in_parts(self, prompt_ids: list[list[int]], generate: Callable[[list[list[int]]], Completions]) -> Completions:
         """Call the generator for `rollout_batch_size` rows at a time, unless it is vLLM."""
         most = max(self.shares.counts)
@@ -153,7 +158,7 @@ class RolloutRound:
                 logged.pop()
             logged.extend(all_rows.tolist())
             output["advantages"] = all_rows[own].to(device)
-        elif trainer.args.skip_zero_advantage_steps and trainer.multi_objective_aggregation == "sum_then_normalize":
+        elif self._skips_zero_advantages and trainer.multi_objective_aggregation == "sum_then_normalize":
             # The mean of equal float32 rewards can differ from them by rounding: TRL's advantages are then not zero.
             constant = is_constant(record.rewards.gather(1, record.kept)).repeat_interleave(self.m)[own].to(device)
             output["advantages"] = output["advantages"].masked_fill(constant, 0.0)
