@@ -33,14 +33,6 @@ class Scores:
     entropy: Tensor | None
 
 
-@dataclass
-class Counts:
-    """Rows of policy passes that were not computed: nobody reads them, or an equal row was computed."""
-
-    left_out: int = 0
-    merged: int = 0
-
-
 @dataclass(frozen=True)
 class ChosenRows:
     """Stand in for the model of TRL's `_get_per_token_logps_and_entropies`, which calls it once per batch.
@@ -56,7 +48,7 @@ class ChosenRows:
         multiple_of: as in `real_columns`.
         live: `[B]`, the rows whose results are read; None: all.
         unread: `[B, T]` log-probabilities to return for the others; None: 0.
-        counts: filled.
+        counts: its `merged` grows by the rows for which an equal one was computed.
     """
 
     model: Callable[..., Any]
@@ -67,7 +59,7 @@ class ChosenRows:
     multiple_of: int | None
     live: Tensor | None = None
     unread: Tensor | None = None
-    counts: Counts | None = None
+    counts: dict[str, int] | None = None
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **how: Any) -> Scores:
         """Return the scores of `[B, T]` rows; 0 without a gradient on padding and for rows that are not read."""
@@ -94,8 +86,7 @@ class ChosenRows:
                 owner.append(first.setdefault(rows.tokens[row].tobytes() if self.merge else row, row))
         chosen = list(first.values())
         if self.counts is not None:
-            self.counts.left_out += owner.count(None)
-            self.counts.merged += len(owner) - owner.count(None) - len(chosen)
+            self.counts["merged"] += len(owner) - owner.count(None) - len(chosen)
         return chosen or [int((rows.prompts + rows.completions).argmin())], owner
 
     def _cost(self, rows: Rows, chosen: list[int]) -> int:

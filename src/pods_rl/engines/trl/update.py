@@ -18,7 +18,7 @@ from ...distributed import mark
 from .compat import Batch, TRLTrainer
 from .guard import Guard
 from .packing import Passes, completion_lengths, sort_windows, steps_window, trimmed_passes, trimmed_sides
-from .passes import ChosenRows, Counts, why_rows
+from .passes import ChosenRows, why_rows
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Update:
         """Reset the last step's tokens, rows and signal."""
         # `trained`: of all rows of the steps that update the weights, also those whose passes are left out.
         self.tokens = {"generated": 0, "trained": 0}
-        self.rows = Counts()
+        self.rows = {"left_out": 0, "merged": 0}  # trained without a pass of their own: no gradient, an equal row
         self.has_signal = False
 
     def arrange(self, micro_batches: list[Batch]) -> list[Batch]:
@@ -145,6 +145,8 @@ class Update:
         if not trainer.model.training:
             return compute()
         self.has_signal |= batch["has_signal"]
+        if "live" in batch:
+            self.rows["left_out"] += int((~batch["live"]).sum())
         if not batch["skip"]:
             self.tokens["trained"] += int(completion_lengths(batch).sum())
         if batch["skip"] or self._is_dead(batch):
@@ -287,7 +289,7 @@ class StepCallback(TrainerCallback):
         for phase, seconds in update.clock.seconds.items():
             metrics[f"pods/seconds/{phase}"].append(seconds)
         counts = {f"pods/tokens/{name}": count for name, count in update.tokens.items()}
-        counts |= {f"pods/rows/{name}": count for name, count in vars(update.rows).items()}
+        counts |= {f"pods/rows/{name}": count for name, count in update.rows.items()}
         local = torch.tensor(list(counts.values()), device=trainer.accelerator.device)
         totals = trainer.accelerator.reduce(local, reduction="sum").tolist()
         for name, total in zip(counts, totals, strict=True):
