@@ -11,6 +11,7 @@ import torch
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from pods_rl import PODSConfig
+from pods_rl.engines.trl.config import LEVERS
 from pods_rl.engines.trl.round import RolloutRound
 from pods_rl.errors import UserError
 from pods_rl.planning.losses import check_losses
@@ -206,7 +207,8 @@ def constant(completions, **_):
 @pytest.mark.parametrize("term", [{"beta": 0.04, "num_iterations": 2}, {"entropy_coef": 0.01}])
 def test_a_step_without_advantages_is_not_skipped_where_another_term_has_a_gradient(make_trainer, term):
     config = {"reward": constant, **ONCE, "max_steps": 2, **term}
-    trainer = make_trainer(num_rollouts=12, trim_padding=False, sort_by_length=False, **config)
+    exact = dict.fromkeys({*LEVERS} - {"skip_zero_advantage_steps"}, False)
+    trainer = make_trainer(num_rollouts=12, **exact, **config)
     rows = kept_rows(trainer)
     ours = train(trainer)
     assert [row["pods/skipped_step"] for row in ours[1]] == [0.0, 0.0]

@@ -21,7 +21,7 @@ from .test_equivalence import gradients_of_first_step
 from .test_losses import OFTEN, OTHERS, train
 
 TEMPLATE = "{% for m in messages %}<think>{{ m['content'] }}</think>{% endfor %}"
-EXACT = {"trim_padding": False, "sort_by_length": False}  # the two switches that round
+EXACT = {"exact_trl": True}
 FIRST_GRADIENT = 16  # ulps of a tensor's largest entry
 WEIGHTS = 0.05  # of a learning rate, after four AdamW steps
 
@@ -125,7 +125,7 @@ TIMES = {"step_time", "train_runtime", "eval_runtime"}
     "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.reliability) for name in CONFIGURATIONS]
 )
 def test_four_steps_are_trl_s(make_trainer, tokenizer, monkeypatch, name):
-    """To the last bit, logs included, with the two switches off; with the defaults up to the stated rounding."""
+    """To the last bit, logs included, with the switches off; with the defaults up to the stated rounding."""
     monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
     settings = {"loss_type": "dapo", "optim": "adamw_torch", **CONFIGURATIONS[name], "max_steps": 4}
     (theirs, their_logs) = train(make_trainer(GRPOTrainer, GRPOConfig, **settings))
@@ -153,7 +153,7 @@ def test_the_first_gradient_is_trl_s_up_to_the_stated_rounding(make_trainer, nam
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
 def test_trimming_is_right_whatever_tells_a_model_its_positions(make_trainer, tokenizer, random_model, positions):
     """TRL passes no positions: where they are learned, padding cut on the left would move every token."""
-    trainer = make_trainer(num_rollouts=8)
+    trainer = make_trainer(num_rollouts=8, prompt_once_update=False, merge_equal_rows=False)
     model = trainer.model.train()
     if positions == "learned":
         no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}

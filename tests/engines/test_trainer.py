@@ -40,6 +40,8 @@ def count_forward_rows(trainer):
 def test_only_kept_rows_reach_a_forward_pass(make_trainer):
     trainer = make_trainer(
         num_rollouts=16,
+        prompt_once_update=False,
+        merge_equal_rows=False,
         beta=0.04,
         num_iterations=2,
         steps_per_generation=2,
@@ -58,7 +60,7 @@ def test_only_kept_rows_reach_a_forward_pass(make_trainer):
 def test_old_log_probabilities_see_kept_rows_only(make_trainer):
     trainer = make_trainer(
         num_rollouts=16, steps_per_generation=4, gradient_accumulation_steps=2, per_device_train_batch_size=4,
-        max_steps=4,
+        max_steps=4, prompt_once_update=False, skip_zero_advantage_rows=False, merge_equal_rows=False,
     )  # fmt: skip
     rows = count_forward_rows(trainer)
     trainer.train()

@@ -145,6 +145,7 @@ class TRLTrainer(Overridden):
 
     def _get_output_dir(self, trial: Any) -> str: ...  # where checkpoints go; replaced while one is written
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], Any, Any]: ...
+    def _compute_loss(self, model: Any, inputs: Any) -> Tensor: ...  # a subclass may replace it
     def is_world_process_zero(self) -> bool: ...
 
 

@@ -109,15 +109,17 @@ def _row_keys(batch: Batch, rows: int) -> list[str]:
     return [k for k, v in batch.items() if isinstance(v, Tensor) and v.ndim > 0 and v.size(0) == rows]
 
 
-def sort_windows(micro_batches: list[Batch], window: int) -> list[Batch]:
-    """Regroup the rows of each run of `window` micro-batches by completion length.
+def sort_windows(micro_batches: list[Batch], window: int, *, by_prompt: bool = False) -> list[Batch]:
+    """Regroup the rows of each run of `window` micro-batches: dead rows first, then by completion length.
 
     A window is one optimizer step: the same rows are trained in it, so its gradient is the same up to rounding;
     only their split into micro-batches changes. Ties keep their order.
 
     Args:
-        micro_batches: equal-sized dictionaries of row tensors `[B, ...]` (0-dim tensors are shared).
+        micro_batches: equal-sized dictionaries of row tensors `[B, ...]` (0-dim tensors are shared); `live` among them
+            says which rows have a gradient, all if it is missing.
         window: micro-batches per optimizer step; the list's length is a multiple of it.
+        by_prompt: keep the rows of a prompt together, for passes that compute each prompt once.
     """
     arranged: list[Batch] = []
     for start in range(0, len(micro_batches), window):
@@ -126,6 +128,11 @@ def sort_windows(micro_batches: list[Batch], window: int) -> list[Batch]:
         keys = _row_keys(step[0], rows)
         joined = {k: torch.cat([b[k] for b in step]) for k in keys}
         order = completion_lengths(joined).argsort(stable=True)
+        if by_prompt:
+            prompts = joined["prompt_ids"].unique(dim=0, return_inverse=True)[1]
+            order = order[prompts[order].argsort(stable=True)]
+        if "live" in joined:
+            order = order[joined["live"][order].int().argsort(stable=True)]
         for i, batch in enumerate(step):
             chosen = order[i * rows : (i + 1) * rows]
             arranged.append({**batch, **{k: joined[k][chosen] for k in keys}})

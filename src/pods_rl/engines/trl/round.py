@@ -202,6 +202,11 @@ class RolloutRound:
             *rest,
         )
 
+    @property
+    def _skips_zero_advantages(self) -> bool:
+        args = self._trainer.args
+        return bool(args.skip_zero_advantage_steps) or args.skip_zero_advantage_rows
+
     def in_parts(self, prompt_ids: list[list[int]], generate: Callable[[list[list[int]]], Completions]) -> Completions:
         """Call the generator for `rollout_batch_size` rows at a time, unless it is vLLM."""
         most = self.most
@@ -222,7 +227,7 @@ class RolloutRound:
         all_rows = row_advantages(record.rewards, kept, trainer.args, trainer.scale_rewards)
         if all_rows is not None:
             output["advantages"] = all_rows[own].to(device)
-        elif trainer.args.skip_zero_advantage_steps and trainer.multi_objective_aggregation == "sum_then_normalize":
+        elif self._skips_zero_advantages and trainer.multi_objective_aggregation == "sum_then_normalize":
             # The mean of equal float32 rewards can differ from them by rounding: TRL's advantages are then not zero.
             constant = is_constant(kept.by_slot(record.rewards)).repeat_interleave(self.m)[own].to(device)
             output["advantages"] = output["advantages"].masked_fill(constant, 0.0)

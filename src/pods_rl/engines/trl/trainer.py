@@ -150,7 +150,7 @@ class PODSTrainer(TypedGRPOTrainer):
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         return self._rewards.settle(rewards)
 
-    # -- the update: without padding, passes without signal, or steps that are not finite ---
+    # -- the update: without repeats, padding, passes without signal, or steps that are not finite ---
 
     def _prepare_inputs(self, generation_batch: Any) -> Batch:
         before = self._buffered_inputs
@@ -163,9 +163,8 @@ class PODSTrainer(TypedGRPOTrainer):
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
         # Skip the passes of a step without signal; its optimizer step then has no gradients.
-        if self.model.training and self._update.skips(inputs):
-            return torch.zeros((), device=self.accelerator.device, requires_grad=True)
-        return super().compute_loss(model, inputs, *args, **kwargs)
+        compute = super().compute_loss
+        return self._update.loss(inputs, lambda: compute(model, inputs, *args, **kwargs))
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -177,14 +176,16 @@ class PODSTrainer(TypedGRPOTrainer):
         *args: Any,
         **kwargs: Any,
     ) -> Passes:
-        # Trim each pass to its longest row.
+        # Compute each prompt once, only rows with a gradient, and no padding.
         compute = super()._get_per_token_logps_and_entropies
         return self._update.passes(
-            lambda ids, mask, keep, rows=None: compute(model, ids, mask, keep, rows, *args, **kwargs),
+            lambda *given: compute(*given, *args, **kwargs),
+            model,
             input_ids,
             attention_mask,
             logits_to_keep,
             batch_size,
+            kwargs if not args else {"more": args},
         )
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:

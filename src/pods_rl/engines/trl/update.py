@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from trl import GRPOTrainer
 
 from ...distributed import mark
 from .compat import Batch, TRLTrainer
 from .guard import Guard
 from .packing import Passes, completion_lengths, sort_windows, steps_window, trimmed_passes, trimmed_sides
+from .passes import ChosenRows, why_rows
+
+logger = logging.getLogger(__name__)
 
 PHASES = ("rollout", "reward", "selection", "update")
 
@@ -65,41 +71,67 @@ class PhaseClock:
 
 
 class Update:
-    """Micro-batches sorted and trimmed, passes without a gradient skipped; the gradient stays TRL's up to rounding."""
+    """Micro-batches sorted and computed without repeats; the gradient stays TRL's up to rounding."""
 
     def __init__(self, trainer: TRLTrainer) -> None:
         self._trainer = trainer
+        self._packs: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # by model: whether it takes packs
+        self._batch: Batch | None = None  # whose policy pass is running
+        self._dead = 0  # micro-batches skipped since the last one that was computed
         self.clock = PhaseClock(trainer.accelerator.device)
         self.begin_step()
 
     def begin_step(self) -> None:
-        """Reset the last step's tokens and signal."""
+        """Reset the last step's tokens, rows and signal."""
+        # `trained`: of all rows of the steps that update the weights, also those whose passes are left out.
         self.tokens = {"generated": 0, "trained": 0}
+        self.rows = {"left_out": 0, "merged": 0}  # trained without a pass of their own: no gradient, an equal row
         self.has_signal = False
 
     def arrange(self, micro_batches: list[Batch]) -> list[Batch]:
-        """Sort a generation's rows by length within each optimizer step, and mark the steps without a gradient."""
-        args = self._trainer.args
+        """Sort a generation's rows within each optimizer step, and mark the rows and the steps without a gradient.
+
+        With `prompt_once_update` rows of a prompt share a micro-batch, otherwise rows of similar length do.
+        """
+        args, trainer = self._trainer.args, self._trainer
         window = steps_window(args.steps_per_generation, args.gradient_accumulation_steps)
+        leave_out = args.skip_zero_advantage_rows and not self._other_gradients()
+        if leave_out:
+            micro_batches = [batch | {"live": _live(batch)} for batch in micro_batches]
         if args.sort_by_length and window and window > 1 and not self._loss_depends_on_micro_batch():
-            micro_batches = sort_windows(micro_batches, window)
-        local = torch.stack([self._has_gradient(batch) for batch in micro_batches])
-        signal = self._trainer.accelerator.gather(local.unsqueeze(0)).any(dim=0).tolist()
+            packs = args.prompt_once_update and self._takes_packs(trainer.model_wrapped)
+            micro_batches = sort_windows(micro_batches, window, by_prompt=packs)
+        local = torch.stack([self._count(batch) for batch in micro_batches])
+        counts = trainer.accelerator.gather(local.unsqueeze(0)).view(-1, *local.shape).sum(dim=0).tolist()
         whole = window == args.gradient_accumulation_steps  # a step uses only one generation
-        for i, batch in enumerate(micro_batches):
-            batch["has_signal"] = signal[i]
+        for i, (batch, (signal, live, tokens)) in enumerate(zip(micro_batches, counts, strict=True)):
+            batch["has_signal"] = signal > 0
             batch["skip"] = False
+            batch["entropy_scale"] = tokens / live if leave_out and live else 1.0
             if whole and window is not None and args.skip_zero_advantage_steps:
                 start = i - i % window
-                batch["skip"] = not any(signal[start : start + window])
+                batch["skip"] = not any(count[0] for count in counts[start : start + window])
         return micro_batches
+
+    def _count(self, batch: Batch) -> Tensor:
+        """Return three numbers of a micro-batch: whether it has a gradient, tokens of live rows, and of all rows."""
+        lengths = completion_lengths(batch)
+        live = lengths * batch["live"] if "live" in batch else lengths
+        return torch.stack([self._has_gradient(batch).to(lengths.dtype), live.sum(), lengths.sum()])
 
     def _has_gradient(self, batch: Batch) -> Tensor:
         """Return whether a micro-batch has a row with an advantage and a token, or a loss term that needs none."""
         trainer = self._trainer
         if trainer.beta != 0.0 or trainer.aux_loss_enabled or trainer._entropy_bonus_enabled:
             return torch.ones((), dtype=torch.bool, device=batch["advantages"].device)
-        return ((batch["advantages"] != 0) & (completion_lengths(batch) > 0)).any()
+        return _live(batch).any()
+
+    def _other_gradients(self) -> bool:
+        """Return whether a row with advantage 0 can have a gradient, or change that of another row."""
+        trainer = self._trainer
+        terms = trainer.beta != 0.0 or trainer.aux_loss_enabled or trainer._entropy_bonus_enabled
+        own_loss = type(trainer)._compute_loss is not GRPOTrainer._compute_loss  # a subclass may add a term
+        return terms or trainer.top_entropy_quantile < 1.0 or own_loss
 
     def _loss_depends_on_micro_batch(self) -> bool:
         """Return whether a loss term is computed per micro-batch, so that sorting would change the gradient."""
@@ -107,23 +139,89 @@ class Update:
         per_micro_batch = trainer.loss_type == "bnpo" or trainer.top_entropy_quantile < 1.0
         return per_micro_batch or trainer.aux_loss_enabled or trainer._entropy_bonus_enabled
 
-    def skips(self, batch: Batch) -> bool:
-        """Return whether to skip the passes of a micro-batch; count its signal, and its tokens if they are run."""
+    def loss(self, batch: Batch, compute: Callable[[], Tensor]) -> Tensor:
+        """Call TRL's `compute` on a micro-batch, or return 0 without a pass where it cannot change a gradient."""
+        trainer = self._trainer
+        if not trainer.model.training:
+            return compute()
         self.has_signal |= batch["has_signal"]
-        if batch["skip"]:
-            return True
-        self.tokens["trained"] += int(completion_lengths(batch).sum())
-        return False
+        if "live" in batch:
+            self.rows["left_out"] += int((~batch["live"]).sum())
+        if not batch["skip"]:
+            self.tokens["trained"] += int(completion_lengths(batch).sum())
+        if batch["skip"] or self._is_dead(batch):
+            self._dead += not batch["skip"]
+            return torch.zeros((), device=trainer.accelerator.device, requires_grad=True)
+        self._batch = batch
+        try:
+            loss = compute()
+        finally:
+            self._batch = None
+        self._correct_metrics(batch["entropy_scale"])
+        return loss
+
+    def _is_dead(self, batch: Batch) -> bool:
+        """Return whether no process has a live row; the last micro-batch before an optimizer step always runs.
+
+        That one sends the sum of the gradients to the other processes.
+        """
+        trainer = self._trainer
+        waits = not trainer.accelerator.sync_gradients and not trainer.is_deepspeed_enabled
+        return "live" in batch and not batch["has_signal"] and waits
+
+    def _correct_metrics(self, entropy_scale: float) -> None:
+        """Take the mean entropy over the rows computed, and count skipped micro-batches in the shares of clipping."""
+        metrics = self._trainer._metrics["train"]
+        metrics["entropy"][-1] *= entropy_scale
+        for name, values in metrics.items():
+            if "clip_ratio" in name:
+                values.extend([0.0] * self._dead)
+        self._dead = 0
 
     def passes(
-        self, compute: Callable[..., Passes], ids: Tensor, mask: Tensor, keep: int, batch_size: int | None
+        self,
+        compute: Callable[..., Passes],
+        model: Any,
+        ids: Tensor,
+        mask: Tensor,
+        keep: int,
+        batch_size: int | None,
+        others: Mapping[str, Any],
     ) -> Passes:
-        """Call TRL's `compute`; in training without padding, if trimming it changes only rounding."""
-        trainer = self._trainer
-        if not trainer.args.trim_padding or self._trimmed_sides == "none" or not trainer.model.training:
-            return compute(ids, mask, keep, batch_size)
+        """Call TRL's `compute`; in training without repeats and padding, if that changes only rounding.
+
+        Args:
+            compute: takes the model, ids and mask `[B, T]`, columns to keep and rows a pass.
+            others: what else TRL passes; inputs of images or of experts are computed as TRL does.
+        """
+        trainer, args = self._trainer, self._trainer.args
+        if not trainer.model.training:
+            return compute(model, ids, mask, keep, batch_size)
+        plain = all(value is None or value is False for name, value in others.items() if name != "compute_entropy")
+        packed = plain and args.prompt_once_update and self._takes_packs(model)
+        batch = self._batch or {}
+        chosen = partial(
+            ChosenRows,
+            model,
+            merge=args.merge_equal_rows,
+            packed=packed,
+            trimmed=self._trimmed_sides if args.trim_padding else "none",
+            multiple_of=trainer.pad_to_multiple_of,
+            live=batch.get("live"),
+            unread=batch.get("old_per_token_logps"),
+            counts=self.rows if self._batch else None,
+        )
+        if packed:
+            return compute(chosen(keep), ids, mask, keep, batch_size)
+        chooses = plain and (args.merge_equal_rows or "live" in batch)
+        if not args.trim_padding or self._trimmed_sides == "none":
+            return compute(chosen(keep) if chooses else model, ids, mask, keep, batch_size)
+
+        def trimmed(ids: Tensor, mask: Tensor, keep: int, rows: int | None = None) -> Passes:
+            return compute(chosen(keep) if chooses else model, ids, mask, keep, rows)
+
         return trimmed_passes(
-            compute,
+            trimmed,
             ids,
             mask,
             keep,
@@ -136,6 +234,25 @@ class Update:
     def _trimmed_sides(self) -> str:
         trainer = self._trainer
         return trimmed_sides(trainer.accelerator.unwrap_model(trainer.model).config.get_text_config())
+
+    def _takes_packs(self, model: Any) -> bool:
+        """Return whether a model takes packs; decided at its first pass and, if it does not, said in the log."""
+        accelerator = self._trainer.accelerator
+        bare = accelerator.unwrap_model(model)
+        if bare not in self._packs:
+            weights = {weight.dtype for weight in bare.parameters()}
+            rounds = accelerator.mixed_precision != "no" or weights & {torch.bfloat16, torch.float16}
+            with accelerator.autocast():
+                reason = why_rows(bare, model, tolerance=0.1 if rounds else 1e-4)
+            self._packs[bare] = reason is None
+            if reason is not None:
+                logger.info("prompt_once_update does not apply to %s: %s", type(bare).__name__, reason)
+        return self._packs[bare]
+
+
+def _live(batch: Batch) -> Tensor:
+    """Return which rows have an advantage and a token, `[B]`."""
+    return (batch["advantages"] != 0) & (completion_lengths(batch) > 0)
 
 
 class StepCallback(TrainerCallback):
@@ -171,7 +288,9 @@ class StepCallback(TrainerCallback):
         update.clock.stop()
         for phase, seconds in update.clock.seconds.items():
             metrics[f"pods/seconds/{phase}"].append(seconds)
-        tokens = torch.tensor(list(update.tokens.values()), device=trainer.accelerator.device)
-        totals = trainer.accelerator.reduce(tokens, reduction="sum").tolist()
-        for name, total in zip(update.tokens, totals, strict=True):
-            metrics[f"pods/tokens/{name}"].append(float(total))
+        counts = {f"pods/tokens/{name}": count for name, count in update.tokens.items()}
+        counts |= {f"pods/rows/{name}": count for name, count in update.rows.items()}
+        local = torch.tensor(list(counts.values()), device=trainer.accelerator.device)
+        totals = trainer.accelerator.reduce(local, reduction="sum").tolist()
+        for name, total in zip(counts, totals, strict=True):
+            metrics[name].append(float(total))
