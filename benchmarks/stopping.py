@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,11 +75,11 @@ def outcome(stopping: Stopping | None, rewards_PN: Tensor) -> Outcome:
     )
 
 
-def simulated(groups: int) -> dict[float, dict[str, Outcome]]:
+def simulated(groups: int, rates: Sequence[float] = RATES) -> dict[float, dict[str, Outcome]]:
     """The outcome of each arm at each pass rate, of the same groups."""
     generator = torch.Generator().manual_seed(0)
     found = {}
-    for rate in RATES:
+    for rate in rates:
         rewards_PN = (torch.rand(groups, N, generator=generator) < rate).double()
         found[rate] = {name: outcome(stopping, rewards_PN) for name, stopping in ARMS.items()}
     return found

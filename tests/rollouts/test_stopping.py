@@ -95,7 +95,7 @@ def test_a_decided_group_has_the_certified_share_on_every_path(share: float) -> 
     decided = undecided = 0
     for m, left in ((4, 3), (3, 4), (2, 5)):
         n = 8
-        rewards_PT = torch.randint(0, 9, (60, n - left), generator=generator).double() / 4 - 0.5
+        rewards_PT = torch.randint(0, 9, (40, n - left), generator=generator).double() / 4 - 0.5
         status_P = Stopping(m, n, share, low=-0.5, high=1.5).statuses(rewards_PT)
         now_P = rewards_PT.gather(1, max_variance(rewards_PT, m)).var(dim=1, correction=0)
         for row, status, now in zip(rewards_PT.tolist(), status_P.tolist(), now_P.tolist(), strict=True):
