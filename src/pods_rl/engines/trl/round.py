@@ -15,22 +15,22 @@ from ...selection import Selection, advantages, is_constant, select, spread
 from ...selection.registry import rule_name
 from .compat import Batch, Completions, TRLTrainer, nanstd, standing_in
 from .config import PODSConfig
+from .generation import Key
 from .rollouts import Rollouts
 from .rows import check_agreement, exchange_rows, own_rows, rows_moved, uneven_gathers
 from .update import Update
 
 
 class SelectionDraws:
-    """Generators for rules that draw, seeded by run, step and generation: equal on all processes and after a resume."""
+    """The draws of each generation, by run, step and generation in it: equal on all processes and after a resume."""
 
     def __init__(self) -> None:
         self._last = (-1, 0)  # step, generations in it
 
-    def generator(self, seed: int, step: int) -> torch.Generator:
-        """Return the generator of the next selection."""
-        count = self._last[1] + 1 if self._last[0] == step else 0
-        self._last = (step, count)
-        return torch.Generator().manual_seed(hash((seed, step, count)) % 2**63)
+    def begin(self, seed: int, step: int) -> Key:
+        """Return the key of the next generation, with which the keys of its rollouts begin."""
+        self._last = (step, self._last[1] + 1 if self._last[0] == step else 0)
+        return (seed, *self._last)
 
 
 class RolloutRound:
@@ -50,10 +50,13 @@ class RolloutRound:
         processes = trainer.accelerator.num_processes
         self.shares = Shares(len(inputs) * processes // self.m, self.n, self.m, processes)
         self.here, self.rows = self.shares.rollouts(self._process), self.shares.rows(self._process)
+        self.drawn: list[Key] = []  # for each row of the current `_generate` on this process, the key of its draws
 
     def generate_and_select(self) -> tuple[tuple[Any, ...], Tensor]:
         """Return the kept rows in the form of TRL's `_generate`, and their rewards `[P * M, F]`."""
         trainer, clock, shares = self._trainer, self._update.clock, self.shares
+        self._key = self._draws.begin(trainer.args.seed, trainer.state.global_step)
+        self.drawn = [(*self._key, *divmod(r, self.n)) for r in self.here]
         # A rollout's input is the first row here of its prompt.
         of_row = [max(r // self.n * self.m, self.rows.start) - self.rows.start for r in self.here]
         inputs = [self._inputs[i] for i in of_row]
@@ -96,7 +99,7 @@ class RolloutRound:
         if self.n == self.m:
             return torch.arange(self.n).repeat(len(rewards_PN), 1)
         args, name = self._trainer.args, rule_name(self._trainer.args.rule)
-        draw = self._draws.generator(args.seed, self._trainer.state.global_step)
+        draw = torch.Generator().manual_seed(hash(self._key) % 2**63)
         with busy(f"rule {name}"):
             chosen = select(rewards_PN, self.m, args.rule, generator=draw)
         kept = chosen.indices.sort(dim=1).values
@@ -127,17 +130,20 @@ class RolloutRound:
             *rest,
         )
 
-    def in_parts(self, prompt_ids: list[list[int]], generate: Callable[[list[list[int]]], Completions]) -> Completions:
-        """Call the generator for `rollout_batch_size` rows at a time, unless it is vLLM."""
+    def in_parts(
+        self, prompt_ids: list[list[int]], generate: Callable[[list[list[int]], list[Key]], Completions]
+    ) -> Completions:
+        """Call the generator for `rollout_batch_size` rows and their keys at a time, unless it is vLLM."""
         most = max(self.shares.counts)
         rows = self._trainer.args.rollout_batch_size or most
         completion_ids: list[list[int]] = []
         with busy("generation"):
             if self._trainer.use_vllm or rows >= most:
-                return generate(prompt_ids)
+                return generate(prompt_ids, self.drawn)
             for start in range(0, most, rows):
                 # The same number of calls on every process, since each gathers sharded weights: without rows, repeat.
-                completion_ids.extend(generate(prompt_ids[start : start + rows] or prompt_ids[-1:])[0])
+                part = slice(start, start + rows) if start < len(prompt_ids) else slice(-1, None)
+                completion_ids.extend(generate(prompt_ids[part], self.drawn[part])[0])
         return completion_ids[: len(prompt_ids)], None  # these generators return no sampling log-probabilities
 
     def finish(self, output: Batch) -> Rollouts:
