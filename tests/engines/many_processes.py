@@ -64,14 +64,14 @@ WAVES: dict[str, tuple[int, dict[str, Any]]] = {
     "waves of three groups over four": (
         4,
         {
-            "num_generations": 4, "num_rollouts": 11, "per_device_train_batch_size": 3, "rollout_waves": [5, 2],
-            "give_up_after": 5, "give_up_probability": 0.5, "rollout_batch_size": 3, "loss_type": "dapo",
+            "num_generations": 4, "num_rollouts": 11, "per_device_train_batch_size": 3, "rollout_waves": [4, 3],
+            "give_up_after": 4, "give_up_probability": 0.7, "rollout_batch_size": 3, "loss_type": "dapo",
         },
     ),
     "waves, refilled, over two": (
         2,
         {
-            "num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 6, "rollout_waves": [4, 1],
+            "num_generations": 2, "num_rollouts": 3, "per_device_train_batch_size": 3, "rollout_waves": [2, 1],
             "dead_groups": "refill", "prefer_distinct": True,
         },
     ),

