@@ -95,7 +95,8 @@ def generation(setting: Setting, accelerator: Accelerator, seed: int) -> dict[st
             check_agreement(kept_PM, "max_variance", accelerator)
         kept = (torch.arange(setting.prompts).unsqueeze(1) * setting.n + kept_PM).flatten().tolist()
         own = own_rows(kept, here, completion_ids, completions, None, {})
-        rows = exchange_rows(shares, process, kept, own, accelerator.device)
+        sources = [shares.generator(rollout) for rollout in kept]
+        rows = exchange_rows(shares, process, kept, own, accelerator.device, sources)
         clock.append(time.perf_counter())
     assert torch.equal(everyone.flatten(), rewards_PN.flatten())
     assert [row.completion_ids[0] for row in rows] == [kept[row] % 100_000 for row in shares.rows(process)]

@@ -15,6 +15,7 @@ from typing import Any
 from ..errors import UserError
 from ..planning.batching import BatchPlan, check_batch
 from ..planning.losses import check_losses
+from ..planning.rollouts import check_rollouts
 from .fields import inside, interval_in_words, suggest
 from .reading import local_path, short
 from .schema import RULES, fields
@@ -117,6 +118,7 @@ def check_values(values: Mapping[str, Any]) -> None:
     _check_schedule(values)
     _check_rule(values["rule"])
     check_losses(values)
+    check_rollouts(values)
     check_task(values)
     check_model(values["model_name_or_path"])
 

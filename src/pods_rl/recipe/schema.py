@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from ..planning.losses import ADVANTAGES, BASELINES, REWARD_ERRORS
+from ..planning.rollouts import DEAD_GROUPS, ROWS_PER_GROUP
 from .available import REPORTERS
 from .fields import Field
 from .trl_source import parse_annotation, pods_fields, trl_fields
@@ -141,6 +142,8 @@ _CHOICES = {
     "advantages": ADVANTAGES,
     "advantage_baseline": BASELINES,
     "reward_errors": REWARD_ERRORS,
+    "dead_groups": DEAD_GROUPS,
+    "rows_per_group": ROWS_PER_GROUP,
     "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"),
     "scale_rewards": ("group", "batch", "none"),
     "importance_sampling_level": ("token", "sequence"),
@@ -165,6 +168,9 @@ _RANGES = {
     "per_device_train_batch_size": "[1, 1e6]", "gradient_accumulation_steps": "[1, 1e6]",
     "generation_batch_size": "[1, 1e9]", "steps_per_generation": "[1, 1e6]", "num_iterations": "[1, 1e6]",
     "pad_to_multiple_of": "[1, 1e6]", "max_completion_length": "[1, 1e7]",
+    # waves and dead groups
+    "stop_variance": "(0, 1]", "give_up_after": "[2, 1e6]", "give_up_probability": "(0, 1]",
+    "refill_limit": "[1, 1e6]", "majority_rows": "(0, 1e6]",
     # how long, how fast
     "num_train_epochs": "(0, 1e9]", "max_steps": "[-1, 1e12]", "learning_rate": "[0, inf)", "warmup_steps": "[0, inf)",
     "weight_decay": "[0, inf)", "adam_beta1": "[0, 1)", "adam_beta2": "[0, 1)", "adam_epsilon": "[0, inf)",

@@ -227,9 +227,15 @@ def _evaluator(trainer: PODSTrainer, task: Task, recipe: Recipe) -> Callable[[in
 
 
 def _ledger(trainer: PODSTrainer) -> dict[str, list[Any]] | None:
-    """Return the columns of the latest generation, of all processes in order. Collective."""
+    """Return the columns of the latest generation, of all processes, ordered by group and rollout. Collective."""
     parts = gather([trainer.rollouts.columns() if trainer.rollouts else {}])
-    return {name: [value for part in parts for value in part[name]] for name in parts[0]} or None
+    columns = {name: [value for part in parts for value in part[name]] for name in parts[0]}
+    if not columns:
+        return None
+    order = sorted(
+        range(len(columns["group"])), key=list(zip(columns["group"], columns["rollout"], strict=True)).__getitem__
+    )
+    return {name: [values[i] for i in order] for name, values in columns.items()}
 
 
 def _train(trainer: PODSTrainer, recorder: Recorder, start: Start | None) -> None:

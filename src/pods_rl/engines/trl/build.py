@@ -58,6 +58,8 @@ def _build(recipe: Recipe, task: Task, output_dir: Path) -> PODSTrainer:
     options = load_options(recipe)
     quantization = options.pop("quantization_config", None)  # TRL expects it separately
     arguments["model_init_kwargs"] = dict(arguments.get("model_init_kwargs") or {}) | options | _NO_PICKLE
+    if arguments.get("answer_reward") is None and task.answer in task.rewards:
+        arguments["answer_reward"] = task.answer
     adapter = get_peft_config(model)
     if adapter is not None:
         check_adapter(adapter, path, model.model_revision)
@@ -181,6 +183,7 @@ def trl_reward(
         return [math.inf if isinstance(x, float) and math.isnan(x) else x for x in scores]
 
     score.__name__ = reward.name
+    score.range = reward.range if binary is None else (0.0, 1.0)  # type: ignore[attr-defined]
     return score
 
 

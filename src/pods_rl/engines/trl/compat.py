@@ -111,6 +111,8 @@ class TRLTrainer(Overridden):
     model_wrapped: Any  # DDP's, FSDP's or DeepSpeed's, whose gradients a skipped step clears
     ref_model: Any  # saved and loaded if sync_ref_model changes it
     processing_class: Any
+    eos_token_ids: list[int]
+    _tokenizer: Any
     train_dataset: Any
     reward_funcs: list[Any]  # replaced by checked ones during a call
     reward_func_names: list[str]
@@ -135,6 +137,7 @@ class TRLTrainer(Overridden):
     _buffered_inputs: list[Batch] | None  # a generation's micro-batches: arranged, and kept in checkpoints
     _metrics: dict[str, dict[str, list[float]]]  # averaged into the next line of the log
     _logs: dict[str, Any]  # the table of completions
+    _pending_metrics: dict[str, list[float]]  # what reward functions logged, which TRL averages
     _pending_extra_logs: dict[str, list[Any]]  # columns that reward functions logged about all n
     _tr_loss: Tensor  # loss since the last log line, which transformers does not save
     _globalstep_last_logged: int  # as _tr_loss

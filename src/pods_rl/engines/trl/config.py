@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from trl import GRPOConfig
 
+from ...errors import UserError
 from ...planning.losses import loss_doubts, refuse_impossible
+from ...planning.rollouts import check_rollouts
 from ...recipe.checks import batch_plan
+from ...rollouts.stopping import Stopping, wave_end, wave_sizes
 from ...selection import Rule
 from ...selection.registry import check_rule, rule_name
 
@@ -49,7 +52,7 @@ class PODSConfig(GRPOConfig):
 
     Raises:
         UserError: n < m, an unknown rule or `reward_errors`, a batch that cannot hold whole groups, `advantages` or
-            `advantage_baseline` that contradict TRL's settings.
+            `advantage_baseline` that contradict TRL's settings, waves in which nothing could stop a group.
 
     Example:
         >>> config = PODSConfig(
@@ -162,7 +165,17 @@ class PODSConfig(GRPOConfig):
     )
     reward_range: list[float] | None = field(
         default=None,
-        metadata={"help": "With waves, the least and greatest total reward; null: the task's. Without one, no stops."},
+        metadata={
+            "help": "With waves, the least and greatest total reward: a group is then decided by the total. null: by "
+            "answer_reward, whose range is its attribute range, or 0 to 1."
+        },
+    )
+    answer_reward: str | None = field(
+        default=None,
+        metadata={
+            "help": "The reward function that tells right answers from wrong ones: it decides which groups stop "
+            "(without a reward_range) and which are dead. null: the task's; without a task the total reward."
+        },
     )
     give_up_after: int | None = field(
         default=None,
@@ -206,6 +219,7 @@ class PODSConfig(GRPOConfig):
     def __post_init__(self) -> None:
         batch_plan(vars(self))
         refuse_impossible(vars(self))
+        check_rollouts(vars(self) | {"rule": rule_name(self.rule)})
         for doubt in loss_doubts(vars(self)):
             warnings.warn(doubt, UserWarning, stacklevel=3)
         super().__post_init__()
@@ -217,6 +231,26 @@ class PODSConfig(GRPOConfig):
         if self.skip_zero_advantage_steps is None:
             self.skip_zero_advantage_steps = self.num_rollouts > self.num_generations
         check_rule(self.rule)
+        if self.rollout_waves is not None:
+            self.wave_sizes()
+            self.stopping()
+            if self.reward_range is self.answer_reward is self.give_up_after is None:
+                raise UserError(
+                    "rollout_waves needs something that stops a group: set reward_range to the least and greatest "
+                    "total reward, answer_reward to the reward function that grades the answer, or give_up_after."
+                )
+
+    def wave_sizes(self) -> tuple[int, ...]:
+        """Return how many rollouts of a prompt are generated in each wave, n in all; without waves n at once."""
+        assert self.num_rollouts is not None
+        return wave_sizes(self.rollout_waves or [self.num_rollouts], self.num_rollouts, self.num_generations)
+
+    def stopping(self, low: float | None = None, high: float | None = None) -> Stopping:
+        """Return when a group stops, by rewards between `low` and `high`; None: no group is decided."""
+        assert self.num_rollouts is not None
+        after = None if self.give_up_after is None else wave_end(self.wave_sizes(), self.give_up_after)
+        share, probability = self.stop_variance, self.give_up_probability
+        return Stopping(self.num_generations, self.num_rollouts, share, low, high, after, probability)
 
     def to_dict(self) -> dict[str, Any]:
         """Return TRL's dictionary, with a rule function replaced by its import path, so that it is plain data."""

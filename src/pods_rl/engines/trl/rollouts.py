@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import Any
 
@@ -17,8 +18,9 @@ from ...text import plain_text
 class Rollouts:
     """The rollouts of one generation, kept for the ledger and for metrics.
 
-    Lists hold the rollouts of this process, flat and prompt by prompt: of all P x N rollouts the `len(prompts)` from
-    `first` on, which need not be whole groups. `rewards`, `kept` and `advantages` are those of all processes.
+    Lists hold the rollouts of this process, prompt by prompt, which need not be whole groups: rollout i of group g has
+    number g N + i. `rewards`, `kept`, `groups` and `advantages` are those of all processes. G groups are the P of the
+    batch, and behind them those drawn in the place of dead ones.
     """
 
     step: int
@@ -28,23 +30,25 @@ class Rollouts:
     completion_tokens: list[int]
     reward_names: list[str]
     rewards_per_func: Tensor  # [len(prompts), F]
-    first: int
-    rewards: Tensor  # [P, N]
-    kept: Tensor  # [P, M] int64
+    numbers: list[int]
+    rewards: Tensor  # [G, N]; NaN: not scored, or not generated
+    kept: Tensor  # [P, M] int64, numbers in the group
+    groups: Tensor  # [P, M] int64, the group of each kept rollout
     advantages: Tensor | None = None  # [P, M], known once the batch is built
+    wave_ends: list[int] = field(default_factory=list)  # with waves, rollouts of a group after each
+    stopped: list[str] = field(default_factory=list)  # with waves, what stopped each group: decided, gave up or full
 
     def columns(self) -> dict[str, list[Any]]:
         """Return the ledger's columns, a value per rollout of this process (see `docs/architecture.md`)."""
-        P, N = self.rewards.shape
-        here = slice(self.first, self.first + len(self.prompts))
         assert self.advantages is not None
-        advantages = torch.full((P, N), torch.nan).scatter_(1, self.kept, self.advantages.float())
-        selected = torch.zeros(P, N, dtype=torch.bool).scatter_(1, self.kept, True)
-        flat_advantages = advantages.flatten()[here].tolist()
+        G, N = self.rewards.shape
+        kept, here = (self.groups * N + self.kept).flatten(), torch.tensor(self.numbers)
+        advantages = torch.full((G * N,), torch.nan).index_copy_(0, kept, self.advantages.float().flatten())
+        selected = torch.zeros(G * N, dtype=torch.bool).index_fill_(0, kept, True)
         columns: dict[str, list[Any]] = {
             "step": [self.step] * len(self.prompts),
             "group": self._groups(),
-            "rollout": [i % N for i in range(here.start, here.stop)],
+            "rollout": [i % N for i in self.numbers],
             "prompt": [as_text(x) for x in self.prompts],
             "completion": [as_text(x) for x in self.completions],
             "answer": [str(row["answer"]) if "answer" in row else None for row in self.inputs],
@@ -52,14 +56,17 @@ class Rollouts:
         }
         for i, name in enumerate(self.reward_names):
             columns[f"reward/{name}"] = self.rewards_per_func[:, i].tolist()
-        columns["selected"] = selected.flatten()[here].tolist()
-        columns["advantage"] = [None if a != a else a for a in flat_advantages]
+        columns["selected"] = selected[here].tolist()
+        columns["advantage"] = [None if a != a else a for a in advantages[here].tolist()]
         columns["completion_tokens"] = list(self.completion_tokens)
+        if self.wave_ends:
+            columns["wave"] = [bisect_right(self.wave_ends, i % N) + 1 for i in self.numbers]
+            columns["stopped"] = [self.stopped[group] for group in self._groups()]
         return columns
 
     def saved(self) -> dict[str, Any]:
         """Return the record for a checkpoint: each prompt once, and of its row in the data set only the answer."""
-        kept = {field.name: getattr(self, field.name) for field in fields(self)}
+        kept = {part.name: getattr(self, part.name) for part in fields(self)}
         answers = [{"answer": row["answer"]} if "answer" in row else {} for row in self.inputs]
         starts = [next(rollouts)[0] for _, rollouts in groupby(enumerate(self._groups()), key=lambda pair: pair[1])]
         return kept | {"inputs": [answers[i] for i in starts], "prompts": [self.prompts[i] for i in starts]}
@@ -69,13 +76,14 @@ class Rollouts:
         """Return the record that `saved` was made from."""
         record = cls(**saved)
         groups = record._groups()
-        record.inputs = [record.inputs[group - groups[0]] for group in groups]
-        record.prompts = [record.prompts[group - groups[0]] for group in groups]
+        place = {group: i for i, group in enumerate(dict.fromkeys(groups))}
+        record.inputs = [record.inputs[place[group]] for group in groups]
+        record.prompts = [record.prompts[place[group]] for group in groups]
         return record
 
     def _groups(self) -> list[int]:
         """Return the prompt of each rollout of this process."""
-        return [i // self.rewards.size(1) for i in range(self.first, self.first + len(self.completions))]
+        return [i // self.rewards.size(1) for i in self.numbers]
 
 
 def as_text(value: Any) -> str:

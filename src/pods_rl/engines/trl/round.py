@@ -4,122 +4,197 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
 
 from ...distributed import busy
 from ...planning.batching import Shares
-from ...selection import Selection, advantages, is_constant, select, spread
+from ...rollouts.allocating import live
+from ...rollouts.stopping import Status
+from ...selection import is_constant
 from ...selection.registry import rule_name
-from .compat import Batch, Completions, TRLTrainer, nanstd, standing_in
+from .compat import Batch, Completions, TRLTrainer, standing_in
 from .config import PODSConfig
+from .keeping import KeptRows, distinct_order, keep_rows, row_advantages
 from .rollouts import Rollouts
-from .rows import check_agreement, exchange_rows, own_rows, rows_moved, uneven_gathers
+from .rows import check_agreement, exchange_rows, gather_shares, own_rows, rows_moved, token_labels, uneven_gathers
+from .tally import OneEntry, log_all_rollouts, log_selection, log_waves, total_reward
 from .update import Update
-
-
-class SelectionDraws:
-    """Generators for rules that draw, seeded by run, step and generation: equal on all processes and after a resume."""
-
-    def __init__(self) -> None:
-        self._last = (-1, 0)  # step, generations in it
-
-    def generator(self, seed: int, step: int) -> torch.Generator:
-        """Return the generator of the next selection."""
-        count = self._last[1] + 1 if self._last[0] == step else 0
-        self._last = (step, count)
-        return torch.Generator().manual_seed(hash((seed, step, count)) % 2**63)
+from .waves import Generated, RoundPlan, Wave, rollouts_of
 
 
 class RolloutRound:
-    """Generate, score, select; pass the kept rows and their rewards to TRL, and correct its statistics to all n.
+    """Generate in waves, score, select; pass the kept rows and their rewards to TRL, and correct its statistics.
 
     Args:
         trainer: generates and scores; a user's overrides of `_generate` and `_calculate_rewards` are called.
         update: its clock and token counts.
-        draws: for rules that draw.
+        plan: waves, and what is drawn for them.
         inputs: TRL's rows of this process, m of each prompt.
     """
 
-    def __init__(self, trainer: TRLTrainer, update: Update, draws: SelectionDraws, inputs: list[Batch]) -> None:
-        self._trainer, self._update, self._draws, self._inputs = trainer, update, draws, inputs
+    def __init__(self, trainer: TRLTrainer, update: Update, plan: RoundPlan, inputs: list[Batch]) -> None:
+        self._trainer, self._update, self._plan = trainer, update, plan
         self._process = trainer.accelerator.process_index
-        self.n, self.m = rollouts_of(trainer.args), trainer.num_generations
+        self.n, self.m = plan.n, plan.m
         processes = trainer.accelerator.num_processes
         self.shares = Shares(len(inputs) * processes // self.m, self.n, self.m, processes)
-        self.here, self.rows = self.shares.rollouts(self._process), self.shares.rows(self._process)
+        self.rows = self.shares.rows(self._process)
+        self.inputs = inputs  # of this process's rows
+        self.key = plan.key(trainer.args.seed, trainer.state.global_step)
+        self.drawn: list[tuple[int, ...]] = []  # the key of each rollout that this process is generating
+        self.most = 0  # rollouts that a process is generating at most
+        self.generated = Generated(self.n, len(trainer.reward_funcs), processes, trainer.accelerator.device)
 
     def generate_and_select(self) -> tuple[tuple[Any, ...], Tensor]:
         """Return the kept rows in the form of TRL's `_generate`, and their rewards `[P * M, F]`."""
-        trainer, clock, shares = self._trainer, self._update.clock, self.shares
-        # A rollout's input is the first row here of its prompt.
-        of_row = [max(r // self.n * self.m, self.rows.start) - self.rows.start for r in self.here]
-        inputs = [self._inputs[i] for i in of_row]
-        prompts = [row["prompt"] for row in inputs]
-        with uneven_gathers(trainer.accelerator, shares.counts):
-            clock.enter("rollout")
-            with standing_in(trainer, num_generations=self.n):
-                generated = trainer._generate(prompts)
-            completion_ids, completions = generated[1], generated[3]
-            self._update.tokens["generated"] += sum(len(ids) for ids in completion_ids)
-            clock.enter("reward")
-            # Each rollout has its own objects, as TRL's rows have: a reward may change its arguments.
-            ids = [list(ids) for ids in completion_ids]
-            scores = trainer._calculate_rewards(_copies(inputs), _copies(prompts), _copies(completions), ids)
-        clock.enter("selection")
+        trainer, found, entry = self._trainer, self.generated, OneEntry(self._trainer)
+        slots = found.add_groups(self._prompts())
+        self._generate_waves(slots)
+        slots_P = self._refilled(torch.tensor(slots))
+        self._update.clock.enter("selection")
+        found.sort(trainer._pending_extra_logs)
+        entry.settle(found)
         # On the CPU: these are a few hundred numbers, and their indices are needed there.
-        rewards = total_reward(scores, trainer.reward_weights, self.n, trainer.multi_objective_aggregation).cpu()
-        kept = self._select(rewards)
+        flat_scores = found.scores_GNF.flatten(0, 1)
+        rewards = total_reward(flat_scores, trainer.reward_weights, self.n, trainer.multi_objective_aggregation).cpu()
+        self.kept = kept = self._select(rewards, slots_P)
         log_selection(trainer._metrics["train"], rewards, kept)
-        self._scores = scores
-        self.record = Rollouts(
-            step=trainer.state.global_step + 1,
-            inputs=inputs,
-            prompts=prompts,
-            completions=completions,
-            completion_tokens=[len(ids) for ids in completion_ids],
-            reward_names=list(trainer.reward_func_names),
-            rewards_per_func=scores[self.here.start : self.here.stop],
-            first=self.here.start,
-            rewards=rewards,
-            kept=kept,
-        )
-        flat = (torch.arange(shares.prompts).unsqueeze(1) * self.n + kept).flatten()
-        trained = self.trained_rows(generated, flat.tolist())
-        clock.enter("update")
-        return trained, scores[flat.to(scores.device)]
+        log_waves(trainer._metrics["train"], self._plan, found, kept.slots)
+        flat = kept.flat(self.n)
+        if self._plan.spreads_prompts:
+            self.inputs = [found.inputs[group] for group in kept.groups.flatten()[self.rows].tolist()]
+        self.record = self._record(rewards)
+        trained = self.trained_rows(found.output(), flat.tolist())
+        self._update.clock.enter("update")
+        return trained, flat_scores[flat.to(flat_scores.device)]
 
-    def _select(self, rewards_PN: Tensor) -> Tensor:
-        """The kept rollouts' indices `[P, M]`, ascending, over all processes."""
-        if self.n == self.m:
-            return torch.arange(self.n).repeat(len(rewards_PN), 1)
-        args, name = self._trainer.args, rule_name(self._trainer.args.rule)
-        draw = self._draws.generator(args.seed, self._trainer.state.global_step)
+    def _prompts(self) -> list[Batch]:
+        """The first row of each prompt of TRL's batch; where prompts stay, only of those that this process trains."""
+        rows, m = self.rows, self.m
+        if self._plan.spreads_prompts and self.shares.processes > 1:
+            firsts = [self.inputs[row - rows.start] for row in rows if row % m == 0]
+            return list(gather_object(firsts))
+        own = range(rows.start // m, (rows.stop - 1) // m + 1)
+        mine = {group: self.inputs[max(group * m, rows.start) - rows.start] for group in own}
+        return [mine.get(group, {}) for group in range(self.shares.prompts)]
+
+    def _generate_waves(self, groups: Sequence[int]) -> None:
+        """Generate wave after wave for the groups that nothing has stopped yet."""
+        going, found = list(groups), self.generated
+        for start, end in zip([0, *self._plan.ends], self._plan.ends, strict=False):
+            self._generate_wave(Wave(tuple(going), start, end - start, self.shares.processes, self._trainer.use_vllm))
+            statuses = self._plan.statuses(found.scores_GNF[going, :end], self.key, going)
+            for group, status in zip(going, statuses, strict=True):
+                found.status[group] = status
+            going = [group for group in going if found.status[group] == Status.OPEN]
+            if not going:
+                return
+
+    def _generate_wave(self, wave: Wave) -> None:
+        """Generate and score a wave; each rollout is scored once, by the process that generated it."""
+        trainer, clock, found = self._trainer, self._update.clock, self.generated
+        places, asked = wave.places(self._process), wave.asked(self._process)
+        self.drawn, self.most = [(*self.key, *place) for place in asked], max(wave.asked_counts)
+        inputs = [found.inputs[group] for group, _ in asked]
+        clock.enter("rollout")
+        with uneven_gathers(trainer.accelerator, wave.asked_counts), standing_in(trainer, num_generations=wave.size):
+            output = trainer._generate([row["prompt"] for row in inputs])
+        real = len(places)
+        self._update.tokens["generated"] += sum(len(ids) for ids in output[1][:real])
+        clock.enter("reward")
+        # A process without rollouts takes part in the gather with a score of nothing, which is cut away.
+        scored = [max(count, 1) for count in wave.counts]
+        functions = trainer.reward_funcs if real else [_no_score] * len(trainer.reward_funcs)
+        inputs = inputs[: real or 1]
+        # Each rollout has its own objects, as TRL's rows have: a reward may change its arguments.
+        prompts = _copies([row["prompt"] for row in inputs])
+        completions, ids = _copies(output[3][: len(inputs)]), [list(ids) for ids in output[1][: len(inputs)]]
+        scoring = nullcontext() if real else standing_in(trainer, reward_funcs=functions)
+        with uneven_gathers(trainer.accelerator, scored), scoring:
+            scores = trainer._calculate_rewards(_copies(inputs), prompts, completions, ids)
+        parts = zip(scores.split(scored), wave.counts, strict=True)
+        found.add(wave, places, output, torch.cat([part[:count] for part, count in parts]))
+
+    def _refilled(self, slots_P: Tensor) -> Tensor:
+        """Draw and generate further prompts for the slots of dead groups; return the group of each slot."""
+        plan, found, args = self._plan, self.generated, self._trainer.args
+        if plan.refill is None:
+            return slots_P
+        for _ in range(args.refill_limit):
+            dead = (~live(plan.answers(found.scores_GNF[slots_P]))).nonzero().flatten()
+            if not len(dead):
+                break
+            rows = [self._trainer.train_dataset[index] for index in plan.refill.prompts(len(dead))]
+            new = found.add_groups([{name: row[name] for name in self.inputs[0]} for row in rows])
+            self._generate_waves(new)
+            slots_P = slots_P.index_copy(0, dead, torch.tensor(new))
+        return slots_P
+
+    def _select(self, rewards_GN: Tensor, slots_P: Tensor) -> KeptRows:
+        """The rows of all processes, the same on each."""
+        plan, found, args, name = self._plan, self.generated, self._trainer.args, rule_name(self._trainer.args.rule)
+        order = None
+        if args.prefer_distinct:
+            labels = gather_shares(token_labels(found.completion_ids, self._trainer.accelerator.device), found.counts)
+            order = distinct_order(found.placed(labels.cpu()), torch.tensor(found.generated))
         with busy(f"rule {name}"):
-            chosen = select(rewards_PN, self.m, args.rule, generator=draw)
-        kept = chosen.indices.sort(dim=1).values
-        check_agreement(kept, name, self._trainer.accelerator)
+            kept = keep_rows(
+                args,
+                rewards_GN,
+                plan.answers(found.scores_GNF),
+                slots_P,
+                order_GN=order,
+                weights_G=plan.weights(found.scores_GNF, self.key),
+                generator=torch.Generator().manual_seed(hash(self.key) % 2**63),
+            )
+        if self.n != self.m:
+            check_agreement(kept.flat(self.n), name, self._trainer.accelerator)
         return kept
+
+    def _record(self, rewards_GN: Tensor) -> Rollouts:
+        found, plan = self.generated, self._plan
+        inputs = [found.inputs[number // self.n] for number in found.numbers]
+        return Rollouts(
+            step=self._trainer.state.global_step + 1,
+            inputs=inputs,
+            prompts=[row["prompt"] for row in inputs],
+            completions=found.completions,
+            completion_tokens=[len(ids) for ids in found.completion_ids],
+            reward_names=list(self._trainer.reward_func_names),
+            rewards_per_func=found.scores_GNF.flatten(0, 1)[found.numbers],
+            numbers=found.numbers,
+            rewards=rewards_GN,
+            kept=self.kept.numbers,
+            groups=self.kept.groups,
+            wave_ends=plan.ends if plan.stopping else [],
+            stopped=[status.label for status in found.status] if plan.stopping else [],
+        )
 
     def trained_rows(self, generated: tuple[Any, ...], kept: list[int]) -> tuple[Any, ...]:
         """Exchange kept rows between processes; return the `_generate` result for the rows trained here."""
-        trainer, here = self._trainer, self.here
+        trainer, numbers = self._trainer, self.generated.numbers
         prompt_ids, completion_ids, tool_mask, completions, logprobs, *rest = generated
         # TRL's completions table holds the trained rows only, so columns logged by reward functions must match them.
         logged = trainer._pending_extra_logs
-        columns = {name: values for name, values in logged.items() if len(values) == len(here)}
-        own = own_rows(kept, here, completion_ids, completions, logprobs, columns)
-        mine = exchange_rows(self.shares, self._process, kept, own, trainer.accelerator.device)
+        columns = {name: values for name, values in logged.items() if len(values) == len(numbers)}
+        own = own_rows(kept, numbers, completion_ids, completions, logprobs, columns)
+        sources = self.generated.process_GN.flatten()[kept].tolist()
+        mine = exchange_rows(self.shares, self._process, kept, own, trainer.accelerator.device, sources)
         for name in {*columns, *(name for row in mine for name in row.extra)}:
             logged[name] = [row.extra.get(name) for row in mine]
         if self.shares.processes > 1:
-            trainer._metrics["train"]["pods/rows_moved"].append(float(rows_moved(self.shares, kept)))
-        # Every prompt of this process's rows has a rollout here, with its tokens.
-        of_rollout = [max(row // self.m * self.n, here.start) - here.start for row in self.rows]
+            trainer._metrics["train"]["pods/rows_moved"].append(float(rows_moved(self.shares, sources)))
+        ids_of = {number // self.n: ids for number, ids in zip(numbers, prompt_ids, strict=True)}
+        groups = [kept[row] // self.n for row in self.rows]
+        for group in {*groups} - ids_of.keys():  # other processes generated all its rollouts
+            ids_of[group] = trainer._tokenize_prompts([self.generated.inputs[group]["prompt"]])[0][0]
         return (
-            [prompt_ids[i] for i in of_rollout],
+            [ids_of[group] for group in groups],
             [row.completion_ids for row in mine],
             tool_mask,
             [row.completion for row in mine],
@@ -129,7 +204,7 @@ class RolloutRound:
 
     def in_parts(self, prompt_ids: list[list[int]], generate: Callable[[list[list[int]]], Completions]) -> Completions:
         """Call the generator for `rollout_batch_size` rows at a time, unless it is vLLM."""
-        most = max(self.shares.counts)
+        most = self.most
         rows = self._trainer.args.rollout_batch_size or most
         completion_ids: list[list[int]] = []
         with busy("generation"):
@@ -141,33 +216,30 @@ class RolloutRound:
         return completion_ids[: len(prompt_ids)], None  # these generators return no sampling log-probabilities
 
     def finish(self, output: Batch) -> Rollouts:
-        """Put our advantages into TRL's batch, correct its statistics to all n, and return the record."""
-        trainer, record = self._trainer, self.record
+        """Put our advantages into TRL's batch, correct its statistics to all rollouts, and return the record."""
+        trainer, record, kept = self._trainer, self.record, self.kept
         own, device = slice(self.rows.start, self.rows.stop), output["advantages"].device
-        when, baseline = trainer.args.advantages, trainer.args.advantage_baseline
-        if (when == "before" and self.n != self.m) or baseline != "mean":
-            how: dict[str, Any] = {"when": when, "baseline": baseline, "scale": trainer.scale_rewards}
-            all_rows = advantages(record.rewards, Selection(record.kept), **how).float().flatten()
-            logged = trainer._logs["advantages"]
-            for _ in range(min(len(logged), len(all_rows))):
-                logged.pop()
-            logged.extend(all_rows.tolist())
+        all_rows = row_advantages(record.rewards, kept, trainer.args, trainer.scale_rewards)
+        if all_rows is not None:
             output["advantages"] = all_rows[own].to(device)
         elif trainer.args.skip_zero_advantage_steps and trainer.multi_objective_aggregation == "sum_then_normalize":
             # The mean of equal float32 rewards can differ from them by rounding: TRL's advantages are then not zero.
-            constant = is_constant(record.rewards.gather(1, record.kept)).repeat_interleave(self.m)[own].to(device)
+            constant = is_constant(kept.by_slot(record.rewards)).repeat_interleave(self.m)[own].to(device)
             output["advantages"] = output["advantages"].masked_fill(constant, 0.0)
-        if self.n != self.m:
-            totals = total_reward(self._scores, trainer.reward_weights, self.n, "sum_then_normalize")
-            log_all_rollouts(trainer._metrics["train"], self._scores, totals, trainer.reward_func_names)
+        weighted = bool((kept.weights != 1).any())
+        if weighted:
+            output["advantages"] = output["advantages"] * kept.weights.flatten()[own].to(output["advantages"])
+        if len(record.rewards) > self.shares.prompts or self.n != self.m:
+            scores = self.generated.scores_GNF.flatten(0, 1)
+            totals = total_reward(scores, trainer.reward_weights, self.n, "sum_then_normalize")
+            log_all_rollouts(trainer._metrics["train"], scores, totals, trainer.reward_func_names)
         record.advantages = trainer.accelerator.gather(output["advantages"]).view(-1, self.m).cpu()
+        if all_rows is not None or weighted:
+            logged, rows = trainer._logs["advantages"], record.advantages.flatten().tolist()
+            for _ in range(min(len(logged), len(rows))):
+                logged.pop()
+            logged.extend(rows)
         return record
-
-
-def rollouts_of(args: PODSConfig) -> int:
-    """Return n; PODSConfig sets it when it is built."""
-    assert args.num_rollouts is not None
-    return args.num_rollouts
 
 
 def sequences_at_once(args: PODSConfig) -> int:
@@ -198,43 +270,6 @@ def _copies(values: list[Any]) -> list[Any]:
     return [copy.deepcopy(value) for value in values]
 
 
-def total_reward(rewards_per_func: Tensor, weights: Tensor, group: int, aggregation: str) -> Tensor:
-    """Return one reward per rollout, `[P, group]`, added up as TRL does; NaN if every function returned NaN.
-
-    Args:
-        rewards_per_func: `[P * group, F]`.
-        weights: `[F]`.
-        group: rollouts per prompt.
-        aggregation: TRL's `multi_objective_aggregation`.
-    """
-    unscored = rewards_per_func.isnan().all(dim=1)
-    if aggregation == "normalize_then_sum":
-        grouped = rewards_per_func.view(-1, group, rewards_per_func.size(1))
-        centred = grouped - grouped.nanmean(dim=1, keepdim=True)
-        count = (~grouped.isnan()).sum(dim=1, keepdim=True)
-        std = (centred.square().nansum(dim=1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
-        rewards_per_func = (centred / (std + 1e-4)).view_as(rewards_per_func)
-    total = (rewards_per_func * weights.to(rewards_per_func)).nansum(dim=1)
-    return total.masked_fill(unscored, torch.nan).view(-1, group)
-
-
-def log_selection(metrics: dict[str, list[float]], rewards_PN: Tensor, kept_PM: Tensor) -> None:
-    """Log the kept rollouts' rewards and the groups without spread, over all processes."""
-    kept = rewards_PN.gather(1, kept_PM)
-    constant = is_constant(kept)
-    metrics["pods/selected/reward_mean"].append(kept.nanmean().item())
-    metrics["pods/selected/reward_std"].append(spread(kept).mean().item())
-    metrics["pods/zero_variance_groups"].append(float(constant.sum()))
-    metrics["pods/zero_variance_share"].append(constant.float().mean().item())
-
-
-def log_all_rollouts(
-    metrics: dict[str, list[float]], rewards_per_func: Tensor, rewards_PN: Tensor, names: list[str]
-) -> None:
-    """Replace the reward statistics that TRL just logged over the kept rows by those over all n."""
-    for i, name in enumerate(names):
-        metrics[f"rewards/{name}/mean"][-1] = rewards_per_func[:, i].nanmean().item()
-        metrics[f"rewards/{name}/std"][-1] = nanstd(rewards_per_func[:, i]).item()
-    metrics["reward"][-1] = rewards_PN.nanmean().item()
-    metrics["reward_std"][-1] = nanstd(rewards_PN.flatten()).item()
-    metrics["frac_reward_zero_std"][-1] = is_constant(rewards_PN).float().mean().item()
+def _no_score(completions: list[Any], **_: Any) -> list[float]:
+    """Stand in for each reward function where a process has no rollouts."""
+    return [0.0] * len(completions)

@@ -12,6 +12,8 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -91,7 +93,7 @@ def plain(value: Any) -> Any:
 
 def own_rows(
     kept: Sequence[int],
-    here: range,
+    numbers: Sequence[int],
     completion_ids: Sequence[list[int]],
     completions: Sequence[Any],
     logprobs: Sequence[list[float | None]] | None,
@@ -101,19 +103,25 @@ def own_rows(
 
     Args:
         kept: the rollout of each row, over all processes.
-        here: the rollouts that this process generated; the other arguments hold a value for each of them.
+        numbers: the rollouts that this process generated; the other arguments hold a value for each of them.
     """
+    place = {number: i for i, number in enumerate(numbers)}
     rows = {}
     for rollout in kept:
-        if rollout in here:
-            i = rollout - here.start
+        i = place.get(rollout)
+        if i is not None:
             extra = {name: values[i] for name, values in columns.items()}
             rows[rollout] = KeptRow(completion_ids[i], completions[i], logprobs[i] if logprobs else None, extra)
     return rows
 
 
 def exchange_rows(
-    shares: Shares, process: int, kept: Sequence[int], own: Mapping[int, KeptRow], device: torch.device
+    shares: Shares,
+    process: int,
+    kept: Sequence[int],
+    own: Mapping[int, KeptRow],
+    device: torch.device,
+    sources: Sequence[int],
 ) -> list[KeptRow]:
     """Return the rows this process trains, in the order a single process would have them. Collective.
 
@@ -122,21 +130,32 @@ def exchange_rows(
         kept: the rollout of each row, `[P * M]`, the same on every process.
         own: the kept rollouts that this process generated.
         device: the device of the process group's tensors.
+        sources: the process that generated the rollout of each row.
     """
     outgoing: list[list[KeptRow]] = [[] for _ in range(shares.processes)]
     for row, rollout in enumerate(kept):
-        if shares.generator(rollout) == process != shares.trainer(row):
+        if sources[row] == process != shares.trainer(row):
             outgoing[shares.trainer(row)].append(own[rollout])
     received: list[Iterator[KeptRow]] = []
-    if rows_moved(shares, kept):
+    if rows_moved(shares, sources):
         received = [iter(from_bytes(parcel)) for parcel in _all_to_all([to_bytes(rows) for rows in outgoing], device)]
-    sources = [(kept[row], shares.generator(kept[row])) for row in shares.rows(process)]
-    return [own[rollout] if source == process else next(received[source]) for rollout, source in sources]
+    return [own[kept[row]] if sources[row] == process else next(received[sources[row]]) for row in shares.rows(process)]
 
 
-def rows_moved(shares: Shares, kept: Sequence[int]) -> int:
+def rows_moved(shares: Shares, sources: Sequence[int]) -> int:
     """Count the rows, over all processes, that are trained on another process than they were generated on."""
-    return sum(shares.generator(rollout) != shares.trainer(row) for row, rollout in enumerate(kept))
+    return sum(source != shares.trainer(row) for row, source in enumerate(sources))
+
+
+def token_labels(completion_ids: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Return a whole number for each completion, the same for the same tokens, int64.
+
+    >>> one, same, other = token_labels([[5, 6], [5, 6], [56]], torch.device("cpu")).tolist()
+    >>> one == same != other
+    True
+    """
+    digests = [blake2b(array("q", ids).tobytes(), digest_size=8).digest() for ids in completion_ids]
+    return torch.tensor([int.from_bytes(digest, "little", signed=True) for digest in digests], device=device)
 
 
 def _all_to_all(parcels: Sequence[bytes], device: torch.device) -> list[bytes]:
@@ -175,12 +194,13 @@ def uneven_gathers(accelerator: Accelerator, counts: Sequence[int]) -> Iterator[
     if len(set(counts)) <= 1:
         yield
         return
-    largest = max(counts)
-
-    def gather_shares(tensor: Tensor) -> Tensor:
-        padded = pad(tensor, [0, 0] * (tensor.ndim - 1) + [0, largest - len(tensor)])
-        parts = gather(padded).split(largest)
-        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
-
-    with gathering_with(accelerator, gather_shares):
+    with gathering_with(accelerator, partial(gather_shares, counts=counts)):
         yield
+
+
+def gather_shares(tensor: Tensor, counts: Sequence[int]) -> Tensor:
+    """Gather a tensor of `counts[process]` rows on each process. Collective."""
+    largest = max(counts)
+    padded = pad(tensor, [0, 0] * (tensor.ndim - 1) + [0, largest - len(tensor)])
+    parts = gather(padded).split(largest)
+    return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])

@@ -35,6 +35,7 @@ from ...runs.checkpoints import last_good, readable_path, verify
 from .compat import TRLTrainer
 from .rollouts import Rollouts
 from .rows import plain
+from .waves import RoundPlan
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +47,8 @@ _ATTRIBUTES = ("_step", "_globalstep_last_logged")  # TRL's counters, which it d
 class ExactResume:
     """Saves the state that TRL loses, restores it on resume, and refuses runs that cannot resume exactly."""
 
-    def __init__(self, trainer: TRLTrainer) -> None:
-        self._trainer = trainer
+    def __init__(self, trainer: TRLTrainer, plan: RoundPlan) -> None:
+        self._trainer, self._plan = trainer, plan
         self.sampler: Sampler[int] | None = None  # of the training prompts
 
     @contextmanager
@@ -133,6 +134,7 @@ class ExactResume:
             "attributes": {name: getattr(trainer, name) for name in _ATTRIBUTES},
             "loss": trainer._tr_loss.item(),
             "metrics": dict(trainer._metrics["train"]),
+            "prompts_drawn": self._plan.prompts_drawn,
             "generation": take_tensors(self._open_generation(record), "generation", tensors),
         }
         write_state(folder, accelerator.process_index, values, tensors)
@@ -150,6 +152,7 @@ class ExactResume:
         trainer._tr_loss = torch.tensor(values["loss"], device=device)
         trainer._metrics["train"].clear()
         trainer._metrics["train"].update(values["metrics"])
+        self._plan.prompts_drawn = values.get("prompts_drawn", 0)
         if trainer.args.sync_ref_model:
             load_model(accelerator.unwrap_model(trainer.ref_model), str(folder / _REFERENCE), device=str(device))
         generation = values["generation"]

@@ -27,10 +27,11 @@ from .packing import Passes
 from .refusals import lossy_cast, refuse_images, refuse_unsupported
 from .rewards import CheckedRewards
 from .rollouts import Rollouts, escape_table
-from .round import RolloutRound, SelectionDraws, check_completions, sequences_at_once
+from .round import RolloutRound, check_completions, sequences_at_once
 from .sharding import parallelism, use_fsdp2, whole_weights
 from .state import ExactResume
 from .update import StepCallback, Update
+from .waves import RoundPlan
 
 if TYPE_CHECKING:
     import datasets
@@ -101,7 +102,8 @@ class PODSTrainer(TypedGRPOTrainer):
         if doubt := lossy_cast(self):
             warnings.warn(doubt, UserWarning, stacklevel=2)
         self._rewards, self._guard, self._update = CheckedRewards(self), Guard(self), Update(self)
-        self._checkpoints, self._resume, self._draws = Checkpoints(self), ExactResume(self), SelectionDraws()
+        self._checkpoints, self._plan = Checkpoints(self), RoundPlan(self)
+        self._resume = ExactResume(self, self._plan)
         self.add_callback(StepCallback(self, self._update, self._guard))
 
     # -- generation: n rollouts a prompt are generated and scored, TRL builds its batch of the m that are kept --------
@@ -110,12 +112,12 @@ class PODSTrainer(TypedGRPOTrainer):
         refuse_images(inputs)
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
-        self._round = current = RolloutRound(self, self._update, self._draws, inputs)
+        self._round = current = RolloutRound(self, self._update, self._plan, inputs)
         try:
             trained, rewards = current.generate_and_select()
             # Return the kept rows, already generated and scored, in place of a new generation.
             with compat.standing_in(self, _generate=lambda *_: trained, _calculate_rewards=lambda *_: rewards):
-                output = super()._generate_and_score_completions(inputs)
+                output = super()._generate_and_score_completions(current.inputs)
             self.rollouts = current.finish(output)
         finally:
             self._round = None

@@ -1,0 +1,289 @@
+"""Waves of a generation: which rollouts each process generates, what stops a group, and what was generated so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from datasets import IterableDataset
+from torch import Tensor
+
+from ...errors import UserError
+from ...rollouts.allocating import Refill
+from ...rollouts.stopping import Status, Stopping, roulette_draws
+from .compat import Batch, TRLTrainer
+from .config import PODSConfig
+
+
+class Place(NamedTuple):
+    """A rollout: its group, and its number in the group."""
+
+    group: int
+    number: int
+
+
+class Wave(NamedTuple):
+    """Further rollouts of some groups, as many of each, in equal parts for the processes, to within one.
+
+    Their positions count over all processes, group by group.
+
+    Args:
+        groups: that generate further.
+        start: number of the first rollout of each.
+        size: rollouts of each.
+        processes: that share them.
+        equal: every process must generate as many, in whole groups over all of them, as TRL's vLLM does: the last group
+            is repeated, and what is generated for it again is dropped.
+
+    >>> wave = Wave(groups=(0, 3), start=4, size=3, processes=4)
+    >>> [[tuple(place) for place in wave.places(process)] for process in range(4)]
+    [[(0, 4)], [(0, 5), (0, 6)], [(3, 4)], [(3, 5), (3, 6)]]
+    """
+
+    groups: tuple[int, ...]
+    start: int
+    size: int
+    processes: int = 1
+    equal: bool = False
+
+    @property
+    def total(self) -> int:
+        return len(self.groups) * self.size
+
+    def places(self, process: int) -> list[Place]:
+        """The rollouts of a process."""
+        first, last = (min(position, self.total) for position in self._part(process))
+        return [self._place(position) for position in range(first, last)]
+
+    def asked(self, process: int) -> list[Place]:
+        """What a process generates: its rollouts, and repeated ones behind them, at least one."""
+        repeated = [self._place(min(position, self.total - 1)) for position in range(*self._part(process))]
+        return repeated or [self._place(0)]
+
+    @property
+    def counts(self) -> list[int]:
+        """The number of rollouts of each process."""
+        parts = [self._part(process) for process in range(self.processes)]
+        return [min(last, self.total) - min(first, self.total) for first, last in parts]
+
+    @property
+    def asked_counts(self) -> list[int]:
+        """The number of rollouts that each process generates, repeated ones included."""
+        parts = [self._part(process) for process in range(self.processes)]
+        return [max(last - first, 1) for first, last in parts]
+
+    def _place(self, position: int) -> Place:
+        return Place(self.groups[position // self.size], self.start + position % self.size)
+
+    def _part(self, process: int) -> tuple[int, int]:
+        total = self.total
+        if self.equal:  # whole groups, of which the processes can have equal parts
+            whole = self.processes // math.gcd(self.processes, self.size)
+            total = -(-len(self.groups) // whole) * whole * self.size
+        return process * total // self.processes, (process + 1) * total // self.processes
+
+
+class RoundPlan:
+    """How the generations of a trainer go: the sizes of waves, what stops a group, and what is drawn in them.
+
+    Args:
+        trainer: whose settings, reward functions and training prompts are read.
+
+    Raises:
+        UserError: settings of waves that cannot work (see `planning.rollouts`), an `answer_reward` that is no reward
+            function, or waves in which nothing could stop a group; prompts to refill from that have no length.
+    """
+
+    def __init__(self, trainer: TRLTrainer) -> None:
+        args = trainer.args
+        self._last = (-1, 0)  # step, generations in it
+        self.n, self.m = rollouts_of(args), trainer.num_generations
+        self._weights = trainer.reward_weights
+        self._answer = self._decides = _answer_column(trainer)  # None: the total reward
+        self.sizes = args.wave_sizes()
+        self.stopping = None if args.rollout_waves is None else self._stopping(trainer)
+        self.refill: Refill | None = None
+        if args.dead_groups == "refill":
+            if isinstance(trainer.train_dataset, IterableDataset):
+                raise UserError(
+                    "dead_groups = refill draws further prompts by their number, and a stream (IterableDataset) has "
+                    "none: give a Dataset, or set dead_groups: keep or share."
+                )
+            self.refill = Refill(args.seed, len(trainer.train_dataset))
+
+        self.spreads_prompts = len(self.sizes) > 1 or args.dead_groups != "keep"
+
+    @property
+    def prompts_drawn(self) -> int:
+        """How many prompts were drawn for the places of dead groups, in the whole run; kept in checkpoints."""
+        return self.refill.drawn if self.refill else 0
+
+    @prompts_drawn.setter
+    def prompts_drawn(self, drawn: int) -> None:
+        if self.refill:
+            self.refill.drawn = drawn
+
+    @property
+    def ends(self) -> list[int]:
+        """How many rollouts a group has after each wave."""
+        return list(accumulate(self.sizes))
+
+    def key(self, seed: int, step: int) -> tuple[int, int, int]:
+        """Return what a generation's draws depend on, first of its rollouts' keys; each call begins a generation."""
+        count = self._last[1] + 1 if self._last[0] == step else 0
+        self._last = (step, count)
+        return seed, step, count
+
+    def answers(self, scores: Tensor) -> Tensor:
+        """Return the rewards that decide which groups are dead: the answer's, or without one the total.
+
+        Args:
+            scores: `[..., F]` of the reward functions.
+        """
+        return self._rewards(scores, self._answer)
+
+    def _rewards(self, scores: Tensor, column: int | None) -> Tensor:
+        if column is not None:
+            return scores[..., column].cpu()
+        total = (scores * self._weights.to(scores)).nansum(dim=-1)
+        return total.masked_fill(scores.isnan().all(dim=-1), torch.nan).cpu()
+
+    def statuses(self, scores_PTF: Tensor, key: Sequence[int], groups: Sequence[int]) -> list[Status]:
+        """Return the status of groups that have generated T rollouts each."""
+        if self.stopping is None:
+            return [Status.FULL if scores_PTF.size(1) == self.n else Status.OPEN] * len(groups)
+        draws, rewards = roulette_draws(key, groups), self._rewards(scores_PTF, self._decides)
+        return [Status(int(status)) for status in self.stopping.statuses(rewards, draws)]
+
+    def weights(self, scores_GNF: Tensor, key: Sequence[int]) -> Tensor | None:
+        """Return the weight in the loss of each group that was not given up by chance, `[G]`; None: all 1."""
+        if self.stopping is None or self.stopping.give_up_after is None or self.stopping.give_up_probability == 1:
+            return None
+        draws = roulette_draws(key, range(len(scores_GNF)))
+        return self.stopping.weights(self._rewards(scores_GNF, self._decides), draws)
+
+    def _stopping(self, trainer: TRLTrainer) -> Stopping:
+        args, low, high = trainer.args, None, None
+        if args.reward_range is not None:
+            self._decides = None
+            low, high = args.reward_range
+        elif self._decides is not None:
+            low, high = getattr(trainer.reward_funcs[self._decides], "range", None) or (0.0, 1.0)
+            others = [weight for i, weight in enumerate(self._weights.tolist()) if i != self._decides]
+            own = self._weights[self._decides].item()
+            if own and not any(others):  # the total, by which the rule selects: its ties are those of the certificate
+                self._decides, (low, high) = None, sorted((own * low, own * high))
+        return args.stopping(low, high)
+
+
+def _answer_column(trainer: TRLTrainer) -> int | None:
+    name, names = trainer.args.answer_reward, trainer.reward_func_names
+    if name is not None and name not in names:
+        raise UserError(f"answer_reward = {name}: expected one of the reward functions: {', '.join(names)}.")
+    return None if name is None else names.index(name)
+
+
+class Generated:
+    """The rollouts of one generation so far: of this process their tokens and texts, of all processes their rewards.
+
+    Groups are those of TRL's batch, P, and behind them those drawn in the place of dead ones: G in all. Rollouts are
+    numbered over all groups, n of each, whether generated or not: rollout i of group g is number g n + i.
+
+    Args:
+        n: rollouts of a group at most.
+        functions: F, of the reward.
+        processes: that generate.
+        device: of the scores.
+    """
+
+    def __init__(self, n: int, functions: int, processes: int, device: torch.device) -> None:
+        self.n, self.processes = n, processes
+        self.waves, self.repeated = 0, False  # waves so far; whether rollouts were generated and dropped
+        self.scores_GNF = torch.zeros(0, n, functions, device=device)  # NaN: not generated, or not scored
+        self.process_GN = torch.zeros(0, n, dtype=torch.int64)  # that generated it
+        self.generated: list[int] = []  # rollouts of each group
+        self.status: list[Status] = []
+        self.inputs: list[Batch] = []  # of each group; of this process only those it needs
+        # of this process, a value for each rollout
+        self.numbers: list[int] = []
+        self.prompt_ids: list[list[int]] = []
+        self.completion_ids: list[list[int]] = []
+        self.completions: list[Any] = []
+        self.logprobs: list[Any] | None = []
+        self.tool_mask: Any = None
+        self.rest: list[Any] = []  # of what TRL's `_generate` returns, behind the log-probabilities
+
+    def add_groups(self, inputs: Iterable[Batch]) -> range:
+        """Add groups without rollouts; return their numbers."""
+        first = len(self.inputs)
+        self.inputs += inputs
+        new = len(self.inputs) - first
+        functions = self.scores_GNF.size(2)
+        self.scores_GNF = torch.cat([self.scores_GNF, self.scores_GNF.new_full((new, self.n, functions), torch.nan)])
+        self.process_GN = torch.cat([self.process_GN, torch.zeros(new, self.n, dtype=torch.int64)])
+        self.generated += [0] * new
+        self.status += [Status.OPEN] * new
+        return range(first, first + new)
+
+    def add(self, wave: Wave, places: Sequence[Place], output: tuple[Any, ...], scores: Tensor) -> None:
+        """Add a wave.
+
+        Args:
+            places: of this process's rollouts.
+            output: what `_generate` returned; what was generated for repeated places is dropped.
+            scores: of all processes, `[rollouts of the wave, F]`.
+        """
+        real = len(places)
+        self.waves += 1
+        self.repeated |= sum(wave.asked_counts) > wave.total
+        prompt_ids, completion_ids, self.tool_mask, completions, logprobs, *self.rest = output
+        self.numbers += [group * self.n + number for group, number in places]
+        self.prompt_ids += prompt_ids[:real]
+        self.completion_ids += completion_ids[:real]
+        self.completions += completions[:real]
+        self.logprobs = None if self.logprobs is None or logprobs is None else self.logprobs + logprobs[:real]
+        groups, numbers = torch.tensor(wave.groups), slice(wave.start, wave.start + wave.size)
+        by_group = (len(groups), wave.size)
+        self.scores_GNF[groups.to(scores.device), numbers] = scores.view(*by_group, -1)
+        process = torch.arange(wave.processes).repeat_interleave(torch.tensor(wave.counts))
+        self.process_GN[groups, numbers] = process.view(by_group)
+        for group in wave.groups:
+            self.generated[group] = wave.start + wave.size
+
+    def sort(self, columns: Mapping[str, list[Any]]) -> None:
+        """Put this process's rollouts, and columns that hold a value for each of them, into the order of numbers."""
+        order = sorted(range(len(self.numbers)), key=self.numbers.__getitem__)
+        lists: list[list[Any]] = [self.numbers, self.prompt_ids, self.completion_ids, self.completions]
+        for values in [*lists, self.logprobs or [], *columns.values()]:
+            if len(values) == len(order):
+                values[:] = [values[i] for i in order]
+
+    def output(self) -> tuple[Any, ...]:
+        """Return this process's rollouts in the form of TRL's `_generate`."""
+        return self.prompt_ids, self.completion_ids, self.tool_mask, self.completions, self.logprobs, *self.rest
+
+    @property
+    def counts(self) -> list[int]:
+        """The number of rollouts of each process."""
+        return torch.bincount(self.process_GN[self._there()], minlength=self.processes).tolist()
+
+    def placed(self, values_R: Tensor) -> Tensor:
+        """Return `[G, N]` of a value for each rollout, gathered process by process; 0 where nothing was generated."""
+        there = self._there()
+        numbers = there.flatten().nonzero().flatten()
+        by_process = self.process_GN.flatten()[numbers].argsort(stable=True)
+        placed = torch.zeros(there.numel(), dtype=values_R.dtype)
+        placed[numbers[by_process]] = values_R
+        return placed.view_as(there)
+
+    def _there(self) -> Tensor:
+        return torch.arange(self.n) < torch.tensor(self.generated).unsqueeze(1)
+
+
+def rollouts_of(args: PODSConfig) -> int:
+    """Return n; PODSConfig sets it when it is built."""
+    assert args.num_rollouts is not None
+    return args.num_rollouts
