@@ -16,6 +16,7 @@ from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from pods_rl.engines.verl import PODSAgentLoopManager
 from pods_rl.engines.verl.agent_loop import PODSAgentLoopWorker
+from pods_rl.engines.verl.servers import cancellable
 
 from .conftest import REWARDS
 from .scripted_server import ScriptedSGLang, ScriptedVLLM
@@ -169,11 +170,9 @@ def test_a_wave_is_requested_once_the_one_before_is_scored(serve):
     assert kept_sessions(left_in_queue() - {"p0"}) == {"p0": [0, 1, 2, 3, 4, 5]}
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"), [({"validate": True, "sessions": None}, 3), ({"sessions": 6}, 6), ({"sessions": None}, 4)]
-)
+@pytest.mark.parametrize(("given", "expected"), [({"validate": True, "sessions": None}, 8), ({"sessions": 6}, 6)])
 def test_validation_and_other_numbers_of_sessions_run_as_in_verl(serve, given, expected):
-    worker, server, _ = serve()
+    worker, server, _ = serve("actor_rollout_ref.rollout.val_kwargs.n=8")  # QUICK is decided after four
 
     async def play():
         await submit(worker, [QUICK], **given)
@@ -183,6 +182,38 @@ def test_validation_and_other_numbers_of_sessions_run_as_in_verl(serve, given, e
     asyncio.run(play())
     partition = "val" if given.get("validate") else "train"
     assert kept_sessions(left_in_queue(partition) - {"p0"}) == {"p0": list(range(expected))}
+
+
+def test_a_request_cancelled_before_it_is_sent_is_taken_back_from_the_router(make_config):
+    released = []
+
+    class Client:
+        """The part of verl's client that asks the router."""
+
+        config = make_config("actor_rollout_ref.rollout.name=vllm")
+
+        async def _acquire_server(self, request_id, **_):
+            await asyncio.sleep(0.01)
+            return "only", None
+
+        def _release_server(self, server_id, request_id=None):
+            released.append((server_id, request_id))
+
+    async def play():
+        asking = asyncio.create_task(cancellable(Client())._acquire_server("a request"))
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.sleep(0.05)
+        assert asking.cancelled()
+        assert released == [("only", "a request")]
+
+    asyncio.run(play())
+
+
+def test_other_engines_are_said_not_to_cancel(make_config, caplog):
+    config = make_config("actor_rollout_ref.rollout.name=trtllm")
+    cancellable(LLMServerClient(config, None))
+    assert "trtllm cannot cancel a request" in caplog.text
 
 
 def test_without_waves_the_workers_are_verls_own(make_config):

@@ -41,7 +41,7 @@ class Sessions:
 
         A session that fails, or that is never scored, counts as unscored. Its error is raised if it is committed.
         """
-        if not await asyncio.shield(self._starts[number]):
+        if not await asyncio.shield(self._starts[number]) or self._dropped(number):
             return None
         self._tasks[number] = task = asyncio.ensure_future(session())
         try:
