@@ -6,7 +6,6 @@ The script that made the stored runs needs the version that it names, so nothing
 from importlib.util import find_spec
 
 ENGINE = "src/pods_rl/engines/verl"
+NEED_VERL = ("agent_loop", "replay_buffer", "servers")
 collect_ignore = ["tests/stored/make.py"]
-collect_ignore += (
-    [] if find_spec("verl") else ["tests/verl", *(f"{ENGINE}/{name}.py" for name in ("agent_loop", "replay_buffer"))]
-)
+collect_ignore += [] if find_spec("verl") else ["tests/verl", *(f"{ENGINE}/{name}.py" for name in NEED_VERL)]

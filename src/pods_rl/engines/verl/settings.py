@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError
+from ...planning.rollouts import check_rollouts
+from ...rollouts.stopping import Status, Stopping, wave_end, wave_sizes
 from ...selection import Rule, get_rule
+from ...selection.registry import rule_name
+from .groups import pad_rewards
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 BEFORE = "pods_before"  # name of the estimator with advantages over all n
-_KEYS = ("num_rollouts", "rule", "seed")
+_WAVES = ("rollout_waves", "stop_variance", "reward_range", "give_up_after", "give_up_probability")
+_DEAD_GROUPS = ("dead_groups", "refill_limit")
+_KEYS = ("num_rollouts", "rule", "seed", *_WAVES, *_DEAD_GROUPS)
+_RULE = "max_variance"  # the default
 _KWARGS = "trainer.v1.sampler.sampler_kwargs"
 _SAMPLER = "trainer.v1.sampler.custom_sampler"
 _MANAGER = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
@@ -32,6 +39,10 @@ class PODSSettings:
         seed: of rules that draw (`sampler_kwargs.seed`; default 0).
         before: whether advantages are computed over all n (`algorithm.adv_estimator: pods_before`).
         filter_arguments: arguments of verl's own replay buffer for DAPO's filter and refills.
+        waves: sizes of the waves in which a prompt's sessions start, n in all; one wave if `rollout_waves` is unset.
+        stopping: when a group needs no further session; None without `rollout_waves`.
+        refill_limit: how often a batch's places may be drawn again in place of dead groups (`dead_groups: refill`);
+            None: dead groups are kept, or filtered as `algorithm.filter_groups` says.
     """
 
     num_rollouts: int
@@ -40,6 +51,20 @@ class PODSSettings:
     seed: int
     before: bool
     filter_arguments: Mapping[str, Any]
+    waves: tuple[int, ...] = ()
+    stopping: Stopping | None = None
+    refill_limit: int | None = None
+
+    def status(self, rewards: Sequence[float]) -> Status:
+        """Return what stops a group after these rewards of its first sessions, NaN where a session is unscored.
+
+        Raises:
+            UserError: a reward outside `reward_range`.
+        """
+        if self.stopping is None:
+            return Status.OPEN
+        rewards_1T = pad_rewards([rewards]).float()  # as the queue stores them
+        return Status(int(self.stopping.statuses(rewards_1T)))
 
 
 def read_settings(config: DictConfig) -> PODSSettings:
@@ -47,9 +72,10 @@ def read_settings(config: DictConfig) -> PODSSettings:
 
     Raises:
         UserError: an unknown key or rule, n below m, only one of the two plug-ins, or a mode that selection does not
-            support (a colocated reward model, verl's legacy trainer, `pods_before` with a KL term in the reward).
+            support (a colocated reward model, verl's legacy trainer, `pods_before` with a KL term in the reward), waves
+            in which nothing can stop a group or that verl cannot weight.
     """
-    keys = dict(_get(config, _KWARGS) or {})
+    keys = _plain(_get(config, _KWARGS) or {})
     for key in keys:
         if key not in _KEYS:
             near = get_close_matches(str(key), _KEYS, n=1)
@@ -67,13 +93,17 @@ def read_settings(config: DictConfig) -> PODSSettings:
         raise UserError(f"{_KWARGS}.seed must be a whole number; got {seed!r}.")
     _check_plugins(config)
     _check_modes(config)
+    waves, stopping = _waves(config, keys, generated, kept)
     return PODSSettings(
         num_rollouts=generated,
         num_generations=kept,
-        rule=get_rule(keys.get("rule", "max_variance")),
+        rule=get_rule(keys.get("rule", _RULE)),
         seed=seed,
         before=_get(config, "algorithm.adv_estimator") == BEFORE,
-        filter_arguments=_filter_arguments(config),
+        filter_arguments=_filter_arguments(config, keys),
+        waves=waves,
+        stopping=stopping,
+        refill_limit=_refill_limit(keys),
     )
 
 
@@ -131,11 +161,55 @@ def _check_modes(config: DictConfig) -> None:
         )
 
 
-def _filter_arguments(config: DictConfig) -> dict[str, Any]:
+def _waves(config: DictConfig, keys: Mapping[str, Any], n: int, m: int) -> tuple[tuple[int, ...], Stopping | None]:
+    """The sizes of all waves, and what stops a group between them."""
+    given = {key: keys[key] for key in (*_WAVES, *_DEAD_GROUPS) if keys.get(key) is not None}
+    for key in {"give_up_after", "refill_limit"} & set(given):
+        _count(f"{_KWARGS}.{key}", given[key])
+    for key in {"stop_variance", "give_up_probability"} & set(given):
+        if isinstance(given[key], bool) or not isinstance(given[key], int | float):
+            raise UserError(f"{_KWARGS}.{key} must be a number above 0 and up to 1; got {given[key]!r}.")
+    before = _get(config, "algorithm.adv_estimator") == BEFORE
+    if before and "rollout_waves" in given:
+        raise UserError(
+            f"{_KWARGS}.rollout_waves needs advantages of the kept sessions: those of {BEFORE} would depend on how "
+            "many were generated. Set algorithm.adv_estimator=grpo, or unset rollout_waves."
+        )
+    if given.get("dead_groups") == "share":
+        raise UserError(
+            f"{_KWARGS}.dead_groups = share: verl trains rollout.n sessions of every prompt, so dead groups cannot "
+            "give their places to others. Set keep or refill."
+        )
+    check_rollouts(given | {"num_rollouts": n, "num_generations": m, "rule": rule_name(keys.get("rule", _RULE))})
+    if "rollout_waves" not in given:
+        return (n,), None
+    if given.get("give_up_probability", 1.0) != 1.0:
+        raise UserError(
+            f"{_KWARGS}.give_up_probability must be 1.0 under verl, which has no weight per prompt for the groups that "
+            f"continue by chance; got {given['give_up_probability']}. Unset it, or unset give_up_after."
+        )
+    low, high = given.get("reward_range", (None, None))
+    after = given.get("give_up_after")
+    if low is after is None:
+        raise UserError(
+            f"{_KWARGS}.rollout_waves needs something that stops a group, and verl knows no range of its rewards: set "
+            "reward_range to the least and the greatest, for example [0, 1], or give_up_after."
+        )
+    sizes = wave_sizes(given["rollout_waves"], n, m)
+    after = None if after is None else wave_end(sizes, after)
+    return sizes, Stopping(m, n, given.get("stop_variance", 1.0), low, high, after)
+
+
+def _refill_limit(keys: Mapping[str, Any]) -> int | None:
+    return keys.get("refill_limit", 3) if keys.get("dead_groups") == "refill" else None
+
+
+def _filter_arguments(config: DictConfig, keys: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that verl passes to its own replay buffer but not to a custom one."""
     groups = _get(config, "algorithm.filter_groups") or {}
-    metric = groups.get("metric") if groups.get("enable") else None
-    if groups.get("enable") and not metric:
+    enabled = groups.get("enable") or _refill_limit(keys) is not None
+    metric = groups.get("metric") if enabled else None
+    if enabled and not metric:
         raise UserError(
             "algorithm.filter_groups.enable needs algorithm.filter_groups.metric; got none. Example: reward"
         )
@@ -148,6 +222,12 @@ def _filter_arguments(config: DictConfig) -> dict[str, Any]:
         "gen_batch_size": 1 if metric or refill else (_get(config, "data.gen_batch_size") or batch),
         "max_inflight_gen_batches": groups.get("max_inflight_gen_batches", 1) if metric else 1,
     }
+
+
+def _plain(keys: Any) -> dict[str, Any]:
+    from omegaconf import DictConfig, OmegaConf
+
+    return OmegaConf.to_container(keys, resolve=True) if isinstance(keys, DictConfig) else dict(keys)
 
 
 def _get(config: DictConfig, key: str, default: Any = None) -> Any:
