@@ -16,11 +16,12 @@ from datasets import Dataset
 from pods_rl.errors import UserError
 from pods_rl.evaluation import Answer, Completion, GenerateSampler, Sampling, evaluate, pass_at_k
 from pods_rl.evaluation.evaluator import mean_and_error, powers_of_two, summarise
-from pods_rl.evaluation.generate import RowDraws
 from pods_rl.policies import tiny_policy_path
 from pods_rl.policies.build import build_model, build_tokenizer
 from pods_rl.policies.files import weight_files, weights_hash
 from pods_rl.policies.loading import encode, render
+from pods_rl.rollouts import generating
+from pods_rl.rollouts.sampling import RowDraws
 from pods_rl.runs import Run, RunWriter, write_parquet
 from pods_rl.tasks import Task
 from pods_rl.tasks.arithmetic import arithmetic_task
@@ -103,7 +104,7 @@ def test_one_prompt_has_no_standard_error():
 
 
 def test_a_draw_takes_the_token_whose_share_of_the_line_it_falls_in():
-    draws = RowDraws([0], 3, Sampling(1.0, 2), "cpu")
+    draws = RowDraws([(0, 0)], 2, prompt_width=3)
     scores = torch.log(torch.tensor([[0.2, 0.0, 0.5, 0.3]]))
     for draw, token in [(0.0, 0), (0.19, 0), (0.21, 2), (0.69, 2), (0.71, 3), (1 - 2**-24, 3)]:
         draws._draws = torch.tensor([[draw, 0.0]])
@@ -111,7 +112,7 @@ def test_a_draw_takes_the_token_whose_share_of_the_line_it_falls_in():
 
 
 def test_a_token_without_a_chance_is_never_drawn():
-    draws = RowDraws([0], 0, Sampling(1.0, 1), "cpu")
+    draws = RowDraws([(0, 0)], 1)
     for draw in (0.0, 1.0):  # 1.0: the largest draw times a total that rounds up
         draws._draws = torch.tensor([[draw]])
         chosen = draws(torch.zeros(1, 0), torch.tensor([[-torch.inf, 0.0, 0.1, -torch.inf]])).argmax().item()
@@ -119,21 +120,21 @@ def test_a_token_without_a_chance_is_never_drawn():
 
 
 def test_nan_scores_do_not_stop_a_run():
-    assert RowDraws([0], 0, Sampling(1.0, 1), "cpu")(torch.zeros(1, 0), torch.full((1, 5), torch.nan)).shape == (1, 5)
+    assert RowDraws([(0, 0)], 1)(torch.zeros(1, 0), torch.full((1, 5), torch.nan)).shape == (1, 5)
 
 
 def test_draws_follow_the_softmax_at_their_temperature():
     logits = torch.tensor([1.0, 0.0, -1.0, 2.0])
     rows = 20_000
-    draws = RowDraws(range(rows), 0, Sampling(0.5, 1, seed=3), "cpu")
-    counts = torch.bincount(draws(torch.zeros(rows, 0), logits.expand(rows, 4)).argmax(1), minlength=4)
+    draws = RowDraws([(3, row) for row in range(rows)], 1)
+    counts = torch.bincount(draws(torch.zeros(rows, 0), logits.expand(rows, 4) / 0.5).argmax(1), minlength=4)
     expected = torch.softmax(logits / 0.5, 0) * rows
     assert ((counts - expected) ** 2 / expected).sum().item() < 16.3  # chi-square, 3 degrees of freedom, p = 0.001
 
 
 def test_draws_differ_between_seeds_rows_and_steps():
     def line(seed, row):
-        return RowDraws([row], 0, Sampling(1.0, 4, seed=seed), "cpu")._draws[0].tolist()
+        return RowDraws([(seed, row)], 4)._draws[0].tolist()
 
     assert line(1, 2) == line(1, 2)
     assert len({*line(1, 2), *line(1, 3), *line(2, 2)}) == 12
@@ -186,6 +187,29 @@ def test_seeds_and_repeats_differ_and_a_seed_repeats(model, tokenizer, task):
 
     assert texts(0) == texts(0) != texts(1)
     assert texts(0)[0::2] != texts(0)[1::2]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_one_loop_or_generates_own_it_is_the_same_result(model, tokenizer, task, temperature, monkeypatch):
+    """`generate`'s own loop takes the same draws, for a model that the loop of `rollouts` cannot serve."""
+    sampling = Sampling(temperature, 12, 7, seed=5)
+    ours = told(evaluate(GenerateSampler(model, tokenizer), task, sampling, repeats=3))
+    monkeypatch.setattr(generating, "refusal", lambda *_: "the test says so")
+    monkeypatch.setattr(generating, "_said", {"the test says so"})
+    assert told(evaluate(GenerateSampler(model, tokenizer), task, sampling, repeats=3)) == ours
+
+
+def test_repeats_of_a_prompt_share_its_prefill(model, tokenizer, task):
+    seen = []
+    hook = model.register_forward_pre_hook(
+        lambda _, __, inputs: seen.append(len(inputs["input_ids"])), with_kwargs=True
+    )
+    try:
+        evaluate(GenerateSampler(model, tokenizer), task, Sampling(1.0, 2, batch_size=36), repeats=3)
+    finally:
+        hook.remove()
+    assert seen[0] == len({*task.test["prompt"]}) == 12
+    assert seen[1] <= 36
 
 
 def test_greedy_is_generates_own_greedy(model, tokenizer, task):

@@ -55,20 +55,46 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
         {"num_generations": 4, "num_rollouts": 7, "per_device_train_batch_size": 3, "rollout_batch_size": 5},
     ),
 }  # fmt: skip
+# Waves and the places of dead groups; rows may be any prompt's, so these have tests of their own.
+WAVES: dict[str, tuple[int, dict[str, Any]]] = {
+    "waves of one group over two": (
+        2,
+        {"num_generations": 4, "num_rollouts": 21, "per_device_train_batch_size": 2, "rollout_waves": [4, 1]},
+    ),
+    "waves of three groups over four": (
+        4,
+        {
+            "num_generations": 4, "num_rollouts": 11, "per_device_train_batch_size": 3, "rollout_waves": [4, 3],
+            "give_up_after": 4, "give_up_probability": 0.7, "rollout_batch_size": 3, "loss_type": "dapo",
+        },
+    ),
+    "waves, refilled, over two": (
+        2,
+        {
+            "num_generations": 2, "num_rollouts": 3, "per_device_train_batch_size": 3, "rollout_waves": [2, 1],
+            "dead_groups": "refill", "prefer_distinct": True,
+        },
+    ),
+    "shared over two": (
+        2, {"num_generations": 4, "num_rollouts": 9, "per_device_train_batch_size": 6, "dead_groups": "share"},
+    ),
+}  # fmt: skip
 STEPS = 2
 
 
 def numbered_rollouts(trainer: PODSTrainer) -> Any:
     """Stands for the policy's sampling: tokens that depend on the prompt, the step and the rollout's number alone."""
-    done = {"step": -1, "rollouts": 0}
+    done: dict[str, Any] = {"drawn": None, "rollouts": 0}
 
     def generate(prompt_ids: list[list[int]], images: Any, fields: Any, n: int, *_: Any) -> Any:
-        if done["step"] != trainer.state.global_step:
-            done.update(step=trainer.state.global_step, rollouts=0)
-        start = trainer._round.shares.rollouts(trainer.accelerator.process_index).start + done["rollouts"]
+        drawn, total = trainer._round.drawn, trainer._round.n
+        if done["drawn"] is not drawn:
+            done.update(drawn=drawn, rollouts=0)
+        asked = drawn[done["rollouts"] :][: len(prompt_ids)] or drawn[-1:]
         done["rollouts"] += len(prompt_ids)
         completions = []
-        for number, ids in enumerate(prompt_ids, start):
+        for (*_, group, rollout), ids in zip(asked, prompt_ids, strict=True):
+            number = group * total + rollout
             draw = random.Random(f"{ids} {trainer.state.global_step} {number}")
             text = "".join(draw.choice("0123456789+-=") for _ in range(draw.randint(1, 11)))
             end = draw.random() < 0.7
@@ -82,6 +108,12 @@ def graded(completions: list[str], log_extra: Any, **_: Any) -> list[float]:
     """Logs a column about every rollout, and scores the letters."""
     log_extra("characters", [len(text) for text in completions])
     return letter_reward(completions)
+
+
+def rare(completions: list[str], log_extra: Any, **_: Any) -> list[float]:
+    """As `graded`, with two values; some groups have but one of them."""
+    log_extra("characters", [len(text) for text in completions])
+    return [float(text[:1] in "6789+" and len(text) % 3 > 0) for text in completions]
 
 
 def process_s_own_choice(rewards: torch.Tensor, m: int, *, generator: Any = None) -> torch.Tensor:
@@ -135,7 +167,8 @@ def make_trainer(folder: Path, settings: dict[str, Any], reward: Any = graded) -
 
 
 def train_case(folder: Path, name: str, settings: dict[str, Any], sent: dict[str, int]) -> None:
-    trainer = make_trainer(folder, settings)
+    waves = {"reward_range": [0.0, 1.0]} if "rollout_waves" in settings else {}
+    trainer = make_trainer(folder, settings | waves, rare if name in WAVES else graded)
     watch = Watch(trainer)
     trainer.add_callback(watch)
     seen: list[dict[str, Any]] = []
@@ -156,6 +189,7 @@ def train_case(folder: Path, name: str, settings: dict[str, Any], sent: dict[str
             seen[-1][part] = [ids[real].tolist() for ids, real in pairs]
         seen[-1]["advantages"] = batch["advantages"].tolist()
         seen[-1]["kept"] = trainer.rollouts.kept.tolist()
+        seen[-1]["groups"] = trainer.rollouts.groups.tolist()
         seen[-1]["ledger"] = trainer.rollouts.columns()
         return batch
 
@@ -250,7 +284,7 @@ def process(folder: Path, rank: int, world: int, port: int) -> None:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     sent = count_traffic()
-    for name, (processes, settings) in CASES.items():
+    for name, (processes, settings) in (CASES | WAVES).items():
         if world == processes:
             train_case(folder, name, settings, sent)
         elif world == 1:

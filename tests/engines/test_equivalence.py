@@ -9,7 +9,7 @@ from trl import GRPOConfig, GRPOTrainer
 from pods_rl import pods_objective
 from pods_rl.selection import RULES
 
-PLAIN = {"trim_padding": False, "sort_by_length": False, "skip_zero_advantage_steps": False}
+PLAIN = {"exact_trl": True}
 
 
 def weights(trainer):

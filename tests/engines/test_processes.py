@@ -25,9 +25,10 @@ from pods_rl.planning.batching import Shares
 from pods_rl.runs import Run
 
 from ..test_evaluation_processes import RECIPE
-from .many_processes import CASES, STEPS
+from .many_processes import CASES, STEPS, WAVES
 
 several = pytest.mark.parametrize("case", CASES)
+with_waves = pytest.mark.parametrize("case", CASES | WAVES)
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +43,7 @@ def reports(folder, case, world):
 
 def one_and_many(folder, case):
     (one,) = reports(folder, case, 1)
-    return one, reports(folder, case, CASES[case][0])
+    return one, reports(folder, case, (CASES | WAVES)[case][0])
 
 
 def joined(many, step, key):
@@ -50,13 +51,16 @@ def joined(many, step, key):
 
 
 @pytest.mark.slow
-@several
+@with_waves
 def test_the_same_rollouts_are_kept_in_the_same_order(ran, case):
     one, many = one_and_many(ran, case)
     for step in range(STEPS):
         expected = one["rounds"][step]
-        assert all(report["rounds"][step]["kept"] == expected["kept"] for report in many)
-        assert all(group == sorted(group) for group in expected["kept"])
+        for key in ("kept", "groups"):
+            assert all(report["rounds"][step][key] == expected[key] for report in many)
+        for groups, kept in zip(expected["groups"], expected["kept"], strict=True):
+            rows = list(zip(groups, kept, strict=True))
+            assert rows == sorted(rows)
         for key in ("asked", "prompt", "completion"):
             assert joined(many, step, key) == expected[key], key
         assert joined(many, step, "advantages") == pytest.approx(expected["advantages"], abs=1e-6)
@@ -72,9 +76,9 @@ def test_every_process_trains_the_same_number_of_rows(ran, case):
 
 
 @pytest.mark.slow
-@several
+@with_waves
 def test_the_update_is_the_single_process_s(ran, case):
-    world = CASES[case][0]
+    world = (CASES | WAVES)[case][0]
     expected = load_file(ran / f"{case}-1-0.safetensors")
     assert any(key.startswith("gradient") and value.abs().max() > 1e-3 for key, value in expected.items())
     for rank in range(world):
@@ -85,7 +89,7 @@ def test_the_update_is_the_single_process_s(ran, case):
 
 
 @pytest.mark.slow
-@several
+@with_waves
 def test_metrics_and_tables_are_the_single_process_s(ran, case):
     one, many = one_and_many(ran, case)
     for expected, row in zip(one["logs"], many[0]["logs"], strict=True):
@@ -94,24 +98,29 @@ def test_metrics_and_tables_are_the_single_process_s(ran, case):
         for name, value in expected.items():
             if "seconds" not in name and "time" not in name:
                 # TRL averages these over micro-batches, and which rows share one depends on the layout.
-                loose = name in ("entropy", "kl") and "gradient_accumulation_steps" in CASES[case][1]
+                loose = name in ("entropy", "kl") and "gradient_accumulation_steps" in (CASES | WAVES)[case][1]
                 assert row[name] == pytest.approx(value, rel=1e-3 if loose else 1e-5, abs=1e-6), name
     tables = many[0]["tables"]
     assert tables == one["tables"]
     ledger = one["rounds"][-1]["ledger"]
     kept = [text for text, chosen in zip(ledger["completion"], ledger["selected"], strict=True) if chosen]
-    assert tables["completion"] == kept
-    assert tables["extra"] == [len(text) for text in kept]
+    assert sorted(tables["completion"]) == sorted(kept)
+    assert case in WAVES or tables["completion"] == kept  # places that were refilled are before their groups' numbers
+    assert tables["extra"] == [len(text) for text in tables["completion"]]
 
 
 @pytest.mark.slow
-@several
+@with_waves
 def test_the_ledger_has_each_rollout_once(ran, case):
     one, many = one_and_many(ran, case)
     for step in range(STEPS):
         ledgers = [report["rounds"][step]["ledger"] for report in many]
+        places = [place for ledger in ledgers for place in zip(ledger["group"], ledger["rollout"], strict=True)]
+        order = sorted(range(len(places)), key=places.__getitem__)
+        assert case in WAVES or order == list(range(len(places)))  # waves move prompts between processes
         for name, expected in one["rounds"][step]["ledger"].items():
             values = [value for ledger in ledgers for value in ledger[name]]
+            values = [values[i] for i in order]
             if name != "advantage":
                 assert values == expected, name
             else:
@@ -145,6 +154,18 @@ def test_only_rewards_and_the_rows_that_move_travel(ran, case):
             assert traffic["gathered"] == per_rollout * max(shares.counts) + check
             sizes = 8 * world if any(moving.values()) else 0
             assert traffic["moved"] == len(to_bytes(moving[rank])) + sizes
+
+
+@pytest.mark.slow
+def test_waves_stop_refill_and_share_over_processes(ran):
+    for case, metric in {
+        "waves of one group over two": "pods/waves/decided",
+        "waves of three groups over four": "pods/waves/gave_up",
+        "waves, refilled, over two": "pods/refill/prompts_drawn",
+    }.items():
+        assert sum(row[metric] for row in one_and_many(ran, case)[0]["logs"]) > 0, case
+    shared = [step["groups"] for step in one_and_many(ran, "shared over two")[0]["rounds"]]
+    assert any(len(set(groups)) > 1 for step in shared for groups in step)
 
 
 @pytest.mark.slow

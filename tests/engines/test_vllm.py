@@ -251,3 +251,48 @@ def test_over_two_processes(ran, mode):
         torch.testing.assert_close(torch.tensor(logprobs), torch.tensor(given[tuple(ids)]), equal_nan=True)
     assert sum(report["moved"] for report in reports) > 0
     assert len({tuple(ids) for report in reports for ids, _ in report["rows"]}) == 8
+
+
+@modes
+def test_waves_ask_for_equal_blocks(make, mode):
+    """Two prompts of 12 rollouts in waves of 6, 4 and 2; the second stops after its first wave."""
+    calls = []
+
+    def reward(completions, **_):
+        calls.append(len(completions))
+        return [float(i % 2) for i in range(6)] + [0.0] * 6 if len(calls) % 3 == 1 else [0.0] * len(completions)
+
+    waves = {"rollout_waves": [6, 4, 2], "reward_range": [0.0, 1.0], "reward": reward}
+    trainer = make(mode, max_steps=2, **waves)
+    policy, made = Weights(trainer), generator()
+    trainer.train()
+    assert len(policy.seen) == 2
+    assert calls == [12, 4, 2] * 2
+    sent = made.sent("generate")
+    if mode == "server":
+        assert [(len(request["prompts"]), request["n"]) for request in sent] == [(2, 6), (1, 4), (1, 2)] * 2
+    else:
+        assert [len(prompts) for prompts, _ in sent] == [12, 4, 2] * 2
+    assert len(made.sent("reset_prefix_cache")) == 2  # weights travel once a step
+    assert [row["pods/waves/rollouts"] for row in trainer.state.log_history[:2]] == [9.0, 9.0]
+    given = made.sampler.given
+    assert len(trainer.rollouts.completions) == 18
+    assert len(given) == 36
+
+
+@modes
+def test_waves_over_two_processes(ran, mode):
+    """A wave that has no equal parts is asked for twice of its last prompt, and what is too much is dropped."""
+    reports = [json.loads((ran / f"{mode}-waves-{rank}.json").read_text()) for rank in range(2)]
+    requests = [report["requests"] for report in reports]
+    if mode == "server":
+        assert requests == [[[2, 5], [1, 2], [2, 1]] * 2, []]
+    else:
+        assert requests == [[[5, 1], [1, 1], [1, 1]] * 2] * 2
+    assert [len(report["rows"]) for report in reports] == [4, 4]
+    given = {tuple(ids): logprobs for report in reports for ids, logprobs in report["given"]}
+    for ids, logprobs in (row for report in reports for row in report["rows"]):
+        torch.testing.assert_close(torch.tensor(logprobs), torch.tensor(given[tuple(ids)]), equal_nan=True)
+    assert len({tuple(ids) for report in reports for ids, _ in report["rows"]}) == 8
+    assert len(given) == 2 * (10 + 2 + 2)
+    assert 0 < sum(reports[0]["counted"]) < sum(len(ids) for ids in given)

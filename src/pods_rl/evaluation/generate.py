@@ -1,15 +1,16 @@
-"""Completions by `model.generate`: any model, any device, several processes."""
+"""Completions by `model.generate`, each prompt computed once: any model, any device, several processes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessorList, TemperatureLogitsWarper
 
+from ..rollouts.generating import complete
+from ..rollouts.sampling import RowDraws
 from .evaluator import Completion, RowsDone, Sampling
 
 if TYPE_CHECKING:
@@ -65,8 +66,7 @@ class GenerateSampler:
         device = self.model.device
         padded = torch.tensor([[self._pad] * (width - len(ids)) + list(ids) for ids in prompts_ids], device=device)
         mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts_ids], device=device)
-        draws = RowDraws(rows, width, how, device) if how.temperature else None
-        # greedy for `generate`, since `draws` leaves one token; the model's own defaults and penalties are not used
+        # greedy for `generate`, since draws leave one token; the model's own defaults and penalties are not used
         config = GenerationConfig(
             do_sample=False,
             temperature=1.0,
@@ -79,50 +79,22 @@ class GenerateSampler:
             pad_token_id=self._pad,
             eos_token_id=sorted(self._ends) or None,
         )
-        output = self.model.generate(
-            input_ids=padded,
-            attention_mask=mask,
-            generation_config=config,
-            logits_processor=LogitsProcessorList([draws] if draws else []),
-            synced_gpus=False,  # the weights are gathered here, and processes may have different numbers of batches
-        )
-        return output[:, width:]
+        inputs = {
+            "input_ids": padded,
+            "attention_mask": mask,
+            "generation_config": config,
+            "synced_gpus": False,  # the weights are gathered here, and processes may have different numbers of batches
+        }
+        if not how.temperature:
+            return complete(self.model.generate, inputs)[:, width:]
+        keys = [(how.seed, row) for row in rows]
+        draws = RowDraws(keys, how.max_completion_length, device, prompt_width=width)
+        inputs["logits_processor"] = warper = LogitsProcessorList([TemperatureLogitsWarper(float(how.temperature))])
+        drawn = {"logits_processor": LogitsProcessorList([*warper, draws])}
+        return complete(self.model.generate, inputs, draws, otherwise=drawn)[:, width:]
 
     def _cut(self, ids: list[int]) -> Completion:
         """Return the completion up to its first end token."""
         length = next((i + 1 for i, token in enumerate(ids) if token in self._ends), None)
         kept = ids[:length]
         return Completion(self.tokenizer.decode(kept, skip_special_tokens=True), len(kept), length is not None)
-
-
-class RowDraws(LogitsProcessor):
-    """Samples each row with its own uniform draws, by inverting the cumulative distribution.
-
-    A draw depends on (seed, row, token), so a row's completion does not depend on its batch or process.
-
-    Args:
-        rows: the numbers of the batch's rows.
-        prompt_width: columns before the first completion token.
-        how: temperature (above 0), length and seed.
-        device: the device of the scores.
-    """
-
-    def __init__(self, rows: Sequence[int], prompt_width: int, how: Sampling, device: torch.device | str) -> None:
-        T = how.max_completion_length
-        draws = [np.random.default_rng((how.seed, row)).random(T, dtype=np.float32) for row in rows]
-        self._draws = torch.from_numpy(np.stack(draws)).to(device)
-        self._prompt_width = prompt_width
-        self._temperature = how.temperature
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return scores [rows, vocabulary] that allow one token: the first with a cumulative sum above the draw."""
-        cumulative = torch.softmax(scores.float() / self._temperature, dim=-1).cumsum(dim=-1)
-        total = cumulative[:, -1:]
-        # below the total even after rounding, so that a token of probability 0 is never drawn
-        below = torch.minimum(
-            self._draws[:, input_ids.size(1) - self._prompt_width, None] * total,
-            torch.nextafter(total, torch.zeros_like(total)),
-        )
-        token = torch.searchsorted(cumulative, below, right=True)
-        token.clamp_(max=scores.size(1) - 1)  # NaN scores select an arbitrary token; they must not stop the run
-        return torch.full_like(scores, -torch.inf).scatter_(1, token, 0.0)

@@ -204,16 +204,16 @@ def check_names(trainer: TRLTrainer) -> None:
 
 
 @contextmanager
-def standing_in(trainer: TRLTrainer, **values: Any) -> Iterator[None]:
-    """Replace attributes and methods of the trainer instance."""
-    own = {name: vars(trainer)[name] for name in values if name in vars(trainer)}
-    vars(trainer).update(values)
+def standing_in(instance: Any, **values: Any) -> Iterator[None]:
+    """Replace attributes and methods of an instance: the trainer, or the policy (`generate`)."""
+    own = {name: vars(instance)[name] for name in values if name in vars(instance)}
+    vars(instance).update(values)
     try:
         yield
     finally:
         for name in values:
-            del vars(trainer)[name]
-        vars(trainer).update(own)
+            del vars(instance)[name]
+        vars(instance).update(own)
 
 
 @contextmanager

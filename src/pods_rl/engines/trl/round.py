@@ -19,6 +19,7 @@ from ...selection import is_constant
 from ...selection.registry import rule_name
 from .compat import Batch, Completions, TRLTrainer, standing_in
 from .config import PODSConfig
+from .generation import Key
 from .keeping import KeptRows, distinct_order, keep_rows, row_advantages
 from .rollouts import Rollouts
 from .rows import check_agreement, exchange_rows, gather_shares, own_rows, rows_moved, token_labels, uneven_gathers
@@ -46,7 +47,7 @@ class RolloutRound:
         self.rows = self.shares.rows(self._process)
         self.inputs = inputs  # of this process's rows
         self.key = plan.key(trainer.args.seed, trainer.state.global_step)
-        self.drawn: list[tuple[int, ...]] = []  # the key of each rollout that this process is generating
+        self.drawn: list[Key] = []  # for each row of the current `_generate` on this process, the key of its draws
         self.most = 0  # rollouts that a process is generating at most
         self.generated = Generated(self.n, len(trainer.reward_funcs), processes, trainer.accelerator.device)
 
@@ -202,27 +203,32 @@ class RolloutRound:
             *rest,
         )
 
-    def in_parts(self, prompt_ids: list[list[int]], generate: Callable[[list[list[int]]], Completions]) -> Completions:
-        """Call the generator for `rollout_batch_size` rows at a time, unless it is vLLM."""
-        most = self.most
-        rows = self._trainer.args.rollout_batch_size or most
+    def in_parts(
+        self, prompt_ids: list[list[int]], generate: Callable[[list[list[int]], list[Key]], Completions]
+    ) -> Completions:
+        """Call the generator for `rollout_batch_size` rows and their keys at a time, unless it is vLLM."""
+        rows = self._trainer.args.rollout_batch_size or self.most
         completion_ids: list[list[int]] = []
         with busy("generation"):
-            if self._trainer.use_vllm or rows >= most:
-                return generate(prompt_ids)
-            for start in range(0, most, rows):
+            if self._trainer.use_vllm or rows >= self.most:
+                return generate(prompt_ids, self.drawn)
+            for start in range(0, self.most, rows):
                 # The same number of calls on every process, since each gathers sharded weights: without rows, repeat.
-                completion_ids.extend(generate(prompt_ids[start : start + rows] or prompt_ids[-1:])[0])
+                part = slice(start, start + rows) if start < len(prompt_ids) else slice(-1, None)
+                completion_ids.extend(generate(prompt_ids[part], self.drawn[part])[0])
         return completion_ids[: len(prompt_ids)], None  # these generators return no sampling log-probabilities
 
     def finish(self, output: Batch) -> Rollouts:
         """Put our advantages into TRL's batch, correct its statistics to all rollouts, and return the record."""
         trainer, record, kept = self._trainer, self.record, self.kept
         own, device = slice(self.rows.start, self.rows.stop), output["advantages"].device
-        all_rows = row_advantages(record.rewards, kept, trainer.args, trainer.scale_rewards)
+        args = trainer.args
+        all_rows = row_advantages(record.rewards, kept, args, trainer.scale_rewards)
         if all_rows is not None:
             output["advantages"] = all_rows[own].to(device)
-        elif trainer.args.skip_zero_advantage_steps and trainer.multi_objective_aggregation == "sum_then_normalize":
+        elif (
+            args.skip_zero_advantage_steps or args.skip_zero_advantage_rows
+        ) and trainer.multi_objective_aggregation == "sum_then_normalize":
             # The mean of equal float32 rewards can differ from them by rounding: TRL's advantages are then not zero.
             constant = is_constant(kept.by_slot(record.rewards)).repeat_interleave(self.m)[own].to(device)
             output["advantages"] = output["advantages"].masked_fill(constant, 0.0)

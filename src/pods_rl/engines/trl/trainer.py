@@ -7,7 +7,7 @@ does the work. `compat.py` lists every other name of TRL, transformers and accel
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +22,7 @@ from . import compat
 from .checkpoints import Checkpoints
 from .compat import Batch, Completions, TypedGRPOTrainer
 from .config import PAPER, PODSConfig
+from .generation import Key, prompt_once
 from .guard import Guard
 from .packing import Passes
 from .refusals import lossy_cast, refuse_images, refuse_unsupported
@@ -131,11 +132,11 @@ class PODSTrainer(TypedGRPOTrainer):
             return super()._generate(prompts)
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Completions:
-        # Generate in parts of `rollout_batch_size` rows, and check that every prompt has a completion.
+        # Generate in parts of `rollout_batch_size` rows, each prompt once, and check that all have a completion.
         sample = super()._generate_single_turn
 
-        def generate(part: list[list[int]]) -> Completions:
-            with self._guard.explaining_sampling():
+        def generate(part: list[list[int]], keys: Sequence[Key] = ()) -> Completions:
+            with self._guard.explaining_sampling(), prompt_once(self, keys):
                 completion_ids, logprobs = sample(part, *args, **kwargs)
             check_completions(len(part), completion_ids)
             return completion_ids, logprobs

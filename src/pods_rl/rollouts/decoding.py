@@ -1,0 +1,163 @@
+"""The two costs of decoding on a CPU: a cache that is copied for each token, and attention of a single query.
+
+Both are parts of transformers with the same results, up to rounding: a layer of its cache, and a function of its
+attention interface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+SINGLE_QUERY = "pods_single_query"  # the name of `attend` in transformers' tables
+_SPARE = 16  # columns that a full layer grows by: few beside a cache, and each is copied this much less often
+
+
+class GrowingLayer(DynamicLayer):
+    """A cache layer that writes new tokens into spare columns; `DynamicLayer` copies all of itself for each token.
+
+    Args:
+        layer: holds the prompts, a row each.
+        rows: for each row of the new layer, its prompt's row in `layer`.
+        most: columns it will ever need; it keeps no spare ones beyond.
+
+    >>> prompts = DynamicLayer()
+    >>> _ = prompts.update(torch.zeros(2, 1, 3, 4), torch.zeros(2, 1, 3, 4))
+    >>> layer = GrowingLayer(prompts, torch.tensor([0, 0, 1]), most=9)
+    >>> layer.update(torch.ones(3, 1, 1, 4), torch.ones(3, 1, 1, 4))[0].shape
+    torch.Size([3, 1, 4, 4])
+    """
+
+    def __init__(self, layer: DynamicLayer, rows: Tensor, most: int) -> None:
+        super().__init__()
+        self.dtype, self.device, self.is_initialized = layer.dtype, layer.device, True
+        self._most = most
+        self._key_room, self._value_room = self._with_room(layer.keys, rows), self._with_room(layer.values, rows)
+        self._show(layer.keys.shape[-2])
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append the new tokens' states; return all."""
+        start = self.keys.shape[-2]
+        end = start + key_states.shape[-2]
+        if end > self._key_room.shape[-2]:
+            self._key_room = self._with_room(self.keys)
+            self._value_room = self._with_room(self.values)
+        self._key_room[:, :, start:end] = key_states
+        self._value_room[:, :, start:end] = value_states
+        self._show(end)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep these rows, in this order; one may be given several times."""
+        columns = self.keys.shape[-2]
+        self._key_room = self._with_room(self.keys, indices)
+        self._value_room = self._with_room(self.values, indices)
+        self._show(columns)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each row."""
+        self.batch_select_indices(torch.arange(len(self.keys), device=self.device).repeat_interleave(repeats))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove the last tokens, given as a negative number."""
+        self._show(self.keys.shape[-2] - abs(tokens_to_remove))
+
+    def _show(self, columns: int) -> None:
+        self.keys, self.values = self._key_room[:, :, :columns], self._value_room[:, :, :columns]
+
+    def _with_room(self, states: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Return a copy of `[rows, heads, columns, size]` with spare columns."""
+        batch, heads, columns, size = states.shape
+        spare = max(1, min(_SPARE, self._most - columns))
+        room = states.new_empty(batch if rows is None else len(rows), heads, columns + spare, size)
+        room[:, :, :columns] = states if rows is None else states.index_select(0, rows)
+        return room
+
+
+def unshareable(cache: Any) -> str | None:
+    """Return what in a cache cannot be handed to other rows, or None."""
+    if type(cache) is not DynamicCache or cache.offloading:
+        return f"its cache is {type(cache).__name__}" + (", offloaded" if getattr(cache, "offloading", False) else "")
+    other = next(
+        (layer for layer in cache.layers if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)), None
+    )
+    return None if other is None else f"its cache has a layer of the kind {type(other).__name__}"
+
+
+def share_prompts(cache: Cache, rows: Tensor, most: int) -> None:
+    """Replace the prompts of a cache by their rollouts: `rows[i]` is the prompt of rollout i."""
+    for i, layer in enumerate(cache.layers):
+        if type(layer) is DynamicLayer:
+            cache.layers[i] = GrowingLayer(layer, rows, most)
+        else:  # of a sliding window, which does not grow
+            layer.batch_select_indices(rows)
+
+
+def attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **other: Any,
+) -> tuple[Tensor, None]:
+    """Attend with one query a row: transformers' `sdpa_attention_forward`, written for that case on a CPU.
+
+    There torch's kernel splits the work into single heads, and with a mask every key is first copied for each head
+    that shares it. Anything but one query goes to `sdpa_attention_forward`.
+
+    Args:
+        query: `[rows, heads, 1, size]`.
+        key: `[rows, key heads, columns, size]`, like `value`; consecutive heads share a key head.
+        attention_mask: `[rows or 1, 1, 1, columns]`, True where a row sees the column; None: everywhere.
+
+    Returns:
+        `[rows, 1, heads, size]`, and None for the attention weights.
+    """
+    rows, heads, queries, size = query.shape
+    plain = attention_mask is None or (attention_mask.dtype == torch.bool and attention_mask.shape[1:3] == (1, 1))
+    special = any(other.get(name) is not None for name in ("softcap", "position_bias", "cache"))
+    if queries != 1 or dropout or special or not plain:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **other
+        )
+    shared = query.reshape(rows, key.shape[1], heads // key.shape[1], size)
+    scores = torch.matmul(shared * (size**-0.5 if scaling is None else scaling), key.transpose(2, 3))
+    if attention_mask is not None:
+        scores = scores.masked_fill(~attention_mask, -torch.inf)
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype)
+    return torch.matmul(weights, value).reshape(rows, 1, heads, value.shape[-1]), None
+
+
+AttentionInterface.register(SINGLE_QUERY, attend)
+AttentionMaskInterface.register(SINGLE_QUERY, sdpa_mask)
+
+
+@contextmanager
+def decoding(model: PreTrainedModel) -> Iterator[None]:
+    """Prepare a model to decode: without dropout, which rollouts of a prompt would share; on a CPU with `attend`."""
+    training = [module for module in model.modules() if module.training]
+    config = model.config.get_text_config(decoder=True)
+    before = config._attn_implementation
+    quicker = model.device.type == "cpu" and before == "sdpa" and model._supports_attention_backend
+    for module in training:
+        module.training = False
+    if quicker:
+        config._attn_implementation = SINGLE_QUERY
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+        if quicker:
+            config._attn_implementation = before

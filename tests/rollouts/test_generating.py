@@ -1,0 +1,398 @@
+"""The loop that computes each prompt once: the tokens of `generate`, the distribution of its warpers, fewer rows."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GenerationConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+from transformers.cache_utils import DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from pods_rl.rollouts import generating
+from pods_rl.rollouts.decoding import GrowingLayer, attend, decoding
+from pods_rl.rollouts.generating import CannotServeError, PromptOnce, complete
+from pods_rl.rollouts.sampling import RowDraws
+
+V, PAD, END = 40, 0, 1
+SIZES = {"vocab_size": V, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.4, "head_dim": 8}
+SLIDING = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+SHAPES = {
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=6)),
+    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**SIZES, **SLIDING, attn_logit_softcapping=5.0)),
+    "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, **SLIDING)),
+    "gpt2": lambda: GPT2LMHeadModel(
+        GPT2Config(vocab_size=V, n_embd=16, n_layer=2, n_head=2, n_positions=128, initializer_range=0.4)
+    ),
+}
+EQUAL = [[5, 6, 7, 8]] * 3 + [[9, 10, 11, 12]] * 2
+MIXED = [[5, 6, 7, 8]] * 3 + [[9, 10]] * 2 + [[11, 12, 13, 14, 15, 16, 17, 18, 19]] * 2
+
+
+def build(shape):
+    torch.manual_seed(0)
+    return SHAPES[shape]().eval()
+
+
+@pytest.fixture(scope="module")
+def qwen2():
+    return build("qwen2")
+
+
+def batch(prompts, **settings):
+    """Arguments of `generate`."""
+    width = max(map(len, prompts))
+    padded = [[PAD] * (width - len(ids)) + ids for ids in prompts]
+    mask = [[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts]
+    defaults = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": PAD, "eos_token_id": END, "top_k": 0}
+    config = GenerationConfig(**defaults | settings)
+    return {"input_ids": torch.tensor(padded), "attention_mask": torch.tensor(mask), "generation_config": config}
+
+
+def keys(rows, seed=0):
+    return [(seed, row) for row in range(rows)]
+
+
+def once(model, inputs, draws=None):
+    return model.generate(**inputs, custom_generate=PromptOnce(draws))
+
+
+class Calls:
+    """Counts the rows and columns of each forward pass of a model."""
+
+    def __init__(self, model):
+        self.seen = []
+        self.hook = model.register_forward_pre_hook(self._note, with_kwargs=True)
+
+    def _note(self, module, args, kwargs):
+        self.seen.append(tuple(kwargs["input_ids"].shape))
+
+
+@pytest.fixture
+def calls():
+    hooks = []
+
+    def watch(model):
+        hooks.append(Calls(model))
+        return hooks[-1].seen
+
+    yield watch
+    for each in hooks:
+        each.hook.remove()
+
+
+# ------------------------------------------------------------------------------------------------ equals generate
+
+
+@pytest.mark.parametrize("prompts", [EQUAL, MIXED], ids=["equal", "mixed"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_greedy_is_generates_token_by_token(shape, prompts):
+    model = build(shape)
+    inputs = batch(prompts, eos_token_id=[END, 3, 22])
+    theirs = model.generate(**inputs)
+    assert torch.equal(once(model, inputs), theirs)
+    assert len({tuple(row) for row in theirs.tolist()}) == len({tuple(ids) for ids in prompts})
+
+
+def test_greedy_is_generates_in_eager_attention():
+    model = build("llama")
+    model.set_attn_implementation("eager")
+    inputs = batch(MIXED)
+    assert torch.equal(once(model, inputs), model.generate(**inputs))
+    assert model.config._attn_implementation == "eager"
+
+
+def test_in_bfloat16_only_near_ties_differ():
+    model = build("llama").to(torch.bfloat16)
+    inputs = batch(MIXED, max_new_tokens=8)
+    assert (once(model, inputs) == model.generate(**inputs)).float().mean() > 0.8
+
+
+def test_greedy_with_every_processor_that_is_served(qwen2):
+    inputs = batch(
+        MIXED, eos_token_id=[END, 3], repetition_penalty=1.3, no_repeat_ngram_size=3, min_new_tokens=4,
+        bad_words_ids=[[7], [8, 9]], suppress_tokens=[10], begin_suppress_tokens=[11], forced_eos_token_id=END,
+        exponential_decay_length_penalty=(6, 1.2), sequence_bias=[[[12], 1.5]], renormalize_logits=True,
+        remove_invalid_values=True,
+    )  # fmt: skip
+    assert torch.equal(once(qwen2, inputs), qwen2.generate(**inputs))
+
+
+def test_lora_and_a_wrapped_generate(qwen2):
+    torch.manual_seed(0)
+    model = get_peft_model(
+        build("qwen2"), LoraConfig(r=4, init_lora_weights=False, target_modules=["q_proj", "v_proj"])
+    )
+    inputs = batch(MIXED)
+    theirs = model.generate(**inputs)
+    assert torch.equal(once(model, inputs), theirs)
+    assert not torch.equal(theirs, qwen2.generate(**inputs))
+
+
+def test_a_training_model_with_gradient_checkpointing_and_dropout():
+    """The loop runs without both, as an evaluation does, and restores the mode of each module."""
+    model = get_peft_model(build("qwen2"), LoraConfig(r=4, init_lora_weights=False, lora_dropout=0.5))
+    inputs = batch(EQUAL)
+    expected = once(model.eval(), inputs)
+    model.train()
+    model.get_base_model().model.norm.eval()
+    model.gradient_checkpointing_enable()
+    modes = [module.training for module in model.modules()]
+    assert torch.equal(once(model, inputs), expected)
+    assert [module.training for module in model.modules()] == modes
+
+
+# ------------------------------------------------------------------------------------------------ the distribution
+
+
+WARPERS = {
+    "plain": {},
+    "temperature": {"temperature": 0.6},
+    "top_k": {"top_k": 5},
+    "top_p": {"top_p": 0.7},
+    "min_p": {"min_p": 0.1},
+    "repetition_penalty": {"repetition_penalty": 1.8},
+    "all": {"temperature": 1.4, "top_k": 12, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.2},
+}
+
+
+@pytest.mark.parametrize("name", WARPERS)
+def test_tokens_follow_the_distribution_that_transformers_warpers_give(qwen2, name):
+    """Chi-square goodness of fit of first and second tokens, against probabilities computed without our code."""
+    rows, prompt = 6000, [5, 6, 7, 5]
+    inputs = batch([prompt] * rows, max_new_tokens=2, do_sample=True, eos_token_id=None, **WARPERS[name])
+    drawn = once(qwen2, inputs, RowDraws(keys(rows, seed=11), 2))[:, len(prompt) :]
+    config = GenerationConfig(**inputs["generation_config"].to_diff_dict())
+    processors = qwen2._get_logits_processor(config, len(prompt), model_kwargs={})
+
+    def probabilities(ids):
+        ids = torch.tensor([ids])
+        return torch.softmax(processors(ids, qwen2(ids).logits[:, -1].double()), dim=-1)[0]
+
+    first = probabilities(prompt)
+    commonest = drawn[:, 0].mode().values.item()
+    second = probabilities([*prompt, commonest])
+    fits(drawn[:, 0], first)
+    fits(drawn[drawn[:, 0] == commonest, 1], second)
+
+
+def fits(tokens, probabilities):
+    counts = torch.bincount(tokens, minlength=V)
+    assert (counts[probabilities == 0] == 0).all()
+    expected = probabilities * len(tokens)
+    rare = expected < 5
+    observed = torch.cat([counts[~rare], counts[rare].sum()[None]]).double()
+    expected = torch.cat([expected[~rare], expected[rare].sum()[None]]).clamp(min=1e-9)
+    statistic = ((observed - expected) ** 2 / expected)[expected > 1].sum().item()
+    degrees = max(1, len(observed) - 1)
+    assert statistic < degrees + 4 * (2 * degrees) ** 0.5 + 6  # about p = 0.0005
+
+
+def test_a_rollout_depends_on_its_key_alone(qwen2):
+    """Rollout 7 of a prompt: whatever n, the rows of a batch, the prompts beside it and its place."""
+
+    def texts(prompts, of):
+        inputs = batch(prompts, do_sample=True, eos_token_id=[END, 3, 22])
+        output = once(qwen2, inputs, RowDraws(of, 24))[:, inputs["input_ids"].size(1) :]
+        ends = torch.isin(output, torch.tensor([END, 3, 22]))
+        lengths = [int(row.int().argmax()) + 1 if row.any() else len(row) for row in ends]
+        return dict(
+            zip(of, [tuple(row[:length]) for row, length in zip(output.tolist(), lengths, strict=True)], strict=True)
+        )
+
+    a, b = [5, 6, 7, 8], [9, 10]
+    whole = texts([a] * 16 + [b] * 16, [(3, 0, 0, p, i) for p in (0, 1) for i in range(16)])
+    assert len(set(whole.values())) > 20
+    for part in (
+        texts([a] * 8, [(3, 0, 0, 0, i) for i in range(8)]),  # another n, no padding
+        texts([a] * 1, [(3, 0, 0, 0, 7)]),  # alone
+        texts([b, a, b], [(3, 0, 0, 1, 2), (3, 0, 0, 0, 7), (3, 0, 0, 1, 15)]),  # elsewhere
+    ):
+        assert part == {key: whole[key] for key in part}
+    assert texts([a] * 8, [(4, 0, 0, 0, i) for i in range(8)]) != texts([a] * 8, [(3, 0, 0, 0, i) for i in range(8)])
+
+
+def test_draws_of_rows_that_are_not_finite(qwen2):
+    model = build("qwen2")
+    model.lm_head.weight.data.fill_(torch.nan)
+    inputs = batch(EQUAL, max_new_tokens=3, do_sample=True)
+    with pytest.raises(RuntimeError, match="probability tensor contains"):
+        once(model, inputs, RowDraws(keys(5), 3, strict=True))
+    assert once(model, inputs, RowDraws(keys(5), 3)).shape == (5, 7)
+
+
+def test_draws_for_other_rows_are_refused(qwen2):
+    with pytest.raises(ValueError, match="draws for 4 rows and 5 rows"):
+        once(qwen2, batch(EQUAL), RowDraws(keys(4), 24))
+
+
+# ------------------------------------------------------------------------------------------------ what is computed
+
+
+class EndsByPrompt(StoppingCriteria):
+    """Ends a row after a number of tokens that its prompt's last token names."""
+
+    def __init__(self, width, lengths):
+        self.width, self.lengths = width, lengths
+
+    def __call__(self, input_ids, scores, **_):
+        ends = [input_ids.size(1) - self.width >= self.lengths[row[self.width - 1].item()] for row in input_ids]
+        return torch.tensor(ends)
+
+
+NEVER = V + 5  # an end token that no model writes, so that `generate` pads rows that a criterion ends
+
+
+def test_each_prompt_is_computed_once_and_ended_rows_are_dropped(qwen2, calls):
+    ends = StoppingCriteriaList([EndsByPrompt(9, {8: 3, 10: 3, 19: 20})])
+    inputs = batch(MIXED, max_new_tokens=20, eos_token_id=NEVER) | {"stopping_criteria": ends}
+    seen = calls(qwen2)
+    ours = once(qwen2, inputs)
+    assert seen[:3] == [(3, 9), (7, 1), (7, 1)]
+    assert seen[3:] == [(2, 1)] * 17  # five of seven rows end with their third token
+    assert torch.equal(ours, qwen2.generate(**inputs))
+
+
+def test_a_few_ended_rows_are_dropped_once_they_cost_what_a_copy_costs(qwen2, calls):
+    ends = StoppingCriteriaList([EndsByPrompt(4, {8: 20, 12: 2})])
+    inputs = batch([[5, 6, 7, 8]] * 6 + [[9, 10, 11, 12]], max_new_tokens=20, eos_token_id=NEVER)
+    seen = calls(qwen2)
+    once(qwen2, inputs | {"stopping_criteria": ends})
+    assert [rows for rows, _ in seen] == [2] + [7] * 6 + [6] * 13
+
+
+def test_repetition_penalties_go_with_their_rows(qwen2):
+    ends = StoppingCriteriaList([EndsByPrompt(9, {8: 2, 10: 12, 19: 5})])
+    inputs = batch(MIXED, max_new_tokens=12, eos_token_id=NEVER, repetition_penalty=1.6)
+    inputs["stopping_criteria"] = ends
+    assert torch.equal(once(qwen2, inputs), qwen2.generate(**inputs))
+
+
+def test_nothing_more_is_computed_once_all_rows_ended(qwen2, calls):
+    inputs = batch(EQUAL, eos_token_id=list(range(V)))
+    seen = calls(qwen2)
+    assert once(qwen2, inputs).shape == (5, 5)
+    assert seen == [(2, 4)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_of_one_query_is_transformers_own(dtype):
+    """With and without a mask, for heads that share keys, and in a model that decodes with it."""
+    torch.manual_seed(1)
+    module = torch.nn.Module()
+    module.num_key_value_groups, module.is_causal = 3, True
+    query, key, value = (torch.randn(4, heads, n, 8).to(dtype) for heads, n in ((6, 1), (2, 7), (2, 7)))
+    mask = torch.rand(4, 1, 1, 7) > 0.4
+    mask[..., -1] = True
+    for allowed in (None, mask):
+        for scaling in (None, 0.2):
+            theirs, _ = sdpa_attention_forward(module, query, key, value, allowed, scaling=scaling)
+            ours, _ = attend(module, query, key, value, allowed, scaling=scaling)
+            near = {} if dtype == torch.float32 else {"atol": 0.02, "rtol": 0.02}
+            torch.testing.assert_close(ours, theirs, **near)
+    model = build("llama")
+    with decoding(model):
+        assert model.config._attn_implementation == "pods_single_query"
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_growing_layer_holds_what_a_dynamic_one_holds():
+    torch.manual_seed(2)
+    states = [torch.randn(2, 5, 2, 3, 4), *torch.randn(40, 2, 6, 2, 1, 4)]
+    prompts = DynamicLayer()
+    prompts.update(states[0][0], states[0][1])
+    grown = GrowingLayer(prompts, torch.tensor([0, 0, 1, 4, 4, 2]), most=43)
+    prompts.batch_select_indices(torch.tensor([0, 0, 1, 4, 4, 2]))
+    for step, (keys_, values) in enumerate(states[1:]):
+        rows = torch.arange(6) if step < 20 else torch.tensor([1, 5])
+        if step == 20:
+            prompts.batch_select_indices(rows)
+            grown.batch_select_indices(rows)
+        theirs, ours = prompts.update(keys_[rows], values[rows]), grown.update(keys_[rows], values[rows])
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+        assert grown.get_seq_length() == prompts.get_seq_length()
+    assert grown._key_room.size(2) == 43
+    for layer in (prompts, grown):
+        layer.crop(-3)
+        layer.batch_repeat_interleave(2)
+    assert torch.equal(grown.keys, prompts.keys)
+    assert torch.equal(grown.values, prompts.values)
+
+
+# ------------------------------------------------------------------------------------------------ what generate serves
+
+
+def t5(_):
+    return T5ForConditionalGeneration(
+        T5Config(vocab_size=V, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    )
+
+
+def mamba(_):
+    return MambaForCausalLM(MambaConfig(vocab_size=V, hidden_size=16, num_hidden_layers=1, state_size=4))
+
+
+def prompt_tuning(model):
+    return get_peft_model(build("qwen2"), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
+
+
+REFUSED = [
+    (t5, {}, "the model is an encoder and a decoder"),
+    (mamba, {}, "its cache is of another kind"),
+    (prompt_tuning, {}, "prompt learning"),
+    (None, {"num_beams": 2}, "the generation mode is beam search"),
+    (None, {"prompt_lookup_num_tokens": 2}, "the generation mode is assisted generation"),
+    (None, {"do_sample": True, "num_return_sequences": 2}, "num_return_sequences is 2"),
+    (None, {"cache_implementation": "static"}, "its cache is StaticCache"),
+    (None, {"cache_implementation": "offloaded"}, "offloaded"),
+    (None, {"use_cache": False}, "use_cache is False"),
+    (None, {"guidance_scale": 2.0}, "UnbatchedClassifierFreeGuidanceLogitsProcessor"),
+    (None, {"encoder_repetition_penalty": 2.0}, "EncoderRepetitionPenaltyLogitsProcessor"),
+    (None, {"return_dict_in_generate": True}, "return_dict_in_generate is True"),
+]
+
+
+@pytest.mark.parametrize(("make", "settings", "reason"), REFUSED, ids=lambda x: x if isinstance(x, str) else "")
+def test_what_it_cannot_serve_is_known_before_the_first_token(qwen2, make, settings, reason):
+    model = make(qwen2).eval() if make else qwen2
+    with pytest.raises(CannotServeError, match=reason):
+        once(model, batch(EQUAL, max_new_tokens=3, **settings))
+
+
+def test_generate_serves_the_rest_and_the_log_says_so_once(qwen2, caplog, monkeypatch):
+    monkeypatch.setattr(generating, "_said", set())
+    inputs = batch(EQUAL, max_new_tokens=5, num_beams=2)
+    with caplog.at_level(logging.WARNING, logger="pods_rl"):
+        for _ in range(3):
+            assert torch.equal(complete(qwen2.generate, inputs), qwen2.generate(**inputs))
+    assert [record.getMessage() for record in caplog.records] == [
+        "Prompts are computed once for each rollout, and not once for all of them: the generation mode is beam search."
+    ]
+    caplog.clear()
+    complete(qwen2.generate, batch(EQUAL, max_new_tokens=5))
+    assert not caplog.records
