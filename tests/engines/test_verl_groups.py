@@ -14,6 +14,8 @@ import yaml
 
 import pods_rl
 from pods_rl.engines.verl.groups import Group, choose, describe_selection, group_keys, pad_rewards
+from pods_rl.engines.verl.settings import PODSSettings
+from pods_rl.rollouts.stopping import Stopping
 from pods_rl.selection import RULES, select, spread
 
 SHIPPED = Path(pods_rl.__file__).parent / "recipes" / "verl"
@@ -68,6 +70,23 @@ def test_a_rule_of_ones_own_never_gets_an_unscored_session_trained():
 
     kept = choose(torch.tensor([[math.nan, 1.0, 0.0, 0.5]]), 2, first)
     assert kept.tolist() == [[False, True, False, False]]
+
+
+def test_a_decided_group_keeps_the_sessions_of_all_n():
+    draw = random.Random(5)
+    stopped = 0
+    for _ in range(400):
+        m, n = draw.randint(1, 7), draw.randint(8, 24)
+        least, most = draw.choice([(0.0, 1.0), (-0.3, 1.1)])
+        settings = PODSSettings(n, m, RULES["max_variance"], 0, False, {}, (n,), Stopping(m, n, low=least, high=most))
+        rewards = [draw.choice([least, most, least, most, 0.7, math.nan]) for _ in range(n)]
+        first = next((t for t in range(1, n) if settings.status(rewards[:t])), n)
+        kept, of_all = (
+            choose(pad_rewards([values]).float(), m, settings.rule) for values in (rewards[:first], rewards)
+        )
+        assert kept.nonzero().tolist() == of_all.nonzero().tolist()
+        stopped += first < n
+    assert stopped > 300
 
 
 def test_metrics_by_hand():

@@ -27,6 +27,16 @@ def test_a_run_killed_between_two_generations(tmp_path):
     assert differences(whole, train(tmp_path, *RESUMED, "killed")) == []
 
 
+def test_a_run_with_waves_killed_inside_a_generation(tmp_path):
+    """Its rows are trained twice, and groups were stopped after different waves."""
+    waves = {"num_rollouts": 12, "rollout_waves": [4, 2], "reward_range": [0.0, 1.0], "stop_variance": 0.7}
+    prepare(tmp_path, "num_iterations 2", max_steps=4, dead_groups="refill", logging_steps=1, **waves)
+    whole = train(tmp_path, *FRESH, "whole")
+    assert any(row["pods/waves/rollouts"] < 12 for row in whole.metrics)
+    train_and_kill(tmp_path, "killed", step=3)
+    assert differences(whole, train(tmp_path, *RESUMED, "killed")) == []
+
+
 def test_steps_since_the_last_checkpoint_are_made_again(tmp_path):
     """A checkpoint every third step; the reward function kills the run while step 5 is scored."""
     prepare(tmp_path, "plain", save_steps=3, max_steps=5)

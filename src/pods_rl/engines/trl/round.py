@@ -203,11 +203,6 @@ class RolloutRound:
             *rest,
         )
 
-    @property
-    def _skips_zero_advantages(self) -> bool:
-        args = self._trainer.args
-        return bool(args.skip_zero_advantage_steps) or args.skip_zero_advantage_rows
-
     def in_parts(
         self, prompt_ids: list[list[int]], generate: Callable[[list[list[int]], list[Key]], Completions]
     ) -> Completions:
@@ -227,10 +222,13 @@ class RolloutRound:
         """Put our advantages into TRL's batch, correct its statistics to all rollouts, and return the record."""
         trainer, record, kept = self._trainer, self.record, self.kept
         own, device = slice(self.rows.start, self.rows.stop), output["advantages"].device
-        all_rows = row_advantages(record.rewards, kept, trainer.args, trainer.scale_rewards)
+        args = trainer.args
+        all_rows = row_advantages(record.rewards, kept, args, trainer.scale_rewards)
         if all_rows is not None:
             output["advantages"] = all_rows[own].to(device)
-        elif self._skips_zero_advantages and trainer.multi_objective_aggregation == "sum_then_normalize":
+        elif (
+            args.skip_zero_advantage_steps or args.skip_zero_advantage_rows
+        ) and trainer.multi_objective_aggregation == "sum_then_normalize":
             # The mean of equal float32 rewards can differ from them by rounding: TRL's advantages are then not zero.
             constant = is_constant(kept.by_slot(record.rewards)).repeat_interleave(self.m)[own].to(device)
             output["advantages"] = output["advantages"].masked_fill(constant, 0.0)
