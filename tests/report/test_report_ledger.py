@@ -76,6 +76,35 @@ def test_a_long_run_of_many_rollouts_makes_no_long_page(tmp_path: Path) -> None:
     assert f"{len(page.groups)} of 64 logged groups in 64 of 80 ledger files" in report.html.read_text()
 
 
+def test_groups_that_stopped_early_show_how_many_of_n_were_generated(tmp_path: Path) -> None:
+    """Rollouts that were never generated are no rows; those without a reward are, and count as generated."""
+    path = write_run(tmp_path / "pods" / "seed-0", "pods")
+    write_rollouts(path, 20, n=64, m=16, random=np.random.default_rng(0), groups=4)
+    old = pq.read_table(path / "rollouts" / "step-000020.parquet").to_pylist()
+    stops = ((24, "decided"), (32, "gave up"), (64, "full"), (64, ""))
+    rows = [
+        row | {"step": 40, "wave": max(0, row["rollout"] - 8) // 8, "stopped": stopped or None}
+        for row in old
+        for generated, stopped in [stops[row["group"]]]
+        if row["rollout"] < generated
+    ]
+    rows[3]["reward"] = math.nan
+    pq.write_table(pa.Table.from_pylist(rows), path / "rollouts" / "step-000040.parquet")
+    page = ledger_page(arms_from_runs([tmp_path], "accuracy"))
+    assert [group.generated for group in page.groups if group.step == 20] == ["64"] * 4
+    shown = [group for group in page.groups if group.step == 40]
+    assert [group.generated for group in shown] == [
+        "24 generated of 64 (decided)",
+        "32 generated of 64 (gave up)",
+        "64",
+        "64",
+    ]
+    assert [len(group.rollouts) for group in shown] == [24, 32, 64, 64]
+    html = build_report(tmp_path, resamples=5).html.read_text()
+    assert re.search(r"kept \d+ of 24 generated of 64 \(decided\) · reward", html)
+    assert "kept 16 of 64 · reward" in html
+
+
 def test_no_even_choice_keeps_to_one_run(tmp_path: Path) -> None:
     for seed in range(4):
         path = write_run(tmp_path / "pods" / f"seed-{seed}", "pods", seed, end=30)

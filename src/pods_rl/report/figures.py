@@ -33,10 +33,11 @@ from .statistics import Array
 from .text import duration, interval, names, number, unit_for, words
 
 STEP_METRICS = {
-    "reward": "reward, all n rollouts",
+    "reward": "reward, all generated rollouts",
     "pods/selected/reward_mean": "reward, kept rollouts",
     "pods/selected/reward_std": "spread of reward, kept rollouts",
     "pods/zero_variance_share": "share of groups with equal rewards",
+    "pods/waves/rollouts": "rollouts generated of a prompt, with waves",
 }
 
 FIGURES = ("curves", "threshold", "phases", "steps", *ACCURACIES, LENGTH, *(f"ablation-{axis}" for axis in AXES))
@@ -253,7 +254,7 @@ def _sketch_steps(analysis: Analysis) -> Sketch | None:
     note = "Means over the runs of an arm" if several else "Means"
     note += f" within equal intervals of steps{', as far as most of its runs got' if several else ''}."
     if "reward" in logged:
-        note += " Reward is over all n rollouts of a prompt."
+        note += " Reward is over all rollouts generated of a prompt."
     if any(name.startswith("pods/selected/") for name in logged):
         note += " Kept rollouts are the m that were trained on."
     undrawn = [arm.label for arm in analysis.arms if arm not in shown and arm.runs]

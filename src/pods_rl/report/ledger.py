@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from markupsafe import escape
 
 from ..runs import Run
-from .arms import Arm
+from .arms import Arm, rollouts_of
 from .curves import finite
 from .text import encodable, plain
 
@@ -53,7 +53,21 @@ class Group:
     group: int
     prompt: str
     answer: str
-    rollouts: tuple[Rollout, ...]
+    rollouts: tuple[Rollout, ...]  # those generated
+    most: int | None = None  # n: rollouts that the group may generate
+    stopped: str = ""  # what stopped it before n; empty in ledgers without waves
+
+    @property
+    def generated(self) -> str:
+        """How many rollouts were generated, and of how many if waves stopped the group.
+
+        >>> Group("pods", "seed-1", 1, 0, "", "", (), most=64, stopped="gave up").generated
+        '0 generated of 64 (gave up)'
+        """
+        count = len(self.rollouts)
+        if not self.stopped or self.most is None or count >= self.most:
+            return str(count)
+        return f"{count} generated of {self.most} ({self.stopped})"
 
     @property
     def kept(self) -> int:
@@ -188,10 +202,12 @@ def _read_group(arm: Arm, run: Run, path: Path, group_id: int, unreadable: list[
         prompt = encodable(message_text(rows[0].get("prompt"))[:TEXT_LIMIT])
         answer = encodable(message_text(rows[0].get("answer"))[:200])
         step = int(rows[0]["step"])
+        stopped = plain(rows[0].get("stopped") or "", limit=40)
     except _UNREADABLE:
         unreadable.append(_place(run, path))
         return None
-    return Group(arm.name, plain(run.path.name), step, group_id, prompt, answer, tuple(rollouts))
+    most, _ = rollouts_of(arm.config)
+    return Group(arm.name, plain(run.path.name), step, group_id, prompt, answer, tuple(rollouts), most, stopped)
 
 
 def outward(rollouts: Iterable[Rollout]) -> list[Rollout]:

@@ -108,8 +108,8 @@ def sides(rewards_PN: Tensor) -> tuple[Tensor, Tensor]:
 def rows_auto(rewards_PN: Tensor, m: int, multiple: float) -> tuple[Tensor, Tensor]:
     """Return how many rows each group trains, int64 `[P]`, and how many of them from the high end, int64 `[P]`.
 
-    k rows of the rarer side and round(multiple x k) of the other, k as large as the rarer side and m allow. A dead
-    group trains none. `keep_ends` finds the rows.
+    All rows of the rarer side, k, and round(multiple x k) of the other or all that it has; both fewer, in the same
+    proportion, where that passes m. A dead group trains none. `keep_ends` finds the rows.
 
     Args:
         rewards_PN: `[P, N]`, of all rollouts or of those kept; see `sides` for the sides.
@@ -121,8 +121,9 @@ def rows_auto(rewards_PN: Tensor, m: int, multiple: float) -> tuple[Tensor, Tens
     """
     low_P, high_P = sides(rewards_PN)
     rarer_P, other_P = torch.minimum(low_P, high_P), torch.maximum(low_P, high_P)
-    k_P = rarer_P.clamp(max=max(1, int(m / (1 + multiple))))
-    others_P = torch.minimum((multiple * k_P).round().long().clamp(max=m - k_P), other_P)
+    others_P = torch.minimum((multiple * rarer_P).round().long(), other_P)
+    k_P = torch.minimum(rarer_P, (m * rarer_P // (rarer_P + others_P).clamp(min=1)).clamp(min=1))
+    others_P = torch.minimum((others_P * k_P / rarer_P.clamp(min=1)).round().long(), m - k_P)
     return k_P + others_P, torch.where(high_P <= low_P, k_P, others_P)
 
 

@@ -25,8 +25,8 @@ from .draws import uniforms
 
 # The rule takes variances this near, as a share, for equal; a share of the variance is certified as closely.
 TOLERANCE = 1e-9
-# Rewards may pass the range by this share of it, for rounding; more is an error.
-RANGE_ROUNDING = 1e-6
+# Rewards are at an end of the range if they differ from it by the rounding of a sum: so many units of their own type.
+ROUNDING = 8
 # In the place of a rollout's number in the key of a draw, so that no rollout has the same draws.
 ROULETTE = 2**32 - 1
 
@@ -174,7 +174,7 @@ class Stopping:
             draws_P: the groups' `roulette_draws`; needed if `give_up_probability` is below 1.
 
         Raises:
-            UserError: a reward outside [low, high] by more than rounding.
+            UserError: a reward outside [low, high]. Rewards this near an end count as equal: 8 roundings of their type.
             ValueError: no draws where they are needed, or more than n rollouts.
         """
         rewards_PT, _ = check_rewards(rewards_PT)
@@ -243,30 +243,26 @@ class Stopping:
         return draws_P.to(like_P.device)
 
     def _decided(self, rewards_PT: Tensor) -> Tensor:
-        low, high = self._ends_of(rewards_PT)
-        right_P, wrong_P = (rewards_PT >= high).sum(dim=1), (rewards_PT <= low).sum(dim=1)
-        decided_P = (right_P >= (self.m + 1) // 2) & (wrong_P >= self.m // 2)
-        if self.share == 1 or self.m == 1:
-            return decided_P
-        ends_PT = ((rewards_PT.double() - low) / (high - low) * 2 - 1).clamp(-1, 1)
-        enough_P = (~rewards_PT.isnan()).sum(dim=1) >= self.m
-        kept_PM = ends_PT.gather(1, select(rewards_PT, self.m).indices).nan_to_num(nan=0.0)
-        most_P = greatest_variance(ends_PT, self.m, self.n - rewards_PT.shape[1])
-        reached_P = kept_PM.var(dim=1, correction=0) >= self.share * most_P * (1 - TOLERANCE)
-        return decided_P | (enough_P & reached_P)
-
-    def _ends_of(self, rewards_PT: Tensor) -> tuple[float, float]:
-        """The range in the rewards' own type: a total of 1.1 in float32 is not the number 1.1."""
         low, high = rewards_PT.new_tensor([self.low, self.high]).double().tolist()
-        rounding = RANGE_ROUNDING * (high - low)
+        rounding = ROUNDING * torch.finfo(rewards_PT.dtype).eps * max(abs(low), abs(high))
         outside = rewards_PT[(rewards_PT < low - rounding) | (rewards_PT > high + rounding)]
         if len(outside):
             raise UserError(
-                f"reward_range must hold every total reward: got a reward of {outside[0].item():g} outside "
-                f"[{self.low:g}, {self.high:g}]. Groups that stopped before may have been stopped wrongly. "
-                "Set reward_range to the least and the greatest total, or null."
+                f"reward_range must hold every reward: got a reward of {outside[0].item():g} and the range "
+                f"[{self.low:g}, {self.high:g}]. Groups that stopped before it may have stopped wrongly. "
+                "Set reward_range to the least and the greatest reward, or to null."
             )
-        return low, high
+        right_PT, wrong_PT = rewards_PT >= high - rounding, rewards_PT <= low + rounding
+        at_ends_P = (right_PT.sum(dim=1) >= (self.m + 1) // 2) & (wrong_PT.sum(dim=1) >= self.m // 2)
+        if self.share == 1 or self.m == 1:
+            return at_ends_P
+        enough_P = (~rewards_PT.isnan()).sum(dim=1) >= self.m
+        scaled_PT = (rewards_PT.double() - low) / (high - low) * 2 - 1
+        scaled_PT = scaled_PT.masked_fill(right_PT, 1).masked_fill(wrong_PT, -1)
+        kept_PM = scaled_PT.gather(1, select(rewards_PT, self.m).indices).nan_to_num(nan=0.0)
+        most_P = greatest_variance(scaled_PT, self.m, self.n - rewards_PT.shape[1])
+        reached_P = kept_PM.var(dim=1, correction=0) >= self.share * most_P * (1 - TOLERANCE)
+        return at_ends_P | (enough_P & reached_P)
 
 
 def greatest_variance(rewards_PT: Tensor, m: int, left: int) -> Tensor:
