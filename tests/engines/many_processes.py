@@ -50,6 +50,10 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "plain GRPO over two": (2, {"num_generations": 4, "num_rollouts": 4, "per_device_train_batch_size": 2}),
     "sixteen over four": (4, {"num_generations": 16, "num_rollouts": 32, "per_device_train_batch_size": 4}),
     "six of one prompt over four": (4, {"num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 1}),
+    "dead groups over two": (
+        2,
+        {"num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
+    ),
     "three prompts, uneven, over four": (
         4,
         {"num_generations": 4, "num_rollouts": 7, "per_device_train_batch_size": 3, "rollout_batch_size": 5},
@@ -116,6 +120,12 @@ def rare(completions: list[str], log_extra: Any, **_: Any) -> list[float]:
     return [float(text[:1] in "6789+" and len(text) % 3 > 0) for text in completions]
 
 
+def half_dead(prompts: list[str], completions: list[str], log_extra: Any, **_: Any) -> list[float]:
+    """Constant for every second prompt, so that some processes and micro-batches have no row to train."""
+    scores = graded(completions, log_extra)
+    return [0.3 if PROMPTS.index(p) % 2 else score for p, score in zip(prompts, scores, strict=True)]
+
+
 def process_s_own_choice(rewards: torch.Tensor, m: int, *, generator: Any = None) -> torch.Tensor:
     """A rule that breaks the contract: it asks who it is."""
     rank = dist.get_rank()
@@ -168,7 +178,8 @@ def make_trainer(folder: Path, settings: dict[str, Any], reward: Any = graded) -
 
 def train_case(folder: Path, name: str, settings: dict[str, Any], sent: dict[str, int]) -> None:
     waves = {"reward_range": [0.0, 1.0]} if "rollout_waves" in settings else {}
-    trainer = make_trainer(folder, settings | waves, rare if name in WAVES else graded)
+    reward = rare if name in WAVES else half_dead if "dead" in name else graded
+    trainer = make_trainer(folder, settings | waves, reward)
     watch = Watch(trainer)
     trainer.add_callback(watch)
     seen: list[dict[str, Any]] = []

@@ -172,7 +172,7 @@ def test_waves_stop_refill_and_share_over_processes(ran):
 def test_groups_do_straddle_and_whole_ones_stay(ran):
     logs = {case: one_and_many(ran, case)[1][0]["logs"] for case in CASES}
     moved = {case: sum(row["pods/rows_moved"] for row in rows) for case, rows in logs.items()}
-    still = {"several whole groups each", "plain GRPO over two"}
+    still = {"several whole groups each", "plain GRPO over two", "dead groups over two"}
     assert {case for case, rows in moved.items() if rows == 0} == still
 
 

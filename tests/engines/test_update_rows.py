@@ -38,7 +38,7 @@ def exact_norm(norm, x):
 
 @pytest.fixture(autouse=True)
 def exact_and_quick(monkeypatch):
-    monkeypatch.setattr(passes, "PAYS", 9)  # packs of single rows too
+    monkeypatch.setattr(passes, "CALL", -99)  # packs of single rows too
     monkeypatch.setattr(utils, "_ChunkedLogProbFunction", ExactHead)
     monkeypatch.setattr(Qwen2RMSNorm, "forward", exact_norm)
     monkeypatch.setattr("accelerate.utils.memory.clear_device_cache", lambda garbage_collection=False: None)

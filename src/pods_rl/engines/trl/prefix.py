@@ -107,6 +107,11 @@ class Pack:
     windows: set[int] = field(default_factory=set)
     _masks: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
 
+    def cost(self, call: int) -> int:
+        """Return the tokens, and `call` more for each call of the attention."""
+        calls = sum((group.prompt > 0) + len(group.buckets) for group in self.groups)
+        return self.input_ids.numel() + call * calls
+
     def mask(self, keys: int, width: int, repeats: int, window: int) -> Tensor:
         """Return which of `keys` each of the last `width` tokens sees, `[repeats * width, keys]`; made once."""
         name = (keys, width, repeats, window)

@@ -157,7 +157,7 @@ class Update:
             loss = compute()
         finally:
             self._batch = None
-        self._correct_metrics(batch["entropy_scale"])
+        self._correct_metrics(batch.get("entropy_scale", 1.0))
         return loss
 
     def _is_dead(self, batch: Batch) -> bool:
@@ -172,10 +172,10 @@ class Update:
     def _correct_metrics(self, entropy_scale: float) -> None:
         """Take the mean entropy over the rows computed, and count skipped micro-batches in the shares of clipping."""
         metrics = self._trainer._metrics["train"]
-        metrics["entropy"][-1] *= entropy_scale
-        for name, values in metrics.items():
-            if "clip_ratio" in name:
-                values.extend([0.0] * self._dead)
+        if entropy_scale != 1.0:
+            metrics["entropy"][-1] *= entropy_scale
+        for name in [name for name in metrics if self._dead and "clip_ratio" in name]:
+            metrics[name].extend([0.0] * self._dead)
         self._dead = 0
 
     def passes(
@@ -242,8 +242,10 @@ class Update:
         if bare not in self._packs:
             weights = {weight.dtype for weight in bare.parameters()}
             rounds = accelerator.mixed_precision != "no" or weights & {torch.bfloat16, torch.float16}
-            with accelerator.autocast():
-                reason = why_rows(bare, model, tolerance=0.1 if rounds else 1e-4)
+            reason: str | None = "torch.compile would compile it for every batch"
+            if not self._trainer.args.torch_compile:
+                with accelerator.autocast():
+                    reason = why_rows(bare, model, tolerance=0.1 if rounds else 1e-4)
             self._packs[bare] = reason is None
             if reason is not None:
                 logger.info("prompt_once_update does not apply to %s: %s", type(bare).__name__, reason)
@@ -252,7 +254,8 @@ class Update:
 
 def _live(batch: Batch) -> Tensor:
     """Return which rows have an advantage and a token, `[B]`."""
-    return (batch["advantages"] != 0) & (completion_lengths(batch) > 0)
+    lengths = completion_lengths(batch)
+    return (batch["advantages"] != 0).view(len(lengths), -1).any(dim=1) & (lengths > 0)
 
 
 class StepCallback(TrainerCallback):
