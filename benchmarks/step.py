@@ -1,15 +1,13 @@
-"""Cost of a PODS step against TRL's: python benchmarks/step.py [--repeats 5] [--json FILE]
+"""Cost of a step, lever by lever, beside TRL's GRPO: python benchmarks/step.py [--repeats 5] [--json FILE]
 
-TRL's trainer at m, TRL's trainer at n and PODS n -> m alternate in one run, on one random-weight Qwen2-shaped model.
-Four questions and their goals:
+In each repeat all arms take their turn: TRL's GRPO with 16 and with 64 rollouts, PODS 64 -> 16 without levers, with
+each lever alone and with all of them, and PODS 16 -> 16 with all of them. One prompt a step, real generation, every
+completion of the same length, rewards that differ. The tables show seconds (medians) and each arm's step as a multiple
+of TRL's GRPO 16 of the same repeat: the median and, in brackets, the least and the greatest.
 
-1. update at equal m, equal lengths:   PODS / TRL at m                 <= 1.02
-2. update at equal m, skewed lengths:  TRL at m / PODS                 >= 1.5   (one row in eight 4 times as long)
-3. the whole step, real generation:    PODS / (gen(n) + update(m))     <= 1.05
-4. peak memory of the update:          n = 256 / n = 16                <= 1.05
-
-Everything except generation and reward counts as update, including selection. In 1, 2 and 4 completions are drawn at
-given lengths, so that both trainers update on rows of the same lengths; 3 generates.
+Policies: the embedded one, and one of Qwen2's shape with 17 million random weights. One thread unless --threads says
+more. Goals (embedded policy, prompts of 200, 60 and 12 tokens, completions of 30): PODS 64 -> 16 at most 0.42, 0.75 and
+1.2; PODS 16 -> 16 at most 0.28, 0.55 and 1.0.
 """
 
 from __future__ import annotations
@@ -20,43 +18,87 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import Qwen2Config, Qwen2ForCausalLM, TrainerCallback, logging, set_seed
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
+from transformers.utils import logging
 from trl import GRPOConfig, GRPOTrainer
 
 from pods_rl import PODSConfig, PODSTrainer
-from pods_rl.engines.trl.rollouts import Rollouts
-from pods_rl.engines.trl.round import RolloutRound
+from pods_rl.engines.trl.config import LEVERS
+from pods_rl.policies import tiny_policy_path
 from pods_rl.policies.build import build_tokenizer
 from quiet import quiet
 
-M, PROMPT = 16, "12+34-56+78-9=" * 2
-STEPS, WARM_UP = 4, 1
+M, N, WARM_UP = 16, 64, 1
+GOALS = {("embedded", 200, 30): (0.42, 0.28), ("embedded", 60, 30): (0.75, 0.55), ("embedded", 12, 30): (1.2, 1.0)}
+OFF = dict.fromkeys(LEVERS, False)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A trainer: TRL's if it has no levers, else ours with these on; n is also the rows that TRL's trains."""
+
+    name: str
+    n: int
+    levers: dict[str, bool] | None = None
+
+
+ARMS = (
+    Arm("TRL's GRPO 16", M),
+    Arm("TRL's GRPO 64", N),
+    Arm("PODS 64 -> 16, no lever", N, OFF),
+    Arm("  prompt once in generation", N, OFF | {"prompt_once_generation": True}),
+    Arm("  prompt once in the update", N, OFF | {"prompt_once_update": True}),
+    Arm("  rows that cannot teach", N, OFF | {"skip_zero_advantage_rows": True, "merge_equal_rows": True}),
+    Arm("  all levers", N, {}),
+    Arm("PODS 16 -> 16, all levers", M, {}),
+)
+BASE, ALL, EQUAL = ARMS[0].name, ARMS[-2].name, ARMS[-1].name
+
+
+def embedded() -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(tiny_policy_path(), dtype=torch.float32)
+
+
+def qwen2_17m() -> PreTrainedModel:
+    tokenizer = build_tokenizer()
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=2048, hidden_size=384, intermediate_size=1024, num_hidden_layers=9, num_attention_heads=6,
+            num_key_value_heads=2, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
+            bos_token_id=None,
+        )
+    )  # fmt: skip
+
+
+POLICIES: dict[str, Callable[[], PreTrainedModel]] = {"embedded": embedded, "qwen2-17m": qwen2_17m}
 
 
 def reward(completions: list[str], **_: Any) -> list[float]:
-    return [len(set(text)) / 100 + i % 7 for i, text in enumerate(completions)]
+    """Rewards that differ within every group, so that every kept row has an advantage."""
+    return [i % 7 + len(text) / 1000 for i, text in enumerate(completions)]
 
 
+@dataclass
 class Stopwatch(TrainerCallback):
-    """Record the seconds of each step, in total and outside generation and reward."""
+    """The seconds of each step, in total and in generation."""
 
-    def __init__(self) -> None:
-        self.outside = 0.0
-        self.steps: list[dict[str, float]] = []
+    generating: float = 0.0
+    started: float = 0.0
+    steps: list[dict[str, float]] = field(default_factory=list)
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self.outside = 0.0
-        self.started = time.perf_counter()
+        self.generating, self.started = 0.0, time.perf_counter()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         whole = time.perf_counter() - self.started
-        self.steps.append({"step": whole, "generate": self.outside, "update": whole - self.outside})
+        self.steps.append({"generate": self.generating, "rest": whole - self.generating, "step": whole})
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -64,172 +106,95 @@ class Stopwatch(TrainerCallback):
             try:
                 return function(*args, **kwargs)
             finally:
-                self.outside += time.perf_counter() - before
+                self.generating += time.perf_counter() - before
 
         return timed
 
 
-@dataclass(frozen=True)
-class Arm:
-    name: str
-    n: int
-    pods: bool
-    lengths: tuple[int, ...] | None  # completion lengths by row, cycled; None: generate
-    micro_batch: int = M
+def prompt_of(tokens: int) -> str:
+    """Return a prompt of so many tokens: the embedded tokenizer has one for each byte."""
+    return ("12+34-56+78-9=" * (tokens // 14 + 1))[-tokens:]
 
 
-def build_model() -> Qwen2ForCausalLM:
-    tokenizer = build_tokenizer()
-    set_seed(0)
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=2048, hidden_size=256, intermediate_size=768, num_hidden_layers=4, num_attention_heads=4,
-            num_key_value_heads=4, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
-            bos_token_id=None,
-        )
-    )  # fmt: skip
-
-
-def build_trainer(arm: Arm, max_steps: int = STEPS) -> tuple[GRPOTrainer, Stopwatch]:
-    tokenizer = build_tokenizer()
-    rows = M if arm.pods else arm.n
-    config: dict[str, Any] = {
-        "num_generations": rows, "per_device_train_batch_size": arm.micro_batch,
-        "gradient_accumulation_steps": rows // arm.micro_batch, "max_completion_length": 64, "max_steps": max_steps,
-        "loss_type": "grpo", "gradient_checkpointing": False, "bf16": torch.cuda.is_available(), "report_to": "none",
-        "use_cpu": not torch.cuda.is_available(), "save_strategy": "no", "disable_tqdm": True, "logging_steps": 1000,
+def steps_of(arm: Arm, policy: str, prompt: int, completion: int, steps: int) -> dict[str, float]:
+    """Train a few steps; return the median seconds of the parts of a step."""
+    rows = arm.n if arm.levers is None else M
+    settings: dict[str, Any] = {
+        "num_generations": rows, "per_device_train_batch_size": M, "gradient_accumulation_steps": rows // M,
+        "max_completion_length": completion, "generation_kwargs": {"min_new_tokens": completion},
+        "max_steps": WARM_UP + steps, "loss_type": "grpo", "learning_rate": 1e-6, "gradient_checkpointing": False,
+        "bf16": False, "use_cpu": True, "report_to": "none", "save_strategy": "no", "disable_tqdm": True,
+        "logging_steps": 1000,
     }  # fmt: skip
-    if arm.pods:
-        config["num_rollouts"] = arm.n
-    trainer_class, config_class = (PODSTrainer, PODSConfig) if arm.pods else (GRPOTrainer, GRPOConfig)
-    trainer = trainer_class(
-        model=build_model(),
-        reward_funcs=reward,
-        args=config_class(tempfile.mkdtemp(prefix="pods-bench-"), **config),
-        train_dataset=Dataset.from_dict({"prompt": [PROMPT] * 256}),
-        processing_class=tokenizer,
-    )
-    watch = Stopwatch()
-    if arm.lengths:
-        canned = [[(7 * i + j) % 90 + 5 for j in range(arm.lengths[i % len(arm.lengths)])] for i in range(arm.n)]
-        trainer._generate_single_turn = lambda ids, *a, **k: ([canned[i % arm.n] for i in range(len(ids))], None)
-    trainer._generate_single_turn = watch.around(trainer._generate_single_turn)
-    trainer.reward_funcs = [watch.around(f) for f in trainer.reward_funcs]
-    trainer.add_callback(watch)
-    return quiet(trainer), watch
+    if arm.levers is not None:
+        settings |= {"num_rollouts": arm.n} | arm.levers
+    trainer_class, config_class = (GRPOTrainer, GRPOConfig) if arm.levers is None else (PODSTrainer, PODSConfig)
+    with tempfile.TemporaryDirectory(prefix="pods-bench-") as folder:
+        trainer = trainer_class(
+            model=POLICIES[policy](),
+            reward_funcs=reward,
+            args=config_class(folder, **settings),
+            train_dataset=Dataset.from_dict({"prompt": [prompt_of(prompt)] * 256}),
+            processing_class=build_tokenizer(),
+        )
+        watch = Stopwatch()
+        trainer._generate_single_turn = watch.around(trainer._generate_single_turn)
+        trainer.add_callback(watch)
+        quiet(trainer).train()
+    timed = watch.steps[WARM_UP:]
+    return {part: statistics.median(step[part] for step in timed) for part in timed[0]}
 
 
-def measure(arms: list[Arm], repeats: int) -> dict[str, list[dict[str, float]]]:
-    """Return medians over the steps of each repeat; the arms alternate."""
-    seen: dict[str, list[dict[str, float]]] = {arm.name: [] for arm in arms}
+def spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
+
+
+def cell(policy: str, prompt: int, completion: int, repeats: int, steps: int) -> dict[str, list[dict[str, float]]]:
+    """Measure and print all arms at one pair of lengths; return their seconds by repeat."""
+    seen: dict[str, list[dict[str, float]]] = {arm.name: [] for arm in ARMS}
     for _ in range(repeats):
-        for arm in arms:
-            trainer, watch = build_trainer(arm)
-            trainer.train()
-            steps = watch.steps[WARM_UP:]
-            seen[arm.name].append({k: statistics.median(s[k] for s in steps) for k in steps[0]})
+        for arm in ARMS:
+            seen[arm.name].append(steps_of(arm, policy, prompt, completion, steps))
+    print(f"\n{policy} policy, prompt of {prompt} tokens, completions of {completion}")
+    print(f"{'seconds':<30}{'generate':>9}{'rest':>8}{'step':>8}   step / TRL's GRPO 16")
+    goals = dict(zip((ALL, EQUAL), GOALS.get((policy, prompt, completion), ()), strict=False))
+    for name, rows in seen.items():
+        parts = "".join(
+            f"{statistics.median(row[part] for row in rows):>{width}.3f}"
+            for part, width in (("generate", 9), ("rest", 8), ("step", 8))
+        )
+        ratios = [row["step"] / base["step"] for row, base in zip(rows, seen[BASE], strict=True)]
+        goal = f"  goal {goals[name]}" if name in goals else ""
+        print(f"{name:<30}{parts}   {spread(ratios)}{goal}", flush=True)
     return seen
 
 
-def ratio(pairs: list[tuple[float, float]]) -> tuple[float, float, float]:
-    """Median, least and greatest of a/b over repeats."""
-    ratios = [a / b for a, b in pairs]
-    return statistics.median(ratios), min(ratios), max(ratios)
-
-
-def update_peak(n: int) -> int:
-    """Bytes of tensors allocated at the peak of one update, above what was held when it began."""
-    trainer, _ = build_trainer(Arm("memory", n, pods=True, lengths=(48,)), max_steps=2)
-    cuda = torch.cuda.is_available()
-    peaks: list[int] = []
-
-    class Probe(TrainerCallback):
-        profile: Any = None
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            if cuda:
-                peaks.append(torch.cuda.max_memory_allocated() - self.before)
-            elif self.profile is not None:
-                self.profile.stop()
-                peaks.append(peak_of(self.profile))
-                self.profile = None
-
-    probe = Probe()
-    finish = RolloutRound.finish
-
-    def begin(*args: Any) -> Rollouts:  # the update begins where the generation round ends
-        record = finish(*args)
-        if cuda:
-            torch.cuda.reset_peak_memory_stats()
-            probe.before = torch.cuda.memory_allocated()
-        else:
-            probe.profile = torch.profiler.profile(profile_memory=True)
-            probe.profile.start()
-        return record
-
-    RolloutRound.finish = begin  # type: ignore[method-assign]
-    trainer.add_callback(probe)
-    try:
-        trainer.train()
-    finally:
-        RolloutRound.finish = finish  # type: ignore[method-assign]
-    return peaks[-1]
-
-
-def peak_of(profile: Any) -> int:
-    """Highest running sum of the allocator's events."""
-    held = highest = 0
-    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        held += event.nbytes()
-        highest = max(highest, held)
-    return highest
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument("--prompts", type=numbers, default=[12, 60, 200])
+    parser.add_argument("--completions", type=numbers, default=[30, 120])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--n", type=int, default=64, help="rollouts per prompt")
+    parser.add_argument("--steps", type=int, default=4, help="timed steps of each arm in a repeat")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    logging.set_verbosity_error()
-    n, even, skewed = options.n, (48,), (16, 16, 16, 16, 16, 16, 16, 64)
-    equal = measure([Arm("trl", M, False, even, 4), Arm("pods", n, True, even, 4)], options.repeats)
-    uneven = measure([Arm("trl", M, False, skewed, 4), Arm("pods", n, True, skewed, 4)], options.repeats)
-    arms = [Arm("trl m", M, False, None), Arm("trl n", n, False, None, M), Arm("pods", n, True, None)]
-    whole = measure(arms, options.repeats)
-
-    def pairs(figures: dict[str, list[dict[str, float]]], a: str, b: str) -> list[tuple[float, float]]:
-        return [(x["update"], y["update"]) for x, y in zip(figures[a], figures[b], strict=True)]
-
-    apart = [
-        (p["step"], full["generate"] + small["update"])
-        for p, full, small in zip(whole["pods"], whole["trl n"], whole["trl m"], strict=True)
-    ]
-    memory = update_peak(256) / update_peak(16)
-    results = {
-        "update, equal lengths: PODS / TRL": (*ratio(pairs(equal, "pods", "trl")), "<= 1.02"),
-        "update, skewed lengths: TRL / PODS": (*ratio(pairs(uneven, "trl", "pods")), ">= 1.5"),
-        "step: PODS / (gen(n) + update(m))": (*ratio(apart), "<= 1.05"),
-        "update's peak memory: n=256 / n=16": (memory, memory, memory, "<= 1.05"),
-    }
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {options.threads} thread(s)"
-    print(f"m = {M}, n = {n}; {device}; medians of {options.repeats} alternating repeats\n")
-    print(f"{'seconds a step':<36}{'generate':>10}{'update':>10}{'step':>10}")
-    for name, rows in whole.items():
-        print(
-            f"{name:<36}"
-            + "".join(f"{statistics.median(r[k] for r in rows):>10.3f}" for k in ("generate", "update", "step"))
-        )
-    print(f"\n{'ratio':<36}{'median':>8}{'min':>8}{'max':>8}   goal")
-    for name, (median, low, high, goal) in results.items():
-        print(f"{name:<36}{median:>8.2f}{low:>8.2f}{high:>8.2f}   {goal}")
+    logging.disable_progress_bar()
+    print(f"m = {M}, n = {N}; CPU, {options.threads} thread(s); {options.repeats} alternating repeats")
+    figures = [
+        {"policy": policy, "prompt": prompt, "completion": completion, "seconds":
+         cell(policy, prompt, completion, options.repeats, options.steps)}
+        for policy in options.policies.split(",")
+        for prompt in options.prompts
+        for completion in options.completions
+    ]  # fmt: skip
     if options.json:
-        options.json.write_text(
-            json.dumps({"device": device, "n": n, "m": M, "ratios": results, "seconds": whole}, indent=1)
-        )
+        options.json.write_text(json.dumps(figures, indent=1))
 
 
 if __name__ == "__main__":

@@ -462,6 +462,7 @@ def test_termination_reaches_the_run_and_waits_for_it(tmp_path, sent):
         import os, pathlib, signal
         from pods_rl.experiment.process import Job, train_in_process
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in a shell's background ignores it
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and one of nohup this one
         os.environ |= {{"PYTHONPATH": {str(tmp_path)!r}, "SENT": {sent!r}}}
         try:
             train_in_process(Job(pathlib.Path("c"), pathlib.Path({str(tmp_path / "o")!r})))

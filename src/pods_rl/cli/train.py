@@ -143,13 +143,17 @@ def named_recipe(
         name: a shipped recipe (--recipe).
         resumed: the run whose recipe is used if none is named.
     """
-    from ..recipe.reading import parse_words
+    from ..recipe.reading import parse_words, read_yaml
+    from ..recipe.recipe import FORMER_DEFAULTS
 
     named, keys = parse_words(words, name if config is None else config)
     if name is not None:
         return _shipped(name, config), keys
     if named is None and resumed is not None:
-        named = str(resumed / "config.yaml")
+        recipe = resumed / "config.yaml"
+        named = str(recipe)
+        if recipe.is_file():  # a run that an earlier version began trains to its end as it began
+            keys = {key: value for key, value in FORMER_DEFAULTS.items() if key not in read_yaml(recipe)[0]} | keys
     return named, keys
 
 

@@ -140,6 +140,8 @@ _LOG_LEVELS = ("debug", "info", "warning", "error", "critical", "passive")
 _CHOICES = {
     "advantages": ADVANTAGES,
     "advantage_baseline": BASELINES,
+    "dead_groups": ("keep", "share", "refill"),
+    "rows_per_group": ("fixed", "auto"),
     "reward_errors": REWARD_ERRORS,
     "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"),
     "scale_rewards": ("group", "batch", "none"),
@@ -165,6 +167,9 @@ _RANGES = {
     "per_device_train_batch_size": "[1, 1e6]", "gradient_accumulation_steps": "[1, 1e6]",
     "generation_batch_size": "[1, 1e9]", "steps_per_generation": "[1, 1e6]", "num_iterations": "[1, 1e6]",
     "pad_to_multiple_of": "[1, 1e6]", "max_completion_length": "[1, 1e7]",
+    # waves, places of dead groups
+    "stop_variance": "(0, 1]", "give_up_after": "[2, 1e6]", "give_up_probability": "(0, 1]",
+    "refill_limit": "[1, 1e6]", "majority_rows": "(0, 1e6]",
     # how long, how fast
     "num_train_epochs": "(0, 1e9]", "max_steps": "[-1, 1e12]", "learning_rate": "[0, inf)", "warmup_steps": "[0, inf)",
     "weight_decay": "[0, inf)", "adam_beta1": "[0, 1)", "adam_beta2": "[0, 1)", "adam_epsilon": "[0, inf)",
