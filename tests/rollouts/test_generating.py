@@ -119,6 +119,14 @@ def test_greedy_is_generates_token_by_token(shape, prompts):
     assert len({tuple(row) for row in theirs.tolist()}) == len({tuple(ids) for ids in prompts})
 
 
+def test_a_padding_token_in_a_prompt_is_a_token(qwen2):
+    """These prompts have the same row of tokens once padded, and other masks."""
+    inputs = batch([[PAD, PAD, 5, 6], [5, 6], [PAD, 5, 6], [5, 6]])
+    theirs = qwen2.generate(**inputs)
+    assert torch.equal(once(qwen2, inputs), theirs)
+    assert len({tuple(row) for row in theirs[:, 4:].tolist()}) == 3
+
+
 def test_greedy_is_generates_in_eager_attention():
     model = build("llama")
     model.set_attn_implementation("eager")

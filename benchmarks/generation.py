@@ -1,0 +1,134 @@
+"""Each prompt once in generation, against `generate`: python benchmarks/generation.py [--repeats 9] [--json FILE]
+
+64 rollouts on the embedded policy, on one thread; the two arms alternate. Goals of generate's time over ours:
+
+1. 30 tokens after prompts of 12, 60 and 200 tokens              >= 1.5, 2.3, 4.5
+2. one row in eight 120 tokens, the others 30 (prompt of 60)     >= 1.5 times as much as at equal lengths
+3. peak memory above what was held before                        ours / generate's <= 1.0
+
+No row ends by chance: the end token is one that the policy does not have, and in 2 a stopping criterion, the same for
+both arms, ends the rows of one prompt after 30 tokens. Times are of the process, so that other work disturbs less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig, StoppingCriteria, StoppingCriteriaList, logging
+
+from pods_rl.policies import tiny_policy_path
+from pods_rl.rollouts.generating import complete
+from pods_rl.rollouts.sampling import RowDraws
+
+ROWS, SHORT, LONG, NEVER = 64, 30, 120, 10**6
+GOALS = {12: 1.5, 60: 2.3, 200: 4.5}
+SKEWED = (60, True)  # prompt length, and that one row in eight is long
+
+
+class Early(StoppingCriteria):
+    """Ends rows whose prompt begins with token 10 after `SHORT` tokens."""
+
+    def __init__(self, prompt: int) -> None:
+        self._prompt = prompt
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        short = input_ids[:, 0] == 10
+        return short & (input_ids.size(1) - self._prompt >= SHORT)
+
+
+class Case:
+    """One batch: its prompt length, and whether one row in eight is long."""
+
+    def __init__(self, model: Any, prompt: int, skewed: bool) -> None:
+        self._model = model
+        ids = torch.randint(11, 200, (1, prompt), generator=torch.Generator().manual_seed(0)).repeat(ROWS, 1)
+        ids[:, 0] = 10
+        ids[::8, 0] = 11 if skewed else 10
+        length = LONG if skewed else SHORT
+        config = GenerationConfig(
+            max_new_tokens=length, do_sample=True, top_k=0, eos_token_id=NEVER, pad_token_id=0, disable_compile=True
+        )
+        criteria = StoppingCriteriaList([Early(prompt)] if skewed else [])
+        self._inputs = {"input_ids": ids, "generation_config": config, "stopping_criteria": criteria}
+        self._length = length
+
+    def theirs(self) -> None:
+        self._model.generate(**self._inputs)
+
+    def ours(self) -> None:
+        draws = RowDraws([(0, row) for row in range(ROWS)], self._length, strict=True)
+        complete(self._model.generate, self._inputs, draws)
+
+
+def seconds(work: Any) -> float:
+    before = time.process_time()
+    work()
+    return time.process_time() - before
+
+
+def peak(work: Any) -> int:
+    """Bytes of tensors at the peak, above what was held: the highest running sum of the allocator's events."""
+    with torch.profiler.profile(profile_memory=True) as profile:
+        work()
+    held = highest = 0
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        highest = max(highest, held)
+    return highest
+
+
+def ratio(pairs: list[tuple[float, float]]) -> tuple[float, float, float]:
+    """Median, least and greatest of a / b."""
+    ratios = [a / b for a, b in pairs]
+    return statistics.median(ratios), min(ratios), max(ratios)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(tiny_policy_path()).eval()
+    cases = {(prompt, False): Case(model, prompt, False) for prompt in GOALS} | {SKEWED: Case(model, *SKEWED)}
+    times: dict[tuple[int, bool], list[tuple[float, float]]] = {key: [] for key in cases}
+    for repeat in range(options.repeats + 1):
+        for key, case in cases.items():
+            pair = (seconds(case.theirs), seconds(case.ours))
+            if repeat:  # the first is a warm-up
+                times[key].append(pair)
+    results: dict[str, tuple[float, float, float, str]] = {}
+    for prompt, goal in GOALS.items():
+        results[f"prompt {prompt}: generate / ours"] = (*ratio(times[prompt, False]), f">= {goal}")
+    both = zip(times[SKEWED], times[SKEWED[0], False], strict=True)
+    more = [(a / b, c / d) for (a, b), (c, d) in both]
+    results[f"prompt {SKEWED[0]}: gain of skewed / of equal lengths"] = (*ratio(more), ">= 1.5")
+    for (prompt, skewed), case in cases.items():
+        share = peak(case.ours) / peak(case.theirs)
+        lengths = "skewed" if skewed else "equal"
+        results[f"prompt {prompt}, {lengths}: peak memory, ours / generate's"] = (share, share, share, "<= 1.0")
+    print(f"{ROWS} rows, {options.threads} thread(s), {options.repeats} alternating repeats\n")
+    print(f"{'seconds (median)':<54}{'generate':>10}{'ours':>8}")
+    for (prompt, skewed), pairs in times.items():
+        name = f"prompt {prompt}, {'one row in eight 120 tokens' if skewed else '30 tokens'}"
+        theirs, ours = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
+        print(f"{name:<54}{theirs:>10.3f}{ours:>8.3f}")
+    print(f"\n{'ratio':<54}{'median':>8}{'min':>8}{'max':>8}   goal")
+    for name, (median, low, high, goal) in results.items():
+        print(f"{name:<54}{median:>8.2f}{low:>8.2f}{high:>8.2f}   {goal}")
+    if options.json:
+        options.json.write_text(json.dumps({"threads": options.threads, "ratios": results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Each prompt once while the trainer generates: the same rollouts in every batch, and what goes to TRL's own way."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+
+import pytest
+from peft import LoraConfig
+from trl import GRPOTrainer
+
+from pods_rl import PODSTrainer
+from pods_rl.engines.trl.generation import prompt_once
+from pods_rl.rollouts import generating
+
+QUIET = {"max_steps": 1, "learning_rate": 0.0}
+
+
+def rows_of_forward_passes(trainer):
+    """The rows of each pass that writes tokens, by its columns: prompts are several, tokens one."""
+    seen = []
+    trainer.model.register_forward_pre_hook(
+        lambda _, __, inputs: seen.append(tuple(inputs["input_ids"].shape)) if inputs.get("use_cache") else None,
+        with_kwargs=True,
+    )
+    return seen
+
+
+def texts(trainer):
+    """What each prompt's rollouts say, by number."""
+    trainer.train()
+    record = trainer.rollouts
+    n = record.rewards.size(1)
+    groups = [tuple(record.completions[i : i + n]) for i in range(0, len(record.completions), n)]
+    return dict(zip(record.prompts[::n], groups, strict=True))
+
+
+def test_a_rollout_is_the_same_whatever_n_and_rows_at_once(make_trainer):
+    sixteen = texts(make_trainer(num_rollouts=16, **QUIET))
+    assert len(sixteen) == 2
+    assert all(len(set(group)) > 8 for group in sixteen.values())
+    for settings in ({"num_rollouts": 9}, {"num_rollouts": 16, "rollout_batch_size": 5}, {"num_rollouts": 4}):
+        fewer = texts(make_trainer(**settings, **QUIET))
+        assert fewer == {prompt: group[: len(fewer[prompt])] for prompt, group in sixteen.items()}
+    assert texts(make_trainer(num_rollouts=16, **QUIET, seed=4)) != sixteen
+
+
+def test_generations_of_a_run_draw_anew(make_trainer):
+    """Steps, and generations within a step: the weights and one of the prompts stay."""
+    one = {"num_generations": 2, "num_rollouts": 4, "per_device_train_batch_size": 2, "max_completion_length": 6}
+    trainer = make_trainer(**QUIET | one | {"max_steps": 2}, gradient_accumulation_steps=2, steps_per_generation=1)
+    seen, generate = [], trainer._generate_single_turn
+
+    def same_prompt(prompt_ids, *args):
+        seen.append(tuple(map(tuple, generate([[5, 6, 7]] * len(prompt_ids), *args)[0])))
+        return [list(ids) for ids in seen[-1]], None
+
+    trainer._generate_single_turn = same_prompt
+    trainer.train()
+    assert len(seen) == len(set(seen)) == 4
+
+
+def test_prompts_are_computed_once_a_part(make_trainer):
+    trainer = make_trainer(num_rollouts=12, rollout_batch_size=16, **QUIET)
+    seen = rows_of_forward_passes(trainer)
+    texts(trainer)
+    prompts = [rows for rows, columns in seen if columns > 1]
+    assert prompts == [2, 1]  # 16 rows of both prompts, then 8 of the second
+    assert max(rows for rows, columns in seen if columns == 1) == 16
+    assert [rows for rows, columns in seen if columns == 1][-1] < 8  # rows are dropped as they end
+
+
+@pytest.mark.parametrize("kind", ["LoRA", "checkpointed", "bf16"])
+def test_other_policies_compute_their_prompts_once_too(make_trainer, kind):
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.5)
+    arguments = {"trainer_arguments": {"peft_config": lora}} if kind == "LoRA" else {}
+    trainer = make_trainer(num_rollouts=8, bf16=kind == "bf16", **arguments, **QUIET)
+    if kind == "checkpointed":
+        trainer.model.gradient_checkpointing_enable()
+    if kind == "LoRA":
+        trainer.model.get_base_model().register_forward_pre_hook(
+            lambda _, __, inputs: seen.append(tuple(inputs["input_ids"].shape)), with_kwargs=True
+        )
+        seen = []
+    else:
+        seen = rows_of_forward_passes(trainer)
+    first = texts(trainer)
+    assert seen[0][0] == 2
+    assert seen[1] == (16, 1)
+    if kind != "bf16":
+        assert texts(make_trainer(num_rollouts=4, **arguments, **QUIET)) == {p: g[:4] for p, g in first.items()}
+    assert trainer.model.training
+    assert "generate" not in vars(trainer.model)
+
+
+def test_greedy_rollouts_and_the_other_keys_of_generation(make_trainer):
+    equal = texts(make_trainer(num_rollouts=8, generation_kwargs={"do_sample": False}, **QUIET))
+    assert all(len(set(group)) == 1 for group in equal.values())
+    few = texts(make_trainer(num_rollouts=8, top_k=1, temperature=2.0, **QUIET))
+    assert few == equal
+    short = texts(make_trainer(num_rollouts=8, generation_kwargs={"max_new_tokens": 2}, **QUIET))
+    assert all(len(text) <= 2 * 8 for group in short.values() for text in group)
+
+
+def test_what_is_generated_elsewhere_says_so_once(make_trainer, caplog, monkeypatch):
+    monkeypatch.setattr(generating, "_said", set())
+    trainer = make_trainer(num_rollouts=8, generation_kwargs={"num_beams": 2}, max_steps=2)
+    with caplog.at_level(logging.WARNING, logger="pods_rl"):
+        texts(trainer)
+    said = [record.getMessage() for record in caplog.records if record.name == generating.__name__]
+    assert len(said) == 1
+    assert said[0].endswith("the generation mode is beam sample.")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"prompt_once_generation": False}, {"exact_trl": True}, {"ds3_gather_for_generation": False}],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_with_the_lever_off_generate_is_untouched(make_trainer, monkeypatch, settings):
+    trainer = make_trainer(num_rollouts=8, **settings)
+    monkeypatch.setattr(trainer, "_dist", type("Dist", (), {"is_zero3": True, "is_fsdp": False})())
+    with prompt_once(trainer, [(0,)]):
+        assert "generate" not in vars(trainer.model)
+    with prompt_once(make_trainer(num_rollouts=8), []):
+        assert "generate" not in vars(trainer.model)
+
+
+def test_rows_of_a_users_own_are_left_to_generate(make_trainer):
+    class Twice(PODSTrainer):
+        def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+            completion_ids, logprobs = super()._generate_single_turn([*prompt_ids, prompt_ids[0]], *args, **kwargs)
+            return completion_ids[: len(prompt_ids)], logprobs
+
+    trainer = make_trainer(Twice, num_rollouts=8, **QUIET)
+    assert len(texts(trainer)) == 2
+
+
+def test_trl_generates_by_one_call_of_the_unwrapped_model():
+    """`prompt_once` replaces that method; its arguments are `once`'s."""
+    source = inspect.getsource(GRPOTrainer._generate_single_turn)
+    assert source.count("unwrapped_model.generate(") == 1
+    call = source.split("unwrapped_model.generate(")[1].split(")")[0]
+    assert call.split() == ["**generate_inputs,", "generation_config=self.generation_config"]
+    assert 'generate_inputs = {"input_ids": padded_ids, "attention_mask": attention_mask}' in source
