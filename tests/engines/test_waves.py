@@ -444,5 +444,5 @@ def test_an_unknown_answer_and_a_stream_are_refused(make_trainer):
 
 def test_a_reward_outside_its_range_is_an_error(make_trainer):
     trainer = make_trainer(**WAVES | {"reward": lambda completions, **_: [2.0] * len(completions)})
-    with pytest.raises(UserError, match="reward_range must hold every total reward"):
+    with pytest.raises(UserError, match="reward_range must hold every reward"):
         trainer.train()

@@ -17,6 +17,10 @@ from .config import PODSConfig
 class KeptRows:
     """The rows of a generation batch, in TRL's order: P x M places, each with a rollout of some group.
 
+    Every loss of TRL is linear in the size of an advantage (besides, it reads the sign), so a factor of a row's
+    advantage is a factor of its policy loss. It does not weight KL terms and entropy bonuses, nor the tokens by which
+    dapo, bnpo, cispo and vespo divide: there, prompts with shared places count by their tokens.
+
     Args:
         slots: `[P]`, the group whose places they are: its prompt in TRL's batch, or the one drawn for it.
         groups: `[P, M]`, the group of each row, the slot's own unless places were shared.

@@ -132,7 +132,7 @@ class RoundPlan:
         return list(accumulate(self.sizes))
 
     def key(self, seed: int, step: int) -> tuple[int, int, int]:
-        """Return what a generation's draws depend on, first of its rollouts' keys; each call begins a generation."""
+        """Return the key of the next generation, with which the keys of its rollouts begin."""
         count = self._last[1] + 1 if self._last[0] == step else 0
         self._last = (step, count)
         return seed, step, count
