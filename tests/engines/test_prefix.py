@@ -83,7 +83,7 @@ def test_rows_with_a_hole_or_without_a_prompt_are_not_regular(hole):
 @pytest.mark.parametrize("heads", [4, 2, 1])
 def test_attention_is_that_of_a_dense_mask(heads, window):
     """Brute force: every pair of tokens asks whether one may see the other."""
-    ids, mask, _, keep = batch([4, 4, 4, 1, 6], [5, 2, 1, 3, 4])
+    ids, mask, _, keep = batch([4, 4, 4, 1, 6], [5, 3, 4, 3, 4])
     pack = lay_out(Rows.of(ids, mask, keep), range(5), ids.device)
     length = pack.input_ids.size(1)
     owner = [(-1, -1)] * length  # of each token: its group, and its row or -1
@@ -175,11 +175,11 @@ def test_a_pack_has_the_scores_and_gradients_of_its_rows(name, monkeypatch):
     output = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
     log_probs, entropy = output.log_probs[:, -keep:], output.entropy[:, -keep:]
     expected = gradients(log_probs, entropy)
-    for packed in (True, False):
+    for packed, merge in [(True, True), (False, True), (True, False)]:
         counts = {"merged": 0}
-        chosen = ChosenRows(model, keep, merge=True, packed=packed, trimmed="right", multiple_of=None, counts=counts)
+        chosen = ChosenRows(model, keep, merge=merge, packed=packed, trimmed="right", multiple_of=None, counts=counts)
         scores = chosen(ids, mask, labels, fused_lm_head=True)
-        assert counts == {"merged": 1}
+        assert counts == {"merged": int(merge)}
         torch.testing.assert_close(scores.log_probs, log_probs, rtol=0, atol=1e-5)
         torch.testing.assert_close(scores.entropy, entropy, rtol=0, atol=1e-5)
         for one, other in zip(gradients(scores.log_probs, scores.entropy), expected, strict=True):
@@ -228,3 +228,15 @@ def test_a_batch_without_a_row_to_read_still_has_a_pass_and_a_gradient_of_zero()
         assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
     assert len(calls) == 2
     assert max(calls) <= 5  # one short row
+
+
+def test_rows_with_holes_keep_their_places(monkeypatch):
+    """Nothing is packed, and every score stays in its column."""
+    monkeypatch.setattr(passes, "CALL", -99)
+    model = with_head(TAKES_PACKS["Qwen2"])
+    ids, mask, labels, keep = batch([4, 4, 2], [5, 4, 5])
+    mask[1, -4] = 0
+    labels = labels.masked_fill(mask == 0, -100)
+    expected = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs[:, -keep:]
+    chosen = ChosenRows(model, keep, merge=True, packed=True, trimmed="right", multiple_of=None)
+    torch.testing.assert_close(chosen(ids, mask, labels, fused_lm_head=True).log_probs, expected)

@@ -168,6 +168,8 @@ DROPPING = {
 def test_left_out_rows_leave_the_gradient(make_trainer, name):
     """Rows one by one, so that nothing else rounds: the largest difference is that of a sum in another order."""
     config = {"reward": half_dead, **OFF, **DROPPING[name], "max_steps": 2}
+    if "num_iterations" in config:
+        config["learning_rate"] = 0.05  # ratios leave 1 and are clipped in the second step
     theirs, expected = run(make_trainer, skip_zero_advantage_steps=False, **config)
     ours, logs = run(make_trainer, skip_zero_advantage_steps=False, **config | {"skip_zero_advantage_rows": True})
     assert sum(row["pods/rows/left_out"] for row in logs) > 0
@@ -262,11 +264,22 @@ def test_micro_batches_without_a_live_row_come_first_and_have_no_pass(make_train
     calls = []
     config = {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 4, "num_rollouts": 4, "max_steps": 1}
 
+    shares = []
+
+    class Shares(TrainerCallback):
+        def __init__(self, trainer):
+            self.trainer = trainer
+
+        def on_step_end(self, *args, **kwargs):
+            shares.append(len(self.trainer._metrics["train"]["clip_ratio/region_mean"]))
+
     def watch(trainer):
         loss = trainer._compute_loss
         trainer._compute_loss = lambda *args: calls.append(1) or loss(*args)
+        trainer.add_callback(Shares(trainer))
 
     run(make_trainer, watch, reward=half_dead, **config)
     assert len(calls) == 2
+    assert shares == [4]  # TRL's mean is one over micro-batches
     run(make_trainer, watch, reward=half_dead, **config, **OFF)
     assert len(calls) == 2 + 4

@@ -115,10 +115,10 @@ class ChosenRows:
         """Gather the scores of each row; one computed row serves all that equal it, and receives their gradients."""
         keep, device = self.logits_to_keep, output.log_probs.device
         start = torch.tensor([-1 if own is None else starts[own] for own in owner])
-        lengths = torch.from_numpy(rows.completions)
-        place = torch.arange(keep)
-        read = (place < lengths.unsqueeze(1)) & (start >= 0).unsqueeze(1)
-        index = (start.unsqueeze(1) + place).masked_fill(~read, output.log_probs.numel()).flatten().to(device)
+        read = torch.from_numpy(rows.tokens[:, rows.prompt_width :] >= 0) & (start >= 0).unsqueeze(1)
+        index = (
+            (start.unsqueeze(1) + torch.arange(keep)).masked_fill(~read, output.log_probs.numel()).flatten().to(device)
+        )
 
         def back(values: Tensor) -> Tensor:
             return pad(values.flatten(), (0, 1)).index_select(0, index).view(-1, keep)
@@ -169,6 +169,11 @@ def _taking_packs(function: Callable[..., Any]) -> Callable[..., Any]:
 # -- models that can take packs --------------------------------------------------------------------------------------
 
 
+def has_dropout(model: nn.Module) -> bool:
+    """Return whether modules of a model in training draw noise: equal rows then differ."""
+    return any(isinstance(module, nn.Dropout) and module.p > 0 and module.training for module in model.modules())
+
+
 def why_rows(model: Any, call: Callable[..., Any], *, tolerance: float) -> str | None:
     """Return why a model must compute rows one by one, None if it takes packs. Two small passes; collective.
 
@@ -193,13 +198,13 @@ def why_rows(model: Any, call: Callable[..., Any], *, tolerance: float) -> str |
         return f"its attention ({config._attn_implementation}) cannot be replaced"
     if kinds - {"full_attention", "sliding_attention"}:
         return f"it has layers of {', '.join(sorted(kinds - {'full_attention', 'sliding_attention'}))}"
+    if has_dropout(model):
+        return "it has dropout"
     if getattr(config, "output_router_logits", False):
         return "its loss reads the router of its experts"
     for module in model.modules():
         if isinstance(module, nn.Conv1d | nn.RNNBase):
             return f"tokens also meet in {type(module).__name__}"
-        if isinstance(module, nn.Dropout) and module.p > 0 and module.training:
-            return "it has dropout"
     windowed = "sliding_attention" in kinds or (not kinds and getattr(config, "sliding_window", None) is not None)
     return _disagreement(call, next(model.parameters()), config.vocab_size, windowed, tolerance)
 

@@ -18,7 +18,7 @@ from ...distributed import mark
 from .compat import Batch, TRLTrainer
 from .guard import Guard
 from .packing import Passes, completion_lengths, sort_windows, steps_window, trimmed_passes, trimmed_sides
-from .passes import ChosenRows, why_rows
+from .passes import ChosenRows, has_dropout, why_rows
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class Update:
         """
         args, trainer = self._trainer.args, self._trainer
         window = steps_window(args.steps_per_generation, args.gradient_accumulation_steps)
-        leave_out = args.skip_zero_advantage_rows and not self._other_gradients()
+        leave_out = args.skip_zero_advantage_rows and not self._reads_every_row()
         if leave_out:
             micro_batches = [batch | {"live": _live(batch)} for batch in micro_batches]
         if args.sort_by_length and window and window > 1 and not self._loss_depends_on_micro_batch():
@@ -121,17 +121,17 @@ class Update:
 
     def _has_gradient(self, batch: Batch) -> Tensor:
         """Return whether a micro-batch has a row with an advantage and a token, or a loss term that needs none."""
-        trainer = self._trainer
-        if trainer.beta != 0.0 or trainer.aux_loss_enabled or trainer._entropy_bonus_enabled:
-            return torch.ones((), dtype=torch.bool, device=batch["advantages"].device)
-        return _live(batch).any()
+        return _live(batch).any() | self._has_other_terms
 
-    def _other_gradients(self) -> bool:
-        """Return whether a row with advantage 0 can have a gradient, or change that of another row."""
+    @property
+    def _has_other_terms(self) -> bool:
         trainer = self._trainer
-        terms = trainer.beta != 0.0 or trainer.aux_loss_enabled or trainer._entropy_bonus_enabled
-        own_loss = type(trainer)._compute_loss is not GRPOTrainer._compute_loss  # a subclass may add a term
-        return terms or trainer.top_entropy_quantile < 1.0 or own_loss
+        return trainer.beta != 0.0 or trainer.aux_loss_enabled or trainer._entropy_bonus_enabled
+
+    def _reads_every_row(self) -> bool:
+        """Return whether a row with advantage 0 can have a gradient, or change that of another row."""
+        own_loss = type(self._trainer)._compute_loss is not GRPOTrainer._compute_loss  # a subclass may add a term
+        return self._has_other_terms or self._trainer.top_entropy_quantile < 1.0 or own_loss
 
     def _loss_depends_on_micro_batch(self) -> bool:
         """Return whether a loss term is computed per micro-batch, so that sorting would change the gradient."""
@@ -179,15 +179,9 @@ class Update:
         self._dead = 0
 
     def passes(
-        self,
-        compute: Callable[..., Passes],
-        model: Any,
-        ids: Tensor,
-        mask: Tensor,
-        keep: int,
-        batch_size: int | None,
+        self, compute: Callable[..., Passes], model: Any, ids: Tensor, mask: Tensor, keep: int, batch_size: int | None,
         others: Mapping[str, Any],
-    ) -> Passes:
+    ) -> Passes:  # fmt: skip
         """Call TRL's `compute`; in training without repeats and padding, if that changes only rounding.
 
         Args:
@@ -199,11 +193,12 @@ class Update:
             return compute(model, ids, mask, keep, batch_size)
         plain = all(value is None or value is False for name, value in others.items() if name != "compute_entropy")
         packed = plain and args.prompt_once_update and self._takes_packs(model)
+        merge = args.merge_equal_rows and not self._has_dropout
         batch = self._batch or {}
         chosen = partial(
             ChosenRows,
             model,
-            merge=args.merge_equal_rows,
+            merge=merge,
             packed=packed,
             trimmed=self._trimmed_sides if args.trim_padding else "none",
             multiple_of=trainer.pad_to_multiple_of,
@@ -211,17 +206,15 @@ class Update:
             unread=batch.get("old_per_token_logps"),
             counts=self.rows if self._batch else None,
         )
-        if packed:
-            return compute(chosen(keep), ids, mask, keep, batch_size)
-        chooses = plain and (args.merge_equal_rows or "live" in batch)
-        if not args.trim_padding or self._trimmed_sides == "none":
-            return compute(chosen(keep) if chooses else model, ids, mask, keep, batch_size)
+        chooses = packed or (plain and (merge or "live" in batch))
 
-        def trimmed(ids: Tensor, mask: Tensor, keep: int, rows: int | None = None) -> Passes:
+        def call(ids: Tensor, mask: Tensor, keep: int, rows: int | None) -> Passes:
             return compute(chosen(keep) if chooses else model, ids, mask, keep, rows)
 
+        if packed or not args.trim_padding or self._trimmed_sides == "none":
+            return call(ids, mask, keep, batch_size)
         return trimmed_passes(
-            trimmed,
+            partial(call, rows=None),
             ids,
             mask,
             keep,
@@ -235,6 +228,10 @@ class Update:
         trainer = self._trainer
         return trimmed_sides(trainer.accelerator.unwrap_model(trainer.model).config.get_text_config())
 
+    @cached_property
+    def _has_dropout(self) -> bool:
+        return has_dropout(self._trainer.accelerator.unwrap_model(self._trainer.model))
+
     def _takes_packs(self, model: Any) -> bool:
         """Return whether a model takes packs; decided at its first pass and, if it does not, said in the log."""
         accelerator = self._trainer.accelerator
@@ -247,8 +244,8 @@ class Update:
                 with accelerator.autocast():
                     reason = why_rows(bare, model, tolerance=0.1 if rounds else 1e-4)
             self._packs[bare] = reason is None
-            if reason is not None:
-                logger.info("prompt_once_update does not apply to %s: %s", type(bare).__name__, reason)
+            if reason is not None and accelerator.is_main_process:
+                logger.warning("prompt_once_update does not apply to %s: %s", type(bare).__name__, reason)
         return self._packs[bare]
 
 
