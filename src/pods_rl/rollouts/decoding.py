@@ -7,10 +7,11 @@ attention interface.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
@@ -145,17 +146,24 @@ AttentionMaskInterface.register(SINGLE_QUERY, sdpa_mask)
 
 @contextmanager
 def decoding(model: PreTrainedModel) -> Iterator[None]:
-    """Prepare a model to decode: without dropout, which rollouts of a prompt would share; on a CPU with `attend`."""
+    """Prepare a model to decode: without dropout, which rollouts of a prompt would share.
+
+    On a CPU also with `attend`, and in torch's inference mode, where each of many small operations costs less. Not so
+    with several processes, which may share the weights, and for models outside transformers, which may keep tensors of
+    a forward pass for the next: those of inference mode cannot be trained with.
+    """
     training = [module for module in model.modules() if module.training]
     config = model.config.get_text_config(decoder=True)
     before = config._attn_implementation
-    quicker = model.device.type == "cpu" and before == "sdpa" and model._supports_attention_backend
+    on_cpu = model.device.type == "cpu" and model._supports_attention_backend and not model.is_remote_code()
+    quicker = on_cpu and before == "sdpa"
     for module in training:
         module.training = False
     if quicker:
         config._attn_implementation = SINGLE_QUERY
     try:
-        yield
+        with torch.inference_mode() if on_cpu and not dist.is_initialized() else nullcontext():
+            yield
     finally:
         for module in training:
             module.training = True

@@ -114,12 +114,14 @@ class PromptOnce:
                 tokens = scores.argmax(dim=-1) if draws is None else draws.tokens(scores, at, rows.kept)
                 rows.append(tokens, stopping_criteria)
                 if at % rows.look_every == rows.look_every - 1 or rows.columns == generation_config.max_length:
-                    if draws is not None:
-                        draws.check()
                     if rows.all_ended():
-                        return rows.output()
+                        break
                     rows.drop_ended(logits_processor)
                 logits = rows.next_logits()
+            output = rows.output()
+        if draws is not None:
+            draws.check()
+        return output.clone()  # outside of inference mode, so that it may be changed
 
 
 def refusal(
@@ -199,7 +201,7 @@ class Rows:
         inputs = dict(self._inputs)
         if positions is not None:
             positions = positions.expand(len(self._ids), -1)
-            self._positions = positions[:, -1:]
+            self._positions = positions[:, -1:] if self._mask is not None else positions[:1, -1:]  # else all are equal
             inputs["position_ids"] = positions[firsts]
         if self._mask is not None:
             inputs["attention_mask"] = inputs["attention_mask"][firsts]
@@ -252,8 +254,8 @@ class Rows:
         self._ids, self._alive = self._ids[alive], self._alive[alive]
         if self._mask is not None:
             self._mask = self._mask[alive]
-        if "position_ids" in self._inputs:
-            self._positions = self._positions[alive]
+            if "position_ids" in self._inputs:
+                self._positions = self._positions[alive]
         self._inputs["past_key_values"].batch_select_indices(alive)
         for processor in processors:  # the only one of those served that holds a value for each row
             if isinstance(ignored := getattr(processor, "prompt_ignore_length", None), Tensor):
