@@ -15,6 +15,7 @@ from datasets import IterableDataset
 from trl import GRPOTrainer
 
 from pods_rl import PODSConfig
+from pods_rl.engines.trl.keeping import keep_rows
 from pods_rl.errors import UserError
 from pods_rl.planning.rollouts import check_rollouts
 from pods_rl.rollouts.allocating import live
@@ -379,6 +380,17 @@ def test_rows_follow_the_rarer_reward(make_trainer):
                 own = chosen[used]
                 expected = (own - own.mean()) / (own.std() + 1e-4) * (4 / (2 * rarer))
                 torch.testing.assert_close(advantages[used], expected)
+
+
+def test_more_rows_of_the_commoner_reward_are_taken_from_all_rollouts(tmp_path):
+    rewards = torch.tensor([[1.0] * 10 + [0.0] * 54])
+    args = PODSConfig(
+        str(tmp_path), num_generations=16, num_rollouts=64, per_device_train_batch_size=16, rows_per_group="auto",
+        majority_rows=2.0, use_cpu=True, bf16=False,
+    )  # fmt: skip
+    kept = keep_rows(args, rewards, rewards, torch.tensor([0]))
+    trained = rewards[0, kept.numbers[0]][kept.weights[0] != 0]
+    assert (int(trained.sum()), len(trained)) == (5, 15)  # max_variance alone keeps 8 and 8
 
 
 def test_different_completions_are_preferred(make_trainer, monkeypatch):

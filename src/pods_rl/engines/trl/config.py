@@ -117,7 +117,7 @@ class PODSConfig(GRPOConfig):
         default=True,
         metadata={
             "help": "Compute each prompt once for all its rollouts, and drop finished rollouts from the batch. Without "
-            "vLLM; rollouts are other draws of the same distribution than those of generate."
+            "vLLM; rollouts are other draws of the same distribution than those of generate, and without dropout."
         },
     )
     prompt_once_update: bool = field(

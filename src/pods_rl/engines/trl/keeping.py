@@ -89,9 +89,13 @@ def keep_rows(
         kept_PM = order_PN.gather(1, chosen_PM).sort(dim=1).values
     weights_PM = weights_P.unsqueeze(1).repeat(1, m)
     if args.rows_per_group == "auto":
-        kept_answers_PM = answers_GN[slots_P].gather(1, kept_PM)
-        rows_P, high_P = rows_auto(kept_answers_PM, m, args.majority_rows)
-        weights_PM *= keep_ends(kept_answers_PM, rows_P, high_P) * row_weights(rows_P, m).unsqueeze(1)
+        answers_PN = answers_GN[slots_P]
+        rows_P, high_P = rows_auto(answers_PN, m, args.majority_rows)
+        trained_PN = keep_ends(answers_PN, rows_P, high_P)
+        # The rule's other rows fill the places that are left, without a weight.
+        rank_PN = torch.zeros(P, n).scatter_(1, kept_PM, 1.0) + 2 * trained_PN
+        kept_PM = rank_PN.argsort(dim=1, descending=True, stable=True)[:, :m].sort(dim=1).values
+        weights_PM *= trained_PN.gather(1, kept_PM) * row_weights(rows_P, m).unsqueeze(1)
     whole = bool((weights_PM != 0).all())
     return KeptRows(slots_P, slots_P.unsqueeze(1).repeat(1, m), kept_PM, weights_PM, whole)
 
