@@ -32,6 +32,13 @@ def stored(tmp_path: Path) -> Path:
     return shutil.copytree(STORED, tmp_path / "stored")
 
 
+def without_later_metrics(run: Run, known: set[str]) -> Run:
+    """Drop the metrics that the version which wrote `known` did not have yet."""
+    rows = [{name: value for name, value in row.items() if name in known} for row in run.metrics]
+    (run.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return Run(run.path)
+
+
 def test_a_stored_run_opens():
     run, killed = Run.open(STORED / "whole"), Run.open(STORED / "killed")
     assert (run.state, run.step, run.seed, len(run.metrics), len(run.evals)) == ("finished", 6, 3, 6, 2)
@@ -49,6 +56,7 @@ def test_a_stored_run_resumes_to_the_weights_and_metrics_of_the_one_that_was_not
     resumed = train(stored, "--resume", "--output", "killed")
     assert resumed.environment["resumed"]
     assert [path.name for path in resumed.checkpoints()] == ["checkpoint-3", "checkpoint-6"]  # `whole` keeps neither
+    resumed = without_later_metrics(resumed, {name for row in whole.metrics for name in row})
     different = [part for part in differences(whole, resumed) if part != "checkpoints"]
     if on_a_machine_like_the_one_that_made_them():
         assert different == []

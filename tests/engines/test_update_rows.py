@@ -83,9 +83,9 @@ def assert_same(ours, theirs, tolerance):
     assert len(ours) == len(theirs) > 0
     for one, other in zip(ours, theirs, strict=True):
         assert one.keys() == other.keys()
-        largest = max(1e-30, *(gradient.abs().max().item() for gradient in other.values()))
+        largest = max([1e-30, *(gradient.abs().max().item() for gradient in other.values())])
         apart = {name: (one[name] - gradient).abs().max().item() / largest for name, gradient in other.items()}
-        assert max(apart.values()) <= tolerance, max(apart, key=apart.__getitem__)
+        assert max(apart.values(), default=0.0) <= tolerance, max(apart, key=apart.__getitem__)
 
 
 # -- each prompt once ----------------------------------------------------------------------------------------------
@@ -120,8 +120,9 @@ def test_packs_leave_the_gradient(make_trainer, name):
     ours, logs = run(make_trainer, **{"skip_zero_advantage_rows": False, **config})
     theirs, expected = run(make_trainer, **OFF, **config)
     assert_same(ours, theirs, 1e-12)
+    assert any(theirs)  # DAPO's first step has no gradient: every completion is truncated
     for row, other in zip(logs, expected, strict=True):
-        assert row["entropy"] == pytest.approx(other["entropy"], rel=1e-3)  # TRL's is a mean over micro-batches
+        assert row.get("entropy") == pytest.approx(other.get("entropy"), rel=1e-3)  # TRL's: a mean over micro-batches
         assert row["loss"] == pytest.approx(other["loss"], abs=1e-6)
 
 
