@@ -12,6 +12,7 @@ import yaml
 
 from pods_rl.errors import UserError
 from pods_rl.experiment import load_experiment
+from pods_rl.planning.rollouts import LEVERS
 from pods_rl.recipe import Origin, available, build_recipe, checks, load_recipe
 from pods_rl.recipe.fields import inside
 from pods_rl.recipe.recipe import FREE, changed_keys
@@ -443,3 +444,9 @@ def test_a_stored_recipe_is_compared_by_what_its_keys_meant_then(monkeypatch):
         "pods_rl.recipe.recipe.fields", lambda: known | {"loss_type": replace(known["loss_type"], default="dapo")}
     )
     assert changed_keys(stored, values) == []
+
+
+def test_the_switch_that_gives_trl_back_shows_in_the_resolved_recipe():
+    exact = build(exact_trl=True, trim_padding=True, skip_zero_advantage_steps=True)
+    assert [exact.values[lever] for lever in LEVERS] == [False] * len(LEVERS)
+    assert all(build(skip_zero_advantage_steps=True).values[lever] for lever in LEVERS)

@@ -1,4 +1,4 @@
-"""Check the settings of waves and of dead groups' places: what they need, and which exclude each other. No torch."""
+"""Settings of cheaper rollouts and updates: the levers, and checks of waves and of dead groups' places. No torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ from typing import Any
 
 from ..errors import UserError
 
+# What changes rounding, draws or which steps are skipped; `exact_trl` turns all of it off.
+LEVERS = (
+    "prompt_once_generation",
+    "prompt_once_update",
+    "skip_zero_advantage_rows",
+    "merge_equal_rows",
+    "trim_padding",
+    "sort_by_length",
+    "skip_zero_advantage_steps",
+)
 DEAD_GROUPS = ("keep", "share", "refill")
 ROWS_PER_GROUP = ("fixed", "auto")
 

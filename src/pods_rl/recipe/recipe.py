@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..planning.batching import BatchPlan
+from ..planning.rollouts import LEVERS
 from .available import check_reachable, missing_library, missing_module
 from .catalog import TINY, read_recipe
 from .checks import batch_plan, check_values
@@ -211,6 +212,8 @@ def _resolve(values: dict[str, Any], given: Mapping[str, Any]) -> None:
     """Fill in the keys that follow from other keys."""
     if values["num_rollouts"] is None:
         values["num_rollouts"] = values["num_generations"]
+    if values["exact_trl"]:
+        values.update(dict.fromkeys(LEVERS, False))
     if values["eval_temperature"] is None:
         values["eval_temperature"] = values["temperature"]
     if "task" not in given and values["dataset_name"]:

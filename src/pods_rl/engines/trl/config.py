@@ -10,7 +10,7 @@ from trl import GRPOConfig
 
 from ...errors import UserError
 from ...planning.losses import loss_doubts, refuse_impossible
-from ...planning.rollouts import check_rollouts
+from ...planning.rollouts import LEVERS, check_rollouts
 from ...recipe.checks import batch_plan
 from ...rollouts.stopping import Stopping, wave_end, wave_sizes
 from ...selection import Rule
@@ -29,17 +29,6 @@ PAPER = {  # as TRL's trainers name theirs, for the model card
     "Reinforcement Learning}, author={Xu, Yixuan Even and Savani, Yash and Fang, Fei and Kolter, J. Zico}, "
     "journal={arXiv preprint arXiv:2504.13818}, year={2025}}",
 }
-
-# What changes rounding, draws or which steps are skipped; `exact_trl` turns all of it off.
-LEVERS = (
-    "prompt_once_generation",
-    "prompt_once_update",
-    "skip_zero_advantage_rows",
-    "merge_equal_rows",
-    "trim_padding",
-    "sort_by_length",
-    "skip_zero_advantage_steps",
-)
 
 
 @dataclass
