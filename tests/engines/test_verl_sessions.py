@@ -13,7 +13,7 @@ from pods_rl.rollouts.stopping import Stopping, wave_sizes
 
 
 class Play:
-    """A prompt whose sessions end when they are told to; what each did, by number."""
+    """A prompt whose sessions end when the test sets their event, and what each session did, by number."""
 
     def __init__(self, waves, stops, rewards):
         self.group = Sessions(waves, stops)

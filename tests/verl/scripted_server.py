@@ -11,7 +11,7 @@ import ray
 
 
 class _Server:
-    """A server that answers a request once it is told to; it knows what it runs, and what was aborted."""
+    """A server that answers a request when the test says so, and records running and aborted requests."""
 
     def __init__(self) -> None:
         self.running: dict[str, tuple[int, int]] = {}  # id -> prompt, session

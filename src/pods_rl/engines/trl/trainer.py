@@ -50,11 +50,11 @@ class PODSTrainer(TypedGRPOTrainer):
 
     Takes the arguments of TRL's `GRPOTrainer`, with `args` a `PODSConfig`. Only selected rows reach a log-probability,
     reference or update pass; each rollout is scored once; evaluation never down-samples. With `num_rollouts` equal to
-    `num_generations` it is TRL's trainer up to rounding, and with `trim_padding` and `sort_by_length` off to the last
-    bit (`docs/engines.md` has the size of the rounding). After each generation `trainer.rollouts` holds what was
+    `num_generations` and `exact_trl` it is TRL's trainer to the last bit; by default it draws its own random numbers,
+    and its gradient differs by rounding (`docs/engines.md`). After each generation `trainer.rollouts` holds what was
     generated, kept and why.
 
-    Groups may be spread over processes: every process then generates its share of a prompt's n rollouts, and kept rows
+    Groups may be spread over processes: every process then generates its share of a prompt's rollouts, and kept rows
     move to the process that trains them.
 
     Raises:

@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 def cancellable(client: Any) -> Any:
     """Return a copy of verl's `LLMServerClient` whose `generate` passes its cancellation on to the server.
 
-    vLLM aborts a request whose call is cancelled. SGLang does not, so it is told the id that it got; in verl's other
-    engines the request runs to its end and its answer is dropped.
+    vLLM aborts a request whose call is cancelled. SGLang does not: it gets an abort with the id of the request. In
+    verl's other engines the request runs to its end, and its answer is dropped.
     """
     engine = client.config.actor_rollout_ref.rollout.name
     if engine not in ("vllm", "sglang"):
