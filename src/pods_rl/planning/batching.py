@@ -16,7 +16,7 @@ from ..errors import UserError
 
 @dataclass(frozen=True)
 class Shares:
-    """The rollouts of a generation batch that each process generates, and the rows that it trains.
+    """The rollouts of a batch, generated at once without waves, that each process generates, and the rows it trains.
 
     Both are numbered over all processes, prompt by prompt: rollout p * n + i is the i-th of prompt p. Each process
     has a contiguous range of each: its rows are those that TRL's sampler gives it, the same number everywhere; its
