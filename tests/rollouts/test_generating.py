@@ -32,7 +32,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from pods_rl.rollouts import generating
-from pods_rl.rollouts.decoding import GrowingLayer, attend, decoding
+from pods_rl.rollouts.decoding import GrowingLayer, SharedLayer, attend, decoding
 from pods_rl.rollouts.generating import CannotServeError, PromptOnce, complete
 from pods_rl.rollouts.sampling import RowDraws
 
@@ -52,6 +52,12 @@ SHAPES = {
 }
 EQUAL = [[5, 6, 7, 8]] * 3 + [[9, 10, 11, 12]] * 2
 MIXED = [[5, 6, 7, 8]] * 3 + [[9, 10]] * 2 + [[11, 12, 13, 14, 15, 16, 17, 18, 19]] * 2
+
+
+@pytest.fixture(params=["copied", "shared"])
+def kept(request, monkeypatch):
+    """How prompts are kept: short ones are copied for each rollout, long ones shared. Here all are short."""
+    monkeypatch.setattr("pods_rl.rollouts.decoding._SHARED_FROM", 0 if request.param == "shared" else 2**60)
 
 
 def build(shape):
@@ -109,6 +115,7 @@ def calls():
 # ------------------------------------------------------------------------------------------------ equals generate
 
 
+@pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("prompts", [EQUAL, MIXED], ids=["equal", "mixed"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_greedy_is_generates_token_by_token(shape, prompts):
@@ -135,12 +142,14 @@ def test_greedy_is_generates_in_eager_attention():
     assert model.config._attn_implementation == "eager"
 
 
+@pytest.mark.usefixtures("kept")
 def test_in_bfloat16_only_near_ties_differ():
     model = build("llama").to(torch.bfloat16)
     inputs = batch(MIXED, max_new_tokens=8)
     assert (once(model, inputs) == model.generate(**inputs)).float().mean() > 0.8
 
 
+@pytest.mark.usefixtures("kept")
 def test_greedy_with_every_processor_that_is_served(qwen2):
     inputs = batch(
         MIXED, eos_token_id=[END, 3], repetition_penalty=1.3, no_repeat_ngram_size=3, min_new_tokens=4,
@@ -151,6 +160,7 @@ def test_greedy_with_every_processor_that_is_served(qwen2):
     assert torch.equal(once(qwen2, inputs), qwen2.generate(**inputs))
 
 
+@pytest.mark.usefixtures("kept")
 def test_lora_and_a_wrapped_generate(qwen2):
     torch.manual_seed(0)
     model = get_peft_model(
@@ -221,6 +231,7 @@ def fits(tokens, probabilities):
     assert statistic < degrees + 4 * (2 * degrees) ** 0.5 + 6  # about p = 0.0005
 
 
+@pytest.mark.usefixtures("kept")
 def test_a_rollout_depends_on_its_key_alone(qwen2):
     """Rollout 7 of a prompt: whatever n, the rows of a batch, the prompts beside it and its place."""
 
@@ -276,6 +287,7 @@ class EndsByPrompt(StoppingCriteria):
 NEVER = V + 5  # an end token that no model writes, so that `generate` pads rows that a criterion ends
 
 
+@pytest.mark.usefixtures("kept")
 def test_each_prompt_is_computed_once_and_ended_rows_are_dropped(qwen2, calls):
     ends = StoppingCriteriaList([EndsByPrompt(9, {8: 3, 10: 3, 19: 20})])
     inputs = batch(MIXED, max_new_tokens=20, eos_token_id=NEVER) | {"stopping_criteria": ends}
@@ -350,6 +362,42 @@ def test_a_growing_layer_holds_what_a_dynamic_one_holds():
         layer.batch_repeat_interleave(2)
     assert torch.equal(grown.keys, prompts.keys)
     assert torch.equal(grown.values, prompts.values)
+
+
+def test_a_shared_layer_reads_what_a_growing_one_reads():
+    """With runs of equally many rollouts, after drops, with and without a mask, and through transformers' own path."""
+    torch.manual_seed(3)
+    rows = torch.tensor([0, 0, 0, 1, 1, 1, 2, 4, 4])
+    prompts = DynamicLayer()
+    prompts.update(*torch.randn(2, 5, 2, 7, 8))
+    shared, grown = (kind(prompts, rows, most=12) for kind in (SharedLayer, GrowingLayer))
+    module = torch.nn.Module()
+    module.num_key_value_groups, module.is_causal = 2, True
+    for kept in (slice(None), [0, 2, 3, 4, 6, 7], [1, 3, 5]):
+        for layer in (shared, grown) if kept != slice(None) else ():
+            layer.batch_select_indices(torch.tensor(kept))
+        count = len(grown.keys)
+        new, query = torch.randn(2, count, 2, 1, 8), torch.randn(count, 4, 1, 8)
+        ours, theirs = shared.update(*new), grown.update(*new)
+        assert shared.get_seq_length() == grown.get_seq_length() == theirs[0].size(2)
+        assert all(torch.equal(a, b) for a, b in zip(shared.whole(), theirs, strict=True))
+        mask = torch.rand(count, 1, 1, theirs[0].size(2)) > 0.4
+        mask[..., -1] = True
+        for settings in ({}, {"position_bias": torch.randn(1, 4, 1, theirs[0].size(2))}):
+            for allowed in (None, mask, mask[:1]):
+                got, expected = (attend(module, query, *states, allowed, **settings)[0] for states in (ours, theirs))
+                torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_model_that_changes_the_keys_is_left_to_generate(qwen2, monkeypatch, masked):
+    monkeypatch.setattr("pods_rl.rollouts.decoding._SHARED_FROM", 0)
+    update = SharedLayer.update
+    monkeypatch.setattr(SharedLayer, "update", lambda *args: tuple(x.clone() for x in update(*args)))
+    inputs = batch(MIXED if masked else EQUAL, max_new_tokens=5)
+    with pytest.raises(CannotServeError, match="changes the cache's keys"):
+        once(qwen2, inputs)
+    assert torch.equal(complete(qwen2.generate, inputs), qwen2.generate(**inputs))
 
 
 # ------------------------------------------------------------------------------------------------ what generate serves

@@ -1,13 +1,14 @@
-"""The two costs of decoding on a CPU: a cache that is copied for each token, and attention of a single query.
+"""What decoding costs beside the model's own layers: copies of the cache, and attention of a single query on a CPU.
 
-Both are parts of transformers with the same results, up to rounding: a layer of its cache, and a function of its
-attention interface.
+Parts of transformers with the same results, up to rounding: layers of its cache, and a function of its attention
+interface.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -20,6 +21,12 @@ from transformers.masking_utils import sdpa_mask
 
 SINGLE_QUERY = "pods_single_query"  # the name of `attend` in transformers' tables
 _SPARE = 16  # columns that a full layer grows by: few beside a cache, and each is copied this much less often
+_CHANGED = "the model changes the cache's keys before it attends to them"
+_SHARED_FROM = 2**19  # bytes of a layer's keys of prompts, a copy for each rollout, from which one for all is quicker
+
+
+class CannotServeError(Exception):
+    """Raised before a completion is returned; the message says which part of the model or setting needs `generate`."""
 
 
 class GrowingLayer(DynamicLayer):
@@ -83,6 +90,92 @@ class GrowingLayer(DynamicLayer):
         return room
 
 
+class SharedLayer(GrowingLayer):
+    """A cache layer with one copy of each prompt for all its rollouts; `attend` puts the two together.
+
+    `keys` and `values` hold the rollouts' own tokens. The keys that `update` returns lead `attend` to this layer.
+
+    Args:
+        layer: holds the prompts, a row each.
+        rows: for each row of the new layer, its prompt's row in `layer`; ascending.
+        most: columns it will ever need, with the prompts'.
+    """
+
+    def __init__(self, layer: DynamicLayer, rows: Tensor, most: int) -> None:
+        self.prompts = layer.keys, layer.values
+        own = DynamicLayer()
+        own.update(layer.keys[:, :, :0], layer.values[:, :, :0])
+        super().__init__(own, rows, most - layer.keys.shape[-2])
+        self.attended = True  # whether `attend` has seen the keys of the latest update
+        self._set_rows(rows)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append the new tokens' states; return those of the rollouts, which `attend` completes."""
+        keys, values = super().update(key_states, value_states)
+        keys.layer = self  # type: ignore[attr-defined]
+        self.attended = False
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        """Return the number of columns, the prompts' and the rollouts' own."""
+        return self.prompts[0].shape[-2] + self.keys.shape[-2]
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep these rows, in ascending order."""
+        super().batch_select_indices(indices)
+        self._set_rows(self._rows[indices])
+
+    def whole(self) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of the prompts and the rollouts, a copy for each row."""
+        first, own = self.prompts, (self.keys, self.values)
+        keys, values = (torch.cat([a[self._rows], b], dim=-2) for a, b in zip(first, own, strict=True))
+        return keys, values
+
+    def attend(self, query: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Return what single queries `[rows, key heads, heads a key head, size]`, already scaled, read."""
+        parts = []
+        for rows, first_keys, first_values in self._runs:
+            own_keys, own_values = self.keys[rows], self.values[rows]
+            groups, columns = len(first_keys), first_keys.shape[2]
+            count = len(own_keys) // groups  # rollouts of each prompt
+
+            def by_prompt(states: Tensor, groups: int = groups, count: int = count) -> Tensor:
+                """From `[rows, key heads, ...]` to `[prompts, key heads, rollouts, ...]`."""
+                return states.unflatten(0, (groups, count)).transpose(1, 2)
+
+            mine = query[rows]
+            first = by_prompt(mine).flatten(2, 3) @ first_keys.transpose(2, 3)
+            own = mine @ own_keys.transpose(2, 3)
+            scores = torch.cat([first.unflatten(2, (count, -1)), by_prompt(own)], dim=-1)
+            if attention_mask is not None:
+                mask = attention_mask.expand(len(query), -1, -1, -1)[rows]
+                scores = scores.masked_fill(~by_prompt(mask), -torch.inf)
+            weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(own_values.dtype)
+            read = (weights[..., :columns].flatten(2, 3) @ first_values).unflatten(2, (count, -1))
+            own_weights = weights[..., columns:].transpose(1, 2).flatten(0, 1)
+            parts.append(read.transpose(1, 2).flatten(0, 1) + own_weights @ own_values)
+        self.attended = True
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _set_rows(self, rows: Tensor) -> None:
+        """Find the runs of prompts with equally many rollouts: their rows, and their prompts' keys and values."""
+        self._rows, self._runs = rows, []
+        prompts, counts = (x.tolist() for x in rows.unique_consecutive(return_counts=True))
+        start = 0
+        for count, run in groupby(zip(prompts, counts, strict=True), key=lambda pair: pair[1]):
+            numbers = [prompt for prompt, _ in run]
+            end, whole = start + count * len(numbers), len(numbers) == len(self.prompts[0])
+            keys, values = (states if whole else states[numbers] for states in self.prompts)
+            self._runs.append((slice(start, end), keys, values))
+            start = end
+
+
+def check_attended(cache: Cache) -> None:
+    """Raise CannotServeError if keys of a `SharedLayer` did not reach `attend`: then the prompts were not read."""
+    if not all(layer.attended for layer in cache.layers if isinstance(layer, SharedLayer)):
+        raise CannotServeError(_CHANGED)
+
+
 def unshareable(cache: Any) -> str | None:
     """Return what in a cache cannot be handed to other rows, or None."""
     if type(cache) is not DynamicCache or cache.offloading:
@@ -93,11 +186,18 @@ def unshareable(cache: Any) -> str | None:
     return None if other is None else f"its cache has a layer of the kind {type(other).__name__}"
 
 
-def share_prompts(cache: Cache, rows: Tensor, most: int) -> None:
-    """Replace the prompts of a cache by their rollouts: `rows[i]` is the prompt of rollout i."""
+def share_prompts(model: PreTrainedModel, cache: Cache, rows: Tensor, most: int) -> None:
+    """Replace the prompts of a cache by their rollouts: `rows[i]` is the prompt of rollout i.
+
+    With `attend`, long prompts stay as they are, one copy for all rollouts.
+    """
+    ordered = model.config.get_text_config(decoder=True)._attn_implementation == SINGLE_QUERY
+    ordered = ordered and bool((rows.diff() >= 0).all())
     for i, layer in enumerate(cache.layers):
         if type(layer) is DynamicLayer:
-            cache.layers[i] = GrowingLayer(layer, rows, most)
+            copied = layer.keys[0].nbytes * len(rows)
+            kind = SharedLayer if ordered and copied >= _SHARED_FROM else GrowingLayer
+            cache.layers[i] = kind(layer, rows, most)
         else:  # of a sliding window, which does not grow
             layer.batch_select_indices(rows)
 
@@ -124,20 +224,32 @@ def attend(
 
     Returns:
         `[rows, 1, heads, size]`, and None for the attention weights.
+
+    Raises:
+        CannotServeError: the keys are those of a `SharedLayer`, and no longer lead to it.
     """
     rows, heads, queries, size = query.shape
+    layer: SharedLayer | None = getattr(key, "layer", None)
     plain = attention_mask is None or (attention_mask.dtype == torch.bool and attention_mask.shape[1:3] == (1, 1))
     special = any(other.get(name) is not None for name in ("softcap", "position_bias", "cache"))
     if queries != 1 or dropout or special or not plain:
+        if layer is not None:
+            layer.attended = True
+            key, value = layer.whole()
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **other
         )
     shared = query.reshape(rows, key.shape[1], heads // key.shape[1], size)
-    scores = torch.matmul(shared * (size**-0.5 if scaling is None else scaling), key.transpose(2, 3))
+    shared = shared * (size**-0.5 if scaling is None else scaling)
+    if layer is not None:
+        return layer.attend(shared, attention_mask).reshape(rows, 1, heads, value.shape[-1]), None
+    if attention_mask is not None and attention_mask.shape[-1] != key.shape[-2]:
+        raise CannotServeError(_CHANGED)
+    scores = shared @ key.transpose(2, 3)
     if attention_mask is not None:
         scores = scores.masked_fill(~attention_mask, -torch.inf)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype)
-    return torch.matmul(weights, value).reshape(rows, 1, heads, value.shape[-1]), None
+    return (weights @ value).reshape(rows, 1, heads, value.shape[-1]), None
 
 
 AttentionInterface.register(SINGLE_QUERY, attend)

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.generation import GenerationMode
 
-from .decoding import decoding, share_prompts, unshareable
+from .decoding import CannotServeError, check_attended, decoding, share_prompts, unshareable
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
@@ -41,10 +41,6 @@ _ROW_BY_ROW = frozenset({
     "SuppressTokensAtBeginLogitsProcessor", "SuppressTokensLogitsProcessor", "TemperatureLogitsWarper",
     "TopHLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "TypicalLogitsWarper",
 })  # fmt: skip
-
-
-class CannotServeError(Exception):
-    """Raised before the first token; the message says which part of the model or setting needs `generate`'s loop."""
 
 
 def complete(
@@ -97,7 +93,7 @@ class PromptOnce:
         """Return prompts and completions, as `generate` does.
 
         Raises:
-            CannotServeError: before the first token; see `refusal`.
+            CannotServeError: see `refusal`.
             RuntimeError: strict draws, and probabilities that are not finite.
         """
         if why := refusal(model, generation_config, logits_processor, inputs):
@@ -210,7 +206,7 @@ class Rows:
         cache = self._inputs["past_key_values"]
         if cache.get_seq_length() != self.columns:
             raise CannotServeError("the model keeps no cache of the prompts")
-        share_prompts(cache, of_row, self._output.size(1))
+        share_prompts(self._model, cache, of_row, self._output.size(1))
         return logits[of_row]
 
     def next_logits(self) -> Tensor:
@@ -225,7 +221,9 @@ class Rows:
             inputs["input_ids"] = self._ids[:, self.columns - 1 : self.columns]  # what it would do, less its checks
         else:
             inputs = model.prepare_inputs_for_generation(self.seen, next_sequence_length=1, **inputs)
-        return model(**inputs, return_dict=True).logits[:, -1].float()
+        logits: Tensor = model(**inputs, return_dict=True).logits[:, -1].float()
+        check_attended(inputs["past_key_values"])
+        return logits
 
     def append(self, tokens: Tensor, criteria: StoppingCriteriaList) -> None:
         """Add a token to each row, padding to rows that have ended, and see which end with it."""
