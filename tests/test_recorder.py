@@ -30,6 +30,7 @@ class Time:
 def clock(monkeypatch):
     fake = Time()
     monkeypatch.setattr(recorder_module.time, "perf_counter", fake)
+    monkeypatch.setattr(recorder_module.time, "process_time", lambda: fake() / 2)
     monkeypatch.setattr(recorder_module.TrainingClock.__init__, "__defaults__", (0.0, fake))
     return fake
 
@@ -108,6 +109,17 @@ def test_evaluation_is_outside_the_training_clock(tmp_path, clock):
     assert seen == [0, 1, 2]
     assert run.status["reason"] == "max_seconds 20 reached"
     assert run.status["seconds"] == 20.0
+
+
+def test_the_clock_may_count_processor_time(tmp_path, clock):
+    """Here half of the seconds; evaluation is off this clock too, and a resumed run continues it."""
+    settings, checkpoints = {"max_seconds": 12.0, "eval_seconds": 4.0, "cpu_clock": True}, []
+    run, _, _ = run_steps(tmp_path, clock, [4.0] * 3, checkpoints=checkpoints, **settings)
+    run, _, _ = run_steps(tmp_path, clock, [4.0] * 9, resumed=checkpoints[-1], **settings)
+    assert [(row["due"], row["seconds"], row["step"]) for row in run.evals] == [
+        (0.0, 0.0, 0), (4.0, 4.0, 2), (8.0, 8.0, 4), (12.0, 12.0, 6),
+    ]  # fmt: skip
+    assert run.status["reason"] == "max_seconds 12 reached"
 
 
 def test_a_step_longer_than_an_interval_evaluates_once(tmp_path, clock):

@@ -58,6 +58,11 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
         4,
         {"num_generations": 4, "num_rollouts": 7, "per_device_train_batch_size": 3, "rollout_batch_size": 5},
     ),
+    # Without the stand-in: a rollout is the same text whichever process draws it, in whatever batch.
+    "sampled by the policy, over four": (
+        4,
+        {"num_generations": 4, "num_rollouts": 9, "per_device_train_batch_size": 2, "rollout_batch_size": 7},
+    ),
 }  # fmt: skip
 # Waves and the places of dead groups; rows may be any prompt's, so these have tests of their own.
 WAVES: dict[str, tuple[int, dict[str, Any]]] = {
@@ -207,7 +212,8 @@ def train_case(folder: Path, name: str, settings: dict[str, Any], sent: dict[str
     RolloutRound.generate_and_select, trainer._generate_and_score_completions = generate, keep
     original = GRPOTrainer._generate_single_turn
     stand_in = numbered_rollouts(trainer)
-    GRPOTrainer._generate_single_turn = lambda self, *args, **kwargs: stand_in(*args, **kwargs)
+    if not name.startswith("sampled"):
+        GRPOTrainer._generate_single_turn = lambda self, *args, **kwargs: stand_in(*args, **kwargs)
     try:
         trainer.train()
     finally:

@@ -1,7 +1,7 @@
 """Many processes train as one does: the same rollouts kept, the same advantages, the same update. Real gloo processes.
 
-What the policy samples is replaced by `many_processes.numbered_rollouts`, so that every layout has the same rollouts to
-choose from; all the rest is the real trainer.
+What the policy samples is replaced by `many_processes.numbered_rollouts` in all cases but one, so that every layout has
+the same rollouts to choose from; all the rest is the real trainer.
 """
 
 from __future__ import annotations

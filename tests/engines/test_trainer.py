@@ -402,3 +402,12 @@ def test_the_table_of_completions_cannot_steer_a_terminal(make_trainer, capsys):
     printed = capsys.readouterr().out
     assert printed.count("owned") >= 3
     assert not {"\x1b", "\x07", "\x9b"} & set(printed)
+
+
+def test_processor_time_is_of_one_process_on_a_cpu(monkeypatch):
+    assert PODSConfig("out", clock="cpu", use_cpu=True, bf16=False).clock == "cpu"
+    monkeypatch.setattr(PODSConfig, "world_size", property(lambda self: 2))
+    with pytest.raises(UserError, match=r"got 2 process\(es\) on cpu"):
+        PODSConfig("out", clock="cpu", use_cpu=True, bf16=False)
+    with pytest.raises(UserError, match="clock = 'sun': expected wall or cpu"):
+        PODSConfig("out", clock="sun", use_cpu=True, bf16=False)

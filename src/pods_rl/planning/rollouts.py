@@ -20,6 +20,7 @@ LEVERS = (
 )
 DEAD_GROUPS = ("keep", "share", "refill")
 ROWS_PER_GROUP = ("fixed", "auto")
+CLOCKS = ("wall", "cpu")
 
 _FOR_WAVES = {"stop_variance": 1.0, "give_up_after": None, "give_up_probability": 1.0}  # their defaults
 
@@ -39,7 +40,7 @@ def check_rollouts(settings: Mapping[str, Any]) -> None:
     Traceback (most recent call last):
     pods_rl.errors.UserError: give_up_after = 16 needs rollout_waves: ...
     """
-    for key, known in (("dead_groups", DEAD_GROUPS), ("rows_per_group", ROWS_PER_GROUP)):
+    for key, known in (("dead_groups", DEAD_GROUPS), ("rows_per_group", ROWS_PER_GROUP), ("clock", CLOCKS)):
         given = settings.get(key, known[0])
         if given not in known:
             raise UserError(f"{key} = {given!r}: expected {', '.join(known[:-1])} or {known[-1]}.")

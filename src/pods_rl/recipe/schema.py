@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from ..planning.losses import ADVANTAGES, BASELINES, REWARD_ERRORS
-from ..planning.rollouts import DEAD_GROUPS, ROWS_PER_GROUP
+from ..planning.rollouts import CLOCKS, DEAD_GROUPS, ROWS_PER_GROUP
 from .available import REPORTERS
 from .fields import Field
 from .trl_source import parse_annotation, pods_fields, trl_fields
@@ -144,6 +144,7 @@ _CHOICES = {
     "reward_errors": REWARD_ERRORS,
     "dead_groups": DEAD_GROUPS,
     "rows_per_group": ROWS_PER_GROUP,
+    "clock": CLOCKS,
     "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"),
     "scale_rewards": ("group", "batch", "none"),
     "importance_sampling_level": ("token", "sequence"),

@@ -128,7 +128,8 @@ def lines_of(analysis: Analysis, metric: str) -> list[Line]:
         curve, result = arm.curves(analysis.metric).get(metric), analysis.speedup_of(arm.name)
         if curve:
             crossing = result.arm_time if result and metric == analysis.metric else math.inf
-            lines.append(Line(arm.label, curve.seconds, curve.scores, roles[arm.name], crossing, curve.errors))
+            clock = str(arm.config.get("clock", "wall"))
+            lines.append(Line(arm.label, curve.seconds, curve.scores, roles[arm.name], crossing, curve.errors, clock))
     return lines
 
 

@@ -31,6 +31,7 @@ class Line:
     role: Role = "arm"
     crossing: float = math.inf  # seconds; inf: none to mark
     errors: Array | None = None  # [R, C] standard errors of the evaluations, drawn if there is one run
+    clock: str = "wall"  # what the seconds are: see the recipe key
 
     @property
     def drawn_runs(self) -> list[int]:
@@ -157,7 +158,8 @@ def _draw_lines(axes: Axes, lines: Sequence[Line]) -> list[tuple[Any, str]]:
     if crowded or others:
         axes.set_ylim(*_limits(lines, means_only=crowded))
     axes.set_xlim(0, longest * 1.02 or 1)
-    axes.set_xlabel(f"training time ({unit})")
+    of_cpu = " of processor time" if any(line.clock == "cpu" for line in lines) else ""
+    axes.set_xlabel(f"training time ({unit}{of_cpu})")
     return entries
 
 

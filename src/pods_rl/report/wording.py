@@ -267,6 +267,8 @@ def method(analysis: Analysis) -> tuple[str, ...]:
         "which says nothing about other runs. A checkpoint that half of an arm’s runs or fewer have is in no mean. "
         "Every run counts: one that failed or was killed counts as far as it got.",
     ]
+    if any(arm.config.get("clock") == "cpu" for arm in analysis.arms):
+        lines.append("Time is processor time of the training process, without that of its reward processes.")
     if any(arm.curve and arm.curve.interpolated for arm in analysis.arms):
         lines.append(
             "Where the runs of an arm were evaluated at times of their own, scores are interpolated linearly between "

@@ -32,7 +32,7 @@ _STATE = "pods_recorder"  # the key of our state in the trainer state of a check
 
 
 class TrainingClock:
-    """Seconds of training: wall time without the time between `pause` and `resume`, or inside ``with clock:``.
+    """Seconds of training: time without the time between `pause` and `resume`, or inside ``with clock:``.
 
     Example:
         >>> now = iter([0.0, 5.0, 8.0, 9.0])
@@ -94,6 +94,7 @@ class Recorder(TrainerCallback):
         eval_completions: keep the completions of each evaluation.
         ledger_every: write the ledger at step 1 and every this many steps; 0: never.
         save_seconds: have TRL save a checkpoint whenever the clock passes a multiple of it.
+        cpu_clock: the clock counts processor time of this process.
     """
 
     writer: RunWriter | None
@@ -106,8 +107,9 @@ class Recorder(TrainerCallback):
     eval_completions: bool = False
     ledger_every: int = 0
     save_seconds: float | None = None
+    cpu_clock: bool = False
 
-    clock: TrainingClock = field(default_factory=TrainingClock, init=False)
+    clock: TrainingClock = field(init=False)
     started: float = field(default_factory=lambda: time.perf_counter(), init=False)
     seconds: float = field(default=0.0, init=False)
     step: int = field(default=0, init=False)
@@ -116,6 +118,12 @@ class Recorder(TrainerCallback):
     saved_step: int | None = field(default=None, init=False)
     _begun: bool = field(default=False, init=False)
     _evaluated: list[tuple[int, float]] = field(default_factory=list, init=False)  # step and `due` of each
+
+    def __post_init__(self) -> None:
+        self.clock = self._make_clock(0.0)
+
+    def _make_clock(self, offset: float) -> TrainingClock:
+        return TrainingClock(offset, time.process_time) if self.cpu_clock else TrainingClock(offset)
 
     def elapsed(self) -> float:
         """Wall-clock seconds since this recorder was made, plus those of the run before the resume."""
@@ -127,7 +135,7 @@ class Recorder(TrainerCallback):
             self.seconds = saved["seconds"]
             self.started -= saved["elapsed"]
             self._evaluated = [(step, due) for step, due in saved["evaluated"]]
-            self.clock = TrainingClock(self.seconds)
+            self.clock = self._make_clock(self.seconds)
         if self.writer:
             self.writer.rewind(self.step, len(self._evaluated))
         self.stop_reason = self._budget_spent()

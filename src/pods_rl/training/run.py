@@ -201,6 +201,7 @@ def _add_recorder(
         evaluate=_evaluator(trainer, task, recipe) if settings["eval_prompts"] != 0 else None,
         ledger=partial(_ledger, trainer),
         stop=stop,
+        cpu_clock=trainer.args.clock == "cpu",
         **{name: settings[name] for name in names},
     )
     trainer.remove_callback(PrinterCallback)

@@ -80,6 +80,14 @@ class PODSConfig(GRPOConfig):
             "the others (RLOO; with scale_rewards: none or batch)."
         },
     )
+    clock: str = field(
+        default="wall",
+        metadata={
+            "help": "What the training clock and the phases of a step count: wall, seconds; cpu, seconds of processor "
+            "time of this process, which other work on the machine hardly changes (on a CPU, with one process; the "
+            "work of reward processes is not in it)."
+        },
+    )
     reward_errors: str = field(
         default="raise",
         metadata={
@@ -212,6 +220,11 @@ class PODSConfig(GRPOConfig):
         for doubt in loss_doubts(vars(self)):
             warnings.warn(doubt, UserWarning, stacklevel=3)
         super().__post_init__()
+        if self.clock == "cpu" and (self.world_size > 1 or self.device.type != "cpu"):
+            raise UserError(
+                f"clock = cpu counts the processor time of one process that trains on a CPU: got {self.world_size} "
+                f"process(es) on {self.device.type}. Set clock: wall."
+            )
         if self.exact_trl:
             for lever in LEVERS:
                 setattr(self, lever, False)

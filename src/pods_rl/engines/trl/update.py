@@ -78,7 +78,8 @@ class Update:
         self._packs: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # by model: whether it takes packs
         self._batch: Batch | None = None  # whose policy pass is running
         self._dead = 0  # micro-batches skipped since the last one that was computed
-        self.clock = PhaseClock(trainer.accelerator.device)
+        now = time.process_time if trainer.args.clock == "cpu" else time.perf_counter
+        self.clock = PhaseClock(trainer.accelerator.device, now)
         self.begin_step()
 
     def begin_step(self) -> None:
