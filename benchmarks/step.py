@@ -2,8 +2,9 @@
 
 In each repeat all arms take their turn: TRL's GRPO with 16 and with 64 rollouts, PODS 64 -> 16 without levers, with
 each lever alone and with all of them, and PODS 16 -> 16 with all of them. One prompt a step, real generation, every
-completion of the same length, rewards that differ. The tables show seconds (medians) and each arm's step as a multiple
-of TRL's GRPO 16 of the same repeat: the median and, in brackets, the least and the greatest.
+completion of the same length, rewards that differ. The tables show seconds of processor time, which other work on the
+machine hardly changes (medians), and each arm's step as a multiple of TRL's GRPO 16 of the same repeat: the median and,
+in brackets, the least and the greatest.
 
 Policies: the embedded one, and one of Qwen2's shape with 17 million random weights. One thread unless --threads says
 more. Goals (embedded policy, prompts of 200, 60 and 12 tokens, completions of 30): PODS 64 -> 16 at most 0.42, 0.75 and
@@ -87,26 +88,26 @@ def reward(completions: list[str], **_: Any) -> list[float]:
 
 @dataclass
 class Stopwatch(TrainerCallback):
-    """The seconds of each step, in total and in generation."""
+    """The processor time of each step, in total and in generation."""
 
     generating: float = 0.0
     started: float = 0.0
     steps: list[dict[str, float]] = field(default_factory=list)
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self.generating, self.started = 0.0, time.perf_counter()
+        self.generating, self.started = 0.0, time.process_time()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        whole = time.perf_counter() - self.started
+        whole = time.process_time() - self.started
         self.steps.append({"generate": self.generating, "rest": whole - self.generating, "step": whole})
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
-            before = time.perf_counter()
+            before = time.process_time()
             try:
                 return function(*args, **kwargs)
             finally:
-                self.generating += time.perf_counter() - before
+                self.generating += time.process_time() - before
 
         return timed
 
