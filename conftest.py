@@ -9,3 +9,10 @@ ENGINE = "src/pods_rl/engines/verl"
 NEED_VERL = ("agent_loop", "replay_buffer", "servers")
 collect_ignore = ["tests/stored/make.py"]
 collect_ignore += [] if find_spec("verl") else ["tests/verl", *(f"{ENGINE}/{name}.py" for name in NEED_VERL)]
+
+if find_spec("hypothesis"):  # verl's environment has none
+    from hypothesis import HealthCheck, settings
+
+    # The same examples on every machine, however long it takes for one.
+    settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("steady")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,12 +18,12 @@ from pods_rl.recipe import build_recipe
 from pods_rl.recipe.reading import Origin
 from pods_rl.runs import Run
 
+from . import DEADLINE, free_port
+
 
 def launch(*words: object, folder: Path) -> list[str]:
     """What each of two processes of one command printed; both must end well."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     started = [
         subprocess.Popen(
             [sys.executable, "-m", "pods_rl", *map(str, words)],
@@ -39,7 +38,7 @@ def launch(*words: object, folder: Path) -> list[str]:
     printed = []
     try:
         for process in started:
-            out, error = process.communicate(timeout=200)
+            out, error = process.communicate(timeout=DEADLINE)
             assert process.returncode == 0, error
             printed.append(out)
     finally:

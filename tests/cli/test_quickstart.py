@@ -10,6 +10,8 @@ import pytest
 
 from pods_rl.runs import find_runs
 
+from .. import DEADLINE
+
 pytestmark = pytest.mark.slow
 
 SHORT = {"max_seconds": "4", "eval_seconds": "2", "eval_prompts": "48", "ledger_every": "2"}
@@ -19,7 +21,7 @@ def test_quickstart_trains_both_arms_and_reports(tmp_path):
     output = tmp_path / "quickstart"
     command = [sys.executable, "-m", "pods_rl", "compare", "--config", "quickstart", "--output", str(output)]
     command += ["--parallel", "2", *(word for key, value in SHORT.items() for word in (f"--{key}", value))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert max(map(len, done.stdout.splitlines())) < 200  # the longest are paths
     for name in ("report.html", "report.png", "speedup.csv"):
@@ -43,6 +45,6 @@ def test_quickstart_trains_both_arms_and_reports(tmp_path):
         rows = list(csv.DictReader(file))
     assert {row["arm"] for row in rows} >= {"pods"}
 
-    again = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    again = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
     assert again.returncode == 0
     assert again.stdout.count("skipped") == 3  # finished runs are not repeated

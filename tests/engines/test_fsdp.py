@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from pods_rl.runs import Run
 
+from .. import DEADLINE
 from ..test_evaluation_processes import RECIPE, of_one_process
 from . import sharded_processes
 
@@ -28,7 +29,7 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "f
 def ran_well(*words: object, folder: Path) -> str:
     done = subprocess.run(
         [sys.executable, "-m", *map(str, words)],
-        cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=200, check=False,
+        cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=DEADLINE, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout

@@ -22,8 +22,7 @@ import yaml
 
 from pods_rl.runs import Run
 from pods_rl.runs.checkpoints import read_manifest
-
-DEADLINE = 240.0  # seconds after which a command that has not ended counts as hung
+from tests import DEADLINE
 
 # The shipped policy, short completions, a checkpoint on each generation boundary: TRL's own resume is exact here.
 RECIPE = {

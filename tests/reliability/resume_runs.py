@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from transformers.trainer_pt_utils import safe_globals
 
 from pods_rl.runs import Run
 from pods_rl.runs.files import step_of
+from tests import DEADLINE
 
 # Five prompts, two a generation: epochs end within a run, and one prompt of each is left over.
 BASE = {
@@ -115,18 +117,20 @@ class Started:
 
     def kill(self) -> None:
         """SIGKILL to every process of the run at once."""
-        parent = psutil.Process(self._pid)
-        everyone = [*parent.children(recursive=True), parent]
-        for process in everyone:
-            process.kill()
-        psutil.wait_procs(everyone, timeout=30)
+        with suppress(psutil.NoSuchProcess):  # it has ended
+            parent = psutil.Process(self._pid)
+            everyone = [*parent.children(recursive=True), parent]
+            for process in everyone:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(everyone, timeout=DEADLINE)
         self.wait()
 
-    def wait(self, seconds: float = 300) -> int | None:
+    def wait(self) -> int | None:
         """The exit code."""
         if self._forked is None:
-            return self._launched.wait(seconds)
-        self._forked.join(seconds)
+            return self._launched.wait(DEADLINE)
+        self._forked.join(DEADLINE)
         return self._forked.exitcode
 
     def running(self) -> bool:
@@ -158,11 +162,11 @@ def train_and_kill(folder: Path, output: str, step: int, processes: int = 1) -> 
     started = Started(folder, ["train", "--config", "r.yaml", "--output", output], processes)
     checkpoint = folder / output / "checkpoints" / f"checkpoint-{step}"
     try:
-        end = time.monotonic() + 300
+        end = time.monotonic() + DEADLINE
         while not is_whole(checkpoint, processes):
             # it may end between the two looks
             assert started.running() or is_whole(checkpoint, processes), started.log.read_text(errors="replace")[-3000:]
-            assert time.monotonic() < end, f"no {checkpoint.name} in 300 s"
+            assert time.monotonic() < end, f"no {checkpoint.name} in {DEADLINE:g} s"
             time.sleep(0.002)
     finally:
         started.kill()
