@@ -178,27 +178,28 @@ PROGRAM = (
 )
 
 
-def every_child_gets(numbers, there):
-    """Send each signal to all descendants of this process, again and again until something is so."""
+def under_signals(work):
+    """What work returns while every process that it starts gets each signal, again and again."""
+    others = set(psutil.Process().children(recursive=True))
+    with ThreadPoolExecutor(1) as thread:
+        result = thread.submit(work)
 
-    def sent():
-        for child in psutil.Process().children(recursive=True):
-            for number in numbers:
-                with suppress(psutil.Error):
-                    child.send_signal(number)
-        return there()
+        def done():
+            for child in set(psutil.Process().children(recursive=True)) - others:
+                for number in SENT:
+                    with suppress(psutil.Error):
+                        child.send_signal(number)
+            return result.done()
 
-    until(sent, poll=0.05)
+        until(done, poll=0.05)
+        return result.result()
 
 
 @needs_linux
 def test_signals_that_ask_a_run_to_end_cost_no_answer_when_all_its_processes_get_them(module):
     """From the first moment of a worker on; a program that the function starts is not made deaf by it."""
     pool = UserRewardPool(module(SLOW), limit=DEADLINE, size=1)
-    with ThreadPoolExecutor(1) as thread:
-        scores = thread.submit(pool.score, ["a"], ["b"])
-        every_child_gets(SENT, scores.done)
-        assert scores.result() == [0.5]
+    assert under_signals(lambda: pool.score(["a"], ["b"])) == [0.5]
     (leader,) = (worker._process.pid for worker in pool._all)
     pool.close()
     assert not psutil.pid_exists(leader)
@@ -215,10 +216,8 @@ def test_nor_in_a_child_of_a_killable_function():
 
     from pods_rl.engines.trl import killable
 
-    with ThreadPoolExecutor(1) as thread:
-        scores = thread.submit(killable(slow, seconds=DEADLINE), completions=["a"], log_extra=None, log_metric=None)
-        every_child_gets(SENT, scores.done)
-        assert scores.result() == [0.5]
+    function = killable(slow, seconds=DEADLINE)
+    assert under_signals(lambda: function(completions=["a"], log_extra=None, log_metric=None)) == [0.5]
 
 
 def test_a_module_may_print_and_fork_when_it_is_imported(module):
