@@ -35,12 +35,12 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 test: lint types
-	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder
 
 # Every promise of docs/reliability.md at full length, and the long tests of other files; `make test` has a sample of each.
 LONG := $(sort tests/reliability $(shell grep -rl --include='test_*.py' mark.reliability tests | grep -v ^tests/reliability/))
 test-reliability: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) -n 2 --dist loadfile -m "reliability or not reliability" $(LONG)
+	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "reliability or not reliability" $(LONG)
 
 # The verl engine against the real verl and a local Ray, in an environment of its own (docs/engines.md).
 $(VERL_STAMP): pyproject.toml constraints-verl.txt
