@@ -243,8 +243,6 @@ def test_impossible_pools_are_refused(arguments):
 SCRIPT = """
     import os, sys, threading, time
     from pods_rl.rewards.verifier import VerifierPool
-
-from .. import DEADLINE, until
     pool = VerifierPool(size=1, limit=1.0)
     print("main module ran", flush=True)  # once: the workers must not import it again
     pool.verify([("18", "9*2")])
