@@ -106,6 +106,7 @@ def test_compare_and_its_runs_may_be_killed_at_any_moment(place):
 
 def test_a_run_that_had_only_begun_when_compare_was_killed_keeps_its_place_and_its_log(place):
     """Compare is killed while its run still loads torch, before the run has written anything: the next call waits."""
+    (place / "e.yaml").write_text(yaml.safe_dump({"arms": {"a": {}}, "base": {"model_name_or_path": "tiny", **RUN}}))
     hold, log = place / "hold", place / "out/a/seed-1/log.txt"
     hold.touch()
     (place / "sitecustomize.py").write_text(HOLDING.format(hold=str(hold)))

@@ -14,7 +14,7 @@ from .. import DEADLINE
 
 pytestmark = pytest.mark.slow
 
-SHORT = {"max_seconds": "4", "eval_seconds": "2", "eval_prompts": "48", "ledger_every": "2"}
+SHORT = {"max_seconds": "2", "eval_seconds": "1", "eval_prompts": "32", "ledger_every": "2"}
 
 
 def test_quickstart_trains_both_arms_and_reports(tmp_path):
@@ -32,13 +32,13 @@ def test_quickstart_trains_both_arms_and_reports(tmp_path):
     (grpo,), (pods,), (all_trained,) = arms.values()
     assert {run.state for run in (grpo, pods, all_trained)} == {"finished"}
     assert len({run.evals[0]["accuracy"] for run in (grpo, pods, all_trained)}) == 1
-    assert pods.evals[0]["accuracy"] <= 0.35
+    assert pods.evals[0]["accuracy"] < 0.5  # of 32 prompts; of all it is 0.21
     for run, n in ((grpo, 16), (pods, 64), (all_trained, 64)):
         dues = [row["due"] for row in run.evals]
         assert dues[0] == 0.0
-        assert dues[-1] >= 4.0
+        assert dues[-1] >= 2.0
         assert dues == sorted(set(dues))
-        assert all(due % 2.0 == 0.0 for due in dues)  # a slow step may pass over one
+        assert all(due % 1.0 == 0.0 for due in dues)  # a slow step may pass over one
         assert all(row["seconds"] >= row["due"] for row in run.evals)
         assert run.metrics[0]["pods/tokens/generated"] > 5 * n
     with (output / "report" / "speedup.csv").open() as file:

@@ -6,6 +6,7 @@ sets, and join a real gloo group. Every process leaves what it saw in FOLDER.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import multiprocessing
@@ -324,6 +325,7 @@ def fork_all(target: Callable[[Path, int, int, int], None], folder: Path, world:
 
 
 def main(folder: Path) -> int:
+    gc.freeze()  # no process looks for garbage in what was imported
     return int(any(any(fork_all(process, folder, world)) for world in (1, 2, 4)))
 
 

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 from pods_rl.runs import Run
 
 from .. import DEADLINE
+from ..reliability.commands import server
 from ..test_evaluation_processes import RECIPE, of_one_process
 from . import sharded_processes
 
@@ -120,7 +121,8 @@ def runs(tmp_path_factory):
     shutil.copytree(folder / "whole", folder / "resumed")
     for lost in ("checkpoint-4", "final"):
         shutil.rmtree(folder / "resumed" / "checkpoints" / lost)
-    ran_well(*TRAIN, "--output", "resumed", "--resume", folder=folder)
+    resume = ("train", "--output", "resumed", "--resume")
+    server().run_ranks(*resume, cwd=folder, environment=sharded_processes.launch_variables())
     return Run.open(folder / "whole"), Run.open(folder / "resumed"), recipe
 
 
