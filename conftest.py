@@ -3,9 +3,29 @@
 The script that made the stored runs needs the version that it names, so nothing is collected from it.
 """
 
+import gc
 from importlib.util import find_spec
 
 ENGINE = "src/pods_rl/engines/verl"
 NEED_VERL = ("agent_loop", "replay_buffer", "servers")
 collect_ignore = ["tests/stored/make.py"]
 collect_ignore += [] if find_spec("verl") else ["tests/verl", *(f"{ENGINE}/{name}.py" for name in NEED_VERL)]
+
+if find_spec("hypothesis"):  # verl's environment has none
+    from hypothesis import HealthCheck, settings
+
+    # The same examples on every machine, however long it takes for one.
+    settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("steady")
+
+
+def pytest_collection_modifyitems(items):
+    """Files with slow tests first: with one of them at the end, the other worker would have nothing to do."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish():
+    """Spare every later collection of garbage what was imported: a training begins with one."""
+    gc.collect()
+    gc.freeze()

@@ -6,6 +6,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from . import DEADLINE
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 MISSING = "no Chromium found: chromium, chromium-browser, google-chrome"
 _FLAGS = (
@@ -18,4 +20,4 @@ def dump(page: Path, profile: Path) -> str:
     """The page's elements as they stand after its scripts have run."""
     assert CHROMIUM
     command = [CHROMIUM, *_FLAGS.split(), f"--user-data-dir={profile}", page.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=True).stdout

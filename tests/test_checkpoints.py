@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import shutil
-import time
 
 import pytest
 
@@ -323,15 +322,14 @@ LISTED = '"file-%d": {"bytes": 1, "sha256": "0"}'
     ],
     ids=["large", "many", "deep", "long number"],
 )  # fmt: skip
-def test_an_absurd_manifest_is_refused_at_once(tmp_path, manifest):
+def test_an_absurd_manifest_is_refused_before_its_files_are_looked_for(tmp_path, manifest):
     good, folder = save(tmp_path, 1), save(tmp_path, 2)
     (folder / "manifest.json").write_text(manifest)
-    start = time.monotonic()
     found, passed = last_good(tmp_path)
     prune(tmp_path, 1)
-    assert time.monotonic() - start < 10
     assert found == good
     assert passed[0].startswith("checkpoint-2: manifest.json")
+    assert "missing" not in passed[0]
     assert folder.is_dir()  # who knows whose it is
 
 

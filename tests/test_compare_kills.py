@@ -1,4 +1,7 @@
-"""`pods compare` as a person runs it, killed at bad moments: real processes, a tiny policy, two steps a run."""
+"""`pods compare` as a person runs it, killed at bad moments: real processes, a tiny policy, two steps a run.
+
+A run that must still be there when the next call looks for it is held meanwhile, so that no machine is too slow.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,15 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
 
 from pods_rl.runs import Run, find_runs, is_run
 from pods_rl.runs.checkpoints import last_good
+
+from . import DEADLINE, until
 
 pytestmark = pytest.mark.slow
 
@@ -24,6 +27,17 @@ RUN = {
     "max_steps": 2, "gradient_checkpointing": False, "use_cpu": True, "bf16": False, "threads": 1,
     "eval_prompts": 2, "task_test_size": 2, "ledger_every": 0,
 }  # fmt: skip
+# Python imports this at its start: a process that is to train waits there until the file is gone.
+HOLDING = """
+import sys, time
+from pathlib import Path
+
+hold = Path({hold!r})
+if "train" in sys.orig_argv and hold.exists():
+    hold.write_text("held")
+    while hold.exists():
+        time.sleep(0.02)
+"""
 
 
 @pytest.fixture
@@ -34,19 +48,27 @@ def place(tmp_path):
     return tmp_path
 
 
-def start(place: Path) -> subprocess.Popen[str]:
+def start(place: Path, **environment: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "pods_rl", "compare", "--config", "e.yaml", "--output", "out"]
-    return subprocess.Popen(command, cwd=place, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=place, text=True, env=os.environ | environment, **streams)
+
+
+def waits_for_the_first_run(compare: subprocess.Popen[str]) -> bool:
+    """Whether a call says so; it prints nothing more while that run is held."""
+    assert compare.stdout is not None
+    return any("a seed 1 waiting: another process is making it" in line for line in iter(compare.stdout.readline, ""))
 
 
 def process_of(run: Path) -> int:
     """The process that makes a run, once it holds it and has said so."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        if is_run(run) and Run(run).state == "running" and (held := re.search(r"\d+", (run / ".lock").read_text())):
-            return int(held[0])
-        time.sleep(0.02)
-    raise AssertionError(f"{run} never began: {(run / 'log.txt').read_text() if run.exists() else 'no directory'}")
+
+    def holder() -> list[str]:
+        begun = is_run(run) and Run(run).state == "running"
+        return re.findall(r"\d+", (run / ".lock").read_text()) if begun else []
+
+    until(holder, lambda: (run / "log.txt").read_text() if run.exists() else "no directory")
+    return int(holder()[0])
 
 
 @pytest.mark.reliability
@@ -55,15 +77,16 @@ def test_compare_and_its_runs_may_be_killed_at_any_moment(place):
     3: the call after makes that run alone again."""
     first = start(place)
     left = process_of(place / "out/a/seed-1")
+    os.kill(left, signal.SIGSTOP)
     first.kill()
     first.wait()
-    os.kill(left, 0)  # still there
 
     second = start(place)
+    assert waits_for_the_first_run(second)
+    os.kill(left, signal.SIGCONT)
     os.kill(process_of(place / "out/b/seed-1"), signal.SIGKILL)
-    output, errors = second.communicate(timeout=240)
+    output, errors = second.communicate(timeout=DEADLINE)
     assert second.returncode == 1, output + errors
-    assert "a seed 1 waiting: another process is making it" in output
     assert "a seed 1 finished" in output
     assert "Failed: b seed 1: killed by the system, perhaps out of memory" in errors
     states = {arm: runs[0].state for arm, runs in find_runs(place / "out").items()}
@@ -71,7 +94,7 @@ def test_compare_and_its_runs_may_be_killed_at_any_moment(place):
     assert (place / "out/report/report.html").is_file()  # of what there is
 
     third = start(place)
-    output, errors = third.communicate(timeout=240)
+    output, errors = third.communicate(timeout=DEADLINE)
     assert third.returncode == 0, output + errors
     assert "a seed 1 skipped" in output
     assert "b seed 1 finished" in output
@@ -83,19 +106,23 @@ def test_compare_and_its_runs_may_be_killed_at_any_moment(place):
 
 def test_a_run_that_had_only_begun_when_compare_was_killed_keeps_its_place_and_its_log(place):
     """Compare is killed while its run still loads torch, before the run has written anything: the next call waits."""
-    first = start(place)
-    log, compare = place / "out/a/seed-1/log.txt", psutil.Process(first.pid)
-    while not (log.exists() and compare.children()):
-        assert first.poll() is None
-        time.sleep(0.005)
-    first.kill()
-    first.wait()
-    assert not is_run(log.parent), "too late: the run has begun to write"
-
-    second = start(place)
-    output, errors = second.communicate(timeout=240)
+    (place / "e.yaml").write_text(yaml.safe_dump({"arms": {"a": {}}, "base": {"model_name_or_path": "tiny", **RUN}}))
+    hold, log = place / "hold", place / "out/a/seed-1/log.txt"
+    hold.touch()
+    (place / "sitecustomize.py").write_text(HOLDING.format(hold=str(hold)))
+    first = start(place, PYTHONPATH=str(place))
+    try:
+        until(hold.read_text)
+        first.kill()
+        first.wait()
+        assert log.exists()
+        assert not is_run(log.parent)
+        second = start(place)
+        assert waits_for_the_first_run(second), second.communicate()
+    finally:
+        hold.unlink()
+    output, errors = second.communicate(timeout=DEADLINE)
     assert second.returncode == 0, output + errors
-    assert "a seed 1 waiting: another process is making it" in output
     assert "a seed 1 finished" in output
     assert not (place / "out/.attempts").exists()
     assert "step     2" in log.read_text()
@@ -109,12 +136,9 @@ def test_a_signal_to_compare_has_its_run_save_itself(place, number, code):
     (place / "e.yaml").write_text(yaml.safe_dump(text))
     command, run = start(place), place / "out/a/seed-1"
     process_of(run)
-    deadline = time.monotonic() + 120
-    while not Run(run).metrics:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: Run(run).metrics)
     command.send_signal(number)
-    _, errors = command.communicate(timeout=240)
+    _, errors = command.communicate(timeout=DEADLINE)
     assert command.returncode == code, errors
     assert "Stopped. Finished work is kept in out; the same command resumes from there." in errors
     assert (Run(run).state, Run(run).status["reason"]) == ("stopped", "interrupted by SIGTERM")

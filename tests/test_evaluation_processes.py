@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -19,33 +14,7 @@ from pods_rl.recipe import build_recipe
 from pods_rl.recipe.reading import Origin
 from pods_rl.runs import Run
 
-
-def launch(*words: object, folder: Path) -> list[str]:
-    """What each of two processes of one command printed; both must end well."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "pods_rl", *map(str, words)],
-            cwd=folder,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank)} | group,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    printed = []
-    try:
-        for process in started:
-            out, error = process.communicate(timeout=200)
-            assert process.returncode == 0, error
-            printed.append(out)
-    finally:
-        for process in started:
-            process.kill()
-    return printed
+from .reliability.commands import server
 
 
 def of_one_process(recipe: dict, seed: int):
@@ -65,8 +34,8 @@ RECIPE = {
 def test_two_processes_give_the_result_of_one(tmp_path):
     recipe = RECIPE | {"eval_prompts": 7, "eval_repeats": 3}  # 21 rows: one process has a row more
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
-    first, second = launch(
-        "eval", "--model", "tiny", "--config", "r.yaml", "--seed", 5, "--output", "o", folder=tmp_path
+    first, second = server().run_ranks(
+        "eval", "--model", "tiny", "--config", "r.yaml", "--seed", 5, "--output", "o", cwd=tmp_path
     )
     assert "accuracy" in first
     assert second == ""
@@ -84,7 +53,7 @@ def test_two_processes_train_and_evaluate_together(tmp_path):
     """The evaluations of a run: split among its processes, by the first one's clock, written once."""
     recipe = RECIPE | {"eval_prompts": 5, "eval_temperature": 0.0}
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
-    launch("train", "--config", "r.yaml", "--output", "run", folder=tmp_path)
+    server().run_ranks("train", "--config", "r.yaml", "--output", "run", cwd=tmp_path)
     run = Run.open(tmp_path / "run")
     assert run.state == "finished"
     assert run.environment["processes"] == 2

@@ -19,6 +19,8 @@ from pods_rl.experiment import Job, build_experiment, load_experiment, process, 
 from pods_rl.recipe.reading import Origin, parse_yaml
 from pods_rl.runs import Run, RunWriter, find_runs
 
+from . import DEADLINE
+
 TEXT = """
 name: mine
 arms:
@@ -327,7 +329,7 @@ def test_each_place_has_a_gpu_of_its_own(tmp_path, monkeypatch, chosen, parallel
 
     def launch(job):
         if parallel > 1:
-            together.wait(timeout=30)
+            together.wait(timeout=DEADLINE)
         given.append(job.environment.get("CUDA_VISIBLE_DEVICES"))
         return finish(job)
 
@@ -455,7 +457,7 @@ def test_termination_reaches_the_run_and_waits_for_it(tmp_path, sent):
             sys.exit(130)
         signal.signal(signal.SIGTERM, save)
         os.kill(os.getppid(), getattr(signal, os.environ["SENT"]))
-        time.sleep(60)
+        time.sleep(3600)
         """)
     )
     code = textwrap.dedent(f"""
@@ -470,7 +472,7 @@ def test_termination_reaches_the_run_and_waits_for_it(tmp_path, sent):
             print("interrupted", pathlib.Path({str(tmp_path / "saved")!r}).read_text())
     """)
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE, stdin=subprocess.DEVNULL
     )
     assert done.stdout == "interrupted saved\n"
 
@@ -479,7 +481,7 @@ def test_runs_side_by_side_are_in_progress_together(tmp_path):
     together = threading.Barrier(2)
 
     def meet(job):
-        together.wait(timeout=30)  # breaks unless two runs are in progress at once
+        together.wait(timeout=DEADLINE)  # breaks unless two runs are in progress at once
         return finish(job)
 
     counts, events = run(experiment(), tmp_path, meet, parallel=2)
@@ -489,14 +491,20 @@ def test_runs_side_by_side_are_in_progress_together(tmp_path):
     )
 
 
-def test_an_interrupt_of_runs_side_by_side_starts_no_more(tmp_path):
+def test_an_interrupt_of_runs_side_by_side_starts_no_more(tmp_path, monkeypatch):
+    first, ending = threading.Lock(), threading.Event()
+    end = running._end
+    monkeypatch.setattr(running, "_end", lambda *runs: (ending.set(), end(*runs)))
+
     def interrupted(job):
+        if not first.acquire(blocking=False):
+            assert ending.wait(DEADLINE)  # it is in progress while the first is interrupted
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         run(experiment(seeds="9"), tmp_path, interrupted, parallel=2)
     made = [found for runs in find_runs(tmp_path).values() for found in runs]
-    assert len(made) < 18
+    assert len(made) <= 3
     assert {found.state for found in made} <= {"stopped"}
 
 

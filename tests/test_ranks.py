@@ -8,12 +8,12 @@ from __future__ import annotations
 import inspect
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -29,10 +29,11 @@ from pods_rl.experiment.process import launcher, wait_for
 from pods_rl.recipe import find_accelerate_config
 from pods_rl.runs import Run
 
+from . import DEADLINE, free_port, until
 from .test_evaluation_processes import RECIPE
 
 ROOT = Path(__file__).parents[1]
-DEADLINE = 240.0  # after it a hang is a failure; the ends take a second or two
+PATIENCE = 60  # `ddp_timeout` of the run that stalls: two processes that only load never wait for so long
 RANK_RECIPE = RECIPE | {"num_generations": 4, "num_rollouts": 7, "eval_prompts": 0, "ledger_every": 0}
 
 
@@ -55,18 +56,19 @@ class Launched:
 
     def until(self, happened: Callable[[], bool]) -> None:
         """Wait, and remember which processes there were."""
-        deadline = time.monotonic() + DEADLINE
-        while not happened():
-            assert time.monotonic() < deadline, self.said()
+
+        def looked() -> bool:
             if self.process.poll() is None:
                 self.family |= set(psutil.Process(self.process.pid).children(recursive=True))
-            time.sleep(0.2)
+            return happened()
+
+        until(looked, self.said, poll=0.2)
 
     def end(self) -> int:
         """Wait for the end: the exit code. No process is left behind."""
         self.until(lambda: self.process.poll() is not None)
         assert self.family or self.process.returncode is not None
-        self.until(lambda: not any(one.is_running() and one.status() != "zombie" for one in self.family))
+        self.until(lambda: not any(map(is_alive, self.family)))
         return int(self.process.returncode)
 
     def said(self) -> str:
@@ -74,9 +76,15 @@ class Launched:
 
     def kill(self) -> None:
         for one in self.family:
-            if one.is_running():
+            with suppress(psutil.NoSuchProcess):
                 one.kill()
         self.process.kill()
+
+
+def is_alive(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +114,7 @@ def pods_train(**keys: object) -> Callable[[Path], list[str]]:
 @pytest.fixture(scope="module")
 def stalled(start):
     """A run whose process 1 never comes back from its rule; it waits for its limit while the other tests run."""
-    return start(pods_train(rule="tests.rank_faults:stalls_on_one", ddp_timeout=25))
+    return start(pods_train(rule="tests.rank_faults:stalls_on_one", ddp_timeout=PATIENCE))
 
 
 # -- pods train -------------------------------------------------------------------------------------------------------
@@ -143,19 +151,7 @@ def test_ctrl_c_ends_after_the_step_and_says_so_in_a_line(start):
 
 
 @pytest.mark.slow
-def test_a_process_that_stalls_is_named_when_the_limit_passes(stalled):
-    command, output = stalled
-    assert command.end() == 1
-    (line,) = command.said().splitlines()
-    assert line.startswith("Error: process 1 has been in rule tests.rank_faults:stalls_on_one of step 1 for ")
-    assert "at stalls_on_one (rank_faults.py:" in line
-    assert "; process 0 waited " in line
-    assert "longer than ddp_timeout = 25 s" in line
-    assert Run(output).status["reason"] == line.removeprefix("Error: ")
-
-
-@pytest.mark.slow
-def test_a_second_interrupt_ends_a_launcher_and_what_it_started(tmp_path):
+def test_a_second_interrupt_ends_a_launcher_and_what_it_started(monkeypatch):
     """Of processes that heed nothing: one that has started another, in a session of its own."""
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True)"
     nested = [sys.executable, "-c", f"{deaf}; time.sleep(3600)"]
@@ -165,12 +161,21 @@ def test_a_second_interrupt_ends_a_launcher_and_what_it_started(tmp_path):
     assert [process.stdout.readline() for _ in range(2)] == [b"deaf\n"] * 2
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children()]
     assert len(family) == 2
-    ours = threading.main_thread().ident
-    assert ours is not None
+    ours, waiting, asked = threading.main_thread().ident, threading.Event(), threading.Event()
+    wait, terminate = process.wait, process.terminate
+    monkeypatch.setattr(process, "wait", lambda: (waiting.set(), wait())[1])
+    monkeypatch.setattr(process, "terminate", lambda: (terminate(), asked.set()))
+
+    def interrupt_twice() -> None:
+        """The second comes once the first has been passed on, or the two would be one."""
+        for heard in (waiting, asked):
+            heard.wait()
+            time.sleep(0.2)  # it really waits by now, on most machines
+            signal.pthread_kill(ours, signal.SIGINT)
+
     # a shell leaves SIGINT ignored in what it starts in the background
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    for delay in (0.3, 1.0):
-        threading.Timer(delay, signal.pthread_kill, [ours, signal.SIGINT]).start()
+    threading.Thread(target=interrupt_twice, daemon=True).start()
     try:
         with pytest.raises(KeyboardInterrupt):
             wait_for(process)
@@ -195,8 +200,9 @@ def stand_in(fault: str) -> Callable[[Path], list[str]]:
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_process_that_is_killed_is_told_of_by_its_launcher(start, victim):
     command, output = start(stand_in("wait"))
-    command.until(lambda: all((output / f"process-{rank}").exists() for rank in range(2)))
-    os.kill(int((output / f"process-{victim}").read_text()), signal.SIGKILL)
+    pids = [output / f"process-{rank}" for rank in range(2)]
+    command.until(lambda: all(pid.exists() and pid.read_text() for pid in pids))
+    os.kill(int(pids[victim].read_text()), signal.SIGKILL)
     assert command.end() == 1
     reason = f"process {victim} was killed by signal 9 (SIGKILL), perhaps out of memory"
     assert command.said() == f"Error: {reason}\n"
@@ -213,9 +219,6 @@ def test_a_launcher_that_is_stopped_when_its_run_has_finished_says_so_too(start)
 
 @pytest.mark.slow
 def test_without_our_launcher_the_processes_end_each_other(start):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
     places: list[Path] = []
 
     def command(folder: Path) -> list[str]:
@@ -223,12 +226,24 @@ def test_without_our_launcher_the_processes_end_each_other(start):
         places[0].mkdir(exist_ok=True)
         return [sys.executable, "-m", "tests.rank_faults", "refuse", "--output", str(places[0])]
 
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     both = [start(command, RANK=str(rank), LOCAL_RANK=str(rank), **common)[0] for rank in range(2)]
     assert [one.end() for one in both] == [2, 2]
     reason = "process 1: Nothing to train on. Put some there."
     assert [one.said() for one in both] == [f"Error: {reason}\n", ""]
     assert Run(places[0]).status["reason"] == reason
+
+
+@pytest.mark.slow
+def test_a_process_that_stalls_is_named_when_the_limit_passes(stalled):
+    command, output = stalled
+    assert command.end() == 1
+    (line,) = command.said().splitlines()
+    assert line.startswith("Error: process 1 has been in rule tests.rank_faults:stalls_on_one of step 1 for ")
+    assert "at stalls_on_one (rank_faults.py:" in line
+    assert "; process 0 waited " in line
+    assert f"longer than ddp_timeout = {PATIENCE} s" in line
+    assert Run(output).status["reason"] == line.removeprefix("Error: ")
 
 
 def test_what_we_take_of_torchs_launcher():

@@ -9,12 +9,13 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
 from pods_rl.errors import UserError
 from pods_rl.runs import Run, RunWriter, end_run, find_runs, write_atomic
+
+from . import DEADLINE
 
 
 def make_run(path, *, seed=1, state="finished"):
@@ -182,7 +183,7 @@ def test_a_forked_child_that_outlives_us_holds_no_lock(tmp_path):
     code = (
         "import os, sys, time; from pods_rl.runs import RunWriter; writer = RunWriter(sys.argv[1])\n"
         "begun, said = os.pipe(); child = os.fork()\n"
-        "if child == 0: os.write(said, b'x'); time.sleep(60); os._exit(0)\n"
+        "if child == 0: os.write(said, b'x'); time.sleep(3600); os._exit(0)\n"
         "os.read(begun, 1); open(sys.argv[2], 'w').write(str(child)); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", code, tmp_path / "run", tmp_path / "child"], check=False)
@@ -235,7 +236,7 @@ def test_a_pipe_is_written_in_place(tmp_path):
     for target in (pipe, link):
         reader = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE, text=True)
         write_atomic(target, "text")
-        assert reader.communicate(timeout=30)[0] == "text"
+        assert reader.communicate(timeout=DEADLINE)[0] == "text"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe"]
 
 
@@ -339,12 +340,11 @@ def test_every_file_of_a_run_takes_any_text(tmp_path):
         ("config.yaml", "a: " + "[" * 100_000),
     ],
 )  # fmt: skip
-def test_absurd_files_read_as_nothing_at_once(tmp_path, name, text):
+def test_absurd_files_read_as_nothing(tmp_path, name, text):
+    """And without the hours, or the memory, that it takes to read some of them."""
     (tmp_path / name).write_text(text)
-    start = time.monotonic()
     run = Run.open(tmp_path)
     assert (run.config, run.status) == ({}, {})
-    assert time.monotonic() - start < 10
 
 
 def test_a_pipe_among_the_files_is_not_waited_for(tmp_path):

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from .. import DEADLINE
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -29,7 +31,7 @@ def module(name: str) -> ModuleType:
     return loaded
 
 
-def run(name: str, *words: str, folder: Path, limit: float = 240) -> tuple[str, Any]:
+def run(name: str, *words: str, folder: Path, limit: float = DEADLINE) -> tuple[str, Any]:
     """What a benchmark prints, and what it writes with `--json`."""
     figures = folder / f"{name}.json"
     done = subprocess.run(

@@ -7,6 +7,7 @@ import torch
 
 from pods_rl.errors import UserError
 
+from .. import DEADLINE
 from . import module
 
 gpu_step = module("gpu_step")
@@ -19,7 +20,7 @@ def test_both_trainers_in_one_table(tmp_path, capfd):
     options = gpu_step.parse([*WORDS, "--n", "8"])
     results = gpu_step.start(options)
     assert gpu_step.cells(options) == [("trl", 4), ("pods", 8), ("trl", 8)]
-    pods = gpu_step.in_a_process("pods", 8, WORDS, limit=200)
+    pods = gpu_step.in_a_process("pods", 8, WORDS, limit=DEADLINE)
     trl = gpu_step.run_cell(gpu_step.parse([*WORDS, "--arm", "trl", "--n", "8"]))
     assert "{" not in capfd.readouterr().out  # of the metrics that transformers prints
     for cell in (pods, trl):
@@ -38,7 +39,7 @@ def test_both_trainers_in_one_table(tmp_path, capfd):
 def test_a_cell_that_is_killed_or_out_of_memory_is_a_row():
     late = gpu_step.in_a_process("pods", 8, WORDS, limit=0.01)
     assert late == {"failed": "not done after 0.01 s"}
-    wrong = gpu_step.in_a_process("pods", 8, ["--size", "no such"], limit=100)
+    wrong = gpu_step.in_a_process("pods", 8, ["--size", "no such"], limit=DEADLINE)
     assert wrong["failed"].startswith("exit code 2: ")
     cell = {"arm": "trl", "n": 256, "m": 16}
     assert gpu_step.row(cell | {"out_of_memory": "update", "message": "CUDA"})[:2] == [

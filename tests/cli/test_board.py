@@ -13,6 +13,8 @@ from pods_rl.experiment import Event, build_experiment
 from pods_rl.recipe import Origin
 from pods_rl.runs import RunWriter
 
+from .. import until
+
 BASE = {"num_generations": 8, "max_seconds": 100}
 
 
@@ -110,10 +112,7 @@ def test_evaluations_come_as_they_are_made(plan, tmp_path, monkeypatch):
         for step, accuracy in ((1, 0.25), (2, 0.75)):
             with RunWriter(tmp_path / plan[0].path, resume=True) as writer:
                 writer.append_eval({"step": step, "seconds": step, "accuracy": accuracy})
-            for _ in range(1000):
-                if any(f"accuracy {accuracy:.3f}" in line for line in seen):
-                    break
-                board._over.wait(0.01)
+            until(lambda said=f"accuracy {accuracy:.3f}": any(said in line for line in seen))
     assert [line.rsplit(None, 1)[1] for line in seen[1:]] == ["0.250", "0.750"]
 
 

@@ -23,6 +23,8 @@ from pods_rl.recipe.recipe import checkpoint_keys
 from pods_rl.runs import Run, RunWriter
 from pods_rl.runs.checkpoints import publish, staging
 
+from .. import DEADLINE
+
 PODS = [sys.executable, "-m", "pods_rl"]
 COMMANDS = ("train", "eval", "compare", "report", "select", "doctor", "recipes")
 
@@ -500,11 +502,14 @@ def test_compare_says_how_to_resume(monkeypatch, tmp_path):
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_what_cannot_be_printed_goes_to_the_log(tmp_path, to, unbuffered):
     program = f"""
-import sys, time
+import select, sys
 from pathlib import Path
 from pods_rl.distributed.streams import outlive_output
 from pods_rl.text import console
-time.sleep(0.2)
+if {"|" in to}:
+    pipe = select.poll()
+    pipe.register(1, 0)
+    pipe.poll()  # until its reader is gone
 with outlive_output(Path({str(tmp_path / "log.txt")!r})):
     console().print("one")
     print("two")
@@ -679,7 +684,7 @@ def test_kept_rows_go_through_a_link_and_into_a_pipe(tmp_path):
     with subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE, text=True) as reader:
         for output in ("link", "pipe"):
             assert pods("select", rollouts, "-m", 2, "--output", tmp_path / output).exit_code == 0
-        assert reader.communicate(timeout=30)[0] == target.read_text()
+        assert reader.communicate(timeout=DEADLINE)[0] == target.read_text()
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "pipe").is_fifo()
     assert target.read_text().count("\n") == 2

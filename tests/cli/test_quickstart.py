@@ -10,16 +10,18 @@ import pytest
 
 from pods_rl.runs import find_runs
 
+from .. import DEADLINE
+
 pytestmark = pytest.mark.slow
 
-SHORT = {"max_seconds": "4", "eval_seconds": "2", "eval_prompts": "48", "ledger_every": "2"}
+SHORT = {"max_seconds": "2", "eval_seconds": "1", "eval_prompts": "32", "ledger_every": "2"}
 
 
 def test_quickstart_trains_both_arms_and_reports(tmp_path):
     output = tmp_path / "quickstart"
     command = [sys.executable, "-m", "pods_rl", "compare", "--config", "quickstart", "--output", str(output)]
     command += ["--parallel", "2", *(word for key, value in SHORT.items() for word in (f"--{key}", value))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert max(map(len, done.stdout.splitlines())) < 200  # the longest are paths
     for name in ("report.html", "report.png", "speedup.csv"):
@@ -30,19 +32,19 @@ def test_quickstart_trains_both_arms_and_reports(tmp_path):
     (grpo,), (pods,), (all_trained,) = arms.values()
     assert {run.state for run in (grpo, pods, all_trained)} == {"finished"}
     assert len({run.evals[0]["accuracy"] for run in (grpo, pods, all_trained)}) == 1
-    assert pods.evals[0]["accuracy"] <= 0.35
+    assert pods.evals[0]["accuracy"] < 0.5  # of 32 prompts; of all it is 0.21
     for run, n in ((grpo, 16), (pods, 64), (all_trained, 64)):
         dues = [row["due"] for row in run.evals]
         assert dues[0] == 0.0
-        assert dues[-1] >= 4.0
+        assert dues[-1] >= 2.0
         assert dues == sorted(set(dues))
-        assert all(due % 2.0 == 0.0 for due in dues)  # a slow step may pass over one
+        assert all(due % 1.0 == 0.0 for due in dues)  # a slow step may pass over one
         assert all(row["seconds"] >= row["due"] for row in run.evals)
         assert run.metrics[0]["pods/tokens/generated"] > 5 * n
     with (output / "report" / "speedup.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {row["arm"] for row in rows} >= {"pods"}
 
-    again = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    again = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
     assert again.returncode == 0
     assert again.stdout.count("skipped") == 3  # finished runs are not repeated

@@ -17,6 +17,7 @@ from transformers import set_seed
 
 from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.policies.build import build_model, build_tokenizer
+from tests import DEADLINE
 
 PROMPTS = ["1+2=", "37+4=", "5-1=", "60+60=", "9+9+9=", "8-3+1=", "77-1=", "2+2="]
 
@@ -58,7 +59,7 @@ def run_processes(tmp_path_factory, random_model, tokenizer) -> Callable[[str], 
             env=os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""},
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=DEADLINE,
             check=False,
         )
         assert done.returncode == 0, done.stderr[-4000:]

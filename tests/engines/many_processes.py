@@ -6,12 +6,12 @@ sets, and join a real gloo group. Every process leaves what it saw in FOLDER.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import multiprocessing
 import os
 import random
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +28,7 @@ from trl import GRPOTrainer
 from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.engines.trl.round import RolloutRound
 from pods_rl.selection import get_rule
+from tests import DEADLINE, free_port
 
 from .conftest import PROMPTS, letter_reward
 
@@ -315,23 +316,22 @@ def process(folder: Path, rank: int, world: int, port: int) -> None:
 
 
 def fork_all(target: Callable[[Path, int, int, int], None], folder: Path, world: int) -> list[int | None]:
-    """Run `target(folder, rank, world, port)` in so many processes; their exit codes."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    """Run `target(folder, rank, world, port)` in so many processes; their exit codes, -9 for one that hung."""
+    port = free_port()
     context = multiprocessing.get_context("fork")
     started = [context.Process(target=target, args=(folder, rank, world, port)) for rank in range(world)]
     for one in started:
         one.start()
     for one in started:
-        one.join(120)
-    codes = [one.exitcode for one in started]
-    for one in started:
+        one.join(DEADLINE)
         one.kill()
-    return codes
+    for one in started:
+        one.join()
+    return [one.exitcode for one in started]
 
 
 def main(folder: Path) -> int:
+    gc.freeze()  # no process looks for garbage in what was imported
     return int(any(any(fork_all(process, folder, world)) for world in (1, 2, 4)))
 
 

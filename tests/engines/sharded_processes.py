@@ -7,6 +7,7 @@ variables that `accelerate launch` would set from the shipped fsdp2.yaml. Each l
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -100,6 +101,7 @@ def launch_variables() -> dict[str, str]:
 
 
 def main(folder: Path) -> int:
+    gc.freeze()  # no process looks for garbage in what was imported
     return int(any(fork_all(process, folder, 2)))
 
 

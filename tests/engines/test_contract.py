@@ -21,6 +21,8 @@ from pods_rl.engines.trl import compat
 from pods_rl.engines.trl.compat import SIGNATURES, TESTED, UNSCORED_WARNING, check_overrides
 from pods_rl.errors import UserError
 
+from .. import DEADLINE
+
 
 @pytest.mark.parametrize("method", sorted(SIGNATURES))
 def test_overridden_signatures(method):
@@ -140,7 +142,7 @@ def test_mypy_refuses_arguments_that_do_not_exist(tmp_path):
     (tmp_path / "snippet.py").write_text(SNIPPET)
     (tmp_path / "mypy.ini").write_text(MYPY)
     command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "snippet.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE, check=False)
     lines = [line for line in done.stdout.splitlines() if ": error:" in line]
     assert len(lines) == 2, done.stdout
     assert 'snippet.py:5: error: Unexpected keyword argument "modle" for "PODSTrainer"' in lines[0]

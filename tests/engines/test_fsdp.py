@@ -19,6 +19,8 @@ from transformers import AutoModelForCausalLM
 
 from pods_rl.runs import Run
 
+from .. import DEADLINE
+from ..reliability.commands import server
 from ..test_evaluation_processes import RECIPE, of_one_process
 from . import sharded_processes
 
@@ -28,7 +30,7 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "f
 def ran_well(*words: object, folder: Path) -> str:
     done = subprocess.run(
         [sys.executable, "-m", *map(str, words)],
-        cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=200, check=False,
+        cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=DEADLINE, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
@@ -119,7 +121,8 @@ def runs(tmp_path_factory):
     shutil.copytree(folder / "whole", folder / "resumed")
     for lost in ("checkpoint-4", "final"):
         shutil.rmtree(folder / "resumed" / "checkpoints" / lost)
-    ran_well(*TRAIN, "--output", "resumed", "--resume", folder=folder)
+    resume = ("train", "--output", "resumed", "--resume")
+    server().run_ranks(*resume, cwd=folder, environment=sharded_processes.launch_variables())
     return Run.open(folder / "whole"), Run.open(folder / "resumed"), recipe
 
 

@@ -24,6 +24,7 @@ from pods_rl.engines.trl.rows import KeptRow, from_bytes, to_bytes
 from pods_rl.planning.batching import Shares
 from pods_rl.runs import Run
 
+from .. import DEADLINE
 from ..test_evaluation_processes import RECIPE
 from .many_processes import CASES, STEPS, WAVES
 
@@ -218,7 +219,7 @@ def test_pods_train_on_two_processes_with_a_group_over_both(tmp_path):
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=DEADLINE,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

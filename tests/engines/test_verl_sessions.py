@@ -11,6 +11,8 @@ import torch
 from pods_rl.engines.verl.sessions import Sessions
 from pods_rl.rollouts.stopping import Stopping, wave_sizes
 
+from .. import DEADLINE
+
 
 class Play:
     """A prompt whose sessions end when the test sets their event, and what each session did, by number."""
@@ -44,7 +46,7 @@ class Play:
             await settle()
 
     async def results(self) -> list[object]:
-        return await asyncio.wait_for(asyncio.gather(*self.tasks, return_exceptions=True), 5)
+        return await asyncio.wait_for(asyncio.gather(*self.tasks, return_exceptions=True), DEADLINE)
 
 
 async def settle() -> None:

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import pods_rl
 
+from .. import DEADLINE
+
 AUDITED = Path(__file__).parent / "audited"
 SOURCE = Path(pods_rl.__file__).parents[1]
-DEADLINE = 900  # seconds after which a hang counts as failure
 Event = dict[str, Any]
 
 

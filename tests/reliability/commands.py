@@ -7,13 +7,14 @@ requests from its standard input, one JSON line each, and ends with it.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,8 +23,7 @@ import yaml
 
 from pods_rl.runs import Run
 from pods_rl.runs.checkpoints import read_manifest
-
-DEADLINE = 240.0  # seconds after which a command that has not ended counts as hung
+from tests import DEADLINE, free_port
 
 # The shipped policy, short completions, a checkpoint on each generation boundary: TRL's own resume is exact here.
 RECIPE = {
@@ -111,11 +111,30 @@ class Server:
         self._process.stdin.flush()
         return int(json.loads(self._process.stdout.readline()))
 
-    def start(self, *words: object, cwd: Path, log: str = "log", **streams: str) -> Command:
+    def start(
+        self, *words: object, cwd: Path, log: str = "log", environment: Mapping[str, str] | None = None, **streams: str
+    ) -> Command:
         """``stdout`` and ``stderr``: files to print to instead of the log."""
-        path = cwd / log
-        pid = self.ask(words=[str(word) for word in words], cwd=str(cwd), log=str(path), streams=streams)
+        path, given = cwd / log, {"environment": dict(environment or {}), "streams": streams}
+        pid = self.ask(words=[str(word) for word in words], cwd=str(cwd), log=str(path), **given)
         return Command(pid, path, self)
+
+    def run_ranks(self, *words: object, cwd: Path, environment: Mapping[str, str] | None = None) -> list[str]:
+        """What each of two processes of one command prints, as a launcher starts them; both must end well."""
+        group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        printed, left = [cwd / f"printed-{rank}" for rank in range(2)], []
+        for rank, path in enumerate(printed):
+            path.touch()
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank), **group, **(environment or {})}
+            left.append(self.start(*words, cwd=cwd, log=f"log-{rank}", environment=own, stdout=str(path)))
+        try:
+            while left:
+                command = left.pop(0)
+                assert command.wait() == 0, command.log.read_text()
+        finally:
+            for command in left:
+                command.kill()
+        return [path.read_text() for path in printed]
 
     def run(self, *words: object, cwd: Path, log: str = "log") -> tuple[int, str]:
         """Exit code and words of a command."""
@@ -135,6 +154,7 @@ def _serve() -> None:
     import pods_rl.engines.trl.build
     import pods_rl.training.run  # noqa: F401  (loaded here, once)
 
+    gc.freeze()  # no process looks at these for garbage
     for line in sys.stdin:
         request = json.loads(line)
         answer = _wait(request["wait"]) if "wait" in request else _fork(**request)
@@ -142,7 +162,9 @@ def _serve() -> None:
         answers.flush()
 
 
-def _fork(words: list[str], cwd: str, log: str, streams: dict[str, str]) -> int:
+def _fork(
+    words: list[str], cwd: str, log: str, streams: dict[str, str], environment: dict[str, str] | None = None
+) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -154,6 +176,7 @@ def _fork(words: list[str], cwd: str, log: str, streams: dict[str, str]) -> int:
     for number in (signal.SIGINT, signal.SIGHUP):  # a shell in the background, or nohup, ignores them
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     os.chdir(cwd)
+    os.environ |= environment or {}
     sys.argv = ["pods", *words]
     code = 1
     try:

@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tests import DEADLINE
+
 ODD = "17"  # the completion, and the row, that it happens to
 
 
@@ -38,7 +40,7 @@ def running(mark: str) -> list[int]:
 
 def gone(mark: str) -> bool:
     """Whether all of these have ended, or do so while one waits."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + DEADLINE
     while running(mark):
         if time.monotonic() > until:
             return False
@@ -180,7 +182,9 @@ def _use_multiprocessing() -> float | None:
 
 def _read_input_in_a_program() -> float | None:
     code = "import os, sys; print(len(sys.stdin.read()), [f for f in os.listdir('/proc/self/fd') if int(f) > 3])"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=20).stdout
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=DEADLINE
+    ).stdout
     return None if said == "0 []\n" else WRONG
 
 

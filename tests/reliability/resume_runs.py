@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,9 @@ from transformers.trainer_pt_utils import safe_globals
 
 from pods_rl.runs import Run
 from pods_rl.runs.files import step_of
+from tests import DEADLINE
+
+from .commands import server
 
 # Five prompts, two a generation: epochs end within a run, and one prompt of each is left over.
 BASE = {
@@ -70,11 +72,6 @@ def letters(text, gold):
 """
 TIMES = ("seconds", "elapsed", "due", "eval_seconds", "step_time")  # what a clock decides
 
-server = multiprocessing.get_context("forkserver")  # imports the libraries once, however many runs are started
-server.set_forkserver_preload(
-    ["pods_rl.training.run", "pods_rl.engines.trl.build", "pods_rl.training.recorder", "peft", "pandas"]
-)
-
 
 def prepare(folder: Path, configuration: str, **settings: Any) -> None:
     """A random policy, a reward of the user's own and a recipe, in a folder."""
@@ -100,49 +97,36 @@ class Started:
 
     def __init__(self, folder: Path, words: list[str], processes: int = 1) -> None:
         self.log = folder / "log.txt"
-        if processes == 1:
-            self._forked = server.Process(target=_pods, args=(folder, words))
-            self._forked.start()
-            self._pid = self._forked.pid
+        self._forked = server().start(*words, cwd=folder, log="log.txt") if processes == 1 else None
+        if self._forked:
             return
-        self._forked = None
         with self.log.open("ab") as log:
             self._launched = subprocess.Popen(
                 [sys.executable, "-m", "pods_rl", *words, "--num_processes", str(processes)],
                 cwd=folder, stdout=log, stderr=log,
             )  # fmt: skip
-        self._pid = self._launched.pid
 
     def kill(self) -> None:
         """SIGKILL to every process of the run at once."""
-        parent = psutil.Process(self._pid)
-        everyone = [*parent.children(recursive=True), parent]
-        for process in everyone:
-            process.kill()
-        psutil.wait_procs(everyone, timeout=30)
+        if self._forked:
+            self._forked.kill()
+            self.wait()
+            return
+        with suppress(psutil.NoSuchProcess):  # it has ended
+            parent = psutil.Process(self._launched.pid)
+            everyone = [*parent.children(recursive=True), parent]
+            for process in everyone:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(everyone, timeout=30)
         self.wait()
 
-    def wait(self, seconds: float = 300) -> int | None:
+    def wait(self) -> int | None:
         """The exit code."""
-        if self._forked is None:
-            return self._launched.wait(seconds)
-        self._forked.join(seconds)
-        return self._forked.exitcode
+        return self._forked.wait() if self._forked else self._launched.wait(DEADLINE)
 
     def running(self) -> bool:
-        return self._launched.poll() is None if self._forked is None else self._forked.is_alive()
-
-
-def _pods(folder: Path, words: list[str]) -> None:
-    """`pods` with these words in a folder, in a process of its own."""
-    os.chdir(folder)
-    log = os.open("log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    from pods_rl.cli import main
-
-    sys.argv = ["pods", *words]
-    main()
+        return not self._forked.ended() if self._forked else self._launched.poll() is None
 
 
 def train(folder: Path, *words: str, processes: int = 1, code: int = 0) -> Run:
@@ -158,11 +142,11 @@ def train_and_kill(folder: Path, output: str, step: int, processes: int = 1) -> 
     started = Started(folder, ["train", "--config", "r.yaml", "--output", output], processes)
     checkpoint = folder / output / "checkpoints" / f"checkpoint-{step}"
     try:
-        end = time.monotonic() + 300
+        end = time.monotonic() + DEADLINE
         while not is_whole(checkpoint, processes):
             # it may end between the two looks
             assert started.running() or is_whole(checkpoint, processes), started.log.read_text(errors="replace")[-3000:]
-            assert time.monotonic() < end, f"no {checkpoint.name} in 300 s"
+            assert time.monotonic() < end, f"no {checkpoint.name} in {DEADLINE:g} s"
             time.sleep(0.002)
     finally:
         started.kill()

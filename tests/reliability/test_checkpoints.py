@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,8 +39,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reference(place):
-    command = start(place, "reference")
-    assert hold_at_saving(command, place / "reference")
+    command = held_at_saving(place, "reference")
     slices = 0
     while stage_of(place / "reference") != "pruned":
         command.slice(SLICE)
@@ -57,12 +57,29 @@ def resume(place: Path, name: str) -> tuple[int, str]:
     return server().run("train", "--output", name, "--resume", cwd=place, log=f"{name}.resumed.log")
 
 
-def hold_at_saving(command: Command, run: Path) -> bool:
-    """Hold a run once it has made the step after which it is killed; its checkpoint is what it does next."""
-    metrics = run / "metrics.jsonl"
-    reached = command.until(lambda: metrics.exists() and metrics.read_bytes().count(b"\n") >= KILLED_AT)
-    command.kill(signal.SIGSTOP)
-    return reached
+def held(place: Path, name: str, reached: Callable[[], bool], missed: Callable[[], bool]) -> Command:
+    """A run that is held at a moment; started again where a busy machine has missed it."""
+    for _ in range(20):
+        command = start(place, name)
+        assert command.until(reached), command.log.read_text()
+        command.kill(signal.SIGSTOP)
+        if not missed():
+            return command
+        command.kill(signal.SIGKILL)
+        command.wait()
+        shutil.rmtree(place / name)
+    raise AssertionError(f"no run could be held in time: {command.log.read_text()}")
+
+
+def held_at_saving(place: Path, name: str) -> Command:
+    """A run that has made the step after which it is killed; its checkpoint is what it does next."""
+    metrics, run = place / name / "metrics.jsonl", place / name
+    return held(
+        place,
+        name,
+        lambda: metrics.exists() and metrics.read_bytes().count(b"\n") >= KILLED_AT,
+        lambda: stage_of(run) in ("published", "pruned"),
+    )
 
 
 def stage_of(run: Path) -> str:
@@ -84,14 +101,16 @@ def kill_while_saving(place: Path, reference: Reference, points: list[int]) -> C
     stages: Counter[str] = Counter()
     for point in points:
         name = f"killed-{point}"
-        command, run = start(place, name), place / name
-        assert hold_at_saving(command, run), command.log.read_text()
-        for _ in range(round(point * reference.slices / (POINTS - 1))):
-            if stage_of(run) == "pruned":
-                break  # quicker than the reference: the next step is not the one to be killed
-            command.slice(SLICE)
-        command.kill(signal.SIGKILL)
-        assert command.wait() == -signal.SIGKILL
+        run, ended = place / name, 0
+        while ended != -signal.SIGKILL:  # or it came to its end in a slice, which a busy machine makes longer
+            shutil.rmtree(run, ignore_errors=True)
+            command = held_at_saving(place, name)
+            for _ in range(round(point * reference.slices / (POINTS - 1))):
+                if stage_of(run) == "pruned":
+                    break  # quicker than the reference: the next step is not the one to be killed
+                command.slice(SLICE)
+            command.kill(signal.SIGKILL)
+            ended = command.wait()
         stage = stage_of(run)
         published = stage in ("published", "pruned")
         good, _ = last_good(run / "checkpoints")
@@ -140,24 +159,12 @@ def fill(disk: Path, leave: int) -> Path:
     return filler
 
 
-def held_after_two(disk: Path, name: str) -> Command:
-    """A run that is held between its second checkpoint and its third; started again where that moment was missed."""
-    for _ in range(20):
-        command, checkpoints = start(disk, name), disk / name / "checkpoints"
-        assert command.until((checkpoints / "checkpoint-2").exists), command.log.read_text()
-        command.kill(signal.SIGSTOP)
-        if not (checkpoints / "checkpoint-3").exists():
-            return command
-        command.kill(signal.SIGKILL)
-        command.wait()
-        shutil.rmtree(disk / name)
-    raise AssertionError("no run could be held after its second checkpoint")
-
-
 def starve(place: Path, disk: Path, reference: Reference, room: int, name: str) -> None:
     """A run whose disk is full, but for ``room`` bytes, from after its second checkpoint on."""
     write_recipe(disk)
-    command, run = held_after_two(disk, name), disk / name
+    run = disk / name
+    second, third = (run / f"checkpoints/checkpoint-{step}" for step in (2, 3))
+    command = held(disk, name, second.exists, third.exists)
     filler = fill(disk, room)
     command.kill(signal.SIGCONT)
     assert command.wait() == 2, command.log.read_text()

@@ -16,6 +16,7 @@ from pods_rl.planning.memory import GENERATION, UPDATE, Shape, advice, estimate
 from pods_rl.policies.files import read_config
 from pods_rl.runs import Run
 
+from .. import DEADLINE
 from ..benchmarks import module
 
 CONFIG = {
@@ -167,7 +168,7 @@ def test_running_out_says_where_and_what_to_lower(place, tmp_path):
         env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "2000"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=DEADLINE,
         check=False,
     )
     assert done.returncode == 2, done.stderr[-3000:]

@@ -25,6 +25,7 @@ from pods_rl.engines.trl.rewards import Faults, check_scores, watched
 from pods_rl.errors import UserError
 from pods_rl.rewards import get_reward
 
+from .. import DEADLINE
 from ..engines.conftest import letter_reward
 from . import own_rewards
 from .own_rewards import columns_of
@@ -163,7 +164,7 @@ def test_the_trainer_holds_the_user_s_own_functions(make_trainer):
     async def never(**_):
         raise AssertionError("replaced")
 
-    given = [letter_reward, judge, half, killable(own_rewards.rows_of_good, 60), never]
+    given = [letter_reward, judge, half, killable(own_rewards.rows_of_good, DEADLINE), never]
     trainer = make_trainer(reward=list(given), num_rollouts=8, max_steps=1)
     trainer.reward_funcs[4] = given[4] = asked  # as TRL lets them be replaced
     trainer.reward_funcs[1].shift = 0.5
@@ -204,7 +205,7 @@ def test_every_path_of_a_call_passes_two_marks(policy):
     rows = 4
     columns = columns_of(["2"] * rows, "2")
     recipe = trl_reward(get_reward("tests.reliability.own_rewards:never"), limit=12)
-    for function in (picky, asked, killable(picky, 60), recipe):
+    for function in (picky, asked, killable(picky, DEADLINE), recipe):
         for numbers in ([0] * rows, [0, 1, 0, 1]):
             before = here().marks
             result = watched(function, "it", policy, faults)(number=numbers, **columns)

@@ -20,6 +20,7 @@ from pods_rl.errors import UserError
 from pods_rl.rewards import accuracy_batch, get_reward
 from pods_rl.rewards.user_rewards import RewardFailure, user_pool
 
+from .. import DEADLINE, until, with_time
 from ..engines.conftest import letter_reward
 from . import own_rewards
 from .own_rewards import MEDDLERS, ODD, columns_of, gone, good, running
@@ -28,8 +29,6 @@ from .test_reward_functions import numbered, raise_for
 __all__ = ["numbered"]
 
 SECONDS = 5.0
-# Not a time to keep: past it a hang is one.
-DEADLINE = 120.0
 
 MARK = f"left-behind-by-{os.getpid()}"
 
@@ -61,9 +60,11 @@ def hung(function) -> float:
 @needs_proc
 @pytest.mark.parametrize("name", ["hangs", "spins"])
 def test_one_that_hangs_in_a_recipe_costs_its_row(name):
-    function = in_a_recipe(name, 1.0)
-    hung(function)
-    user_pool(f"tests.reliability.own_rewards:{name}", 1.0).close()
+    def check(seconds: float) -> None:
+        hung(in_a_recipe(name, seconds))
+        user_pool(f"tests.reliability.own_rewards:{name}", seconds).close()
+
+    with_time(check, 1.0)
 
 
 def row_wise(name):
@@ -79,7 +80,7 @@ def row_wise(name):
 @needs_proc
 def test_one_that_hangs_in_a_child_costs_its_row():
     before = set(multiprocessing.active_children())
-    hung(killable(row_wise("hangs"), seconds=2.0))
+    with_time(lambda seconds: hung(killable(row_wise("hangs"), seconds)), 2.0)
     assert set(multiprocessing.active_children()) == before
 
 
@@ -97,11 +98,11 @@ def test_a_hang_of_five_seconds_holds_a_step_up_for_ten_at_most():
 
 def test_a_reward_of_a_recipe_that_raises_or_gives_text_fails_by_row():
     for name, why in (("raises", "raised KeyError: '\\x1b[2Jno 17' ("), ("gives_text", "raised TypeError: reward")):
-        for seconds in (60.0, None):
+        for seconds in (DEADLINE, None):
             scores = call(in_a_recipe(name, seconds))
             assert [i for i, x in enumerate(scores) if not isinstance(x, float)] == [17]
             assert scores[17].reason.startswith(why)
-        user_pool(f"tests.reliability.own_rewards:{name}", 60.0).close()
+        user_pool(f"tests.reliability.own_rewards:{name}", DEADLINE).close()
 
 
 TEXTS = ["1", "2", ODD, *map(str, range(3, 9))]
@@ -126,7 +127,7 @@ def meddled(request) -> dict[str, list[float | None]]:
 
 
 def meddle(names: list[str]) -> dict[str, list[float | None]]:
-    function = killable(row_wise("meddles"), 20)
+    function = killable(row_wise("meddles"), DEADLINE)
     every = {how: function(**columns_of(TEXTS, how)) for how in names}
     return {how: [None if isinstance(x, RewardFailure) else x for x in scores] for how, scores in every.items()}
 
@@ -147,12 +148,12 @@ def test_a_function_in_a_child_may_ask_a_verifier():
 
     texts = [r"\boxed{\sqrt{8}}", r"\boxed{\sqrt{7}}"]
     accuracy_batch(texts[:1], [r"2\sqrt{2}"])  # this process has verifiers too
-    assert killable(judge, 120)(**columns_of(texts, r"2\sqrt{2}")) == [1.0, 0.0]
+    assert killable(judge, DEADLINE)(**columns_of(texts, r"2\sqrt{2}")) == [1.0, 0.0]
 
 
 @needs_proc
 def test_what_a_function_leaves_running_ends_with_its_batch():
-    scores = killable(row_wise("leaves_behind"), 60)(**columns_of(["1", "2"], MARK))
+    scores = killable(row_wise("leaves_behind"), DEADLINE)(**columns_of(["1", "2"], MARK))
     assert scores == [0.25, 0.5]
     assert gone(MARK)
 
@@ -161,12 +162,11 @@ def test_what_a_function_leaves_running_ends_with_its_batch():
 def test_what_a_function_leaves_running_ends_with_a_killed_trainer():
     mark = f"{MARK}-killed"
     process = multiprocessing.get_context("fork").Process(
-        target=lambda: killable(row_wise("leaves_behind_and_spins"), 120)(**columns_of(["1"], mark))
+        target=lambda: killable(row_wise("leaves_behind_and_spins"), DEADLINE)(**columns_of(["1"], mark))
     )
     process.start()
-    while len(running(mark)) < 3:
-        assert process.is_alive()
-        time.sleep(0.05)
+    until(lambda: len(running(mark)) == 3 or not process.is_alive())
+    assert process.is_alive()
     process.kill()
     process.join()
     assert gone(mark)
@@ -178,7 +178,7 @@ def test_what_a_child_gives_logs_or_raises_reaches_the_trainer(make_trainer, num
         log_extra("length", [len(text) for text in completions])
         return torch.tensor(letter_reward(completions))
 
-    trainer = make_trainer(reward=killable(logs, seconds=60), num_rollouts=8, max_steps=1)
+    trainer = make_trainer(reward=killable(logs, seconds=DEADLINE), num_rollouts=8, max_steps=1)
     trainer.train()
     plain = make_trainer(reward=logs, num_rollouts=8, max_steps=1)
     plain.train()
@@ -187,12 +187,12 @@ def test_what_a_child_gives_logs_or_raises_reaches_the_trainer(make_trainer, num
     assert list(trainer._logs["extra"]["length"]) == list(plain._logs["extra"]["length"])
     with pytest.raises(UserError, match=r"reward function 'picky' raised ZeroDivisionError.*for row 8 of 16"):
         make_trainer(
-            reward=killable(raise_for({1}), 60), num_rollouts=8, train_dataset=numbered, shuffle_dataset=False
+            reward=killable(raise_for({1}), DEADLINE), num_rollouts=8, train_dataset=numbered, shuffle_dataset=False
         ).train()
     with pytest.raises(UserError, match=r"'ends' ended its process for row 0"):
-        make_trainer(reward=killable(ends, 60), num_rollouts=4).train()
+        make_trainer(reward=killable(ends, DEADLINE), num_rollouts=4).train()
     with pytest.raises(UserError, match=r"'<lambda>' gave None; expected a list of 8 floats"):
-        make_trainer(reward=killable(lambda completions, **_: None, 60), num_rollouts=4).train()
+        make_trainer(reward=killable(lambda completions, **_: None, DEADLINE), num_rollouts=4).train()
 
 
 def ends(completions, **_):
@@ -202,16 +202,20 @@ def ends(completions, **_):
 def test_a_hang_in_training_is_dropped_and_counted(make_trainer):
     def hangs(completions, number, **_):
         while 1 in number:
-            time.sleep(60)
+            time.sleep(3600)
         return letter_reward(completions)
 
     rows = Dataset.from_dict({"prompt": ["1+2=", "2+2="] * 8, "number": [0, 1] * 8})
-    trainer = make_trainer(
-        reward=killable(hangs, 0.5), num_rollouts=4, train_dataset=rows, shuffle_dataset=False, max_steps=1,
-        reward_errors="drop",
-    )  # fmt: skip
-    trainer.train()
-    line = trainer.state.log_history[0]
-    assert line["pods/reward_timeouts"] == 4.0
-    assert line["pods/reward_errors"] == 0.0
-    assert trainer.rollouts.rewards.isnan().any(dim=1).tolist() == [False, True]
+
+    def check(seconds: float) -> None:
+        trainer = make_trainer(
+            reward=killable(hangs, seconds), num_rollouts=4, train_dataset=rows, shuffle_dataset=False, max_steps=1,
+            reward_errors="drop",
+        )  # fmt: skip
+        trainer.train()
+        line = trainer.state.log_history[0]
+        assert line["pods/reward_timeouts"] == 4.0
+        assert line["pods/reward_errors"] == 0.0
+        assert trainer.rollouts.rewards.isnan().any(dim=1).tolist() == [False, True]
+
+    with_time(check, 0.5)

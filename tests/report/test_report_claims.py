@@ -236,10 +236,12 @@ def test_a_very_long_curve_keeps_an_even_choice_of_its_checkpoints(tmp_path: Pat
 
 
 MEASURE = """
-import resource, sys
+import resource, sys, time
 from pods_rl.report import build_report_from_csv
 build_report_from_csv(sys.argv[1], sys.argv[2], "grpo", "answer_accuracy")
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, resource.getrusage(resource.RUSAGE_SELF).ru_utime)
+seconds = time.process_time()
+sum(float(str(number / 7)) for number in range(200_000))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, seconds / (time.process_time() - seconds))
 """
 
 
@@ -256,7 +258,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, resource.getru
     ids=str,
 )
 @pytest.mark.timeout(600)
-def test_a_csv_of_a_million_rows_takes_less_than_a_gigabyte(
+def test_a_csv_of_a_million_rows_takes_less_than_a_gigabyte_and_time_in_proportion(
     shape: tuple[int, int, int], own: bool, tmp_path: Path
 ) -> None:
     arms, runs, checkpoints = shape
@@ -271,9 +273,9 @@ def test_a_csv_of_a_million_rows_takes_less_than_a_gigabyte(
     (tmp_path / "runs.csv").write_text(out.getvalue())
     command = [sys.executable, "-c", MEASURE, str(tmp_path / "runs.csv"), str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env={**_one_core()})
-    mib, seconds = map(float, done.stdout.split())
+    mib, ratio = map(float, done.stdout.split())
     assert mib < 1000
-    assert seconds < 60  # of one core, however busy the machine is
+    assert ratio < 600  # to writing and reading 200,000 numbers on the same core: some tenth of a second
 
 
 def _one_core() -> dict[str, str]:

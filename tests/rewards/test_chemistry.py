@@ -138,14 +138,14 @@ def test_one_more_of_any_species_is_wrong():
 
 
 @given(st.fractions(min_value=Fraction(1, 50), max_value=50, max_denominator=50))
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 def test_any_positive_multiple_is_right(factor):
     answer = f"{2 * factor} H2 + {factor} O2 = {2 * factor} H2O"
     assert equation(f"<answer>{answer}</answer>", WATER) == 1.0
 
 
 @given(st.text("H2O+-=>()[]{}^_*.0123 e", max_size=60))
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 def test_any_text_is_read_or_refused(text):
     assert equation(f"<answer>{text}</answer>", WATER) in (0.0, 1.0)
 

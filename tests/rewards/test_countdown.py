@@ -106,7 +106,7 @@ expressions = st.recursive(
 
 
 @given(expressions)
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 def test_the_parser_agrees_with_python_s_own(text):
     try:
         value = eval(text.replace("/", "/ Fraction(1) /"), {"Fraction": Fraction})  # our own text, never a model's

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pods_rl.rewards import REWARDS, VerifierPool, accuracy_batch, answers
+from pods_rl.rewards import REWARDS, VerifierPool, accuracy_batch, answers, verifier
 from pods_rl.rewards.complexity import is_too_complex
 
 from .data import rows
@@ -77,6 +77,7 @@ def test_an_absurd_gold_answer_may_be_met_by_another(monkeypatch):
 def test_sixty_four_hostile_and_sixty_four_good_answers(benchmark_module, monkeypatch):
     texts, golds, wanted = benchmark_module.mixed_batch()
     assert (len(set(texts)), wanted.count(0.0), wanted.count(1.0)) == (128, 64, 64)
+    monkeypatch.setattr(verifier, "PATIENCE", 1e4)  # limits of processor time alone
     pool = VerifierPool(size=2, limit=0.5)
     monkeypatch.setattr(answers, "default_pool", lambda: pool)
     scores = accuracy_batch(texts, golds)

@@ -22,6 +22,7 @@ from pods_rl.rewards.sandbox import pool as pool_module
 from pods_rl.rewards.user_rewards import RewardFailure, UserRewardPool, as_score, attempt, user_pool
 from pods_rl.tasks import Task, load_task
 
+from .. import DEADLINE, until, with_time
 from ..reliability.own_rewards import MEDDLERS, ODD, gone, good
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="finds processes through /proc")
@@ -42,19 +43,18 @@ def fickle(text: str, gold: str) -> float:
     return {"nan": math.nan, "inf": math.inf, "none": None, "true": True}[text]  # type: ignore[return-value]
 
 
-@pytest.fixture(scope="module")
-def pool():
-    pool = UserRewardPool(f"{__name__}:fickle", limit=1.0, size=2)
-    yield pool
-    pool.close()
+def test_scores_come_in_order_and_failures_in_their_places():
+    with_time(scores_in_order, 1.0)
 
 
-def test_scores_come_in_order_and_failures_in_their_places(pool):
+def scores_in_order(limit):
     texts = ["true", "raise", "nan", "hang", "inf", "exit", "print", "none", "true"]
+    pool = UserRewardPool(f"{__name__}:fickle", limit=limit, size=2)
     scores = pool.score(texts, [""] * len(texts))
+    pool.close()
     assert [scores[i] for i in (0, 4, 6, 8)] == [1.0, math.inf, 0.75, 1.0]
     assert math.isnan(scores[2])
-    assert scores[3] == RewardFailure("gave no score within 1 s", late=True)
+    assert scores[3] == RewardFailure(f"gave no score within {limit:g} s", late=True)
     assert scores[5] == RewardFailure(scores[5].reason)
     assert scores[5].reason.startswith("raised SystemExit: 0 (")
     assert scores[1].reason.startswith("raised ValueError: not this \x1b[2J999")
@@ -110,7 +110,7 @@ def test_a_module_that_does_not_import_is_refused_in_a_line(module, text, messag
     with pytest.raises(UserError, match=message) as told:
         get_reward(path)
     assert "\n" not in str(told.value)
-    pool = UserRewardPool(path, limit=60, size=1)
+    pool = UserRewardPool(path, limit=DEADLINE, size=1)
     with pytest.raises(UserError, match=message):
         pool.score(["a"], ["b"])
     pool.close()
@@ -129,10 +129,10 @@ def test_a_module_that_takes_its_process_along_is_refused(module, monkeypatch, t
     monkeypatch.setattr(pool_module, "START_LIMIT", 3.0 if "while" in text else 60.0)
     path = module(text)
     with pytest.raises(UserError, match=message) as told:
-        load_task({"task_rewards": {path: 1.0}, "reward_seconds": 60.0})
+        load_task({"task_rewards": {path: 1.0}, "reward_seconds": DEADLINE})
     assert "\n" not in str(told.value)
     assert path.removesuffix(":judge") not in sys.modules
-    user_pool(path, 60.0).close()
+    user_pool(path, DEADLINE).close()
 
 
 def test_a_ctrl_c_of_the_modules_own_is_not_taken_for_the_users(module):
@@ -144,24 +144,29 @@ def test_a_ctrl_c_of_the_modules_own_is_not_taken_for_the_users(module):
 
 
 FAILING = "import os, time\ndef judge(text, gold):\n    if text == 'raise': raise ValueError('no')\n" + (
-    "    if text == 'exit': os._exit(0)\n    if text == 'hang': time.sleep(60)\n    return 1.0\n"
+    "    if text == 'exit': os._exit(0)\n    if text == 'hang': time.sleep(3600)\n    return 1.0\n"
 )
 
 
 @pytest.mark.parametrize("errors", ["raise", "zero", "drop"])
 def test_a_task_grades_with_the_users_own_reward_as_training_does(module, errors):
     path = module(f"{FAILING}# {errors}\n")  # a pool that is closed stays so
+    with_time(lambda seconds: grades_as_training(path, errors, seconds), 2.0)
+
+
+def grades_as_training(path, errors, seconds):
     rows = Dataset.from_dict({"prompt": ["1+1="], "answer": ["2"]})
-    task = Task("mine", "1", rows, rows, {path: 1.0}, answer=path, reward_seconds=2.0, reward_errors=errors)
+    task = Task("mine", "1", rows, rows, {path: 1.0}, answer=path, reward_seconds=seconds, reward_errors=errors)
     assert [grade.answer for grade in task.grade(["2"] * 2, ["2"] * 2)] == [True, True]
     if errors == "raise":
-        for text, message in (("raise", "raised ValueError: no"), ("exit", "ended its process"), ("hang", "within 2")):
+        late = f"within {seconds:g} s"
+        for text, message in (("raise", "raised ValueError: no"), ("exit", "ended its process"), ("hang", late)):
             with pytest.raises(UserError, match=f"{message}.* for row 1 of 2 .*completion '{text}'"):
                 task.grade(["2", text], ["2"] * 2)
     else:
         grades = task.grade(["2", "raise", "exit", "hang", "2"], ["2"] * 5)
         assert [grade.answer for grade in grades] == [True, False, False, False, True]
-    user_pool(path, 2.0).close()
+    user_pool(path, seconds).close()
 
 
 SENT = [number for number in SIGNALS if number != signal.SIGTERM]
@@ -173,29 +178,32 @@ PROGRAM = (
 )
 
 
-def every_child_gets(numbers, seconds):
-    """Send each signal to all descendants of this process, again and again."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        for child in psutil.Process().children(recursive=True):
-            for number in numbers:
-                with suppress(psutil.Error):
-                    child.send_signal(number)
-        time.sleep(0.05)
+def under_signals(work):
+    """What work returns while every process that it starts gets each signal, again and again."""
+    others = set(psutil.Process().children(recursive=True))
+    with ThreadPoolExecutor(1) as thread:
+        result = thread.submit(work)
+
+        def done():
+            for child in set(psutil.Process().children(recursive=True)) - others:
+                for number in SENT:
+                    with suppress(psutil.Error):
+                        child.send_signal(number)
+            return result.done()
+
+        until(done, poll=0.05)
+        return result.result()
 
 
 @needs_linux
 def test_signals_that_ask_a_run_to_end_cost_no_answer_when_all_its_processes_get_them(module):
     """From the first moment of a worker on; a program that the function starts is not made deaf by it."""
-    pool = UserRewardPool(module(SLOW), limit=60, size=1)
-    with ThreadPoolExecutor(1) as thread:
-        scores = thread.submit(pool.score, ["a"], ["b"])
-        every_child_gets(SENT, 2.0)
-        assert scores.result(60) == [0.5]
+    pool = UserRewardPool(module(SLOW), limit=DEADLINE, size=1)
+    assert under_signals(lambda: pool.score(["a"], ["b"])) == [0.5]
     (leader,) = (worker._process.pid for worker in pool._all)
     pool.close()
     assert not psutil.pid_exists(leader)
-    pool = UserRewardPool(module(PROGRAM), limit=60, size=1)
+    pool = UserRewardPool(module(PROGRAM), limit=DEADLINE, size=1)
     assert pool.score(["a"], ["b"]) == [-signal.SIGUSR1]
     pool.close()
 
@@ -208,15 +216,13 @@ def test_nor_in_a_child_of_a_killable_function():
 
     from pods_rl.engines.trl import killable
 
-    with ThreadPoolExecutor(1) as thread:
-        scores = thread.submit(killable(slow, seconds=40), completions=["a"], log_extra=None, log_metric=None)
-        every_child_gets(SENT, 1.5)
-        assert scores.result(60) == [0.5]
+    function = killable(slow, seconds=DEADLINE)
+    assert under_signals(lambda: function(completions=["a"], log_extra=None, log_metric=None)) == [0.5]
 
 
 def test_a_module_may_print_and_fork_when_it_is_imported(module):
     text = "import os\nprint('0.5\\n' * 100_000)\nif os.fork() == 0: os._exit(0)\n" + JUDGE
-    pool = UserRewardPool(module(text), limit=60, size=1)
+    pool = UserRewardPool(module(text), limit=DEADLINE, size=1)
     assert pool.score(["a"] * 3, ["b"] * 3) == [1.0] * 3
     pool.close()
 
@@ -267,7 +273,7 @@ def test_a_copy_of_this_process_ends_where_the_reward_that_forked_it_returns():
 
 @pytest.fixture(scope="module")
 def meddled():
-    pool = UserRewardPool("tests.reliability.own_rewards:meddles", limit=5.0, size=1)
+    pool = UserRewardPool("tests.reliability.own_rewards:meddles", limit=DEADLINE, size=1)
     yield pool
     pool.close()
 
@@ -279,12 +285,19 @@ def test_whatever_a_reward_does_to_its_process_no_other_score_is_taken_for_its_o
     scores = meddled.score(texts, [how] * len(texts))
     right = [good(text, "") for text in texts]
     assert all(x == y or isinstance(x, RewardFailure) for x, y in zip(scores, right, strict=True))
-    if how in ("write later", "exit from a thread", "end the leader"):
-        time.sleep(0.2)
-        meddled.score(texts[3:], [how] * 6)  # these hit a later row, or none
+
+    def others_are_right():
+        scores = meddled.score(texts[3:], [how] * 6)
+        assert all(x == y or isinstance(x, RewardFailure) for x, y in zip(scores, right[3:], strict=True))
+        return scores == right[3:]
+
+    if how in ("write later", "exit from a thread", "end the leader"):  # these hit a later row, or none
+        for _ in range(2):
+            time.sleep(0.2)
+            until(others_are_right, poll=0.2)
     else:
         assert [i for i, x in enumerate(scores) if isinstance(x, RewardFailure)] == ([] if MEDDLERS[how][1] else [2])
-    assert meddled.score(texts[3:], [how] * 6) == right[3:]
+        assert others_are_right()
 
 
 # -- what a reward leaves running --------------------------------------------------------------------------------------
@@ -316,7 +329,7 @@ def test_nothing_that_a_reward_started_outlives_the_run(name, limit, ending):
     mark = f"left-by-{name}-{ending}-{os.getpid()}".replace(" ", "-")
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, name, mark, str(limit), ending],
-        check=False, stdout=subprocess.PIPE, text=True, timeout=120,
+        check=False, stdout=subprocess.PIPE, text=True, timeout=DEADLINE,
     )  # fmt: skip
     assert done.returncode == (0 if ending == "return" else -signal.SIGKILL)
     assert gone(mark)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -19,9 +18,17 @@ from pods_rl.rewards.sandbox import pool as pool_module
 from pods_rl.rewards.sandbox.processes import Reply
 from pods_rl.rewards.verifier import VerifierPool
 
+from .. import DEADLINE, until
+
 HANG = ("18", r"\sum_{n=1}^{10^9} \frac{1}{n^n}")
 RIGHT = ("18", "9*2")
 WRONG = ("18", "9*3")
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """Processor time alone ends an answer here: a machine that stalls gives none up."""
+    monkeypatch.setattr(verifier, "PATIENCE", 1e4)
 
 
 @pytest.fixture
@@ -62,14 +69,6 @@ def processor_seconds(pid: int) -> float:
     return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
-def wait_until_gone(leader: int) -> bool:
-    for _ in range(200):
-        if not group(leader):
-            return True
-        time.sleep(0.1)
-    return False
-
-
 def test_no_process_before_the_first_question(pool):
     assert pids(pool) == []
     assert pool.verify([]) == []
@@ -99,7 +98,7 @@ def test_what_hangs_is_killed_counted_and_replaced():
     assert len(after) == 2
     assert after != before
     pool.close()
-    assert wait_until_gone(leader)
+    until(lambda: not group(leader))
 
 
 @needs_proc
@@ -110,8 +109,7 @@ def test_a_child_that_dies_idle_costs_nothing_and_shifts_no_verdict():
     for _ in range(3):
         (child,) = group(leader) - {leader}
         os.kill(child, signal.SIGKILL)
-        while group(leader) <= {leader, child}:  # until it is replaced
-            time.sleep(0.01)
+        until(lambda child=child: not group(leader) <= {leader, child})  # it is replaced
         assert pool.verify([RIGHT, WRONG, WRONG, RIGHT]) == [True, False, False, True]
     assert (pool.timeouts, pool.crashes) == (0, 0)
     assert pids(pool) == [leader]
@@ -119,15 +117,15 @@ def test_a_child_that_dies_idle_costs_nothing_and_shifts_no_verdict():
 
 
 @needs_proc
-def test_a_child_that_dies_at_work_is_a_crash_and_shifts_no_verdict():
+def test_a_child_that_dies_at_work_is_a_crash_and_shifts_no_verdict(monkeypatch):
+    monkeypatch.setattr(verifier, "FIRST_LIMIT", 60.0)  # it must not end before it is killed
     pool = VerifierPool(size=1, limit=60.0)
     pool.verify([RIGHT])
     (leader,) = pids(pool)
     with ThreadPoolExecutor(1) as thread:
         verdicts = thread.submit(pool.verify, [HANG, RIGHT, WRONG])
         (child,) = group(leader) - {leader}
-        while not processor_seconds(child) > 0.05:
-            time.sleep(0.01)
+        until(lambda: processor_seconds(child) > 0.05)
         os.kill(child, signal.SIGKILL)
         assert verdicts.result() == [False, True, False]
     assert (pool.timeouts, pool.crashes) == (0, 1)
@@ -143,7 +141,7 @@ def test_a_process_that_does_not_even_give_up_is_killed_with_its_child(monkeypat
     for pid in group(leader):
         os.kill(pid, signal.SIGSTOP)
     assert pool.verify([RIGHT]) == [True]  # at the second try, by another process
-    assert wait_until_gone(leader)
+    until(lambda: not group(leader))
     assert pids(pool) != [leader]
     pool.close()
 
@@ -271,11 +269,11 @@ def run_script(ending: str, **options) -> subprocess.Popen[str]:
 )
 def test_no_process_outlives_its_owner(ending):
     process = run_script(ending)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=DEADLINE)
     first, pid = output.split("\n")[:2]
     assert first == "main module ran"
     assert output.count("main module ran") == 1
-    assert wait_until_gone(int(pid))
+    until(lambda: not group(int(pid)))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -299,7 +297,7 @@ def test_a_forked_child_makes_its_own_pool_and_leaves_its_parents_alone():
         """
     )
     process = run_script(ending)
-    process.communicate(timeout=60)
+    process.communicate(timeout=DEADLINE)
     assert process.returncode == 0
 
 

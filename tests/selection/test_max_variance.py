@@ -93,13 +93,13 @@ def kept(rewards: list[float], m: int) -> list[int]:
 
 
 @given(groups())
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 def test_any_group_follows_the_stated_rule(group: tuple[list[float], int]) -> None:
     assert kept(*group) == stated_rule(*group)
 
 
 @given(groups(nan=False))
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 def test_what_is_kept_is_the_highest_and_the_lowest(group: tuple[list[float], int]) -> None:
     rewards, m = group
     values, kept_values = sorted(rewards), sorted(rewards[i] for i in kept(rewards, m))
@@ -107,7 +107,7 @@ def test_what_is_kept_is_the_highest_and_the_lowest(group: tuple[list[float], in
 
 
 @given(groups(), st.randoms(use_true_random=False))
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 def test_order_of_rollouts_does_not_matter(group: tuple[list[float], int], shuffler) -> None:
     rewards, m = group
     shuffled = shuffler.sample(rewards, len(rewards))
@@ -119,14 +119,14 @@ def test_order_of_rollouts_does_not_matter(group: tuple[list[float], int], shuff
 
 
 @given(groups(), st.integers(-(10**6), 10**6), st.integers(-40, 40), st.sampled_from([1, 3, 10]))
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 def test_shift_and_scale_do_not_matter(group, shift: int, exponent: int, factor: int) -> None:
     rewards, m = group
     assert kept([factor * 2.0**exponent * (r + shift) for r in rewards], m) == kept(rewards, m)
 
 
 @given(st.integers(1, 8), st.integers(0, 2**32), st.floats(-1e3, 1e3), st.floats(1e-3, 1e3), st.booleans())
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 def test_two_plentiful_outcomes_give_half_and_half(half: int, seed: int, low: float, gap: float, odd: bool) -> None:
     """For any two values, however they round; an odd m keeps one more of the higher."""
     m = 2 * half + odd

@@ -18,6 +18,7 @@ from pods_rl.engines.verl import PODSAgentLoopManager
 from pods_rl.engines.verl.agent_loop import PODSAgentLoopWorker
 from pods_rl.engines.verl.servers import cancellable
 
+from .. import DEADLINE
 from .conftest import REWARDS
 from .scripted_server import ScriptedSGLang, ScriptedVLLM
 from .trainers import kept_sessions, left_in_queue
@@ -81,15 +82,15 @@ def submit(worker, rewards: list[list[float]], *, validate: bool = False, sessio
     return worker.generate_sequences(batch)
 
 
-async def until(condition, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
+async def until(condition) -> None:
+    deadline = time.monotonic() + DEADLINE
     while not await condition():
         assert time.monotonic() < deadline, "what the test waits for did not happen"
         await asyncio.sleep(0.02)
 
 
 async def finish(worker) -> None:
-    await asyncio.wait_for(asyncio.gather(*worker.background_tasks), 60)
+    await asyncio.wait_for(asyncio.gather(*worker.background_tasks), DEADLINE)
 
 
 def sessions_of(prompt: int, *numbers: int) -> list[tuple[int, int]]:
@@ -203,7 +204,11 @@ def test_a_request_cancelled_before_it_is_sent_is_taken_back_from_the_router(mak
         asking = asyncio.create_task(cancellable(Client())._acquire_server("a request"))
         await asyncio.sleep(0)
         asking.cancel()
-        await asyncio.sleep(0.05)
+
+        async def is_released():
+            return bool(released)
+
+        await until(is_released)
         assert asking.cancelled()
         assert released == [("only", "a request")]
 
