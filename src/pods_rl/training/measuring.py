@@ -12,6 +12,7 @@ from transformers import PrinterCallback, TrainerCallback, TrainerControl, Train
 
 from ..engines.trl.compat import standing_in
 from ..engines.trl.rollouts import as_text
+from ..engines.trl.update import PhaseClock
 from ..engines.trl.waves import RoundPlan
 from ..planning.costs import Measured, Work
 from ..planning.grid import Setting
@@ -51,12 +52,18 @@ class Meter(TrainerCallback):
         trainer: single process; its settings change.
         schedule: the setting of each measurement; it may depend on earlier ones. Training stops at its end.
         measured: called with each setting and its measurement.
+        now: the clock.
     """
 
     def __init__(
-        self, trainer: PODSTrainer, schedule: Iterator[Setting], measured: Callable[[Setting, Measured], None]
+        self,
+        trainer: PODSTrainer,
+        schedule: Iterator[Setting],
+        measured: Callable[[Setting, Measured], None],
+        now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._trainer, self._schedule, self._measured = trainer, schedule, measured
+        self._trainer, self._schedule, self._measured, self._now = trainer, schedule, measured, now
+        trainer._update.clock = PhaseClock(trainer.accelerator.device, now)
         args = trainer.args
         assert args.steps_per_generation is not None
         per_generation = args.steps_per_generation * args.num_iterations
@@ -107,7 +114,7 @@ class Meter(TrainerCallback):
         self._steps_done += 1
         if self._steps_done < self._steps or self._setting is None:
             return
-        whole = time.perf_counter() - self._started
+        whole = self._now() - self._started
         generation, reward = self._phases["rollout"], self._phases["reward"]
         parts = (generation, reward, whole - generation - reward)
         work = Work(self._calls, self._asked, self._rollouts, self._groups, self._rows)
@@ -133,7 +140,7 @@ class Meter(TrainerCallback):
     def _begin(self) -> None:
         self._phases = {"rollout": 0.0, "reward": 0.0}
         self._steps_done = self._calls = self._asked = self._rollouts = self._groups = self._rows = 0
-        self._started = time.perf_counter()
+        self._started = self._now()
 
     def _generate_as_set(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Generate for prompts of the setting in place of TRL's, and note what was done."""
