@@ -12,7 +12,7 @@ import pytest
 from pods_rl.planning.batching import BatchPlan
 from pods_rl.planning.costs import Costs, Measured, Work, fit_costs, mean_seconds, non_negative
 from pods_rl.planning.grid import PLANNED, Setting, plain_grpo, settings_to_compare
-from pods_rl.planning.plan import Candidate, decide, finalists, frontier, model
+from pods_rl.planning.plan import Candidate, Plan, decide, finalists, frontier, model
 from pods_rl.planning.signal import Batches, Observed, Pool, Simulated, fit_prior, simulate
 
 
@@ -205,7 +205,7 @@ def test_the_frontier_holds_what_nothing_beats() -> None:
 PRICES = Costs(call=0.05, rollout=0.0001, step=0.02, row=0.004)
 
 
-def planned(pool: Pool, costs: Costs, scale: float = 1.0):
+def planned(pool: Pool, costs: Costs, scale: float = 1.0) -> Plan:
     batches = Batches(16)
     candidates = model([Setting(16, 16), Setting(64, 16), Setting(64, 16, (16, 16))], pool, batches, costs)
     timed = [replace(one, timed=scale * one.seconds, steps=5) for one in finalists(candidates)]
@@ -218,6 +218,12 @@ def test_more_rollouts_are_recommended_where_they_are_cheap_and_prompts_are_hard
     assert found.gain[0] > 1
     assert found.keys["num_rollouts"] == 64
     assert "Recommended: 64 -> 16, 1 prompt a step" in found.lines()
+
+
+def test_a_plan_says_when_its_model_and_its_times_disagree() -> None:
+    told, quiet = (planned(pool_of([0.1], 400), PRICES, scale) for scale in (1.5, 1.2))
+    assert "Modelled and timed seconds differ by up to 33%" in " ".join(told.lines())
+    assert quiet.notes == ["A note."]
 
 
 def test_grpo_is_kept_where_rollouts_cost_what_they_bring() -> None:

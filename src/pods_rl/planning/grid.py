@@ -86,7 +86,7 @@ def settings_to_compare(
     >>> plan = BatchPlan(8, 8, 1, 8, 1, 1, None)
     >>> found = settings_to_compare({"num_generations": 8}, plan)
     >>> len(found), [setting.label for setting in found[:3]]
-    (54, ['8 -> 8', '8 -> 8, refill', '16 -> 8'])
+    (69, ['8 -> 8', '8 -> 8, refill', '16 -> 8'])
     """
     rows, own = plan.rows_per_generation, values["num_generations"]
     base = plain_grpo(values)

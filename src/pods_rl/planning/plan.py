@@ -16,6 +16,7 @@ from .signal import Array, Batches, Pool, Simulated, simulate
 FINALISTS = 3
 _SHOWN = 10  # rows of the table
 _ABOUT_AS_GOOD = 0.95  # of the best signal a second: then the simplest setting is recommended
+_DISAGREE = 0.3  # between modelled and timed seconds
 _STEPS, _FEW_STEPS = 300, 100  # simulated: of each setting, and of each resample
 
 
@@ -88,9 +89,10 @@ class Plan:
         base: plain GRPO at the recipe's m.
         candidates: all settings, modelled.
         timed: the finalists, GRPO first; without timing the modelled ones.
-        chosen: one of them.
-        gain: of the best of the timed over GRPO in signal a second: 5th and 95th percentile over resampled prompts and
-            timed seconds.
+        best: of them.
+        chosen: the recommended one.
+        gain: of the chosen, or of the best where GRPO is kept, over GRPO in signal a second: 5th and 95th percentile
+            over resampled prompts and timed seconds.
         facts: what was measured, as lines: a name and a text.
         notes: further lines, such as settings left out.
     """
@@ -198,7 +200,13 @@ def decide(
     compared = best if chosen is base else chosen
     gain = (1.0, 1.0) if compared is base else interval(_gain_over(compared, base, pool, batches, costs), pool)
     if gain[0] <= 1:
-        chosen = base
+        best, chosen = compared, base
+    apart = max(abs(one.seconds / one.timed - 1) if one.timed else 0.0 for one in timed)
+    if apart > _DISAGREE:
+        notes = [
+            *notes,
+            f"Modelled and timed seconds differ by up to {apart:.0%}: the machine may not have been quiet.",
+        ]
     return Plan(base, candidates, timed, best, chosen, gain, costs, facts, notes)
 
 

@@ -191,7 +191,7 @@ def to_measure(settings: list[Setting]) -> list[Setting]:
 
     >>> found = to_measure([Setting(n, m) for m in (8, 4) for n in (m, 2 * m, 4 * m, 8 * m)])
     >>> [setting.label for setting in found]
-    ['8 -> 8', '32 -> 8', '64 -> 8', '16 -> 4']
+    ['8 -> 8', '32 -> 8', '64 -> 8', '8 -> 4']
     """
     plain = [setting for setting in settings if not setting.rollout_waves and setting.dead_groups == "keep"]
     own = sorted((one for one in plain if one.num_generations == plain[0].num_generations), key=_rollouts)
