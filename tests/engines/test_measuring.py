@@ -9,6 +9,8 @@ from pods_rl.planning.costs import Measured
 from pods_rl.planning.grid import Setting
 from pods_rl.training.measuring import Meter
 
+from .vllm_stand_in import LLM, Client, stand_ins
+
 
 def measure(trainer, settings: list[Setting]) -> tuple[Meter, list[tuple[Setting, Measured]]]:
     found: list[tuple[Setting, Measured]] = []
@@ -61,3 +63,17 @@ def test_rewards_are_scaled_by_their_range_and_texts_are_told_apart(make_trainer
     assert [one.answer for one in found] == [0.0, 0.5] * 4
     texts = [trainer.rollouts.completions[i] for i in range(8)]
     assert len({one.text for one in found}) == len(set(texts))
+
+
+@pytest.mark.parametrize("mode", ["server", "colocate"])
+def test_vllm_engines_are_measured_the_same_way(make_trainer, mode) -> None:
+    with stand_ins():
+        trainer = make_trainer(use_vllm=True, vllm_mode=mode, num_rollouts=16, learning_rate=0.0, max_steps=9)
+        meter, found = measure(trainer, [Setting(4, 4), Setting(16, 4), Setting(8, 8)])
+        (generator,) = Client.made + LLM.made
+        asked = [
+            sent["n"] * len(sent["prompts"]) if mode == "server" else len(sent[0])
+            for sent in generator.sent("generate")
+        ]
+    assert asked == [step.work.rollouts for _, step in found] == [8, 32, 8]
+    assert meter.batches().chunk is None
