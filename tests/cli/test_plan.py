@@ -14,10 +14,11 @@ import pods_rl.planning.plan
 import pods_rl.training.planning
 from pods_rl.cli import app
 from pods_rl.errors import UserError
-from pods_rl.planning.grid import PLANNED, Setting
+from pods_rl.planning.grid import PLANNED, Setting, plain_grpo
 from pods_rl.recipe import load_recipe
 from pods_rl.recipe.recipe import changed_keys, checkpoint_keys
 from pods_rl.runs import Run
+from pods_rl.training.planning import settings_that_fit
 
 from .test_whole_run import place  # noqa: F401  (a fixture)
 
@@ -81,6 +82,19 @@ def test_auto_plans_before_training_and_a_resumed_run_keeps_its_plan(place, quic
     assert [row["step"] for row in Run.open("run").metrics] == [1, 2, 3, 4]
     assert Run.open("run").config["num_rollouts"] == 8
     assert len(made) == 1  # not planned again
+
+
+def test_what_does_not_fit_into_memory_is_left_out_and_said(monkeypatch):
+    recipe = load_recipe("tiny-pods")
+    everything, silence = settings_that_fit(recipe)
+    monkeypatch.setattr(pods_rl.training.planning, "_memory", lambda *_, **__: 40e6)
+    fitting, notes = settings_that_fit(recipe)
+    assert silence == []
+    assert max(setting.num_rollouts for setting in everything) == 128
+    assert max(setting.num_rollouts for setting in fitting) < 128
+    assert f"{len(everything) - len(fitting)} settings are left out" in notes[0]
+    monkeypatch.setattr(pods_rl.training.planning, "_memory", lambda *_, **__: 1.0)
+    assert settings_that_fit(recipe)[0] == [plain_grpo(recipe.values)]
 
 
 def ledger(path: Path, rates: list[float]) -> Path:

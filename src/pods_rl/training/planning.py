@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -60,7 +61,7 @@ def plan_recipe(recipe: Recipe, seconds: float = SECONDS, *, show: Callable[[str
     from ..engines.trl.build import build_trainer
     from .measuring import Meter
 
-    settings, notes = _settings(recipe)
+    settings, notes = settings_that_fit(recipe)
     largest = max(settings, key=lambda setting: setting.num_rollouts)
     set_threads(recipe.run_settings()["threads"])
     show("loads the policy and the task")
@@ -74,26 +75,27 @@ def plan_recipe(recipe: Recipe, seconds: float = SECONDS, *, show: Callable[[str
         return survey.plan(f"{recipe.name}: {task.name} {task.version}, {_device(trainer)}", notes)
 
 
-def _settings(recipe: Recipe) -> tuple[list[Setting], list[str]]:
+def settings_that_fit(recipe: Recipe) -> tuple[list[Setting], list[str]]:
     """Return the settings that fit into memory, and a note on those that do not."""
     values = recipe.every_value()
     try:
         inputs = memory_inputs(values)
     except UserError as error:
         return settings_to_compare(values, recipe.batch_plan()), [f"Memory is not checked: {error}"]
-    left: list[float] = []
+    left: dict[Setting, float] = {}
     limit = _memory(values, on_cpu=inputs.on_cpu)
 
     def fits(setting: Setting) -> bool:
         changed = {**values, **setting.keys}
         needed = inputs.estimate(changed, batch_plan(changed)).peak
-        left.extend([needed] if needed > limit else [])
+        if needed > limit:
+            left[setting] = needed
         return needed <= limit
 
     settings = settings_to_compare(values, recipe.batch_plan(), fits)
     if not left:
         return settings, []
-    least, most = (f"{size / 2**30:.1f} GiB" for size in (min(left), limit))
+    least, most = (f"{size / 2**30:.2g} GiB" for size in (min(left.values()), limit))
     return settings, [f"{len(left)} settings are left out: they need {least} or more (estimated) of {most}."]
 
 
@@ -240,6 +242,10 @@ def settle_auto(recipe: Recipe, output: Path, *, resume: bool, plan: Callable[[R
             "num_rollouts = auto with colocated vLLM: its engine cannot start twice in a process. Run `pods plan "
             "--config RECIPE --write PLANNED.yaml` first, and train PLANNED.yaml."
         )
+    import torch
+
     made = plan(recipe)
+    gc.collect()  # the trainer that measured, before another takes its memory
+    torch.cuda.empty_cache()
     write_atomic(output / PLAN, to_json(made.record()) + "\n")
     return with_keys(recipe, made.keys)
