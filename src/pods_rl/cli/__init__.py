@@ -1,4 +1,4 @@
-"""The command line: ``pods train | eval | compare | report | select | doctor | recipes | tasks``.
+"""The command line: ``pods train | eval | compare | report | plan | select | doctor | recipes | tasks``.
 
 Each command imports heavy libraries inside its function, so that ``pods --help`` stays fast.
 """
@@ -20,7 +20,7 @@ from ..distributed.signals import ignore_signals, stop_on_signals
 from ..distributed.streams import drop_pending_output, lost_output, settle_streams
 from ..errors import UserError
 from ..text import console, safe_text
-from . import catalog, compare, doctor, evaluate, select, train
+from . import catalog, compare, doctor, evaluate, plan, select, train
 
 app = typer.Typer(
     name="pods",
@@ -51,6 +51,12 @@ app.command(
     short_help="Train every arm with every seed, and report.",
 )(compare.compare)
 app.command(short_help="Write the report of finished runs.")(compare.report)
+app.command(
+    cls=train.RecipeCommand,
+    context_settings=_ANY_KEY,
+    options_metavar=_RECIPE,
+    short_help="Find the n and m with most signal a second, by measuring.",
+)(plan.plan)
 app.command()(select.select)
 app.command(
     cls=train.RecipeCommand,

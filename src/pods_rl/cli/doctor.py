@@ -78,6 +78,7 @@ def doctor(
         show_plan(plan)
         out.print()
         show_memory(recipe, plan)
+        out.print("\nWhich n and m are quickest here? pods plan measures it: pods plan " + safe_text(named))
     if any(finding.grade == "bad" for finding in findings):
         raise typer.Exit(1)
 
@@ -196,23 +197,16 @@ def check_launch(launch: Launch, *, on_cpu: bool) -> Iterator[Finding]:
 
 def show_memory(recipe: Recipe, plan: BatchPlan) -> None:
     """Print the estimated peak memory of each phase, from the policy's config.json, and settings that lower it."""
-    import torch
-
-    from ..planning.memory import GENERATION, UPDATE, Shape, advice, estimate
-    from ..policies.files import read_config
-    from ..recipe.checks import cpu_has_bf16
+    from ..planning.memory import GENERATION, UPDATE
+    from ..training.inputs import memory_inputs
 
     out, values = console(), recipe.every_value()
     try:
-        revision = str(values.get("model_revision") or "main")
-        shape = Shape.of(read_config(str(values["model_name_or_path"]), revision))
+        inputs = memory_inputs(values)
     except UserError as error:
         out.print(f"[yellow]Note:[/yellow] {safe_text(error)}")
         return
-    on_cpu = bool(values.get("use_cpu")) or not torch.cuda.is_available()
-    wanted = values.get("bf16")
-    bf16 = bool(values.get("fp16") or (wanted if wanted is not None else not on_cpu or cpu_has_bf16()))
-    expected = estimate(values, shape, plan, bf16=bf16, on_cpu=on_cpu)
+    expected = inputs.estimate(values, plan)
     out.print(f"{'memory, GiB':<20} {GENERATION:>10} {UPDATE:>10}   estimated, for each process")
     for part in expected.parts:
         if part.generation or part.update:
@@ -224,5 +218,5 @@ def show_memory(recipe: Recipe, plan: BatchPlan) -> None:
     out.print(f"Prompts of {expected.prompt} tokens ({given}). Python and its libraries take about 0.5 GiB more.")
     if values["use_vllm"]:
         out.print(f"vLLM takes {values['vllm_gpu_memory_utilization']:.0%} of a device if colocated.")
-    for change in advice(values, shape, plan, expected.phase, bf16=bf16, on_cpu=on_cpu):
+    for change in inputs.advice(values, plan, expected.phase):
         out.print(f"{'lower it with':<20} {safe_text(change.settings)}: {change.left / _GIB:.3f}")

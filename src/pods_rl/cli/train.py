@@ -212,7 +212,9 @@ def show_plan(plan: BatchPlan) -> None:
 
 
 def note_missing(recipe: Recipe) -> None:
-    """Print which libraries must be installed before the recipe can train on this machine, if any."""
+    """Print what a recipe still needs before it can train on this machine: libraries, and a plan."""
+    if recipe.values["num_rollouts"] == "auto":
+        console().print("num_rollouts: auto   planned before training, at these rows a step (`pods plan` shows it)")
     if recipe.missing_library:
         console().print(f"[yellow]Note:[/yellow] {safe_text(recipe.missing_library)}")
 

@@ -1,1 +1,1 @@
-"""Checks and estimates before a run starts: batch sizes, memory, compatible settings. No torch."""
+"""Before a run starts: batch sizes, memory, compatible settings, and plans. No torch, except in `signal` and `plan`."""

@@ -51,7 +51,7 @@ def check_rollouts(settings: Mapping[str, Any]) -> None:
                 f"stop. Set rollout_waves, for example [{settings.get('num_generations') or 16}, 8]."
             )
     n, after = settings.get("num_rollouts") or settings.get("num_generations"), settings.get("give_up_after")
-    if n is not None and after is not None and after >= n:
+    if isinstance(n, int) and after is not None and after >= n:
         raise UserError(
             f"give_up_after = {after} must be less than num_rollouts = {n}: no group could stop before its end. Lower "
             "give_up_after, or set it to null."

@@ -23,6 +23,7 @@ KINDS = {
     "dict": "a mapping",
     "None": "null",
 }
+_NUMBERS = frozenset(("int", "float"))
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 _LARGEST = 2**63 - 1  # torch and the files of a run cannot hold larger integers
@@ -66,7 +67,10 @@ class Field:
         """
         if self.choices and self.kinds <= {"str", "list", "None"}:
             return f"one of {', '.join(self.choices)}{' or null' if 'None' in self.kinds else ''}"
-        return "anything" if "Any" in self.kinds else _in_words(self.kinds)
+        if "Any" in self.kinds:
+            return "anything"
+        words = _in_words(self.kinds)
+        return words.replace("text", " or ".join(self.choices)) if self.choices and self.kinds & _NUMBERS else words
 
     def convert(self, value: Any) -> Any:
         """Return the value as this key's type; raise ValueError (what was given, what was expected) if it has another.
@@ -137,9 +141,9 @@ def _convert(value: Any, kinds: frozenset[str], choices: tuple[str, ...] = ()) -
     elif isinstance(value, (int, float)):
         return _convert_number(value, kinds)
     elif isinstance(value, str):
-        if "str" in kinds:
+        if "str" in kinds and not (choices and kinds & _NUMBERS and value not in choices):
             return value
-        if kinds & {"int", "float"} and _NUMBER.fullmatch(value.strip()):
+        if kinds & _NUMBERS and _NUMBER.fullmatch(value.strip()):
             return _convert_number(float(value), kinds)
         if "list" in kinds:
             return [value]  # `lora_target_modules: all-linear`
@@ -152,7 +156,7 @@ def _convert(value: Any, kinds: frozenset[str], choices: tuple[str, ...] = ()) -
 
 
 def _convert_number(value: int | float, kinds: frozenset[str]) -> int | float:
-    if isinstance(value, int) and kinds & {"int", "float"}:
+    if isinstance(value, int) and kinds & _NUMBERS:
         return value
     if math.isfinite(value) and "float" in kinds:
         return value

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..planning.batching import BatchPlan
+from ..planning.grid import AUTO, PLANNED
 from ..planning.rollouts import LEVERS
 from .available import check_reachable, missing_library, missing_module
 from .catalog import TINY, read_recipe
@@ -98,8 +99,11 @@ class Recipe:
         return _with_defaults(self.values)
 
     def batch_plan(self, processes: int | None = None) -> BatchPlan:
-        """Return the batch plan for this number of processes; None: as many as the launcher started."""
-        return batch_plan(self.values, processes)
+        """Return the batch plan for this number of processes; None: as many as the launcher started.
+
+        With `num_rollouts: auto` it is that of plain GRPO.
+        """
+        return _batches(self.values, processes)
 
     @property
     def missing_library(self) -> str | None:
@@ -169,7 +173,7 @@ def build_recipe(
     try:
         check_values(resolved)
         if trains:
-            batch_plan(resolved, processes)
+            _batches(resolved, processes)
     except UserError as error:
         raise UserError(f"{origin.name}: {error}") from None
     return Recipe(MappingProxyType(resolved), MappingProxyType(given), origin.name)
@@ -202,6 +206,10 @@ def _convert(values: Mapping[str, Any], origin: Origin | None) -> dict[str, Any]
         )
         raise UserError(listed(lines, len(problems)))
     return converted
+
+
+def _batches(values: Mapping[str, Any], processes: int | None) -> BatchPlan:
+    return batch_plan({**values, "num_rollouts": None} if values["num_rollouts"] == AUTO else values, processes)
 
 
 def _unknown(key: str) -> str:
@@ -249,13 +257,15 @@ def differences(saved: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str
     """Return each key that differs between a recipe stored by any version and one of this version, with both values.
 
     A missing key has its default: the version that stored the recipe did not know the key. A key that this
-    version does not know is skipped: nothing can set it any more.
+    version does not know is skipped: nothing can set it any more. With num_rollouts auto in one of them, the keys that
+    a plan sets are skipped too.
 
     >>> differences({"seed": 1, "num_generations": 8, "a_removed_key": 3}, {"seed": 1, "num_rollouts": 16})
     {'num_rollouts': (8, 16)}
     """
     was, now = _completed(FORMER_DEFAULTS | dict(saved)), _completed(values)
-    keys = [key for key in {**saved, **values} if key in fields()]
+    planned = PLANNED if AUTO in (was["num_rollouts"], now["num_rollouts"]) else ()
+    keys = [key for key in {**saved, **values} if key in fields() and key not in planned]
     return {key: (was[key], now[key]) for key in keys if was[key] != now[key]}
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from ..planning.grid import AUTO
 from ..planning.losses import ADVANTAGES, BASELINES, REWARD_ERRORS
 from ..planning.rollouts import CLOCKS, DEAD_GROUPS, ROWS_PER_GROUP
 from .available import REPORTERS
@@ -139,6 +140,7 @@ _DEFAULTS: dict[str, tuple[Any, str]] = {
 _LOG_LEVELS = ("debug", "info", "warning", "error", "critical", "passive")
 # choices that TRL documents only in prose or code; it rejects some wrong ones only after the first rollouts
 _CHOICES = {
+    "num_rollouts": (AUTO,),
     "advantages": ADVANTAGES,
     "advantage_baseline": BASELINES,
     "reward_errors": REWARD_ERRORS,
@@ -261,6 +263,7 @@ def fields() -> dict[str, Field]:
         known[name] = replace(known[name], choices=choices)
     for name, interval in _RANGES.items():
         known[name] = replace(known[name], within=interval)
+    known["num_rollouts"] = replace(known["num_rollouts"], kinds=known["num_rollouts"].kinds | {"str"})
     known["fsdp"] = replace(known["fsdp"], kinds=known["fsdp"].kinds | {"bool"})  # its help allows True
     return known
 

@@ -59,6 +59,17 @@ class Bar:
 
 
 @dataclass(frozen=True)
+class Dot:
+    """One setting of a plan."""
+
+    label: str
+    seconds: float  # modelled
+    signal: float
+    timed: float | None = None  # seconds
+    role: Role = "arm"
+
+
+@dataclass(frozen=True)
 class Series:
     """One arm's logged metrics over steps: for each metric, one (steps, values) pair a run."""
 
@@ -146,6 +157,32 @@ def to_bytes(figure: Figure, kind: Literal["svg", "png"], dpi: int = 180) -> byt
         else:
             FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
     return buffer.getvalue()
+
+
+@styled
+def plan_figure(settings: Sequence[Dot], *, unit: str = "a step") -> Figure:
+    """Signal against seconds of settings: modelled ones as points, timed ones in colour with a line to their model.
+
+    The dashed line has the first timed setting's signal a second: settings above it have more.
+    """
+    figure = new_figure(WIDE, 4.4)
+    axes = figure.add_subplot()
+    modelled = [dot for dot in settings if dot.timed is None]
+    points = axes.plot([dot.seconds for dot in modelled], [dot.signal for dot in modelled], ".", color=OTHER_COLOUR)
+    entries = [(points[0], "modelled")]
+    named = [dot for dot in settings if dot.timed is not None]
+    for rank, (dot, style) in enumerate(zip(named, line_styles([dot.role for dot in named]), strict=True)):
+        timed = dot.timed or 0.0
+        axes.plot([dot.seconds, timed], [dot.signal] * 2, color=style["color"], linewidth=1.2)
+        entries.append((axes.plot([timed], [dot.signal], "o", color=style["color"], markersize=8)[0], dot.label))
+        if rank == 0:
+            axes.axline((0, 0), (timed, dot.signal), color=style["color"], linewidth=1, linestyle=(0, (4, 3)))
+    axes.set_xlim(0, 1.05 * max(max(dot.seconds, dot.timed or 0.0) for dot in settings))
+    axes.set_ylim(0, 1.1 * max(dot.signal for dot in settings) or 1.0)
+    axes.set_xlabel(f"seconds {unit}")
+    axes.set_ylabel(f"signal {unit} (modelled)")
+    add_legend(figure, entries, WIDE)
+    return figure
 
 
 @styled

@@ -21,13 +21,17 @@ from ..recipe import Recipe
 from ..runs import Run, RunWriter
 from ..runs.checkpoints import clean, last_good
 from ..runs.files import CHECKPOINTS, LOG, write_failure
-from ..tasks import Fitted, Task, fit_prompts, load_task
-from .progress import Progress
+from ..tasks import Fitted, Task
+from ..text import console, plain_text
+from .inputs import fitted_task
+from .planning import plan_recipe, settle_auto
+from .progress import LiveLine, Progress
 from .recorder import describe, device_line
 from .resume import Start, find_start
 
 if TYPE_CHECKING:
     from ..engines.trl import PODSTrainer
+    from ..planning.plan import Plan
     from .recorder import Recorder
 
 DDP_TIMEOUT = 1800.0  # seconds: transformers' own default
@@ -66,18 +70,20 @@ def train(
 
     with ExitStack() as stack:
         stop = stop or stack.enter_context(stop_on_signals())
-        find = partial(find_start, recipe, output, processes=get_world_size(), changed=allow_changed_recipe)
+        find = partial(find_start, output=output, processes=get_world_size(), changed=allow_changed_recipe)
         if resume:
-            find(hashes=False)  # refuse before anything is written
+            find(recipe, hashes=False)  # refuse before anything is written
         writer = stack.enter_context(RunWriter(output, resume=resume)) if get_rank() == 0 else None
         stack.enter_context(outlive_output(output / LOG if writer else None))
+        with stop.at_once():
+            recipe = settle_auto(recipe, output, resume=resume, plan=partial(_plan, progress=progress))
         stack.enter_context(stop.later())  # a signal that raises anywhere could prevent the last status
         display = stack.enter_context(_status_at_end(recipe, output, writer, stop))
         with stop.at_once():
             set_threads(recipe.run_settings()["threads"])
             task, skipped = fitted_task(recipe)
             trainer = build_trainer(recipe, task, output / CHECKPOINTS)
-            start = agree(find() if writer else None) if resume else None
+            start = agree(find(recipe) if writer else None) if resume else None
             shown = _progress(recipe, output, trainer, task, skipped, start) if progress and writer else None
             if writer:
                 writer.write_environment(describe(trainer, task, skipped, start))
@@ -87,6 +93,15 @@ def train(
         _train(trainer, recorder, start)
         _finish(trainer, recorder, output, stop)
     return Run.open(output)
+
+
+def _plan(recipe: Recipe, *, progress: bool) -> Plan:
+    """Plan a recipe with num_rollouts: auto before it trains, and show the plan."""
+    with LiveLine(console(), every=10) as line:
+        plan = plan_recipe(recipe, show=line.show if progress else lambda text: None)
+    if progress:
+        print("\n".join(map(plain_text, plan.lines())), flush=True)
+    return plan
 
 
 @contextmanager
@@ -135,36 +150,6 @@ def _full_disk_explained(output: Path) -> Iterator[None]:
         good, _ = last_good(output / CHECKPOINTS, hashes=False)
         then = f"resume from {good.name} with: pods train --output {output} --resume" if good else "start again"
         raise UserError(f"Cannot write to {output}: {full}. Free some space, then {then}") from error
-
-
-def fitted_task(recipe: Recipe) -> tuple[Task, Fitted | None]:
-    """Return the recipe's task as its policy reads it (`fit_prompts`): plain text if there is no chat template,
-    and without training prompts that are too long.
-
-    Raises UserError if the task cannot be made, or has no training prompts.
-    """
-    from ..policies.files import policy_path
-    from ..policies.loading import check_policy, encode, load_tokenizer, render, template_options
-
-    settings, model = recipe.task_settings(), recipe.model_arguments()
-    task = load_task(settings, reward_errors=recipe.values["reward_errors"])
-    if len(task.train) == 0:
-        raise UserError(
-            f"task {task.name} has {counted(len(task.test), 'prompt')} to test and none to train on: data_dir = "
-            f"{settings['data_dir']} holds no training file. Put its train.jsonl there, or remove data_dir from the "
-            "recipe"
-        )
-    options = template_options(recipe)
-    where = policy_path(str(model["model_name_or_path"])), model.get("model_revision") or "main"
-    check_policy(*where)
-    tokenizer = load_tokenizer(*where)
-    return fit_prompts(
-        task,
-        chat=tokenizer.chat_template is not None,
-        limit=settings["max_prompt_length"],
-        count_tokens=lambda prompts: [len(encode(tokenizer, p, render(tokenizer, p, **options))) for p in prompts],
-        render=lambda prompt: render(tokenizer, prompt, **options),
-    )
 
 
 def _progress(
