@@ -1,9 +1,11 @@
-"""The paper's comparison and ablations on the shipped policy: python benchmarks/study.py
+"""A study on a shipped policy, from runs to figures: python benchmarks/study.py [paper | levers]
 
-Trains the missing runs (`study.yaml`: 13 arms, eight seeds, one core, about 2 hours), then writes
-`docs/results/study/`: the report, the speedups against each GRPO baseline, what each arm had spent when it reached
-the baseline's threshold, and `claims.csv`: the paper's claims as differences between two arms, paired by seed, with
-intervals.
+Trains the missing runs of a study, then writes its folder of `docs/results/`: the report, the speedups against each
+baseline, what each arm had spent when it reached a baseline's threshold, accuracy against tokens, and `claims.csv`:
+differences between two arms, paired by seed, with intervals.
+
+- paper: the paper's comparison and ablations (`study.yaml`: 13 arms, eight seeds, one core, about 2 hours).
+- levers: what the levers of docs/rollouts.md are worth (`levers.yaml`: 7 arms, eight seeds, about an hour of one core).
 """
 
 from __future__ import annotations
@@ -15,59 +17,105 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from pods_rl.report import ReportFiles, build_report
+from pods_rl.report.plots import WIDE, add_legend, line_styles, new_figure, to_bytes
 from pods_rl.report.statistics import bootstrap_band
 from pods_rl.runs import Run, find_runs
 
 HERE = Path(__file__).parent
-BASELINES = ("grpo-16", "grpo-16-trl", "grpo-ga-64")
-HEADLINE = ("grpo-ga-64", "grpo-16", "pods-64-16")  # the first is the baseline
 SPENT = ("seconds", "steps", "tokens generated", "tokens trained", "seconds a step")
-# the paper's claims about two arms: the first is better than the second
-CLAIMS = (
-    ("PODS against GRPO", "pods-64-16", "grpo-16"),
-    ("PODS against TRL's GRPO", "pods-64-16", "grpo-16-trl"),
-    ("PODS against GRPO-GA", "pods-64-16", "grpo-ga-64"),
-    ("n = 64 against 32", "pods-64-16", "pods-32-16"),
-    ("n = 64 against 128", "pods-64-16", "pods-128-16"),
-    ("m = 16 against 8", "pods-64-16", "pods-64-8"),
-    ("m = 16 against 4", "pods-64-16", "pods-64-4"),
-    ("m = 16 against 2", "pods-64-16", "pods-64-2"),
-    ("max-variance against max-reward", "pods-64-16", "max-reward-64-16"),
-    ("max-variance against random", "pods-64-16", "random-64-16"),
-    ("max-variance against percentile", "pods-64-16", "percentile-64-16"),
-    ("advantages after against before", "pods-64-16", "before-64-16"),
-)
+
+
+@dataclass(frozen=True)
+class Study:
+    """An experiment file, the arms to compare with, and what to show.
+
+    Args:
+        baselines: a table of speedups each; the report is against the first.
+        headline: arms of the first figure, its baseline first.
+        claims: what, the arm that should be better, and the other.
+    """
+
+    config: str
+    baselines: tuple[str, ...]
+    headline: tuple[str, ...]
+    claims: tuple[tuple[str, str, str], ...]
+
+
+STUDIES = {
+    "paper": Study(
+        "study",
+        baselines=("grpo-16", "grpo-16-trl", "grpo-ga-64"),
+        headline=("grpo-ga-64", "grpo-16", "pods-64-16"),
+        claims=(
+            ("PODS against GRPO", "pods-64-16", "grpo-16"),
+            ("PODS against TRL's GRPO", "pods-64-16", "grpo-16-trl"),
+            ("PODS against GRPO-GA", "pods-64-16", "grpo-ga-64"),
+            ("n = 64 against 32", "pods-64-16", "pods-32-16"),
+            ("n = 64 against 128", "pods-64-16", "pods-128-16"),
+            ("m = 16 against 8", "pods-64-16", "pods-64-8"),
+            ("m = 16 against 4", "pods-64-16", "pods-64-4"),
+            ("m = 16 against 2", "pods-64-16", "pods-64-2"),
+            ("max-variance against max-reward", "pods-64-16", "max-reward-64-16"),
+            ("max-variance against random", "pods-64-16", "random-64-16"),
+            ("max-variance against percentile", "pods-64-16", "percentile-64-16"),
+            ("advantages after against before", "pods-64-16", "before-64-16"),
+        ),
+    ),
+    "levers": Study(
+        "levers",
+        baselines=("grpo-16-trl", "grpo-16"),
+        headline=("grpo-16-trl", "grpo-16", "pods-64-16-off", "pods-64-16"),
+        claims=(
+            ("levers in PODS", "pods-64-16", "pods-64-16-off"),
+            ("levers in GRPO", "grpo-16", "grpo-16-off"),
+            ("PODS against TRL's GRPO", "pods-64-16", "grpo-16-trl"),
+            ("PODS against GRPO", "pods-64-16", "grpo-16"),
+            ("GRPO against TRL's", "grpo-16", "grpo-16-trl"),
+            ("waves", "pods-64-16-waves", "pods-64-16"),
+            ("refill", "pods-64-16-refill", "pods-64-16"),
+        ),
+    ),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, default=Path("runs/study"), help="folder of the runs")
-    parser.add_argument("--output", type=Path, default=HERE.parent / "docs" / "results" / "study")
+    parser.add_argument("study", nargs="?", choices=STUDIES, default="paper")
+    parser.add_argument("--runs", type=Path, help="folder of the runs (default: runs/ and the experiment's name)")
+    parser.add_argument("--output", type=Path, help="default: its folder of docs/results/")
     parser.add_argument("--parallel", type=int, default=1, help="concurrent runs, one core each")
     parser.add_argument("--report-only", action="store_true", help="train nothing; report on existing runs")
     options = parser.parse_args()
+    study = STUDIES[options.study]
+    folder = options.runs or Path("runs") / study.config
+    output = options.output or HERE.parent / "docs" / "results" / study.config
     if not options.report_only:
-        command = ["compare", "--config", str(HERE / "study.yaml"), "--output", str(options.runs)]
+        command = ["compare", "--config", str(HERE / f"{study.config}.yaml"), "--output", str(folder)]
         subprocess.run([sys.executable, "-m", "pods_rl", *command, "--parallel", str(options.parallel)], check=True)
-    options.output.mkdir(parents=True, exist_ok=True)
-    for baseline in BASELINES:
-        files = build_report(options.runs, options.runs / f"report-{baseline}", baseline=baseline)
-        shutil.copy(files.speedup, options.output / f"speedup-{baseline}.csv")
-        if baseline == BASELINES[0]:
-            keep(files, options.output)
-    arms = find_runs(options.runs)
+    output.mkdir(parents=True, exist_ok=True)
+    for baseline in study.baselines:
+        files = build_report(folder, folder / f"report-{baseline}", baseline=baseline)
+        shutil.copy(files.speedup, output / f"speedup-{baseline}.csv")
+        if baseline == study.baselines[0]:
+            keep(files, output)
+    arms = find_runs(folder)
     headline = build_report(
-        [run.path for arm in HEADLINE for run in arms[arm]], options.runs / "report-headline", baseline=HEADLINE[0]
+        [run.path for arm in study.headline for run in arms[arm]],
+        folder / "report-headline",
+        baseline=study.headline[0],
     )
-    keep_picture(headline.png, options.output / "headline.png")
-    write_spent(arms, options.output / "spent.csv")
-    write_claims(arms, options.output / "claims.csv")
+    keep_picture(headline.png, output / "headline.png")
+    draw_tokens(arms, folder / "tokens.png")
+    keep_picture(folder / "tokens.png", output / "figures" / "tokens.png")
+    write_spent(study, arms, output / "spent.csv")
+    write_claims(study, arms, output / "claims.csv")
 
 
 def keep(files: ReportFiles, output: Path) -> None:
@@ -90,10 +138,10 @@ def scores(runs: Iterable[Run]) -> np.ndarray:
     return np.array([[row["accuracy"] for row in run.evals] for run in sorted(runs, key=lambda run: str(run.path))])
 
 
-def write_claims(arms: dict[str, list[Run]], path: Path) -> None:
+def write_claims(study: Study, arms: dict[str, list[Run]], path: Path) -> None:
     """Differences of paired seeds: the final score, and its mean over time."""
     rows = []
-    for claim, arm, other in CLAIMS:
+    for claim, arm, other in study.claims:
         difference = scores(arms[arm]) - scores(arms[other])
         for measure, values in (("at the end", difference[:, -1]), ("mean over time", difference.mean(axis=1))):
             low, high = bootstrap_band(values[:, None])
@@ -102,11 +150,28 @@ def write_claims(arms: dict[str, list[Run]], path: Path) -> None:
     write(path, ["claim", "arm", "against", "accuracy", "difference", "ci_low", "ci_high", "seeds won"], rows)
 
 
-def write_spent(arms: dict[str, list[Run]], path: Path) -> None:
+def draw_tokens(arms: dict[str, list[Run]], path: Path) -> None:
+    """Draw mean accuracy against the tokens generated and the tokens trained, means over runs."""
+    figure = new_figure(WIDE, 3.9)
+    entries = []
+    panels = figure.subplots(1, 2, sharey=True)
+    for (arm, runs), style in zip(arms.items(), line_styles(["arm"] * len(arms)), strict=True):
+        accuracy = scores(runs).mean(axis=0)
+        tokens = np.array([[spent_at(run, i)[2:4] for i in range(len(run.evals))] for run in runs]).mean(axis=0) / 1e3
+        for axes, values, what in zip(panels, tokens.T, SPENT[2:4], strict=True):
+            (line,) = axes.plot(values, accuracy, **style)
+            axes.set_xlabel(f"{what} (thousands)")
+        entries.append((line, arm))
+    panels[0].set_ylabel("accuracy")
+    add_legend(figure, entries, WIDE)
+    path.write_bytes(to_bytes(figure, "png"))
+
+
+def write_spent(study: Study, arms: dict[str, list[Run]], path: Path) -> None:
     """Write what each arm had spent when its mean accuracy first reached 99 % of each baseline's peak."""
     curves = {arm: scores(runs).mean(axis=0) for arm, runs in arms.items()}
     rows = []
-    for baseline in BASELINES:
+    for baseline in study.baselines:
         threshold = 0.99 * curves[baseline].max()
         for arm, runs in arms.items():
             reached = np.flatnonzero(curves[arm] >= threshold)
