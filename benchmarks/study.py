@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 from PIL import Image
 
 from pods_rl.report import ReportFiles, build_report
-from pods_rl.report.plots import WIDE, add_legend, line_styles, new_figure, to_bytes
+from pods_rl.report.plots import WIDE, add_legend, line_styles, new_figure, styled, to_bytes
 from pods_rl.report.statistics import bootstrap_band
 from pods_rl.runs import Run, find_runs
 
@@ -112,7 +113,7 @@ def main() -> None:
         baseline=study.headline[0],
     )
     keep_picture(headline.png, output / "headline.png")
-    draw_tokens(arms, folder / "tokens.png")
+    (folder / "tokens.png").write_bytes(to_bytes(tokens_figure(arms), "png"))
     keep_picture(folder / "tokens.png", output / "figures" / "tokens.png")
     write_spent(study, arms, output / "spent.csv")
     write_claims(study, arms, output / "claims.csv")
@@ -150,8 +151,9 @@ def write_claims(study: Study, arms: dict[str, list[Run]], path: Path) -> None:
     write(path, ["claim", "arm", "against", "accuracy", "difference", "ci_low", "ci_high", "seeds won"], rows)
 
 
-def draw_tokens(arms: dict[str, list[Run]], path: Path) -> None:
-    """Draw mean accuracy against the tokens generated and the tokens trained, means over runs."""
+@styled
+def tokens_figure(arms: dict[str, list[Run]]) -> Figure:
+    """Return mean accuracy against the tokens generated and the tokens trained, means over runs."""
     figure = new_figure(WIDE, 3.9)
     entries = []
     panels = figure.subplots(1, 2, sharey=True)
@@ -164,7 +166,7 @@ def draw_tokens(arms: dict[str, list[Run]], path: Path) -> None:
         entries.append((line, arm))
     panels[0].set_ylabel("accuracy")
     add_legend(figure, entries, WIDE)
-    path.write_bytes(to_bytes(figure, "png"))
+    return figure
 
 
 def write_spent(study: Study, arms: dict[str, list[Run]], path: Path) -> None:
