@@ -24,7 +24,7 @@ from pods_rl.runs import Run, RunWriter
 from pods_rl.runs.checkpoints import publish, staging
 
 PODS = [sys.executable, "-m", "pods_rl"]
-COMMANDS = ("train", "eval", "compare", "report", "select", "doctor", "recipes")
+COMMANDS = ("train", "eval", "compare", "report", "plan", "select", "doctor", "recipes")
 
 
 def pods(*words: object):

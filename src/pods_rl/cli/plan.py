@@ -49,10 +49,10 @@ def plan(
     \b
     Examples:
       pods plan tiny-pods
-      pods plan --config my.yaml --seconds 600 --write my-plan.yaml --figure plan.svg
+      pods plan --config my.yaml --seconds 600 --write my-plan.yaml
       pods train --config my-plan.yaml
       pods train --config my.yaml --num_rollouts auto
-      pods plan --rollouts dump.parquet --generate-seconds 9 0.02 --update-seconds 0.1 --prompts 64 -m 16
+      pods plan --rollouts run.parquet --generate-seconds 9 0.02 --prompts 64
     """  # fmt: skip
     for path in (write, figure):
         if path is not None and not path.resolve().parent.is_dir():
