@@ -4,11 +4,17 @@ Fits prices to the few settings that `pods plan` measures, predicts ten others, 
 over all ten, real steps of the embedded policy. They differ from the measured ones in n, m, waves, giving up and dead
 groups. Seconds are of the processor, so that other programs count little: one thread, on the CPU. Goal: the median of
 |predicted / timed - 1| is 0.15 or less.
+
+    python benchmarks/plan.py --study
+
+compares the modelled signal of a step with the steps that the arms of the study (`docs/results/study`) needed to 99 %
+of the peak of GRPO on 64 rollouts. Pass rates are those of `benchmarks/stopping.py`'s trainings; no model runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import statistics
 import tempfile
@@ -21,7 +27,7 @@ from pods_rl.engines.trl.build import build_trainer
 from pods_rl.planning.costs import Measured, fit_costs, mean_seconds
 from pods_rl.planning.grid import Setting, settings_to_compare
 from pods_rl.planning.plan import model
-from pods_rl.planning.signal import Pool
+from pods_rl.planning.signal import Batches, Observed, Pool, simulate
 from pods_rl.recipe import load_recipe
 from pods_rl.training.inputs import fitted_task
 from pods_rl.training.measuring import Meter
@@ -40,6 +46,18 @@ TEN = (
     Setting(32, 8, (8, 8), None, "share"),
     Setting(32, 4, None, None, "share"),
 )
+
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+STUDY = {
+    "grpo-16": Setting(16, 16),
+    "pods-32-16": Setting(32, 16),
+    "pods-64-16": Setting(64, 16),
+    "pods-128-16": Setting(128, 16),
+    "pods-64-8": Setting(64, 8),
+    "pods-64-4": Setting(64, 4),
+    "grpo-ga-64": Setting(64, 64),
+}
 
 
 class Comparison:
@@ -67,13 +85,42 @@ class Comparison:
         yield from self.rounds(list(TEN), 0.7 * self.seconds)
 
 
+def study() -> None:
+    """Print how many times fewer steps each arm needed than GRPO 16, the ratio of signals, and that of precisions."""
+    stored = json.loads((RESULTS / "rollouts" / "groups.json").read_text(encoding="utf-8"))
+    right = {letter for letter, total in stored["totals"].items() if total is not None and total >= 1}
+    groups = [group for run in stored["runs"] for group in run]
+    pool = Pool(
+        [
+            Observed(i, float(r in right), float(r in right), k)
+            for i, group in enumerate(groups)
+            for k, r in enumerate(group)
+        ]
+    )
+    with (RESULTS / "study" / "spent.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["baseline"] == "grpo-ga-64"]
+    steps = {row["arm"]: float(row["steps"]) for row in rows if row["steps"] != "never"}
+    found = {
+        arm: simulate(setting, pool, Batches(setting.num_generations), steps=4000) for arm, setting in STUDY.items()
+    }
+    base, *arms = STUDY
+    print(f"{'n -> m, one prompt':<20}{'fewer steps':>12}{'signal':>8}{'precision':>11}   (ratios to {base})")
+    for arm in arms:
+        signal, precision = (getattr(found[arm], name) / getattr(found[base], name) for name in ("signal", "precision"))
+        print(f"{STUDY[arm].label:<20}{steps[base] / steps[arm]:>12.2f}{signal:>8.2f}{precision:>11.2f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", default="tiny-pods")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="keys of the recipe")
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--study", action="store_true", help="compare the modelled signal with the study instead")
     options = parser.parse_args()
+    if options.study:
+        study()
+        return
     quiet_libraries()
     set_threads(1)
     recipe = load_recipe(options.recipe, dict(pair.split("=", 1) for pair in options.set))

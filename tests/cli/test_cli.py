@@ -26,7 +26,7 @@ from pods_rl.runs.checkpoints import publish, staging
 from .. import DEADLINE
 
 PODS = [sys.executable, "-m", "pods_rl"]
-COMMANDS = ("train", "eval", "compare", "report", "select", "doctor", "recipes")
+COMMANDS = ("train", "eval", "compare", "report", "plan", "select", "doctor", "recipes")
 
 
 def pods(*words: object):
@@ -55,6 +55,12 @@ def trained(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pods_rl.training.run", SimpleNamespace(train=train))
     monkeypatch.chdir(tmp_path)
     return calls
+
+
+@pytest.fixture
+def no_rendering(monkeypatch):
+    """Reports with figures that are drawn but not rendered, which takes most of their time."""
+    monkeypatch.setattr("pods_rl.report.figures.to_bytes", lambda figure, kind: b"")
 
 
 def test_help_names_every_command_and_shows_examples():
@@ -422,7 +428,7 @@ def test_compare_shows_its_plan():
     assert "sets                 per_device_train_batch_size: 64" in output
 
 
-def test_compare_makes_runs_and_reports(monkeypatch, tmp_path):
+def test_compare_makes_runs_and_reports(monkeypatch, no_rendering, tmp_path):
     import pods_rl.experiment.running as running
 
     def finish(job):
@@ -444,7 +450,7 @@ def test_compare_makes_runs_and_reports(monkeypatch, tmp_path):
     assert "report.html" in pods("report", tmp_path / "out").output
 
 
-def test_compare_prints_failures_last_and_its_exit_code_is_1(monkeypatch, tmp_path):
+def test_compare_prints_failures_last_and_its_exit_code_is_1(monkeypatch, no_rendering, tmp_path):
     import pods_rl.experiment.running as running
 
     def launch(job):

@@ -40,6 +40,7 @@ def quick(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_plan_is_measured_printed_drawn_and_written(place, quick):  # noqa: F811
     done = pods("plan", "r.yaml", "--seconds", "1", "--write", "planned.yaml", "--figure", "plan.svg")
     assert max(map(len, done.output.splitlines())) <= 80
@@ -57,6 +58,7 @@ def test_a_plan_is_measured_printed_drawn_and_written(place, quick):  # noqa: F8
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_auto_plans_before_training_and_a_resumed_run_keeps_its_plan(place, quick, monkeypatch):  # noqa: F811
     recipe = yaml.safe_load(Path("r.yaml").read_text()) | {"num_rollouts": "auto"}
     Path("auto.yaml").write_text(yaml.safe_dump(recipe))
@@ -82,6 +84,12 @@ def test_auto_plans_before_training_and_a_resumed_run_keeps_its_plan(place, quic
     assert [row["step"] for row in Run.open("run").metrics] == [1, 2, 3, 4]
     assert Run.open("run").config["num_rollouts"] == 8
     assert len(made) == 1  # not planned again
+    Path("planned.yaml").write_text(yaml.safe_dump(recipe | made[0].keys | {"max_steps": 4}))
+    pods("train", "--config", "planned.yaml", "--output", "again")
+    same = ("step", "reward", "loss", "grad_norm", "num_tokens")  # planning left no trace
+    assert [[row[name] for name in same] for row in Run.open("again").metrics] == [
+        [row[name] for name in same] for row in Run.open("run").metrics
+    ]
 
 
 def test_what_does_not_fit_into_memory_is_left_out_and_said(monkeypatch):

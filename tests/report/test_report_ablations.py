@@ -121,6 +121,7 @@ def test_report_shows_every_family(many: Path, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.usefixtures("no_rendering")
 def test_a_figure_that_a_later_report_lacks_is_taken_away(many: Path, tmp_path: Path) -> None:
     first = build_report(many, tmp_path, resamples=5)
     mine = tmp_path / "figures" / "mine.png"

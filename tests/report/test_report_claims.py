@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import write_run
+from conftest import unrendered, write_run
 
 from pods_rl.report import ReportFiles, build_report, speedup
 from pods_rl.report.analysis import Analysis, analyse
@@ -50,7 +50,8 @@ def lone(tmp_path_factory: pytest.TempPathFactory) -> ReportFiles:
         write_scores(root / arm / "seed-1", arm, scores)
         settings = {"num_rollouts": 64, "num_generations": 16, "rule": "max_variance", "seed": 1}
         (root / arm / "seed-1" / "config.yaml").write_text(json.dumps(settings | config))
-    return build_report(root, resamples=100)
+    with unrendered():
+        return build_report(root, resamples=100)
 
 
 def test_one_seed_settles_nothing_and_gives_the_numbers(lone: ReportFiles) -> None:
@@ -146,6 +147,7 @@ def test_a_crossing_within_the_standard_error_of_the_evaluation_is_not_settled(t
     assert "1.25x sooner [1.25, 1.25]" in headlines(analysis_of(tmp_path))[0]
 
 
+@pytest.mark.usefixtures("no_rendering")
 def test_what_never_reaches_the_level_is_said_beside_the_interval(experiment: Path) -> None:
     report = build_report(experiment, resamples=200)
     titles = [column.title.replace("\u00a0", " ") for column in report.tables["speedup"].columns]
@@ -177,6 +179,7 @@ def test_ablations_need_two_runs_of_each_arm(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------------- clocks
 
 
+@pytest.mark.usefixtures("no_rendering")
 def test_runs_on_clocks_of_their_own_are_interpolated_and_compared(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     for arm, rate in (("grpo", 0.03), ("pods", 0.09)):

@@ -132,6 +132,7 @@ def test_folder_that_cannot_be_written_is_refused(experiment: Path) -> None:
         build_report(experiment, experiment / "file" / "report", resamples=50)
 
 
+@pytest.mark.usefixtures("no_rendering")
 def test_csv_report(tmp_path: Path) -> None:
     lines = ["arm,run,hours,answer_accuracy,rule,n,m"]
     for run in range(3):
@@ -146,6 +147,7 @@ def test_csv_report(tmp_path: Path) -> None:
         build_report_from_csv(tmp_path / "runs.csv", tmp_path / "out", metric="nothing")
 
 
+@pytest.mark.usefixtures("no_rendering")
 def test_summary_fits_80_columns_and_escapes(tmp_path: Path) -> None:
     lines = ["arm,run,hours,answer_accuracy"]
     for arm in ("grpo", "[red]pods[/red]", "[/nothing]"):
@@ -226,6 +228,7 @@ def test_time_axis_takes_the_unit_that_fits() -> None:
     assert curves_figure([Line("grpo", seconds, scores)]).axes[0].get_xlabel() == "training time (h)"
 
 
+@pytest.mark.usefixtures("no_rendering")
 def test_what_a_damaged_run_holds_is_skipped_and_said(experiment: Path) -> None:
     run = experiment / "pods" / "seed-0"
     lines = (run / "evals.jsonl").read_text().splitlines()

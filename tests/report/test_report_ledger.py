@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from conftest import write_rollouts, write_run
 from markupsafe import escape
 
@@ -76,6 +77,7 @@ def test_a_long_run_of_many_rollouts_makes_no_long_page(tmp_path: Path) -> None:
     assert f"{len(page.groups)} of 64 logged groups in 64 of 80 ledger files" in report.html.read_text()
 
 
+@pytest.mark.usefixtures("no_rendering")
 def test_groups_that_stopped_early_show_how_many_of_n_were_generated(tmp_path: Path) -> None:
     """Rollouts that were never generated are no rows; those without a reward are, and count as generated."""
     path = write_run(tmp_path / "pods" / "seed-0", "pods")
@@ -117,6 +119,7 @@ def test_no_even_choice_keeps_to_one_run(tmp_path: Path) -> None:
         assert [group.step for group in page.groups] == sorted(group.step for group in page.groups)
 
 
+@pytest.mark.usefixtures("no_rendering")
 def test_groups_of_another_type_are_named(tmp_path: Path) -> None:
     path = write_run(tmp_path / "pods" / "seed-0", "pods", end=30)
     (path / "rollouts").mkdir()

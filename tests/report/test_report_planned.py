@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 
 import pytest
-from conftest import write_run
+from conftest import unrendered, write_run
 
 from pods_rl.report import ReportFiles, build_report
 from pods_rl.report.arms import Missing, arms_from_runs
@@ -28,7 +28,8 @@ def write_plan(root: Path, plan: str = PLAN) -> Path:
 
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> ReportFiles:
-    return build_report(write_plan(tmp_path_factory.mktemp("planned")), resamples=20)
+    with unrendered():
+        return build_report(write_plan(tmp_path_factory.mktemp("planned")), resamples=20)
 
 
 def test_every_planned_run_has_a_row(planned: ReportFiles) -> None:
@@ -82,6 +83,7 @@ def test_a_plan_that_says_nothing_plans_nothing(tmp_path: Path, plan: str) -> No
     assert arm.missing == ()
 
 
+@pytest.mark.usefixtures("no_rendering")
 def test_runs_that_share_no_checkpoint_are_drawn_and_compared_with_nothing(tmp_path: Path) -> None:
     for arm, seed, own in (("grpo", 1, slice(1, 3)), ("grpo", 2, slice(4, 6)), ("pods", 1, slice(2, 4))):
         path = write_run(tmp_path / arm / f"seed-{seed}", arm, seed)

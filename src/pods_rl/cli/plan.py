@@ -49,10 +49,10 @@ def plan(
     \b
     Examples:
       pods plan tiny-pods
-      pods plan --config my.yaml --seconds 600 --write my-plan.yaml --figure plan.svg
+      pods plan --config my.yaml --seconds 600 --write my-plan.yaml
       pods train --config my-plan.yaml
       pods train --config my.yaml --num_rollouts auto
-      pods plan --rollouts dump.parquet --generate-seconds 9 0.02 --update-seconds 0.1 --prompts 64 -m 16
+      pods plan --rollouts run.parquet --generate-seconds 9 0.02 --prompts 64
     """  # fmt: skip
     for path in (write, figure):
         if path is not None and not path.resolve().parent.is_dir():
@@ -120,9 +120,8 @@ def _from_ledger(
         )
     )  # fmt: skip
     batches = Batches(rows)
-    candidates = model(
-        settings_to_compare({"num_generations": m}, BatchPlan(m, m, 1, rows, 1, 1, None)), pool, batches, costs
-    )
+    settings = settings_to_compare({"num_generations": m}, BatchPlan(m, m, 1, rows, 1, 1, None))
+    candidates = model([one for one in settings if one.dead_groups != "share"], pool, batches, costs)  # as verl
     facts = {"plan": f"{rows // m} prompts of {path.name} a step; nothing was measured or timed"}
     facts |= describe_costs(costs) | describe_pool(pool)
     return decide(candidates, finalists(candidates), pool, batches, costs, facts=facts)
@@ -150,8 +149,12 @@ def _write(made: Plan, recipe: Recipe | None, path: Path) -> None:
     from ..runs import write_atomic
 
     keys = made.keys
-    changed = keys if recipe is None else {k: v for k, v in keys.items() if recipe.every_value()[k] != v}
-    head = [f"pods plan: {made.chosen.setting.label}", *made.reasons, f"Planned: {', '.join(changed) or 'no change'}"]
+    head = [f"pods plan: {made.chosen.setting.label}", *made.reasons]
+    if recipe is None:
+        head.append("verl: num_generations is actor_rollout_ref.rollout.n, the rest trainer.v1.sampler.sampler_kwargs.")
+    else:
+        now = recipe.every_value()
+        head.append(f"Planned: {', '.join(key for key in keys if now[key] != keys[key]) or 'no change'}")
     rest = {} if recipe is None else {key: value for key, value in recipe.given.items() if key not in PLANNED}
     text = "".join(f"# {plain_text(line)}\n" for line in head) + dump_yaml(keys | rest)
     write_atomic(path, text, follow=True)

@@ -156,7 +156,13 @@ class _Survey:
         yield from self._rounds(to_measure(self._settings), _MEASURING * self._seconds)
         self.measured = self._steps
         self._show("models the other settings")
-        self.pool = Pool(self.meter.seen.observed(*self.meter.answer_range()))
+        observed = self.meter.seen.observed(*self.meter.answer_range())
+        if not observed:
+            raise UserError(
+                f"None of the {len(self.meter.seen.prompts)} rollouts that were measured has a reward, so nothing can "
+                "be planned. Look at the reward functions: pods train --max_steps 1 logs why."
+            )
+        self.pool = Pool(observed)
         self.batches, self.costs = self.meter.batches(), fit_costs([*self._steps.values()])
         self.candidates = model(self._settings, self.pool, self.batches, self.costs)
         best = finalists(self.candidates)
