@@ -126,6 +126,7 @@ def test_unknown_metric_is_refused_with_those_there_are(experiment: Path) -> Non
         build_report(experiment, metric="acc")
 
 
+@pytest.mark.usefixtures("no_rendering")
 def test_folder_that_cannot_be_written_is_refused(experiment: Path) -> None:
     (experiment / "file").write_text("")
     with pytest.raises(UserError, match=r"Cannot write the report to .*Choose another folder with --output"):

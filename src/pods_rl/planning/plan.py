@@ -216,9 +216,9 @@ def _gain_over(one: Candidate, base: Candidate, pool: Pool, batches: Batches, co
     noise = np.random.default_rng(0)
 
     def gain(among: Array) -> float:
-        found = []
+        found, seed = [], int(noise.integers(2**31))
         for candidate in (one, base):
-            expected = simulate(candidate.setting, pool, batches, steps=_FEW_STEPS, seed=1, among=among)
+            expected = simulate(candidate.setting, pool, batches, steps=_FEW_STEPS, seed=seed, among=among)
             scale = (candidate.timed or candidate.seconds) / candidate.seconds * (1 + candidate.error * noise.normal())
             found.append(replace(candidate, expected=expected, timed=scale * costs.seconds(expected.work)))
         return min(_gain(*found), 1e9)
