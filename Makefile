@@ -3,8 +3,6 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-# A test hangs after 20 minutes: no machine is so slow, but some stall.
-PYTEST := -m pytest -q --timeout 1200
 
 VERL_VENV  ?= .venv-verl
 VERL_STAMP := $(VERL_VENV)/.installed
@@ -35,12 +33,12 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 test: lint types
-	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 # Every promise of docs/reliability.md at full length, and the long tests of other files; `make test` has a sample of each.
 LONG := $(sort tests/reliability $(shell grep -rl --include='test_*.py' mark.reliability tests | grep -v ^tests/reliability/))
 test-reliability: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "reliability or not reliability" $(LONG)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "reliability or not reliability" $(LONG)
 
 # The verl engine against the real verl and a local Ray, in an environment of its own (docs/engines.md).
 $(VERL_STAMP): pyproject.toml constraints-verl.txt
@@ -53,7 +51,7 @@ $(VERL_STAMP): pyproject.toml constraints-verl.txt
 	@touch $(VERL_STAMP)
 
 test-verl: $(VERL_STAMP)
-	OMP_NUM_THREADS=1 $(VERL_VENV)/bin/python $(PYTEST) tests/verl src/pods_rl/engines/verl
+	OMP_NUM_THREADS=1 $(VERL_VENV)/bin/python -m pytest -q tests/verl src/pods_rl/engines/verl
 
 clean:
 	rm -rf $(VENV) $(VERL_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
