@@ -10,7 +10,7 @@ import argparse
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice, repeat
@@ -85,22 +85,32 @@ RIGHT = Mixture(hard_facts={}, sure=1.0, broken_form=0.0)
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a policy is taught: problems of which none is held out, chains to drill, and mistakes."""
+    """What a policy is taught, and for how long.
+
+    `draw` gives its problems, of which none is held out, and `drill` the chains to drill. `first`, if any, gives
+    simpler problems for the first third of the skill phase, in which the policy learns the language of prompts too.
+    `shape` replaces sizes of the model.
+    """
 
     tokenizer: Callable[[], Qwen2Tokenizer]
     draw: Draw
     drill: Draw
-    mistakes: Mixture = Mixture()
+    first: Draw | None = None
+    shape: Mapping[str, int] = field(default_factory=dict)
+    mistakes: Mixture = field(default_factory=Mixture)
+    skill_steps: int = 900
+    mistake_steps: int = 150
+    batch_size: int = 64
 
 
 def _training(draw: Callable[[random.Random], arithmetic.Problem | words.WordProblem]) -> Draw:
-    """Skip problems that are, in part or in whole, of the test side."""
+    """Skip problems of which the text, the template or the numbers belong to the test side."""
     return lambda rng: next(p for p in (draw(rng) for _ in repeat(None)) if p.held_out is False)
 
 
 def _words_tokenizer() -> Qwen2Tokenizer:
     rng = random.Random(0)
-    return build_tokenizer([words.draw_problem(rng, words.DIFFICULTIES["hard"]).text for _ in range(2000)], 800)
+    return build_tokenizer([words.draw_problem(rng, words.DIFFICULTIES["hard"]).text for _ in range(2000)], 760)
 
 
 ARITHMETIC = Lesson(
@@ -112,7 +122,12 @@ WORDS = Lesson(
     _words_tokenizer,
     _training(partial(words.draw_problem, difficulty=words.DIFFICULTIES["mixed"])),
     partial(words.draw_chain, length=4),
-    Mixture(hard_facts=WORDS_HARD_FACTS),
+    first=_training(partial(words.draw_problem, difficulty=words.Difficulty(steps=(1, 2), distractors=(0, 1)))),
+    shape={"num_key_value_heads": 5, "intermediate_size": 384},  # copying numbers from a text needs more heads
+    mistakes=Mixture(hard_facts=WORDS_HARD_FACTS),
+    skill_steps=1600,
+    mistake_steps=150,
+    batch_size=32,
 )
 LESSONS = {"tiny": ARITHMETIC, "tiny-words": WORDS}
 
@@ -124,14 +139,14 @@ def main(arguments: list[str] | None = None) -> None:
     torch.manual_seed(options.seed)
     lesson = LESSONS[options.policy]
     tokenizer = lesson.tokenizer()
-    model = build_model(tokenizer)
+    model = build_model(tokenizer, **lesson.shape)
     print(f"{model.num_parameters():,} parameters", flush=True)
-    size, seed = options.batch_size, options.seed
-    drills = drill_batches(tokenizer, size, seed, lesson.drill)
-    skill = zip(drills, completion_batches(tokenizer, RIGHT, size, seed, lesson.draw), strict=True)
-    fit(model, islice(chain.from_iterable(skill), options.skill_steps), options.skill_steps, 1.5e-3, "skill")
+    size, seed = options.batch_size or lesson.batch_size, options.seed
+    steps = options.skill_steps or lesson.skill_steps
+    fit(model, skill_batches(tokenizer, lesson, steps, size, seed), steps, 1.5e-3, "skill")
+    steps = options.mistake_steps or lesson.mistake_steps
     mistakes = completion_batches(tokenizer, lesson.mistakes, size, seed + 1, lesson.draw)
-    fit(model, islice(mistakes, options.mistake_steps), options.mistake_steps, 5e-4, "mistakes")
+    fit(model, islice(mistakes, steps), steps, 5e-4, "mistakes")
     save(model, tokenizer, options.output)
     print(f"wrote {options.output}")
 
@@ -173,6 +188,16 @@ def save(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, output: Path) -> No
     model.generation_config.update(do_sample=True, temperature=1.0, top_k=0, top_p=1.0)
     model.save_pretrained(output, state_dict={name: weight.half() for name, weight in model.named_parameters()})
     tokenizer.save_pretrained(output)
+
+
+def skill_batches(tokenizer: Qwen2Tokenizer, lesson: Lesson, steps: int, size: int, seed: int) -> Iterator[Batch]:
+    """Yield `steps` batches, drills and right completions in turn."""
+    drills = drill_batches(tokenizer, size, seed, lesson.drill)
+    completions = completion_batches(tokenizer, RIGHT, size, seed, lesson.draw)
+    if lesson.first is not None:
+        first = completion_batches(tokenizer, RIGHT, size, seed, lesson.first)
+        completions = chain(map(_with_prompts, islice(first, steps // 6)), completions)
+    return islice(chain.from_iterable(zip(drills, completions, strict=True)), steps)
 
 
 def completion_batches(
@@ -229,6 +254,13 @@ def _collate(examples: list[Example], pad: int) -> Batch:
     }
 
 
+def _with_prompts(batch: Batch) -> Batch:
+    """Count the loss on prompts too."""
+    ids, labels = batch["input_ids"], batch["labels"]
+    ended = labels.eq(IGNORED) & labels.ne(IGNORED).cumsum(1).gt(0)  # the padding behind the completion
+    return {"input_ids": ids, "labels": ids.masked_fill(ended, IGNORED)}
+
+
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m pods_rl.policies.pretrain",
@@ -237,9 +269,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--policy", choices=list(LESSONS), default="tiny", help="the policy to train")
     parser.add_argument("--output", type=Path, required=True, help="folder to write the policy to")
-    parser.add_argument("--skill-steps", type=int, default=900, help="optimizer steps on right chains and drills")
-    parser.add_argument("--mistake-steps", type=int, default=150, help="optimizer steps on chains with mistakes")
-    parser.add_argument("--batch-size", type=int, default=64, help="rows a step")
+    own = "; the policy's own if not given"
+    parser.add_argument("--skill-steps", type=int, help=f"optimizer steps on right chains and drills{own}")
+    parser.add_argument("--mistake-steps", type=int, help=f"optimizer steps on chains with mistakes{own}")
+    parser.add_argument("--batch-size", type=int, help=f"rows a step{own}")
     parser.add_argument("--seed", type=int, default=0, help="seed of the data and the first weights")
     parser.add_argument("--threads", type=int, default=1, help="processor threads; another number changes the rounding")
     return parser.parse_args(arguments)
