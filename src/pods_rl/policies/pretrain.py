@@ -87,15 +87,14 @@ RIGHT = Mixture(hard_facts={}, sure=1.0, broken_form=0.0)
 class Lesson:
     """What a policy is taught, and for how long.
 
-    `draw` gives its problems, of which none is held out, and `drill` the chains to drill. `first`, if any, gives
-    simpler problems for the first third of the skill phase, in which the policy learns the language of prompts too.
-    `shape` replaces sizes of the model.
+    `draw` gives its problems, of which none is held out, and `drill` the chains to drill. `easier` problems come
+    first, each kind for a fifth of the skill phase. `shape` replaces sizes of the model.
     """
 
     tokenizer: Callable[[], Qwen2Tokenizer]
     draw: Draw
     drill: Draw
-    first: Draw | None = None
+    easier: tuple[Draw, ...] = ()
     shape: Mapping[str, int] = field(default_factory=dict)
     mistakes: Mixture = field(default_factory=Mixture)
     skill_steps: int = 900
@@ -122,7 +121,10 @@ WORDS = Lesson(
     _words_tokenizer,
     _training(partial(words.draw_problem, difficulty=words.DIFFICULTIES["mixed"])),
     partial(words.draw_chain, length=4),
-    first=_training(partial(words.draw_problem, difficulty=words.Difficulty(steps=(1, 2), distractors=(0, 1)))),
+    easier=tuple(
+        _training(partial(words.draw_problem, difficulty=words.Difficulty(steps, distractors)))
+        for steps, distractors in (((1, 1), (0, 0)), ((1, 2), (0, 1)), ((1, 4), (0, 2)))
+    ),
     shape={"num_key_value_heads": 5, "intermediate_size": 384},  # copying numbers from a text needs more heads
     mistakes=Mixture(hard_facts=WORDS_HARD_FACTS),
     skill_steps=1600,
@@ -193,10 +195,9 @@ def save(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, output: Path) -> No
 def skill_batches(tokenizer: Qwen2Tokenizer, lesson: Lesson, steps: int, size: int, seed: int) -> Iterator[Batch]:
     """Yield `steps` batches, drills and right completions in turn."""
     drills = drill_batches(tokenizer, size, seed, lesson.drill)
-    completions = completion_batches(tokenizer, RIGHT, size, seed, lesson.draw)
-    if lesson.first is not None:
-        first = completion_batches(tokenizer, RIGHT, size, seed, lesson.first)
-        completions = chain(map(_with_prompts, islice(first, steps // 6)), completions)
+    easier = (completion_batches(tokenizer, RIGHT, size, seed, draw) for draw in lesson.easier)
+    stages = (islice(stage, steps // 10) for stage in easier)
+    completions = chain(*stages, completion_batches(tokenizer, RIGHT, size, seed, lesson.draw))
     return islice(chain.from_iterable(zip(drills, completions, strict=True)), steps)
 
 
@@ -252,13 +253,6 @@ def _collate(examples: list[Example], pad: int) -> Batch:
         "input_ids": torch.tensor([ids for ids, _ in padded]),
         "labels": torch.tensor([y for _, y in padded]),
     }
-
-
-def _with_prompts(batch: Batch) -> Batch:
-    """Count the loss on prompts too."""
-    ids, labels = batch["input_ids"], batch["labels"]
-    ended = labels.eq(IGNORED) & labels.ne(IGNORED).cumsum(1).gt(0)  # the padding behind the completion
-    return {"input_ids": ids, "labels": ids.masked_fill(ended, IGNORED)}
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
