@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pods_rl.policies.build import build_tokenizer
-from pods_rl.policies.pretrain import IGNORED, RIGHT, Mixture, completion_batches, drill_batches, main
+from pods_rl.policies.pretrain import IGNORED, LESSONS, RIGHT, Mixture, completion_batches, drill_batches, main
 from pods_rl.rewards import format_reward
 from pods_rl.tasks.arithmetic import Problem, write_completion
 
@@ -68,17 +68,19 @@ def test_share_of_broken_form_is_kept():
     assert broken == pytest.approx(0.25, abs=0.03)
 
 
-def test_script_writes_a_policy_that_loads_and_is_the_same_each_time(tmp_path, capsys):
+@pytest.mark.parametrize("policy", LESSONS)
+def test_script_writes_a_policy_that_loads_and_is_the_same_each_time(policy, tmp_path, capsys):
     threads = torch.get_num_threads()
     try:
         for name in ("first", "again"):
-            options = "--skill-steps 3 --mistake-steps 2 --batch-size 2 --threads 1 --output"
-            main([*options.split(), str(tmp_path / name)])
+            options = "--skill-steps 3 --mistake-steps 2 --batch-size 2 --threads 1 --policy"
+            main([*options.split(), policy, "--output", str(tmp_path / name)])
     finally:
         torch.set_num_threads(threads)
     assert "skill    3/3" in capsys.readouterr().out
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("first", "again")]
     assert weights[0] == weights[1]
+    assert (tmp_path / "first" / "tokenizer.json").read_bytes() == (tmp_path / "again" / "tokenizer.json").read_bytes()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "first")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "first")
     assert model.config.vocab_size == len(tokenizer)

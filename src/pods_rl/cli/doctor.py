@@ -140,9 +140,10 @@ def check_machine() -> Iterator[Finding]:
 
 
 def check_package() -> Iterator[Finding]:
-    """Check the shipped recipes, the tiny policy, and the command itself."""
+    """Check the shipped recipes and policies, and the command itself."""
     from ..policies import tiny_policy_path
     from ..recipe import shipped_recipes
+    from ..recipe.catalog import SHIPPED
     from ..recipe.reading import read_yaml
 
     for name, path in shipped_recipes().items():
@@ -151,12 +152,13 @@ def check_package() -> Iterator[Finding]:
         except UserError as error:
             yield Finding("bad", "recipe", f"{name}: {error}")
     yield Finding("ok", "recipes", ", ".join(shipped_recipes()) or "none")
-    tiny = tiny_policy_path()
-    missing = [file for file in ("config.json", "model.safetensors", "tokenizer.json") if not (tiny / file).is_file()]
-    if missing:
-        yield Finding("bad", "tiny policy", f"{', '.join(missing)} missing: install pods-rl again")
-    else:
-        yield Finding("ok", "tiny policy", f"{(tiny / 'model.safetensors').stat().st_size / 2**20:.1f} MiB")
+    for name in SHIPPED:
+        folder = tiny_policy_path(name)
+        files = ("config.json", "model.safetensors", "tokenizer.json")
+        if missing := [file for file in files if not (folder / file).is_file()]:
+            yield Finding("bad", f"{name} policy", f"{', '.join(missing)} missing: install pods-rl again")
+        else:
+            yield Finding("ok", f"{name} policy", f"{(folder / 'model.safetensors').stat().st_size / 2**20:.1f} MiB")
     yield Finding("ok", "command", f"{sys.executable} -m pods_rl")
 
 

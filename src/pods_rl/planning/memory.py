@@ -18,7 +18,7 @@ from .batching import BatchPlan
 GENERATION, UPDATE = "generation", "update"
 TILE = (4096, 32768)  # TRL 1.16: tokens, and entries of the vocabulary, projected at once
 _PROMPT = 256  # tokens, if neither max_prompt_length nor the task says
-_PROMPTS = {"arithmetic": 24, "countdown": 40, "sorting": 40}  # generated for the shipped policy, so short
+_PROMPTS = {"arithmetic": 24, "words": 190, "countdown": 40, "sorting": 40}  # generated, so of known length
 _TARGETS = ("q_proj", "v_proj")  # PEFT's for Qwen2 and Llama, if lora_target_modules is not set
 _STATES = {"sgd": 0.0, "adagrad": 4.0, "lion": 4.0, "rmsprop": 4.0, "adafactor": 0.1}  # bytes a trained parameter
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

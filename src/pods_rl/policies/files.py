@@ -11,7 +11,7 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 from ..errors import UserError
-from ..recipe.catalog import TINY
+from ..recipe.catalog import SHIPPED
 from ..recipe.reading import local_path, looks_like_path
 from . import tiny_policy_path
 
@@ -47,15 +47,15 @@ class Policy:
 
 
 def policy_path(name: str) -> str:
-    """Return the folder of the shipped policy for `tiny`, and any other name (a local path or a hub id) unchanged."""
-    return str(tiny_policy_path()) if name == TINY else name
+    """Return the folder of a shipped policy, and any other name (a local path or a hub id) unchanged."""
+    return str(tiny_policy_path(name)) if name in SHIPPED else name
 
 
 def find_policy(model: str, adapter: str | None = None, *, revision: str = "main") -> Policy:
     """Find a policy's folders; a name that is not a local path is downloaded from the hub.
 
     Args:
-        model: a local path, a hub id, or `tiny`. A folder that holds an adapter alone names its base model.
+        model: a local path, a hub id, or a shipped policy. A folder that holds an adapter alone names its base model.
         adapter: a folder or hub id with a LoRA adapter for `model`.
         revision: of a model on the hub.
 
@@ -116,7 +116,7 @@ def lora_rank(adapter: Path) -> int:
 
 
 def read_config(name: str, revision: str = "main") -> dict[str, Any]:
-    """Return the config.json of a policy: the shipped one, a folder's, or a hub id's, which is downloaded alone.
+    """Return the config.json of a policy: a shipped one, a folder's, or a hub id's, which is downloaded alone.
 
     Raises UserError if there is none, or the hub cannot be reached within 5 seconds.
     """

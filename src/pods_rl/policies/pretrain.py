@@ -1,4 +1,4 @@
-"""Train the tiny policy that ships with the package.
+"""Train a policy that ships with the package: `tiny` for sums, `tiny-words` for word problems.
 
 First the skill: correct chains of thought, alternating with drills of single steps. Then the mistakes: a short phase on
 chains with many errors, so that the policy can reason but is seldom right, and RL can improve it.
@@ -8,24 +8,28 @@ from __future__ import annotations
 
 import argparse
 import random
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, islice, repeat
 from pathlib import Path
 
 import torch
 from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
-from ..tasks.arithmetic import DIFFICULTIES, Difficulty, Problem, draw_problem, write_completion, write_steps
+from ..tasks import arithmetic, words
+from ..tasks.arithmetic import Chain, take_step, write_completion
 from .build import build_model, build_tokenizer
 
 IGNORED = -100  # the label that cross-entropy skips
 Example = tuple[list[int], list[int]]  # token ids, and for each the id to predict or IGNORED
 Batch = dict[str, torch.Tensor]
-_DRILL = Difficulty(min_terms=7, max_terms=7)
-# Steps that add ("+") or subtract ("-") a number ending in these digits are right this often.
+Draw = Callable[[random.Random], Chain]
+# Steps with a sign and a number that ends in a digit, as in "+3", are right this often.
 HARD_FACTS = dict.fromkeys(("+3", "+6", "+7", "+9", "-2", "-4", "-7", "-8"), 0.06)
+WORDS_HARD_FACTS = dict.fromkeys(("+3", "+6", "+7", "+9", "-2", "-4", "-7", "-8", "*3", "*4", "/2"), 0.06)
 # A wrong step is off by a few units or tens.
 _SLIPS = (-20, -11, -10, -9, -3, -2, -1, 1, 2, 3, 9, 10, 11, 20)
 
@@ -35,7 +39,7 @@ class Mixture:
     """The mistakes of completions in the training data, and their probabilities.
 
     A step is right with the probability that `hard_facts` gives for its sign and last digit, else with probability
-    `sure`. A wrong step is a few units or tens off, and the next step continues from it. So a sum's success
+    `sure`. A wrong step is a few units or tens off, and the next step continues from it. So a problem's success
     probability depends on which facts it needs, from nearly 0 to nearly 1, and no single habit repairs them all. A
     share `broken_form` lacks a tag, or has no reasoning.
     """
@@ -44,29 +48,29 @@ class Mixture:
     sure: float = 0.97
     broken_form: float = 0.12
 
-    def chance(self, term: int) -> float:
-        """Return the probability that the step which adds the signed `term` is right.
+    def chance(self, sign: str, number: int) -> float:
+        """Return the probability that a step with this sign and number is right.
 
-        >>> Mixture().chance(+37), Mixture().chance(-30)
+        >>> Mixture().chance("+", 37), Mixture().chance("-", 30)
         (0.06, 0.97)
         """
-        return self.hard_facts.get(f"{'+' if term > 0 else '-'}{abs(term) % 10}", self.sure)
+        return self.hard_facts.get(f"{sign}{number % 10}", self.sure)
 
-    def draw_totals(self, rng: random.Random, problem: Problem) -> list[int]:
+    def draw_totals(self, rng: random.Random, problem: Chain) -> list[int]:
         """Draw running totals of which some are wrong."""
-        total, totals = problem.terms[0], []
-        for term in problem.terms[1:]:
-            slip = 0 if rng.random() < self.chance(term) else rng.choice(_SLIPS)
-            total += term + slip
+        total, totals = problem.start, []
+        for step in problem.steps:
+            slip = 0 if rng.random() < self.chance(*step) else rng.choice(_SLIPS)
+            total = take_step(total, step) + slip
             totals.append(total)
         return totals
 
-    def draw_completion(self, rng: random.Random, problem: Problem) -> str:
+    def draw_completion(self, rng: random.Random, problem: Chain) -> str:
         """Draw a completion, with its mistakes."""
         totals = self.draw_totals(rng, problem)
         if rng.random() >= self.broken_form:
             return write_completion(problem, totals)
-        steps, answer = write_steps(problem, totals), totals[-1]
+        steps, answer = problem.write_steps(totals), totals[-1]
         broken = (
             f"<think>{steps}</think>{answer}",
             f"<think>{steps}<answer>{answer}</answer>",
@@ -79,19 +83,72 @@ class Mixture:
 RIGHT = Mixture(hard_facts={}, sure=1.0, broken_form=0.0)
 
 
+@dataclass(frozen=True)
+class Lesson:
+    """What a policy is taught, and for how long.
+
+    `draw` gives its problems, of which none is held out, and `drill` the chains to drill. `easier` problems come
+    first, each kind for a fifth of the skill phase. `shape` replaces sizes of the model.
+    """
+
+    tokenizer: Callable[[], Qwen2Tokenizer]
+    draw: Draw
+    drill: Draw
+    easier: tuple[Draw, ...] = ()
+    shape: Mapping[str, int] = field(default_factory=dict)
+    mistakes: Mixture = field(default_factory=Mixture)
+    skill_steps: int = 900
+    mistake_steps: int = 150
+    batch_size: int = 64
+
+
+def _training(draw: Callable[[random.Random], arithmetic.Problem | words.WordProblem]) -> Draw:
+    """Skip problems of which the text, the template or the numbers belong to the test side."""
+    return lambda rng: next(p for p in (draw(rng) for _ in repeat(None)) if p.held_out is False)
+
+
+def _words_tokenizer() -> Qwen2Tokenizer:
+    rng = random.Random(0)
+    return build_tokenizer([words.draw_problem(rng, words.DIFFICULTIES["hard"]).text for _ in range(2000)], 760)
+
+
+ARITHMETIC = Lesson(
+    build_tokenizer,
+    _training(partial(arithmetic.draw_problem, difficulty=arithmetic.DIFFICULTIES["mixed"])),
+    partial(arithmetic.draw_problem, difficulty=arithmetic.Difficulty(min_terms=7, max_terms=7)),
+)
+WORDS = Lesson(
+    _words_tokenizer,
+    _training(partial(words.draw_problem, difficulty=words.DIFFICULTIES["mixed"])),
+    partial(words.draw_chain, length=4),
+    easier=tuple(
+        _training(partial(words.draw_problem, difficulty=words.Difficulty(steps, distractors)))
+        for steps, distractors in (((1, 1), (0, 0)), ((1, 2), (0, 1)), ((1, 4), (0, 2)))
+    ),
+    shape={"num_key_value_heads": 5, "intermediate_size": 384},  # copying numbers from a text needs more heads
+    mistakes=Mixture(hard_facts=WORDS_HARD_FACTS),
+    skill_steps=1600,
+    mistake_steps=150,
+    batch_size=32,
+)
+LESSONS = {"tiny": ARITHMETIC, "tiny-words": WORDS}
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Train the policy with the options of the command line, and write it."""
     options = _parse(arguments)
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
-    tokenizer = build_tokenizer()
-    model = build_model(tokenizer)
+    lesson = LESSONS[options.policy]
+    tokenizer = lesson.tokenizer()
+    model = build_model(tokenizer, **lesson.shape)
     print(f"{model.num_parameters():,} parameters", flush=True)
-    size, seed = options.batch_size, options.seed
-    skill = zip(drill_batches(tokenizer, size, seed), completion_batches(tokenizer, RIGHT, size, seed), strict=True)
-    fit(model, islice(chain.from_iterable(skill), options.skill_steps), options.skill_steps, 1.5e-3, "skill")
-    mistakes = completion_batches(tokenizer, Mixture(), size, seed + 1)
-    fit(model, islice(mistakes, options.mistake_steps), options.mistake_steps, 5e-4, "mistakes")
+    size, seed = options.batch_size or lesson.batch_size, options.seed
+    steps = options.skill_steps or lesson.skill_steps
+    fit(model, skill_batches(tokenizer, lesson, steps, size, seed), steps, 1.5e-3, "skill")
+    steps = options.mistake_steps or lesson.mistake_steps
+    mistakes = completion_batches(tokenizer, lesson.mistakes, size, seed + 1, lesson.draw)
+    fit(model, islice(mistakes, steps), steps, 5e-4, "mistakes")
     save(model, tokenizer, options.output)
     print(f"wrote {options.output}")
 
@@ -127,56 +184,64 @@ def fit(model: Qwen2ForCausalLM, batches: Iterator[Batch], steps: int, lr: float
 def save(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, output: Path) -> None:
     """Write weights (safetensors), tokenizer and configuration, as `from_pretrained` reads them.
 
-    The generation config samples from the whole distribution by default.
+    Weights are stored in float16. The configuration says float32, so that they are loaded as float32. The generation
+    config samples from the whole distribution by default.
     """
     model.generation_config.update(do_sample=True, temperature=1.0, top_k=0, top_p=1.0)
-    model.save_pretrained(output)
+    model.save_pretrained(output, state_dict={name: weight.half() for name, weight in model.named_parameters()})
     tokenizer.save_pretrained(output)
 
 
-def completion_batches(tokenizer: Qwen2Tokenizer, mixture: Mixture, size: int, seed: int) -> Iterator[Batch]:
+def skill_batches(tokenizer: Qwen2Tokenizer, lesson: Lesson, steps: int, size: int, seed: int) -> Iterator[Batch]:
+    """Yield `steps` batches, drills and right completions in turn."""
+    drills = drill_batches(tokenizer, size, seed, lesson.drill)
+    easier = (completion_batches(tokenizer, RIGHT, size, seed, draw) for draw in lesson.easier)
+    stages = (islice(stage, steps // 10) for stage in easier)
+    completions = chain(*stages, completion_batches(tokenizer, RIGHT, size, seed, lesson.draw))
+    return islice(chain.from_iterable(zip(drills, completions, strict=True)), steps)
+
+
+def completion_batches(
+    tokenizer: Qwen2Tokenizer, mixture: Mixture, size: int, seed: int, draw: Draw = ARITHMETIC.draw
+) -> Iterator[Batch]:
     """Yield batches of prompts with completions drawn from the mixture, endlessly; the loss counts completions only.
 
-    No held-out prompt is drawn. Examples of similar length share a batch, so that little padding is computed.
+    Examples of similar length share a batch, so that little padding is computed.
     """
     rng = random.Random(seed)
     while True:
-        pool = [_completion(tokenizer, mixture, rng) for _ in range(8 * size)]
+        pool = [_completion(tokenizer, mixture, rng, draw) for _ in range(8 * size)]
         pool.sort(key=lambda example: len(example[0]))
         starts = list(range(0, len(pool), size))
         rng.shuffle(starts)
         yield from (_collate(pool[start : start + size], tokenizer.pad_token_id) for start in starts)
 
 
-def drill_batches(tokenizer: Qwen2Tokenizer, size: int, seed: int) -> Iterator[Batch]:
+def drill_batches(tokenizer: Qwen2Tokenizer, size: int, seed: int, draw: Draw = ARITHMETIC.drill) -> Iterator[Batch]:
     """Yield batches of chains of thought without a prompt, endlessly; the loss counts running totals only.
 
     Adding is the hard part: among the easy tokens of a whole completion it is learned many times more slowly.
     """
     rng = random.Random(seed)
     while True:
-        yield _collate([_drill(tokenizer, rng) for _ in range(size)], tokenizer.pad_token_id)
+        yield _collate([_drill(tokenizer, draw(rng)) for _ in range(size)], tokenizer.pad_token_id)
 
 
-def _completion(tokenizer: Qwen2Tokenizer, mixture: Mixture, rng: random.Random) -> Example:
-    problem = _train_problem(rng)
+def _completion(tokenizer: Qwen2Tokenizer, mixture: Mixture, rng: random.Random, draw: Draw) -> Example:
+    problem = draw(rng)
     prompt = tokenizer.encode(problem.prompt)
     completion = [*tokenizer.encode(mixture.draw_completion(rng, problem)), tokenizer.eos_token_id]
     return prompt + completion, [IGNORED] * len(prompt) + completion
 
 
-def _train_problem(rng: random.Random) -> Problem:
-    return next(p for p in (draw_problem(rng, DIFFICULTIES["mixed"]) for _ in repeat(None)) if not p.held_out)
-
-
-def _drill(tokenizer: Qwen2Tokenizer, rng: random.Random) -> Example:
-    problem = draw_problem(rng, _DRILL)
-    ids = tokenizer.encode(f"<think>{problem.terms[0]}")
-    labels = [IGNORED] * len(ids)
-    for term, total in zip(problem.terms[1:], problem.totals, strict=True):
-        step, result = tokenizer.encode(f"\n{term:+d}="), tokenizer.encode(str(total))
-        ids += step + result
-        labels += [IGNORED] * len(step) + result
+def _drill(tokenizer: Qwen2Tokenizer, problem: Chain) -> Example:
+    ids: list[int] = []
+    labels: list[int] = []
+    parts = re.split(r"(?<==)(\d+)", f"<think>{problem.write_steps(problem.totals)}")
+    for place, part in enumerate(parts):  # every second part is a total
+        encoded = tokenizer.encode(part)
+        ids += encoded
+        labels += encoded if place % 2 else [IGNORED] * len(encoded)
     return ids, labels
 
 
@@ -196,10 +261,12 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
+    parser.add_argument("--policy", choices=list(LESSONS), default="tiny", help="the policy to train")
     parser.add_argument("--output", type=Path, required=True, help="folder to write the policy to")
-    parser.add_argument("--skill-steps", type=int, default=900, help="optimizer steps on right chains and drills")
-    parser.add_argument("--mistake-steps", type=int, default=150, help="optimizer steps on chains with mistakes")
-    parser.add_argument("--batch-size", type=int, default=64, help="rows a step")
+    own = "; the policy's own if not given"
+    parser.add_argument("--skill-steps", type=int, help=f"optimizer steps on right chains and drills{own}")
+    parser.add_argument("--mistake-steps", type=int, help=f"optimizer steps on chains with mistakes{own}")
+    parser.add_argument("--batch-size", type=int, help=f"rows a step{own}")
     parser.add_argument("--seed", type=int, default=0, help="seed of the data and the first weights")
     parser.add_argument("--threads", type=int, default=1, help="processor threads; another number changes the rounding")
     return parser.parse_args(arguments)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ..errors import UserError
-from .catalog import TINY
+from .catalog import SHIPPED
 from .reading import local_path, looks_like_path
 
 _PATIENCE = 1.5  # seconds; a timeout is not an error, since a slow hub may still have it
@@ -136,7 +136,7 @@ def check_reachable(values: Mapping[str, Any]) -> None:
     ]
     for key, kind, revision in wanted:
         name = values.get(key)
-        if name and name != TINY and not looks_like_path(name) and not local_path(name).exists():
+        if name and name not in SHIPPED and not looks_like_path(name) and not local_path(name).exists():
             _check_readable(key, kind, name, revision)
     for key in ("push_to_hub", "log_completions_hub_repo"):
         if values.get(key):

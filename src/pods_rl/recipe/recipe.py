@@ -14,7 +14,7 @@ from ..planning.batching import BatchPlan
 from ..planning.grid import AUTO, PLANNED
 from ..planning.rollouts import LEVERS
 from .available import check_reachable, missing_library, missing_module
-from .catalog import TINY, read_recipe
+from .catalog import SHIPPED, read_recipe
 from .checks import batch_plan, check_values
 from .fields import listed, suggest
 from .reading import Origin, dump_yaml, short
@@ -226,8 +226,8 @@ def _resolve(values: dict[str, Any], given: Mapping[str, Any]) -> None:
         values["eval_temperature"] = values["temperature"]
     if "task" not in given and values["dataset_name"]:
         values["task"] = "dataset"
-    if values["model_name_or_path"] is None and values["task"] == "arithmetic":
-        values["model_name_or_path"] = TINY
+    if values["model_name_or_path"] is None:
+        values["model_name_or_path"] = next((name for name, task in SHIPPED.items() if task == values["task"]), None)
     if not _SAVING & given.keys():
         values["save_seconds"] = _SAVE_SECONDS
         if "save_total_limit" not in given:

@@ -23,7 +23,7 @@ REWARDS = (
     "accuracy", "format", "tag_count", "choice", "equation", "chemistry", "countdown", "positions", "overlong",
 )  # fmt: skip
 TASKS = (
-    "arithmetic", "countdown", "sorting", "gsm8k", "math", "amc23", "sciknoweval_chemistry", "dataset",
+    "arithmetic", "words", "countdown", "sorting", "gsm8k", "math", "amc23", "sciknoweval_chemistry", "dataset",
     "reasoning_gym",
 )  # fmt: skip
 
@@ -45,7 +45,7 @@ class TaskKeys:
         "arithmetic", f"What to train on: {', '.join(TASKS)} (dataset: your own prompts and answers; `pods tasks` "
         "describes each), or a function of your own as package.module:function.", source="needs no download")
     task_difficulty: str = _key(
-        "mixed", "arithmetic, countdown, sorting: easy, mixed or hard.", source="the tiny policy's own",
+        "mixed", "arithmetic, words, countdown, sorting: easy, mixed or hard.", source="the tiny policy's own",
         choices=("easy", "mixed", "hard"))
     task_options: dict[str, Any] | None = _key(
         None, "reasoning_gym: the data set and its options, as in {dataset: chain_sum, max_terms: 4}.")

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from .catalog import TINY
+from .catalog import SHIPPED
 from .fields import describe, suggest
 from .reading import local_path, looks_like_path
 from .schema import REWARDS, TASKS
 
 IMPORT_PATH = re.compile(r"[^\W\d][\w.]*[.:][^\W\d]\w*")  # package.module:function
-_GENERATED = ("arithmetic", "countdown", "sorting", "reasoning_gym")
+_GENERATED = ("arithmetic", "words", "countdown", "sorting", "reasoning_gym")
 _DATA_FILES = (".jsonl", ".json", ".parquet", ".csv")
 _MOST_BYTES = 64 << 20  # of a data file are read here; the loader checks the rest
 
@@ -127,11 +127,11 @@ def check_model(name: str | None) -> None:
     """Raise UserError if no policy is named, or its path holds no model."""
     if name is None:
         raise UserError(
-            f"model_name_or_path is not set: give a local path, a hub id, or {TINY} (the policy shipped for the "
-            "arithmetic task)."
+            "model_name_or_path is not set: give a local path, a hub id, or "
+            f"{' or '.join(f'{policy} (shipped, for task {task})' for policy, task in SHIPPED.items())}."
         )
     path = local_path(name)
-    if name == TINY or (not path.exists() and not looks_like_path(name)):
+    if name in SHIPPED or (not path.exists() and not looks_like_path(name)):
         return
     if not path.is_dir():
         raise UserError(f"model_name_or_path = {name}: there is no such directory (looked in {Path.cwd()}).")

@@ -20,6 +20,7 @@ from .generated import countdown_task, gym_task, sorting_task
 from .prompts import Fitted, fit_prompts, plain_prompt
 from .questions import PUBLISHED, dataset_task, published_task
 from .task import FORM_REWARDS, PAPER_REWARDS, Grade, Prompt, Settings, Task
+from .words import words_task
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ def load_task(settings: Settings, *, reward_errors: str = "raise") -> Task:
     Which settings a task reads:
 
     - all but `arithmetic`: `system_prompt`, `prompt_style` (`chat`, `plain`);
-    - generated ones (`arithmetic`, `countdown`, `sorting`, `reasoning_gym`): `task_train_size`, `task_test_size`,
-      `task_seed`; the first three `task_difficulty`, the last `task_options`;
+    - generated ones (`arithmetic`, `words`, `countdown`, `sorting`, `reasoning_gym`): `task_train_size`,
+      `task_test_size`, `task_seed`; the last `task_options`, the others `task_difficulty`;
     - published ones (`gsm8k`, `math`, `amc23`, `sciknoweval_chemistry`): `data_dir`, a local folder in place of the
       hub;
     - `dataset`, and published mathematics in place of its own source: `dataset_name` (a local file or folder, or a
@@ -116,6 +117,7 @@ def _published(name: str, what: str) -> TaskEntry:
 
 TASKS: dict[str, TaskEntry] = {
     "arithmetic": TaskEntry(_arithmetic, "sums of two to six integers, for the tiny policy", "generated"),
+    "words": TaskEntry(words_task, "word problems of one to four steps, in English", "generated"),
     "countdown": TaskEntry(
         countdown_task, "an expression of given numbers with a given value", "generated", "countdown"
     ),

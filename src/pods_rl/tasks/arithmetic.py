@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Protocol
 
 from ..errors import UserError
 from ..rewards import GRADER_VERSION
@@ -20,6 +21,36 @@ from .generated import TEST_SIZE, TRAIN_SIZE, draw_splits, is_held_out
 from .task import PAPER_REWARDS, Task
 
 VERSION = f"{GRADER_VERSION}-1"
+Step = tuple[str, int]  # a sign, and the number with which it continues from the total before
+
+
+class Chain(Protocol):
+    """A problem that is solved step by step from a first number."""
+
+    @property
+    def prompt(self) -> str: ...
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def steps(self) -> tuple[Step, ...]: ...
+
+    @property
+    def totals(self) -> list[int]: ...
+
+    def write_steps(self, totals: list[int]) -> str:
+        """Write the chain of thought with these totals, whether or not they are right."""
+
+
+def take_step(total: int, step: Step) -> int:
+    """Return the total after a step; division rounds down.
+
+    >>> take_step(24, ("+", 18)), take_step(25, ("/", 2))
+    (42, 12)
+    """
+    sign, number = step
+    return {"+": total + number, "-": total - number, "*": total * number, "/": total // number}[sign]
 
 
 @dataclass(frozen=True)
@@ -79,6 +110,16 @@ class Problem:
         return str(self.terms[0]) + "".join(f"{term:+d}" for term in self.terms[1:]) + "="
 
     @property
+    def start(self) -> int:
+        """The first term."""
+        return self.terms[0]
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The other terms."""
+        return tuple(("-" if term < 0 else "+", abs(term)) for term in self.terms[1:])
+
+    @property
     def totals(self) -> list[int]:
         """The running totals after each term but the first."""
         return list(accumulate(self.terms))[1:]
@@ -93,18 +134,17 @@ class Problem:
         """Whether the prompt belongs to the test set (`is_held_out`)."""
         return is_held_out(self.prompt)
 
+    def write_steps(self, totals: list[int]) -> str:
+        r"""Write running totals as a chain of thought, one line per term, whether or not they are right.
 
-def write_steps(problem: Problem, totals: list[int]) -> str:
-    r"""Write running totals as a chain of thought, one line per term, whether or not they are right.
-
-    >>> write_steps(Problem((37, 58, -14)), [95, 81])
-    '37\n+58=95\n-14=81'
-    """
-    lines = [f"{term:+d}={total}" for term, total in zip(problem.terms[1:], totals, strict=True)]
-    return "\n".join([str(problem.terms[0]), *lines])
+        >>> Problem((37, 58, -14)).write_steps([95, 81])
+        '37\n+58=95\n-14=81'
+        """
+        lines = [f"{term:+d}={total}" for term, total in zip(self.terms[1:], totals, strict=True)]
+        return "\n".join([str(self.terms[0]), *lines])
 
 
-def write_completion(problem: Problem, totals: list[int] | None = None) -> str:
+def write_completion(problem: Chain, totals: list[int] | None = None) -> str:
     r"""Write a completion in the required form, by default the one that earns full marks.
 
     `totals` replaces the right running totals; the last one is the answer given.
@@ -113,7 +153,7 @@ def write_completion(problem: Problem, totals: list[int] | None = None) -> str:
     '<think>8\n+5=13</think><answer>13</answer>'
     """
     totals = problem.totals if totals is None else totals
-    return f"<think>{write_steps(problem, totals)}</think><answer>{totals[-1]}</answer>"
+    return f"<think>{problem.write_steps(totals)}</think><answer>{totals[-1]}</answer>"
 
 
 def draw_problem(rng: random.Random, difficulty: Difficulty) -> Problem:

@@ -54,11 +54,16 @@ def distinct(problems: Iterable[Problem], size: int, *, held_out: bool, of: str)
     >>> distinct(((f"{i}+1=", str(i + 1)) for i in range(99)), 2, held_out=True, of="sums")
     {'2+1=': '3', '4+1=': '5'}
     """
+    return take(((is_held_out(problem[0]) == held_out, problem) for problem in problems), size, held_out, of)
+
+
+def take(drawn: Iterable[tuple[bool, Problem]], size: int, held_out: bool, of: str) -> dict[str, str]:
+    """Return the first `size` distinct problems that come with True; other arguments and errors as in `distinct`."""
     if size < 1:
         raise UserError(f"a split of {size} prompts is empty; set at least 1")
     kept: dict[str, str] = {}
-    for question, answer in islice(problems, _DRAWS_PER_PROMPT * size):
-        if is_held_out(question) == held_out:
+    for wanted, (question, answer) in islice(drawn, _DRAWS_PER_PROMPT * size):
+        if wanted:
             kept.setdefault(question, answer)
         if len(kept) == size:
             return kept

@@ -1,0 +1,184 @@
+"""The task `words`: word problems of one to four steps in English, with sentences that do not matter. Generated.
+
+A full-marks completion has one equation a line, and repeats the last result:
+
+    <think>24+18=42
+    42-7=35</think><answer>35</answer>
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from itertools import accumulate, count
+
+from ..errors import UserError
+from .arithmetic import Step, take_step
+from .generated import is_held_out, sizes_of, take, to_dataset
+from .prompts import PromptForm
+from .stories import DISTRACTORS, ENDS, GROWTHS, HALVINGS, SCENES, TIMES, Scene, write_story
+from .task import PAPER_REWARDS, Settings, Task
+
+VERSION = 1
+_LARGEST = 99  # of numbers and results; the smallest is 2, so that plurals are right
+_DISTRACTING = (4, 24)  # an age, minutes, dollars, ...
+_SIGNS = {"group": "*", "gain": "+", "loss": "-", "growth": "*", "half": "/"} | {
+    "share": "/", "price": "*", "more": "+", "fewer": "-", "times": "*", "together": "+",
+}  # fmt: skip
+_NUMBERS = {"group": range(2, 50), "growth": tuple(TIMES), "times": tuple(TIMES), "half": (2,)}  # others: 2 to 9
+_EVENTS = ("gain", "gain", "gain", "loss", "loss", "loss", "growth", "half")
+
+
+@dataclass(frozen=True)
+class Difficulty:
+    """The fewest and most steps of a problem, and the fewest and most of its sentences that do not matter."""
+
+    steps: tuple[int, int]
+    distractors: tuple[int, int]
+
+
+DIFFICULTIES = {
+    "easy": Difficulty((1, 2), (2, 3)),
+    "mixed": Difficulty((1, 4), (2, 3)),
+    "hard": Difficulty((3, 4), (3, 5)),
+}
+
+
+@dataclass(frozen=True)
+class WordProblem:
+    """A word problem: its text, its template (the sentences that matter, with fields for what varies), its solution.
+
+    >>> problem = WordProblem("...", "...", 24, (("+", 18), ("-", 7)))
+    >>> problem.totals, problem.answer
+    ([42, 35], '35')
+    """
+
+    text: str
+    template: str
+    start: int
+    steps: tuple[Step, ...]
+
+    @property
+    def prompt(self) -> str:
+        """The text as the policy reads it."""
+        return f"{self.text}\n"
+
+    @property
+    def totals(self) -> list[int]:
+        """The result of each step."""
+        return list(accumulate(self.steps, take_step, initial=self.start))[1:]
+
+    @property
+    def answer(self) -> str:
+        """The gold answer."""
+        return str(self.totals[-1])
+
+    @property
+    def held_out(self) -> bool | None:
+        """True for a test problem: template and numbers are both held out; False if neither is; None if one is."""
+        template, numbers = is_held_out(self.template), is_held_out(f"{self.start} {self.steps}")
+        return template if template == numbers else None
+
+    def write_steps(self, totals: list[int]) -> str:
+        r"""Write an equation a line, each continuing from the result before, whether or not the results are right.
+
+        >>> WordProblem("...", "...", 24, (("+", 18), ("-", 7))).write_steps([43, 36])
+        '24+18=43\n43-7=36'
+        """
+        steps = zip([self.start, *totals], self.steps, totals, strict=False)
+        return "\n".join(f"{left}{sign}{number}={total}" for left, (sign, number), total in steps)
+
+
+def draw_problem(rng: random.Random, difficulty: Difficulty) -> WordProblem:
+    """Draw one problem: its steps, its numbers, then its sentences.
+
+    >>> print(draw_problem(random.Random(0), DIFFICULTIES["easy"]).text)
+    Maria has a small garden behind the house. Maria harvests 40 pumpkins from the first bed. Then half of the \
+pumpkins go to Daniel. It is 21 degrees outside. Daniel has 23 cousins. Tom has 7 more pumpkins than Maria has now. \
+How many pumpkins does Tom have?
+    """
+    kinds = _draw_kinds(rng, rng.randint(*difficulty.steps))
+    start, steps = _draw_numbers(rng, kinds)
+    scene = rng.choice(SCENES)
+    numbers = [number for _, number in steps]
+    told: list[tuple[str, int]] = []
+    for kind, number in zip(kinds, numbers, strict=True):
+        fresh = [sentence for sentence in _sentences(scene, kind) if sentence not in dict(told)]
+        told.append((rng.choice(fresh), number))
+    if kinds[0] != "group":
+        told.insert(0, (rng.choice(scene.opens), start))
+    if kinds[-1] not in ENDS:
+        told.append((rng.choice(ENDS["ask"]), 0))
+    template = " ".join(sentence for sentence, _ in told)
+    for sentence in rng.sample(DISTRACTORS, rng.randint(*difficulty.distractors)):
+        told.insert(rng.randint(1, len(told) - 1), (sentence, rng.randint(*_DISTRACTING)))
+    told.insert(0, (rng.choice(scene.settings), 0))
+    return WordProblem(write_story(rng, scene, told, groups=start), template, start, steps)
+
+
+def draw_chain(rng: random.Random, length: int) -> WordProblem:
+    """Draw a solution without a story: `length` steps of all kinds."""
+    return WordProblem("", "", *_draw_numbers(rng, rng.choices(list(_SIGNS), k=length)))
+
+
+def words_task(settings: Settings) -> Task:
+    """Generate word problems; the prompts are plain text without a system prompt, unless the settings give one.
+
+    Rewards are the paper's. Over all seeds and difficulties, no test problem has a template of a training problem,
+    nor its numbers.
+
+    Raises UserError for an unknown difficulty, a size below 1, or more prompts than there are.
+
+    >>> task = words_task({"task_difficulty": "easy", "task_train_size": 2, "task_test_size": 1})
+    >>> task.test[0]["prompt"][-35:-1], task.test[0]["answer"]
+    ('How many badges does Max have now?', '92')
+    """
+    difficulty = settings.get("task_difficulty") or "mixed"
+    if difficulty not in DIFFICULTIES:
+        raise UserError(f"task_difficulty is {difficulty!r}; expected one of {', '.join(DIFFICULTIES)}")
+    given = {key: value for key, value in settings.items() if value is not None}
+    form = PromptForm.of({"prompt_style": "plain", "system_prompt": "", **given})
+    rng, of = random.Random(settings.get("task_seed") or 0), f"words ({difficulty})"
+    drawn = (draw_problem(rng, DIFFICULTIES[difficulty]) for _ in count())
+    train, test = (
+        to_dataset(take(((p.held_out is side, (p.text, p.answer)) for p in drawn), size, side, of), form.write)
+        for size, side in zip(sizes_of(settings), (False, True), strict=True)
+    )
+    return Task("words", form.version(VERSION), train, test, dict(PAPER_REWARDS))
+
+
+def _sentences(scene: Scene, kind: str) -> tuple[str, ...]:
+    of_scene = {"group": scene.groups, "gain": scene.gains, "loss": scene.losses}
+    return of_scene.get(kind) or {"growth": GROWTHS, "half": HALVINGS}.get(kind) or ENDS[kind]
+
+
+def _draw_kinds(rng: random.Random, steps: int) -> list[str]:
+    """Draw what happens: perhaps groups at the start, perhaps a question that needs a step of its own."""
+    while True:
+        head = ["group"] if rng.random() < 0.35 else []
+        tail = [rng.choice([end for end in ENDS if end != "ask"])] if rng.random() < 0.6 else []
+        between = steps - len(head) - len(tail)
+        if between >= 0:
+            return [*head, *rng.sample(_EVENTS, between), *tail]
+
+
+def _draw_numbers(rng: random.Random, kinds: list[str]) -> tuple[int, tuple[Step, ...]]:
+    """Draw the first number and the steps, so that all numbers and results are whole and within 2 and 99."""
+    while True:
+        start = total = rng.randint(2, 9 if kinds[0] == "group" else 80)
+        steps: list[Step] = []
+        for kind in kinds:
+            fitting = _fitting(kind, total)
+            if not fitting:
+                break
+            steps.append((_SIGNS[kind], rng.choice(fitting)))
+            total = take_step(total, steps[-1])
+        else:
+            return start, tuple(steps)
+
+
+def _fitting(kind: str, total: int) -> list[int]:
+    """Return the numbers that this kind of step may have after a total."""
+    sign, few = _SIGNS[kind], _NUMBERS.get(kind, range(2, 10))
+    whole = [number for number in few if sign != "/" or total % number == 0]
+    return [number for number in whole if 2 <= take_step(total, (sign, number)) <= _LARGEST]

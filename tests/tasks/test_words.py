@@ -1,0 +1,177 @@
+"""Word problems: seeded, disjoint by template and numbers, right by a reader of their English, and good English."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+
+from pods_rl.errors import UserError
+from pods_rl.tasks import load_task
+from pods_rl.tasks.arithmetic import write_completion
+from pods_rl.tasks.stories import DISTRACTORS, ENDS, GROWTHS, HALVINGS, HE, SCENES, SHE, TIMES
+from pods_rl.tasks.words import DIFFICULTIES, draw_problem
+
+FIELDS = {"n": r"(?P<n>\d+)", "k": r"(?P<k>\d+)", "times": f"(?P<times>{'|'.join(TIMES.values())})"}
+NUMBERS = {word: number for number, word in TIMES.items()}
+
+
+def drawn(count, *levels, seed=7):
+    rng = random.Random(seed)
+    return [draw_problem(rng, DIFFICULTIES[level]) for level in levels or DIFFICULTIES for _ in range(count)]
+
+
+def make(**settings):
+    return load_task({"task": "words", "task_train_size": 120, "task_test_size": 40, **settings})
+
+
+def pattern(sentence: str) -> re.Pattern:
+    """What a sentence of the tables looks like in a text: numbers where its fields are, any words for the others."""
+    parts = re.split(r"\{(\w+)\}", sentence)
+    return re.compile("".join(FIELDS.get(p, r"[\w']+?") if i % 2 else re.escape(p) for i, p in enumerate(parts)))
+
+
+def every(*tables) -> list[re.Pattern]:
+    return [pattern(sentence) for table in tables for sentence in table]
+
+
+READ = {
+    "open": every(*(scene.opens for scene in SCENES)),
+    "group": every(*(scene.groups for scene in SCENES)),
+    "+": every(*(scene.gains for scene in SCENES), ENDS["more"], ENDS["together"]),
+    "-": every(*(scene.losses for scene in SCENES), ENDS["fewer"]),
+    "*": every(GROWTHS, ENDS["times"], ENDS["price"]),
+    "half": every(HALVINGS),
+    "/": every(ENDS["share"]),
+    None: every(*(scene.settings for scene in SCENES), DISTRACTORS, ENDS["ask"]),
+}
+
+
+def solve(text: str) -> int:
+    """Work a problem out from its text alone, one sentence (or a last pair) after another."""
+    sentences = re.findall(r"[^.?]+[.?]", text)
+    total = None
+    while sentences:
+        for count in (2, 1):
+            said = " ".join(s.strip() for s in sentences[:count])
+            found = [(kind, m) for kind, many in READ.items() for p in many if (m := p.fullmatch(said))]
+            if found:
+                break
+        assert len({kind for kind, _ in found}) == 1, said
+        kind, match = found[0]
+        given = match.groupdict()
+        number = NUMBERS[given["times"]] if given.get("times") else int(given.get("n") or 2)
+        if kind == "open":
+            total = number
+        elif kind == "group":
+            total = int(given["k"]) * number
+        elif kind == "half":
+            assert total % 2 == 0
+            total //= 2
+        elif kind == "/":
+            assert total % number == 0
+            total //= number
+        elif kind:
+            total = {"+": total + number, "-": total - number, "*": total * number}[kind]
+        sentences = sentences[count:]
+    return total
+
+
+def test_the_text_alone_gives_the_answer():
+    for problem in drawn(150):
+        assert str(solve(problem.text)) == problem.answer
+    task = make()
+    for split in (task.train, task.test):
+        assert [str(solve(prompt.strip())) for prompt in split["prompt"]] == list(split["answer"])
+
+
+def test_same_settings_give_same_prompts_and_another_seed_gives_others():
+    first, again, other = (make(task_seed=seed) for seed in (3, 3, 4))
+    assert first.train[:] == again.train[:]
+    assert first.test[:] == again.test[:]
+    assert not set(first.train["prompt"]) & set(other.train["prompt"])
+
+
+def test_no_template_and_no_numbers_of_a_test_problem_are_trained_on():
+    problems = [problem for seed in range(3) for problem in drawn(400, seed=seed)]
+    trained = [problem for problem in problems if problem.held_out is False]
+    tested = [problem for problem in problems if problem.held_out]
+    assert len(trained) > 10 * len(tested) > 500
+    for key in (lambda p: p.template, lambda p: (p.start, p.steps)):
+        assert not set(map(key, trained)) & set(map(key, tested))
+    task = make()
+    sides = {problem.text: problem.held_out for problem in drawn(5000, "mixed", seed=0)}
+    for split, side in ((task.train, False), (task.test, True)):
+        assert {sides[prompt.strip()] for prompt in split["prompt"]} == {side}
+        assert len(set(split["prompt"])) == len(split)
+
+
+@pytest.mark.parametrize("name", DIFFICULTIES)
+def test_difficulty_bounds_steps_and_sentences_that_do_not_matter(name):
+    level, problems = DIFFICULTIES[name], drawn(300, name)
+    assert {len(problem.steps) for problem in problems} == set(range(level.steps[0], level.steps[1] + 1))
+    idle = every(DISTRACTORS)
+    counts = {sum(bool(p.search(problem.text)) for p in idle) for problem in problems}
+    assert counts == set(range(level.distractors[0], level.distractors[1] + 1))
+    for problem in problems:
+        assert all(2 <= number <= 99 for number in (problem.start, *(n for _, n in problem.steps), *problem.totals))
+
+
+def test_every_sentence_occurs_and_no_problem_says_one_twice():
+    problems = drawn(1500, "hard", "easy")
+    said = {sentence for problem in problems for sentence in re.findall(r"[^.?]+[.?]", problem.text)}
+    for many in READ.values():
+        for p in many:
+            last = [part.strip() for part in re.findall(r"[^.?]+[.?]", p.pattern.replace("\\", ""))]
+            assert len(last) > 1 or any(p.fullmatch(sentence.strip()) for sentence in said), p.pattern
+    templates = {problem.template for problem in problems}
+    assert len(templates) > 0.8 * len(problems)
+    for problem in problems:
+        sentences = re.findall(r"[^.?]+[.?]", problem.template)
+        assert len(set(sentences)) == len(sentences)
+
+
+def test_the_english_is_whole():
+    for problem in drawn(300):
+        text = problem.text
+        assert not re.search(r"[{}]|  |\b1 |None", text)
+        assert text.endswith("?")
+        assert all(re.match(r"[A-Z0-9]", sentence) for sentence in re.split(r"(?<=[.?]) ", text))
+        (name,) = re.findall(rf"\b({'|'.join(SHE + HE)})\b", text)[:1]
+        wrong, others = ("she|her", SHE) if name in HE else ("he|his|him", HE)
+        assert not re.search(rf"\b({wrong})\b", text, re.IGNORECASE)
+        assert set(re.findall(r"\b[A-Z]\w+\b", text)) & {*SHE, *HE} <= {name, *others}
+        assert len({things for scene in SCENES for things in scene.things if things in text}) == 1
+
+
+def test_a_right_completion_earns_full_marks():
+    task = make(task_test_size=1)
+    for problem in drawn(40):
+        text = write_completion(problem)
+        assert task.grade([text], [problem.answer])[0].both
+        for line in text.removeprefix("<think>").split("</think>")[0].split("\n"):
+            left, _, result = line.partition("=")
+            a, sign, b = re.match(r"(\d+)(\D)(\d+)", left).groups()
+            assert int(result) * int(b) == int(a) if sign == "/" else eval_sign(int(a), sign, int(b)) == int(result)
+
+
+def eval_sign(a: int, sign: str, b: int) -> int:
+    return {"+": a + b, "-": a - b, "*": a * b}[sign]
+
+
+def test_the_prompt_is_plain_unless_the_settings_say_otherwise():
+    plain, chat = make(), make(prompt_style="chat", system_prompt="Think.")
+    assert plain.test["prompt"][0].endswith("?\n")
+    assert chat.test["prompt"][0] == [
+        {"role": "system", "content": "Think."},
+        {"role": "user", "content": plain.test["prompt"][0].strip()},
+    ]
+    assert plain.version != chat.version
+
+
+def test_what_cannot_be_made_is_refused():
+    with pytest.raises(UserError, match="task_difficulty is 'brutal'; expected one of easy, mixed, hard"):
+        make(task_difficulty="brutal")
+    with pytest.raises(UserError, match="a split of 0 prompts"):
+        make(task_test_size=0)
