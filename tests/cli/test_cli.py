@@ -12,11 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 import pods_rl.cli
 from pods_rl import __version__
-from pods_rl.cli import app, main
+from pods_rl.cli import main
 from pods_rl.errors import UserError
 from pods_rl.recipe import load_recipe, shipped_recipes
 from pods_rl.recipe.recipe import checkpoint_keys
@@ -24,17 +23,10 @@ from pods_rl.runs import Run, RunWriter
 from pods_rl.runs.checkpoints import publish, staging
 
 from .. import DEADLINE
+from . import pods
 
 PODS = [sys.executable, "-m", "pods_rl"]
 COMMANDS = ("train", "eval", "compare", "report", "plan", "select", "doctor", "recipes")
-
-
-def pods(*words: object):
-    """Run a command in this process; a mistake of the user's is raised as UserError."""
-    result = CliRunner().invoke(app, list(map(str, words)))
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 @pytest.fixture

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 import pods_rl.planning.plan
 import pods_rl.training.planning
-from pods_rl.cli import app
 from pods_rl.errors import UserError
 from pods_rl.planning.grid import PLANNED, Setting, plain_grpo
 from pods_rl.recipe import load_recipe
@@ -20,15 +18,8 @@ from pods_rl.recipe.recipe import changed_keys, checkpoint_keys
 from pods_rl.runs import Run
 from pods_rl.training.planning import settings_that_fit
 
+from . import pods
 from .test_whole_run import place  # noqa: F401  (a fixture)
-
-
-def pods(*words: object):
-    """Run a command in this process; a mistake of the user's is raised as UserError."""
-    result = CliRunner().invoke(app, list(map(str, words)))
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Train a policy that ships with the package: `tiny` for sums, `tiny-words` for word problems.
+"""Train a small policy: `tiny` for sums, which ships with the package, or `tiny-words` for word problems.
 
 First the skill: correct chains of thought, alternating with drills of single steps. Then the mistakes: a short phase on
 chains with many errors, so that the policy can reason but is seldom right, and RL can improve it.
