@@ -120,7 +120,7 @@ def plans_of(arm: Arm) -> str | None:
     chosen: dict[str, list[str]] = {}
     for run in arm.runs:
         again = run.plan.get("again")
-        plans = [(0, run.plan.get("label"))]
+        plans: list[tuple[Any, Any]] = [(0, run.plan.get("label"))]
         for one in again if isinstance(again, list) else ():
             plans += [(one.get("step"), one.get("label"))] if isinstance(one, Mapping) else []
         changes = [plan for before, plan in zip([(0, None), *plans], plans, strict=False) if plan[1] != before[1]]

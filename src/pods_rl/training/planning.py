@@ -69,7 +69,8 @@ def plan_recipe(recipe: Recipe, seconds: float = SECONDS, *, show: Callable[[str
         task, _ = fitted_task(still)
         trainer = build_trainer(still, task, Path(folder))
         survey = _Survey(settings, seconds, show)
-        survey.meter = Meter(trainer, survey.schedule(), survey.add)
+        now = time.process_time if recipe.values.get("clock") == "cpu" else time.perf_counter
+        survey.meter = Meter(trainer, survey.schedule(), survey.add, now)
         survey.meter.run()
         return survey.plan(f"{recipe.name}: {task.name} {task.version}, {_device(trainer)}", notes)
 
