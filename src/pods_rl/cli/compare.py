@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..experiment import Event, Experiment
 
 _NEXT = """\
-More seeds settle more: repeat the command with --seeds 8; finished runs are kept.
+More seeds settle more: repeat the command with --seeds; finished runs are kept.
 Your own model and data: pods train --help. Which n and m pay there: pods plan."""
 
 
