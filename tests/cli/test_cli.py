@@ -414,7 +414,7 @@ def test_train_refuses_an_experiment():
 
 def test_compare_shows_its_plan():
     output = pods("compare", "--config", "quickstart", "--seeds", "3", "--dry-run").output
-    assert "9 runs: 3 arms x 3 seeds, 360 seconds of training clock in total" in output
+    assert "9 runs: 3 arms x 3 seeds, 405 seconds of training clock in total" in output
     assert "64 rollouts a prompt, 16 trained on" in output
     assert "grpo-trl  (the baseline)" in output
     assert "sets                 exact_trl: true" in output
