@@ -40,7 +40,7 @@ def test_drills_count_running_totals_only():
     tokenizer = build_tokenizer()
     batch = next(drill_batches(tokenizer, 3, seed=0))
     for ids, labels in zip(batch["input_ids"], batch["labels"], strict=True):
-        lines = tokenizer.decode(ids).removeprefix("<think>").split("\n")
+        lines = tokenizer.decode(ids, skip_special_tokens=True).removeprefix("<think>").split("\n")
         assert labelled(tokenizer, labels) == "".join(line.split("=")[1] for line in lines[1:])
 
 
