@@ -13,7 +13,7 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 .PHONY: quickstart test test-verl test-vllm test-reliability lint types clean help
 
 help:
-	@echo "make quickstart  train GRPO and PODS on the shipped policy, then write a report (about 4 minutes)"
+	@echo "make quickstart  train GRPO and PODS on word problems, then write a report (about 6 minutes)"
 	@echo "make test        lint, type check and tests (under 15 minutes)"
 	@echo "make test-verl   the verl engine, in an environment of its own"
 	@echo "make test-vllm   training, generation and evaluation with a real vLLM on the CPU, in an environment of its own"

@@ -15,9 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from rich.console import Console
-from typer.testing import CliRunner
 
-from pods_rl.cli import app, main
+from pods_rl.cli import main
 from pods_rl.cli.evaluate import _progress
 from pods_rl.errors import UserError
 from pods_rl.policies import tiny_policy_path
@@ -25,15 +24,9 @@ from pods_rl.policies.files import weights_hash
 from pods_rl.runs import Run, RunWriter
 from pods_rl.runs.checkpoints import publish, staging
 
+from . import pods
+
 SHORT = ["--eval_prompts", "3", "--max_completion_length", "8", "--threads", "1", "--use_cpu"]
-
-
-def pods(*words: object):
-    """Run a command in this process; a mistake of the user's is raised as UserError."""
-    result = CliRunner().invoke(app, list(map(str, words)))
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 # ------------------------------------------------------------------------------------------------ what is evaluated

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 
 import pytest
 import torch
@@ -387,6 +389,21 @@ def test_a_shared_layer_reads_what_a_growing_one_reads():
             for allowed in (None, mask, mask[:1]):
                 got, expected = (attend(module, query, *states, allowed, **settings)[0] for states in (ours, theirs))
                 torch.testing.assert_close(got, expected)
+
+
+def test_a_shared_layer_is_freed_with_its_last_reader():
+    """Not by the collection of garbage, which does not know how large a cache is."""
+    prompts = DynamicLayer()
+    prompts.update(*torch.randn(2, 1, 2, 7, 8))
+    layer = SharedLayer(prompts, torch.tensor([0, 0]), most=9)
+    freed = weakref.ref(layer)
+    gc.disable()
+    try:
+        layer.update(*torch.randn(2, 2, 2, 1, 8))
+        del layer
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("masked", [True, False])

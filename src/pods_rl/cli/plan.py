@@ -24,7 +24,7 @@ def plan(
     config: Config = None,
     recipe_name: RecipeName = None,
     seconds: Annotated[float, Option(min=1, help="Seconds to measure and time, at most where steps are short.")] = 120,
-    write: Annotated[Path | None, Option(help="Write the recipe with the recommended settings here, as YAML.")] = None,
+    write: Annotated[Path | None, Option(help="Write the recipe with the recommended settings to this file.")] = None,
     figure: Annotated[Path | None, Option(help="Draw signal against seconds here, .svg or .png.")] = None,
     rollouts: Annotated[
         Path | None,

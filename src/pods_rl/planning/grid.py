@@ -51,7 +51,7 @@ class Setting:
 
     @property
     def parts(self) -> int:
-        """How many things it turns on; of settings that are about as good, the simplest is recommended."""
+        """Number of features that the setting turns on; between equally good settings, a plan picks the simplest."""
         more = self.num_rollouts > self.num_generations
         return more + sum(map(bool, (self.rollout_waves, self.give_up_after, self.dead_groups != "keep")))
 

@@ -1,4 +1,4 @@
-"""A plan: settings with modelled signal and seconds, some of them timed; the frontier, and what is recommended."""
+"""A plan: the modelled signal and seconds of each setting, the times of the best ones, and the recommendation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .signal import Array, Batches, Pool, Simulated, simulate
 
 FINALISTS = 3
 _SHOWN = 10  # rows of the table
-_ABOUT_AS_GOOD = 0.95  # of the best signal a second: then the simplest setting is recommended
+_ABOUT_AS_GOOD = 0.95  # of the best signal a second; the plan picks the simplest setting above this
 _DISAGREE = 0.3  # between modelled and timed seconds
 _STEPS, _FEW_STEPS = 300, 100  # simulated: of each setting, and of each resample
 
@@ -83,7 +83,7 @@ def frontier(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 @dataclass(frozen=True)
 class Plan:
-    """What was measured, modelled and timed, and the setting that is recommended.
+    """The measurements, the model, the timings, and the recommended setting.
 
     Args:
         base: plain GRPO at the recipe's m.
@@ -136,8 +136,9 @@ class Plan:
     def record(self) -> dict[str, Any]:
         """Return the plan as plain data, for `plan.json` of a run."""
         return {
-            "recommended": self.keys, "reasons": self.reasons, "measured": dict(self.facts),
-            "seconds": asdict(self.costs), "notes": list(self.notes), "gain_90_percent": list(self.gain),
+            "recommended": self.keys, "label": self.chosen.setting.label, "reasons": self.reasons,
+            "measured": dict(self.facts), "seconds": asdict(self.costs), "notes": list(self.notes),
+            "gain_90_percent": list(self.gain),
             "timed": [one.record() for one in self.timed], "modelled": [one.record() for one in self.candidates],
         }  # fmt: skip
 
@@ -189,7 +190,7 @@ def decide(
     facts: Mapping[str, str],
     notes: Sequence[str] = (),
 ) -> Plan:
-    """Return the plan: of the timed settings about as good as the best the simplest, if it surely beats GRPO.
+    """Return the plan: the simplest timed setting that is about as good as the best, if it surely beats GRPO.
 
     Surely: in 95 of 100 resamples of prompts and timed seconds its signal a second is above that of GRPO, the first
     of the timed.

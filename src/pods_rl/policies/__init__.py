@@ -1,4 +1,4 @@
-"""Policies: finding their files, loading them, and the tiny policies shipped with the package."""
+"""Policies: finding their files, loading them, and the tiny policy shipped with the package."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def tiny_policy_path(name: str = "tiny") -> Path:
-    """Return the folder of a shipped policy and its tokenizer (`tiny` or `tiny-words`), as `from_pretrained` reads it.
+    """Return the folder of a shipped policy and its tokenizer, as `from_pretrained` reads it.
 
     >>> (tiny_policy_path() / "config.json").is_file()
     True

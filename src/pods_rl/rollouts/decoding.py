@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import groupby
 from typing import Any
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -112,7 +113,7 @@ class SharedLayer(GrowingLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append the new tokens' states; return those of the rollouts, which `attend` completes."""
         keys, values = super().update(key_states, value_states)
-        keys.layer = self  # type: ignore[attr-defined]
+        keys.layer = ref(self)  # type: ignore[attr-defined]  # not the layer itself: a cycle would keep the cache
         self.attended = False
         return keys, values
 
@@ -229,7 +230,8 @@ def attend(
         CannotServeError: the keys are those of a `SharedLayer`, and no longer lead to it.
     """
     rows, heads, queries, size = query.shape
-    layer: SharedLayer | None = getattr(key, "layer", None)
+    found = getattr(key, "layer", None)
+    layer: SharedLayer | None = found and found()
     plain = attention_mask is None or (attention_mask.dtype == torch.bool and attention_mask.shape[1:3] == (1, 1))
     special = any(other.get(name) is not None for name in ("softcap", "position_bias", "cache"))
     if queries != 1 or dropout or special or not plain:
