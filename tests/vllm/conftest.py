@@ -50,12 +50,13 @@ def server(environment, folder) -> Iterator[str]:
     """The address of a server of the shipped policy, which loads while the other cases run."""
     port = free_port()
     settings = {
-        "--port": port, "--host": "127.0.0.1", "--max-num-seqs": 128, "--max-logprobs": -1,
+        "--model": TINY, "--port": port, "--host": "127.0.0.1", "--max-num-seqs": 128, "--max-logprobs": -1,
         "--logprobs-mode": "processed_logprobs",
     }  # fmt: skip
     with (folder / "server.txt").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(TINY)]
+            # `vllm serve`, which looks for a distribution of the name `vllm`
+            [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry"]
             + [str(word) for pair in settings.items() for word in pair],
             env=environment | {"VLLM_SERVER_DEV_MODE": "1"},
             stdout=log,
@@ -78,7 +79,7 @@ def saw(environment, folder, server) -> Callable[[str], list[dict[str, Any]]]:
             env=environment,
             stdout=log,
             stderr=subprocess.STDOUT,
-            timeout=DEADLINE,
+            timeout=9 * DEADLINE,  # each case has that long
             check=False,
         )
 
