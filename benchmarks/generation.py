@@ -156,11 +156,12 @@ def main() -> None:
         lengths = "skewed" if skewed else "equal"
         results[f"prompt {prompt}, {lengths}: peak memory, ours / generate's"] = (share, share, share, "<= 1.0")
     print(f"{ROWS} rows, {options.threads} thread(s), {options.repeats} alternating repeats\n")
-    print(f"{'seconds (median)':<54}{'generate':>10}{'ours':>8}")
+    print(f"{'seconds (median)':<54}{'generate':>10}{'ours':>8}" + f"{'vLLM':>8}" * bool(engine))
     for (prompt, skewed), pairs in times.items():
         name = f"prompt {prompt}, {'one row in eight 120 tokens' if skewed else '30 tokens'}"
         theirs, ours = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
-        print(f"{name:<54}{theirs:>10.3f}{ours:>8.3f}")
+        third = statistics.median(pair[0] for pair in against[prompt]) if engine and not skewed else None
+        print(f"{name:<54}{theirs:>10.3f}{ours:>8.3f}" + (f"{third:>8.3f}" if third else ""))
     print(f"\n{'ratio':<54}{'median':>8}{'min':>8}{'max':>8}   goal")
     for name, (median, low, high, goal) in results.items():
         print(f"{name:<54}{median:>8.2f}{low:>8.2f}{high:>8.2f}   {goal}")

@@ -1,30 +1,30 @@
 """Training with a real vLLM on a CPU: how much it is asked for, and whose weights it has.
 
-The trainer computes in float32 and vLLM in bf16. FOLLOWS is between the mean differences of log-probabilities that were
-measured: MEASURED.
+The trainer computes in float32 and vLLM in bf16: with the trainer's weights the mean absolute difference of the sampled
+tokens' log-probabilities was 0.002 to 0.019, with those of a step before 2.4 and more.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
-import time
 import urllib.request
 from typing import Any
 
 import pytest
 
-from tests import DEADLINE
+from tests import DEADLINE, until
 
 from . import BROKEN_AFTER, TINY, WAVES
 
-FOLLOWS = 0.05  # mean absolute difference of log-probabilities, at most where vLLM has the trainer's weights
+FOLLOWS = 0.05  # at most, where vLLM has the trainer's weights
+OTHER = 0.3  # at least, where it has others
 
 
 def check_followed(steps: list[dict[str, Any]]) -> None:
     """Every generation is from the trainer's weights, and after the first step not from the initial ones."""
     assert max(step["to_trainer"] for step in steps) < FOLLOWS, steps
-    assert min(step["to_initial"] for step in steps[1:]) > 5 * FOLLOWS, steps
+    assert min(step["to_initial"] for step in steps[1:]) > OTHER, steps
 
 
 def check_shapes(steps: list[dict[str, Any]]) -> None:
@@ -37,7 +37,6 @@ def test_n_are_generated_and_m_trained_on(saw):
     (found,) = saw("colocate")
     assert [step["asked"] for step in found["steps"]] == [[64]] * len(found["steps"])
     assert {(step["rollouts"], step["rows"]) for step in found["steps"]} == {(64, 16)}
-    check_shapes(found["steps"])
 
 
 def test_vllm_works_on_so_many_rollouts_at_once(saw):
@@ -45,20 +44,18 @@ def test_vllm_works_on_so_many_rollouts_at_once(saw):
     assert saw("colocate")[0]["at_once"] == 24
 
 
-def test_vllm_has_the_weights_of_each_step(saw):
-    check_followed(saw("colocate")[0]["steps"][:BROKEN_AFTER])
-
-
-def test_without_the_transfer_it_has_old_weights(saw):
-    """So that the tolerance can fail."""
-    steps = saw("colocate")[0]["steps"][BROKEN_AFTER:]
-    assert min(step["to_trainer"] for step in steps) > 2 * FOLLOWS, steps
-
-
-def test_lora(saw):
-    (found,) = saw("lora")
-    check_followed(found["steps"])
+@pytest.mark.parametrize("case", ["colocate", "lora"])
+def test_vllm_has_the_weights_of_each_step(saw, case):
+    (found,) = saw(case)
+    check_followed(found["steps"][:BROKEN_AFTER])
     check_shapes(found["steps"])
+
+
+@pytest.mark.parametrize("case", ["colocate", "lora"])
+def test_without_the_transfer_it_has_old_weights(saw, case):
+    """So that the check above can fail."""
+    steps = saw(case)[0]["steps"][BROKEN_AFTER:]
+    assert min(step["to_trainer"] for step in steps) > OTHER, steps
 
 
 def test_two_processes(saw):
@@ -103,7 +100,7 @@ def test_a_server_generates_n_in_one_request_and_has_the_weights(saw):
 def test_a_server_aborts_a_request_whose_caller_is_gone(saw, server):
     """As the agent loop of verl cancels the requests of a decided group: vLLM stops generating for them."""
     assert saw("served")
-    tokens = 100
+    tokens = 240
 
     def ask(n: int) -> http.client.HTTPConnection:
         body = {"model": str(TINY), "prompt": [7], "n": n, "max_tokens": tokens, "ignore_eos": True}
@@ -117,15 +114,15 @@ def test_a_server_aborts_a_request_whose_caller_is_gone(saw, server):
         return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:generation_tokens_total"))
 
     def aborted() -> bool:
-        """Whether less was generated than both requests asked for: the second one ends after the first would."""
+        """Whether less than half of both requests was generated; the second ends after the first would."""
         before, first = generated(), ask(128)
-        time.sleep(0.2)
+        until(lambda: generated() > before)
         first.close()
         second = ask(1)
         assert len(json.load(second.getresponse())["choices"]) == 1
-        return generated() - before < 129 * tokens
+        return generated() - before < 129 * tokens / 2
 
-    assert any(aborted() for _ in range(20))  # the first may have ended before its caller was gone
+    assert any(aborted() for _ in range(20))  # the first may end before its caller is gone
 
 
 def test_a_run_learns_and_says_what_generated(saw):
