@@ -1,7 +1,7 @@
 """Training with a real vLLM on a CPU: how much it is asked for, and whose weights it has.
 
-The trainer computes in float32 and vLLM in bf16: with the trainer's weights the mean absolute difference of the sampled
-tokens' log-probabilities was 0.002 to 0.019, with those of a step before 2.4 and more.
+The trainer computes in float32 and vLLM in bf16. The sampled tokens' log-probabilities differed (mean, absolute) by
+at most 0.019 with the trainer's weights, by at least 2.4 with older ones and 0.5 with the initial ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests import DEADLINE, until
 from . import BROKEN_AFTER, TINY, WAVES
 
 FOLLOWS = 0.05  # at most, where vLLM has the trainer's weights
-OTHER = 0.3  # at least, where it has others
+OTHER = 0.2  # at least, where it has others
 
 
 def check_followed(steps: list[dict[str, Any]]) -> None:
@@ -78,7 +78,6 @@ def test_waves_ask_for_no_more_than_they_need(saw):
         assert stopped in ("decided", "gave up") or (stopped, step["rollouts"]) == ("full", 64), step
         assert stopped != "gave up" or step["rollouts"] == 16
     assert min(step["rollouts"] for step in found["steps"]) < 64
-    assert max(step["to_trainer"] for step in found["steps"]) < FOLLOWS
 
 
 def test_a_resumed_run_has_the_checkpoint_s_weights_and_prompts(saw):
