@@ -7,12 +7,13 @@ STAMP  := $(VENV)/.installed
 VERL_VENV  ?= .venv-verl
 VERL_STAMP := $(VERL_VENV)/.installed
 
-.PHONY: quickstart test test-verl test-reliability lint types clean help
+.PHONY: quickstart test test-verl verl-demo test-reliability lint types clean help
 
 help:
 	@echo "make quickstart  train GRPO and PODS on the shipped policy, then write a report (about 4 minutes)"
 	@echo "make test        lint, type check and tests (under 15 minutes)"
 	@echo "make test-verl   the verl engine, in an environment of its own"
+	@echo "make verl-demo   train the shipped policy with verl's own trainer on the CPU, then write a report"
 	@echo "make test-reliability   kills, full disks and bad rewards at full length (docs/reliability.md)"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -52,6 +53,10 @@ $(VERL_STAMP): pyproject.toml constraints-verl.txt
 
 test-verl: $(VERL_STAMP)
 	OMP_NUM_THREADS=1 $(VERL_VENV)/bin/python -m pytest -q tests/verl src/pods_rl/engines/verl
+
+verl-demo: $(STAMP) $(VERL_STAMP)
+	OMP_NUM_THREADS=1 $(VERL_VENV)/bin/python examples/verl_cpu.py --output runs/verl-demo
+	$(BIN)/pods report runs/verl-demo
 
 clean:
 	rm -rf $(VENV) $(VERL_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
