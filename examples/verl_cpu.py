@@ -1,7 +1,7 @@
 """verl's own trainer, whole, on a CPU: Ray, TransferQueue, agent loop, FSDP2 and a rollout server, on the tiny policy.
 
     .venv-verl/bin/python examples/verl_cpu.py --output runs/verl-demo                        # about ... minutes
-    .venv-verl/bin/python examples/verl_cpu.py --output runs/verl-arms --arms grpo-16 pods grpo-64 --steps 30
+    .venv-verl/bin/python examples/verl_cpu.py --output runs/verl-arms --arms 16:16 64:16 64:64 --steps 30
 
 Each arm is a run directory that `pods report` reads. Further arguments are verl's own, as key=value.
 """
@@ -24,7 +24,6 @@ from pods_rl.policies import tiny_policy_path
 from pods_rl.runs import Run, RunWriter, write_parquet
 from pods_rl.tasks import load_task
 
-ARMS = {"pods": (64, 16), "grpo-16": (16, 16), "grpo-64": (64, 64)}  # generated and trained per prompt
 TASK = {"task": "arithmetic", "task_difficulty": "mixed"}
 TEST_PROMPTS = 256
 PHASES = {"gen": "rollout", "old_log_prob": "logprob", "update_actor": "update", "update_weights": "weights"}
@@ -33,13 +32,20 @@ PHASES = {"gen": "rollout", "old_log_prob": "logprob", "update_actor": "update",
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=["pods"])
+    parser.add_argument("--arms", nargs="+", type=arm, default=[(64, 16)], help="n:m, generated and trained per prompt")
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--evals", type=int, default=6, help="evaluations after the first")
     given, overrides = parser.parse_known_args()
-    for arm in given.arms:
-        train(given.output / arm, *ARMS[arm], steps=given.steps, evals=given.evals, overrides=overrides)
-    print(table([Run.open(given.output / arm) for arm in given.arms]))
+    runs = [given.output.resolve() / (f"pods-{n}-{m}" if n > m else f"grpo-{n}") for n, m in given.arms]
+    for output, (n, m) in zip(runs, given.arms, strict=True):
+        train(output, n, m, steps=given.steps, evals=given.evals, overrides=overrides)
+    print(table([Run.open(output) for output in runs]))
+
+
+def arm(text: str) -> tuple[int, int]:
+    """Read n:m."""
+    n, m = map(int, text.split(":"))
+    return n, m
 
 
 def train(output: Path, n: int, m: int, *, steps: int, evals: int, overrides: list[str]) -> None:
@@ -88,7 +94,7 @@ def write_data(folder: Path) -> dict[str, Path]:
             "reward_model": [{"style": "rule", "ground_truth": answer} for answer in split["answer"]],
             "extra_info": [{"index": number} for number in range(len(split))],
         }
-        files[name] = write_parquet(folder.resolve() / f"{name}.parquet", columns)
+        files[name] = write_parquet(folder / f"{name}.parquet", columns)
     return files
 
 
@@ -125,20 +131,20 @@ def record(writer: RunWriter, name: str, lines: Iterator[Mapping[str, Any]]) -> 
             error = math.sqrt(accuracy * (1 - accuracy) / TEST_PROMPTS)
             row = {"due": seconds, "accuracy": accuracy, "accuracy_se": error, "prompts": TEST_PROMPTS, "repeats": 1}
             writer.append_eval({**clock, **row})
-            print(f"{name:<8} {seconds:6.0f} s  step {step:>4}  accuracy {accuracy:.3f}", flush=True)
+            print(f"{name:<10} {seconds:6.0f} s  step {step:>4}  accuracy {accuracy:.3f}", flush=True)
         writer.write_status("running", **clock)
 
 
 def table(runs: list[Run]) -> str:
     """Return rows generated and trained and seconds a step by phase, a line for each run."""
     phases = list(PHASES.values())
-    lines = [f"{'':8}{'generated':>10}{'trained':>8}{'s/step':>8}" + "".join(f"{p:>9}" for p in phases) + "  accuracy"]
+    lines = [f"{'':10}{'generated':>10}{'trained':>8}{'s/step':>8}" + "".join(f"{p:>9}" for p in phases) + "  accuracy"]
     for run in runs:
         rows = [sum(row[f"pods/{what}/rows"] for row in run.metrics) for what in ("all", "selected")]
         seconds = "".join(f"{mean(run, f'timing_s/{phase}'):9.2f}" for phase in PHASES)
         scores = f"{run.evals[0]['accuracy']:.2f}->{run.evals[-1]['accuracy']:.2f}"
         step = mean(run, "timing_s/step")
-        lines.append(f"{run.path.name:8}{rows[0]:10.0f}{rows[1]:8.0f}{step:8.2f}{seconds} {scores}")
+        lines.append(f"{run.path.name:10}{rows[0]:10.0f}{rows[1]:8.0f}{step:8.2f}{seconds} {scores}")
     return "\n".join(lines)
 
 

@@ -106,7 +106,7 @@ def test_a_failed_batch_answers_each_request_with_its_error_and_the_next_runs(se
     assert output.token_ids
 
 
-def test_a_cancelled_request_leaves_the_others(server, tokenizer):
+def test_a_cancelled_request_is_not_completed(server, tokenizer, batches):
     async def play():
         ids = tokenizer("7+8=")["input_ids"]
         first, second = (asyncio.ensure_future(server.generate("id", ids, GREEDY)) for _ in "ab")
@@ -115,6 +115,7 @@ def test_a_cancelled_request_leaves_the_others(server, tokenizer):
         return await second
 
     assert asyncio.run(play()).token_ids
+    assert batches == [1]
 
 
 def test_scores_are_the_tasks_own():

@@ -59,6 +59,8 @@ REFUSED = [
     ([f"{KWARGS}.num_rollouts=many"], "must be a whole number of at least 1; got 'many'"),
     ([f"~{KWARGS}.num_rollouts"], "must be a whole number of at least 1; got None"),
     ([f"{KWARGS}.seed=1.5"], "seed must be a whole number; got 1.5"),
+    ([f"{KWARGS}.ledger_every=0"], "ledger_every must be a whole number of at least 1; got 0"),
+    ([f"{KWARGS}.poll_interval=0"], "poll_interval must be a number of seconds above 0; got 0"),
     (["actor_rollout_ref.rollout.agent.agent_loop_manager_class=null"], "Set it to pods_rl.engines.verl.agent_loop"),
     (["trainer.v1.sampler.custom_sampler.name=null"], "verl would train on all 8 sessions of a prompt"),
     (["trainer.use_v1=false"], "legacy trainer has no replay buffer"),
@@ -105,6 +107,16 @@ def test_waves_that_cannot_work_are_refused(make_config, overrides, message):
 def test_what_cannot_work_is_refused(make_config, overrides, message):
     with pytest.raises(UserError, match=message.replace("(", r"\(").replace(".", r"\.")):
         read_settings(make_config(*overrides))
+
+
+def test_the_reward_as_the_filters_metric_is_refused_where_verl_does_not_know_it(make_config, monkeypatch):
+    filtered = make_config("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=reward")
+    assert read_settings(filtered).filter_arguments["filter_groups_metric"] == "reward"
+    monkeypatch.delattr("verl.trainer.ppo.v1.replay_buffer.FILTER_GROUPS_REWARD_METRIC")  # as in 0.9.0
+    with pytest.raises(UserError, match="filters only by numbers that the reward function returns"):
+        read_settings(filtered)
+    filtered.algorithm.filter_groups.metric = "acc"
+    assert read_settings(filtered).filter_arguments["filter_groups_metric"] == "acc"
 
 
 def test_a_reward_model_with_its_own_pool_is_accepted(make_config):
@@ -167,6 +179,7 @@ def test_verls_surface_is_as_overridden():
             "gen_batch_size",
             "max_inflight_gen_batches",
             "sync_refill_failed_groups",
+            "poll_interval",
         } <= set(parameters(buffer.__init__))
     assert parameters(AgentLoopManagerTQ.generate_sequences) == ["self", "prompts"]
     worker = AgentLoopWorkerTQ.__ray_metadata__.modified_class

@@ -61,9 +61,10 @@ class CPUServer:
             self._version = version or 0
 
     async def idle(self, **_: Any) -> None:
-        """Do nothing: there is no device memory to free."""
+        """Do nothing: there is no device memory to free, and requests end by themselves."""
 
-    sleep = wake_up = clear_kv_cache = release_kv_cache = resume_kv_cache = start_profile = stop_profile = idle
+    sleep = wake_up = abort_all_requests = resume_generation = idle
+    clear_kv_cache = release_kv_cache = resume_kv_cache = start_profile = stop_profile = idle
 
     async def _serve(self) -> None:
         while self._waiting:
@@ -71,18 +72,22 @@ class CPUServer:
             while seen < self._asked:
                 seen = self._asked
                 await asyncio.sleep(_PAUSE)
-            how = self._waiting[0].sampling
-            batch = [request for request in self._waiting if request.sampling == how][: self._config.max_num_seqs]
+            self._waiting = [request for request in self._waiting if not request.answer.done()]  # else cancelled
+            like = [request for request in self._waiting if request.sampling == self._waiting[0].sampling]
+            batch = like[: self._config.max_num_seqs]
             self._waiting = [request for request in self._waiting if request not in batch]
+            if not batch:
+                return
             async with self._generating:
                 try:
                     outputs = await asyncio.to_thread(self._complete, batch)
                 except Exception as error:
                     for request in batch:
-                        request.answer.set_exception(error)
+                        if not request.answer.done():
+                            request.answer.set_exception(error)
                     continue
             for request, output in zip(batch, outputs, strict=True):
-                if not request.answer.done():  # else it was cancelled
+                if not request.answer.done():
                     request.answer.set_result(output)
 
     def _complete(self, batch: Sequence[_Request]) -> list[TokenOutput]:

@@ -51,7 +51,8 @@ class PODSMixin:
         if self.pods.refill_limit is not None:
             with open_dict(config):  # the trainer, which is built around this buffer, then draws prompts one by one
                 config.algorithm.filter_groups.enable = True
-        verl_arguments = {"sampler_kwargs": sampler_kwargs, **self.pods.filter_arguments, **arguments}
+        ours = {"poll_interval": self.pods.poll_interval, **self.pods.filter_arguments}
+        verl_arguments = {"sampler_kwargs": sampler_kwargs, **ours, **arguments}
         super().__init__(**verl_arguments)
         self._step = 0
         self._pods_metrics: dict[str, float] = {}

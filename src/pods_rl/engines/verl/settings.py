@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 BEFORE = "pods_before"  # name of the estimator with advantages over all n
 _WAVES = ("rollout_waves", "stop_variance", "reward_range", "give_up_after", "give_up_probability")
 _DEAD_GROUPS = ("dead_groups", "refill_limit")
-_KEYS = ("num_rollouts", "rule", "seed", *_WAVES, *_DEAD_GROUPS, "ledger", "ledger_every")
+_KEYS = ("num_rollouts", "rule", "seed", *_WAVES, *_DEAD_GROUPS, "ledger", "ledger_every", "poll_interval")
 _RULE = "max_variance"  # the default
 _KWARGS = "trainer.v1.sampler.sampler_kwargs"
 _SAMPLER = "trainer.v1.sampler.custom_sampler"
@@ -45,6 +46,7 @@ class PODSSettings:
             None: dead groups are kept, or filtered as `algorithm.filter_groups` says.
         ledger: the folder of the rollout ledger (`sampler_kwargs.ledger`); None: no ledger.
         ledger_every: it is written at step 1 and every this many steps.
+        poll_interval: seconds between two looks at the queue while a batch is generated; verl's default is 2.
     """
 
     num_rollouts: int
@@ -58,6 +60,7 @@ class PODSSettings:
     refill_limit: int | None = None
     ledger: str | None = None
     ledger_every: int = 10
+    poll_interval: float = 2.0
 
     def status(self, rewards: Sequence[float]) -> Status:
         """Return what stops a group after these rewards of its first sessions, NaN where a session is unscored.
@@ -110,6 +113,7 @@ def read_settings(config: DictConfig) -> PODSSettings:
         refill_limit=_refill_limit(keys),
         ledger=keys.get("ledger"),
         ledger_every=_count(f"{_KWARGS}.ledger_every", keys.get("ledger_every", 10)),
+        poll_interval=_poll_interval(keys.get("poll_interval", 2.0)),
     )
 
 
@@ -134,6 +138,12 @@ def _count(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UserError(f"{name} must be a whole number of at least 1; got {value!r}. Example: {name}=64")
     return value
+
+
+def _poll_interval(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise UserError(f"{_KWARGS}.poll_interval must be a number of seconds above 0; got {value!r}.")
+    return float(value)
 
 
 def _check_plugins(config: DictConfig) -> None:
