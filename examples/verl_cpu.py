@@ -1,6 +1,6 @@
 """verl's own trainer, whole, on a CPU: Ray, TransferQueue, agent loop, FSDP2 and a rollout server, on the tiny policy.
 
-    .venv-verl/bin/python examples/verl_cpu.py --output runs/verl-demo                        # about ... minutes
+    .venv-verl/bin/python examples/verl_cpu.py --output runs/verl-demo        # 150 steps of 64 -> 16
     .venv-verl/bin/python examples/verl_cpu.py --output runs/verl-arms --arms 16:16 64:16 64:64 --steps 30
 
 Each arm is a run directory that `pods report` reads. Further arguments are verl's own, as key=value.

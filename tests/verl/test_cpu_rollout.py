@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pods_rl.engines.verl.cpu_rollout import CPUServer
 from pods_rl.engines.verl.scoring import compute_score
+from pods_rl.errors import UserError
 from pods_rl.tasks import load_task
 
 from .conftest import TINY
@@ -126,3 +127,8 @@ def test_scores_are_the_tasks_own():
         marks = {name: task.scores(name, [text], [gold])[0] for name in task.rewards}
         total = sum(weight * marks[name] for name, weight in task.rewards.items())
         assert found == {"score": pytest.approx(total), "acc": float(task.grade([text], [gold])[0].answer), **marks}
+
+
+def test_scores_of_an_unknown_task_are_refused():
+    with pytest.raises(UserError, match="data_source is 'gsm'; expected the task whose rewards to use: arithmetic, "):
+        compute_score("gsm", "text", "1")

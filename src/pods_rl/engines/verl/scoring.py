@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...errors import UserError
 from ...rewards import get_reward
 from ...tasks import TASKS
 
@@ -16,10 +17,18 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, **_: A
         solution_str: the completion's text.
         ground_truth: the gold answer.
 
+    Raises:
+        UserError: an unknown task.
+
     >>> compute_score("arithmetic", "<think>1+1=2</think><answer>2</answer>", "2")["acc"]
     1.0
     """
-    entry = TASKS[data_source]
+    entry = TASKS.get(data_source)
+    if entry is None:
+        raise UserError(
+            f"the column data_source is {data_source!r}; expected the task whose rewards to use: {', '.join(TASKS)}. "
+            "For other data set another reward.custom_reward_function."
+        )
     marks = {name: get_reward(name)(solution_str, ground_truth) for name in entry.rewards}
     total = sum(weight * marks[name] for name, weight in entry.rewards.items())
     return {"score": total, "acc": float(marks[entry.answer] >= 1), **marks}
