@@ -10,7 +10,7 @@ VERL_STAMP := $(VERL_VENV)/.installed
 .PHONY: quickstart test test-verl verl-demo test-reliability lint types clean help
 
 help:
-	@echo "make quickstart  train GRPO and PODS on the shipped policy, then write a report (about 4 minutes)"
+	@echo "make quickstart  train GRPO and PODS on word problems, then write a report (about 6 minutes)"
 	@echo "make test        lint, type check and tests (under 15 minutes)"
 	@echo "make test-verl   the verl engine, in an environment of its own"
 	@echo "make verl-demo   train the shipped policy with verl's own trainer on the CPU, then write a report"

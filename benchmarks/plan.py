@@ -9,6 +9,11 @@ groups. Seconds are of the processor, so that other programs count little: one t
 
 compares the modelled signal of a step with the steps that the arms of the study (`docs/results/study`) needed to 99 %
 of the peak of GRPO on 64 rollouts. Pass rates are those of `benchmarks/stopping.py`'s trainings; no model runs.
+
+    python benchmarks/plan.py --validate arithmetic-easy words-hard --parallel 2
+
+trains a grid of settings on some tasks, or without names on all, and compares the seconds to a threshold with those of
+the setting that `pods plan` recommends (`validation.py`): 25 or 30 runs of 45 processor seconds a task.
 """
 
 from __future__ import annotations
@@ -22,6 +27,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import yaml
+
 from pods_rl.distributed.processes import quiet_libraries, set_threads
 from pods_rl.engines.trl.build import build_trainer
 from pods_rl.planning.costs import Measured, fit_costs, mean_seconds
@@ -32,6 +39,7 @@ from pods_rl.recipe import load_recipe
 from pods_rl.training.inputs import fitted_task
 from pods_rl.training.measuring import Meter
 from pods_rl.training.planning import standing_still, to_measure
+from validation import TASKS, validate
 
 GOAL = 0.15
 TEN = (
@@ -117,13 +125,26 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--study", action="store_true", help="compare the modelled signal with the study instead")
+    parser.add_argument("--validate", nargs="*", metavar="TASK", help=f"some of {', '.join(TASKS)}; no name: all")
+    parser.add_argument("--runs", type=Path, default=Path("runs/plan"), help="folder of the runs of --validate")
+    parser.add_argument("--seeds", type=int, default=5, help="of --validate")
+    parser.add_argument("--parallel", type=int, default=1, help="runs at the same time of --validate")
     options = parser.parse_args()
+    given = dict(pair.split("=", 1) for pair in options.set)
     if options.study:
         study()
         return
+    if options.validate is not None:
+        if unknown := [task for task in options.validate if task not in TASKS]:
+            parser.error(f"--validate {' '.join(unknown)}: expected some of {', '.join(TASKS)}")
+        validate(
+            options.validate or [*TASKS], options.runs, seeds=options.seeds, seconds=options.seconds,
+            parallel=options.parallel, keys={key: yaml.safe_load(value) for key, value in given.items()},
+        )  # fmt: skip
+        return
     quiet_libraries()
     set_threads(1)
-    recipe = load_recipe(options.recipe, dict(pair.split("=", 1) for pair in options.set))
+    recipe = load_recipe(options.recipe, given)
     settings = settings_to_compare(recipe.every_value(), recipe.batch_plan())
     with tempfile.TemporaryDirectory(prefix="pods-bench-") as folder:
         still = standing_still(recipe, max(settings, key=lambda setting: setting.num_rollouts))

@@ -1,4 +1,4 @@
-"""A study on a shipped policy, from runs to figures: python benchmarks/study.py [paper | levers]
+"""A study on a shipped policy, from runs to figures: python benchmarks/study.py [paper | levers | words]
 
 Trains the missing runs of a study, then writes its folder of `docs/results/`: the report, the speedups against each
 baseline, what each arm had spent when it reached a baseline's threshold, accuracy against tokens, and `claims.csv`:
@@ -6,6 +6,7 @@ differences between two arms, paired by seed, with intervals.
 
 - paper: the paper's comparison and ablations (`study.yaml`: 13 arms, eight seeds, one core, about 2 hours).
 - levers: what the levers of docs/rollouts.md are worth (`levers.yaml`: 7 arms, eight seeds, about an hour of one core).
+- words: PODS on word problems against TRL's GRPO (`words.yaml`: 6 arms, eight seeds, 80 minutes of one core).
 """
 
 from __future__ import annotations
@@ -81,6 +82,20 @@ STUDIES = {
             ("GRPO against TRL's", "grpo-16", "grpo-16-trl"),
             ("waves", "pods-64-16-waves", "pods-64-16"),
             ("refill", "pods-64-16-refill", "pods-64-16"),
+        ),
+    ),
+    "words": Study(
+        "words",
+        baselines=("grpo-16-trl", "grpo-64-trl", "grpo-16"),
+        headline=("grpo-16-trl", "grpo-64-trl", "grpo-16", "pods-64-16", "planned"),
+        claims=(
+            ("planned against TRL's GRPO 16", "planned", "grpo-16-trl"),
+            ("planned against TRL's GRPO 64", "planned", "grpo-64-trl"),
+            ("planned against GRPO 16", "planned", "grpo-16"),
+            ("PODS 64 to 16 against GRPO 16", "pods-64-16", "grpo-16"),
+            ("PODS 32 to 8 against GRPO 16", "pods-32-8", "grpo-16"),
+            ("refill in PODS 64 to 16", "planned", "pods-64-16"),
+            ("GRPO 16 against TRL's", "grpo-16", "grpo-16-trl"),
         ),
     ),
 }

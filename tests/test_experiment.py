@@ -395,7 +395,7 @@ def test_a_base_may_be_another_experiments_or_one_of_its_arms():
     for base, rollouts in (("quickstart", 8), ("quickstart-pods", 64)):
         what = build_experiment({"arms": {"a": {}}, "base": base, "num_generations": 8}, Origin("e"))
         values = what.plan()[0].recipe.values
-        assert (values["num_rollouts"], values["learning_rate"]) == (rollouts, 1e-4)
+        assert (values["num_rollouts"], values["learning_rate"]) == (rollouts, 2e-4)
 
 
 def test_how_far_a_run_is(tmp_path):

@@ -320,8 +320,8 @@ def test_train_runs_a_shipped_recipe_by_name(trained):
     pods("train", "--recipe", "quickstart-pods", "--output", "out")
     assert trained.made[0][0].values["num_rollouts"] == 64
     pods("train", "--recipe", "tiny-pods")
-    pods("train", "--recipe=quickstart-grpo-64")
-    assert str(trained.made[2][1]).startswith("runs/quickstart-grpo-64-20")
+    pods("train", "--recipe=quickstart-grpo-trl")
+    assert str(trained.made[2][1]).startswith("runs/quickstart-grpo-trl-20")
 
 
 def test_a_recipe_is_named_by_a_word_alone(trained, tmp_path):
@@ -408,16 +408,16 @@ def test_train_takes_one_recipe():
 
 
 def test_train_refuses_an_experiment():
-    with pytest.raises(UserError, match=r"use `pods compare --config`.*--recipe quickstart-grpo or quickstart-pods"):
+    with pytest.raises(UserError, match=r"use `pods compare --config`.*--recipe quickstart-grpo-trl or "):
         pods("train", "--config", "quickstart")
 
 
 def test_compare_shows_its_plan():
     output = pods("compare", "--config", "quickstart", "--seeds", "3", "--dry-run").output
-    assert "9 runs: 3 arms x 3 seeds, 540 seconds of training clock in total" in output
+    assert "9 runs: 3 arms x 3 seeds, 405 seconds of training clock in total" in output
     assert "64 rollouts a prompt, 16 trained on" in output
-    assert "grpo  (the baseline)" in output
-    assert "sets                 per_device_train_batch_size: 64" in output
+    assert "grpo-trl  (the baseline)" in output
+    assert "sets                 exact_trl: true" in output
 
 
 def test_compare_makes_runs_and_reports(monkeypatch, no_rendering, tmp_path):
@@ -433,13 +433,14 @@ def test_compare_makes_runs_and_reports(monkeypatch, no_rendering, tmp_path):
         return 0
 
     monkeypatch.setattr(running, "train_in_process", finish)
-    result = pods("compare", "--config", "quickstart", "--output", tmp_path / "out")
+    result = pods("compare", "--config", "quickstart", "--seeds", "1", "--output", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    assert "[1/3] grpo seed 1 started" in result.output
+    assert "[1/3] grpo-trl seed 1 started" in result.output
     assert "[2/3] pods seed 1 finished" in result.output
     assert "pods seed 1                   2 s  step 2  accuracy 0.600" in result.output
     assert (tmp_path / "out/report/report.html").is_file()
     assert "report.html" in pods("report", tmp_path / "out").output
+    assert "More seeds settle more" in result.output
 
 
 def test_compare_prints_failures_last_and_its_exit_code_is_1(monkeypatch, no_rendering, tmp_path):
@@ -457,14 +458,14 @@ def test_compare_prints_failures_last_and_its_exit_code_is_1(monkeypatch, no_ren
         return 0
 
     monkeypatch.setattr(running, "train_in_process", launch)
-    result = pods("compare", "--config", "quickstart", "--output", tmp_path / "out")
+    result = pods("compare", "--config", "quickstart", "--seeds", "1", "--output", tmp_path / "out")
     assert result.exit_code == 1
-    assert "[3/3] grpo-64 seed 1 finished" in result.output  # one failure stops no other run
+    assert "[3/3] grpo seed 1 finished" in result.output  # one failure stops no other run
     assert r"Failed: pods seed 1: ValueError: [red]bad\x1b[2J" in result.stderr
     assert "The same command makes it again." in result.stderr
     assert (tmp_path / "out/report/report.html").is_file()
     monkeypatch.setattr(running, "train_in_process", lambda job: 2)
-    result = pods("compare", "--config", "quickstart", "--output", tmp_path / "none")
+    result = pods("compare", "--config", "quickstart", "--seeds", "1", "--output", tmp_path / "none")
     assert result.exit_code == 1
     assert result.stderr.count("exit code 2\n") == 3
 
@@ -479,7 +480,7 @@ def test_a_report_that_cannot_be_written_is_printed_as_missing(monkeypatch, tmp_
 
     monkeypatch.setattr(running, "train_in_process", lambda job: 0)
     monkeypatch.setattr(pods_rl.report, "build_report", full)
-    result = pods("compare", "--config", "quickstart", "--output", tmp_path / "out")
+    result = pods("compare", "--config", "quickstart", "--seeds", "1", "--output", tmp_path / "out")
     assert result.exit_code == 1
     assert "No report: [Errno 28] No space left on device" in result.stderr
 
@@ -491,7 +492,7 @@ def test_compare_says_how_to_resume(monkeypatch, tmp_path):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(running, "train_in_process", interrupted)
-    result = pods("compare", "--config", "quickstart", "--output", tmp_path / "out")
+    result = pods("compare", "--config", "quickstart", "--seeds", "1", "--output", tmp_path / "out")
     assert result.exit_code == 130
     assert "the same command resumes from there" in result.output
 

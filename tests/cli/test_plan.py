@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
+import shutil
+from collections import Counter
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
 import pods_rl.planning.plan
 import pods_rl.training.planning
+import pods_rl.training.replanning
 from pods_rl.errors import UserError
 from pods_rl.planning.grid import PLANNED, Setting, plain_grpo
 from pods_rl.recipe import load_recipe
@@ -58,12 +63,10 @@ def test_auto_plans_before_training_and_a_resumed_run_keeps_its_plan(place, quic
 
     def choose(candidates, timed, *rest, **facts):
         """Recommend waves, whatever this machine's times say."""
-        from dataclasses import replace
-
         plan = decide(candidates, timed, *rest, **facts)
         made.append(Setting(8, 2, (2, 6)))
         chosen = next(one for one in candidates if one.setting == made[-1])
-        return replace(plan, chosen=chosen)
+        return dataclasses.replace(plan, chosen=chosen)
 
     monkeypatch.setattr(pods_rl.planning.plan, "decide", choose)
     pods("train", "--config", "auto.yaml", "--output", "run")
@@ -81,6 +84,57 @@ def test_auto_plans_before_training_and_a_resumed_run_keeps_its_plan(place, quic
     assert [[row[name] for name in same] for row in Run.open("again").metrics] == [
         [row[name] for name in same] for row in Run.open("run").metrics
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_plans_again_and_a_resumed_one_plans_as_the_whole_run(place, quick, monkeypatch):  # noqa: F811
+    """Each plan here depends on every rollout that it saw, so a resumed run must have seen the same."""
+    recipe = yaml.safe_load(Path("r.yaml").read_text())
+    recipe |= {"num_rollouts": "auto", "plan_every": 2, "max_steps": 7, "save_steps": 3}
+    Path("auto.yaml").write_text(yaml.safe_dump(recipe))
+    decide = pods_rl.planning.plan.decide
+
+    def choose(candidates, timed, pool, *rest, **facts):
+        plan = decide(candidates, timed, pool, *rest, **facts)
+        seen = int(pool.texts_R.sum()) + len(pool.texts_R)
+        own = [one for one in candidates if one.setting.num_generations == 2]
+        return dataclasses.replace(plan, chosen=own[seen % len(own)])
+
+    for module in (pods_rl.planning.plan, pods_rl.training.replanning):
+        monkeypatch.setattr(module, "decide", choose)
+    done = pods("train", "--config", "auto.yaml", "--output", "run")
+    whole = Run.open("run")
+    assert [one["step"] for one in whole.plan["again"]] == [2, 4, 6]
+    chosen = [whole.plan["recommended"], *(one["recommended"] for one in whole.plan["again"])]
+    assert len({str(keys) for keys in chosen}) > 2
+    assert {keys["num_generations"] for keys in chosen} == {2}
+    assert "step 4: planned again (modelled)" in done.output
+    assert (whole.config["num_rollouts"], whole.config["num_generations"]) == ("auto", 2)
+    generated = {
+        step: Counter(pq.read_table(path)["group"].to_pylist()).most_common(1)[0][1]
+        for step, path in enumerate(whole.rollout_files(), 1)
+    }
+    for step, most in generated.items():  # waves may generate fewer
+        assert most <= chosen[(step - 1) // 2]["num_rollouts"]
+    assert any(most > 2 for most in generated.values())
+
+    shutil.copytree("run", "again")
+    for path in ("checkpoint-6", "checkpoint-7", "final"):
+        shutil.rmtree(Path("again/checkpoints", path))
+    resumed = pods("train", "--output", "again", "--resume")
+    assert "resumes from checkpoint-3" in resumed.output
+    again = Run.open("again")
+    assert again.plan == whole.plan
+    timing = ("seconds", "elapsed", "pods/seconds", "num_input", "step_time", "train_")
+    first, second = (
+        [{name: value for name, value in row.items() if not name.startswith(timing)} for row in run.metrics]
+        for run in (whole, again)
+    )
+    assert first == second
+    Path("again/plan.json").unlink()
+    with pytest.raises(UserError, match=r"plan.json is missing or damaged"):
+        pods("train", "--output", "again", "--resume", "--max_steps", "8")
 
 
 def test_what_does_not_fit_into_memory_is_left_out_and_said(monkeypatch):
@@ -125,6 +179,8 @@ def test_a_ledger_is_planned_without_measuring(tmp_path, quick):
         (["plan", "tiny-pods", "--figure", "plan.pdf"], "ends in .svg or .png"),
         (["plan", "tiny-pods", "--write", "no/where.yaml"], "its folder does not exist"),
         (["plan", "--rollouts", "x.jsonl"], "needs prices"),
+        (["train", "tiny-pods", "--plan_every", "9"], "set num_rollouts: auto, or unset plan_every"),
+        (["train", "tiny-pods", "--num_rollouts", "auto", "--plan_every", "0"], "plan_every = 0: expected at least 1"),
         (["train", "tiny-pods", "--num_rollouts", "autos"], "expected a whole number or auto or null"),
     ],
 )

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from pods_rl.planning.costs import Measured
+from pods_rl.planning.costs import Costs, Measured
 from pods_rl.planning.grid import Setting
+from pods_rl.rollouts.allocating import Refill
 from pods_rl.training.measuring import Meter
+from pods_rl.training.recorder import TrainingClock
+from pods_rl.training.replanning import Replanning
 
 from .vllm_stand_in import LLM, Client, stand_ins
 
@@ -77,3 +83,35 @@ def test_vllm_engines_are_measured_the_same_way(make_trainer, mode) -> None:
         ]
     assert asked == [step.work.rollouts for _, step in found] == [8, 32, 8]
     assert meter.batches().chunk is None
+
+
+def test_prompts_drawn_for_dead_groups_go_on_through_plans_that_draw_none(make_trainer) -> None:
+    trainer = make_trainer(dead_groups="refill")
+    plan = trainer._plan
+    first, second = plan.refill.prompts(3), Refill(trainer.args.seed, len(trainer.train_dataset)).prompts(5)[3:]
+    plan.read(trainer, dead_groups="keep", num_rollouts=16)
+    assert (plan.n, plan.refill, plan.prompts_drawn) == (16, None, 3)
+    plan.read(trainer, dead_groups="refill")
+    assert len(first) == 3
+    assert plan.refill.prompts(2) == second
+
+
+def test_a_run_plans_from_the_first_waves_of_its_latest_groups(make_trainer, tmp_path) -> None:
+    def quarter(completions: list[str], **_: object) -> list[float]:
+        return [float(i % 4 == 0) for i in range(len(completions))]
+
+    trainer = make_trainer(reward=quarter, num_rollouts=16, rollout_waves=[4, 12], answer_reward="quarter", max_steps=2)
+    keys, path = Setting(16, 4, (4, 12)).keys, tmp_path / "plan.json"
+    modelled = [{"setting": Setting(8, 8).keys}, {"setting": keys}]
+    path.write_text(json.dumps({"seconds": vars(Costs(rollout=1.0)), "recommended": keys, "modelled": modelled}))
+    said: list[str] = []
+    again = Replanning(trainer, path, 1, SimpleNamespace(clock=TrainingClock()), said.append)
+    trainer.add_callback(again)
+    trainer.train()
+    groups = trainer.state.stateful_callbacks["pods_plan"]["groups"]
+    assert [[answer for _, answer, *_ in group] for group in groups[:2]] == [[1.0, 0.0, 0.0, 0.0]] * 2  # of 16 each
+    assert len(groups) == 2 * trainer.args.per_device_train_batch_size // 4
+    assert len(said) == 1
+    assert "step 1: planned again (modelled): 4 -> 4 instead of 16 -> 4, waves 4+12." in said[0]
+    (entry,) = json.loads(path.read_text())["again"]
+    assert (entry["step"], entry["label"], trainer.args.num_rollouts) == (1, "4 -> 4", 4)

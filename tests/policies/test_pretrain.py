@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pods_rl.policies.build import build_tokenizer
 from pods_rl.policies.pretrain import IGNORED, LESSONS, RIGHT, Mixture, completion_batches, drill_batches, main
 from pods_rl.rewards import format_reward
-from pods_rl.tasks.arithmetic import Problem, write_completion
+from pods_rl.tasks.arithmetic import Problem, take_step, write_completion
+from pods_rl.tasks.words import WordProblem
 
 
 def labelled(tokenizer, labels):
@@ -39,7 +40,7 @@ def test_drills_count_running_totals_only():
     tokenizer = build_tokenizer()
     batch = next(drill_batches(tokenizer, 3, seed=0))
     for ids, labels in zip(batch["input_ids"], batch["labels"], strict=True):
-        lines = tokenizer.decode(ids).removeprefix("<think>").split("\n")
+        lines = tokenizer.decode(ids, skip_special_tokens=True).removeprefix("<think>").split("\n")
         assert labelled(tokenizer, labels) == "".join(line.split("=")[1] for line in lines[1:])
 
 
@@ -60,6 +61,19 @@ def test_what_follows_a_mistake_works_on_from_it():
         first, second = mixture.draw_totals(rng, problem)
         assert first != 37
         assert second == first + 30
+
+
+def test_a_wrong_step_of_a_word_problem_is_never_right_in_its_last_digit():
+    mixture, problem = LESSONS["tiny-words"].mistakes, WordProblem("", "", 20, (("+", 2), ("+", 5), ("-", 7)))
+    rng, wrong = random.Random(0), 0
+    for _ in range(500):
+        totals = [problem.start, *mixture.draw_totals(rng, problem)]
+        slips = [
+            total - take_step(left, step) for left, step, total in zip(totals, problem.steps, totals[1:], strict=False)
+        ]
+        assert all(slip == 0 or slip % 10 for slip in slips)
+        wrong += sum(map(bool, slips))
+    assert wrong / 1500 == pytest.approx(0.98, abs=0.02)
 
 
 def test_share_of_broken_form_is_kept():

@@ -1,27 +1,39 @@
-"""The shipped policy: small, loadable by name of its classes alone, able to reason and seldom right."""
+"""The shipped policies: small, loadable by name of their classes alone, able to reason and seldom right."""
 
 import json
+import random
 import string
 
 import pytest
 import torch
+from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pods_rl.policies import tiny_policy_path
 from pods_rl.policies.build import TAGS
+from pods_rl.policies.files import policy_path
+from pods_rl.recipe import Origin, build_recipe
+from pods_rl.recipe.catalog import SHIPPED
+from pods_rl.tasks import load_task
 from pods_rl.tasks.arithmetic import Problem, arithmetic_task, write_completion
+from pods_rl.tasks.words import DIFFICULTIES, draw_problem
 
 LONGEST_CHAIN = len("37" + 5 * "\n+10=99" + "90") + len(TAGS) + 1
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return AutoTokenizer.from_pretrained(tiny_policy_path())
+@pytest.fixture(scope="module", params=SHIPPED)
+def name(request):
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def model():
-    return AutoModelForCausalLM.from_pretrained(tiny_policy_path(), dtype=torch.float32).eval()
+def tokenizer(name):
+    return AutoTokenizer.from_pretrained(tiny_policy_path(name))
+
+
+@pytest.fixture(scope="module")
+def model(name):
+    return AutoModelForCausalLM.from_pretrained(tiny_policy_path(name), dtype=torch.float32).eval()
 
 
 def sample(model, tokenizer, prompts, **how):
@@ -36,18 +48,29 @@ def sample(model, tokenizer, prompts, **how):
     return [texts[prompt] for prompt in prompts]
 
 
-def test_is_small_and_holds_nothing_but_safetensors_and_text():
-    files = [path for path in tiny_policy_path().rglob("*") if path.is_file()]
+def test_are_small_and_hold_nothing_but_safetensors_and_text():
+    files = [path for name in SHIPPED for path in tiny_policy_path(name).rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 4_000_000
     assert {path.suffix for path in files} == {".safetensors", ".json", ".md"}
-    assert "model_type" in json.loads((tiny_policy_path() / "config.json").read_text())
+    for name in SHIPPED:
+        assert "model_type" in json.loads((tiny_policy_path(name) / "config.json").read_text())
+        assert policy_path(name) == str(tiny_policy_path(name))
 
 
-def test_has_about_a_million_parameters_in_float32(model):
+@pytest.mark.parametrize("policy", SHIPPED)
+def test_is_the_policy_of_its_task_unless_another_is_named(policy):
+    recipe = build_recipe({"max_steps": 1, "task": SHIPPED[policy]}, Origin("a test"))
+    assert recipe.values["model_name_or_path"] == policy
+
+
+def test_has_about_a_million_parameters_in_float16_that_load_as_float32(name, model):
     assert 500_000 < sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
-    stored = json.loads((tiny_policy_path() / "config.json").read_text())
+    stored = json.loads((tiny_policy_path(name) / "config.json").read_text())
     assert stored["dtype"] == "float32"
     assert model.config.architectures == ["Qwen2ForCausalLM"]
+    with safe_open(tiny_policy_path(name) / "model.safetensors", framework="pt") as weights:
+        assert {weights.get_tensor(key).dtype for key in weights.keys()} == {torch.float16}  # noqa: SIM118
+    assert AutoModelForCausalLM.from_pretrained(tiny_policy_path(name)).dtype == torch.float32
 
 
 def test_tags_are_single_ordinary_tokens(tokenizer):
@@ -66,6 +89,7 @@ def test_end_and_padding_are_special_and_distinct(tokenizer):
 
 def test_every_prompt_and_chain_survives_the_round_trip(tokenizer):
     texts = [*arithmetic_task(train_size=200, test_size=50).train["prompt"], write_completion(Problem((37, 58, -14)))]
+    texts += load_task({"task": "words", "task_train_size": 50, "task_test_size": 1}).train["prompt"]
     texts += [string.printable[:95], "two  spaces , a comma", "x</think>y<think>", "3 × 4 = zwölf"]
     for text in texts:
         assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text
@@ -76,10 +100,21 @@ def test_samples_from_the_whole_distribution_by_default(model):
     assert (settings.do_sample, settings.temperature, settings.top_k, settings.top_p) == (True, 1.0, 0, 1.0)
 
 
-def test_is_seldom_right_when_sampled(model, tokenizer):
-    test = arithmetic_task(train_size=1, test_size=256).test
-    task = arithmetic_task(train_size=1, test_size=1)
+def test_is_seldom_right_when_sampled(name, model, tokenizer):
+    task = load_task({"task": SHIPPED[name], "task_train_size": 1, "task_test_size": 256})
     torch.manual_seed(0)
-    texts = sample(model, tokenizer, list(test["prompt"]))
-    right = [grade.answer for grade in task.grade(texts, test["answer"])]
-    assert 0.15 <= sum(right) / len(right) <= 0.35
+    texts = sample(model, tokenizer, list(task.test["prompt"]))
+    right = [grade.answer for grade in task.grade(texts, task.test["answer"])]
+    least, most = {"tiny": (0.15, 0.35), "tiny-words": (0.1, 0.35)}[name]
+    assert least <= sum(right) / len(right) <= most
+
+
+def test_word_problems_have_60_to_200_tokens_and_solutions_up_to_42():
+    tokenizer = AutoTokenizer.from_pretrained(tiny_policy_path("tiny-words"))
+    rng = random.Random(0)
+    for name, (fewest, most) in {"easy": (55, 140), "mixed": (55, 190), "hard": (85, 200)}.items():
+        problems = [draw_problem(rng, DIFFICULTIES[name]) for _ in range(300)]
+        lengths = [len(tokenizer(problem.prompt)["input_ids"]) for problem in problems]
+        assert fewest <= min(lengths)
+        assert max(lengths) <= most
+        assert max(len(tokenizer(write_completion(problem))["input_ids"]) for problem in problems) <= 42

@@ -12,7 +12,7 @@ from conftest import write_run
 
 from pods_rl.errors import UserError
 from pods_rl.report.analysis import Analysis, analyse, cost_of
-from pods_rl.report.arms import arms_from_runs
+from pods_rl.report.arms import arms_from_runs, rollouts_of
 from pods_rl.report.curves import curve_of
 from pods_rl.report.evaluations_csv import arms_from_csv, curves_from_csv
 from pods_rl.report.tables import speedup_table
@@ -277,3 +277,16 @@ def test_missing_and_binary_csv_are_refused(tmp_path: Path) -> None:
     (tmp_path / "image.csv").write_bytes(b"\x89PNG\r\n\x1a\n\xff\xfe")
     with pytest.raises(UserError, match="Cannot read"):
         arms_from_csv(tmp_path / "image.csv")
+
+
+def test_an_arm_whose_runs_were_planned_says_what_and_when(tmp_path: Path) -> None:
+    one = {"label": "64 -> 16", "again": [{"step": 50, "label": "64 -> 16"}, {"step": 100, "label": "16 -> 16"}]}
+    for seed, n, plan in ((1, 64, one), (2, 16, {"label": "16 -> 16"}), (3, 16, {"label": "16 -> 16"})):
+        config = {"seed": seed, "num_rollouts": n, "num_generations": 16}
+        run = write_run(tmp_path / "mine" / f"seed-{seed}", seed=seed, config=config)
+        (run / "plan.json").write_text(json.dumps(plan))
+    (arm,) = arms_from_runs([tmp_path], "accuracy")
+    assert (arm.label, rollouts_of(arm.config)) == ("mine (planned)", (None, 16))
+    text = " ".join(notes(analysis_of(tmp_path, None)))
+    assert "planned 64 -> 16, after step 100 16 -> 16 (seed-1); 16 -> 16 (seed-2, seed-3)." in text
+    assert "unreadable" not in text

@@ -20,6 +20,10 @@ from .train import DryRun, named_recipe, note_missing, show_plan
 if TYPE_CHECKING:
     from ..experiment import Event, Experiment
 
+_NEXT = """\
+More seeds settle more: repeat the command with --seeds; finished runs are kept.
+Your own model and data: pods train --help. Which n and m pay there: pods plan."""
+
 
 def compare(
     context: typer.Context,
@@ -64,6 +68,8 @@ def compare(
             )
             raise typer.Exit(getattr(interrupt, "code", 130)) from None
         complete = _report(experiment, output)
+        if complete and not board.failures:
+            console().print(_NEXT)
         _print_failures(board.failures)
     if board.failures or not complete:
         raise typer.Exit(1)

@@ -136,8 +136,9 @@ class Plan:
     def record(self) -> dict[str, Any]:
         """Return the plan as plain data, for `plan.json` of a run."""
         return {
-            "recommended": self.keys, "reasons": self.reasons, "measured": dict(self.facts),
-            "seconds": asdict(self.costs), "notes": list(self.notes), "gain_90_percent": list(self.gain),
+            "recommended": self.keys, "label": self.chosen.setting.label, "reasons": self.reasons,
+            "measured": dict(self.facts), "seconds": asdict(self.costs), "notes": list(self.notes),
+            "gain_90_percent": list(self.gain),
             "timed": [one.record() for one in self.timed], "modelled": [one.record() for one in self.candidates],
         }  # fmt: skip
 

@@ -29,9 +29,9 @@ Batch = dict[str, torch.Tensor]
 Draw = Callable[[random.Random], Chain]
 # Steps with a sign and a number that ends in a digit, as in "+3", are right this often.
 HARD_FACTS = dict.fromkeys(("+3", "+6", "+7", "+9", "-2", "-4", "-7", "-8"), 0.06)
-WORDS_HARD_FACTS = dict.fromkeys(("+3", "+6", "+7", "+9", "-2", "-4", "-7", "-8", "*3", "*4", "/2"), 0.06)
-# A wrong step is off by a few units or tens.
-_SLIPS = (-20, -11, -10, -9, -3, -2, -1, 1, 2, 3, 9, 10, 11, 20)
+WORDS_HARD_FACTS = dict.fromkeys(("+2", "+5", "+8", "-2", "-4", "-7", "*2", "*3", "/2"), 0.02)
+_SLIPS = (-20, -11, -10, -9, -3, -2, -1, 1, 2, 3, 9, 10, 11, 20)  # a wrong step is off by a few units or tens
+_UNITS = (-11, -9, -3, -2, -1, 1, 2, 3, 9, 11)  # the last digit is always wrong: such a result is never right by luck
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class Mixture:
     hard_facts: dict[str, float] = field(default_factory=lambda: dict(HARD_FACTS))
     sure: float = 0.97
     broken_form: float = 0.12
+    slips: tuple[int, ...] = _SLIPS
 
     def chance(self, sign: str, number: int) -> float:
         """Return the probability that a step with this sign and number is right.
@@ -60,7 +61,7 @@ class Mixture:
         """Draw running totals of which some are wrong."""
         total, totals = problem.start, []
         for step in problem.steps:
-            slip = 0 if rng.random() < self.chance(*step) else rng.choice(_SLIPS)
+            slip = 0 if rng.random() < self.chance(*step) else rng.choice(self.slips)
             total = take_step(total, step) + slip
             totals.append(total)
         return totals
@@ -75,7 +76,7 @@ class Mixture:
             f"<think>{steps}</think>{answer}",
             f"<think>{steps}<answer>{answer}</answer>",
             f"{steps}\n<answer>{answer}</answer>",
-            f"<answer>{answer + rng.choice(_SLIPS)}</answer>",
+            f"<answer>{answer + rng.choice(self.slips)}</answer>",
         )
         return rng.choice(broken)
 
@@ -88,7 +89,8 @@ class Lesson:
     """What a policy is taught, and for how long.
 
     `draw` gives its problems, of which none is held out, and `drill` the chains to drill. `easier` problems come
-    first, each kind for a fifth of the skill phase. `shape` replaces sizes of the model.
+    first, each kind for a twelfth of the skill phase: a policy that starts with long problems learns the answer's form,
+    but not to read. `shape` replaces sizes of the model.
     """
 
     tokenizer: Callable[[], Qwen2Tokenizer]
@@ -126,9 +128,9 @@ WORDS = Lesson(
         for steps, distractors in (((1, 1), (0, 0)), ((1, 2), (0, 1)), ((1, 4), (0, 2)))
     ),
     shape={"num_key_value_heads": 5, "intermediate_size": 384},  # copying numbers from a text needs more heads
-    mistakes=Mixture(hard_facts=WORDS_HARD_FACTS),
-    skill_steps=1600,
-    mistake_steps=150,
+    mistakes=Mixture(hard_facts=WORDS_HARD_FACTS, sure=0.98, slips=_UNITS),
+    skill_steps=2400,
+    mistake_steps=250,
     batch_size=32,
 )
 LESSONS = {"tiny": ARITHMETIC, "tiny-words": WORDS}
@@ -156,14 +158,23 @@ def main(arguments: list[str] | None = None) -> None:
 def fit(model: Qwen2ForCausalLM, batches: Iterator[Batch], steps: int, lr: float, name: str) -> None:
     """Minimise the model's loss on `steps` batches, and print its progress.
 
-    The learning rate warms up for 50 steps, and falls to zero over the last 30 %. Matrices are multiplied in bfloat16,
-    several times faster on processors with such instructions; the weights stay float32.
+    Layers are trained with Muon at twice the learning rate, embeddings and norms with AdamW: word problems are learned
+    in half the steps of AdamW alone. The rate warms up for 50 steps, and falls to zero over the last 40 %. Matrices are
+    multiplied in bfloat16, several times faster on processors with such instructions; the weights stay float32.
     """
     model.set_attn_implementation("eager")  # on a CPU faster than fused attention at these lengths
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / 50, (steps - step) / (0.3 * steps))
+    layers = [weight for weight in model.model.layers.parameters() if weight.ndim == 2]
+    others = [weight for weight in model.parameters() if all(weight is not layer for layer in layers)]
+    optimizers = (
+        torch.optim.Muon(layers, lr=2 * lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.98), weight_decay=0.01),
     )
+    schedules = [
+        torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: min(1.0, (step + 1) / 50, (steps - step) / (0.4 * steps))
+        )
+        for optimizer in optimizers
+    ]
     started, losses = time.monotonic(), []
     model.train()
     for step, batch in enumerate(batches, start=1):
@@ -171,9 +182,10 @@ def fit(model: Qwen2ForCausalLM, batches: Iterator[Batch], steps: int, lr: float
             loss = model(**batch).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
+        model.zero_grad()
         losses.append(loss.item())
         if step % 50 == 0 or step == steps:
             mean = sum(losses[-50:]) / len(losses[-50:])
@@ -193,12 +205,12 @@ def save(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, output: Path) -> No
 
 
 def skill_batches(tokenizer: Qwen2Tokenizer, lesson: Lesson, steps: int, size: int, seed: int) -> Iterator[Batch]:
-    """Yield `steps` batches, drills and right completions in turn."""
+    """Yield `steps` batches: a drill, then three of right completions, and so on."""
     drills = drill_batches(tokenizer, size, seed, lesson.drill)
     easier = (completion_batches(tokenizer, RIGHT, size, seed, draw) for draw in lesson.easier)
-    stages = (islice(stage, steps // 10) for stage in easier)
+    stages = (islice(stage, steps // 16) for stage in easier)
     completions = chain(*stages, completion_batches(tokenizer, RIGHT, size, seed, lesson.draw))
-    return islice(chain.from_iterable(zip(drills, completions, strict=True)), steps)
+    return islice(chain.from_iterable(zip(drills, completions, completions, completions, strict=True)), steps)
 
 
 def completion_batches(
@@ -246,8 +258,8 @@ def _drill(tokenizer: Qwen2Tokenizer, problem: Chain) -> Example:
 
 
 def _collate(examples: list[Example], pad: int) -> Batch:
-    """Pad on the right: attention is causal, so no token sees the padding and no mask is needed."""
-    width = max(len(ids) for ids, _ in examples)
+    """Pad on the right, to few widths, since kernels are kept for each: attention is causal, so no mask is needed."""
+    width = -(-max(len(ids) for ids, _ in examples) // 16) * 16
     padded = [(ids + [pad] * (width - len(ids)), y + [IGNORED] * (width - len(y))) for ids, y in examples]
     return {
         "input_ids": torch.tensor([ids for ids, _ in padded]),

@@ -16,7 +16,7 @@ from .fields import describe, suggest
 from .reading import Origin, local_path, read_yaml
 
 TINY = "tiny"  # a shipped policy
-SHIPPED = {TINY: "arithmetic"}  # shipped policies, and the task of each
+SHIPPED = {TINY: "arithmetic", "tiny-words": "words"}  # shipped policies, and the task of each
 EXPERIMENT_KEYS = ("name", "base", "arms", "baseline", "seeds", "accelerate")  # the others are recipe keys of all arms
 _RECIPES = Path(__file__).parent.parent / "recipes"
 _ARM_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..planning.batching import BatchPlan, check_batch
+from ..planning.grid import AUTO
 from ..planning.losses import check_losses
 from ..planning.rollouts import check_rollouts
 from .fields import inside, interval_in_words, suggest
@@ -60,6 +61,9 @@ _NEEDS_GPU = "it needs a GPU, and use_cpu is true"
 _CONTINUOUS = "use_transformers_continuous_batching"
 # (a predicate on contradicting values, the message; {key} is the value of a key)
 _CONFLICTS: tuple[tuple[Callable[[Mapping[str, Any]], Any], str], ...] = (
+    (lambda v: v.get("plan_every") is not None and v.get("num_rollouts") != AUTO,
+     "plan_every = {plan_every}: nothing is planned with num_rollouts = {num_rollouts}: set num_rollouts: auto, or "
+     "unset plan_every."),
     (lambda v: v.get("sync_ref_model") and not v.get("beta"),
      "sync_ref_model = true: there is no reference model with beta = 0: set beta above 0, or unset sync_ref_model."),
     (lambda v: v.get("sync_ref_model") and v.get("use_peft"),

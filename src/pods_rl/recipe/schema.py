@@ -124,6 +124,9 @@ class RunKeys:
     ledger_every: int = _key(
         10, "Keep every rollout of every Nth step under rollouts/; 0: never.", source="a page of every tenth step",
         within="[0, inf)")
+    plan_every: int | None = _key(
+        None, "With num_rollouts: auto, plan again every this many steps from the run's own rollouts, off the "
+        "training clock; num_generations stays. null: keep the first plan (docs/plan.md).", within="[1, inf)")
     threads: int | None = _key(None, "CPU threads of torch.", source="torch's own", within="[1, 4096]")
 # fmt: on
 

@@ -18,6 +18,7 @@ from .text import plain
 OWN_TO_A_RUN = frozenset({"seed", "data_seed", "output_dir", "run_name", "logging_dir", "resume"})
 """Keys of a recipe that runs of one arm differ in."""
 
+AUTO = "auto"  # n of an arm whose runs planned it
 _MOST_DAMAGED = 5  # files that are named
 
 
@@ -77,10 +78,22 @@ def arms_from_runs(sources: Sequence[str | Path], metric: str) -> list[Arm]:
         runs = found.get(name, [])
         evals = {str(run.path): run.evals for run in runs}
         others = {other: curve for other in sorted(other_metrics(metric)) if (curve := curve_of(evals, other))}
-        config = next((run.config for run in runs if run.config), {})
+        config = _config_of(runs)
         label, curve = label_of(name, config), curve_of(evals, metric)
         arms.append(Arm(name, label, curve, config, tuple(runs), others, missing.get(name, ())))
     return arms
+
+
+def _config_of(runs: Sequence[Run]) -> Mapping[str, Any]:
+    """Return the recipe of an arm's first run; n is auto, and m null, where plans gave the runs different ones."""
+    configs = [run.config for run in runs if run.config]
+    if not configs:
+        return {}
+    planned = any(run.plan for run in runs)
+    if not planned or len({rollouts_of(config) for config in configs}) == 1:
+        return configs[0]
+    same = len({rollouts_of(config)[1] for config in configs}) == 1
+    return configs[0] | {"num_rollouts": AUTO} | ({} if same else {"num_generations": None})
 
 
 def label_of(name: str, config: Mapping[str, Any]) -> str:
@@ -90,19 +103,39 @@ def label_of(name: str, config: Mapping[str, Any]) -> str:
     'pods (64→16)'
     >>> label_of("pods-n64-m16", {"num_rollouts": 64, "num_generations": 16})
     'pods-n64-m16'
+    >>> label_of("pods", {"num_rollouts": "auto", "num_generations": 16})
+    'pods (planned)'
     """
     n, m = rollouts_of(config)
     label = plain(name, limit=40) or "(no name)"
+    if config.get("num_rollouts") == AUTO:
+        return f"{label} (planned)"
     if n is None or m is None or re.search(rf"\b[a-z]?{n}\b", name):
         return label
     return f"{label} ({n}→{m})" if n != m else f"{label} ({n})"
 
 
+def plans_of(arm: Arm) -> str | None:
+    """Return in a sentence what plans chose for each run of an arm, and when they changed it; None: n was given."""
+    chosen: dict[str, list[str]] = {}
+    for run in arm.runs:
+        again = run.plan.get("again")
+        plans: list[tuple[Any, Any]] = [(0, run.plan.get("label"))]
+        for one in again if isinstance(again, list) else ():
+            plans += [(one.get("step"), one.get("label"))] if isinstance(one, Mapping) else []
+        changes = [plan for before, plan in zip([(0, None), *plans], plans, strict=False) if plan[1] != before[1]]
+        text = ", ".join(f"{f'after step {step} ' if step else ''}{plain(label)}" for step, label in changes)
+        if text:
+            chosen.setdefault(text, []).append(plain(run.path.name))
+    parts = (f"{text} ({', '.join(names)})" for text, names in chosen.items())
+    return f"{arm.label}: planned {'; '.join(parts)}." if chosen else None
+
+
 def rollouts_of(config: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Return n and m of a recipe; n is m if the recipe sets no ``num_rollouts`` (plain GRPO)."""
+    """Return n and m of a recipe; n is m if it sets no ``num_rollouts`` (plain GRPO), and None if it was planned."""
     m = finite(config.get("num_generations"))
     n = finite(config.get("num_rollouts"))
-    n = m if n is None else n
+    n = m if n is None and config.get("num_rollouts") != AUTO else n
     return (None if n is None else int(n)), (None if m is None else int(m))
 
 
@@ -175,7 +208,7 @@ def _not_numbers(rows: Sequence[Mapping[str, Any]], keys: Collection[str]) -> li
     for row in rows:
         for key in keys:
             value = row.get(key)
-            if value is not None and finite(value) is None:
+            if value is not None and finite(value) is None and (key, value) != ("num_rollouts", AUTO):
                 count[key] += 1
                 example.setdefault(key, value)
     return [f"{key} {plain(repr(example[key]), 20)}, {times} time{'s' * (times > 1)}" for key, times in count.items()]

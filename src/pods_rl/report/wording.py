@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .analysis import Analysis
-from .arms import Arm, damaged_files
+from .arms import Arm, damaged_files, plans_of
 from .speedups import FEW, Speedup
 from .statistics import Z_95
 from .text import capital, duration, interval, number, plain, plural, unit_for, words
@@ -182,6 +182,7 @@ def _run_notes(analysis: Analysis) -> list[str]:
         parts = ", ".join(f"{count} {plain(state)}" for state, count in sorted(states.items()))
         unfinished = f"{sum(states.values())} of {len(analysis.runs)} runs did not finish ({parts}; see Runs)."
         found.append(f"{unfinished} Each counts up to its last evaluation.")
+    found += [line for arm in analysis.arms if (line := plans_of(arm))]
     if analysis.attempts:
         attempts = plural(analysis.attempts, "earlier attempt")
         found.append(f"Not counted: {attempts} of runs that failed or were stopped, kept in .attempts.")

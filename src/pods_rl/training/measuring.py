@@ -13,7 +13,6 @@ from transformers import PrinterCallback, TrainerCallback, TrainerControl, Train
 from ..engines.trl.compat import standing_in
 from ..engines.trl.rollouts import as_text
 from ..engines.trl.update import PhaseClock
-from ..engines.trl.waves import RoundPlan
 from ..planning.costs import Measured, Work
 from ..planning.grid import Setting
 from ..planning.signal import Batches, Observed, observed
@@ -84,25 +83,10 @@ class Meter(TrainerCallback):
             trainer.train()
 
     def batches(self) -> Batches:
-        """Return what the trainer's batches have in common."""
-        trainer, args = self._trainer, self._trainer.args
-        return Batches(
-            rows=args.per_device_train_batch_size * (args.steps_per_generation or 1),
-            chunk=None if trainer.use_vllm else args.rollout_batch_size,
-            skips=args.skip_zero_advantage_rows and not trainer._update._reads_every_row(),
-            merges=args.merge_equal_rows,
-            repeats=args.num_iterations,
-            rule=args.rule,
-            refill_limit=args.refill_limit,
-        )
+        return batches_of(self._trainer)
 
     def answer_range(self) -> tuple[float | None, float | None]:
-        """Return the least and the greatest answer reward, None where unknown."""
-        trainer, name = self._trainer, self._trainer.args.answer_reward
-        if name is None:
-            return None, None
-        function = trainer.reward_funcs[trainer.reward_func_names.index(name)]
-        return getattr(function, "range", None) or (0.0, 1.0)
+        return answer_range(self._trainer)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._next(control)
@@ -129,12 +113,8 @@ class Meter(TrainerCallback):
             control.should_training_stop = True
             return
         trainer = self._trainer
-        for key, value in self._setting.keys.items():
-            setattr(trainer.args, key, value)
         trainer.num_generations = self._setting.num_generations
-        drawn = trainer._plan.prompts_drawn
-        trainer._plan = RoundPlan(trainer)
-        trainer._plan.prompts_drawn = drawn
+        trainer._plan.read(trainer, **self._setting.keys)
         self._begin()
 
     def _begin(self) -> None:
@@ -176,3 +156,26 @@ class Meter(TrainerCallback):
         seen.texts += [texts.setdefault(as_text(text), len(texts)) for text in record.completions]
         seen.completion_tokens += record.completion_tokens
         seen.prompt_tokens += output["prompt_mask"].sum(dim=1)[:: setting.num_generations].tolist()
+
+
+def batches_of(trainer: PODSTrainer) -> Batches:
+    """Return what a trainer's batches have in common, whatever the setting."""
+    args = trainer.args
+    return Batches(
+        rows=args.per_device_train_batch_size * (args.steps_per_generation or 1),
+        chunk=None if trainer.use_vllm else args.rollout_batch_size,
+        skips=args.skip_zero_advantage_rows and not trainer._update._reads_every_row(),
+        merges=args.merge_equal_rows,
+        repeats=args.num_iterations,
+        rule=args.rule,
+        refill_limit=args.refill_limit,
+    )
+
+
+def answer_range(trainer: PODSTrainer) -> tuple[float | None, float | None]:
+    """Return the least and the greatest answer reward, None where unknown."""
+    name = trainer.args.answer_reward
+    if name is None:
+        return None, None
+    function = trainer.reward_funcs[trainer.reward_func_names.index(name)]
+    return getattr(function, "range", None) or (0.0, 1.0)

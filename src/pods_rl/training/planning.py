@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..distributed import get_world_size
 from ..distributed.processes import quiet_libraries, set_threads
@@ -18,7 +18,7 @@ from ..planning.grid import AUTO, PLANNED, Setting, settings_to_compare
 from ..recipe import Origin, Recipe, build_recipe
 from ..recipe.checks import batch_plan
 from ..runs import to_json, write_atomic
-from ..runs.files import CONFIG, read_mapping
+from ..runs.files import CONFIG, PLAN, read_mapping
 from .inputs import fitted_task, memory_inputs
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ..planning.plan import Candidate, Plan
     from .measuring import Meter
 
-PLAN = "plan.json"  # in the run directory of a recipe with num_rollouts: auto
 SECONDS = 120.0
 _MEASURING = 0.4  # of the seconds; the rest times the best
 _LEAST, _MOST = 2, 60  # rounds of steps
@@ -70,7 +69,8 @@ def plan_recipe(recipe: Recipe, seconds: float = SECONDS, *, show: Callable[[str
         task, _ = fitted_task(still)
         trainer = build_trainer(still, task, Path(folder))
         survey = _Survey(settings, seconds, show)
-        survey.meter = Meter(trainer, survey.schedule(), survey.add)
+        now = time.process_time if recipe.values.get("clock") == "cpu" else time.perf_counter
+        survey.meter = Meter(trainer, survey.schedule(), survey.add, now)
         survey.meter.run()
         return survey.plan(f"{recipe.name}: {task.name} {task.version}, {_device(trainer)}", notes)
 
@@ -227,22 +227,49 @@ def with_keys(recipe: Recipe, keys: Mapping[str, Any]) -> Recipe:
     return build_recipe(given, Origin(recipe.source))
 
 
-def settle_auto(recipe: Recipe, output: Path, *, resume: bool, plan: Callable[[Recipe], Plan]) -> Recipe:
+class Settled(NamedTuple):
+    """A recipe as config.yaml keeps it, and as it trains, which is the same unless the plan may change (plan_every)."""
+
+    kept: Recipe
+    trains: Recipe
+
+
+def settle_auto(recipe: Recipe, output: Path, *, resume: bool, plan: Callable[[Recipe], Plan]) -> Settled:
     """Return a recipe with `num_rollouts: auto` replaced by a plan, which is recorded in the run directory.
 
-    A resumed run keeps the plan that it began with. Other recipes are returned as they are.
+    A resumed run keeps the plan that it began with. Other recipes are returned as they are. With `plan_every`
+    config.yaml keeps auto, and the m that was planned.
 
     Args:
         plan: makes the plan of a new run.
 
     Raises:
-        UserError: colocated vLLM, which cannot start twice in a process.
+        UserError: colocated vLLM, which cannot start twice in a process; no first plan, by which to plan again.
     """
     if recipe.values["num_rollouts"] != AUTO:
-        return recipe
-    if resume:
+        return Settled(recipe, recipe)
+    planned = read_mapping(output / PLAN).get("recommended") if resume else _planned(recipe, output, plan)
+    every = recipe.values["plan_every"]
+    if not isinstance(planned, dict):
+        if every:
+            raise UserError(
+                f"{output / PLAN} is missing or damaged: plan_every = {every} needs its prices. Put the file back, or "
+                "start again in another --output."
+            )
         stored = read_mapping(output / CONFIG)
-        return with_keys(recipe, {key: stored[key] for key in PLANNED if key in stored})
+        planned = {key: stored[key] for key in PLANNED if key in stored}
+    if not every:
+        recipe = with_keys(recipe, planned)
+        return Settled(recipe, recipe)
+    kept, trains = (
+        replace(recipe, values=MappingProxyType({**recipe.values, **keys}))
+        for keys in ({"num_generations": planned["num_generations"]}, planned)
+    )
+    return Settled(kept, trains)
+
+
+def _planned(recipe: Recipe, output: Path, plan: Callable[[Recipe], Plan]) -> dict[str, Any]:
+    """Plan, record the plan, and return its keys."""
     if recipe.values.get("use_vllm") and recipe.every_value().get("vllm_mode", "colocate") == "colocate":
         raise UserError(
             "num_rollouts = auto with colocated vLLM: its engine cannot start twice in a process. Run `pods plan "
@@ -254,4 +281,4 @@ def settle_auto(recipe: Recipe, output: Path, *, resume: bool, plan: Callable[[R
     gc.collect()  # the trainer that measured, before another takes its memory
     torch.cuda.empty_cache()
     write_atomic(output / PLAN, to_json(made.record()) + "\n")
-    return with_keys(recipe, made.keys)
+    return made.keys

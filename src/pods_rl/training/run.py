@@ -20,7 +20,7 @@ from ..planning.batching import counted
 from ..recipe import Recipe
 from ..runs import Run, RunWriter
 from ..runs.checkpoints import clean, last_good
-from ..runs.files import CHECKPOINTS, LOG, write_failure
+from ..runs.files import CHECKPOINTS, LOG, PLAN, write_failure
 from ..tasks import Fitted, Task
 from ..text import console, plain_text
 from .inputs import fitted_task
@@ -76,18 +76,20 @@ def train(
         writer = stack.enter_context(RunWriter(output, resume=resume)) if get_rank() == 0 else None
         stack.enter_context(outlive_output(output / LOG if writer else None))
         with stop.at_once():
-            recipe = settle_auto(recipe, output, resume=resume, plan=partial(_plan, progress=progress))
+            recipe, trains = settle_auto(recipe, output, resume=resume, plan=partial(_plan, progress=progress))
         stack.enter_context(stop.later())  # a signal that raises anywhere could prevent the last status
         display = stack.enter_context(_status_at_end(recipe, output, writer, stop))
         with stop.at_once():
             set_threads(recipe.run_settings()["threads"])
             task, skipped = fitted_task(recipe)
-            trainer = build_trainer(recipe, task, output / CHECKPOINTS)
+            trainer = build_trainer(trains, task, output / CHECKPOINTS)
             start = agree(find(recipe) if writer else None) if resume else None
             shown = _progress(recipe, output, trainer, task, skipped, start) if progress and writer else None
             if writer:
                 writer.write_environment(describe(trainer, task, skipped, start))
             recorder = _add_recorder(recipe, task, trainer, writer, shown, stop)
+            if recipe.values["plan_every"]:
+                _plan_again(recipe, trainer, output, recorder)
         if shown:
             display.enter_context(shown)
         _train(trainer, recorder, start)
@@ -102,6 +104,14 @@ def _plan(recipe: Recipe, *, progress: bool) -> Plan:
     if progress:
         print("\n".join(map(plain_text, plan.lines())), flush=True)
     return plan
+
+
+def _plan_again(recipe: Recipe, trainer: PODSTrainer, output: Path, recorder: Recorder) -> None:
+    """Have the run plan again every `plan_every` steps."""
+    from .replanning import Replanning
+
+    say = recorder.progress.say if recorder.progress else lambda line: None
+    trainer.add_callback(Replanning(trainer, output / PLAN, recipe.values["plan_every"], recorder, say))
 
 
 @contextmanager

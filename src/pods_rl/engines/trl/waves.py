@@ -98,14 +98,22 @@ class RoundPlan:
     """
 
     def __init__(self, trainer: TRLTrainer) -> None:
-        args = trainer.args
         self._last = (-1, 0)  # step, generations in it
+        self._drawn = 0  # prompts for the places of dead groups, while nothing is refilled
+        self.refill: Refill | None = None
+        self.read(trainer)
+
+    def read(self, trainer: TRLTrainer, **keys: Any) -> None:
+        """Take the trainer's settings, after setting these keys, for the next generation; `prompts_drawn` goes on."""
+        args, drawn = trainer.args, self.prompts_drawn
+        for key, value in keys.items():
+            setattr(args, key, value)
         self.n, self.m = rollouts_of(args), trainer.num_generations
         self._weights = trainer.reward_weights
         self._answer = self._decides = _answer_column(trainer)  # None: the total reward
         self.sizes = args.wave_sizes()
         self.stopping = None if args.rollout_waves is None else self._stopping(trainer)
-        self.refill: Refill | None = None
+        self.refill = None
         if args.dead_groups == "refill":
             if isinstance(trainer.train_dataset, IterableDataset):
                 raise UserError(
@@ -113,16 +121,17 @@ class RoundPlan:
                     "none: give a Dataset, or set dead_groups: keep or share."
                 )
             self.refill = Refill(args.seed, len(trainer.train_dataset))
-
+        self.prompts_drawn = drawn
         self.spreads_prompts = len(self.sizes) > 1 or args.dead_groups != "keep"
 
     @property
     def prompts_drawn(self) -> int:
         """How many prompts were drawn for the places of dead groups, in the whole run; kept in checkpoints."""
-        return self.refill.drawn if self.refill else 0
+        return self.refill.drawn if self.refill else self._drawn
 
     @prompts_drawn.setter
     def prompts_drawn(self, drawn: int) -> None:
+        self._drawn = drawn
         if self.refill:
             self.refill.drawn = drawn
 
