@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from pods_rl.distributed.processes import versions
+from pods_rl.distributed.signals import stop_on_signals
+from pods_rl.errors import Interrupted
 from pods_rl.policies import tiny_policy_path
 from pods_rl.runs import Run, RunWriter, write_parquet
 from pods_rl.tasks import load_task
@@ -73,7 +75,11 @@ def train(output: Path, n: int, m: int, *, steps: int, evals: int, overrides: li
                 env={**os.environ, **plugins, "VERL_FILE_LOGGER_PATH": str(log)},
             )
             try:
-                record(writer, output.name, follow(log, process))
+                with stop_on_signals():
+                    record(writer, output.name, follow(log, process))
+            except Interrupted as interrupt:
+                writer.write_end("stopped", str(interrupt))
+                raise SystemExit(interrupt.code) from None
             finally:
                 process.terminate()
                 process.wait()

@@ -29,7 +29,7 @@ def output(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     command = [sys.executable, str(ROOT / "examples" / "verl_cpu.py"), "--output", str(folder), "--evals=1"]
     command += [f"--arms={N}:{M}", f"--steps={STEPS}", *OVERRIDES]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, cwd=folder)
     output = folder / f"pods-{N}-{M}"
     log = output / "log.txt"
     assert done.returncode == 0, done.stderr + (log.read_text()[-5000:] if log.is_file() else "")
@@ -73,6 +73,7 @@ def test_the_ledger_holds_what_the_rule_kept(output):
 
 def test_the_run_directory_is_that_of_a_run(output):
     run = Run.open(output)
+    assert list(output.parent.iterdir()) == [output]  # nothing in the working directory
     assert run.state == "finished"
     assert run.step == STEPS
     assert [row["step"] for row in run.evals] == [0, STEPS]
