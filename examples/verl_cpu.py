@@ -1,6 +1,6 @@
 """verl's own trainer, whole, on a CPU: Ray, TransferQueue, agent loop, FSDP2 and a rollout server, on the tiny policy.
 
-    .venv-verl/bin/python examples/verl_cpu.py --output runs/verl-demo        # 150 steps of 64 -> 16
+    .venv-verl/bin/python examples/verl_cpu.py --output runs/verl-demo        # 75 steps of 64 -> 16
     .venv-verl/bin/python examples/verl_cpu.py --output runs/verl-arms --arms 16:16 64:16 64:64 --steps 30
 
 Each arm is a run directory that `pods report` reads. Further arguments are verl's own, as key=value.
@@ -35,8 +35,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--arms", nargs="+", type=arm, default=[(64, 16)], help="n:m, generated and trained per prompt")
-    parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--evals", type=int, default=6, help="evaluations after the first")
+    parser.add_argument("--steps", type=int, default=75)
+    parser.add_argument("--evals", type=int, default=5, help="evaluations after the first")
     given, overrides = parser.parse_known_args()
     runs = [given.output.resolve() / (f"pods-{n}-{m}" if n > m else f"grpo-{n}") for n, m in given.arms]
     for output, (n, m) in zip(runs, given.arms, strict=True):

@@ -15,6 +15,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils.config import validate_config
 
 from pods_rl.engines.verl import PODSAgentLoopManager, PODSSettings
+from pods_rl.engines.verl.replay_buffer import pods_before
 from pods_rl.engines.verl.settings import read_settings, whole_config
 from pods_rl.errors import UserError
 from pods_rl.rollouts.stopping import Stopping
@@ -94,7 +95,8 @@ def test_settings_of_waves_are_read(make_config):
     # five sessions are known at the end of the second wave
     assert settings.stopping == Stopping(m=4, n=8, share=0.9, low=0, high=1, give_up_after=6)
     assert settings.refill_limit is None
-    assert read_settings(make_config(f"{KWARGS}.dead_groups=refill")).refill_limit == 3
+    refill = make_config(f"{KWARGS}.dead_groups=refill", "algorithm.filter_groups.metric=acc")
+    assert read_settings(refill).refill_limit == 3
 
 
 @pytest.mark.parametrize(("overrides", "message"), REFUSED_IN_WAVES)
@@ -110,9 +112,11 @@ def test_what_cannot_work_is_refused(make_config, overrides, message):
 
 
 def test_the_reward_as_the_filters_metric_is_refused_where_verl_does_not_know_it(make_config, monkeypatch):
+    known = "verl.trainer.ppo.v1.replay_buffer.FILTER_GROUPS_REWARD_METRIC"
+    monkeypatch.setattr(known, "reward", raising=False)  # as in 0.9.1
     filtered = make_config("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=reward")
     assert read_settings(filtered).filter_arguments["filter_groups_metric"] == "reward"
-    monkeypatch.delattr("verl.trainer.ppo.v1.replay_buffer.FILTER_GROUPS_REWARD_METRIC")  # as in 0.9.0
+    monkeypatch.delattr(known)  # as in 0.9.0
     with pytest.raises(UserError, match="filters only by numbers that the reward function returns"):
         read_settings(filtered)
     filtered.algorithm.filter_groups.metric = "acc"
@@ -184,4 +188,4 @@ def test_verls_surface_is_as_overridden():
     assert parameters(AgentLoopManagerTQ.generate_sequences) == ["self", "prompts"]
     worker = AgentLoopWorkerTQ.__ray_metadata__.modified_class
     assert '"__rollout_n__"' in inspect.getsource(worker._run_prompt)
-    assert core_algos.get_adv_estimator_fn("pods_before").__module__ == "pods_rl.engines.verl.replay_buffer"
+    assert core_algos.get_adv_estimator_fn("pods_before") is pods_before
