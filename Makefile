@@ -10,13 +10,14 @@ VERL_STAMP := $(VERL_VENV)/.installed
 VLLM_VENV  ?= .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
 
-.PHONY: quickstart test test-verl test-vllm test-reliability lint types clean help
+.PHONY: quickstart test test-verl test-vllm verl-demo test-reliability lint types clean help
 
 help:
 	@echo "make quickstart  train GRPO and PODS on word problems, then write a report (about 6 minutes)"
 	@echo "make test        lint, type check and tests (under 15 minutes)"
 	@echo "make test-verl   the verl engine, in an environment of its own"
 	@echo "make test-vllm   training, generation and evaluation with a real vLLM on the CPU, in an environment of its own"
+	@echo "make verl-demo   train the shipped policy with verl's own trainer on the CPU, then write a report"
 	@echo "make test-reliability   kills, full disks and bad rewards at full length (docs/reliability.md)"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -56,6 +57,10 @@ $(VERL_STAMP): pyproject.toml constraints-verl.txt
 
 test-verl: $(VERL_STAMP)
 	OMP_NUM_THREADS=1 $(VERL_VENV)/bin/python -m pytest -q tests/verl src/pods_rl/engines/verl
+
+verl-demo: $(STAMP) $(VERL_STAMP)
+	OMP_NUM_THREADS=1 $(VERL_VENV)/bin/python examples/verl_cpu.py --output runs/verl-demo
+	$(BIN)/pods report runs/verl-demo
 
 # A real vLLM on the CPU, in an environment of its own (docs/engines.md). Its files are compiled when they are imported
 # first, and kept, whatever the shell says of that: all of them would take a minute, and those of a process 20 seconds.

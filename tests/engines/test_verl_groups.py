@@ -13,12 +13,25 @@ import torch
 import yaml
 
 import pods_rl
+from pods_rl.engines.verl import check_version
 from pods_rl.engines.verl.groups import Group, choose, describe_selection, group_keys, pad_rewards
 from pods_rl.engines.verl.settings import PODSSettings
+from pods_rl.errors import UserError
 from pods_rl.rollouts.stopping import Stopping
 from pods_rl.selection import RULES, select, spread
 
 SHIPPED = Path(pods_rl.__file__).parent / "recipes" / "verl"
+
+
+@pytest.mark.parametrize("installed", [None, "0.9.0", "0.9.1", "0.9.1+local", "0.10.0.dev0", "0.10.0.dev"])
+def test_known_versions_of_verl_are_accepted(installed):
+    check_version(installed)
+
+
+@pytest.mark.parametrize("installed", ["0.8.0", "0.9.2", "0.11.0", "0.9.10"])
+def test_other_versions_of_verl_are_refused_in_a_sentence(installed):
+    with pytest.raises(UserError, match=rf"^verl {installed} is installed, and PODS works with verl 0.9.0, 0.9.1, "):
+        check_version(installed)
 
 
 def test_keys_in_any_order_give_the_same_sessions():

@@ -15,6 +15,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils.config import validate_config
 
 from pods_rl.engines.verl import PODSAgentLoopManager, PODSSettings
+from pods_rl.engines.verl.replay_buffer import pods_before
 from pods_rl.engines.verl.settings import read_settings, whole_config
 from pods_rl.errors import UserError
 from pods_rl.rollouts.stopping import Stopping
@@ -59,6 +60,8 @@ REFUSED = [
     ([f"{KWARGS}.num_rollouts=many"], "must be a whole number of at least 1; got 'many'"),
     ([f"~{KWARGS}.num_rollouts"], "must be a whole number of at least 1; got None"),
     ([f"{KWARGS}.seed=1.5"], "seed must be a whole number; got 1.5"),
+    ([f"{KWARGS}.ledger_every=0"], "ledger_every must be a whole number of at least 1; got 0"),
+    ([f"{KWARGS}.poll_interval=0"], "poll_interval must be a number of seconds above 0; got 0"),
     (["actor_rollout_ref.rollout.agent.agent_loop_manager_class=null"], "Set it to pods_rl.engines.verl.agent_loop"),
     (["trainer.v1.sampler.custom_sampler.name=null"], "verl would train on all 8 sessions of a prompt"),
     (["trainer.use_v1=false"], "legacy trainer has no replay buffer"),
@@ -92,7 +95,8 @@ def test_settings_of_waves_are_read(make_config):
     # five sessions are known at the end of the second wave
     assert settings.stopping == Stopping(m=4, n=8, share=0.9, low=0, high=1, give_up_after=6)
     assert settings.refill_limit is None
-    assert read_settings(make_config(f"{KWARGS}.dead_groups=refill")).refill_limit == 3
+    refill = make_config(f"{KWARGS}.dead_groups=refill", "algorithm.filter_groups.metric=acc")
+    assert read_settings(refill).refill_limit == 3
 
 
 @pytest.mark.parametrize(("overrides", "message"), REFUSED_IN_WAVES)
@@ -105,6 +109,18 @@ def test_waves_that_cannot_work_are_refused(make_config, overrides, message):
 def test_what_cannot_work_is_refused(make_config, overrides, message):
     with pytest.raises(UserError, match=message.replace("(", r"\(").replace(".", r"\.")):
         read_settings(make_config(*overrides))
+
+
+def test_the_reward_as_the_filters_metric_is_refused_where_verl_does_not_know_it(make_config, monkeypatch):
+    known = "verl.trainer.ppo.v1.replay_buffer.FILTER_GROUPS_REWARD_METRIC"
+    monkeypatch.setattr(known, "reward", raising=False)  # as in 0.9.1
+    filtered = make_config("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=reward")
+    assert read_settings(filtered).filter_arguments["filter_groups_metric"] == "reward"
+    monkeypatch.delattr(known)  # as in 0.9.0
+    with pytest.raises(UserError, match="filters only by numbers that the reward function returns"):
+        read_settings(filtered)
+    filtered.algorithm.filter_groups.metric = "acc"
+    assert read_settings(filtered).filter_arguments["filter_groups_metric"] == "acc"
 
 
 def test_a_reward_model_with_its_own_pool_is_accepted(make_config):
@@ -167,8 +183,9 @@ def test_verls_surface_is_as_overridden():
             "gen_batch_size",
             "max_inflight_gen_batches",
             "sync_refill_failed_groups",
+            "poll_interval",
         } <= set(parameters(buffer.__init__))
     assert parameters(AgentLoopManagerTQ.generate_sequences) == ["self", "prompts"]
     worker = AgentLoopWorkerTQ.__ray_metadata__.modified_class
     assert '"__rollout_n__"' in inspect.getsource(worker._run_prompt)
-    assert core_algos.get_adv_estimator_fn("pods_before").__module__ == "pods_rl.engines.verl.replay_buffer"
+    assert core_algos.get_adv_estimator_fn("pods_before") is pods_before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 import transfer_queue as tq
@@ -194,6 +195,23 @@ def test_asynchronous_mode(trainer):
     assert list(kept_sessions(batch.keys).values()) == [BEST] * 2
     assert metrics["pods/all/rows"] == 16
     assert not {key for key in left_in_queue() if key.split("_")[0] in kept_sessions(batch.keys)} - set(batch.keys)
+
+
+def test_the_ledger_has_every_session_of_the_first_and_each_tenth_step(trainer, tmp_path):
+    ledger = tmp_path / "rollouts"
+    trainer = trainer(f"trainer.v1.sampler.sampler_kwargs.ledger={ledger}")
+    for step in (1, 2, 10):
+        trainer.global_steps = step
+        batch, _ = train_step(trainer)
+        tq.kv_clear(keys=batch.keys, partition_id="train")
+    assert sorted(path.name for path in ledger.iterdir()) == ["step-000001.parquet", "step-000010.parquet"]
+    rows = pq.read_table(ledger / "step-000010.parquet").to_pylist()
+    assert [(row["step"], row["group"], row["rollout"]) for row in rows] == [(10, i // 8, i % 8) for i in range(16)]
+    assert [row["reward"] for row in rows] == pytest.approx(REWARDS * 2)
+    assert [row["rollout"] for row in rows if row["selected"]] == BEST * 2
+    assert [row["completion_tokens"] for row in rows] == [2 + i % 3 for i in range(8)] * 2
+    assert {row["answer"] for row in rows} == {"1"}
+    assert all(len(row["completion"]) == row["completion_tokens"] for row in rows)
 
 
 REFILL = "trainer.v1.sampler.sampler_kwargs.dead_groups=refill"

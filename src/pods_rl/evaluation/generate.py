@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, TemperatureLogitsWarper
 
-from ..rollouts.generating import complete
+from ..rollouts.completing import complete_prompts
 from ..rollouts.sampling import RowDraws
 from .evaluator import Completion, RowsDone, Sampling
 
@@ -62,37 +61,22 @@ class GenerateSampler:
         return [completion for completion in completions if completion is not None]
 
     def _generate(self, prompts_ids: Sequence[Sequence[int]], rows: Sequence[int], how: Sampling) -> Tensor:
-        """Return completion ids [rows, T] of a batch; prompts are padded on the left, completions on the right."""
-        width = max(map(len, prompts_ids))
-        device = self.model.device
-        padded = torch.tensor([[self._pad] * (width - len(ids)) + list(ids) for ids in prompts_ids], device=device)
-        mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts_ids], device=device)
-        # greedy for `generate`, since draws leave one token; the model's own defaults and penalties are not used
-        config = GenerationConfig(
-            do_sample=False,
-            temperature=1.0,
-            top_k=50,
-            top_p=1.0,
-            num_beams=1,
-            repetition_penalty=1.0,
-            no_repeat_ngram_size=0,
-            max_new_tokens=how.max_completion_length,
-            pad_token_id=self._pad,
-            eos_token_id=sorted(self._ends) or None,
+        """Return completion ids [rows, T] of a batch, padded on the right."""
+        draws = None
+        if how.temperature:
+            keys = [(how.seed, row) for row in rows]
+            draws = RowDraws(
+                keys, how.max_completion_length, self.model.device, prompt_width=max(map(len, prompts_ids))
+            )
+        return complete_prompts(
+            self.model,
+            prompts_ids,
+            draws,
+            length=how.max_completion_length,
+            ends=sorted(self._ends),
+            pad=self._pad,
+            temperature=how.temperature,
         )
-        inputs = {
-            "input_ids": padded,
-            "attention_mask": mask,
-            "generation_config": config,
-            "synced_gpus": False,  # the weights are gathered here, and processes may have different numbers of batches
-        }
-        if not how.temperature:
-            return complete(self.model.generate, inputs)[:, width:]
-        keys = [(how.seed, row) for row in rows]
-        draws = RowDraws(keys, how.max_completion_length, device, prompt_width=width)
-        inputs["logits_processor"] = warper = LogitsProcessorList([TemperatureLogitsWarper(float(how.temperature))])
-        drawn = {"logits_processor": LogitsProcessorList([*warper, draws])}
-        return complete(self.model.generate, inputs, draws, otherwise=drawn)[:, width:]
 
     def _cut(self, ids: list[int]) -> Completion:
         """Return the completion up to its first end token."""

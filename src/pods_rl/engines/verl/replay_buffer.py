@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,10 +19,13 @@ from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.core_algos import register_adv_est
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+from verl.utils import hf_tokenizer
 
 from ...rollouts.stopping import Status
+from ...runs import write_parquet
 from ...selection import Selection, advantages
 from .groups import Group, choose, describe_selection, group_keys, pad_rewards
+from .ledger import ledger_columns
 from .settings import BEFORE, read_settings, whole_config
 
 VALIDATION = "val"
@@ -47,11 +51,13 @@ class PODSMixin:
         if self.pods.refill_limit is not None:
             with open_dict(config):  # the trainer, which is built around this buffer, then draws prompts one by one
                 config.algorithm.filter_groups.enable = True
-        verl_arguments = {"sampler_kwargs": sampler_kwargs, **self.pods.filter_arguments, **arguments}
+        ours = {"poll_interval": self.pods.poll_interval, **self.pods.filter_arguments}
+        verl_arguments = {"sampler_kwargs": sampler_kwargs, **ours, **arguments}
         super().__init__(**verl_arguments)
         self._step = 0
         self._pods_metrics: dict[str, float] = {}
         self._refills_left = self._refills(self.pods.filter_arguments["train_batch_size"])
+        self._tokenizer = hf_tokenizer(config.actor_rollout_ref.model.path) if self.pods.ledger else None
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
         """Return verl's batch reduced to the m kept, and its metrics with those of all n added."""
@@ -113,6 +119,10 @@ class PODSMixin:
         }
         if self.pods.stopping is not None:
             self._pods_metrics |= self._count_stops(groups, rewards)
+        if self.pods.ledger and (self._step == 1 or self._step % self.pods.ledger_every == 0):
+            columns = ledger_columns(groups, rewards, kept, batch.partition_id, self._tokenizer)
+            steps = {"step": [self._step] * len(columns["group"])}
+            write_parquet(Path(self.pods.ledger) / f"step-{self._step:06d}.parquet", steps | columns)
         return _keep(batch, kept)
 
     def _count_stops(self, groups: list[Group], rewards: list[list[float]]) -> dict[str, float]:

@@ -17,15 +17,17 @@ import ray  # type: ignore[import-not-found]
 
 logger = logging.getLogger(__name__)
 
+_ENDS_WITH_ITS_CALL = ("vllm", "pods_cpu")  # engines in which a request ends once its call is cancelled
+
 
 def cancellable(client: Any) -> Any:
     """Return a copy of verl's `LLMServerClient` whose `generate` passes its cancellation on to the server.
 
-    vLLM aborts a request whose call is cancelled. SGLang does not: it gets an abort with the id of the request. In
-    verl's other engines the request runs to its end, and its answer is dropped.
+    vLLM and our CPU server drop a request whose call is cancelled. SGLang does not: it gets an abort with the id of the
+    request. In verl's other engines the request runs to its end, and its answer is dropped.
     """
     engine = client.config.actor_rollout_ref.rollout.name
-    if engine not in ("vllm", "sglang"):
+    if engine not in (*_ENDS_WITH_ITS_CALL, "sglang"):
         logger.warning(
             "rollout_waves: %s cannot cancel a request, so rollouts that a stopped group no longer needs are generated "
             "to their end and dropped. With vllm and sglang they are cancelled.",
@@ -67,7 +69,7 @@ class _Server:
         try:
             return await call
         except asyncio.CancelledError:
-            if self._engine == "vllm":
+            if self._engine in _ENDS_WITH_ITS_CALL:
                 ray.cancel(call)
             elif self._engine == "sglang":
                 self._handle.__ray_call__.remote(_abort_in_sglang, request["request_id"])

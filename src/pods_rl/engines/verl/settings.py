@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 BEFORE = "pods_before"  # name of the estimator with advantages over all n
 _WAVES = ("rollout_waves", "stop_variance", "reward_range", "give_up_after", "give_up_probability")
 _DEAD_GROUPS = ("dead_groups", "refill_limit")
-_KEYS = ("num_rollouts", "rule", "seed", *_WAVES, *_DEAD_GROUPS)
+_KEYS = ("num_rollouts", "rule", "seed", *_WAVES, *_DEAD_GROUPS, "ledger", "ledger_every", "poll_interval")
 _RULE = "max_variance"  # the default
 _KWARGS = "trainer.v1.sampler.sampler_kwargs"
 _SAMPLER = "trainer.v1.sampler.custom_sampler"
@@ -43,6 +44,9 @@ class PODSSettings:
         stopping: when a group needs no further session; None without `rollout_waves`.
         refill_limit: how often a batch's places may be drawn again in place of dead groups (`dead_groups: refill`);
             None: dead groups are kept, or filtered as `algorithm.filter_groups` says.
+        ledger: the folder of the rollout ledger (`sampler_kwargs.ledger`); None: no ledger.
+        ledger_every: it is written at step 1 and every this many steps.
+        poll_interval: seconds between two looks at the queue while a batch is generated; verl's default is 2.
     """
 
     num_rollouts: int
@@ -54,6 +58,9 @@ class PODSSettings:
     waves: tuple[int, ...] = ()
     stopping: Stopping | None = None
     refill_limit: int | None = None
+    ledger: str | None = None
+    ledger_every: int = 10
+    poll_interval: float = 2.0
 
     def status(self, rewards: Sequence[float]) -> Status:
         """Return what stops a group after these rewards of its first sessions, NaN where a session is unscored.
@@ -104,6 +111,9 @@ def read_settings(config: DictConfig) -> PODSSettings:
         waves=waves,
         stopping=stopping,
         refill_limit=_refill_limit(keys),
+        ledger=keys.get("ledger"),
+        ledger_every=_count(f"{_KWARGS}.ledger_every", keys.get("ledger_every", 10)),
+        poll_interval=_poll_interval(keys.get("poll_interval", 2.0)),
     )
 
 
@@ -128,6 +138,12 @@ def _count(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UserError(f"{name} must be a whole number of at least 1; got {value!r}. Example: {name}=64")
     return value
+
+
+def _poll_interval(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise UserError(f"{_KWARGS}.poll_interval must be a number of seconds above 0; got {value!r}.")
+    return float(value)
 
 
 def _check_plugins(config: DictConfig) -> None:
@@ -213,6 +229,12 @@ def _filter_arguments(config: DictConfig, keys: Mapping[str, Any]) -> dict[str, 
         raise UserError(
             "algorithm.filter_groups.enable needs algorithm.filter_groups.metric; got none. Example: reward"
         )
+    if metric == "reward" and not _knows_reward_metric():
+        raise UserError(
+            "algorithm.filter_groups.metric = reward: this version of verl filters only by numbers that the reward "
+            "function returns (0.9.1 filters by the reward too). Set the metric to one of them, for example acc or "
+            "score."
+        )
     refill = bool(_get(config, "trainer.v1.sampler.sync_refill_failed_groups"))
     batch = _get(config, "data.train_batch_size")
     return {
@@ -222,6 +244,12 @@ def _filter_arguments(config: DictConfig, keys: Mapping[str, Any]) -> dict[str, 
         "gen_batch_size": 1 if metric or refill else (_get(config, "data.gen_batch_size") or batch),
         "max_inflight_gen_batches": groups.get("max_inflight_gen_batches", 1) if metric else 1,
     }
+
+
+def _knows_reward_metric() -> bool:
+    from verl.trainer.ppo.v1 import replay_buffer
+
+    return hasattr(replay_buffer, "FILTER_GROUPS_REWARD_METRIC")
 
 
 def _plain(keys: Any) -> dict[str, Any]:

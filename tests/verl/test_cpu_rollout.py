@@ -1,0 +1,134 @@
+"""The rollout backend for a CPU: what its server answers, and with which weights."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pods_rl.engines.verl.cpu_rollout import CPUServer
+from pods_rl.engines.verl.scoring import compute_score
+from pods_rl.errors import UserError
+from pods_rl.tasks import load_task
+
+from .conftest import TINY
+
+GREEDY = {"temperature": 0, "top_k": -1, "top_p": 1.0, "logprobs": True}
+SAMPLED = {**GREEDY, "temperature": 1.0}
+PROMPTS = ["12+30-5=", "7+8=", "12+30-5="]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(TINY)
+
+
+@pytest.fixture
+def server():
+    config = SimpleNamespace(dtype="float32", seed=0, response_length=40, max_num_seqs=64)
+    return CPUServer(str(TINY), config, 0)
+
+
+@pytest.fixture
+def batches(server, monkeypatch):
+    """The number of requests in each batch."""
+    seen, complete = [], server._complete
+    monkeypatch.setattr(server, "_complete", lambda batch: seen.append(len(batch)) or complete(batch))
+    return seen
+
+
+def answers(server, tokenizer, prompts, how):
+    async def play():
+        requests = [server.generate("id", tokenizer(prompt)["input_ids"], how) for prompt in prompts]
+        return await asyncio.gather(*requests)
+
+    return asyncio.run(play())
+
+
+def test_greedy_completions_are_those_of_generate(server, tokenizer, batches):
+    model = AutoModelForCausalLM.from_pretrained(TINY)
+    for prompt, output in zip(PROMPTS, answers(server, tokenizer, PROMPTS, GREEDY), strict=True):
+        ids = tokenizer(prompt, return_tensors="pt")
+        row = model.generate(**ids, do_sample=False, max_new_tokens=40)[0, ids["input_ids"].shape[1] :]
+        assert output.token_ids == row.tolist()
+    assert batches == [3]
+
+
+def test_log_probabilities_are_the_models(server, tokenizer):
+    model = AutoModelForCausalLM.from_pretrained(TINY)
+    for prompt, output in zip(PROMPTS, answers(server, tokenizer, PROMPTS, SAMPLED), strict=True):
+        ids = torch.tensor([tokenizer(prompt)["input_ids"] + output.token_ids])
+        count = len(output.token_ids)
+        logps = model(ids).logits[0, -count - 1 : -1].log_softmax(dim=-1).gather(1, ids[0, -count:, None])[:, 0]
+        assert output.log_probs == pytest.approx(logps.tolist(), abs=1e-4)
+        assert tokenizer.eos_token_id not in output.token_ids[:-1]
+
+
+def test_requests_with_other_settings_or_beyond_the_limit_wait_for_the_next_batch(server, tokenizer, batches):
+    server._config.max_num_seqs = 2
+
+    async def play():
+        ids = tokenizer("7+8=")["input_ids"]
+        return await asyncio.gather(*(server.generate("id", ids, how) for how in [SAMPLED] * 3 + [GREEDY]))
+
+    assert len(asyncio.run(play())) == 4
+    assert batches == [2, 1, 1]
+
+
+def test_new_weights_answer_later_requests_alone(server, tokenizer):
+    weights = {name: torch.zeros_like(value) for name, value in server._model.state_dict().items()}
+    before = answers(server, tokenizer, ["7+8="], GREEDY)[0]
+    asyncio.run(server.load(weights, 3))
+    after = answers(server, tokenizer, ["7+8="], GREEDY)[0]
+    assert before.extra_fields["global_steps"] == 0
+    assert after.extra_fields["global_steps"] == 3
+    assert after.token_ids == [0] * 40  # all logits are equal
+    assert before.token_ids != after.token_ids
+
+
+def test_weights_that_do_not_fit_are_refused(server):
+    with pytest.raises(RuntimeError, match="Missing key"):
+        asyncio.run(server.load({}, 1))
+
+
+def test_a_failed_batch_answers_each_request_with_its_error_and_the_next_runs(server, tokenizer, monkeypatch):
+    async def play():
+        with monkeypatch.context() as patched:
+            patched.setattr(server._model, "generate", lambda **_: 1 / 0)
+            ids = tokenizer("7+8=")["input_ids"]
+            failed = await asyncio.gather(*(server.generate("id", ids, GREEDY) for _ in "ab"), return_exceptions=True)
+        return failed, await server.generate("id", ids, GREEDY)
+
+    failed, output = asyncio.run(play())
+    assert [type(error) for error in failed] == [ZeroDivisionError] * 2
+    assert output.token_ids
+
+
+def test_a_cancelled_request_is_not_completed(server, tokenizer, batches):
+    async def play():
+        ids = tokenizer("7+8=")["input_ids"]
+        first, second = (asyncio.ensure_future(server.generate("id", ids, GREEDY)) for _ in "ab")
+        await asyncio.sleep(0)
+        first.cancel()
+        return await second
+
+    assert asyncio.run(play()).token_ids
+    assert batches == [1]
+
+
+def test_scores_are_the_tasks_own():
+    task = load_task({"task": "countdown", "task_train_size": 1, "task_test_size": 1})
+    gold = task.test["answer"][0]
+    for text in (f"<think>a</think><answer>{gold}</answer>", f"<answer>{gold}</answer>", "no answer"):
+        found = compute_score("countdown", text, gold, extra_info={})
+        marks = {name: task.scores(name, [text], [gold])[0] for name in task.rewards}
+        total = sum(weight * marks[name] for name, weight in task.rewards.items())
+        assert found == {"score": pytest.approx(total), "acc": float(task.grade([text], [gold])[0].answer), **marks}
+
+
+def test_scores_of_an_unknown_task_are_refused():
+    with pytest.raises(UserError, match="data_source is 'gsm'; expected the task whose rewards to use: arithmetic, "):
+        compute_score("gsm", "text", "1")
