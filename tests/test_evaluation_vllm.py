@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 
 import pods_rl.engines.trl.build  # noqa: F401  (TRL looks for vLLM when it is imported: before the stand-in is there)
 from pods_rl.distributed import processes
@@ -68,6 +69,8 @@ class Engine:
 
     def __post_init__(self):
         ENGINES.append(self)
+        computes = torch.bfloat16 if self.dtype == "auto" else getattr(torch, self.dtype)
+        self.llm_engine = SimpleNamespace(model_config=SimpleNamespace(dtype=computes))
 
     def generate(self, prompts, sampling_params=None, *, use_tqdm=True, lora_request=None):
         self.sent.append((prompts, sampling_params, lora_request))
@@ -131,6 +134,7 @@ def test_an_evaluation_by_vllm(vllm):
     assert found.evaluation.mean_completion_tokens == 5
     assert found.settings["backend"] == "vllm"
     assert found.settings["versions"]["vllm"] == "0.22.0"
+    assert found.settings["dtype"] == "torch.bfloat16"  # of float32 weights
     assert seen == [(6, 6)]
 
 
@@ -166,6 +170,10 @@ def test_the_recipes_own_vllm_keys_are_taken(vllm):
     assert vllm_backend.engine_arguments(TINY, recipe(), seed=3)["gpu_memory_utilization"] == 0.9
 
 
+def test_the_recipes_dtype_is_what_vllm_computes_in(vllm):
+    assert vllm_backend.VLLMSampler(TINY, recipe(dtype="float32")).dtype == torch.float32
+
+
 def test_a_missing_vllm_is_told(monkeypatch):
     monkeypatch.setattr(vllm_backend, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"vLLM is not installed: pip install 'pods-rl\[vllm\]', or use --backend"):
@@ -190,11 +198,11 @@ def test_a_vllm_without_metadata_loses_no_evaluation(vllm, monkeypatch):
     found = evaluate_checkpoint(recipe(eval_prompts=2), "tiny", backend="vllm")
     assert found.evaluation.prompts == 2
     assert found.settings["versions"]["vllm"] is None  # and not an error after the work
+    sys.modules["vllm"].__version__ = "0.23.0+cpu"
+    assert processes.version("vllm") == "0.23.0+cpu"
 
 
 def test_auto_takes_vllm_where_it_can_work(vllm, monkeypatch):
-    import torch
-
     assert choose_backend("auto") == ("vllm" if torch.cuda.is_available() else "generate")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert choose_backend("auto") == "vllm"

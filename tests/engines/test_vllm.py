@@ -14,6 +14,8 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
 
+from pods_rl.distributed.processes import version
+from pods_rl.engines.trl.generation import describe_vllm
 from pods_rl.engines.trl.round import RolloutRound
 
 from .conftest import PROMPTS, letter_reward
@@ -84,6 +86,12 @@ def test_a_colocated_generator_has_room_for_the_rollouts(make, config, at_once):
     assert settings["max_num_seqs"] == at_once
     assert (settings["gpu_memory_utilization"], settings["max_model_len"]) == (0.3, 99)
     assert vllm_generation.VLLMGeneration is sys.modules["trl.trainer.grpo_trainer"].VLLMGeneration
+
+
+@modes
+def test_a_run_records_what_vllm_computes_in(make, mode):
+    (found,) = describe_vllm(make(mode)).values()
+    assert found == {"version": version("vllm")} | ({"dtype": "torch.bfloat16"} if mode == "colocate" else {})
 
 
 class Weights(TrainerCallback):

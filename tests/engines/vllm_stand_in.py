@@ -129,7 +129,9 @@ class LLM:
         self.sampler = Sampler(settings["seed"])
         runner = SimpleNamespace(model=SimpleNamespace(load_weights=self._load))
         driver = SimpleNamespace(model_runner=runner)
-        self.llm_engine = SimpleNamespace(model_executor=SimpleNamespace(driver_worker=driver))
+        self.llm_engine = SimpleNamespace(
+            model_executor=SimpleNamespace(driver_worker=driver), model_config=SimpleNamespace(dtype=torch.bfloat16)
+        )
         self.weights: dict[str, torch.Tensor] = {}
         self.made.append(self)
 

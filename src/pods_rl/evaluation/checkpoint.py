@@ -246,7 +246,7 @@ def _describe(
         **policy.hashes(),
         "backend": sampler.backend,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
-        "dtype": str(getattr(getattr(sampler, "model", None), "dtype", recipe.given.get("dtype") or "auto")),
+        "dtype": str(sampler.dtype),
         "precision": precision,
         **asdict(sampling),
         "repeats": settings["eval_repeats"],

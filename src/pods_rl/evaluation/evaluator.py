@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+
 from ..distributed import busy
 from ..distributed.collectives import gather, own_rows
 from ..policies.loading import encode, render
@@ -55,9 +57,10 @@ class Completion:
 
 
 class Sampler(Protocol):
-    """A policy that completes prompts with the library that `backend` names."""
+    """A policy that completes prompts with the library that `backend` names, in `dtype`."""
 
     backend: str
+    dtype: torch.dtype
     tokenizer: PreTrainedTokenizerBase
 
     def sample(

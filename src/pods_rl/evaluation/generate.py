@@ -33,6 +33,7 @@ class GenerateSampler:
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model = model
+        self.dtype = model.dtype
         self.tokenizer = tokenizer
         ends = model.generation_config.eos_token_id
         self._ends = {*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id} - {None}

@@ -54,6 +54,7 @@ class VLLMSampler:
         self._params = vllm.SamplingParams
         self._lora: Any = None
         self._llm = vllm.LLM(**engine_arguments(policy, recipe, seed))
+        self.dtype = self._llm.llm_engine.model_config.dtype  # `auto` is bf16 or float16 for float32 weights
         if policy.adapter is not None:
             request: Any = import_module("vllm.lora.request")
             self._lora = request.LoRARequest("adapter", 1, str(policy.adapter))

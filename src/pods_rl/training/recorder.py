@@ -269,6 +269,8 @@ def describe(trainer: PODSTrainer, task: Task, skipped: Fitted | None, resumed: 
     """Return the content of `environment.json`; ``skipped``: the number of training prompts that are too long."""
     import torch
 
+    from ..engines.trl.generation import describe_vllm
+
     return {
         "versions": versions(),
         "device": str(trainer.accelerator.device),
@@ -278,6 +280,7 @@ def describe(trainer: PODSTrainer, task: Task, skipped: Fitted | None, resumed: 
         "processes": trainer.accelerator.num_processes,
         "layout": trainer.layout,
         "precision": _precision(trainer),
+        **describe_vllm(trainer),
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "trained_parameters": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
         "seed": trainer.args.seed,

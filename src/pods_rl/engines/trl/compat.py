@@ -142,6 +142,7 @@ class TRLTrainer(Overridden):
     _tr_loss: Tensor  # loss since the last log line, which transformers does not save
     _globalstep_last_logged: int  # as _tr_loss
     _last_loaded_step: int  # with vLLM: the step of the generator's weights
+    vllm_generation: Any  # with vLLM: what asks it
 
     def _get_output_dir(self, trial: Any) -> str: ...  # where checkpoints go; replaced while one is written
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], Any, Any]: ...
@@ -154,6 +155,7 @@ _SET_LATER: dict[str, Callable[..., Any]] = {
     "_tr_loss": Trainer._inner_training_loop,
     "_globalstep_last_logged": Trainer._inner_training_loop,
     "_last_loaded_step": GRPOTrainer.__init__,
+    "vllm_generation": GRPOTrainer.__init__,
 }
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Each prompt computed once while TRL's trainer generates with the policy itself."""
+"""What generates: the policy itself, each prompt computed once, or vLLM."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from transformers import GenerationConfig
 
+from ...distributed.processes import version
 from ...rollouts.generating import complete
 from ...rollouts.sampling import RowDraws
 from .compat import TRLTrainer, standing_in
@@ -45,3 +46,12 @@ def prompt_once(trainer: TRLTrainer, keys: Sequence[Key]) -> Iterator[None]:
 
     with standing_in(model, generate=once):
         yield
+
+
+def describe_vllm(trainer: TRLTrainer) -> dict[str, dict[str, str | None]]:
+    """Return vLLM's version and, of a colocated engine, the dtype it computes in: by default not that of training."""
+    if not trainer.use_vllm:
+        return {}
+    engine = getattr(trainer.vllm_generation, "llm", None)  # a server keeps its dtype to itself
+    dtype = {"dtype": str(engine.llm_engine.model_config.dtype)} if engine else {}
+    return {"vllm": {"version": version("vllm"), **dtype}}

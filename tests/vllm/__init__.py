@@ -1,0 +1,9 @@
+"""Tests with a real vLLM; what its cases (processes of their own) and the tests of what they saw share."""
+
+from pathlib import Path
+
+import pods_rl
+
+TINY = Path(pods_rl.__file__).parent / "policies" / "tiny"  # the shipped policy
+BROKEN_AFTER = 4  # steps of two cases before their weights no longer travel
+WAVES = [16, 16, 32]

@@ -1,0 +1,147 @@
+"""Training with a real vLLM on a CPU: how much it is asked for, and whose weights it has.
+
+The trainer computes in float32 and vLLM in bf16. The sampled tokens' log-probabilities differed (mean, absolute) by
+at most 0.019 with the trainer's weights, by at least 2.4 with older ones and 0.5 with the initial ones.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.request
+from typing import Any
+
+import pytest
+
+from tests import DEADLINE, until
+
+from . import BROKEN_AFTER, TINY, WAVES
+
+FOLLOWS = 0.05  # at most, where vLLM has the trainer's weights
+OTHER = 0.2  # at least, where it has others
+
+
+def check_followed(steps: list[dict[str, Any]]) -> None:
+    """Every generation is from the trainer's weights, and after the first step not from the initial ones."""
+    assert max(step["to_trainer"] for step in steps) < FOLLOWS, steps
+    assert min(step["to_initial"] for step in steps[1:]) > OTHER, steps
+
+
+def check_shapes(steps: list[dict[str, Any]]) -> None:
+    for step in steps:
+        assert step["shapes"][0] == step["shapes"][1], "a log-probability for each token"
+        assert step["shapes"][0][0] == step["rows"]
+
+
+def test_n_are_generated_and_m_trained_on(saw):
+    (found,) = saw("colocate")
+    assert [step["asked"] for step in found["steps"]] == [[64]] * len(found["steps"])
+    assert {(step["rollouts"], step["rows"]) for step in found["steps"]} == {(64, 16)}
+
+
+def test_vllm_works_on_so_many_rollouts_at_once(saw):
+    """`rollout_batch_size: 24` of 64: seen in what its scheduler puts into a step."""
+    assert saw("colocate")[0]["at_once"] == 24
+
+
+@pytest.mark.parametrize("case", ["colocate", "lora"])
+def test_vllm_has_the_weights_of_each_step(saw, case):
+    (found,) = saw(case)
+    check_followed(found["steps"][:BROKEN_AFTER])
+    check_shapes(found["steps"])
+
+
+@pytest.mark.parametrize("case", ["colocate", "lora"])
+def test_without_the_transfer_it_has_old_weights(saw, case):
+    """So that the check above can fail."""
+    steps = saw(case)[0]["steps"][BROKEN_AFTER:]
+    assert min(step["to_trainer"] for step in steps) > OTHER, steps
+
+
+def test_two_processes(saw):
+    reports = saw("processes")
+    assert len(reports) == 2
+    for found in reports:
+        assert [step["asked"] for step in found["steps"]] == [[32]] * 4
+        assert [step["rows"] for step in found["steps"]] == [8] * 4
+        check_followed(found["steps"])
+        check_shapes(found["steps"])
+
+
+def test_waves_ask_for_no_more_than_they_need(saw):
+    """A group that is decided, or given up, costs no further request: there is none to cancel."""
+    (found,) = saw("waves")
+    for step in found["steps"]:
+        assert step["asked"] == WAVES[: len(step["asked"])]
+        assert sum(step["asked"]) == step["rollouts"]
+        (stopped,) = step["stopped"]
+        assert stopped in ("decided", "gave up") or (stopped, step["rollouts"]) == ("full", 64), step
+        assert stopped != "gave up" or step["rollouts"] == 16
+    assert min(step["rollouts"] for step in found["steps"]) < 64
+
+
+def test_a_resumed_run_has_the_checkpoint_s_weights_and_prompts(saw):
+    """The weights of a new engine are those of the policy's folder, until they are sent."""
+    (first,), (resumed,) = saw("colocate"), saw("resumed")
+    (step,) = resumed["steps"]
+    assert step["prompts"] == first["steps"][2]["prompts"]
+    check_followed([step, step])
+
+
+def test_a_server_generates_n_in_one_request_and_has_the_weights(saw):
+    (found,) = saw("served")
+    assert found["requests"] == [[1, 64]] * 4
+    assert {(step["rollouts"], step["rows"]) for step in found["steps"]} == {(64, 16)}
+    check_followed(found["steps"])
+    check_shapes(found["steps"])
+
+
+def test_a_server_aborts_a_request_whose_caller_is_gone(saw, server):
+    """As the agent loop of verl cancels the requests of a decided group: vLLM stops generating for them."""
+    assert saw("served")
+    tokens = 240
+
+    def ask(n: int) -> http.client.HTTPConnection:
+        body = {"model": str(TINY), "prompt": [7], "n": n, "max_tokens": tokens, "ignore_eos": True}
+        connection = http.client.HTTPConnection(server.removeprefix("http://"), timeout=DEADLINE)
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        return connection
+
+    def generated() -> float:
+        with urllib.request.urlopen(f"{server}/metrics", timeout=DEADLINE) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:generation_tokens_total"))
+
+    def aborted() -> bool:
+        """Whether less than half of both requests was generated; the second ends after the first would."""
+        before, first = generated(), ask(128)
+        until(lambda: generated() > before)
+        first.close()
+        second = ask(1)
+        assert len(json.load(second.getresponse())["choices"]) == 1
+        return generated() - before < 129 * tokens / 2
+
+    assert any(aborted() for _ in range(20))  # the first may end before its caller is gone
+
+
+def test_a_run_learns_and_says_what_generated(saw):
+    (found,) = saw("learned")
+    first, *_, last = found["accuracy"]
+    assert last > first + 0.15, found["accuracy"]
+    assert found["status"]["state"] == "finished"
+    assert found["environment"]["precision"] == "float32"
+    assert found["environment"]["vllm"]["dtype"] == "torch.bfloat16"
+
+
+@pytest.mark.parametrize(("backend", "dtype"), [("generate", "torch.float32"), ("vllm", "torch.bfloat16")])
+def test_an_evaluation_says_what_it_ran_with(saw, backend, dtype):
+    config = saw("evaluated")[0][backend]["config"]
+    assert config["dtype"] == dtype
+    assert config["versions"].get("vllm", "").startswith("0.") == (backend == "vllm")
+
+
+def test_evaluations_agree_within_their_standard_errors(saw):
+    results = [next(iter(line["results"].values())) for line in saw("evaluated")[0].values()]
+    ours, theirs = ((metrics["accuracy"], metrics["accuracy_stderr"]) for metrics in results)
+    assert abs(ours[0] - theirs[0]) < 4 * (ours[1] ** 2 + theirs[1] ** 2) ** 0.5, results
+    assert min(ours[0], theirs[0]) > 0.1
