@@ -1,4 +1,4 @@
-"""What needs verl or vLLM is collected where it is: `make test-verl`, `make test-vllm`, environments of their own.
+"""What needs verl, vLLM or a chat model is collected where it is: environments of their own (see the Makefile).
 
 The script that made the stored runs needs the version that it names, so nothing is collected from it.
 """
