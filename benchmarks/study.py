@@ -1,4 +1,4 @@
-"""A study on a shipped policy, from runs to figures: python benchmarks/study.py [paper | levers | words]
+"""A study on a shipped policy, from runs to figures: python benchmarks/study.py [paper | levers | words | chat]
 
 Trains the missing runs of a study, then writes its folder of `docs/results/`: the report, the speedups against each
 baseline, what each arm had spent when it reached a baseline's threshold, accuracy against tokens, and `claims.csv`:
@@ -7,6 +7,8 @@ differences between two arms, paired by seed, with intervals.
 - paper: the paper's comparison and ablations (`study.yaml`: 13 arms, eight seeds, one core, about 2 hours).
 - levers: what the levers of docs/rollouts.md are worth (`levers.yaml`: 7 arms, eight seeds, about an hour of one core).
 - words: PODS on word problems against TRL's GRPO (`words.yaml`: 6 arms, eight seeds, 80 minutes of one core).
+- chat: a chat model of 135 million parameters on small sums (`chat.yaml`: 2 arms, two seeds, about an hour of one core;
+  first `python benchmarks/chat.py runs/chat-model`).
 """
 
 from __future__ import annotations
@@ -97,6 +99,12 @@ STUDIES = {
             ("refill in PODS 64 to 16", "planned", "pods-64-16"),
             ("GRPO 16 against TRL's", "grpo-16", "grpo-16-trl"),
         ),
+    ),
+    "chat": Study(
+        "chat",
+        baselines=("grpo-8",),
+        headline=("grpo-8", "pods-32-8"),
+        claims=(("PODS 32 to 8 against GRPO 8", "pods-32-8", "grpo-8"),),
     ),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -66,6 +67,35 @@ def test_train_resume_and_evaluate(place):
     assert json.loads(line)["n-samples"] == {"arithmetic": {"original": 512, "effective": 4}}
 
 
+def test_a_chat_models_files(place):
+    """The ledger shows each prompt as the policy continued it; saved configurations generate with a cache."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained("policy")
+    tokenizer.chat_template = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}{{ end }}"
+    tokenizer.save_pretrained("policy")
+    Path("rows.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n{"question": "1+2?", "answer": "3"}\n')
+    words = ["--task", "dataset", "--dataset_name", "rows.jsonl", "--dataset_test_name", "rows.jsonl"]
+    words += [
+        "--system_prompt",
+        "Add.",
+        "--chat_template_kwargs",
+        "{end: '[me]'}",
+        "--max_steps",
+        "1",
+        "--save_steps",
+        "1",
+    ]
+    pods("train", "--config", "r.yaml", "--output", "run", *words)
+    run = Run.open("run")
+    texts = {"[system]Add.[user]1+1?[me]", "[system]Add.[user]1+2?[me]"}
+    assert set(pq.read_table(run.rollout_files()[0])["prompt"].to_pylist()) < texts
+    assert set(pq.read_table(run.evaluation_files()[0])["prompt"].to_pylist()) == texts
+    assert json.loads(Path("policy/config.json").read_text())["use_cache"]
+    for folder in ("checkpoint-1", "final"):
+        assert json.loads(Path("run/checkpoints", folder, "config.json").read_text())["use_cache"]
+
+
 def test_gsm8k_trains_by_naming_a_file_and_its_columns(place):
     if not GSM8K.is_dir():
         pytest.skip(f"no GSM8K in {GSM8K}")
@@ -76,8 +106,6 @@ def test_gsm8k_trains_by_naming_a_file_and_its_columns(place):
     run = Run.open("run")
     assert run.state == "finished"
     assert run.evals[-1]["prompts"] == 4
-    import pyarrow.parquet as pq
-
     rows = pq.read_table(run.rollout_files()[0]).to_pylist()
     assert len(rows) == 4
     assert all(row["answer"].strip().lstrip("-").replace(".", "").isdigit() for row in rows)

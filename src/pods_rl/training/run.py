@@ -224,7 +224,11 @@ def _evaluator(trainer: PODSTrainer, task: Task, recipe: Recipe) -> Callable[[in
 
 def _ledger(trainer: PODSTrainer) -> dict[str, list[Any]] | None:
     """Return the columns of the latest generation, of all processes, ordered by group and rollout. Collective."""
-    parts = gather([trainer.rollouts.columns() if trainer.rollouts else {}])
+    from ..policies.loading import render
+
+    # the prompt as the policy continued it, as in the files of evaluations
+    write = partial(render, trainer.processing_class, **trainer.chat_template_kwargs)
+    parts = gather([trainer.rollouts.columns(write) if trainer.rollouts else {}])
     columns = {name: [value for part in parts for value in part[name]] for name in parts[0]}
     if not columns:
         return None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -112,5 +113,14 @@ def save_policy(trainer: TRLTrainer, folder: Path) -> None:
         if weights:  # tied weights were gathered as separate tensors
             for tied in getattr(policy, "all_tied_weights_keys", ()):
                 weights.pop(tied, None)
-        policy.save_pretrained(folder, state_dict=weights)
+        with cache_on(policy):
+            policy.save_pretrained(folder, state_dict=weights)
         trainer.processing_class.save_pretrained(folder)
+
+
+@contextmanager
+def cache_on(policy: Any) -> Iterator[None]:
+    """Save `use_cache` as the policy generates: transformers' trainer turns it off in the configuration to train."""
+    as_loaded = getattr(getattr(policy, "generation_config", None), "use_cache", True)
+    with standing_in(policy.config, use_cache=as_loaded):
+        yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import Any
@@ -38,18 +38,26 @@ class Rollouts:
     wave_ends: list[int] = field(default_factory=list)  # with waves, rollouts of a group after each
     stopped: list[str] = field(default_factory=list)  # with waves, what stopped each group: decided, gave up or full
 
-    def columns(self) -> dict[str, list[Any]]:
-        """Return the ledger's columns, a value per rollout of this process (see `docs/architecture.md`)."""
+    def columns(self, write: Callable[[Any], str] | None = None) -> dict[str, list[Any]]:
+        """Return the ledger's columns, a value per rollout of this process (see `docs/architecture.md`).
+
+        Args:
+            write: makes a prompt's text, once a prompt; None: `as_text`.
+        """
         assert self.advantages is not None
         G, N = self.rewards.shape
         kept, here = (self.groups * N + self.kept).flatten(), torch.tensor(self.numbers)
         advantages = torch.full((G * N,), torch.nan).index_copy_(0, kept, self.advantages.float().flatten())
         selected = torch.zeros(G * N, dtype=torch.bool).index_fill_(0, kept, True)
+        own = self._groups()
+        texts = {
+            group: (write or as_text)(prompt) for group, prompt in dict(zip(own, self.prompts, strict=True)).items()
+        }
         columns: dict[str, list[Any]] = {
             "step": [self.step] * len(self.prompts),
-            "group": self._groups(),
+            "group": own,
             "rollout": [i % N for i in self.numbers],
-            "prompt": [as_text(x) for x in self.prompts],
+            "prompt": [texts[group] for group in own],
             "completion": [as_text(x) for x in self.completions],
             "answer": [str(row["answer"]) if "answer" in row else None for row in self.inputs],
             "reward": self.rewards.flatten()[here].tolist(),
@@ -61,7 +69,7 @@ class Rollouts:
         columns["completion_tokens"] = list(self.completion_tokens)
         if self.wave_ends:
             columns["wave"] = [bisect_right(self.wave_ends, i % N) + 1 for i in self.numbers]
-            columns["stopped"] = [self.stopped[group] for group in self._groups()]
+            columns["stopped"] = [self.stopped[group] for group in own]
         return columns
 
     def saved(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from torch.utils.data import Sampler
 
 from ...text import plain_text
 from . import compat
-from .checkpoints import Checkpoints
+from .checkpoints import Checkpoints, cache_on
 from .compat import Batch, Completions, TypedGRPOTrainer
 from .config import PAPER, PODSConfig
 from .generation import Key, prompt_once
@@ -257,7 +257,10 @@ class PODSTrainer(TypedGRPOTrainer):
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         # Nothing reads `training_args.bin`; config.yaml has the settings.
-        with compat.without_pickle(output_dir or self.args.output_dir):
+        with (
+            compat.without_pickle(output_dir or self.args.output_dir),
+            cache_on(self.accelerator.unwrap_model(self.model)),
+        ):
             super()._save(output_dir, state_dict)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
