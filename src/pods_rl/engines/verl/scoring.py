@@ -27,7 +27,7 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, **_: A
     if entry is None:
         raise UserError(
             f"the column data_source is {data_source!r}; expected the task whose rewards to use: {', '.join(TASKS)}. "
-            "For other data set another reward.custom_reward_function."
+            "For other data name a reward function of your own there."
         )
     marks = {name: get_reward(name)(solution_str, ground_truth) for name in entry.rewards}
     total = sum(weight * marks[name] for name, weight in entry.rewards.items())
