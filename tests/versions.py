@@ -21,7 +21,7 @@ COLUMNS = {
 }
 TESTS = {
     "verl": ["tests/verl/test_settings.py", "tests/verl/test_trainer.py"],
-    "vLLM": ["tests/vllm"],
+    "vLLM": ["tests/real_vllm"],
     "TRL": ["tests/engines/test_contract.py", "tests/engines/test_parity.py", "tests/engines/test_vllm.py"],
 }
 ASK = """

@@ -26,7 +26,7 @@ def environment(tmp_path_factory) -> dict[str, str]:
     plugin = folder / "pods_rl_tests-0.dist-info"  # as pip would install it
     plugin.mkdir()
     (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: pods-rl-tests\nVersion: 0\n")
-    (plugin / "entry_points.txt").write_text("[vllm.general_plugins]\npods_rl_tests = tests.vllm.plugin:register\n")
+    (plugin / "entry_points.txt").write_text("[vllm.general_plugins]\npods_rl_tests = tests.real_vllm.plugin:register\n")
     return os.environ | {
         "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
         "OMP_NUM_THREADS": "1",
@@ -75,7 +75,7 @@ def saw(environment, folder, server) -> Callable[[str], list[dict[str, Any]]]:
     """Runs all cases once; what each process of a case saw."""
     with (folder / "cases.txt").open("w+") as log:
         subprocess.run(
-            [sys.executable, "-m", "tests.vllm.cases", str(folder), server],
+            [sys.executable, "-m", "tests.real_vllm.cases", str(folder), server],
             env=environment,
             stdout=log,
             stderr=subprocess.STDOUT,

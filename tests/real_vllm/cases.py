@@ -1,4 +1,4 @@
-"""What `PODSTrainer` and the commands do with a real vLLM; started as `python -m tests.vllm.cases FOLDER SERVER`.
+"""What `PODSTrainer` and the commands do with a real vLLM; started as `python -m tests.real_vllm.cases FOLDER SERVER`.
 
 The libraries are imported once. An engine cannot start twice in a process, so each case is forked from here and leaves
 what it saw in FOLDER as JSON. SERVER is the address of a `vllm serve`. Names of cases may follow: only these are run.
