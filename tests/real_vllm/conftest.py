@@ -26,7 +26,8 @@ def environment(tmp_path_factory) -> dict[str, str]:
     plugin = folder / "pods_rl_tests-0.dist-info"  # as pip would install it
     plugin.mkdir()
     (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: pods-rl-tests\nVersion: 0\n")
-    (plugin / "entry_points.txt").write_text("[vllm.general_plugins]\npods_rl_tests = tests.real_vllm.plugin:register\n")
+    entry = "pods_rl_tests = tests.real_vllm.plugin:register"
+    (plugin / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{entry}\n")
     return os.environ | {
         "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
         "OMP_NUM_THREADS": "1",
