@@ -113,7 +113,7 @@ def test_levers_change_nothing_but_rounding(place, run):
 
 
 def test_resume_continues_the_same_run(place, run):
-    pods(place, "train", "--config", "sums.yaml", "--output", "half", "--max_steps", "1")
+    pods(place, "train", "--config", "sums.yaml", "--output", "half", "--max_steps", "1", "--save_steps", "1")
     pods(place, "train", "--output", "half", "--resume", "--max_steps", "2")
     assert apart(weights_of(run / FINAL), weights_of(place / "half" / FINAL)) == 0
 
