@@ -25,14 +25,20 @@ from pods_rl.report.statistics import time_to
 
 GOAL, SHARE, RESAMPLES = 1.10, 0.95, 1000
 BASE = {
-    "temperature": 1.0, "loss_type": "grpo", "learning_rate": 1e-4, "gradient_checkpointing": False, "bf16": False,
-    "use_cpu": True, "threads": 1, "clock": "cpu", "max_seconds": 45, "eval_seconds": 3, "eval_prompts": 128,
+    "temperature": 1.0, "loss_type": "grpo", "gradient_checkpointing": False, "bf16": False,
+    "use_cpu": True, "threads": 1, "clock": "cpu", "eval_prompts": 128,
     "eval_completions": False, "ledger_every": 0, "num_generations": 16, "per_device_train_batch_size": 16,
 }  # fmt: skip
 FAMILIES = {
-    "arithmetic": {"model_name_or_path": "tiny", "max_completion_length": 56},
-    "words": {"model_name_or_path": "tiny-words", "max_completion_length": 48},
-}
+    "arithmetic": {
+        "model_name_or_path": "tiny", "max_completion_length": 56, "learning_rate": 1e-4,
+        "max_seconds": 30, "eval_seconds": 3,
+    },
+    "words": {
+        "model_name_or_path": "tiny-words", "max_completion_length": 48, "learning_rate": 2e-4,
+        "max_seconds": 60, "eval_seconds": 5,
+    },
+}  # fmt: skip
 TASKS: dict[str, dict[str, Any]] = {
     f"{family}-{difficulty}": {"task": family, "task_difficulty": difficulty, **keys}
     for family, keys in FAMILIES.items()
