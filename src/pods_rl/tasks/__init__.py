@@ -19,7 +19,7 @@ from .chemistry import CHEMISTRY, chemistry_task
 from .generated import countdown_task, gym_task, sorting_task
 from .prompts import Fitted, fit_prompts, plain_prompt
 from .questions import PUBLISHED, dataset_task, published_task
-from .task import FORM_REWARDS, PAPER_REWARDS, Grade, Prompt, Settings, Task
+from .task import ENVIRONMENT, FORM_REWARDS, PAPER_REWARDS, Grade, Prompt, Settings, Task, last_turn
 from .words import words_task
 
 
@@ -73,7 +73,8 @@ def load_task(settings: Settings, *, reward_errors: str = "raise") -> Task:
     if weights is not None:
         task = dataclasses.replace(task, rewards=_checked(weights))
     for reward in (*task.rewards, task.answer):
-        check_reward(reward, seconds)
+        if reward != ENVIRONMENT:
+            check_reward(reward, seconds)
     return dataclasses.replace(task, reward_seconds=seconds, reward_errors=reward_errors)
 
 
@@ -147,6 +148,7 @@ __all__ = [
     "Task",
     "TaskEntry",
     "fit_prompts",
+    "last_turn",
     "load_task",
     "plain_prompt",
 ]
