@@ -72,6 +72,12 @@ def with_turn_rewards(found: list[Conversation], environments: Sequence[Any] | N
     return [replace(each, turn_rewards=rewards) for each, rewards in zip(found, own, strict=True)]
 
 
+def turn_rewards(found: Sequence[Conversation]) -> list[Any]:
+    """Return the rewards by turn of each rollout; empty if none has any."""
+    own = [each.turn_rewards for each in found]
+    return own if any(rewards is not None for rewards in own) else []
+
+
 def _images(row: Mapping[str, Any]) -> list[Any] | None:
     """Return a row's images, which TRL takes from the data set where a rollout function returned none."""
     if "images" in row:

@@ -63,7 +63,7 @@ class Turns:
     """
 
     def __init__(self, trainer: TRLTrainer, keys: list[Key], most: int) -> None:
-        self._trainer, self._keys, self._most = trainer, keys, most
+        self._trainer, self.keys, self._most = trainer, keys, most
         self._number = 0
         self._rows: list[list[int]] = []  # of the turn before, its prompts and completions
 
@@ -90,14 +90,14 @@ class Turns:
                     completion_ids.extend(sample(prompt_ids[part], keys[part])[0])
                 del completion_ids[len(prompt_ids) :]
         self._rows = [[*ids, *new] for ids, new in zip(prompt_ids, completion_ids, strict=True)]
-        self._number, self._keys = self._number + 1, keys
+        self._number, self.keys = self._number + 1, keys
         return completion_ids, logprobs
 
     def _turn_keys(self, prompt_ids: list[list[int]]) -> list[Key]:
         """Return the keys of the rows that go on, in their order, with the turn's number after the first turn."""
         if not self._number:
-            return self._keys
-        before = iter(zip(self._keys, self._rows, strict=True))
+            return self.keys
+        before = iter(zip(self.keys, self._rows, strict=True))
         found = [next((key for key, row in before if ids[: len(row)] == row), None) for ids in prompt_ids]
         return [(*key[:ROLLOUT], self._number) for key in found if key is not None]
 

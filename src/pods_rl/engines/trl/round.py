@@ -18,7 +18,7 @@ from ...rollouts.stopping import Status
 from ...selection import is_constant
 from ...selection.registry import rule_name
 from .compat import Batch, TRLTrainer, standing_in
-from .generated import Conversation, Generated, batch_row, conversations, with_turn_rewards
+from .generated import Conversation, Generated, batch_row, conversations, turn_rewards, with_turn_rewards
 from .generation import Turns
 from .keeping import KeptRows, distinct_order, keep_rows, row_advantages
 from .rollouts import Rollouts
@@ -213,6 +213,7 @@ class RolloutRound:
             rewards=rewards_GN,
             kept=self.kept.numbers,
             groups=self.kept.groups,
+            turn_rewards=turn_rewards(found.more),
             wave_ends=plan.ends if plan.stopping else [],
             stopped=[status.label for status in found.status] if plan.stopping else [],
         )

@@ -107,13 +107,14 @@ class Tools:
     # -- environments ------------------------------------------------------------------------------------------------
 
     def close(self, used: Sequence[Any] | None) -> None:
-        """Close these environments if they can be, and take them out of TRL's pool."""
-        closing = {id(one): one for one in used or () if callable(getattr(type(one), CLOSE, None))}
-        if not closing:
+        """Close these environments if they can be and are open, and take them out of TRL's pool."""
+        asked, closing = {id(one) for one in used or () if callable(getattr(type(one), CLOSE, None))}, []
+        if not asked:
             return
         for pool in self._trainer._environment_pool.values():
-            pool[:] = [one for one in pool if id(one) not in closing]
-        for one in closing.values():
+            closing += [one for one in pool if id(one) in asked]
+            pool[:] = [one for one in pool if id(one) not in asked]
+        for one in closing:
             try:
                 one.close()
             except Exception as error:
@@ -129,8 +130,16 @@ class Tools:
             raise
         self.close(self._trainer.environments)
 
+    @contextmanager
+    def closing(self) -> Iterator[None]:
+        """Close every environment at the end of training, however it ends."""
+        try:
+            yield
+        finally:
+            self.close_all()
+
     def close_all(self) -> None:
-        """Close every environment that was made, after an error and at the end of training."""
+        """Close every environment that was made."""
         if self._trainer.environment_factories:
             self.close([one for pool in self._trainer._environment_pool.values() for one in pool])
 

@@ -102,9 +102,8 @@ class PODSTrainer(TypedGRPOTrainer):
         compat.check_names(self)
         if doubt := lossy_cast(self):
             warnings.warn(doubt, UserWarning, stacklevel=2)
-        self._tools = Tools(self)
         self._rewards, self._guard, self._update = CheckedRewards(self), Guard(self), Update(self)
-        self._checkpoints, self._plan = Checkpoints(self), RoundPlan(self)
+        self._checkpoints, self._plan, self._tools = Checkpoints(self), RoundPlan(self), Tools(self)
         self._resume = ExactResume(self, self._plan)
         self.add_callback(StepCallback(self, self._update, self._guard))
 
@@ -115,13 +114,11 @@ class PODSTrainer(TypedGRPOTrainer):
         with self._tools.open():
             if not self.model.training:
                 return build(inputs)
-            self._round = current = RolloutRound(self, self._update, self._plan, self._tools, build, inputs)
-            try:
+            current = RolloutRound(self, self._update, self._plan, self._tools, build, inputs)
+            with compat.standing_in(self, _round=current):
                 output = current.batch()
                 self.rollouts = current.finish(output)
-            finally:
-                self._round = None
-        return output
+            return output
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         self._tools.limit()
@@ -143,9 +140,8 @@ class PODSTrainer(TypedGRPOTrainer):
             check_completions(len(part), completion_ids)
             return completion_ids, logprobs
 
-        if self._round is None:
-            return generate(prompt_ids)
-        return self._round.turns.generate(prompt_ids, generate, whole=bool(multimodal_fields))  # not split by rows
+        turns = self._round and self._round.turns
+        return turns.generate(prompt_ids, generate, whole=bool(multimodal_fields)) if turns else generate(prompt_ids)
 
     def _calculate_rewards(
         self, inputs: list[Batch], prompts: list[Any], completions: list[Any], completion_ids_list: list[list[int]]
@@ -217,11 +213,8 @@ class PODSTrainer(TypedGRPOTrainer):
         """
         self._guard.reset()
         resumed = self._resume.checkpoint(resume_from_checkpoint, self.checked_checkpoint)
-        with self._guard.explaining_memory(lambda: self._update.clock.phase), resumed as path:
-            try:
-                output = super().train(path, *args, **kwargs)
-            finally:
-                self._tools.close_all()
+        with self._guard.explaining_memory(lambda: self._update.clock.phase), resumed as path, self._tools.closing():
+            output = super().train(path, *args, **kwargs)
         self._guard.raise_if_unstable()
         return output
 
@@ -289,7 +282,7 @@ class PODSTrainer(TypedGRPOTrainer):
 
     @contextmanager
     def whole_weights(self) -> Iterator[None]:
-        """Give every process the whole policy inside, to run as often as it likes but not to train. Collective."""
+        """Give every process the whole policy inside, to run but not to train. Collective."""
         with whole_weights(self):
             yield
 
