@@ -22,8 +22,7 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool
            "</tool_response>", "<think>", "</think>"]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def chat_tokenizer():
+def byte_tokenizer():
     """Bytes as tokens, with the chat template of Qwen3 that TRL knows how to parse."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate([*SPECIAL, *letters])}
@@ -39,15 +38,24 @@ def chat_tokenizer():
     return tokenizer
 
 
-@pytest.fixture(scope="module")
-def chat_model(chat_tokenizer):
+def chat_policy(tokenizer):
     set_seed(7)
     config = Qwen2Config(
-        vocab_size=len(chat_tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=2,
         num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=4096,
-        eos_token_id=chat_tokenizer.eos_token_id, pad_token_id=chat_tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
     return Qwen2ForCausalLM(config)
+
+
+@pytest.fixture(scope="module")
+def chat_tokenizer():
+    return byte_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def chat_model(chat_tokenizer):
+    return chat_policy(chat_tokenizer)
 
 
 def call(name, **arguments):
