@@ -82,4 +82,4 @@ class GenerateSampler:
         """Return the completion up to its first end token."""
         length = next((i + 1 for i, token in enumerate(ids) if token in self._ends), None)
         kept = ids[:length]
-        return Completion(self.tokenizer.decode(kept, skip_special_tokens=True), len(kept), length is not None)
+        return Completion(self.tokenizer.decode(kept, skip_special_tokens=True), len(kept), length is not None, kept)
