@@ -31,8 +31,9 @@ from ..runs import to_json, write_parquet
 from ..runs.files import encoded, open_own
 from ..tasks import Task, fit_prompts, load_task
 from . import vllm_backend
-from .evaluator import Evaluation, RowsDone, Sampler, Sampling, evaluate
+from .evaluator import Evaluation, evaluate
 from .generate import GenerateSampler
+from .sampling import RowsDone, Sampler, Sampling
 
 BACKENDS = ("auto", "generate", "vllm")
 RESULTS = "results.jsonl"

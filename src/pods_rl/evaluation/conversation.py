@@ -23,7 +23,7 @@ from ..tasks.task import ENVIRONMENT, Messages
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from .evaluator import RowsDone, Sampler, Sampling
+    from .sampling import RowsDone, Sampler, Sampling
 
 Tool = Callable[..., Any]
 

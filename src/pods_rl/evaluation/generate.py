@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..rollouts.completing import complete_prompts
 from ..rollouts.sampling import RowDraws
-from .evaluator import Completion, RowsDone, Sampling
+from .sampling import Completion, RowsDone, Sampling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
