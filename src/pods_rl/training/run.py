@@ -237,7 +237,10 @@ def _ledger(trainer: PODSTrainer, task: Task) -> dict[str, list[Any]] | None:
     options = {**trainer.chat_template_kwargs, **tool_options(trainer.processing_class, task)}
     write = partial(render, trainer.processing_class, **options)
     parts = gather([trainer.rollouts.columns(write) if trainer.rollouts else {}])
-    columns = {name: [value for part in parts for value in part[name]] for name in parts[0]}
+    names = dict.fromkeys(name for part in parts for name in part)  # one process alone may have turns
+    columns = {
+        name: [value for part in parts for value in part.get(name) or [None] * len(part["step"])] for name in names
+    }
     if not columns:
         return None
     order = sorted(
