@@ -23,8 +23,8 @@ REWARDS = (
     "accuracy", "format", "tag_count", "choice", "equation", "chemistry", "countdown", "positions", "overlong",
 )  # fmt: skip
 TASKS = (
-    "arithmetic", "words", "countdown", "sorting", "gsm8k", "math", "amc23", "sciknoweval_chemistry", "dataset",
-    "reasoning_gym",
+    "arithmetic", "words", "countdown", "sorting", "calculator", "gsm8k", "math", "amc23", "sciknoweval_chemistry",
+    "dataset", "reasoning_gym",
 )  # fmt: skip
 
 
@@ -45,8 +45,8 @@ class TaskKeys:
         "arithmetic", f"What to train on: {', '.join(TASKS)} (dataset: your own prompts and answers; `pods tasks` "
         "describes each), or a function of your own as package.module:function.", source="needs no download")
     task_difficulty: str = _key(
-        "mixed", "arithmetic, words, countdown, sorting: easy, mixed or hard.", source="the tiny policy's own",
-        choices=("easy", "mixed", "hard"))
+        "mixed", "arithmetic, words, countdown, sorting, calculator: easy, mixed or hard.",
+        source="the tiny policy's own", choices=("easy", "mixed", "hard"))
     task_options: dict[str, Any] | None = _key(
         None, "reasoning_gym: the data set and its options, as in {dataset: chain_sum, max_terms: 4}.")
     task_train_size: int | None = _key(
