@@ -295,7 +295,6 @@ def test_environments_live_where_their_rollouts_are_and_kept_rows_take_their_tur
         assert sorted(report["kept"][0]) == [0, 1, 5, 6]
         assert report["calls"] == 14
         assert all(f"Count from {start}." in text for text in report["trained"])
-    told = [text for report in (first, second) for text in report["told"]]
-    for number, text in zip(first["kept"][0], told, strict=True):
-        by = (0, 1, 2, 10, 11, 12, 13)[number]
-        assert [int(part.split("\n")[1]) for part in text.split("<tool_response>")[1:]] == [start + by, start + 2 * by]
+    told = [text.split("<tool_response>")[1:] for report in (first, second) for text in report["told"]]
+    counts = [[int(part.split("\n")[1]) for part in parts] for parts in told]
+    assert sorted(counts) == [[start + by, start + 2 * by] for by in (0, 1, 12, 13)]
