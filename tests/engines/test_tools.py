@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import copy
 import importlib.resources
+import signal
 import time
 from types import SimpleNamespace
 from typing import ClassVar
@@ -238,15 +239,22 @@ def test_n_conversations_a_prompt_and_results_in_their_rows(build):
 
 
 def test_waves_count_calls_over_all_rollouts(build):
-    text = lambda row, turn: two_turns(row, turn)  # noqa: E731
+    waves = []
+
+    def text(row, turn):  # the second wave calls no tool
+        if not turn and row == 0:
+            waves.append(row)
+        return two_turns(row, turn) if len(waves) == 1 else "Done" + "!" * row + "<|im_end|>"
+
     trainer = build(
         text, tools=[add], num_rollouts=6, rollout_waves=[3, 3], reward_range=[0.0, 1e9], steps=1, logging_steps=1,
     )  # fmt: skip
     trainer.train()
     log = trainer.state.log_history[0]
     assert log["pods/waves/count"] == 2
-    assert (log["pods/tool_calls"], log["pods/tool_failures"]) == (8, 4)
-    assert log["tools/call_frequency"] == pytest.approx(8 / 12)
+    assert (log["pods/tool_calls"], log["pods/tool_failures"]) == (4, 2)
+    assert log["tools/call_frequency"] == pytest.approx(4 / 12)
+    assert log["tools/failure_frequency"] == pytest.approx(2 / 4)
 
 
 def test_each_turn_of_a_rollout_draws_anew():
@@ -337,8 +345,11 @@ def test_a_limit_ends_a_call_and_leaves_the_timer_as_it_was():
 
     with pytest.raises(TimeoutError, match=r"counting took longer than 0.05 s"):
         count()
-    with time_limit(60, "outer"), pytest.raises(TimeoutError), time_limit(0.05, "inner"):
-        time.sleep(60)
+    with time_limit(60, "outer"):
+        with pytest.raises(TimeoutError), time_limit(0.05, "inner"):
+            time.sleep(60)
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
 # -- environments ----------------------------------------------------------------------------------------------------
@@ -409,6 +420,10 @@ def test_evaluation_closes_its_environments_too(build):
     Counter.alive = set()
     trainer = build(count_up, reward=None, environment_factory=Closing, num_rollouts=4, per_device_eval_batch_size=4)
     trainer.evaluate(chats().select(range(2)))
+    assert Counter.alive == set()
+    trainer.script.text = lambda row, turn: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        trainer.evaluate(chats().select(range(2)))
     assert Counter.alive == set()
 
 
