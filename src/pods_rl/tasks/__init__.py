@@ -15,11 +15,12 @@ from ..errors import UserError, raised
 from ..rewards import check_reward
 from ..text import find
 from .arithmetic import arithmetic_task
+from .calculator import calculator_task
 from .chemistry import CHEMISTRY, chemistry_task
 from .generated import countdown_task, gym_task, sorting_task
 from .prompts import Fitted, fit_prompts, plain_prompt
 from .questions import PUBLISHED, dataset_task, published_task
-from .task import FORM_REWARDS, PAPER_REWARDS, Grade, Prompt, Settings, Task
+from .task import ENVIRONMENT, FORM_REWARDS, PAPER_REWARDS, Grade, Prompt, Settings, Task, last_turn
 from .words import words_task
 
 
@@ -27,7 +28,8 @@ from .words import words_task
 class TaskEntry:
     """An entry of `TASKS`: a task's constructor, its description, the source of its rows, and its deciding reward.
 
-    `folders` are the names that its folder under `data_dir` may have, for a task that reads one.
+    `folders` are the names that its folder under `data_dir` may have, for a task that reads one. `tools`: whether the
+    policy may call tools.
     """
 
     make: Callable[[Settings], Task]
@@ -35,6 +37,7 @@ class TaskEntry:
     source: str
     answer: str = "accuracy"
     folders: tuple[str, ...] = ()
+    tools: bool = False
 
     @property
     def rewards(self) -> dict[str, float]:
@@ -52,7 +55,7 @@ def load_task(settings: Settings, *, reward_errors: str = "raise") -> Task:
     Which settings a task reads:
 
     - all but `arithmetic`: `system_prompt`, `prompt_style` (`chat`, `plain`);
-    - generated ones (`arithmetic`, `words`, `countdown`, `sorting`, `reasoning_gym`): `task_train_size`,
+    - generated ones (`arithmetic`, `words`, `countdown`, `sorting`, `calculator`, `reasoning_gym`): `task_train_size`,
       `task_test_size`, `task_seed`; the last `task_options`, the others `task_difficulty`;
     - published ones (`gsm8k`, `math`, `amc23`, `sciknoweval_chemistry`): `data_dir`, a local folder in place of the
       hub;
@@ -73,7 +76,8 @@ def load_task(settings: Settings, *, reward_errors: str = "raise") -> Task:
     if weights is not None:
         task = dataclasses.replace(task, rewards=_checked(weights))
     for reward in (*task.rewards, task.answer):
-        check_reward(reward, seconds)
+        if reward != ENVIRONMENT:
+            check_reward(reward, seconds)
     return dataclasses.replace(task, reward_seconds=seconds, reward_errors=reward_errors)
 
 
@@ -122,6 +126,9 @@ TASKS: dict[str, TaskEntry] = {
         countdown_task, "an expression of given numbers with a given value", "generated", "countdown"
     ),
     "sorting": TaskEntry(sorting_task, "integers to sort, marked by position", "generated", "positions"),
+    "calculator": TaskEntry(
+        calculator_task, "one to three steps of arithmetic, with a tool for each", "generated", tools=True
+    ),
     "gsm8k": _published("gsm8k", "grade-school word problems"),
     "math": _published("math", "competition mathematics, tested on MATH-500"),
     "amc23": _published("amc23", "AMC 2023 to test, MATH to train on"),
@@ -147,6 +154,7 @@ __all__ = [
     "Task",
     "TaskEntry",
     "fit_prompts",
+    "last_turn",
     "load_task",
     "plain_prompt",
 ]

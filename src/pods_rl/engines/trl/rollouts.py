@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import Any
@@ -52,14 +52,11 @@ class Rollouts:
         advantages = torch.full((G * N,), torch.nan).index_copy_(0, kept, self.advantages.float().flatten())
         selected = torch.zeros(G * N, dtype=torch.bool).index_fill_(0, kept, True)
         own = self._groups()
-        texts = {
-            group: (write or as_text)(prompt) for group, prompt in dict(zip(own, self.prompts, strict=True)).items()
-        }
         columns: dict[str, list[Any]] = {
             "step": [self.step] * len(self.prompts),
             "group": own,
             "rollout": [i % N for i in self.numbers],
-            "prompt": [texts[group] for group in own],
+            "prompt": _each_once(self.prompts, write or as_text),
             "completion": [as_text(x) for x in self.completions],
             "answer": [str(row["answer"]) if "answer" in row else None for row in self.inputs],
             "reward": self.rewards.flatten()[here].tolist(),
@@ -81,13 +78,17 @@ class Rollouts:
         return columns
 
     def saved(self) -> dict[str, Any]:
-        """Return the record for a checkpoint, without images: each prompt once, and of its row only the answer."""
+        """Return the record for a checkpoint, without images: each prompt once, and of its row only the answer.
+
+        Environments may begin each rollout of a group in their own way: then every prompt is kept.
+        """
         kept = {part.name: getattr(self, part.name) for part in fields(self)}
         answers = [{"answer": row["answer"]} if "answer" in row else {} for row in self.inputs]
         starts = [next(rollouts)[0] for _, rollouts in groupby(enumerate(self._groups()), key=lambda pair: pair[1])]
+        apart = any(self.prompts[i] != self.prompts[i - 1] for i in set(range(len(self.prompts))) - set(starts))
         return kept | {
             "inputs": [answers[i] for i in starts],
-            "prompts": [_without_images(self.prompts[i]) for i in starts],
+            "prompts": [_without_images(self.prompts[i]) for i in (range(len(self.prompts)) if apart else starts)],
             "completions": [x if isinstance(x, str) else [_written(m) for m in x] for x in self.completions],
             "turn_rewards": [_numbers(given) for given in self.turn_rewards],
         }
@@ -99,12 +100,21 @@ class Rollouts:
         groups = record._groups()
         place = {group: i for i, group in enumerate(dict.fromkeys(groups))}
         record.inputs = [record.inputs[place[group]] for group in groups]
-        record.prompts = [record.prompts[place[group]] for group in groups]
+        if len(record.prompts) == len(place):
+            record.prompts = [record.prompts[place[group]] for group in groups]
         return record
 
     def _groups(self) -> list[int]:
         """Return the prompt of each rollout of this process."""
         return [i // self.rewards.size(1) for i in self.numbers]
+
+
+def _each_once(prompts: Sequence[Any], write: Callable[[Any], str]) -> list[str]:
+    """Return each prompt's text; equal ones that follow each other, as those of a group do, are written once."""
+    texts: list[str] = []
+    for i, prompt in enumerate(prompts):
+        texts.append(texts[-1] if i and prompt == prompts[i - 1] else write(prompt))
+    return texts
 
 
 def as_text(value: Any) -> str:
