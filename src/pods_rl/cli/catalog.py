@@ -124,10 +124,10 @@ def tasks(context: typer.Context) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from ..tasks import TASKS
+    from ..tasks import LIBRARIES, TASKS
 
     out = console()
-    for name, entry in TASKS.items():
+    for name, entry in (TASKS | {f"{library}:NAME": entry for library, entry in LIBRARIES.items()}).items():
         out.print(f"[bold]{safe_text(name)}[/bold]\n  {safe_text(entry.what)}")
         out.print(f"  from     {safe_text(entry.source)}")
         if entry.folders:

@@ -17,6 +17,7 @@ from ..text import find
 from .arithmetic import arithmetic_task
 from .chemistry import CHEMISTRY, chemistry_task
 from .generated import countdown_task, gym_task, sorting_task
+from .gym import GYM, scored_gym_task
 from .prompts import Fitted, fit_prompts, plain_prompt
 from .questions import PUBLISHED, dataset_task, published_task
 from .task import FORM_REWARDS, PAPER_REWARDS, Grade, Prompt, Settings, Task
@@ -67,12 +68,13 @@ def load_task(settings: Settings, *, reward_errors: str = "raise") -> Task:
     'arithmetic'
     """
     name = settings.get("task") or ("dataset" if settings.get("dataset_name") else "arithmetic")
-    found = find("task", name, TASKS)
+    library = LIBRARIES.get(str(name).partition(":")[0]) if ":" in str(name) else None
+    found = library or find("task", name, TASKS)
     task = found.make(settings) if isinstance(found, TaskEntry) else _make_own(name, found, settings)
     weights, seconds = settings.get("task_rewards"), settings.get("reward_seconds")
     if weights is not None:
         task = dataclasses.replace(task, rewards=_checked(weights))
-    for reward in (*task.rewards, task.answer):
+    for reward in {*task.rewards, task.answer} - {own.name for own in task.graders}:
         check_reward(reward, seconds)
     return dataclasses.replace(task, reward_seconds=seconds, reward_errors=reward_errors)
 
@@ -137,8 +139,13 @@ TASKS: dict[str, TaskEntry] = {
         gym_task, "any generator of reasoning-gym with one right answer", "generated; pods-rl[reasoning-gym]"
     ),
 }
+# tasks of other libraries, `library:NAME`
+LIBRARIES: dict[str, TaskEntry] = {
+    GYM: TaskEntry(scored_gym_task, "any data set of reasoning-gym", "generated; pods-rl[reasoning-gym]", GYM),
+}
 
 __all__ = [
+    "LIBRARIES",
     "PAPER_REWARDS",
     "TASKS",
     "Fitted",

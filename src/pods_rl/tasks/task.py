@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from datasets import Dataset
 
 from ..errors import UserError
-from ..rewards import REWARDS, get_reward, score
+from ..rewards import REWARDS, Reward, get_reward, score
 from ..rewards.user_rewards import RewardFailure, Scores
 
 Settings = Mapping[str, Any]  # the task part of a recipe
@@ -58,6 +58,7 @@ class Task:
         reward_seconds: the limit of a user's own reward for one completion, in a process of its own. None: it runs in
             this process, without a limit.
         reward_errors: `raise`: an error if a user's own reward cannot grade a completion; otherwise it counts as wrong.
+        graders: rewards of this task alone; `rewards` and `answer` name them as others.
 
     Raises ValueError if a split lacks a column, the test split is empty, or no reward is named.
 
@@ -74,6 +75,7 @@ class Task:
     answer: str = "accuracy"
     reward_seconds: float | None = None
     reward_errors: str = "raise"
+    graders: tuple[Reward, ...] = ()
 
     def __post_init__(self) -> None:
         for split, dataset in (("train", self.train), ("test", self.test)):
@@ -88,6 +90,10 @@ class Task:
         if not self.rewards:
             raise ValueError(f"task {self.name!r}: no reward is named; name at least one with its weight")
 
+    def reward(self, name: str) -> Reward:
+        """Return the reward of that name: the task's own, or `pods_rl.rewards.get_reward`."""
+        return next((own for own in self.graders if own.name == name), None) or get_reward(name)
+
     def grade(self, texts: Sequence[str], golds: Sequence[str]) -> list[Grade]:
         """Grade completions, in order: the answer by the reward `answer` names, the form by full format marks.
 
@@ -100,7 +106,7 @@ class Task:
 
     def scores(self, name: str, texts: Sequence[str], golds: Sequence[str]) -> list[float]:
         """Score completions with one reward, in order; 0 if it fails, unless `reward_errors` is `raise`."""
-        given: Scores = score(get_reward(name), texts, golds, self.reward_seconds)
+        given: Scores = score(self.reward(name), texts, golds, self.reward_seconds)
         for row, (mark, text) in enumerate(zip(given, texts, strict=True)):
             if isinstance(mark, RewardFailure) and self.reward_errors == "raise":
                 raise UserError(
@@ -141,15 +147,15 @@ def check_split(task: Task, split: str, done: Callable[[int], None] = lambda row
     1
     """
     rows = {"train": task.train, "test": task.test}[split]
-    golds = list(rows["answer"])
+    golds, written = list(rows["answer"]), task.reward(task.answer).gold
     refused, total = [], 0.0
     for start in range(0, len(golds), _BATCH):
         batch = golds[start : start + _BATCH]
-        texts = [f"<think>The answer is known.</think>\n<answer>{gold}</answer>" for gold in batch]
+        texts = [f"<think>The answer is known.</think>\n<answer>{written(gold)}</answer>" for gold in batch]
         grades = task.grade(texts, batch)
         refused += [(start + row, batch[row - 1]) for row, grade in enumerate(grades, 1) if not grade.both]
         for name, weight in task.rewards.items():
-            if get_reward(name).reads == "text":
+            if task.reward(name).reads == "text":
                 total += weight * sum(task.scores(name, texts, batch))
         done(start + len(batch))
     kinds = Counter(rows["kind"]) if "kind" in rows.column_names else {}

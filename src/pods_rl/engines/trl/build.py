@@ -22,7 +22,7 @@ from ...policies.loading import has_bf16, load_options, load_tokenizer
 from ...recipe import Recipe
 from ...recipe.reading import short
 from ...recipe.recipe import checkpoint_keys
-from ...rewards import Reward, binarise, get_reward
+from ...rewards import Reward, binarise
 from ...rewards import score as score_texts
 from ...rewards.user_rewards import RewardFailure, Scores
 from ...rewards.verifier import verifier_losses
@@ -129,7 +129,7 @@ def reward_functions(recipe: Recipe, task: Task) -> list[RewardFunction]:
     """
     return [
         trl_reward(
-            get_reward(name),
+            task.reward(name),
             limit=recipe.values["max_completion_length"],
             buffer=recipe.values["overlong_buffer"],
             binary=recipe.values["task_binary"],
