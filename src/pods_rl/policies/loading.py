@@ -15,6 +15,12 @@ from peft import PeftModel
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trl import ModelConfig, get_quantization_config
+from trl.chat_template_utils import (
+    add_response_schema,
+    get_training_chat_template,
+    is_chat_template_prefix_preserving,
+    supports_tool_calling,
+)
 
 from ..errors import UserError
 from ..recipe import Recipe
@@ -24,7 +30,7 @@ from .files import ADAPTER_CONFIG, Policy, weight_files
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from ..tasks import Prompt
+    from ..tasks import Prompt, Task
 
 
 def check_policy(path: str, revision: str = "main") -> None:
@@ -124,6 +130,35 @@ def template_options(recipe: Recipe) -> Mapping[str, Any]:
         options = None
     if not isinstance(options, dict):
         raise UserError(f"chat_template_kwargs = {given}: expected a mapping, as in {{enable_thinking: false}}.")
+    return options
+
+
+def tool_options(tokenizer: PreTrainedTokenizerBase, task: Task) -> dict[str, Any]:
+    """Return further arguments of the chat template for a task with tools, as TRL renders it; none for other tasks.
+
+    They are the tools, and a template that keeps earlier turns as they were if the policy's own does not. The tokenizer
+    gets the response template that finds tool calls in its text, if it has none.
+
+    Raises UserError if the policy cannot call tools.
+    """
+    if not task.converses:
+        return {}
+    environment = task.environment_factory() if task.environment_factory else None
+    options: dict[str, Any] = {"tools": task.tools_of(environment) or None}
+    if (close := getattr(environment, "close", None)) is not None:
+        close()
+    try:
+        if not supports_tool_calling(tokenizer):
+            raise ValueError("it has no chat template that writes tool calls and their results.")
+        if all(getattr(tokenizer, f"response_{kind}", None) is None for kind in ("template", "schema")):
+            add_response_schema(tokenizer)
+        if not is_chat_template_prefix_preserving(tokenizer):
+            options["chat_template"] = get_training_chat_template(tokenizer)
+    except Exception as error:  # a template is a program, and may raise anything
+        raise UserError(
+            f"The task {task.name} has tools, and the policy {tokenizer.name_or_path or 'given'} cannot call them: "
+            f"{_first_line(error)} Use a chat model whose template has tools, such as Qwen3."
+        ) from error
     return options
 
 

@@ -20,7 +20,7 @@ from .generated import countdown_task, gym_task, sorting_task
 from .gym import GYM, scored_gym_task
 from .prompts import Fitted, fit_prompts, plain_prompt
 from .questions import PUBLISHED, dataset_task, published_task
-from .task import FORM_REWARDS, PAPER_REWARDS, Grade, Prompt, Settings, Task
+from .task import ENVIRONMENT, FORM_REWARDS, PAPER_REWARDS, Grade, Prompt, Settings, Task, last_turn
 from .words import words_task
 
 
@@ -74,8 +74,10 @@ def load_task(settings: Settings, *, reward_errors: str = "raise") -> Task:
     weights, seconds = settings.get("task_rewards"), settings.get("reward_seconds")
     if weights is not None:
         task = dataclasses.replace(task, rewards=_checked(weights))
-    for reward in {*task.rewards, task.answer} - {own.name for own in task.graders}:
-        check_reward(reward, seconds)
+    own = {ENVIRONMENT, *(grader.name for grader in task.graders)}
+    for reward in (*task.rewards, task.answer):
+        if reward not in own:
+            check_reward(reward, seconds)
     return dataclasses.replace(task, reward_seconds=seconds, reward_errors=reward_errors)
 
 
@@ -154,6 +156,7 @@ __all__ = [
     "Task",
     "TaskEntry",
     "fit_prompts",
+    "last_turn",
     "load_task",
     "plain_prompt",
 ]

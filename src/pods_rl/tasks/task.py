@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,9 @@ Prompt = str | Messages
 COLUMNS = ("prompt", "answer")
 # arXiv 2504.13818, single-GPU experiments: accuracy 1.0, 0.1 x format, 0.025 per tag (in tag_count itself).
 FORM_REWARDS = {"format": 0.1, "tag_count": 1.0}
+ENVIRONMENT = "environment"  # the `answer` of a task that its environments grade
 PAPER_REWARDS = {"accuracy": 1.0, **FORM_REWARDS}
+_NO_TOOLS = ("reset", "get_reward", "close")  # of an environment's public methods
 _BATCH = 500  # gold answers per batch of a check
 
 
@@ -54,13 +57,18 @@ class Task:
         test: as `train`, with at least one row.
         rewards: names of `pods_rl.rewards.REWARDS` (or dotted paths) to weights, in order; the policy is trained on
             these.
-        answer: the reward whose full marks (1.0) mean a right answer.
+        answer: the reward whose full marks (1.0) mean a right answer; `environment`: the environment's `get_reward`.
         reward_seconds: the limit of a user's own reward for one completion, in a process of its own. None: it runs in
             this process, without a limit.
         reward_errors: `raise`: an error if a user's own reward cannot grade a completion; otherwise it counts as wrong.
+        tools: functions, sync or async, that the policy may call in a conversation; names, types and docstrings
+            describe them to it, as in TRL. What the last assistant turn says is graded (`last_turn`).
+        environment_factory: makes an environment for a conversation, as TRL's: `reset(**row)` starts it, its other
+            public methods but `close` are tools, and its `get_reward`, if it has one, is a reward of weight 1.
         graders: rewards of this task alone; `rewards` and `answer` name them as others.
 
-    Raises ValueError if a split lacks a column, the test split is empty, or no reward is named.
+    Raises ValueError if a split lacks a column, the test split is empty, or no reward is named and there is no
+    environment.
 
     >>> split = Dataset.from_dict({"prompt": ["1+1="], "answer": ["2"]})
     >>> Task("sums", "1", split, split, {"accuracy": 1.0}).grade(["<answer>2</answer>"], ["2"])
@@ -75,6 +83,8 @@ class Task:
     answer: str = "accuracy"
     reward_seconds: float | None = None
     reward_errors: str = "raise"
+    tools: tuple[Callable[..., Any], ...] = ()
+    environment_factory: Callable[[], Any] | None = None
     graders: tuple[Reward, ...] = ()
 
     def __post_init__(self) -> None:
@@ -87,20 +97,43 @@ class Task:
                 )
         if len(self.test) == 0:
             raise ValueError(f"task {self.name!r}: its test split has no rows; give it at least one")
-        if not self.rewards:
+        if not self.rewards and self.environment_factory is None:
             raise ValueError(f"task {self.name!r}: no reward is named; name at least one with its weight")
 
     def reward(self, name: str) -> Reward:
         """Return the reward of that name: the task's own, or `pods_rl.rewards.get_reward`."""
         return next((own for own in self.graders if own.name == name), None) or get_reward(name)
 
-    def grade(self, texts: Sequence[str], golds: Sequence[str]) -> list[Grade]:
+    def tools_of(self, environment: object | None = None) -> list[Callable[..., Any]]:
+        """Return the tools of a conversation: the task's, and the methods of its environment that are tools."""
+        methods = inspect.getmembers(type(environment), predicate=inspect.isfunction) if environment is not None else ()
+        own = [name for name, _ in methods if not name.startswith("_") and name not in _NO_TOOLS]
+        return [*self.tools, *(getattr(environment, name) for name in own)]
+
+    @property
+    def converses(self) -> bool:
+        """Whether a completion is a conversation, with tools or an environment."""
+        return bool(self.tools) or self.environment_factory is not None
+
+    def grade(
+        self, texts: Sequence[str], golds: Sequence[str], environment_rewards: Sequence[float] | None = None
+    ) -> list[Grade]:
         """Grade completions, in order: the answer by the reward `answer` names, the form by full format marks.
 
+        Args:
+            texts: of conversations, the last assistant turn.
+            golds: gold answers.
+            environment_rewards: what each conversation's environment gave, read if `answer` is `environment`.
+
         Raises ValueError unless there is one gold answer per text, and UserError if a user's own reward
-        cannot grade a completion and `reward_errors` is `raise`.
+        cannot grade a completion and `reward_errors` is `raise`, or if only environments can grade it.
         """
-        right = self.scores(self.answer, texts, golds)
+        if self.answer != ENVIRONMENT:
+            right = self.scores(self.answer, texts, golds)
+        elif environment_rewards is not None:
+            right = list(environment_rewards)
+        else:
+            raise UserError(f"task {self.name!r} is graded by its environments, which have not met these texts")
         formed = REWARDS["format"].batch(texts, golds)
         return [Grade(answer=a >= 1, format=f >= 1) for a, f in zip(right, formed, strict=True)]
 
@@ -160,6 +193,23 @@ def check_split(task: Task, split: str, done: Callable[[int], None] = lambda row
         done(start + len(batch))
     kinds = Counter(rows["kind"]) if "kind" in rows.column_names else {}
     return SplitCheck(len(golds), tuple(refused), total / max(len(golds), 1), dict(kinds))
+
+
+def last_turn(completion: str | Messages) -> str:
+    """Return what is graded of a completion: text unchanged, of messages what the last assistant turn says.
+
+    Tool calls and results never count. Reasoning that a response template set apart is put back before the content.
+
+    >>> call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}
+    >>> said = {"role": "assistant", "reasoning_content": "Add.", "content": "3"}
+    >>> last_turn([call, {"role": "tool", "content": "3"}, said])
+    '<think>Add.</think>3'
+    """
+    if isinstance(completion, str):
+        return completion
+    turn = next((message for message in reversed(completion) if message.get("role") == "assistant"), {})
+    reasoning, content = turn.get("reasoning_content"), str(turn.get("content") or "")
+    return f"<think>{reasoning}</think>{content}" if reasoning else content
 
 
 def shared_prompts(task: Task) -> int:

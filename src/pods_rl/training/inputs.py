@@ -19,9 +19,9 @@ def fitted_task(recipe: Recipe) -> tuple[Task, Fitted | None]:
     """Return the recipe's task as its policy reads it (`fit_prompts`): plain text if there is no chat template,
     and without training prompts that are too long.
 
-    Raises UserError if the task cannot be made, or has no training prompts.
+    Raises UserError if the task cannot be made, has no training prompts, or has tools that the policy cannot call.
     """
-    from ..policies.loading import check_policy, encode, load_tokenizer, render, template_options
+    from ..policies.loading import check_policy, encode, load_tokenizer, render, template_options, tool_options
 
     settings, model = recipe.task_settings(), recipe.model_arguments()
     task = load_task(settings, reward_errors=recipe.values["reward_errors"])
@@ -31,10 +31,10 @@ def fitted_task(recipe: Recipe) -> tuple[Task, Fitted | None]:
             f"{settings['data_dir']} holds no training file. Put its train.jsonl there, or remove data_dir from the "
             "recipe"
         )
-    options = template_options(recipe)
     where = policy_path(str(model["model_name_or_path"])), model.get("model_revision") or "main"
     check_policy(*where)
     tokenizer = load_tokenizer(*where)
+    options = {**template_options(recipe), **tool_options(tokenizer, task)}
     return fit_prompts(
         task,
         chat=tokenizer.chat_template is not None,

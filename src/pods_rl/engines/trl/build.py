@@ -26,10 +26,9 @@ from ...rewards import Reward, binarise
 from ...rewards import score as score_texts
 from ...rewards.user_rewards import RewardFailure, Scores
 from ...rewards.verifier import verifier_losses
-from ...tasks import Task
+from ...tasks import Task, last_turn
 from .config import PODSConfig
 from .refusals import lossy_cast
-from .rollouts import as_text
 from .trainer import PODSTrainer
 
 RewardFunction = Callable[..., Scores]
@@ -71,6 +70,8 @@ def _build(recipe: Recipe, task: Task, output_dir: Path) -> PODSTrainer:
         processing_class=load_tokenizer(path, model.model_revision),
         quantization_config=quantization,
         peft_config=adapter,
+        tools=list(task.tools) or None,
+        environment_factory=task.environment_factory,
     )
     if doubt := lossy_cast(trainer):
         raise UserError(doubt)
@@ -174,7 +175,7 @@ def trl_reward(
         if reward.reads == "tokens":
             scores = reward.of_lengths([len(ids) for ids in completion_ids], limit, buffer)
         else:
-            scores = score_texts(reward, [as_text(completion) for completion in completions], answer, seconds)
+            scores = score_texts(reward, [last_turn(completion) for completion in completions], answer, seconds)
         if reward.verifies and log_metric is not None:
             _log_losses(before, log_metric)
         if binary is not None:
