@@ -37,8 +37,9 @@ class Reward:
 
     `range` is its minimum and maximum; None: not known. `score_many`, if given, scores a batch
     faster than one by one. With `reads="tokens"` the function takes `(tokens, limit, buffer)` and is called
-    through `of_lengths` instead. `verifies`: it uses the verifier processes. `maker`: as in
-    `library_reward`. `gold` returns the answer alone of a gold answer that holds more. A score may be NaN: unknown.
+    through `of_lengths` instead. `verifies`: it uses the verifier processes. with
+    `reads="messages"` the text is the JSON of a conversation. `maker`, `gold` and `given`: as in `library_reward`. A
+    score may be NaN: unknown.
 
     >>> Reward("length", lambda text, gold: len(text))("abc", "")
     3.0
@@ -48,10 +49,11 @@ class Reward:
     score: Callable[..., float]
     score_many: Callable[[Sequence[str], Sequence[str]], list[float]] | None = None
     range: tuple[float, float] | None = None
-    reads: Literal["text", "tokens"] = "text"
+    reads: Literal["text", "tokens", "messages"] = "text"
     verifies: bool = False
     maker: tuple[str, ...] = ()
     gold: Callable[[str], str] = str
+    given: Callable[[str], str] = str
 
     def __call__(self, text: str, gold: str) -> float:
         """Score one completion. Raises TypeError if the function does not return a number."""
@@ -138,22 +140,24 @@ def get_reward(name: str) -> Reward:
     return Reward(name, found, range=getattr(found, "range", None))
 
 
-def library_reward(name: str, maker: tuple[str, ...], gold: Callable[[str], str]) -> Reward:
+def library_reward(name: str, maker: tuple[str, ...], **options: Any) -> Reward:
     """Return the reward that a library's scorer gives, in processes that are killed when they hang.
 
     Args:
         name: of the reward.
         maker: the path of the function that makes the `Work` of such a process, and the function's arguments.
-        gold: returns the answer alone of a gold answer.
+        options: of `Reward`: `gold` returns the answer alone of a gold answer that holds more, `given` what a process
+            gets of it.
     """
 
     def alone(text: str, gold: str) -> float:
-        mark = user_pool(name, SECONDS, maker).score([text], [gold])[0]
+        mark = score(reward, [text], [gold], None)[0]
         if isinstance(mark, RewardFailure):
             raise RuntimeError(f"the reward {name!r} {mark.reason}")
         return mark
 
-    return Reward(name, alone, range=(0.0, 1.0), maker=maker, gold=gold)
+    reward = Reward(name, alone, maker=maker, **options)
+    return reward
 
 
 def check_reward(name: str, seconds: float | None) -> None:
@@ -187,7 +191,8 @@ def score(reward: Reward, texts: Sequence[str], golds: Sequence[str], seconds: f
     [1.0]
     """
     if reward.maker:
-        return user_pool(reward.name, seconds or SECONDS, reward.maker).score(texts, golds)
+        pool = user_pool(reward.name, seconds or SECONDS, reward.maker)
+        return pool.score(texts, [reward.given(gold) for gold in golds])
     if reward.name in REWARDS:
         return reward.batch(texts, golds)
     if seconds is None:

@@ -66,5 +66,4 @@ def scoring(given: str) -> Work:
         finally:
             locked = False
 
-    sys.addaudithook(forbid_code)
-    return Work(mark)
+    return Work(mark, prepare=lambda: sys.addaudithook(forbid_code))

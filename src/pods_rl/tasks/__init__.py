@@ -20,7 +20,8 @@ from .generated import countdown_task, gym_task, sorting_task
 from .gym import GYM, scored_gym_task
 from .prompts import Fitted, fit_prompts, plain_prompt
 from .questions import PUBLISHED, dataset_task, published_task
-from .task import ENVIRONMENT, FORM_REWARDS, PAPER_REWARDS, Grade, Prompt, Settings, Task, last_turn
+from .task import ENVIRONMENT, FORM_REWARDS, PAPER_REWARDS, Grade, Prompt, Settings, Task, conversation_text, last_turn
+from .tasksets import VERIFIERS, taskset_task
 from .words import words_task
 
 
@@ -143,6 +144,12 @@ TASKS: dict[str, TaskEntry] = {
 }
 # tasks of other libraries, `library:NAME`
 LIBRARIES: dict[str, TaskEntry] = {
+    VERIFIERS: TaskEntry(
+        taskset_task,
+        "any taskset of verifiers: one prompt, with or without tools",
+        "the taskset's package; pods-rl[verifiers]",
+        VERIFIERS,
+    ),
     GYM: TaskEntry(scored_gym_task, "any data set of reasoning-gym", "generated; pods-rl[reasoning-gym]", GYM),
 }
 
@@ -155,6 +162,7 @@ __all__ = [
     "Prompt",
     "Task",
     "TaskEntry",
+    "conversation_text",
     "fit_prompts",
     "last_turn",
     "load_task",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -180,7 +181,7 @@ def check_split(task: Task, split: str, done: Callable[[int], None] = lambda row
     1
     """
     rows = {"train": task.train, "test": task.test}[split]
-    golds, written = list(rows["answer"]), task.reward(task.answer).gold
+    golds, written = list(rows["answer"]), task.reward(task.answer).gold if task.answer != ENVIRONMENT else str
     refused, total = [], 0.0
     for start in range(0, len(golds), _BATCH):
         batch = golds[start : start + _BATCH]
@@ -193,6 +194,17 @@ def check_split(task: Task, split: str, done: Callable[[int], None] = lambda row
         done(start + len(batch))
     kinds = Counter(rows["kind"]) if "kind" in rows.column_names else {}
     return SplitCheck(len(golds), tuple(refused), total / max(len(golds), 1), dict(kinds))
+
+
+def conversation_text(completion: str | Messages, environment: Any = None) -> str:
+    """Return the JSON text that a reward with `reads="messages"` scores: the turns, and the environment's `state`.
+
+    >>> conversation_text("3")
+    '{"messages": [{"role": "assistant", "content": "3"}], "state": null}'
+    """
+    messages = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
+    state = None if environment is None else environment.state.model_dump(mode="json")
+    return json.dumps({"messages": messages, "state": state}, default=str)
 
 
 def last_turn(completion: str | Messages) -> str:
