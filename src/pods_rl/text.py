@@ -1,8 +1,9 @@
-"""Functions that a user names, and text that is safe to print."""
+"""Functions that a user names, text that is safe to print, and chat messages as text."""
 
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Entry = TypeVar("Entry")
+
+DEEPEST = 200
+"""Nested lists and objects in what others wrote; Python's own limit depends on the caller."""
+TOO_DEEP = "nested too deeply"
 
 # C0 and C1 controls except newline and tab, and marks that change the direction of text
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -78,6 +83,59 @@ def plain_text(value: object) -> str:
     'a\\\\x0db'
     """
     return _CONTROL.sub(lambda match: _shown(match[0]), str(value))
+
+
+def content_text(content: object) -> str:
+    """Return the content of a chat message as text: parts on lines of their own, an image as `[image]`.
+
+    >>> content_text([{"type": "image", "image": object()}, {"type": "text", "text": "What is it?"}])
+    '[image]\\nWhat is it?'
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    if isinstance(content, list) and all(isinstance(part, Mapping) and "type" in part for part in content):
+        texts = ((part["type"], part.get("text")) for part in content)
+        return "\n".join(text if isinstance(text, str) else f"[{kind}]" for kind, text in texts)
+    return _json(content)
+
+
+def call_text(call: object) -> str:
+    """Return a tool call of a chat message as `name(arguments)`.
+
+    >>> call_text({"type": "function", "function": {"name": "add", "arguments": {"a": 1, "to": "b"}}})
+    'add(a=1, to="b")'
+    """
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return _json(call)
+    arguments = function.get("arguments") or ""
+    if depth(call) > DEEPEST:
+        arguments = TOO_DEEP
+    elif isinstance(arguments, Mapping):
+        arguments = ", ".join(f"{name}={_json(value)}" for name, value in arguments.items())
+    return f"{content_text(function.get('name'))}({content_text(arguments)})"
+
+
+def _json(value: object) -> str:
+    """Return a value as JSON, or as text where JSON has no form for it."""
+    if depth(value) > DEEPEST:
+        return TOO_DEEP
+    return json.dumps(
+        value, ensure_ascii=False, default=lambda other: f"[{type(other).__name__.lower()}]", skipkeys=True
+    )
+
+
+def depth(value: object) -> int:
+    """Return how deep lists and objects nest, 1 for a flat row; without recursion.
+
+    >>> depth("a"), depth([]), depth({"a": [1]})
+    (0, 1, 2)
+    """
+    level, depth = [value], 0
+    while level := [item for item in level if isinstance(item, (dict, list))]:
+        depth += 1
+        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
+    return depth
 
 
 def console(*, stderr: bool = False) -> Console:

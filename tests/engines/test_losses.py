@@ -57,8 +57,8 @@ def kept_rows(trainer):
     """Filled as it trains: of each generation the completions that are trained, as token ids."""
     rows, select = [], RolloutRound.trained_rows
 
-    def record(current, generated, kept):
-        trained = select(current, generated, kept)
+    def record(current, kept):
+        trained = select(current, kept)
         assert current._trainer is trainer
         rows.append([list(ids) for ids in trained[1]])
         torch.manual_seed(len(rows))  # TRL shuffles the rows next, and sampling has drawn from the same generator

@@ -7,13 +7,12 @@ from collections import Counter
 
 import pytest
 import torch
-from datasets import Dataset, DatasetDict, IterableDataset
+from datasets import Dataset
 from trl import GRPOConfig
 
 from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.engines.trl.refusals import refuse_unsupported
 from pods_rl.errors import UserError
-from pods_rl.policies.build import build_tokenizer
 
 from .conftest import letter_reward
 
@@ -292,56 +291,6 @@ def test_a_group_with_too_few_scores_fills_up_with_zero_advantage(make_trainer):
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------
-
-
-def test_what_is_not_supported_yet_is_refused(make_trainer, dataset):
-    def tool(x: int) -> int:
-        """Add one.
-
-        Args:
-            x: a number
-        """
-        return x + 1
-
-    for arguments, word in (
-        ({"tools": [tool]}, "tools"),
-        ({"environment_factory": object}, "environments"),
-        ({"rollout_func": lambda *a: None}, "rollout function"),
-    ):
-        with pytest.raises(UserError, match=word):
-            make_trainer(num_rollouts=8, trainer_arguments=arguments)
-    pictures = dataset.add_column("image", [None] * len(dataset))
-    with pytest.raises(UserError, match="images yet \\(column 'image' in train_dataset\\)"):
-        make_trainer(num_rollouts=8, train_dataset=pictures)
-    parts = {"easy": dataset, "hard": pictures}
-    for given in (pictures, parts, DatasetDict(parts), pictures.to_iterable_dataset()):
-        with pytest.raises(UserError, match="images yet \\(column 'image' in eval_dataset\\)"):
-            make_trainer(num_rollouts=8, trainer_arguments={"eval_dataset": given})
-
-
-def picture_rows(column):
-    """A stream that does not know its columns."""
-    message = [{"role": "user", "content": [{"type": "text", "text": "1+1="}, {"type": "image", "image": None}]}]
-    row = {"prompt": message} if column is None else {"prompt": "1+1=", column: None}
-    return IterableDataset.from_generator(lambda: (row for _ in range(64)))
-
-
-@pytest.mark.parametrize("column", ["image", "images", None])
-def test_images_in_a_stream_are_refused_with_the_first_batch(make_trainer, column):
-    seen = "a message of role 'user' with a part of type 'image'" if column is None else f"column '{column}'"
-    rows = picture_rows(column)
-    assert rows.column_names is None
-    with pytest.raises(UserError, match=rf"does not support images yet \({seen}"):
-        make_trainer(num_rollouts=8, train_dataset=rows).train()
-    trainer = make_trainer(num_rollouts=8, trainer_arguments={"eval_dataset": rows})
-    with pytest.raises(UserError, match=rf"does not support images yet \({seen}"):
-        trainer.evaluate()
-
-
-def test_a_processor_that_trl_loads_by_itself_is_refused(make_trainer, monkeypatch):
-    monkeypatch.setattr("pods_rl.engines.trl.refusals.ProcessorMixin", type(build_tokenizer()))
-    with pytest.raises(UserError, match="images yet \\(a multimodal processing_class\\)"):
-        make_trainer(num_rollouts=8)
 
 
 def test_deepspeed_on_the_cpu_is_refused_where_accelerate_would_use_ddp(make_trainer, monkeypatch):

@@ -209,8 +209,8 @@ def test_m_of_n_is_trl_on_those_m(make, monkeypatch, correction):
     ours, rows = make(**config, **PLAIN), []
     select = RolloutRound.trained_rows
 
-    def record(current, generated, kept):
-        rows.append(select(current, generated, kept))
+    def record(current, kept):
+        rows.append(select(current, kept))
         torch.manual_seed(len(rows))
         return rows[-1]
 

@@ -31,9 +31,9 @@ def texts_by_key(monkeypatch):
     """Stands for the policy's sampling. Each prompt has a rate of digits that are right, from 0 to 1."""
 
     def generate(self, prompt_ids, images, multimodal_fields, num_generations, has_tool_images=False):
-        assert len(self._round.drawn) == len(prompt_ids)
+        assert len(self._round.turns.keys) == len(prompt_ids)
         completions = []
-        for key, ids in zip(self._round.drawn, prompt_ids, strict=True):
+        for key, ids in zip(self._round.turns.keys, prompt_ids, strict=True):
             rate = (sum(ids) % 5) / 4
             draw = random.Random(str(key))
             first = "9" if draw.random() < rate else draw.choice("0123456")
@@ -396,7 +396,7 @@ def test_more_rows_of_the_commoner_reward_are_taken_from_all_rollouts(tmp_path):
 def test_different_completions_are_preferred(make_trainer, monkeypatch):
     def few(self, prompt_ids, images, multimodal_fields, num_generations, has_tool_images=False):
         texts = ["9", "9", "9", "91", "0", "0", "0", "0", "01", "0", "0", "0"]
-        ids = [self.processing_class(texts[key[-1]])["input_ids"] for key in self._round.drawn]
+        ids = [self.processing_class(texts[key[-1]])["input_ids"] for key in self._round.turns.keys]
         return [[*row, self.eos_token_ids[0]] for row in ids], None
 
     monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", few)

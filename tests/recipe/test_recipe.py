@@ -167,7 +167,7 @@ REFUSED = [
     ({"hub_token": "hf_abc"}, "set HF_TOKEN in the environment"),
     ({"eval_strategy": "steps"}, "use eval_seconds"),
     ({"reward_weights": [1.0]}, "task_rewards: {accuracy: 1.0"),
-    ({"max_tool_calling_iterations": 3}, "tools and environments are not supported yet"),
+    ({"log_multimodal": False}, "images are not supported yet"),
     ({"auto_find_batch_size": True}, "set rollout_batch_size"),
     ({"use_transformers_paged": True}, "use use_transformers_continuous_batching"),
     ({"seed": 2**32}, "seed = 4294967296: expected at least 0 and at most 4294967295."),

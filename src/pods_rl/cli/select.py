@@ -14,12 +14,11 @@ from typing import Annotated, Any, BinaryIO
 from typer import Argument, Option
 
 from ..errors import UserError
-from ..text import console, safe_text
+from ..text import DEEPEST, console, depth, safe_text
 
 _BAD_LINES_SHOWN = 10
 _QUOTED = 43  # characters to quote of a bad line
 _LONGEST_LINE = 1 << 26  # bytes: the longest completions have a few million
-_DEEPEST = 200  # nested lists and objects; Python's own limit depends on the caller
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -169,8 +168,8 @@ def _rollout(values: dict[str, Any], file: str, group_by: str, reward_key: str) 
     from ..recipe.fields import suggest
     from ..recipe.reading import short
 
-    if _depth(values) > _DEEPEST:
-        raise ValueError(f"is nested too deeply: expected {_DEEPEST} levels at most")
+    if depth(values) > DEEPEST:
+        raise ValueError(f"is nested too deeply: expected {DEEPEST} levels at most")
     for key, option in ((group_by, "--group-by"), (reward_key, "--reward-key")):
         if key not in values:
             there = short(", ".join(map(repr, values)) or "none", 200)
@@ -187,15 +186,6 @@ def _rollout(values: dict[str, Any], file: str, group_by: str, reward_key: str) 
             f"its {reward_key} is {short(repr(reward), _QUOTED)}, expected a finite number, true, false or null"
         )
     return Rollout(values, file + json.dumps(values[group_by], sort_keys=True, default=str), number)
-
-
-def _depth(value: object) -> int:
-    """Return how deep lists and objects nest, 1 for a flat row; without recursion."""
-    level, depth = [value], 0
-    while level := [item for item in level if isinstance(item, (dict, list))]:
-        depth += 1
-        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
-    return depth
 
 
 def keep_best(rows: list[Rollout], keep: int, rule: str, when: str, seed: int) -> list[Rollout]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from .evaluator import Answer, Completion, Evaluation, RowsDone, Sampler, Sampling, evaluate, pass_at_k
+from .evaluator import Answer, Evaluation, evaluate, pass_at_k
 from .generate import GenerateSampler
+from .sampling import Completion, RowsDone, Sampler, Sampling
 
 __all__ = [
     "Answer",

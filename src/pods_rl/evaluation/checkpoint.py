@@ -25,14 +25,15 @@ from ..distributed import get_world_size
 from ..distributed.processes import git_commit, quiet_libraries, set_threads, version, versions
 from ..errors import UserError
 from ..policies.files import Policy, find_policy
-from ..policies.loading import has_bf16, load_policy, load_tokenizer, render, template_options
+from ..policies.loading import has_bf16, load_policy, load_tokenizer, render, template_options, tool_options
 from ..recipe import Recipe
 from ..runs import to_json, write_parquet
 from ..runs.files import encoded, open_own
 from ..tasks import Task, fit_prompts, load_task
 from . import vllm_backend
-from .evaluator import Evaluation, RowsDone, Sampler, Sampling, evaluate
+from .evaluator import Evaluation, evaluate
 from .generate import GenerateSampler
+from .sampling import RowsDone, Sampler, Sampling
 
 BACKENDS = ("auto", "generate", "vllm")
 RESULTS = "results.jsonl"
@@ -81,10 +82,13 @@ def evaluate_checkpoint(
     if prompts == 0:
         raise UserError("eval_prompts = 0 evaluates nothing: set a number, or null for the whole test split.")
     set_threads(settings["threads"])
-    backend = choose_backend(backend, on_cpu=bool(recipe.values.get("use_cpu")))
+    choose_backend(backend)  # refuse before anything is loaded
     policy = find_policy(model, adapter, revision=recipe.model_arguments().get("model_revision") or "main")
     with _device(recipe) as device, _precision(recipe, device) as precision:
         task = load_task(recipe.task_settings(), reward_errors=recipe.values["reward_errors"])
+        backend = choose_backend(backend, on_cpu=bool(recipe.values.get("use_cpu")), task=task)
+        if task.converses:
+            tool_options(load_tokenizer(policy.tokenizer), task)  # refuse before the policy is loaded
         sampler = _sampler(backend, policy, recipe, device)
         sampling = Sampling(
             temperature=settings["eval_temperature"],
@@ -98,26 +102,29 @@ def evaluate_checkpoint(
             chat=getattr(sampler.tokenizer, "chat_template", None) is not None,
             render=lambda prompt: render(sampler.tokenizer, prompt, **sampling.chat_template_kwargs),
         )
+        turns = recipe.values.get("max_tool_calling_iterations")
         # before the evaluation: an error here loses no result
         described = _describe(recipe, policy, sampler, sampling, task, device, precision)
         started = time.time()
-        evaluation = evaluate(sampler, task, sampling, prompts=prompts, repeats=repeats, done=done)
+        evaluation = evaluate(sampler, task, sampling, prompts=prompts, repeats=repeats, turns=turns, done=done)
     return Outcome(evaluation, task, described, started)
 
 
-def choose_backend(wanted: str, *, on_cpu: bool = False) -> str:
-    """Return `generate` or `vllm`; raises UserError for an unknown name, and for vLLM with several processes."""
+def choose_backend(wanted: str, *, on_cpu: bool = False, task: Task | None = None) -> str:
+    """Return `generate` or `vllm`; raises UserError for another name, and for vLLM with processes or tools."""
     if wanted not in BACKENDS:
         raise UserError(f"--backend {wanted}: expected one of {', '.join(BACKENDS)}.")
-    several = get_world_size() > 1
+    several, converses = get_world_size() > 1, task is not None and task.converses
     if wanted == "auto":
-        usable = vllm_backend.is_installed() and torch.cuda.is_available() and not on_cpu and not several
+        usable = vllm_backend.is_installed() and torch.cuda.is_available() and not (on_cpu or several or converses)
         return "vllm" if usable else "generate"
     if wanted == "vllm" and several:
         raise UserError(
             "--backend vllm runs as one process and spreads over GPUs by itself: start it without a launcher, with "
             "--vllm_tensor_parallel_size GPUS."
         )
+    if wanted == "vllm" and task is not None and converses:
+        raise UserError(f"--backend vllm does not run the tools of task {task.name}: use --backend generate.")
     return wanted
 
 

@@ -4,69 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Protocol
-
-import torch
 
 from ..distributed import busy
 from ..distributed.collectives import gather, own_rows
-from ..policies.loading import encode, render
-from ..tasks import Task
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-RowsDone = Callable[[int, int], None]  # called with the number of finished rows and of all rows of this process
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Sampling settings: the whole distribution, without top-k, top-p or penalties.
-
-    Args:
-        temperature: 0 means greedy.
-        max_completion_length: tokens after which a completion is truncated.
-        batch_size: rows that `generate` completes at once.
-        seed: the seed of all draws, which do not depend on batches or processes.
-        chat_template_kwargs: further arguments of the chat template.
-    """
-
-    temperature: float = 1.0
-    max_completion_length: int = 256
-    batch_size: int = 256
-    seed: int = 0
-    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not self.temperature >= 0 or self.max_completion_length < 1 or self.batch_size < 1 or self.seed < 0:
-            raise ValueError(
-                f"got {self}: expected a temperature and a seed of at least 0, a max_completion_length and a "
-                "batch_size of at least 1"
-            )
-
-
-@dataclass(frozen=True)
-class Completion:
-    """One sampled completion: its text without special tokens, its length, and whether it has an end token."""
-
-    text: str
-    tokens: int
-    ended: bool
-
-
-class Sampler(Protocol):
-    """A policy that completes prompts with the library that `backend` names, in `dtype`."""
-
-    backend: str
-    dtype: torch.dtype
-    tokenizer: PreTrainedTokenizerBase
-
-    def sample(
-        self, prompts_ids: Sequence[Sequence[int]], rows: Sequence[int], how: Sampling, done: RowsDone
-    ) -> list[Completion]:
-        """Return a completion of each prompt (token ids), in order; `rows` seed their draws."""
+from ..policies.loading import encode, render, tool_options
+from ..tasks import Task, last_turn
+from .conversation import converse
+from .sampling import Completion, RowsDone, Sampler, Sampling
 
 
 def evaluate(
@@ -76,6 +22,7 @@ def evaluate(
     *,
     prompts: int | None = None,
     repeats: int = 1,
+    turns: int | None = None,
     done: RowsDone = lambda rows, of: None,
 ) -> Evaluation:
     """Sample `repeats` completions of each of the first `prompts` test prompts and grade them.
@@ -89,11 +36,12 @@ def evaluate(
         sampling: how completions are drawn.
         prompts: the number of test prompts, from the first. None: all.
         repeats: completions per prompt; pass@k is measured for k in powers of two up to it.
+        turns: most turns with tool calls that are answered, for a task with tools. None: any number.
         done: called with the number of finished rows, to show progress.
 
     Raises:
         ValueError: prompts or repeats below 1.
-        UserError: the task's prompts cannot be rendered for this policy.
+        UserError: the task's prompts cannot be rendered for this policy, or it cannot call the task's tools.
     """
     if repeats < 1 or (prompts is not None and prompts < 1):
         raise ValueError(f"prompts = {prompts}, repeats = {repeats}: expected at least 1 of each")
@@ -101,25 +49,39 @@ def evaluate(
     count = len(task.test) if prompts is None else min(prompts, len(task.test))
     rows = own_rows(count * repeats)
     with busy("evaluation"):
-        own = _answer(sampler, task, sampling, rows, repeats, done)
+        own = _answer(sampler, task, sampling, rows, repeats, turns, done)
     answers = sorted(gather(own), key=lambda answer: (answer.index, answer.repeat))
     seconds = time.perf_counter() - started
     return summarise(answers, repeats=repeats, temperature=sampling.temperature, seconds=seconds)
 
 
 def _answer(
-    sampler: Sampler, task: Task, sampling: Sampling, rows: Sequence[int], repeats: int, done: RowsDone
+    sampler: Sampler,
+    task: Task,
+    sampling: Sampling,
+    rows: Sequence[int],
+    repeats: int,
+    turns: int | None,
+    done: RowsDone,
 ) -> list[Answer]:
     """Complete and grade some rows; row r is repeat r % repeats of prompt r // repeats."""
     picked = task.test.select([row // repeats for row in rows])
     questions, golds = list(picked["prompt"]), list(picked["answer"])
-    texts = [render(sampler.tokenizer, question, **sampling.chat_template_kwargs) for question in questions]
-    ids = [encode(sampler.tokenizer, question, text) for question, text in zip(questions, texts, strict=True)]
-    completions = sampler.sample(ids, rows, sampling, done)
-    grades = task.grade([completion.text for completion in completions], golds)
+    options = {**sampling.chat_template_kwargs, **tool_options(sampler.tokenizer, task)}
+    rewards, messages = None, [""] * len(rows)
+    if task.converses:
+        talks = converse(sampler, task, list(picked), rows, sampling, options, turns, done)
+        texts = [talk.prompt for talk in talks]
+        completions = [Completion(last_turn(talk.messages), talk.tokens, talk.ended) for talk in talks]
+        rewards, messages = [talk.reward for talk in talks], [talk.to_json() for talk in talks]
+    else:
+        texts = [render(sampler.tokenizer, question, **options) for question in questions]
+        ids = [encode(sampler.tokenizer, question, text) for question, text in zip(questions, texts, strict=True)]
+        completions = sampler.sample(ids, rows, sampling, done)
+    grades = task.grade([completion.text for completion in completions], golds, rewards)
     return [
-        Answer(row // repeats, row % repeats, text, gold, c.text, grade.answer, grade.format, c.tokens, c.ended)
-        for row, text, gold, c, grade in zip(rows, texts, golds, completions, grades, strict=True)
+        Answer(row // repeats, row % repeats, text, gold, c.text, grade.answer, grade.format, c.tokens, c.ended, said)
+        for row, text, gold, c, grade, said in zip(rows, texts, golds, completions, grades, messages, strict=True)
     ]
 
 
@@ -128,7 +90,9 @@ class Answer:
     """One graded completion: a row of the completions file, with these columns in this order.
 
     `index` numbers the test prompt, `repeat` its completion, both from 0; `prompt` is the text the model continued,
-    `answer` the gold answer; `completion_tokens` counts the end token, `ended` says whether there was one.
+    `answer` the gold answer; `completion_tokens` counts the end token, `ended` says whether there was one. Of a
+    conversation, `completion` is what the last turn says, `completion_tokens` counts the policy's tokens, and
+    `messages` are the messages of all turns as JSON.
     """
 
     index: int
@@ -140,6 +104,7 @@ class Answer:
     format_kept: bool
     completion_tokens: int
     ended: bool
+    messages: str = ""
 
 
 @dataclass(frozen=True)
@@ -175,8 +140,12 @@ class Evaluation:
         return row
 
     def columns(self) -> dict[str, list[object]]:
-        """Return the graded completions as columns of a table, named as the fields of `Answer`."""
-        return {f.name: [getattr(answer, f.name) for answer in self.answers] for f in fields(Answer)}
+        """Return the graded completions as columns of a table, named as the fields of `Answer`.
+
+        Without conversations there is no column `messages`.
+        """
+        columns = {f.name: [getattr(answer, f.name) for answer in self.answers] for f in fields(Answer)}
+        return columns if any(columns["messages"]) else {k: v for k, v in columns.items() if k != "messages"}
 
 
 def pass_at_k(repeats: int, right: int, k: int) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..rollouts.completing import complete_prompts
 from ..rollouts.sampling import RowDraws
-from .evaluator import Completion, RowsDone, Sampling
+from .sampling import Completion, RowsDone, Sampling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -82,4 +82,4 @@ class GenerateSampler:
         """Return the completion up to its first end token."""
         length = next((i + 1 for i, token in enumerate(ids) if token in self._ends), None)
         kept = ids[:length]
-        return Completion(self.tokenizer.decode(kept, skip_special_tokens=True), len(kept), length is not None)
+        return Completion(self.tokenizer.decode(kept, skip_special_tokens=True), len(kept), length is not None, kept)

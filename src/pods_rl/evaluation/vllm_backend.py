@@ -11,7 +11,7 @@ from ..errors import UserError
 from ..policies.files import Policy, lora_rank
 from ..policies.loading import load_tokenizer
 from ..recipe import Recipe
-from .evaluator import Completion, RowsDone, Sampling
+from .sampling import Completion, RowsDone, Sampling
 
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM takes for max_lora_rank
 

@@ -143,9 +143,11 @@ def tool_options(tokenizer: PreTrainedTokenizerBase, task: Task) -> dict[str, An
     """
     if not task.converses:
         return {}
+    if isinstance(task.test[0]["prompt"], str):
+        raise UserError(f"The task {task.name} has tools, and prompts of plain text: tools need chat messages.")
     environment = task.environment_factory() if task.environment_factory else None
     options: dict[str, Any] = {"tools": task.tools_of(environment) or None}
-    if (close := getattr(environment, "close", None)) is not None:
+    if callable(close := getattr(environment, "close", None)):
         close()
     try:
         if not supports_tool_calling(tokenizer):

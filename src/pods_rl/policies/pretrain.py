@@ -216,17 +216,19 @@ def skill_batches(tokenizer: Qwen2Tokenizer, lesson: Lesson, steps: int, size: i
 def completion_batches(
     tokenizer: Qwen2Tokenizer, mixture: Mixture, size: int, seed: int, draw: Draw = ARITHMETIC.draw
 ) -> Iterator[Batch]:
-    """Yield batches of prompts with completions drawn from the mixture, endlessly; the loss counts completions only.
+    """Yield batches of prompts with completions drawn from the mixture, endlessly; the loss counts completions only."""
+    return batches_of(lambda rng: _completion(tokenizer, mixture, rng, draw), tokenizer.pad_token_id, size, seed)
 
-    Examples of similar length share a batch, so that little padding is computed.
-    """
+
+def batches_of(draw: Callable[[random.Random], Example], pad: int, size: int, seed: int) -> Iterator[Batch]:
+    """Yield batches of examples, endlessly: those of similar length together, so that little padding is computed."""
     rng = random.Random(seed)
     while True:
-        pool = [_completion(tokenizer, mixture, rng, draw) for _ in range(8 * size)]
+        pool = [draw(rng) for _ in range(8 * size)]
         pool.sort(key=lambda example: len(example[0]))
         starts = list(range(0, len(pool), size))
         rng.shuffle(starts)
-        yield from (_collate(pool[start : start + size], tokenizer.pad_token_id) for start in starts)
+        yield from (_collate(pool[start : start + size], pad) for start in starts)
 
 
 def drill_batches(tokenizer: Qwen2Tokenizer, size: int, seed: int, draw: Draw = ARITHMETIC.drill) -> Iterator[Batch]:

@@ -23,8 +23,8 @@ REWARDS = (
     "accuracy", "format", "tag_count", "choice", "equation", "chemistry", "countdown", "positions", "overlong",
 )  # fmt: skip
 TASKS = (
-    "arithmetic", "words", "countdown", "sorting", "gsm8k", "math", "amc23", "sciknoweval_chemistry", "dataset",
-    "reasoning_gym",
+    "arithmetic", "words", "countdown", "sorting", "calculator", "gsm8k", "math", "amc23", "sciknoweval_chemistry",
+    "dataset", "reasoning_gym",
 )  # fmt: skip
 # libraries of tasks, `library:NAME`, with an example
 LIBRARIES = {"reasoning_gym": "reasoning_gym:chain_sum", "verifiers": "verifiers:my-taskset"}
@@ -48,8 +48,8 @@ class TaskKeys:
         "describes each), reasoning_gym:NAME, verifiers:NAME, or a function of your own as package.module:function.",
         source="needs no download")
     task_difficulty: str = _key(
-        "mixed", "arithmetic, words, countdown, sorting: easy, mixed or hard.", source="the tiny policy's own",
-        choices=("easy", "mixed", "hard"))
+        "mixed", "arithmetic, words, countdown, sorting, calculator: easy, mixed or hard.",
+        source="the tiny policy's own", choices=("easy", "mixed", "hard"))
     task_options: dict[str, Any] | None = _key(
         None, "reasoning_gym:NAME and verifiers:NAME: options of the data set or taskset, as in {max_terms: 4}. "
         "reasoning_gym: the data set too, as in {dataset: chain_sum}.")
@@ -178,6 +178,7 @@ _RANGES = {
     "per_device_train_batch_size": "[1, 1e6]", "gradient_accumulation_steps": "[1, 1e6]",
     "generation_batch_size": "[1, 1e9]", "steps_per_generation": "[1, 1e6]", "num_iterations": "[1, 1e6]",
     "pad_to_multiple_of": "[1, 1e6]", "max_completion_length": "[1, 1e7]",
+    "tool_timeout": "(0, 1e6]", "max_tool_calls": "[0, 1e6]", "max_tool_calling_iterations": "[1, 1e6]",
     # waves and dead groups
     "stop_variance": "(0, 1]", "give_up_after": "[2, 1e6]", "give_up_probability": "(0, 1]",
     "refill_limit": "[1, 1e6]", "majority_rows": "(0, 1e6]",
@@ -224,7 +225,6 @@ UNSUPPORTED = {
     "output_dir": "a run keeps everything in its own directory: choose it with --output",
     "resume_from_checkpoint": "continue a run with --resume",
     "hub_token": "a recipe is saved with the run, so it must hold no secret: set HF_TOKEN in the environment",
-    "max_tool_calling_iterations": "tools and environments are not supported yet: rollouts are single completions",
     "log_multimodal": "images are not supported yet: prompts and completions are text",
     "reward_weights": "a recipe has rewards and weights in one mapping: task_rewards: {accuracy: 1.0, format: 0.1}",
     "per_device_eval_batch_size": "use eval_batch_size",

@@ -16,7 +16,7 @@ from .reading import local_path, looks_like_path
 from .schema import LIBRARIES, REWARDS, TASKS
 
 IMPORT_PATH = re.compile(r"[^\W\d][\w.]*[.:][^\W\d]\w*")  # package.module:function
-_GENERATED = ("arithmetic", "words", "countdown", "sorting", "reasoning_gym")
+_GENERATED = ("arithmetic", "words", "countdown", "sorting", "calculator", "reasoning_gym")
 _DATA_FILES = (".jsonl", ".json", ".parquet", ".csv")
 _MOST_BYTES = 64 << 20  # of a data file are read here; the loader checks the rest
 

@@ -15,6 +15,7 @@ from ..errors import UserError, raised
 from ..rewards import check_reward
 from ..text import find
 from .arithmetic import arithmetic_task
+from .calculator import calculator_task
 from .chemistry import CHEMISTRY, chemistry_task
 from .generated import countdown_task, gym_task, sorting_task
 from .gym import GYM, scored_gym_task
@@ -29,7 +30,8 @@ from .words import words_task
 class TaskEntry:
     """An entry of `TASKS`: a task's constructor, its description, the source of its rows, and its deciding reward.
 
-    `folders` are the names that its folder under `data_dir` may have, for a task that reads one.
+    `folders` are the names that its folder under `data_dir` may have, for a task that reads one. `tools`: whether the
+    policy may call tools.
     """
 
     make: Callable[[Settings], Task]
@@ -37,6 +39,7 @@ class TaskEntry:
     source: str
     answer: str = "accuracy"
     folders: tuple[str, ...] = ()
+    tools: bool = False
 
     @property
     def rewards(self) -> dict[str, float]:
@@ -54,7 +57,7 @@ def load_task(settings: Settings, *, reward_errors: str = "raise") -> Task:
     Which settings a task reads:
 
     - all but `arithmetic`: `system_prompt`, `prompt_style` (`chat`, `plain`);
-    - generated ones (`arithmetic`, `words`, `countdown`, `sorting`, `reasoning_gym`): `task_train_size`,
+    - generated ones (`arithmetic`, `words`, `countdown`, `sorting`, `calculator`, `reasoning_gym`): `task_train_size`,
       `task_test_size`, `task_seed`; the last `task_options`, the others `task_difficulty`;
     - published ones (`gsm8k`, `math`, `amc23`, `sciknoweval_chemistry`): `data_dir`, a local folder in place of the
       hub;
@@ -127,6 +130,9 @@ TASKS: dict[str, TaskEntry] = {
         countdown_task, "an expression of given numbers with a given value", "generated", "countdown"
     ),
     "sorting": TaskEntry(sorting_task, "integers to sort, marked by position", "generated", "positions"),
+    "calculator": TaskEntry(
+        calculator_task, "one to three steps of arithmetic, with a tool for each", "generated", tools=True
+    ),
     "gsm8k": _published("gsm8k", "grade-school word problems"),
     "math": _published("math", "competition mathematics, tested on MATH-500"),
     "amc23": _published("amc23", "AMC 2023 to test, MATH to train on"),

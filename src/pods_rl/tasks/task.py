@@ -117,7 +117,7 @@ class Task:
         return bool(self.tools) or self.environment_factory is not None
 
     def grade(
-        self, texts: Sequence[str], golds: Sequence[str], environment_rewards: Sequence[float] | None = None
+        self, texts: Sequence[str], golds: Sequence[str], environment_rewards: Sequence[float | None] | None = None
     ) -> list[Grade]:
         """Grade completions, in order: the answer by the reward `answer` names, the form by full format marks.
 
@@ -132,7 +132,7 @@ class Task:
         if self.answer != ENVIRONMENT:
             right = self.scores(self.answer, texts, golds)
         elif environment_rewards is not None:
-            right = list(environment_rewards)
+            right = [reward or 0.0 for reward in environment_rewards]
         else:
             raise UserError(f"task {self.name!r} is graded by its environments, which have not met these texts")
         formed = REWARDS["format"].batch(texts, golds)

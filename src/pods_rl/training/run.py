@@ -194,7 +194,7 @@ def _add_recorder(
         writer,
         shown,
         evaluate=_evaluator(trainer, task, recipe) if settings["eval_prompts"] != 0 else None,
-        ledger=partial(_ledger, trainer),
+        ledger=partial(_ledger, trainer, task),
         stop=stop,
         cpu_clock=trainer.args.clock == "cpu",
         **{name: settings[name] for name in names},
@@ -217,19 +217,30 @@ def _evaluator(trainer: PODSTrainer, task: Task, recipe: Recipe) -> Callable[[in
         )
         sampler = GenerateSampler(trainer.model, trainer.processing_class)
         with trainer.whole_weights():
-            return evaluate(sampler, task, sampling, prompts=settings["eval_prompts"], repeats=settings["eval_repeats"])
+            return evaluate(
+                sampler,
+                task,
+                sampling,
+                prompts=settings["eval_prompts"],
+                repeats=settings["eval_repeats"],
+                turns=trainer.args.max_tool_calling_iterations,
+            )
 
     return run
 
 
-def _ledger(trainer: PODSTrainer) -> dict[str, list[Any]] | None:
+def _ledger(trainer: PODSTrainer, task: Task) -> dict[str, list[Any]] | None:
     """Return the columns of the latest generation, of all processes, ordered by group and rollout. Collective."""
-    from ..policies.loading import render
+    from ..policies.loading import render, tool_options
 
     # the prompt as the policy continued it, as in the files of evaluations
-    write = partial(render, trainer.processing_class, **trainer.chat_template_kwargs)
+    options = {**trainer.chat_template_kwargs, **tool_options(trainer.processing_class, task)}
+    write = partial(render, trainer.processing_class, **options)
     parts = gather([trainer.rollouts.columns(write) if trainer.rollouts else {}])
-    columns = {name: [value for part in parts for value in part[name]] for name in parts[0]}
+    names = dict.fromkeys(name for part in parts for name in part)  # one process alone may have turns
+    columns = {
+        name: [value for part in parts for value in part.get(name) or [None] * len(part["step"])] for name in names
+    }
     if not columns:
         return None
     order = sorted(

@@ -114,6 +114,15 @@ class TRLTrainer(Overridden):
     eos_token_ids: list[int]
     _tokenizer: Any
     train_dataset: Any
+    tools: list[Callable[..., Any]]  # of the prompts; an environment's `close` is taken out
+    _is_vlm: bool
+    rollout_func: Callable[..., Any] | None  # replaced by one whose result is checked
+    environment_factories: dict[str | None, Callable[[], Any]] | None
+    environments: list[Any] | None  # of the rows of the latest `_generate`
+    _environment_pool: dict[str | None, list[Any]]  # closed ones are taken out; replaced while a batch is built
+    _env_tools: dict[str | None, list[Callable[..., Any]]]
+    _sync_tool_dicts: list[dict[str, Callable[..., Any]]]  # of each row: limits are put on them
+    _async_tool_dicts: list[dict[str, Callable[..., Any]]]
     reward_funcs: list[Any]  # replaced by checked ones during a call
     reward_func_names: list[str]
     reward_weights: Tensor
@@ -156,6 +165,10 @@ _SET_LATER: dict[str, Callable[..., Any]] = {
     "_globalstep_last_logged": Trainer._inner_training_loop,
     "_last_loaded_step": GRPOTrainer.__init__,
     "vllm_generation": GRPOTrainer.__init__,
+    "_environment_pool": GRPOTrainer.__init__,
+    "_env_tools": GRPOTrainer.__init__,
+    "_sync_tool_dicts": GRPOTrainer._generate_and_score_completions,
+    "_async_tool_dicts": GRPOTrainer._generate_and_score_completions,
 }
 
 if TYPE_CHECKING:

@@ -95,6 +95,17 @@ class PODSConfig(GRPOConfig):
             "(it scores 0), drop (it is unscored: not selected while others are, advantage 0)."
         },
     )
+    tool_timeout: float | None = field(
+        default=120.0,
+        metadata={
+            "help": "Seconds that one call of a tool may take before the policy reads an error in place of its result; "
+            "null: no limit. A plain function is stopped on the main thread only, and not within compiled code."
+        },
+    )
+    max_tool_calls: int | None = field(
+        default=None,
+        metadata={"help": "Calls of tools that one rollout may make, in all its turns; null: no limit."},
+    )
     rollout_batch_size: int | None = field(
         default=None,
         metadata={

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 from transformers import GenerationConfig
 
+from ...distributed import busy
 from ...distributed.processes import version
+from ...planning.batching import Shares
 from ...rollouts.generating import complete
 from ...rollouts.sampling import RowDraws
-from .compat import TRLTrainer, standing_in
+from .compat import Completions, TRLTrainer, standing_in
+from .config import PODSConfig
+from .waves import rollouts_of
 
-Key = tuple[int, ...]  # of a rollout's draws: seed, step, generation in it, prompt, number
+Key = tuple[int, ...]  # of a turn's draws: seed, step, generation in it, prompt, number, and the turn after the first
+ROLLOUT = 5  # numbers of a key that are the rollout's
 
 
 @contextmanager
@@ -46,6 +51,78 @@ def prompt_once(trainer: TRLTrainer, keys: Sequence[Key]) -> Iterator[None]:
 
     with standing_in(model, generate=once):
         yield
+
+
+class Turns:
+    """The turns of one `_generate`: each in parts of `rollout_batch_size` rows, every row with draws of its own.
+
+    Args:
+        trainer: the settings.
+        keys: of the rows of the first turn.
+        most: rows that a process has at most.
+    """
+
+    def __init__(self, trainer: TRLTrainer, keys: list[Key], most: int) -> None:
+        self._trainer, self.keys, self._most = trainer, keys, most
+        self._number = 0
+        self._rows: list[list[int]] = []  # of the turn before, its prompts and completions
+
+    def generate(
+        self,
+        prompt_ids: list[list[int]],
+        sample: Callable[[list[list[int]], list[Key]], Completions],
+        *,
+        whole: bool,
+    ) -> Completions:
+        """Call `sample` for the rows of a turn; for all at once if it is vLLM or `whole`."""
+        keys = self._turn_keys(prompt_ids)
+        most = len(prompt_ids) if self._number else self._most
+        rows = self._trainer.args.rollout_batch_size or most
+        completion_ids: list[list[int]] = []
+        logprobs = None  # generators that work in parts return none
+        with busy("generation"):
+            if whole or self._trainer.use_vllm or rows >= most:
+                completion_ids, logprobs = sample(prompt_ids, keys)
+            else:
+                for start in range(0, most, rows):
+                    # As many calls on every process, since each gathers sharded weights: without rows, repeat.
+                    part = slice(start, start + rows) if start < len(prompt_ids) else slice(-1, None)
+                    completion_ids.extend(sample(prompt_ids[part], keys[part])[0])
+                del completion_ids[len(prompt_ids) :]
+        self._rows = [[*ids, *new] for ids, new in zip(prompt_ids, completion_ids, strict=True)]
+        self._number, self.keys = self._number + 1, keys
+        return completion_ids, logprobs
+
+    def _turn_keys(self, prompt_ids: list[list[int]]) -> list[Key]:
+        """Return the keys of the rows that go on, in their order, with the turn's number after the first turn."""
+        if not self._number:
+            return self.keys
+        before = iter(zip(self.keys, self._rows, strict=True))
+        found = [next((key for key, row in before if ids[: len(row)] == row), None) for ids in prompt_ids]
+        return [(*key[:ROLLOUT], self._number) for key in found if key is not None]
+
+
+def sequences_at_once(args: PODSConfig) -> int:
+    """Return how many rollouts colocated vLLM works on at once: a generation's, or `rollout_batch_size`."""
+    assert args.generation_batch_size is not None
+    m = args.num_generations
+    rollouts = max(Shares(args.generation_batch_size // m, rollouts_of(args), m, args.world_size).counts)
+    return min(rollouts, args.rollout_batch_size or rollouts) * args.vllm_tensor_parallel_size
+
+
+def check_completions(prompts: int, completion_ids: Sequence[Sequence[int]]) -> None:
+    """Raise RuntimeError unless there is one completion for each prompt, with a token at least.
+
+    Continuous batching logs a request that failed and skips it; those after it would then be scored against the answers
+    of other prompts.
+    """
+    empty = sum(len(ids) == 0 for ids in completion_ids)
+    if len(completion_ids) != prompts or empty:
+        raise RuntimeError(
+            f"the generator returned {len(completion_ids)} completions for {prompts} prompts, {empty} of them without "
+            "a token, so they cannot be matched to prompts. The generator's log above says why; if it ran out of "
+            "memory, set a smaller rollout_batch_size."
+        )
 
 
 def describe_vllm(trainer: TRLTrainer) -> dict[str, dict[str, str | None]]:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers import ProcessorMixin
 
 from ...errors import UserError
 from .compat import TRLTrainer
 from .config import PODSConfig
-
-_IMAGES = {"image", "images"}
 
 
 def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
@@ -21,7 +18,7 @@ def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
 
     Raises:
         TypeError: `args` is not a PODSConfig.
-        UserError: tools, an environment, a rollout function, or images; DeepSpeed without a GPU.
+        UserError: DeepSpeed without a GPU.
     """
     config = arguments["args"]
     if not isinstance(config, PODSConfig):
@@ -34,47 +31,6 @@ def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
             "The accelerate configuration asks for DeepSpeed, and this runs on the CPU, where accelerate silently uses "
             "DDP: choose --accelerate_config fsdp2 or ddp."
         )
-    for name, what in (
-        ("tools", "tools"),
-        ("environment_factory", "environments"),
-        ("rollout_func", "a custom rollout function"),
-    ):
-        if arguments.get(name):
-            raise UserError(
-                f"PODSTrainer does not support {what} yet ({name} was given): "
-                "train with TRL's GRPOTrainer, or drop the argument"
-            )
-    if isinstance(arguments.get("processing_class"), ProcessorMixin):
-        raise _no_images("a multimodal processing_class")
-    for name in ("train_dataset", "eval_dataset"):
-        given = arguments.get(name)
-        for part in given.values() if isinstance(given, dict) else (given,):
-            columns = set(getattr(part, "column_names", None) or ())  # a stream may not have them
-            if images := sorted(columns & _IMAGES):
-                raise _no_images(f"column {images[0]!r} in {name}")
-
-
-def refuse_images(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a batch with images: in a column that a stream did not name, or in a part of a chat message.
-
-    Raises:
-        UserError: there is an image; the message says where.
-
-    >>> refuse_images([{"prompt": [{"role": "user", "content": [{"type": "text", "text": "2+2="}]}]}])
-    """
-    for row in rows:
-        if images := sorted(_IMAGES & row.keys()):
-            raise _no_images(f"column {images[0]!r} in the data set")
-        messages = row.get("prompt")
-        for message in messages if isinstance(messages, list) else ():
-            parts = message.get("content") if isinstance(message, Mapping) else None
-            for part in parts if isinstance(parts, list) else ():
-                if isinstance(part, Mapping) and part.get("type") == "image":
-                    raise _no_images(f"a message of role {message.get('role')!r} with a part of type 'image'")
-
-
-def _no_images(seen: str) -> UserError:
-    return UserError(f"PODSTrainer does not support images yet ({seen}): remove them, or train with GRPOTrainer")
 
 
 def lossy_cast(trainer: TRLTrainer) -> str | None:

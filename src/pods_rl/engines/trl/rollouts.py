@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...text import plain_text
+from ...runs import to_json
+from ...text import DEEPEST, TOO_DEEP, call_text, content_text, depth, plain_text
 
 
 @dataclass
@@ -37,6 +38,7 @@ class Rollouts:
     advantages: Tensor | None = None  # [P, M], known once the batch is built
     wave_ends: list[int] = field(default_factory=list)  # with waves, rollouts of a group after each
     stopped: list[str] = field(default_factory=list)  # with waves, what stopped each group: decided, gave up or full
+    turn_rewards: list[Any] = field(default_factory=list)  # of each rollout's assistant turns, or None; empty: none
 
     def columns(self, write: Callable[[Any], str] | None = None) -> dict[str, list[Any]]:
         """Return the ledger's columns, a value per rollout of this process (see `docs/architecture.md`).
@@ -50,14 +52,11 @@ class Rollouts:
         advantages = torch.full((G * N,), torch.nan).index_copy_(0, kept, self.advantages.float().flatten())
         selected = torch.zeros(G * N, dtype=torch.bool).index_fill_(0, kept, True)
         own = self._groups()
-        texts = {
-            group: (write or as_text)(prompt) for group, prompt in dict(zip(own, self.prompts, strict=True)).items()
-        }
         columns: dict[str, list[Any]] = {
             "step": [self.step] * len(self.prompts),
             "group": own,
             "rollout": [i % N for i in self.numbers],
-            "prompt": [texts[group] for group in own],
+            "prompt": _each_once(self.prompts, write or as_text),
             "completion": [as_text(x) for x in self.completions],
             "answer": [str(row["answer"]) if "answer" in row else None for row in self.inputs],
             "reward": self.rewards.flatten()[here].tolist(),
@@ -67,17 +66,32 @@ class Rollouts:
         columns["selected"] = selected[here].tolist()
         columns["advantage"] = [None if a != a else a for a in advantages[here].tolist()]
         columns["completion_tokens"] = list(self.completion_tokens)
+        if any(map(_has_turns, self.completions)):
+            columns["messages"] = [
+                to_json([_written(m) for m in x]) if _has_turns(x) else None for x in self.completions
+            ]
+        if any(given is not None for given in self.turn_rewards):
+            columns["turn_rewards"] = [_numbers(given) for given in self.turn_rewards]
         if self.wave_ends:
             columns["wave"] = [bisect_right(self.wave_ends, i % N) + 1 for i in self.numbers]
             columns["stopped"] = [self.stopped[group] for group in own]
         return columns
 
     def saved(self) -> dict[str, Any]:
-        """Return the record for a checkpoint: each prompt once, and of its row in the data set only the answer."""
+        """Return the record for a checkpoint, without images: each prompt once, and of its row only the answer.
+
+        Environments may begin each rollout of a group in their own way: then every prompt is kept.
+        """
         kept = {part.name: getattr(self, part.name) for part in fields(self)}
         answers = [{"answer": row["answer"]} if "answer" in row else {} for row in self.inputs]
         starts = [next(rollouts)[0] for _, rollouts in groupby(enumerate(self._groups()), key=lambda pair: pair[1])]
-        return kept | {"inputs": [answers[i] for i in starts], "prompts": [self.prompts[i] for i in starts]}
+        apart = any(self.prompts[i] != self.prompts[i - 1] for i in set(range(len(self.prompts))) - set(starts))
+        return kept | {
+            "inputs": [answers[i] for i in starts],
+            "prompts": [_without_images(self.prompts[i]) for i in (range(len(self.prompts)) if apart else starts)],
+            "completions": [x if isinstance(x, str) else [_written(m) for m in x] for x in self.completions],
+            "turn_rewards": [_numbers(given) for given in self.turn_rewards],
+        }
 
     @classmethod
     def restored(cls, saved: dict[str, Any]) -> Rollouts:
@@ -86,7 +100,8 @@ class Rollouts:
         groups = record._groups()
         place = {group: i for i, group in enumerate(dict.fromkeys(groups))}
         record.inputs = [record.inputs[place[group]] for group in groups]
-        record.prompts = [record.prompts[place[group]] for group in groups]
+        if len(record.prompts) == len(place):
+            record.prompts = [record.prompts[place[group]] for group in groups]
         return record
 
     def _groups(self) -> list[int]:
@@ -94,13 +109,85 @@ class Rollouts:
         return [i // self.rewards.size(1) for i in self.numbers]
 
 
+def _each_once(prompts: Sequence[Any], write: Callable[[Any], str]) -> list[str]:
+    """Return each prompt's text; equal ones that follow each other, as those of a group do, are written once."""
+    texts: list[str] = []
+    for i, prompt in enumerate(prompts):
+        texts.append(texts[-1] if i and prompt == prompts[i - 1] else write(prompt))
+    return texts
+
+
 def as_text(value: Any) -> str:
-    """Return a prompt or completion as text: messages become `role: content` blocks, one assistant turn its content."""
+    """Return a prompt or completion as text: messages become `role: content` blocks, one assistant turn its content.
+
+    Tool calls are lines below the content, an image is `[image]`.
+
+    >>> call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
+    >>> print(as_text([{"role": "assistant", "content": "Let me see.", "tool_calls": [call]},
+    ...                {"role": "tool", "name": "add", "content": "3"}]))
+    assistant: Let me see.
+    tool call: add(a=1, b=2)
+    <BLANKLINE>
+    tool add: 3
+    """
     if isinstance(value, str):
         return value
     if len(value) == 1 and value[0].get("role") == "assistant":
-        return str(value[0].get("content") or "")
-    return "\n\n".join(f"{m.get('role')}: {m.get('content')}" for m in value)
+        return _message_text(value[0])
+    return "\n\n".join(
+        f"{' '.join(str(m[key]) for key in ('role', 'name') if m.get(key))}: {_message_text(m)}" for m in value
+    )
+
+
+def _message_text(message: Mapping[str, Any]) -> str:
+    calls = [f"tool call: {call_text(call)}" for call in message.get("tool_calls") or ()]
+    content = content_text(message.get("content"))
+    return "\n".join([content, *calls] if content or not calls else calls)
+
+
+def _has_turns(completion: Any) -> bool:
+    """Return whether a completion is more than a text or one assistant message without tool calls."""
+    return not isinstance(completion, str) and (len(completion) > 1 or any(m.get("tool_calls") for m in completion))
+
+
+def _written(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message as files hold it: its texts, and its tool calls as they are unless they nest too deeply."""
+    names = ("role", "name", "reasoning_content", "thinking", "content")
+    kept: dict[str, Any] = {name: content_text(message[name]) for name in names if message.get(name) is not None}
+    if calls := message.get("tool_calls"):
+        kept["tool_calls"] = [
+            call
+            if depth(call) <= DEEPEST
+            else {"function": {"name": call_text(call).partition("(")[0], "arguments": TOO_DEEP}}
+            for call in calls
+        ]
+    return kept
+
+
+def _without_images(prompt: Any) -> Any:
+    """Return a prompt without the images of its messages, which a chat template does not read."""
+
+    def without(content: Any) -> Any:
+        if not isinstance(content, list):
+            return content
+        return [{key: x if isinstance(x, str) else None for key, x in part.items()} for part in content]
+
+    return prompt if isinstance(prompt, str) else [{**m, "content": without(m.get("content"))} for m in prompt]
+
+
+def _numbers(given: Any) -> list[float] | None:
+    """Return one rollout's rewards by turn; NaN: no number."""
+
+    def number(value: Any) -> float:
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            return float("nan")
+
+    if given is None:
+        return None
+    values = given.tolist() if hasattr(given, "tolist") else given
+    return [number(x) for x in values] if isinstance(values, list | tuple) else [number(values)]
 
 
 def escape_table(logs: Mapping[str, Any]) -> None:
@@ -120,5 +207,5 @@ def escape(entry: Any) -> Any:
     if isinstance(entry, str):
         return plain_text(entry)
     if isinstance(entry, Mapping):
-        return {key: escape(value) for key, value in entry.items()}
+        return {escape(key): escape(value) for key, value in entry.items()}
     return [escape(part) for part in entry] if isinstance(entry, list) else entry

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from typing import Any
+from contextlib import nullcontext, suppress
+from typing import Any, NoReturn
 
 import torch
 from accelerate.utils import gather_object
@@ -17,15 +17,18 @@ from ...rollouts.allocating import live
 from ...rollouts.stopping import Status
 from ...selection import is_constant
 from ...selection.registry import rule_name
-from .compat import Batch, Completions, TRLTrainer, standing_in
-from .config import PODSConfig
-from .generation import Key
+from .compat import Batch, TRLTrainer, standing_in
+from .generated import Conversation, Generated, batch_row, conversations, turn_rewards, with_turn_rewards
+from .generation import Turns
 from .keeping import KeptRows, distinct_order, keep_rows, row_advantages
 from .rollouts import Rollouts
 from .rows import check_agreement, exchange_rows, gather_shares, own_rows, rows_moved, token_labels, uneven_gathers
 from .tally import OneEntry, log_all_rollouts, log_selection, log_waves, total_reward
+from .tools import Tools
 from .update import Update
-from .waves import Generated, RoundPlan, Wave, rollouts_of
+from .waves import RoundPlan, Wave
+
+Build = Callable[[list[Batch]], Batch]
 
 
 class RolloutRound:
@@ -35,11 +38,15 @@ class RolloutRound:
         trainer: generates and scores; a user's overrides of `_generate` and `_calculate_rewards` are called.
         update: its clock and token counts.
         plan: waves, and what is drawn for them.
+        tools: limits tools, closes environments.
+        build: TRL's `_generate_and_score_completions`.
         inputs: TRL's rows of this process, m of each prompt.
     """
 
-    def __init__(self, trainer: TRLTrainer, update: Update, plan: RoundPlan, inputs: list[Batch]) -> None:
-        self._trainer, self._update, self._plan = trainer, update, plan
+    def __init__(
+        self, trainer: TRLTrainer, update: Update, plan: RoundPlan, tools: Tools, build: Build, inputs: list[Batch]
+    ) -> None:
+        self._trainer, self._update, self._plan, self._tools, self._build = trainer, update, plan, tools, build
         self._process = trainer.accelerator.process_index
         self.n, self.m = plan.n, plan.m
         processes = trainer.accelerator.num_processes
@@ -47,9 +54,15 @@ class RolloutRound:
         self.rows = self.shares.rows(self._process)
         self.inputs = inputs  # of this process's rows
         self.key = plan.key(trainer.args.seed, trainer.state.global_step)
-        self.drawn: list[Key] = []  # for each row of the current `_generate` on this process, the key of its draws
-        self.most = 0  # rollouts that a process is generating at most
         self.generated = Generated(self.n, len(trainer.reward_funcs), processes, trainer.accelerator.device)
+
+    def batch(self) -> Batch:
+        """Generate, score and select; return the batch that TRL builds of the kept rows, with our advantages."""
+        trained, rewards = self.generate_and_select()
+        # Return the kept rows, already generated and scored, in place of a new generation.
+        ready: dict[str, Any] = {"_generate": lambda *_: trained, "_calculate_rewards": lambda *_: rewards}
+        with standing_in(self._trainer, **ready, **self._tools.ended(self.inputs)):
+            return self._build(self.inputs)
 
     def generate_and_select(self) -> tuple[tuple[Any, ...], Tensor]:
         """Return the kept rows in the form of TRL's `_generate`, and their rewards `[P * M, F]`."""
@@ -70,7 +83,7 @@ class RolloutRound:
         if self._plan.spreads_prompts:
             self.inputs = [found.inputs[group] for group in kept.groups.flatten()[self.rows].tolist()]
         self.record = self._record(rewards)
-        trained = self.trained_rows(found.output(), flat.tolist())
+        trained = self.trained_rows(flat.tolist())
         self._update.clock.enter("update")
         return trained, flat_scores[flat.to(flat_scores.device)]
 
@@ -100,26 +113,53 @@ class RolloutRound:
         """Generate and score a wave; each rollout is scored once, by the process that generated it."""
         trainer, clock, found = self._trainer, self._update.clock, self.generated
         places, asked = wave.places(self._process), wave.asked(self._process)
-        self.drawn, self.most = [(*self.key, *place) for place in asked], max(wave.asked_counts)
-        inputs = [found.inputs[group] for group, _ in asked]
+        self.turns = Turns(trainer, [(*self.key, *place) for place in asked], max(wave.asked_counts))
+        # Each rollout has its own objects, as TRL's rows have: a tool or a reward may change its arguments.
+        inputs = _copies([found.inputs[group] for group, _ in asked])
         clock.enter("rollout")
         with uneven_gathers(trainer.accelerator, wave.asked_counts), standing_in(trainer, num_generations=wave.size):
-            output = trainer._generate([row["prompt"] for row in inputs])
+            prompts, output, more = self._prepare_and_generate(inputs)
         real = len(places)
-        self._update.tokens["generated"] += sum(len(ids) for ids in output[1][:real])
         clock.enter("reward")
         # A process without rollouts takes part in the gather with a score of nothing, which is cut away.
         scored = [max(count, 1) for count in wave.counts]
         functions = trainer.reward_funcs if real else [_no_score] * len(trainer.reward_funcs)
         inputs = inputs[: real or 1]
-        # Each rollout has its own objects, as TRL's rows have: a reward may change its arguments.
-        prompts = _copies([row["prompt"] for row in inputs])
+        prompts = _copies(prompts[: len(inputs)])
         completions, ids = _copies(output[3][: len(inputs)]), [list(ids) for ids in output[1][: len(inputs)]]
         scoring = nullcontext() if real else standing_in(trainer, reward_funcs=functions)
+        used = trainer.environments
+        trainer.environments = used and used[: len(inputs)]
         with uneven_gathers(trainer.accelerator, scored), scoring:
-            scores = trainer._calculate_rewards(_copies(inputs), prompts, completions, ids)
+            scores = trainer._calculate_rewards(inputs, prompts, completions, ids)
+        more = with_turn_rewards(more, used)
+        self._tools.close(used)
         parts = zip(scores.split(scored), wave.counts, strict=True)
-        found.add(wave, places, output, torch.cat([part[:count] for part, count in parts]))
+        found.add(wave, places, output, more, torch.cat([part[:count] for part, count in parts]))
+        self._update.tokens["generated"] += sum(found.tokens[-real:]) if real else 0
+
+    def _prepare_and_generate(self, rows: list[Batch]) -> tuple[list[Any], tuple[Any, ...], list[Conversation]]:
+        """Have TRL prepare these rows (environments, tools, images) and generate; stop before it builds a batch.
+
+        Returns:
+            The prompts as TRL gave them to `_generate`, its result, and what each row has beyond its completion.
+        """
+        trainer, generate = self._trainer, self._trainer._generate
+        found: list[tuple[list[Any], tuple[Any, ...], list[Conversation]]] = []
+
+        def only_generate(prompts: list[Any]) -> NoReturn:
+            asked = [list(prompt) if isinstance(prompt, list) else prompt for prompt in prompts]
+            output = generate(prompts)
+            more = conversations(rows, asked, prompts, output) if self._tools.carries else []
+            found.append((prompts, output, more))
+            raise _GeneratedError
+
+        with suppress(_GeneratedError), standing_in(trainer, _generate=only_generate):
+            self._build(rows)
+        for name, values in found[0][1][5].items():  # as TRL does after a generation
+            for i, row in enumerate(rows):
+                row[name] = values[i] if isinstance(values, list) else values
+        return found[0]
 
     def _refilled(self, slots_P: Tensor) -> Tensor:
         """Draw and generate further prompts for the slots of dead groups; return the group of each slot."""
@@ -160,10 +200,11 @@ class RolloutRound:
     def _record(self, rewards_GN: Tensor) -> Rollouts:
         found, plan = self.generated, self._plan
         inputs = [found.inputs[number // self.n] for number in found.numbers]
+        prompts = [each.asked for each in found.more] or [row["prompt"] for row in inputs]
         return Rollouts(
             step=self._trainer.state.global_step + 1,
             inputs=inputs,
-            prompts=[row["prompt"] for row in inputs],
+            prompts=prompts,
             completions=found.completions,
             completion_tokens=[len(ids) for ids in found.completion_ids],
             reward_names=list(self._trainer.reward_func_names),
@@ -172,51 +213,44 @@ class RolloutRound:
             rewards=rewards_GN,
             kept=self.kept.numbers,
             groups=self.kept.groups,
+            turn_rewards=turn_rewards(found.more),
             wave_ends=plan.ends if plan.stopping else [],
             stopped=[status.label for status in found.status] if plan.stopping else [],
         )
 
-    def trained_rows(self, generated: tuple[Any, ...], kept: list[int]) -> tuple[Any, ...]:
+    def trained_rows(self, kept: list[int]) -> tuple[Any, ...]:
         """Exchange kept rows between processes; return the `_generate` result for the rows trained here."""
-        trainer, numbers = self._trainer, self.generated.numbers
-        prompt_ids, completion_ids, tool_mask, completions, logprobs, *rest = generated
+        trainer, found, numbers = self._trainer, self.generated, self.generated.numbers
         # TRL's completions table holds the trained rows only, so columns logged by reward functions must match them.
         logged = trainer._pending_extra_logs
         columns = {name: values for name, values in logged.items() if len(values) == len(numbers)}
-        own = own_rows(kept, numbers, completion_ids, completions, logprobs, columns)
+        own = own_rows(kept, numbers, found.completion_ids, found.completions, found.logprobs, columns, found.more)
         sources = self.generated.process_GN.flatten()[kept].tolist()
         mine = exchange_rows(self.shares, self._process, kept, own, trainer.accelerator.device, sources)
         for name in {*columns, *(name for row in mine for name in row.extra)}:
             logged[name] = [row.extra.get(name) for row in mine]
         if self.shares.processes > 1:
             trainer._metrics["train"]["pods/rows_moved"].append(float(rows_moved(self.shares, sources)))
-        ids_of = {number // self.n: ids for number, ids in zip(numbers, prompt_ids, strict=True)}
-        groups = [kept[row] // self.n for row in self.rows]
-        for group in {*groups} - ids_of.keys():  # other processes generated all its rollouts
-            ids_of[group] = trainer._tokenize_prompts([self.generated.inputs[group]["prompt"]])[0][0]
+        more = [row.more for row in mine if row.more is not None]
+        if more:
+            self.inputs = [batch_row(row, each) for row, each in zip(self.inputs, more, strict=True)]
+            prompt_ids = [each.prompt_ids for each in more]
+        else:
+            ids_of = {number // self.n: ids for number, ids in zip(numbers, found.prompt_ids, strict=True)}
+            groups = [kept[row] // self.n for row in self.rows]
+            for group in {*groups} - ids_of.keys():  # other processes generated all its rollouts
+                ids_of[group] = trainer._tokenize_prompts([found.inputs[group]["prompt"]])[0][0]
+            prompt_ids = [ids_of[group] for group in groups]
         return (
-            [ids_of[group] for group in groups],
+            prompt_ids,
             [row.completion_ids for row in mine],
-            tool_mask,
+            [each.tool_mask for each in more] if any(each.tool_mask is not None for each in more) else None,
             [row.completion for row in mine],
-            logprobs and [row.logprobs for row in mine],
-            *rest,
+            found.logprobs and [row.logprobs for row in mine],
+            {name: [each.fields.get(name) for each in more] for each in more[:1] for name in each.fields},
+            [each.images for each in more] if any(each.images is not None for each in more) else None,
+            [each.tool_images for each in more] if any(each.tool_images for each in more) else [],
         )
-
-    def in_parts(
-        self, prompt_ids: list[list[int]], generate: Callable[[list[list[int]], list[Key]], Completions]
-    ) -> Completions:
-        """Call the generator for `rollout_batch_size` rows and their keys at a time, unless it is vLLM."""
-        rows = self._trainer.args.rollout_batch_size or self.most
-        completion_ids: list[list[int]] = []
-        with busy("generation"):
-            if self._trainer.use_vllm or rows >= self.most:
-                return generate(prompt_ids, self.drawn)
-            for start in range(0, self.most, rows):
-                # The same number of calls on every process, since each gathers sharded weights: without rows, repeat.
-                part = slice(start, start + rows) if start < len(prompt_ids) else slice(-1, None)
-                completion_ids.extend(generate(prompt_ids[part], self.drawn[part])[0])
-        return completion_ids[: len(prompt_ids)], None  # these generators return no sampling log-probabilities
 
     def finish(self, output: Batch) -> Rollouts:
         """Put our advantages into TRL's batch, correct its statistics to all rollouts, and return the record."""
@@ -248,27 +282,8 @@ class RolloutRound:
         return record
 
 
-def sequences_at_once(args: PODSConfig) -> int:
-    """Return how many rollouts colocated vLLM works on at once: a generation's, or `rollout_batch_size`."""
-    assert args.generation_batch_size is not None
-    m = args.num_generations
-    rollouts = max(Shares(args.generation_batch_size // m, rollouts_of(args), m, args.world_size).counts)
-    return min(rollouts, args.rollout_batch_size or rollouts) * args.vllm_tensor_parallel_size
-
-
-def check_completions(prompts: int, completion_ids: Sequence[Sequence[int]]) -> None:
-    """Raise RuntimeError unless there is one completion for each prompt, with a token at least.
-
-    Continuous batching logs a request that failed and skips it; those after it would then be scored against the answers
-    of other prompts.
-    """
-    empty = sum(len(ids) == 0 for ids in completion_ids)
-    if len(completion_ids) != prompts or empty:
-        raise RuntimeError(
-            f"the generator returned {len(completion_ids)} completions for {prompts} prompts, {empty} of them without "
-            "a token, so they cannot be matched to prompts. The generator's log above says why; if it ran out of "
-            "memory, set a smaller rollout_batch_size."
-        )
+class _GeneratedError(Exception):
+    """Ends TRL's method once `_generate` has returned."""
 
 
 def _copies(values: list[Any]) -> list[Any]:

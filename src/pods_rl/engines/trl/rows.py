@@ -7,6 +7,7 @@ where they were generated.
 from __future__ import annotations
 
 import json
+import pickle
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from torch.nn.functional import pad
 from ...errors import UserError
 from ...planning.batching import Shares
 from .compat import gather, gathering_with
+from .generated import Conversation
 
 
 @dataclass(frozen=True)
@@ -36,16 +38,20 @@ class KeptRow:
         completion: its text, or its chat messages.
         logprobs: the sampler's, T of them; None if it returns none.
         extra: the columns that reward functions logged about it.
+        more: of tools, environments, rollout functions and images; None without them.
     """
 
     completion_ids: list[int]
     completion: Any
     logprobs: Sequence[float | None] | None
     extra: dict[str, Any]
+    more: Conversation | None = None
 
 
 def to_bytes(rows: Sequence[KeptRow]) -> bytes:
-    """Encode rows: tokens as int32, log-probabilities as float32, the rest as JSON.
+    """Encode rows: tokens as int32, log-probabilities as float32, the rest as JSON, and `more` as Python pickles it.
+
+    Only processes of one training run exchange these bytes, as they do whatever `gather_object` gathers.
 
     Example:
         >>> row = KeptRow([5, 6], "ab", None, {"graded": 1.0})
@@ -56,13 +62,15 @@ def to_bytes(rows: Sequence[KeptRow]) -> bytes:
     for row in rows:
         rest = json.dumps([row.completion, row.extra], ensure_ascii=False, default=plain)
         text = rest.encode("utf-8", "surrogatepass")
-        known = row.logprobs is not None
+        more = b"" if row.more is None else pickle.dumps(row.more)
+        flags = 2 * len(more) + (row.logprobs is not None)
         logprobs = array("f", [torch.nan if x is None else x for x in row.logprobs or ()])
         parts += [
-            array("i", [len(row.completion_ids), len(logprobs), len(text), known]).tobytes(),
+            array("i", [len(row.completion_ids), len(logprobs), len(text), flags]).tobytes(),
             array("i", row.completion_ids).tobytes(),
             logprobs.tobytes(),
             text,
+            more,
         ]
     return b"".join(parts)
 
@@ -78,11 +86,12 @@ def from_bytes(encoded: bytes) -> list[KeptRow]:
         return encoded[at - length : at]
 
     while at < len(encoded):
-        tokens, logprobs, text, known = array("i", take(16))
+        tokens, logprobs, text, flags = array("i", take(16))
         ids = array("i", take(4 * tokens)).tolist()
         floats = array("f", take(4 * logprobs)).tolist()
         completion, extra = json.loads(take(text).decode("utf-8", "surrogatepass"))
-        rows.append(KeptRow(ids, completion, floats if known else None, extra))
+        more = pickle.loads(take(flags // 2)) if flags > 1 else None
+        rows.append(KeptRow(ids, completion, floats if flags % 2 else None, extra, more))
     return rows
 
 
@@ -98,12 +107,14 @@ def own_rows(
     completions: Sequence[Any],
     logprobs: Sequence[list[float | None]] | None,
     columns: Mapping[str, Sequence[Any]],
+    more: Sequence[Conversation],
 ) -> dict[int, KeptRow]:
     """Return the kept rollouts that this process generated, by number.
 
     Args:
         kept: the rollout of each row, over all processes.
         numbers: the rollouts that this process generated; the other arguments hold a value for each of them.
+        more: empty if there is nothing.
     """
     place = {number: i for i, number in enumerate(numbers)}
     rows = {}
@@ -111,7 +122,8 @@ def own_rows(
         i = place.get(rollout)
         if i is not None:
             extra = {name: values[i] for name, values in columns.items()}
-            rows[rollout] = KeptRow(completion_ids[i], completions[i], logprobs[i] if logprobs else None, extra)
+            own = logprobs[i] if logprobs else None
+            rows[rollout] = KeptRow(completion_ids[i], completions[i], own, extra, more[i] if more else None)
     return rows
 
 
@@ -199,7 +211,9 @@ def uneven_gathers(accelerator: Accelerator, counts: Sequence[int]) -> Iterator[
 
 
 def gather_shares(tensor: Tensor, counts: Sequence[int]) -> Tensor:
-    """Gather a tensor of `counts[process]` rows on each process. Collective."""
+    """Gather a tensor of `counts[process]` rows on each process; one number of each process as it is. Collective."""
+    if tensor.ndim == 0:
+        return gather(tensor)
     largest = max(counts)
     padded = pad(tensor, [0, 0] * (tensor.ndim - 1) + [0, largest - len(tensor)])
     parts = gather(padded).split(largest)

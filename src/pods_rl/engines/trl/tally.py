@@ -9,11 +9,13 @@ from ...rollouts.allocating import live
 from ...rollouts.stopping import Status
 from ...selection import is_constant, spread
 from .compat import TRLTrainer, nanstd
+from .generated import Generated
 from .keeping import KeptRows
 from .rows import gather_shares
-from .waves import Generated, RoundPlan
+from .waves import RoundPlan
 
 # Logged once for each call of `_calculate_rewards`: numbers of rollouts, which add up.
+_CALLED, _FAILED = "tools/call_frequency", "tools/failure_frequency"  # TRL's
 _COUNTS = ("pods/unusable_rewards", "pods/unscored_rollouts", "pods/reward_errors", "pods/reward_timeouts")
 
 
@@ -34,12 +36,14 @@ class OneEntry:
 
     def settle(self, found: Generated) -> None:
         """Replace the entries since the beginning. Collective if there was more than one call."""
-        if found.waves == 1 and not found.repeated:
-            return
         trainer, metrics = self._trainer, self._trainer._metrics["train"]
+        if trainer.tools:
+            self._count_calls(found.asked)
+        if len(found.asked) == 1 and not found.repeated:
+            return
         ends = torch.tensor([*trainer.eos_token_ids, trainer._tokenizer.pad_token_id])
         last = torch.tensor([ids[-1] for ids in found.completion_ids])
-        columns = [[len(ids) for ids in found.prompt_ids], [len(ids) for ids in found.completion_ids]]
+        columns = [[len(ids) for ids in found.prompt_ids], found.tokens]
         local = torch.cat([torch.tensor(columns), ~torch.isin(last, ends).unsqueeze(0)]).T
         prompts, lengths, cut = gather_shares(local.contiguous().to(trainer.accelerator.device), found.counts).cpu().T
         for name, value in completion_statistics(lengths.float(), cut.bool()).items():
@@ -51,6 +55,18 @@ class OneEntry:
                 values[:] = [sum(values)]
         trainer.state.num_input_tokens_seen = self._tokens + int(prompts.sum() + lengths.sum())
         metrics["num_tokens"] = [trainer.state.num_input_tokens_seen]
+
+    def _count_calls(self, rows: list[int]) -> None:
+        """Log calls of tools and failures, with those of rollouts that were dropped; TRL logs shares of each wave."""
+        metrics = self._trainer._metrics["train"]
+        called, failed = (metrics[name][self._entries.get(name, 0) :] for name in (_CALLED, _FAILED))
+        calls = [share * count for share, count in zip(called, rows, strict=True)]
+        failures = sum(share * count for share, count in zip(failed, calls, strict=True))
+        metrics["pods/tool_calls"].append(float(round(sum(calls))))
+        metrics["pods/tool_failures"].append(float(round(failures)))
+        if len(rows) > 1:
+            self._replace(metrics[_CALLED], _CALLED, sum(calls) / sum(rows))
+            self._replace(metrics[_FAILED], _FAILED, failures / sum(calls) if sum(calls) else 0.0)
 
     def _replace(self, values: list[float], name: str, value: float) -> None:
         values[self._entries.get(name, 0) :] = [value]
@@ -87,7 +103,7 @@ def log_waves(metrics: dict[str, list[float]], plan: RoundPlan, found: Generated
         metrics["pods/waves/rollouts"].append(sum(found.generated) / prompts)
         metrics["pods/waves/decided"].append(found.status.count(Status.DECIDED) / prompts)
         metrics["pods/waves/gave_up"].append(found.status.count(Status.GAVE_UP) / prompts)
-        metrics["pods/waves/count"].append(float(found.waves))
+        metrics["pods/waves/count"].append(float(len(found.asked)))
     if plan.refill is not None:
         metrics["pods/refill/prompts_drawn"].append(float(len(found.inputs) - len(slots_P)))
         metrics["pods/refill/live_share"].append(live(plan.answers(found.scores_GNF[slots_P])).float().mean().item())

@@ -22,15 +22,16 @@ from . import compat
 from .checkpoints import Checkpoints, cache_on
 from .compat import Batch, Completions, TypedGRPOTrainer
 from .config import PAPER, PODSConfig
-from .generation import Key, prompt_once
+from .generation import Key, check_completions, prompt_once, sequences_at_once
 from .guard import Guard
 from .packing import Passes
-from .refusals import lossy_cast, refuse_images, refuse_unsupported
+from .refusals import lossy_cast, refuse_unsupported
 from .rewards import CheckedRewards
 from .rollouts import Rollouts, escape_table
-from .round import RolloutRound, check_completions, sequences_at_once
+from .round import RolloutRound
 from .sharding import parallelism, use_fsdp2, whole_weights
 from .state import ExactResume
+from .tools import Tools
 from .update import StepCallback, Update
 from .waves import RoundPlan
 
@@ -58,9 +59,9 @@ class PODSTrainer(TypedGRPOTrainer):
     move to the process that trains them.
 
     Raises:
-        UserError: tools, environments, a rollout function or images (not supported yet); versions of TRL or
-            transformers that lack what this trainer uses of them; in training, a rule that keeps other rollouts on one
-            process than on another, and memory that runs out.
+        UserError: versions of TRL or transformers that lack what this trainer uses of them; in training, a rule that
+            keeps other rollouts on one process than on another, a rollout function whose result has another number of
+            rows than it was asked for, and memory that runs out.
         TypeError: `args` is a GRPOConfig and not a PODSConfig.
     """
 
@@ -99,49 +100,48 @@ class PODSTrainer(TypedGRPOTrainer):
         with compat.vllm_sequences(sequences_at_once(args)):
             super().__init__(**given)
         compat.check_names(self)
-        refuse_unsupported({"args": args, "processing_class": self.processing_class})  # TRL may have loaded one
         if doubt := lossy_cast(self):
             warnings.warn(doubt, UserWarning, stacklevel=2)
         self._rewards, self._guard, self._update = CheckedRewards(self), Guard(self), Update(self)
-        self._checkpoints, self._plan = Checkpoints(self), RoundPlan(self)
+        self._checkpoints, self._plan, self._tools = Checkpoints(self), RoundPlan(self), Tools(self)
         self._resume = ExactResume(self, self._plan)
         self.add_callback(StepCallback(self, self._update, self._guard))
 
     # -- generation: n rollouts a prompt are generated and scored, TRL builds its batch of the m that are kept --------
 
     def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch:
-        refuse_images(inputs)
-        if not self.model.training:
-            return super()._generate_and_score_completions(inputs)
-        self._round = current = RolloutRound(self, self._update, self._plan, inputs)
-        try:
-            trained, rewards = current.generate_and_select()
-            # Return the kept rows, already generated and scored, in place of a new generation.
-            with compat.standing_in(self, _generate=lambda *_: trained, _calculate_rewards=lambda *_: rewards):
-                output = super()._generate_and_score_completions(current.inputs)
-            self.rollouts = current.finish(output)
-        finally:
-            self._round = None
-        return output
+        build = super()._generate_and_score_completions
+        with self._tools.open():
+            if not self.model.training:
+                return build(inputs)
+            current = RolloutRound(self, self._update, self._plan, self._tools, build, inputs)
+            with compat.standing_in(self, _round=current):
+                output = current.batch()
+                self.rollouts = current.finish(output)
+            return output
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        self._tools.limit()
         # FSDP2: gather the weights, so that no process waits for another's tokens. TRL gathers those of ZeRO-3.
         if self.use_vllm or not self._dist.is_fsdp:
             return super()._generate(prompts)
         with self.whole_weights():
             return super()._generate(prompts)
 
-    def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Completions:
+    def _generate_single_turn(
+        self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, *args: Any, **kwargs: Any
+    ) -> Completions:
         # Generate in parts of `rollout_batch_size` rows, each prompt once, and check that all have a completion.
         sample = super()._generate_single_turn
 
         def generate(part: list[list[int]], keys: Sequence[Key] = ()) -> Completions:
             with self._guard.explaining_sampling(), prompt_once(self, keys):
-                completion_ids, logprobs = sample(part, *args, **kwargs)
+                completion_ids, logprobs = sample(part, images, multimodal_fields, *args, **kwargs)
             check_completions(len(part), completion_ids)
             return completion_ids, logprobs
 
-        return generate(prompt_ids) if self._round is None else self._round.in_parts(prompt_ids, generate)
+        turns = self._round and self._round.turns
+        return turns.generate(prompt_ids, generate, whole=bool(multimodal_fields)) if turns else generate(prompt_ids)
 
     def _calculate_rewards(
         self, inputs: list[Batch], prompts: list[Any], completions: list[Any], completion_ids_list: list[list[int]]
@@ -213,7 +213,7 @@ class PODSTrainer(TypedGRPOTrainer):
         """
         self._guard.reset()
         resumed = self._resume.checkpoint(resume_from_checkpoint, self.checked_checkpoint)
-        with self._guard.explaining_memory(lambda: self._update.clock.phase), resumed as path:
+        with self._guard.explaining_memory(lambda: self._update.clock.phase), resumed as path, self._tools.closing():
             output = super().train(path, *args, **kwargs)
         self._guard.raise_if_unstable()
         return output
@@ -282,7 +282,7 @@ class PODSTrainer(TypedGRPOTrainer):
 
     @contextmanager
     def whole_weights(self) -> Iterator[None]:
-        """Give every process the whole policy inside, to run as often as it likes but not to train. Collective."""
+        """Give every process the whole policy inside, to run but not to train. Collective."""
         with whole_weights(self):
             yield
 

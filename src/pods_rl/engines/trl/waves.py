@@ -1,9 +1,9 @@
-"""Waves of a generation: which rollouts each process generates, what stops a group, and what was generated so far."""
+"""Waves of a generation: which rollouts each process generates, and what stops a group."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from ...errors import UserError
 from ...rollouts.allocating import Refill
 from ...rollouts.stopping import Status, Stopping, roulette_draws
-from .compat import Batch, TRLTrainer
+from .compat import TRLTrainer
 from .config import PODSConfig
 
 
@@ -193,103 +193,6 @@ def _answer_column(trainer: TRLTrainer) -> int | None:
     if name is not None and name not in names:
         raise UserError(f"answer_reward = {name}: expected one of the reward functions: {', '.join(names)}.")
     return None if name is None else names.index(name)
-
-
-class Generated:
-    """The rollouts of one generation so far: of this process their tokens and texts, of all processes their rewards.
-
-    Groups are those of TRL's batch, P, and behind them those drawn in the place of dead ones: G in all. Rollouts are
-    numbered over all groups, n of each, whether generated or not: rollout i of group g is number g n + i.
-
-    Args:
-        n: rollouts of a group at most.
-        functions: F, of the reward.
-        processes: that generate.
-        device: of the scores.
-    """
-
-    def __init__(self, n: int, functions: int, processes: int, device: torch.device) -> None:
-        self.n, self.processes = n, processes
-        self.waves, self.repeated = 0, False  # waves so far; whether rollouts were generated and dropped
-        self.scores_GNF = torch.zeros(0, n, functions, device=device)  # NaN: not generated, or not scored
-        self.process_GN = torch.zeros(0, n, dtype=torch.int64)  # that generated it
-        self.generated: list[int] = []  # rollouts of each group
-        self.status: list[Status] = []
-        self.inputs: list[Batch] = []  # of each group; of this process only those it needs
-        # of this process, a value for each rollout
-        self.numbers: list[int] = []
-        self.prompt_ids: list[list[int]] = []
-        self.completion_ids: list[list[int]] = []
-        self.completions: list[Any] = []
-        self.logprobs: list[Any] | None = []
-        self.tool_mask: Any = None
-        self.rest: list[Any] = []  # of what TRL's `_generate` returns, behind the log-probabilities
-
-    def add_groups(self, inputs: Iterable[Batch]) -> range:
-        """Add groups without rollouts; return their numbers."""
-        first = len(self.inputs)
-        self.inputs += inputs
-        new = len(self.inputs) - first
-        functions = self.scores_GNF.size(2)
-        self.scores_GNF = torch.cat([self.scores_GNF, self.scores_GNF.new_full((new, self.n, functions), torch.nan)])
-        self.process_GN = torch.cat([self.process_GN, torch.zeros(new, self.n, dtype=torch.int64)])
-        self.generated += [0] * new
-        self.status += [Status.OPEN] * new
-        return range(first, first + new)
-
-    def add(self, wave: Wave, places: Sequence[Place], output: tuple[Any, ...], scores: Tensor) -> None:
-        """Add a wave.
-
-        Args:
-            places: of this process's rollouts.
-            output: what `_generate` returned; what was generated for repeated places is dropped.
-            scores: of all processes, `[rollouts of the wave, F]`.
-        """
-        real = len(places)
-        self.waves += 1
-        self.repeated |= sum(wave.asked_counts) > wave.total
-        prompt_ids, completion_ids, self.tool_mask, completions, logprobs, *self.rest = output
-        self.numbers += [group * self.n + number for group, number in places]
-        self.prompt_ids += prompt_ids[:real]
-        self.completion_ids += completion_ids[:real]
-        self.completions += completions[:real]
-        self.logprobs = None if self.logprobs is None or logprobs is None else self.logprobs + logprobs[:real]
-        groups, numbers = torch.tensor(wave.groups), slice(wave.start, wave.start + wave.size)
-        by_group = (len(groups), wave.size)
-        self.scores_GNF[groups.to(scores.device), numbers] = scores.view(*by_group, -1)
-        process = torch.arange(wave.processes).repeat_interleave(torch.tensor(wave.counts))
-        self.process_GN[groups, numbers] = process.view(by_group)
-        for group in wave.groups:
-            self.generated[group] = wave.start + wave.size
-
-    def sort(self, columns: Mapping[str, list[Any]]) -> None:
-        """Put this process's rollouts, and columns that hold a value for each of them, into the order of numbers."""
-        order = sorted(range(len(self.numbers)), key=self.numbers.__getitem__)
-        lists: list[list[Any]] = [self.numbers, self.prompt_ids, self.completion_ids, self.completions]
-        for values in [*lists, self.logprobs or [], *columns.values()]:
-            if len(values) == len(order):
-                values[:] = [values[i] for i in order]
-
-    def output(self) -> tuple[Any, ...]:
-        """Return this process's rollouts in the form of TRL's `_generate`."""
-        return self.prompt_ids, self.completion_ids, self.tool_mask, self.completions, self.logprobs, *self.rest
-
-    @property
-    def counts(self) -> list[int]:
-        """The number of rollouts of each process."""
-        return torch.bincount(self.process_GN[self._there()], minlength=self.processes).tolist()
-
-    def placed(self, values_R: Tensor) -> Tensor:
-        """Return `[G, N]` of a value for each rollout, gathered process by process; 0 where nothing was generated."""
-        there = self._there()
-        numbers = there.flatten().nonzero().flatten()
-        by_process = self.process_GN.flatten()[numbers].argsort(stable=True)
-        placed = torch.zeros(there.numel(), dtype=values_R.dtype)
-        placed[numbers[by_process]] = values_R
-        return placed.view_as(there)
-
-    def _there(self) -> Tensor:
-        return torch.arange(self.n) < torch.tensor(self.generated).unsqueeze(1)
 
 
 def rollouts_of(args: PODSConfig) -> int:

@@ -18,7 +18,7 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, **_: A
         ground_truth: the gold answer.
 
     Raises:
-        UserError: an unknown task.
+        UserError: an unknown task, or one with tools, whose conversations verl does not hand to its reward function.
 
     >>> compute_score("arithmetic", "<think>1+1=2</think><answer>2</answer>", "2")["acc"]
     1.0
@@ -28,6 +28,10 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, **_: A
         raise UserError(
             f"the column data_source is {data_source!r}; expected the task whose rewards to use: {', '.join(TASKS)}. "
             "For other data name a reward function of your own there."
+        )
+    if entry.tools:
+        raise UserError(
+            f"task {data_source} has tools, which the verl engine does not run: train it with pods train (TRL's engine)"
         )
     marks = {name: get_reward(name)(solution_str, ground_truth) for name in entry.rewards}
     total = sum(weight * marks[name] for name, weight in entry.rewards.items())

@@ -1,0 +1,426 @@
+"""Tools, environments and rollout functions: TRL's own at n = m, and n of them with m trained."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import importlib.resources
+import time
+
+import pytest
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
+from trl import GRPOConfig, GRPOTrainer
+
+from pods_rl import PODSConfig, PODSTrainer
+from pods_rl.engines.trl.tools import time_limit
+from pods_rl.errors import UserError
+
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>",
+           "</tool_response>", "<think>", "</think>"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def chat_tokenizer():
+    """Bytes as tokens, with the chat template of Qwen3 that TRL knows how to parse."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL, *letters])}
+    bytewise = Tokenizer(models.BPE(vocabulary, []))
+    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytewise.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bytewise, eos_token="<|im_end|>", pad_token="<|endoftext|>",
+    )  # fmt: skip
+    tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL[1:3]})
+    tokenizer.add_tokens(SPECIAL[3:])
+    tokenizer.chat_template = (importlib.resources.files("trl") / "chat_templates/qwen3.jinja").read_text()
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def chat_model(chat_tokenizer):
+    set_seed(7)
+    config = Qwen2Config(
+        vocab_size=len(chat_tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=4096,
+        eos_token_id=chat_tokenizer.eos_token_id, pad_token_id=chat_tokenizer.pad_token_id,
+    )  # fmt: skip
+    return Qwen2ForCausalLM(config)
+
+
+def call(name, **arguments):
+    inner = ", ".join(f'"{key}": {value}' for key, value in arguments.items())
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {{{inner}}}}}\n</tool_call><|im_end|>'
+
+
+class Scripted:
+    """Stands in for the policy's `generate`: the text of each rollout's next turn, by its number in the generation."""
+
+    def __init__(self, model, tokenizer, text):
+        self.tokenizer, self.text, self.calls = tokenizer, text, []
+        model.generate = self
+
+    def __call__(self, input_ids, generation_config=None, **_):
+        shown = self.tokenizer.batch_decode(input_ids)
+        turns = [self.text(row, text.count("<tool_response>")) for row, text in enumerate(shown)]
+        self.calls.append(shown)
+        ids = [self.tokenizer(turn)["input_ids"] for turn in turns]
+        width = max(map(len, ids))
+        pad = self.tokenizer.pad_token_id
+        return torch.cat([input_ids, torch.tensor([row + [pad] * (width - len(row)) for row in ids])], dim=1)
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+
+    Returns:
+        The sum.
+    """
+    return a + b
+
+
+async def add_later(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+
+    Returns:
+        The sum.
+    """
+    await asyncio.sleep(0)
+    return a + b
+
+
+class Counter:
+    """Counts; `alive` holds the environments that are open."""
+
+    alive: set[int] = set()
+    made = 0
+
+    def __init__(self):
+        self.count = 0
+        Counter.made += 1
+        Counter.alive.add(id(self))
+
+    def reset(self, start: int = 0, **_) -> str:
+        self.count = start
+        self.turn_rewards = []
+        return f" Count from {start}."
+
+    def step(self, by: int) -> int:
+        """Count on.
+
+        Args:
+            by: How far.
+
+        Returns:
+            The count.
+        """
+        self.count += by
+        self.turn_rewards.append(float(by))
+        return self.count
+
+    def get_reward(self) -> float:
+        return float(self.count)
+
+
+class Closing(Counter):
+    def close(self) -> None:
+        Counter.alive.remove(id(self))
+
+
+def length(completions, **_):
+    return [float(sum(len(str(message["content"])) for message in turns)) for turns in completions]
+
+
+def chats(**columns):
+    return Dataset.from_dict({"prompt": [[{"role": "user", "content": f"Go {i}."}] for i in range(8)], **columns})
+
+
+@pytest.fixture
+def build(tmp_path, chat_tokenizer, chat_model):
+    """Builds a trainer with a scripted policy; `which` is ours or TRL's."""
+
+    def make(text=None, which=PODSTrainer, data=None, reward=length, steps=2, **given):
+        keys = {name: given.pop(name) for name in ("tools", "environment_factory", "rollout_func") if name in given}
+        settings = {
+            "output_dir": str(tmp_path), "per_device_train_batch_size": 4, "num_generations": 2, "max_steps": steps,
+            "max_completion_length": 200, "use_cpu": True, "bf16": False, "report_to": "none", "learning_rate": 1e-2,
+            "logging_steps": 1, "save_strategy": "no", "seed": 3, **given,
+        }  # fmt: skip
+        config = PODSConfig if which is PODSTrainer else GRPOConfig
+        trainer = which(
+            copy.deepcopy(chat_model), reward, config(**settings), chats() if data is None else data,
+            processing_class=copy.deepcopy(chat_tokenizer), **keys,
+        )  # fmt: skip
+        if text is not None:
+            trainer.script = Scripted(trainer.model, chat_tokenizer, text)
+        train = trainer.train
+        trainer.train = lambda: set_seed(3) or train()  # TRL shuffles a generation by the global generator
+        return trainer
+
+    return make
+
+
+def two_turns(row, turn):
+    """Rollouts 0, 3, 6, ... add, 1, 4, ... call with a wrong argument, others answer at once."""
+    if turn:
+        return f"Done {row % 2}.<|im_end|>"
+    return (call("add", a=row, b=4), call("add", a=1, c=4), "No tool" + "!" * row + "<|im_end|>")[row % 3]
+
+
+def weights(trainer):
+    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+
+
+@pytest.mark.parametrize("tool", [add, add_later])
+def test_equal_to_trl_s_at_n_equal_to_m(build, tool):
+    def text(row, turn):
+        return two_turns(row, turn).replace('"add"', f'"{tool.__name__}"')
+
+    runs = [build(text, GRPOTrainer, tools=[tool]), build(text, tools=[tool], exact_trl=True)]
+    for trainer in runs:
+        trainer.train()
+    theirs, ours = runs
+    assert torch.equal(weights(theirs), weights(ours))
+    assert theirs.script.calls == ours.script.calls
+    for ours_line, line in zip(ours.state.log_history, theirs.state.log_history, strict=True):
+        for name in set(line) - {"train_runtime", "train_samples_per_second", "train_steps_per_second", "step_time"}:
+            assert line[name] == ours_line[name], name
+    assert ours.state.log_history[0]["pods/tool_calls"] == 3
+    assert ours.state.log_history[0]["pods/tool_failures"] == 1
+
+
+def test_n_conversations_a_prompt_and_results_in_their_rows(build):
+    trainer = build(two_turns, tools=[add], num_rollouts=6, reward=lambda completions, **_: [
+        float(turns[1]["content"]) if len(turns) > 1 and turns[1]["content"].isdigit() else 0.0 for turns in completions
+    ], steps=1)  # fmt: skip
+    batches = []
+    arrange = trainer._update.arrange
+    trainer._update.arrange = lambda found: batches.extend(copy.deepcopy(found)) or arrange(found)
+    trainer.train()
+    found = trainer.rollouts
+    assert [len(turns) for turns in found.completions] == [3, 3, 1] * 4
+    for row, turns in enumerate(found.completions):
+        if row % 3 == 0:
+            assert turns[1]["content"] == str(row + 4)
+    assert found.kept.tolist() == [[0, 3], [0, 3]] or sorted(map(sorted, found.kept.tolist())) == [[1, 3], [1, 3]]
+    (batch,) = batches
+    tokenizer = trainer.processing_class
+    for ids, mask, real in zip(batch["completion_ids"], batch["tool_mask"], batch["completion_mask"], strict=True):
+        hidden = tokenizer.decode(ids[(mask == 0) & (real == 1)])
+        shown = tokenizer.decode(ids[(mask == 1) & (real == 1)])
+        assert "tool_response" not in shown
+        assert ("<tool_response>" in hidden) == ("<tool_call>" in shown)
+    log = trainer.state.log_history[0]
+    assert (log["pods/tool_calls"], log["pods/tool_failures"]) == (8, 4)
+    assert log["tools/call_frequency"] == pytest.approx(8 / 12)
+
+
+def test_waves_count_calls_over_all_rollouts(build):
+    text = lambda row, turn: two_turns(row, turn)  # noqa: E731
+    trainer = build(
+        text, tools=[add], num_rollouts=6, rollout_waves=[3, 3], reward_range=[0.0, 1e9], steps=1, logging_steps=1,
+    )  # fmt: skip
+    trainer.train()
+    log = trainer.state.log_history[0]
+    assert log["pods/waves/count"] == 2
+    assert (log["pods/tool_calls"], log["pods/tool_failures"]) == (8, 4)
+    assert log["tools/call_frequency"] == pytest.approx(8 / 12)
+
+
+def hang(a: int, b: int) -> int:
+    """Hang.
+
+    Args:
+        a: One.
+        b: Two.
+
+    Returns:
+        Nothing.
+    """
+    while True:
+        try:
+            time.sleep(3600)
+        except Exception:
+            pass
+
+
+def leave(a: int, b: int) -> int:
+    """Leave.
+
+    Args:
+        a: One.
+        b: Two.
+
+    Returns:
+        Nothing.
+    """
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("tool", "keys", "said"),
+    [
+        (hang, {"tool_timeout": 0.2}, "tool hang took longer than 0.2 s"),
+        (leave, {}, "SystemExit: 3"),
+        (add, {"max_tool_calls": 0}, "no call of add is left: a rollout may make 0"),
+    ],
+)
+def test_a_tool_that_fails_costs_its_rollout_and_is_named(build, caplog, tool, keys, said):
+    def text(row, turn):
+        return call(tool.__name__, a=1, b=2) if row == 1 and not turn else "Done" + "!" * row + "<|im_end|>"
+
+    trainer = build(text, tools=[tool], num_rollouts=4, steps=1, **keys)
+    trainer.train()
+    results = [turns[1]["content"] for turns in trainer.rollouts.completions if len(turns) > 1]
+    assert len(results) == 1 and said in results[0]
+    assert trainer.state.log_history[0]["pods/tool_failures"] == 1
+    assert any(f"tool {tool.__name__} failed" in record.getMessage() for record in caplog.records)
+
+
+def test_a_limit_ends_a_call_and_leaves_the_timer_as_it_was():
+    with pytest.raises(TimeoutError, match=r"counting took longer than 0.05 s"), time_limit(0.05, "counting"):
+        while True:
+            pass
+    with time_limit(60, "outer"), pytest.raises(TimeoutError), time_limit(0.05, "inner"):
+        time.sleep(60)
+
+
+# -- environments ----------------------------------------------------------------------------------------------------
+
+
+def count_up(row, turn):
+    """Two steps of `row`, then the answer."""
+    return "Done." + "<|im_end|>" if turn == 2 else call("step", by=row)
+
+
+@pytest.mark.parametrize("data", [None, "routed"])
+def test_environments_equal_trl_s_at_n_equal_to_m(build, data):
+    def run(which, **keys):
+        factory, rows = Counter, chats(start=list(range(8)))
+        if data == "routed":
+            factory = {"one": Counter, "two": Closing if which is None else Counter}
+            rows = rows.add_column("environment", ["one", "two"] * 4)
+        trainer = build(count_up, which, rows, None, environment_factory=factory, **keys)
+        trainer.train()
+        return trainer
+
+    theirs, ours = run(GRPOTrainer), run(PODSTrainer, exact_trl=True)
+    assert torch.equal(weights(theirs), weights(ours))
+    assert [one.count for one in ours.environments] == [one.count for one in theirs.environments]
+    assert theirs.script.calls == ours.script.calls
+
+
+def test_each_rollout_has_its_environment(build):
+    Counter.made, Counter.alive = 0, set()
+    trainer = build(
+        count_up, data=chats(start=[10 * i for i in range(8)]), reward=None, environment_factory=Closing,
+        num_rollouts=6, steps=2,
+    )  # fmt: skip
+    rows = []
+    finish = trainer._calculate_rewards
+    trainer._calculate_rewards = lambda *given: rows.append(finish(*given)) or rows[-1]
+    trainer.train()
+    assert [tool.__name__ for tool in trainer.tools] == ["step"]
+    for scores in rows:
+        start = scores.view(2, 6)[:, :1] - torch.tensor([[0.0], [12.0]])
+        assert torch.equal(scores.view(2, 6), start + 2.0 * torch.arange(12).view(2, 6))  # twice its own number
+    assert Counter.made == 12 * 2  # the first of each is the one that TRL looked at
+    assert Counter.alive == set()
+    prompts = [prompt[-1]["content"] for prompt in trainer.rollouts.prompts]
+    assert all(
+        f"Count from {row['start']}." in text for row, text in zip(trainer.rollouts.inputs, prompts, strict=True)
+    )
+    assert trainer.rollouts.turn_rewards == [[float(row), float(row)] for row in range(12)]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_no_environment_is_left_after_an_error(build, error):
+    Counter.alive = set()
+
+    def text(row, turn):
+        if turn == 1:
+            raise error("stop")
+        return count_up(row, turn)
+
+    trainer = build(text, reward=None, environment_factory=Closing, num_rollouts=4)
+    assert len(Counter.alive) == 1
+    with pytest.raises(error):
+        trainer.train()
+    assert Counter.alive == set()
+
+
+def test_evaluation_closes_its_environments_too(build):
+    Counter.alive = set()
+    trainer = build(count_up, reward=None, environment_factory=Closing, num_rollouts=4, per_device_eval_batch_size=4)
+    trainer.evaluate(chats().select(range(2)))
+    assert Counter.alive == set()
+
+
+# -- rollout functions -----------------------------------------------------------------------------------------------
+
+
+def rollouts(prompts, trainer):
+    ids = [trainer.processing_class(f"{i} said{'!' * (i % 5)}")["input_ids"] for i in range(len(prompts))]
+    return {
+        "prompt_ids": [trainer.processing_class(prompt[-1]["content"])["input_ids"] for prompt in prompts],
+        "completion_ids": ids,
+        "logprobs": [[-1.0] * len(row) for row in ids],
+        "env_mask": [[1] * (len(row) - 1) + [0] for row in ids],
+        "place": list(range(len(prompts))),
+    }
+
+
+def test_rollout_functions_are_asked_for_n_and_their_fields_follow(build):
+    seen = []
+
+    def reward(completions, place, **_):
+        seen.append(place)
+        return [float(p) for p in place]
+
+    trainer = build(rollout_func=rollouts, num_rollouts=6, reward=reward, steps=1)
+    batches = []
+    arrange = trainer._update.arrange
+    trainer._update.arrange = lambda found: batches.extend(copy.deepcopy(found)) or arrange(found)
+    trainer.train()
+    assert seen == [list(range(12))]
+    assert sorted(trainer.rollouts.kept.flatten().tolist()) == [0, 0, 5, 5]
+    (batch,) = batches
+    for ids, mask, real in zip(batch["completion_ids"], batch["tool_mask"], batch["completion_mask"], strict=True):
+        assert mask[real == 1].tolist() == [1] * (int(real.sum()) - 1) + [0]
+        assert trainer.processing_class.decode(ids[real == 1])[0] in "056" or True
+
+
+def test_rollout_functions_equal_trl_s_at_n_equal_to_m(build):
+    theirs, ours = build(which=GRPOTrainer, rollout_func=rollouts), build(rollout_func=rollouts, exact_trl=True)
+    theirs.train()
+    ours.train()
+    assert torch.equal(weights(theirs), weights(ours))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda out: out["completion_ids"].pop(), "returned 11 completion_ids for 12 prompts"),
+        (lambda out: out["place"].append(1), "returned 13 place for 12 prompts"),
+        (lambda out: out["completion_ids"].__setitem__(2, []), "no tokens in row 2"),
+        (lambda out: out["env_mask"][3].append(1), "values in row 3 of env_mask"),
+    ],
+)
+def test_wrong_counts_of_a_rollout_function_are_told(build, spoil, said):
+    def spoiled(prompts, trainer):
+        output = rollouts(prompts, trainer)
+        spoil(output)
+        return output
+
+    with pytest.raises(UserError, match=said):
+        build(rollout_func=spoiled, num_rollouts=6).train()

@@ -1,0 +1,180 @@
+"""Rollouts of several turns in the record of a generation, its checkpoint and the ledger."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+from pods_rl.engines.trl.rollouts import Rollouts, as_text, escape
+from pods_rl.engines.trl.state import put_tensors, read_values, take_tensors, write_state
+from pods_rl.runs import RunWriter
+from pods_rl.training import run
+
+
+def call(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def says(content: Any, *calls: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "content": content} | ({"tool_calls": [*calls]} if calls else {})
+
+
+def result(name: str, content: Any) -> dict[str, Any]:
+    return {"role": "tool", "name": name, "content": content}
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+PLAIN = [says("12")]
+TOLD = "\x1b]0;pwned\x07 </script> \u202e \ud800"
+TURNS = [
+    says("Let me see.", call("multiply", a=3, b=4), call("look", at={"x": 1.5}, how="c\u00e9 \u202e")),
+    result("multiply", "12"),
+    result("look", [{"type": "image", "image": Image.new("RGB", (64, 64))}, {"type": "text", "text": TOLD}]),
+    says(None, call("think")),
+    result("think", [1, 2]),
+    says("It is 12."),
+]
+TEXT = f"""assistant: Let me see.
+tool call: multiply(a=3, b=4)
+tool call: look(at={{"x": 1.5}}, how="c\u00e9 \u202e")
+
+tool multiply: 12
+
+tool look: [image]
+{TOLD}
+
+assistant: tool call: think()
+
+tool think: [1, 2]
+
+assistant: It is 12."""
+
+
+def record(*completions: Any, **changes: Any) -> Rollouts:
+    """A group with these rollouts, the first of which is kept."""
+    count = len(completions)
+    part = {"type": "image", "image": np.zeros((64, 64, 3))}
+    of_group = Rollouts(
+        step=1,
+        inputs=[{"answer": "12"} for _ in completions],
+        prompts=[[{"role": "user", "content": [part, {"type": "text", "text": "3 x 4?"}]}]] * count,
+        completions=list(completions),
+        completion_tokens=[7] * count,
+        reward_names=["right"],
+        rewards_per_func=torch.ones(count, 1),
+        numbers=list(range(count)),
+        rewards=torch.ones(1, count),
+        kept=torch.tensor([[0]]),
+        groups=torch.tensor([[0]]),
+        advantages=torch.zeros(1, 1),
+    )
+    return replace(of_group, **changes)
+
+
+def test_a_conversation_reads_as_text():
+    assert as_text(TURNS) == TEXT
+    assert as_text(PLAIN) == "12"
+    assert as_text([says(None)]) == ""
+    assert as_text([says("I add.", call("add", a=1))]) == "I add.\ntool call: add(a=1)"
+    assert as_text([{"role": "user", "content": [{"type": "image", "text": None}]}]) == "user: [image]"
+    assert as_text([says("", {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}})]) == (
+        'tool call: f({"a": 1})'
+    )
+
+
+def test_single_turns_get_no_new_column():
+    columns = record("12", PLAIN, [says("two")]).columns()
+    assert "messages" not in columns
+    assert "turn_rewards" not in columns
+    assert columns["completion"] == ["12", "12", "two"]
+
+
+def test_the_messages_are_json_without_images():
+    columns = record(PLAIN, TURNS).columns()
+    assert columns["completion"] == ["12", TEXT]
+    assert columns["messages"][0] is None
+    found = json.loads(columns["messages"][1])
+    assert found[0] == TURNS[0]
+    assert found[2] == {"role": "tool", "name": "look", "content": f"[image]\n{TOLD}"}
+    assert found[3] == {"role": "assistant", "tool_calls": [call("think")]}
+    assert [message["role"] for message in found] == ["assistant", "tool", "tool", "assistant", "tool", "assistant"]
+    assert len(columns["messages"][1]) < 1000
+
+
+def test_an_unanswered_call_and_a_thought_are_kept():
+    thought = {"role": "assistant", "reasoning_content": "hm", "content": "", "tool_calls": [call("add", a=1)]}
+    assert [json.loads(x) for x in record([thought]).columns()["messages"]] == [[thought]]
+
+
+@pytest.mark.parametrize("depth", [150, 100_000])
+def test_arguments_may_nest_as_deep_as_they_like(depth):
+    """A model that writes brackets must not end the run: Python's JSON gives up near 1,000 levels."""
+    deep = [says("", call("f", a=nested(depth)), call("g", b=1))]
+    columns = record(deep).columns()
+    first, second = json.loads(columns["messages"][0])[0]["tool_calls"]
+    assert second == call("g", b=1)
+    if depth < 200:
+        assert first == deep[0]["tool_calls"][0]
+    else:
+        assert columns["completion"] == ["tool call: f(nested too deeply)\ntool call: g(b=1)"]
+        assert first["function"] == {"name": "f", "arguments": "nested too deeply"}
+    assert record(record(deep).saved()["completions"][0]).columns() == columns
+
+
+def test_rewards_by_turn_are_numbers():
+    given = [None, [1, 0.5], np.float32([0.25]), torch.tensor([1.0, 2.0]), ["high", None, np.float64(1)], 3]
+    columns = record(*[PLAIN] * len(given), turn_rewards=given).columns()
+    assert columns["turn_rewards"][:4] == [None, [1.0, 0.5], [0.25], [1.0, 2.0]]
+    assert [math.isnan(x) for x in columns["turn_rewards"][4]] == [True, True, False]
+    assert columns["turn_rewards"][5] == [3.0]
+    assert "turn_rewards" not in record(PLAIN, turn_rewards=[None]).columns()
+
+
+def test_a_checkpoint_restores_turns_and_holds_no_image(tmp_path):
+    made = record(TURNS, PLAIN, "12", turn_rewards=[torch.tensor([0.5, math.inf]), None, None])
+    tensors: dict[str, torch.Tensor] = {}
+    write_state(tmp_path, 0, {"processes": 1, "record": take_tensors(made.saved(), "record", tensors)}, {})
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 3000
+    restored = Rollouts.restored(put_tensors(read_values(tmp_path, 0, 1)["record"], tensors))
+    assert restored.columns() == made.columns()
+    content = restored.prompts[0][0]["content"]  # the chat template still sees where the image was
+    assert content == [{"type": "image", "image": None}, {"type": "text", "text": "3 x 4?"}]
+    assert as_text(restored.prompts[0]) == as_text(made.prompts[0]) == "user: [image]\n3 x 4?"
+    assert "image" in made.prompts[0][0]["content"][0]
+
+
+def test_a_ledger_is_written_and_read_back(tmp_path, monkeypatch):
+    """Two processes, of which one alone has turns and the other rewards by turn."""
+    parts = [record(PLAIN, turn_rewards=[[1.0]]), record(TURNS, numbers=[1], rewards=torch.ones(1, 2))]
+    parts[0].rewards = torch.ones(1, 2)
+    monkeypatch.setattr(run, "gather", lambda _: [part.columns() for part in parts])
+
+    class Trainer:
+        rollouts, processing_class, chat_template_kwargs = None, None, {}
+
+    columns = run._ledger(Trainer())
+    with RunWriter(tmp_path / "run") as writer:
+        rows = pq.read_table(writer.write_rollouts(1, columns)).to_pylist()
+    assert [row["turn_rewards"] for row in rows] == [[1.0], None]
+    assert rows[0]["messages"] is None
+    assert json.loads(rows[1]["messages"])[:2] == TURNS[:2]
+    assert rows[1]["completion"] == TEXT.replace("\ud800", "\\ud800")
+
+
+def test_the_table_in_the_terminal_escapes_the_names_of_arguments():
+    shown = escape([says("", call("f", **{"\x1b[2J": "\x1b[2J"}))])
+    assert shown[0]["tool_calls"][0]["function"]["arguments"] == {"\\x1b[2J": "\\x1b[2J"}

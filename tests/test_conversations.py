@@ -1,0 +1,286 @@
+"""Evaluating tasks with tools and environments: the turns are TRL's, and every kind of end is graded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from datasets import Dataset
+from trl import GRPOTrainer
+from trl.chat_template_utils import parse_response
+
+from pods_rl.engines.verl.scoring import compute_score
+from pods_rl.errors import UserError
+from pods_rl.evaluation import Completion, Sampling, evaluate
+from pods_rl.evaluation.checkpoint import choose_backend, evaluate_checkpoint
+from pods_rl.evaluation.conversation import converse
+from pods_rl.policies.build import EOS, build_model
+from pods_rl.policies.loading import load_tokenizer, tool_options
+from pods_rl.policies.pretrain import save
+from pods_rl.recipe import build_recipe
+from pods_rl.recipe.reading import Origin
+from pods_rl.tasks import Task
+from pods_rl.tasks.calculator import calculator, calculator_task
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+from calculator import build_policy_tokenizer
+
+LENGTH = 120
+TINY = {"hidden_size": 20, "intermediate_size": 32, "num_hidden_layers": 1}
+
+
+async def half(number: str) -> str:
+    """Halve a number.
+
+    Args:
+        number: to halve.
+    """
+    await asyncio.sleep(0)
+    return str(int(number) / 2)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_policy_tokenizer()
+
+
+class Script:
+    """A sampler that says given turns, row by row, and keeps what it was asked."""
+
+    backend, dtype = "generate", torch.float32
+
+    def __init__(self, tokenizer, turns):
+        self.tokenizer, self.turns, self.asked = tokenizer, [[*row, *[f"no{EOS}"] * 9] for row in turns], []
+
+    def sample(self, prompts_ids, rows, how, done):
+        self.asked.append((list(rows), how.max_completion_length))
+        return [self.say(row % 2**32, how.max_completion_length) for row in rows]
+
+    def say(self, row, most):
+        ids = self.tokenizer.encode(self.turns[row].pop(0))
+        kept = ids[:most]
+        ended = len(kept) == len(ids) and ids[-1] == self.tokenizer.eos_token_id
+        return Completion(self.tokenizer.decode(kept), len(kept), ended, kept)
+
+
+def call(expression, tool="calculator", key="expression"):
+    return f"<tool>{tool} {key}={expression}</tool>"
+
+
+SCRIPTS = {
+    "no call": [f"<answer>7</answer>{EOS}"],
+    "a call": [call("3*4") + EOS, f"<think>12</think><answer>12</answer>{EOS}"],
+    "two calls in a turn, one a coroutine": [call("9", "half", "number") + call("3*4") + EOS, f"12 and 4.5{EOS}"],
+    "text before a call": [f"Let me see.{call('2+2')}{EOS}", f"4{EOS}"],
+    "a call that fails": [call("three times four") + EOS, f"no{EOS}"],
+    "an unknown tool": [call("1", "search", "query") + EOS, f"no{EOS}"],
+    "arguments that are missing": [call("1", "calculator", "text") + EOS, f"no{EOS}"],
+    "a call that is not closed": [f"<tool>calculator expression=3*4{EOS}"],
+    "never an answer": [call("3*4") + EOS] * 9,
+    "a last turn that is too long": [call("3*4") + EOS, "1" * LENGTH],
+    "a result that does not fit": ["1" * (LENGTH - 12) + call("3*4")[:-1] + f"</tool>{EOS}"],
+    "a call that is truncated": ["1" * (LENGTH - 5) + call("3*4") + EOS],
+}
+
+
+def trls(tokenizer, turns, prompt, monkeypatch, most_turns=None):
+    """The same conversation by TRL's own loop: tokens, messages, and which tokens are the policy's."""
+    trainer = object.__new__(GRPOTrainer)
+    loop = asyncio.new_event_loop()
+    vars(trainer).update(
+        tools=[calculator, half], environment_factories=None, use_vllm=False, chat_template=None, _is_vlm=False,
+        chat_template_kwargs={}, processing_class=tokenizer, _tokenizer=tokenizer, async_loop=loop,
+        max_tool_calling_iterations=sys.maxsize if most_turns is None else most_turns, max_completion_length=LENGTH,
+        _sync_tool_dicts=[{"calculator": calculator}], _async_tool_dicts=[{"half": half}],
+        model=SimpleNamespace(config=SimpleNamespace(max_position_embeddings=4096)),
+    )  # fmt: skip
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", lambda c, loop: SimpleNamespace(
+        result=lambda: loop.run_until_complete(c)))  # fmt: skip
+    script = Script(tokenizer, [turns])
+    monkeypatch.setattr(
+        GRPOTrainer, "_generate_single_turn", lambda self, *_, **__: ([script.say(0, LENGTH).ids], None)
+    )
+    prompt_ids, images, fields = trainer._tokenize_prompts([prompt])
+    completion_ids, logprobs = trainer._generate_single_turn(prompt_ids)
+    completions = [[parse_response(tokenizer, completion_ids[0], prefix=prompt_ids[0], tools=trainer.tools)]]
+    mask, completions, ids, *_ = trainer._tool_call_loop(
+        [prompt], prompt_ids, completion_ids, completions, logprobs, images, fields
+    )
+    loop.close()
+    return prompt_ids[0], ids[0], completions[0], sum(mask[0])
+
+
+def task_of(rows, **settings):
+    prompts = [[{"role": "user", "content": f"{row}?"}] for row in range(rows)]
+    split = Dataset.from_dict({"prompt": prompts, "answer": ["12"] * rows})
+    return Task("t", "1", split, split, {"accuracy": 1.0}, **settings)
+
+
+def talk(task, sampler, turns=None, batch_size=5):
+    how = Sampling(max_completion_length=LENGTH, batch_size=batch_size)
+    rows, options = range(len(task.test)), tool_options(sampler.tokenizer, task)
+    return converse(sampler, task, list(task.test), rows, how, options, turns, lambda rows, of: None)
+
+
+def test_every_conversation_is_the_one_that_trls_loop_makes(tokenizer, monkeypatch):
+    task = task_of(len(SCRIPTS), tools=(calculator, half))
+    for most_turns in (None, 1, 0):
+        found = talk(task, Script(tokenizer, SCRIPTS.values()), turns=most_turns)
+        for row, (name, turns) in enumerate(SCRIPTS.items()):
+            prompt = task.test[row]["prompt"]
+            prompt_ids, ids, messages, own = trls(tokenizer, turns, prompt, monkeypatch, most_turns)
+            mine = found[row]
+            assert (mine.prompt_ids, mine.ids, mine.messages, mine.tokens) == (prompt_ids, ids, messages, own), name
+            assert mine.ended == (ids[-1] == tokenizer.eos_token_id), name
+
+
+def test_each_turn_has_draws_of_its_own_and_room_for_what_is_left(tokenizer):
+    script = Script(tokenizer, [SCRIPTS["a call"], SCRIPTS["no call"]])
+    found = talk(task_of(2, tools=(calculator,)), script)
+    used = len(found[0].ids) - len(tokenizer.encode(SCRIPTS["a call"][1]))
+    assert script.asked == [([0, 1], LENGTH), ([1 << 32], LENGTH - used)]
+
+
+class Guessing:
+    """An environment: guess a number. It counts its own kind."""
+
+    open = made = 0
+
+    def __init__(self):
+        Guessing.open += 1
+        Guessing.made += 1
+
+    def reset(self, answer, **row):
+        self.answer, self.guesses = answer, []
+        return f" of {sorted(row)}"
+
+    def guess(self, number: str) -> str:
+        """Guess.
+
+        Args:
+            number: what to guess.
+        """
+        self.guesses.append(number)
+        if number == "stop":
+            raise KeyboardInterrupt
+        return "right" if number == self.answer else "wrong"
+
+    async def get_reward(self):
+        return float(self.answer in self.guesses)
+
+    def close(self):
+        Guessing.open -= 1
+
+
+class Reused(Guessing):
+    close = None
+
+
+def test_an_environment_of_its_own_grades_each_conversation_and_is_closed(tokenizer):
+    Guessing.open = Guessing.made = 0
+    task = task_of(3, environment_factory=Guessing, answer="environment")
+    turns = [[call(n, "guess", "number") + EOS, f"<think>.</think><answer>12</answer>{EOS}"] for n in ("11", "12", "1")]
+    sampler = Script(tokenizer, turns)
+    found = evaluate(sampler, task, Sampling(max_completion_length=LENGTH, batch_size=2))
+    assert [answer.answer_right for answer in found.answers] == [False, True, False]
+    assert found.format_accuracy == 1
+    assert found.answers[0].prompt == "0? of ['prompt']\n<assistant>"
+    said = [(message["role"], message["content"]) for message in json.loads(found.answers[1].messages)]
+    assert said == [("assistant", ""), ("tool", "right"), ("assistant", "<think>.</think><answer>12</answer>")]
+    own = sum(len(tokenizer.encode(turn)) for turn in turns[1])
+    assert found.answers[1].completion_tokens == own
+    assert (Guessing.made, Guessing.open) == (4, 0)  # one told its tools
+
+
+def test_environments_are_closed_after_an_interrupt_and_used_again_if_they_cannot_be(tokenizer):
+    Guessing.open = Guessing.made = 0
+    stop = [[call("stop", "guess", "number") + EOS]] * 3
+    with pytest.raises(KeyboardInterrupt):
+        talk(task_of(3, environment_factory=Guessing), Script(tokenizer, stop))
+    assert Guessing.open == 0
+    Reused.made = 0
+    talk(task_of(3, environment_factory=Reused), Script(tokenizer, [["no"]] * 3), batch_size=1)
+    assert Guessing.made == 4 + 2
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory, tokenizer):
+    folder = tmp_path_factory.mktemp("policy")
+    torch.manual_seed(0)
+    save(build_model(tokenizer, **TINY), tokenizer, folder)
+    return folder
+
+
+def recipe(policy, **values):
+    given = {"model_name_or_path": str(policy), "task": "calculator", "system_prompt": "", "task_train_size": 4}
+    given |= {"task_test_size": 3, "max_completion_length": 16, "use_cpu": True, "max_steps": 1}
+    return build_recipe(given | values, Origin("test"), {})
+
+
+def test_a_saved_policy_is_evaluated_with_the_tasks_tools(policy):
+    found = evaluate_checkpoint(recipe(policy), str(policy)).evaluation
+    columns = found.columns()
+    assert len(columns["messages"]) == found.prompts == 3
+    assert [json.loads(messages)[-1]["content"] for messages in columns["messages"]] == columns["completion"]
+    assert load_tokenizer(policy).response_template["start_anchor"] == "<assistant>"
+
+
+def test_what_cannot_converse_is_refused_in_a_sentence(policy, tokenizer, monkeypatch):
+    task = task_of(1, tools=(calculator,))
+    for backend, message in (("vllm", "--backend vllm does not run the tools of task t"), ("vlm", "expected one of")):
+        with pytest.raises(UserError, match=message):
+            choose_backend(backend, task=task)
+    with pytest.raises(
+        UserError, match=r"task calculator has tools, and the policy .* cannot call them: it has no chat"
+    ):
+        evaluate_checkpoint(recipe("tiny"), "tiny")
+    plain = Dataset.from_dict({"prompt": ["1?"], "answer": ["1"]})
+    with pytest.raises(UserError, match="tools need chat messages"):
+        tool_options(tokenizer, Task("t", "1", plain, plain, {"accuracy": 1.0}, tools=(calculator,)))
+    with pytest.raises(UserError, match="tools need chat prompts"):
+        calculator_task({"prompt_style": "plain"})
+    with pytest.raises(UserError, match="graded by its environments"):
+        task_of(1, environment_factory=Guessing, answer="environment").grade([""], [""])
+    with pytest.raises(UserError, match="task calculator has tools, which the verl engine does not run"):
+        compute_score("calculator", "12", "12")
+
+
+@pytest.mark.parametrize(
+    ("expression", "result"),
+    [
+        ("12*34", "408"),
+        (" 12 + -3 ", "9"),
+        ("-5-6", "-11"),
+        ("000000000007*8", "56"),
+        ("9" * 12 + "+1", "1" + "0" * 12),
+    ],
+)
+def test_the_calculator_computes_one_operation(expression, result):
+    assert calculator(expression) == result
+
+
+@pytest.mark.parametrize(
+    "expression", ["", "1", "1+2+3", "4/2", "2**9", "a*b", "1_0*1", "9" * 13 + "*1", "٣*٤", "__import__('os')"]
+)
+def test_the_calculator_takes_nothing_else(expression):
+    with pytest.raises(ValueError, match=r"expected a\*b"):
+        calculator(expression)
+
+
+@pytest.mark.parametrize("difficulty", ["easy", "mixed", "hard"])
+def test_the_tool_solves_every_problem_bracket_by_bracket(difficulty):
+    task = calculator_task({"task_difficulty": difficulty, "task_train_size": 300, "task_test_size": 50})
+    steps = set()
+    for row in (*task.train, *task.test):
+        text, count = f"({row['prompt'][-1]['content']})", 0
+        while inner := re.search(r"\(([^()]+)\)", text):
+            text, count = text.replace(inner[0], calculator(inner[1])), count + 1
+        assert text == row["answer"]
+        steps.add(count)
+    assert steps == {"easy": {1}, "mixed": {1, 2}, "hard": {2, 3}}[difficulty]
