@@ -1,8 +1,7 @@
-"""Tasks of other libraries, `reasoning_gym:NAME` and `verifiers:NAME`, with the real libraries; none needs a network."""
+"""`reasoning_gym:NAME` and `verifiers:NAME`, with the real libraries; none needs a network."""
 
 from __future__ import annotations
 
-import json
 import sys
 from importlib import metadata
 from importlib.util import find_spec
@@ -10,15 +9,21 @@ from importlib.util import find_spec
 import pyarrow.parquet as pq
 import pytest
 
+from pods_rl.engines.trl import build
 from pods_rl.errors import UserError
+from pods_rl.evaluation import Sampling
+from pods_rl.evaluation.conversation import converse
+from pods_rl.policies.build import EOS
+from pods_rl.policies.loading import tool_options
 from pods_rl.recipe import Origin, build_recipe
 from pods_rl.rewards import library_reward, score, tasksets
 from pods_rl.rewards.gym import numbered
 from pods_rl.runs import Run
-from pods_rl.tasks import conversation_text, load_task
+from pods_rl.tasks import Task, load_task
 from pods_rl.tasks.task import check_split, shared_prompts
 
 from ..cli.test_cli import pods
+from ..test_conversations import Script, build_policy_tokenizer, call
 
 SIZES = {"task_train_size": 6, "task_test_size": 3}
 gym = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed")
@@ -95,28 +100,10 @@ def test_a_data_set_that_cannot_be_used_is_refused(name, options, message):
 @gym
 def test_a_run_trains_on_a_data_set_and_its_ledger_names_the_problem(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = [
-        "--task",
-        "reasoning_gym:chain_sum",
-        "--task_train_size",
-        "8",
-        "--task_test_size",
-        "2",
-        "--num_generations",
-        "2",
-    ]
-    words += [
-        "--per_device_train_batch_size",
-        "2",
-        "--num_rollouts",
-        "4",
-        "--max_completion_length",
-        "4",
-        "--max_steps",
-        "2",
-    ]
-    words += ["--eval_prompts", "1", "--threads", "1", "--use_cpu", "true", "--system_prompt"]
-    pods("train", "--recipe", "tiny-pods", "--output", "run", *words, "", "--task_options", "{max_terms: 3}")
+    sizes = "--task_train_size 8 --task_test_size 2 --num_generations 2 --per_device_train_batch_size 2"
+    words = f"{sizes} --num_rollouts 4 --max_completion_length 4 --max_steps 2 --eval_prompts 1 --threads 1".split()
+    words += ["--task", "reasoning_gym:chain_sum", "--task_options", "{max_terms: 3}", "--system_prompt", ""]
+    pods("train", "--recipe", "tiny-pods", "--output", "run", *words)
     run = Run.open("run")
     assert run.state == "finished"
     assert "rewards/reasoning_gym/mean" in run.metrics[-1]
@@ -173,6 +160,7 @@ class Tools(vf.Toolset[vf.ToolsetConfig, Count]):
 
     @vf.tool
     def peek(self, who) -> str:
+        self.state.calls += 1
         return f"{who}: {self.gold}"
 
 class Sum(vf.Task[Data, Count, vf.TaskConfig]):
@@ -188,7 +176,8 @@ class Sum(vf.Task[Data, Count, vf.TaskConfig]):
 class Sums(vf.Taskset[Sum, Config]):
     def load(self):
         pairs = [(a, b) for a in range(self.config.largest) for b in range(self.config.largest)]
-        return [Sum(Data(prompt=f"{a}+{b}?", answer=str(a + b), system_prompt="Add."), self.config.task) for a, b in pairs]
+        rows = [Data(prompt=f"{a}+{b}?", answer=str(a + b), system_prompt="Add.") for a, b in pairs]
+        return [Sum(row, self.config.task) for row in rows]
 """
 TOOLS = """
 Sum.toolsets = classmethod(lambda cls, config: [Tools(vf.ToolsetConfig())])
@@ -196,7 +185,8 @@ Sum.toolsets = classmethod(lambda cls, config: [Tools(vf.ToolsetConfig())])
 class Counted(Sum):
     @vf.reward(weight=0.5)
     async def style(self, trace) -> float:
-        return float(trace.state.calls == 1 and [m.content for m in trace.tool_messages] == [self.data.answer])
+        told = [message.content for message in trace.tool_messages]
+        return float(trace.state.calls == 1 and told == [f"me: {self.data.answer}"])
 
 class Sums(vf.Taskset[Counted, Config]):
     def load(self):
@@ -249,19 +239,41 @@ def test_tools_share_the_state_of_one_rollout_and_the_rewards_read_it(write):
     for environment in (first, second):
         environment.reset(**row)
     tools = {tool.__name__: tool for tool in task.tools_of(first)}
-    assert tools["tools_add"](a=int(gold), b=0) == gold
     assert tools["tools_peek"](who="me") == f"me: {gold}"
     assert (first.state.calls, second.state.calls) == (1, 0)
-    called = {"type": "function", "function": {"name": "tools_add", "arguments": {"a": int(gold), "b": 0}}}
-    turns = [
-        {"role": "assistant", "content": "", "tool_calls": [called]},
-        {"role": "tool", "name": "tools_add", "content": gold},
-        {"role": "assistant", "content": gold},
-    ]
-    texts = [conversation_text(turns, first), conversation_text(turns, second), conversation_text(gold, second)]
-    assert graded(task, texts, [row["answer"]] * 3) == [1.5, 1.0, 1.0]
+    assert tools["tools_add"](a=1, b=2) == "3"
+    assert first.state.calls == 2
     first.reset(**row)
     assert first.state.calls == 0
+
+
+@verifiers
+def test_conversations_are_graded_whole_in_training_and_in_evaluation(write, monkeypatch):
+    write(TOOLS)
+    task = make("verifiers:sums-v1")
+    monkeypatch.setattr(Task, "scores", lambda self, name, texts, golds: graded(self, texts, golds))
+    monkeypatch.setattr(build, "score_texts", lambda reward, texts, golds, seconds: graded(task, texts, golds))
+    rows = [task.test[0]] * 3
+    gold = rows[0]["answer"].split()[0]
+    asking, saying = call("me", "tools_peek", "who") + EOS, f"{gold}{EOS}"
+    script = Script(build_policy_tokenizer(), [[asking, saying], [saying], [asking, asking, f"9{saying}"]])
+    how = Sampling(temperature=1.0, max_completion_length=400, batch_size=3, seed=0)
+    options = tool_options(script.tokenizer, task)
+    talks = converse(script, task, rows, range(3), how, options, None, lambda *_: None)
+    assert [talk.reward for talk in talks] == [1.5, 1.0, 0.0]
+    assert [grade.answer for grade in task.grade([""] * 3, [""] * 3, [talk.reward for talk in talks])] == [1, 1, 0]
+    with pytest.raises(UserError, match="is graded by its environments"):
+        task.grade(["1"], [rows[0]["answer"]])
+    environments = [task.environment_factory() for _ in rows]
+    for environment, calls in zip(environments, (1, 0, 2), strict=True):
+        environment.reset(**rows[0])
+        for _ in range(calls):
+            environment.tools_peek(who="me")
+    score_rows = build.trl_reward(task.graders[0], limit=400)
+    messages, golds = [talk.messages for talk in talks], [row["answer"] for row in rows]
+    marks = score_rows(completions=messages, answer=golds, completion_ids=[[]] * 3, environments=environments)
+    assert marks == [1.5, 1.0, 0.0]
+    assert check_split(task, "test").unknown == 3
 
 
 @verifiers
@@ -318,7 +330,7 @@ def test_unknown_tasksets_and_options_are_named(write):
 # -- recipes ----------------------------------------------------------------------------------------------------------
 
 
-def build(**values):
+def recipe(**values):
     return build_recipe({"max_steps": 1, "model_name_or_path": "tiny", **values}, Origin("test"))
 
 
@@ -329,7 +341,7 @@ def test_a_recipe_names_what_to_install(task, monkeypatch):
     with pytest.raises(
         UserError, match=rf"needs {library.replace('_', '-')}, which is not installed: pip install 'pods"
     ):
-        build(task=task)
+        recipe(task=task)
 
 
 @pytest.mark.parametrize(
@@ -344,13 +356,13 @@ def test_a_recipe_names_what_to_install(task, monkeypatch):
 def test_what_a_librarys_task_does_not_read_is_refused(values, message, monkeypatch):
     monkeypatch.setattr("pods_rl.recipe.task_checks.find_spec", lambda name: object())
     with pytest.raises(UserError, match=message):
-        build(**values)
+        recipe(**values)
 
 
 def test_a_librarys_reward_can_be_weighed_in_its_recipe(monkeypatch):
     monkeypatch.setattr("pods_rl.recipe.task_checks.find_spec", lambda name: object())
-    recipe = build(task="reasoning_gym:chain_sum", task_rewards={"reasoning_gym": 2.0, "format": 0.5})
-    assert json.loads(json.dumps(recipe.task_settings()["task_rewards"])) == {"reasoning_gym": 2.0, "format": 0.5}
+    weights = {"reasoning_gym": 2.0, "format": 0.5}
+    assert recipe(task="reasoning_gym:chain_sum", task_rewards=weights).task_settings()["task_rewards"] == weights
 
 
 def test_both_forms_are_listed():

@@ -52,7 +52,7 @@ class Reward:
     reads: Literal["text", "tokens", "messages"] = "text"
     verifies: bool = False
     maker: tuple[str, ...] = ()
-    gold: Callable[[str], str] = str
+    gold: Callable[[str], str | None] = str
     given: Callable[[str], str] = str
 
     def __call__(self, text: str, gold: str) -> float:
@@ -146,8 +146,8 @@ def library_reward(name: str, maker: tuple[str, ...], **options: Any) -> Reward:
     Args:
         name: of the reward.
         maker: the path of the function that makes the `Work` of such a process, and the function's arguments.
-        options: of `Reward`: `gold` returns the answer alone of a gold answer that holds more, `given` what a process
-            gets of it.
+        options: of `Reward`: `gold` returns the answer alone of a gold answer that holds more (None: not known), and
+            `given` what a process gets of it.
     """
 
     def alone(text: str, gold: str) -> float:

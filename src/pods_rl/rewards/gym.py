@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import re
 import sys
+from copy import deepcopy
+from functools import lru_cache
 from importlib import import_module
 
 from ..errors import UserError
@@ -18,12 +20,12 @@ _NUMBERED = re.compile(r"(.*) \(problem (\d+)\)", re.DOTALL)
 
 
 def numbered(answer: object, row: int) -> str:
-    """Return the gold answer of a problem with the problem's number; `unnumbered` is the inverse.
+    """Return the gold answer of a problem, if it has one, with the problem's number; `unnumbered` is the inverse.
 
     >>> unnumbered(numbered("292", 7))
     ('292', 7)
     """
-    return f"{answer} (problem {row})"
+    return f"{'' if answer is None else answer} (problem {row})"
 
 
 def unnumbered(gold: str) -> tuple[str, int]:
@@ -52,12 +54,14 @@ def scoring(given: str) -> Work:
         if locked and event == "exec" and str(getattr(given[0], "co_filename", "<")).startswith("<"):
             raise RuntimeError("a scorer must not run an answer as code")
 
+    problem_at = lru_cache(1024)(source.__getitem__)  # rollouts of a group share theirs, and some take seconds to make
+
     def mark(pair: tuple[str, str]) -> float:
         nonlocal locked
         answer, (_, row) = extract_answer(pair[0]), unnumbered(pair[1])
         if answer is None:
             return 0.0
-        problem = source[row]
+        problem = deepcopy(problem_at(row))
         locked = True
         try:
             return float(source.score_answer(answer, problem))

@@ -72,8 +72,8 @@ def load_task(settings: Settings, *, reward_errors: str = "raise") -> Task:
     'arithmetic'
     """
     name = settings.get("task") or ("dataset" if settings.get("dataset_name") else "arithmetic")
-    library = LIBRARIES.get(str(name).partition(":")[0]) if ":" in str(name) else None
-    found = library or find("task", name, TASKS)
+    library, colon, _ = str(name).partition(":")
+    found = LIBRARIES[library] if colon and library in LIBRARIES else find("task", name, TASKS)
     task = found.make(settings) if isinstance(found, TaskEntry) else _make_own(name, found, settings)
     weights, seconds = settings.get("task_rewards"), settings.get("reward_seconds")
     if weights is not None:

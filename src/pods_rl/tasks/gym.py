@@ -41,8 +41,8 @@ def scored_gym_task(settings: Settings) -> Task:
     splits = [split(size, held_out) for size, held_out in zip(sizes, (False, True), strict=True)]
     work = json.dumps([name, {**options, "size": draws, "seed": seed}])
     maker = "pods_rl.rewards.gym:scoring", work
-    grader = library_reward(GYM, maker, range=(0.0, 1.0), gold=lambda gold: unnumbered(gold)[0])
-    golds = [gold for problems in splits for gold in list(problems.values())[:_TRIED]]
+    grader = library_reward(GYM, maker, range=(0.0, 1.0), gold=lambda gold: unnumbered(gold)[0] or None)
+    golds = [gold for problems in splits for gold in list(problems.values())[:_TRIED] if grader.gold(gold)]
     texts = [f"<answer>{grader.gold(gold)}</answer>" for gold in golds]
     for gold, mark in zip(golds, score(grader, texts, golds, settings.get("reward_seconds")), strict=True):
         if isinstance(mark, RewardFailure) or mark < 1:

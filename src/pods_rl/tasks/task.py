@@ -116,6 +116,11 @@ class Task:
         """Whether a completion is a conversation, with tools or an environment."""
         return bool(self.tools) or self.environment_factory is not None
 
+    @property
+    def graded_in_conversation(self) -> bool:
+        """Whether only the end of a conversation can be graded, by its environment or by a reward that reads it all."""
+        return self.answer == ENVIRONMENT or self.reward(self.answer).reads == "messages"
+
     def grade(
         self, texts: Sequence[str], golds: Sequence[str], environment_rewards: Sequence[float | None] | None = None
     ) -> list[Grade]:
@@ -124,12 +129,12 @@ class Task:
         Args:
             texts: of conversations, the last assistant turn.
             golds: gold answers.
-            environment_rewards: what each conversation's environment gave, read if `answer` is `environment`.
+            environment_rewards: what each conversation was given, read if `graded_in_conversation`.
 
         Raises ValueError unless there is one gold answer per text, and UserError if a user's own reward
         cannot grade a completion and `reward_errors` is `raise`, or if only environments can grade it.
         """
-        if self.answer != ENVIRONMENT:
+        if not self.graded_in_conversation:
             right = self.scores(self.answer, texts, golds)
         elif environment_rewards is not None:
             right = [reward or 0.0 for reward in environment_rewards]
@@ -157,18 +162,19 @@ class SplitCheck:
 
     `refused` holds the row (counted from 1) and gold answer of each row whose own gold answer, written in the
     required form, is not graded as right and in form; `reward` is the mean weighted reward of those completions;
-    `kinds` counts the rows of each kind, if the task has this column.
+    `kinds` counts the rows of each kind, if the task has this column; `unknown` those without a gold answer to check.
     """
 
     prompts: int
     refused: tuple[tuple[int, str], ...]
     reward: float
     kinds: dict[str, int]
+    unknown: int = 0
 
     @property
     def accepted(self) -> int:
         """The number of gold answers that the grader accepts."""
-        return self.prompts - len(self.refused)
+        return self.prompts - self.unknown - len(self.refused)
 
 
 def check_split(task: Task, split: str, done: Callable[[int], None] = lambda rows: None) -> SplitCheck:
@@ -181,19 +187,23 @@ def check_split(task: Task, split: str, done: Callable[[int], None] = lambda row
     1
     """
     rows = {"train": task.train, "test": task.test}[split]
-    golds, written = list(rows["answer"]), task.reward(task.answer).gold if task.answer != ENVIRONMENT else str
+    golds = list(rows["answer"])
+    written = [None] * len(golds) if task.graded_in_conversation else [task.reward(task.answer).gold(x) for x in golds]
+    known = [row for row, answer in enumerate(written) if answer is not None]
     refused, total = [], 0.0
-    for start in range(0, len(golds), _BATCH):
-        batch = golds[start : start + _BATCH]
-        texts = [f"<think>The answer is known.</think>\n<answer>{written(gold)}</answer>" for gold in batch]
+    for start in range(0, len(known), _BATCH):
+        picked = known[start : start + _BATCH]
+        batch = [golds[row] for row in picked]
+        texts = [f"<think>The answer is known.</think>\n<answer>{written[row]}</answer>" for row in picked]
         grades = task.grade(texts, batch)
-        refused += [(start + row, batch[row - 1]) for row, grade in enumerate(grades, 1) if not grade.both]
+        refused += [(row + 1, golds[row]) for row, grade in zip(picked, grades, strict=True) if not grade.both]
         for name, weight in task.rewards.items():
             if task.reward(name).reads == "text":
                 total += weight * sum(task.scores(name, texts, batch))
         done(start + len(batch))
     kinds = Counter(rows["kind"]) if "kind" in rows.column_names else {}
-    return SplitCheck(len(golds), tuple(refused), total / max(len(golds), 1), dict(kinds))
+    unknown = len(golds) - len(known)
+    return SplitCheck(len(golds), tuple(refused), total / max(len(known), 1), dict(kinds), unknown)
 
 
 def conversation_text(completion: str | Messages, environment: Any = None) -> str:

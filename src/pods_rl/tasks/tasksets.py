@@ -25,6 +25,7 @@ from .task import Messages, Prompt, Settings, Task
 from .toolsets import environment_of
 
 VERIFIERS = "verifiers"
+Rows = dict[int, tuple[bool, Prompt, Any]]  # by place in the taskset: whether it is a test row, its prompt, its task
 _READ_PER_PROMPT = 200  # at most, of a taskset that never ends
 
 
@@ -48,20 +49,21 @@ def taskset_task(settings: Settings) -> Task:
     try:
         taskset = _load(name, options)
         rows = _read(name, taskset, form, sizes_of(settings))
-        environment = _environment(name, taskset, {row: task for row, (_, task) in rows.items()})
+        train, test = (_split(name, rows, held_out) for held_out in (False, True))
+        environment = _environment(name, taskset, {row: task for row, (_, _, task) in rows.items()})
     except UserError:
         raise
     except Exception as error:
         raise UserError(f"{VERIFIERS}:{name} could not be loaded with {options}: {raised(error)}") from error
-    data = {row: task.data.model_dump_json(exclude_defaults=True) for row, (_, task) in rows.items()}
+    data = {row: task.data.model_dump_json(exclude_defaults=True) for row, (_, _, task) in rows.items()}
     work = json.dumps([name, options, environment is not None])
     grader = library_reward(
         VERIFIERS,
         ("pods_rl.rewards.tasksets:scoring", work),
+        gold=lambda gold: None,  # how an answer must be written is known to the taskset alone
         given=lambda gold: data[unnumbered(gold)[1]],
         reads="text" if environment is None else "messages",
     )
-    train, test = (_split(name, rows, held_out) for held_out in (False, True))
     version = hashlib.sha256(json.dumps(data).encode()).hexdigest()[:8]
     return Task(
         f"{VERIFIERS}/{name}",
@@ -107,30 +109,29 @@ def _load(name: str, options: dict[str, Any]) -> Any:
         ) from error
 
 
-def _read(name: str, taskset: Any, form: PromptForm, sizes: tuple[int, int]) -> dict[int, tuple[Prompt, Any]]:
-    """Return the prompts and tasks of both splits by row, until both are full or the taskset ends."""
-    rows: dict[int, tuple[Prompt, Any]] = {}
+def _read(name: str, taskset: Any, form: PromptForm, sizes: tuple[int, int]) -> Rows:
+    """Return the rows of both splits, until both are full or the taskset ends."""
+    rows: Rows = {}
     wanted = dict(zip((False, True), sizes, strict=True))
     for row, task in enumerate(taskset):
         if not any(wanted.values()) or row >= _READ_PER_PROMPT * sum(sizes):
             break
         if not rows:
             _check(name, task)
-        prompt = form.write(_messages(name, task.data))
-        side = is_held_out(json.dumps(prompt))
+        asked = _messages(name, task.data)
+        side = is_held_out(json.dumps(asked))
         if wanted[side]:
             wanted[side] -= 1
-            rows[row] = prompt, task
+            rows[row] = side, form.write(asked), task
     return rows
 
 
-def _split(name: str, rows: dict[int, tuple[Prompt, Any]], held_out: bool) -> Dataset:
+def _split(name: str, rows: Rows, held_out: bool) -> Dataset:
     columns: dict[str, list[Any]] = {"prompt": [], "answer": []}
-    for row, (prompt, task) in rows.items():
-        if is_held_out(json.dumps(prompt)) == held_out:
-            gold = getattr(task.data, "answer", None)
+    for row, (side, prompt, task) in rows.items():
+        if side == held_out:
             columns["prompt"].append(prompt)
-            columns["answer"].append(numbered(gold if isinstance(gold, str) else "", row))
+            columns["answer"].append(numbered(getattr(task.data, "answer", None), row))
     if not columns["prompt"]:
         side = "test" if held_out else "train"
         raise UserError(f"verifiers:{name} has no {side} prompt among its {len(rows)}: one in five is a test prompt")
