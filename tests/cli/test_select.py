@@ -166,6 +166,20 @@ def test_rows_of_a_ledger_are_read_as_its_json_would_be(tmp_path):
     assert "4 groups" in result.output  # a prompt of two steps is two groups
 
 
+def test_rows_with_turns_are_selected_and_written(tmp_path):
+    columns = {
+        "prompt": ["a"] * 3,
+        "reward": [0.0, 0.5, 1.0],
+        "messages": [None, '[{"role": "assistant", "content": "1"}]', "[]"],
+        "turn_rewards": [None, [0.5], [0.0, float("nan")]],
+    }
+    ledger = write_parquet(tmp_path / "rollouts" / "step-000001.parquet", columns).parent
+    select(ledger, "-m", 2, "--output", tmp_path / "k.jsonl")
+    kept = rows_of(tmp_path / "k.jsonl")
+    assert [row["messages"] for row in kept] == [None, "[]"]
+    assert [row["turn_rewards"] for row in kept] == [None, [0.0, None]]
+
+
 def test_parquet_that_cannot_be_selected_from_is_refused(tmp_path):
     path = write_parquet(tmp_path / "d" / "r.parquet", {"prompt": ["a", "a"], "rewards": [1.0, 2.0]})
     with pytest.raises(UserError, match=r"(?s)2 bad lines.*row 1: has no key 'reward'; .*Did you mean rewards\?"):

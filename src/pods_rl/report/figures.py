@@ -38,6 +38,8 @@ STEP_METRICS = {
     "pods/selected/reward_std": "spread of reward, kept rollouts",
     "pods/zero_variance_share": "share of groups with equal rewards",
     "pods/waves/rollouts": "rollouts generated of a prompt, with waves",
+    "tools/call_frequency": "tool calls of a rollout",
+    "tools/failure_frequency": "share of tool calls that failed",
 }
 
 FIGURES = ("curves", "threshold", "phases", "steps", *ACCURACIES, LENGTH, *(f"ablation-{axis}" for axis in AXES))

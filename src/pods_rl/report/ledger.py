@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -17,9 +17,11 @@ import pyarrow.parquet as pq
 from markupsafe import escape
 
 from ..runs import Run
+from ..text import content_text
 from .arms import Arm, rollouts_of
 from .curves import finite
 from .text import encodable, plain
+from .turns import Conversation, read_conversation
 
 TEXT_BUDGET = 2_400_000
 """Bytes of HTML that the ledger may take, about; the rest of the page needs a megabyte or so."""
@@ -41,6 +43,18 @@ class Rollout:
     tokens: int | None
     text: str
     cut: int  # characters that are not shown
+    conversation: Conversation = field(default_factory=Conversation)
+
+    def shortened(self, limit: int) -> Rollout:
+        """The same rollout with at most ``limit`` characters of text."""
+        cut = self.cut + max(len(self.text) - limit, 0)
+        return replace(self, text=self.text[:limit], cut=cut, conversation=self.conversation.shortened(limit))
+
+    @property
+    def texts(self) -> list[str]:
+        """What the page shows of it."""
+        turns = [f"{turn.text}{turn.calls}" for turn in self.conversation.turns]
+        return [self.conversation.gist, *turns] if turns else [self.text]
 
 
 @dataclass(frozen=True)
@@ -100,13 +114,12 @@ class Group:
 
     def shortened(self, limit: int) -> Group:
         """The same group, its rollouts cut to ``limit`` characters."""
-        cut = [replace(r, text=r.text[:limit], cut=r.cut + max(len(r.text) - limit, 0)) for r in self.rollouts]
-        return replace(self, rollouts=tuple(cut))
+        return replace(self, rollouts=tuple(rollout.shortened(limit) for rollout in self.rollouts))
 
     @property
     def size(self) -> int:
         """The approximate size in bytes of HTML."""
-        texts = [self.prompt, *(rollout.text for rollout in self.rollouts)]
+        texts = [self.prompt, *(text for rollout in self.rollouts for text in rollout.texts)]
         return _MARKUP * len(texts) + sum(len(escape(text).encode()) for text in texts)
 
 
@@ -245,6 +258,7 @@ def _rollout(row: dict[str, Any], position: int) -> Rollout:
         tokens=None if tokens is None else int(tokens),
         text=encodable(text[:TEXT_LIMIT]),
         cut=max(len(text) - TEXT_LIMIT, 0),
+        conversation=read_conversation(row.get("messages"), row.get("turn_rewards")),
     )
 
 
@@ -258,6 +272,6 @@ def message_text(value: Any) -> str:
         return ""
     if isinstance(value, list):
         return "\n".join(
-            f"{m.get('role', '')}: {m.get('content', '')}" if isinstance(m, dict) else str(m) for m in value
+            f"{m.get('role', '')}: {content_text(m.get('content'))}" if isinstance(m, dict) else str(m) for m in value
         )
     return encodable(value)

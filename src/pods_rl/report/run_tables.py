@@ -41,7 +41,8 @@ def runs_table(analysis: Analysis) -> Table:
         for arm in analysis.arms
         for row in [*map(_missing_row, arm.missing), *(_run_row(run, analysis.metric) for run in arm.runs)]
     )
-    columns = (
+    tools = any("tool_calls" in row for row in rows)
+    columns = [
         ARM,
         Column("run", "run", is_text=True),
         Column("state", "state", is_text=True),
@@ -50,14 +51,19 @@ def runs_table(analysis: Analysis) -> Table:
         Column("trained for", lambda row: duration(row["seconds"])),
         Column("evaluations", "evaluations"),
         Column(f"last {words(analysis.metric)}", "last_score"),
-    )
+    ]
+    if tools:
+        columns += [Column("tool calls of a rollout", "tool_calls", 2), Column("failed", "tool_failures")]
     keys = "arm run seed state reason steps seconds evaluations last_score device dtype"
+    keys += " tool_calls tool_failures" * tools
     ended_well_last = tuple(sorted(rows, key=lambda row: row["state"] == "finished"))
     note = (
         f"{_states(analysis)}. “trained for” is the training clock, without evaluation. The state is the last that a "
         "run wrote: one that was killed without warning may say running."
     )
-    return Table("runs", "Runs", tuple(keys.split()), columns, rows, note, shown=ended_well_last)
+    if tools:
+        note += " “failed” is the share of the tool calls, over all rollouts of the run."
+    return Table("runs", "Runs", tuple(keys.split()), tuple(columns), rows, note, shown=ended_well_last)
 
 
 def _run_row(run: Run, metric: str) -> Row:
@@ -73,7 +79,22 @@ def _run_row(run: Run, metric: str) -> Row:
         "last_score": scores[-1] if scores else math.nan,
         "device": plain(run.environment.get("device") or ""),
         "dtype": plain(run.environment.get("dtype") or ""),
+        **_tool_cells(run),
     }
+
+
+def _tool_cells(run: Run) -> Row:
+    """Return calls of a rollout and the share that failed, means over the run; empty without tools."""
+
+    def logged(name: str) -> list[float]:
+        return [value for row in run.metrics if (value := finite(row.get(name))) is not None]
+
+    frequencies, calls = logged("tools/call_frequency"), sum(logged("pods/tool_calls"))
+    if not frequencies:
+        return {}
+    shares = logged("tools/failure_frequency")
+    failed = sum(logged("pods/tool_failures")) / calls if calls else sum(shares) / max(len(shares), 1)
+    return {"tool_calls": sum(frequencies) / len(frequencies), "tool_failures": failed}
 
 
 def _missing_row(missing: Missing) -> Row:
