@@ -1,4 +1,4 @@
-"""A study on a shipped policy, from runs to figures: python benchmarks/study.py [paper | levers | words | chat]
+"""A study on a shipped policy, from runs to figures: python benchmarks/study.py [paper | levers | words | chat | calculator]
 
 Trains the missing runs of a study, then writes its folder of `docs/results/`: the report, the speedups against each
 baseline, what each arm had spent when it reached a baseline's threshold, accuracy against tokens, and `claims.csv`:
@@ -9,6 +9,8 @@ differences between two arms, paired by seed, with intervals.
 - words: PODS on word problems against TRL's GRPO (`words.yaml`: 6 arms, eight seeds, 80 minutes of one core).
 - chat: a chat model of 135 million parameters on small sums (`chat.yaml`: 2 arms, two seeds, half an hour of one core;
   first `python benchmarks/chat.py runs/chat-model`).
+- calculator: conversations with a tool (`calculator.yaml`: 2 arms, three seeds, a quarter of an hour of one core; first
+  `python benchmarks/calculator.py runs/calculator-policy`).
 """
 
 from __future__ import annotations
@@ -102,6 +104,12 @@ STUDIES = {
     ),
     "chat": Study(
         "chat",
+        baselines=("grpo-8",),
+        headline=("grpo-8", "pods-32-8"),
+        claims=(("PODS 32 to 8 against GRPO 8", "pods-32-8", "grpo-8"),),
+    ),
+    "calculator": Study(
+        "calculator",
         baselines=("grpo-8",),
         headline=("grpo-8", "pods-32-8"),
         claims=(("PODS 32 to 8 against GRPO 8", "pods-32-8", "grpo-8"),),
