@@ -171,7 +171,7 @@ def build(tmp_path, chat_tokenizer, chat_model):
         }  # fmt: skip
         config = PODSConfig if which is PODSTrainer else GRPOConfig
         trainer = which(
-            copy.deepcopy(chat_model), reward, config(**settings), chats() if data is None else data,
+            copy.deepcopy(chat_model), reward, config(**settings), None if data is False else chats() if data is None else data,
             processing_class=copy.deepcopy(chat_tokenizer), **keys,
         )  # fmt: skip
         if text is not None:
@@ -485,3 +485,26 @@ def test_wrong_counts_of_a_rollout_function_are_told(build, spoil, said):
 
     with pytest.raises(UserError, match=said):
         build(rollout_func=spoiled, num_rollouts=6).train()
+
+
+class Riddle(Counter):
+    """Owns its data: each rollout begins with a prompt of its own."""
+
+    def reset(self, **_) -> list[dict[str, str]]:
+        self.count, self.turn_rewards = Counter.made, []
+        return [{"type": "text", "text": f"Riddle {Counter.made}."}]
+
+    async def get_reward(self) -> float:
+        return float(self.count)
+
+
+def test_environments_that_own_the_data_begin_each_rollout_in_their_own_way(build):
+    trainer = build(count_up, data=False, reward=None, environment_factory=Riddle, num_rollouts=4, steps=2)
+    trainer.train()
+    prompts = [prompt[-1]["content"] for prompt in trainer.rollouts.prompts]
+    assert len(prompts) == 8
+    assert all("Riddle" in str(text) for text in prompts)
+    columns = trainer.rollouts.columns()
+    assert all("Riddle" in text for text in columns["prompt"])
+    restored = type(trainer.rollouts).restored(trainer.rollouts.saved())
+    assert restored.columns()["prompt"] == columns["prompt"]
