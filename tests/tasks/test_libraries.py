@@ -62,7 +62,8 @@ def test_problems_are_graded_by_the_scorer_of_their_data_set(legs):
 
 
 @gym
-def test_splits_are_the_same_for_a_seed_and_disjoint_over_seeds(legs):
+def test_splits_are_the_same_for_a_seed_and_disjoint_over_seeds(legs, monkeypatch):
+    monkeypatch.setattr("pods_rl.tasks.gym.score", lambda reward, texts, *_: [1.0] * len(texts))
     other = make("reasoning_gym:leg_counting", task_seed=7)
     assert make("reasoning_gym:leg_counting").train["prompt"][:] == legs.train["prompt"][:]
     assert other.train["prompt"][:] != legs.train["prompt"][:]
@@ -103,6 +104,7 @@ def test_a_run_trains_on_a_data_set_and_its_ledger_names_the_problem(tmp_path, m
     sizes = "--task_train_size 8 --task_test_size 2 --num_generations 2 --per_device_train_batch_size 2"
     words = f"{sizes} --num_rollouts 4 --max_completion_length 4 --max_steps 2 --eval_prompts 1 --threads 1".split()
     words += ["--task", "reasoning_gym:chain_sum", "--task_options", "{max_terms: 3}", "--system_prompt", ""]
+    words += ["--task_rewards", "{reasoning_gym: 2.0, format: 0.1}"]
     pods("train", "--recipe", "tiny-pods", "--output", "run", *words)
     run = Run.open("run")
     assert run.state == "finished"

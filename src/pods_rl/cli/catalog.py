@@ -127,12 +127,14 @@ def tasks(context: typer.Context) -> None:
     from ..tasks import LIBRARIES, TASKS
 
     out = console()
-    for name, entry in (TASKS | {f"{library}:NAME": entry for library, entry in LIBRARIES.items()}).items():
+    for name, entry in TASKS.items():
         out.print(f"[bold]{safe_text(name)}[/bold]\n  {safe_text(entry.what)}")
         out.print(f"  from     {safe_text(entry.source)}")
         if entry.folders:
             out.print(f"  local    folder {safe_text(' or '.join(entry.folders))} of --data_dir")
         out.print(f"  rewards  {', '.join(f'{reward} {weight:g}' for reward, weight in entry.rewards.items())}")
+    for library, entry in LIBRARIES.items():
+        out.print(f"  or       {library}:NAME, {safe_text(entry.what)}\n           from {safe_text(entry.source)}")
 
 
 @tasks_app.command(context_settings={"ignore_unknown_options": True})

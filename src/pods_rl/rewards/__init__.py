@@ -176,9 +176,11 @@ def check_reward(name: str, seconds: float | None) -> None:
 
 
 def check_rewards(values: Mapping[str, Any]) -> None:
-    """Do `check_reward` for each reward that a recipe's values name."""
+    """Do `check_reward` for each reward that a recipe's values name, but that of a library's task (`library:NAME`)."""
+    library, colon, _ = str(values.get("task")).partition(":")
     for name in values["task_rewards"] or ():
-        check_reward(name, values["reward_seconds"])
+        if not (colon and name == library):
+            check_reward(name, values["reward_seconds"])
 
 
 def score(reward: Reward, texts: Sequence[str], golds: Sequence[str], seconds: float | None) -> Scores:

@@ -150,13 +150,10 @@ TASKS: dict[str, TaskEntry] = {
 }
 # tasks of other libraries, `library:NAME`
 LIBRARIES: dict[str, TaskEntry] = {
-    VERIFIERS: TaskEntry(
-        taskset_task,
-        "any taskset of verifiers: one prompt, with or without tools",
-        "the taskset's package; pods-rl[verifiers]",
-        VERIFIERS,
+    GYM: TaskEntry(
+        scored_gym_task, "graded by the data set's own scorer", "reasoning-gym: pods-rl[reasoning-gym]", GYM
     ),
-    GYM: TaskEntry(scored_gym_task, "any data set of reasoning-gym", "generated; pods-rl[reasoning-gym]", GYM),
+    VERIFIERS: TaskEntry(taskset_task, "graded by a taskset's own rewards", "verifiers: pods-rl[verifiers]", VERIFIERS),
 }
 
 __all__ = [

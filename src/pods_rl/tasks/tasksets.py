@@ -133,8 +133,8 @@ def _split(name: str, rows: Rows, held_out: bool) -> Dataset:
             columns["prompt"].append(prompt)
             columns["answer"].append(numbered(getattr(task.data, "answer", None), row))
     if not columns["prompt"]:
-        side = "test" if held_out else "train"
-        raise UserError(f"verifiers:{name} has no {side} prompt among its {len(rows)}: one in five is a test prompt")
+        which = "test" if held_out else "train"
+        raise UserError(f"verifiers:{name} has no {which} prompt among its {len(rows)}: one in five is a test prompt")
     return Dataset.from_dict(columns)
 
 
