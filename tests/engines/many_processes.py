@@ -31,6 +31,7 @@ from pods_rl.selection import get_rule
 from tests import DEADLINE, free_port
 
 from .conftest import PROMPTS, letter_reward
+from .test_tools import Closing, Counter, Scripted, byte_tokenizer, chat_policy, chats, count_up
 
 # processes, settings; the single process that it must equal has `processes` times the rows per device.
 CASES: dict[str, tuple[int, dict[str, Any]]] = {
@@ -269,6 +270,39 @@ def faults_case(folder: Path, rank: int) -> None:
     (folder / f"faults-{rank}.json").write_text(json.dumps(report))
 
 
+def tools_case(folder: Path, rank: int) -> None:
+    """A group over two processes, each rollout with its environment; rollout i of process r counts twice 10 r + i."""
+    tokenizer = byte_tokenizer()
+    trainer = PODSTrainer(
+        model=chat_policy(tokenizer),
+        args=PODSConfig(
+            str(folder / "out"), use_cpu=True, bf16=False, disable_tqdm=True, report_to="none", save_strategy="no",
+            logging_steps=1, max_steps=1, max_completion_length=200, num_generations=4, num_rollouts=7,
+            per_device_train_batch_size=2,
+        ),
+        train_dataset=chats(start=list(range(100, 900, 100))),
+        processing_class=tokenizer,
+        environment_factory=Closing,
+    )  # fmt: skip
+    Scripted(trainer.model, tokenizer, lambda row, turn: count_up(10 * rank + row, turn))
+    batches: list[dict[str, Any]] = []
+    arrange = trainer._update.arrange
+    trainer._update.arrange = lambda found: batches.extend(found) or arrange(found)
+    trainer.train()
+    (batch,), found = batches, trainer.rollouts
+    masks = zip(batch["completion_ids"], batch["tool_mask"], batch["completion_mask"], strict=True)
+    report = {
+        "alive": len(Counter.alive),
+        "prompts": [prompt[-1]["content"] for prompt in found.prompts],
+        "rewards": found.rewards.tolist(),
+        "kept": found.kept.tolist(),
+        "told": [tokenizer.decode(ids[(own == 0) & (real == 1)]) for ids, own, real in masks],
+        "trained": tokenizer.batch_decode(batch["prompt_ids"]),
+        "calls": trainer.state.log_history[0]["pods/tool_calls"],
+    }
+    (folder / f"tools-{rank}.json").write_text(json.dumps(report))
+
+
 class Moved(TrainerCallback):
     """Whether the weights differ from those at the start, after each step."""
 
@@ -311,6 +345,7 @@ def process(folder: Path, rank: int, world: int, port: int) -> None:
     if world == 2:
         refused_case(folder, rank)
         faults_case(folder, rank)
+        tools_case(folder, rank)
     if world > 1:
         dist.destroy_process_group()
 

@@ -281,3 +281,20 @@ TEXT = st.text() | st.lists(st.fixed_dictionaries({"role": st.just("assistant"),
 )
 def test_a_parcel_opens_to_what_was_packed(rows):
     assert from_bytes(to_bytes(rows)) == rows
+
+
+@pytest.mark.slow
+def test_environments_live_where_their_rollouts_are_and_kept_rows_take_their_turns_along(ran):
+    first, second = (json.loads((ran / f"tools-{rank}.json").read_text()) for rank in range(2))
+    assert first["alive"] == second["alive"] == 0
+    assert (len(first["prompts"]), len(second["prompts"])) == (3, 4)
+    start = int(first["prompts"][0].rsplit(" ", 1)[1].rstrip("."))
+    for report in (first, second):
+        assert {prompt.split("Count from ")[1] for prompt in report["prompts"]} == {f"{start}."}
+        assert report["rewards"] == [[start + 2.0 * by for by in (0, 1, 2, 10, 11, 12, 13)]]
+        assert sorted(report["kept"][0]) == [0, 1, 5, 6]
+        assert report["calls"] == 14
+        assert all(f"Count from {start}." in text for text in report["trained"])
+    told = [text.split("<tool_response>")[1:] for report in (first, second) for text in report["told"]]
+    counts = [[int(part.split("\n")[1]) for part in parts] for parts in told]
+    assert sorted(counts) == [[start + by, start + 2 * by] for by in (0, 1, 12, 13)]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from copy import deepcopy
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -67,16 +69,17 @@ assistant: It is 12."""
 def record(*completions: Any, **changes: Any) -> Rollouts:
     """A group with these rollouts, the first of which is kept."""
     count = len(completions)
-    part = {"type": "image", "image": np.zeros((64, 64, 3))}
+    numbers = range(count)
+    image = {"type": "image", "image": np.zeros((64, 64, 3))}  # each rollout has a copy, which == cannot compare
     of_group = Rollouts(
         step=1,
         inputs=[{"answer": "12"} for _ in completions],
-        prompts=[[{"role": "user", "content": [part, {"type": "text", "text": "3 x 4?"}]}]] * count,
+        prompts=[deepcopy([{"role": "user", "content": [image, {"type": "text", "text": "3 x 4?"}]}]) for _ in numbers],
         completions=list(completions),
         completion_tokens=[7] * count,
         reward_names=["right"],
         rewards_per_func=torch.ones(count, 1),
-        numbers=list(range(count)),
+        numbers=list(numbers),
         rewards=torch.ones(1, count),
         kept=torch.tensor([[0]]),
         groups=torch.tensor([[0]]),
@@ -152,6 +155,7 @@ def test_a_checkpoint_restores_turns_and_holds_no_image(tmp_path):
     restored = Rollouts.restored(put_tensors(read_values(tmp_path, 0, 1)["record"], tensors))
     assert restored.columns() == made.columns()
     content = restored.prompts[0][0]["content"]  # the chat template still sees where the image was
+    assert len(made.saved()["prompts"]) == 1
     assert content == [{"type": "image", "image": None}, {"type": "text", "text": "3 x 4?"}]
     assert as_text(restored.prompts[0]) == as_text(made.prompts[0]) == "user: [image]\n3 x 4?"
     assert "image" in made.prompts[0][0]["content"][0]
@@ -166,7 +170,7 @@ def test_a_ledger_is_written_and_read_back(tmp_path, monkeypatch):
     class Trainer:
         rollouts, processing_class, chat_template_kwargs = None, None, {}
 
-    columns = run._ledger(Trainer())
+    columns = run._ledger(Trainer(), SimpleNamespace(converses=False))
     with RunWriter(tmp_path / "run") as writer:
         rows = pq.read_table(writer.write_rollouts(1, columns)).to_pylist()
     assert [row["turn_rewards"] for row in rows] == [[1.0], None]

@@ -36,7 +36,12 @@ class ScriptedLoop:
             reward_score=reward,
             num_turns=2,
             metrics=AgentLoopMetrics(),
-            extra_fields={"reward_extra_info": {}, "min_global_steps": step, "max_global_steps": step},
+            extra_fields={
+                "reward_extra_info": {},
+                "turn_scores": [reward] * (session % 2),
+                "min_global_steps": step,
+                "max_global_steps": step,
+            },
         )
 
 

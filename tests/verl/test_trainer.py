@@ -210,6 +210,7 @@ def test_the_ledger_has_every_session_of_the_first_and_each_tenth_step(trainer, 
     assert [row["reward"] for row in rows] == pytest.approx(REWARDS * 2)
     assert [row["rollout"] for row in rows if row["selected"]] == BEST * 2
     assert [row["completion_tokens"] for row in rows] == [2 + i % 3 for i in range(8)] * 2
+    assert [row["turn_rewards"] for row in rows] == [[REWARDS[i]] if i % 2 else None for i in range(8)] * 2
     assert {row["answer"] for row in rows} == {"1"}
     assert all(len(row["completion"]) == row["completion_tokens"] for row in rows)
 

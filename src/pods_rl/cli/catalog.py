@@ -124,10 +124,10 @@ def tasks(context: typer.Context) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from ..tasks import TASKS
+    from ..tasks import LIBRARIES, TASKS
 
     out = console()
-    for name, entry in TASKS.items():
+    for name, entry in (TASKS | {f"{library}:NAME": entry for library, entry in LIBRARIES.items()}).items():
         out.print(f"[bold]{safe_text(name)}[/bold]\n  {safe_text(entry.what)}")
         out.print(f"  from     {safe_text(entry.source)}")
         if entry.folders:
@@ -230,10 +230,15 @@ def _check_split(task: Task, split: str, out: Console) -> bool:
     if found.prompts == 0:
         out.print(f"  {split:<5}  no prompts: this task can be evaluated, not trained on")
         return True
-    colour = "red" if found.refused else "green"
+    checked = found.prompts - found.unknown
+    colour, share = "red" if found.refused else "green", 100 * found.accepted / max(checked, 1)
     out.print(
-        f"  {split:<5} {found.prompts:>5} prompts, [{colour}]{found.accepted:>5} gold answers accepted "
-        f"({100 * found.accepted / found.prompts:.4g} %)[/{colour}], mean reward {found.reward:.4g}"
+        f"  {split:<5} {found.prompts:>5} prompts, "
+        + (f"{found.unknown} of them without a gold answer to check, " if found.unknown else "")
+        + f"[{colour}]{found.accepted:>5} gold answers accepted ({share:.4g} %)[/{colour}], "
+        f"mean reward {found.reward:.4g}"
+        if checked
+        else f"  {split:<5} {found.prompts:>5} prompts without gold answers to check"
     )
     if found.kinds:
         out.print("        " + ", ".join(f"{safe_text(kind)} {count}" for kind, count in sorted(found.kinds.items())))

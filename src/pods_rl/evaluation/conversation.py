@@ -18,7 +18,7 @@ from trl.chat_template_utils import parse_response
 
 from ..policies.loading import encode, render
 from ..rollouts.tools import Tool, ToolLimits, close_environment
-from ..tasks import Task
+from ..tasks import Task, conversation_text
 from ..tasks.task import ENVIRONMENT, Messages
 
 if TYPE_CHECKING:
@@ -99,6 +99,12 @@ def converse(
                 if task.answer == ENVIRONMENT:
                     for conversation, environment in zip(batch, environments, strict=True):
                         conversation.reward = _awaited(environment.get_reward(), loop)
+                elif task.graded_in_conversation:
+                    pairs = zip(batch, environments, strict=True)
+                    texts = [conversation_text(talk.messages, environment) for talk, environment in pairs]
+                    marks = task.scores(task.answer, texts, [question["answer"] for question in questions[part]])
+                    for conversation, mark in zip(batch, marks, strict=True):
+                        conversation.reward = mark
             found += batch
             done(len(found), len(rows))
     finally:

@@ -26,6 +26,8 @@ TASKS = (
     "arithmetic", "words", "countdown", "sorting", "calculator", "gsm8k", "math", "amc23", "sciknoweval_chemistry",
     "dataset", "reasoning_gym",
 )  # fmt: skip
+# libraries of tasks, `library:NAME`, with an example
+LIBRARIES = {"reasoning_gym": "reasoning_gym:chain_sum", "verifiers": "verifiers:my-taskset"}
 
 
 def _key(default: Any, help: str, *, source: str = "", within: str = "", choices: tuple[str, ...] = ()) -> Any:
@@ -43,12 +45,14 @@ class TaskKeys:
 
     task: str = _key(
         "arithmetic", f"What to train on: {', '.join(TASKS)} (dataset: your own prompts and answers; `pods tasks` "
-        "describes each), or a function of your own as package.module:function.", source="needs no download")
+        "describes each), reasoning_gym:NAME, verifiers:NAME, or a function of your own as package.module:function.",
+        source="needs no download")
     task_difficulty: str = _key(
         "mixed", "arithmetic, words, countdown, sorting, calculator: easy, mixed or hard.",
         source="the tiny policy's own", choices=("easy", "mixed", "hard"))
     task_options: dict[str, Any] | None = _key(
-        None, "reasoning_gym: the data set and its options, as in {dataset: chain_sum, max_terms: 4}.")
+        None, "reasoning_gym:NAME and verifiers:NAME: options of the data set or taskset, as in {max_terms: 4}. "
+        "reasoning_gym: the data set too, as in {dataset: chain_sum}.")
     task_train_size: int | None = _key(
         None, "Number of training prompts to use, from the first. null: the whole split; generated tasks make 4096.",
         source="the whole split", within="[1, inf)")

@@ -13,7 +13,7 @@ from ..errors import UserError
 from .catalog import SHIPPED
 from .fields import describe, suggest
 from .reading import local_path, looks_like_path
-from .schema import REWARDS, TASKS
+from .schema import LIBRARIES, REWARDS, TASKS
 
 IMPORT_PATH = re.compile(r"[^\W\d][\w.]*[.:][^\W\d]\w*")  # package.module:function
 _GENERATED = ("arithmetic", "words", "countdown", "sorting", "calculator", "reasoning_gym")
@@ -23,19 +23,21 @@ _MOST_BYTES = 64 << 20  # of a data file are read here; the loader checks the re
 
 def check_task(values: Mapping[str, Any]) -> None:
     """Raise UserError for an unknown task or reward, and for data that are missing, damaged or not read by the task."""
+    library = library_of(values["task"])
     for name, weight in (values["task_rewards"] or {}).items():
-        if name not in REWARDS and not IMPORT_PATH.fullmatch(name):
+        if name not in (*REWARDS, library) and not IMPORT_PATH.fullmatch(name):
             raise UserError(
                 f"task_rewards: unknown reward {name}: expected {', '.join(REWARDS)}, or your own as "
                 f"package.module:function.{suggest(str(name), REWARDS)}"
             )
         if isinstance(weight, bool) or not isinstance(weight, (int, float)):
             raise UserError(f"task_rewards: {name}: got {describe(weight)}, expected a weight, such as 1.0.")
-    if values["task"] in TASKS:
+    if library or values["task"] in TASKS:
         _check_task_source(values["task"], values)
     elif not IMPORT_PATH.fullmatch(values["task"]):
         raise UserError(
-            f"task = {values['task']}: expected one of {', '.join(TASKS)}, or your own as package.module:function."
+            f"task = {values['task']}: expected one of {', '.join(TASKS)}, {':NAME, '.join(LIBRARIES)}:NAME, or your "
+            "own as package.module:function."
             f"{suggest(values['task'], TASKS)}"
         )
     for key in ("dataset_name", "dataset_test_name"):
@@ -43,17 +45,35 @@ def check_task(values: Mapping[str, Any]) -> None:
             _check_data(key, values[key], values)
 
 
+def library_of(task: str) -> str | None:
+    """Return the library of a task `library:NAME`, or None.
+
+    >>> library_of("reasoning_gym:chain_sum"), library_of("gsm8k")
+    ('reasoning_gym', None)
+    """
+    library, colon, _ = task.partition(":")
+    return library if colon and library in LIBRARIES else None
+
+
 def _check_task_source(task: str, values: Mapping[str, Any]) -> None:
     """Check that the data of a built-in task are given and exist, and that no other data are given."""
-    if values["dataset_name"] and (task in _GENERATED or task == "sciknoweval_chemistry"):
-        reads = "generates its prompts" if task in _GENERATED else "reads a published format (data_dir or the hub)"
+    library = library_of(task)
+    generated = task in _GENERATED or library is not None
+    if values["dataset_name"] and (generated or task == "sciknoweval_chemistry"):
+        reads = "generates its prompts" if generated else "reads a published format (data_dir or the hub)"
         raise UserError(f"task = {task} {reads}, so it does not read dataset_name: set task: dataset (or gsm8k).")
     if task == "dataset" and not values["dataset_name"]:
         raise UserError("task = dataset needs dataset_name: a JSONL or parquet file, a directory or hub id.")
     if values["data_dir"] is not None:
         _check_data_dir(task, values["data_dir"], values)
-    if values["task_options"] is not None and task != "reasoning_gym":
-        raise UserError(f"task = {task} does not read task_options: unset it, or set task: reasoning_gym.")
+    if values["task_options"] is not None and not library and task != "reasoning_gym":
+        raise UserError(f"task = {task} does not read task_options: unset it, or set task: reasoning_gym:NAME.")
+    if library:
+        if task == f"{library}:":
+            raise UserError(f"task = {task} needs a name after the colon, as in {LIBRARIES[library]}.")
+        if find_spec(library) is None:
+            extra = library.replace("_", "-")
+            raise UserError(f"task = {task} needs {extra}, which is not installed: pip install 'pods-rl[{extra}]'.")
     if task == "reasoning_gym":
         if "dataset" not in (values["task_options"] or {}):
             raise UserError("task = reasoning_gym needs task_options with its data set, as in {dataset: chain_sum}.")
@@ -62,8 +82,9 @@ def _check_task_source(task: str, values: Mapping[str, Any]) -> None:
 
 
 def _check_data_dir(task: str, folder: str, values: Mapping[str, Any]) -> None:
-    if task in (*_GENERATED, "dataset"):
-        instead = "generates its prompts" if task in _GENERATED else "is named by dataset_name"
+    generated = task in _GENERATED or library_of(task) is not None
+    if generated or task == "dataset":
+        instead = "generates its prompts" if generated else "is named by dataset_name"
         raise UserError(f"task = {task} {instead}, so it does not read data_dir: unset it.")
     if values["dataset_name"]:
         raise UserError("data_dir and dataset_name both name the task's data: unset one of them.")

@@ -23,11 +23,12 @@ from .extract import extract_answer, extract_gold
 from .graded import countdown, format_reward, overlong, positions, tag_count
 from .sandbox.processes import flush, no_copies
 from .sandbox.serve import Work
-from .user_rewards import Scores, as_score, attempt, user_pool
+from .user_rewards import RewardFailure, Scores, as_score, attempt, user_pool
 from .verifier import VerifierPool, default_pool
 
 # Raise it whenever some completion would be scored differently: tasks carry it in their version.
 GRADER_VERSION = "3"
+SECONDS = 60.0  # that a library's scorer may take for a completion, if nothing else is set
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,9 @@ class Reward:
 
     `range` is its minimum and maximum; None: not known. `score_many`, if given, scores a batch
     faster than one by one. With `reads="tokens"` the function takes `(tokens, limit, buffer)` and is called
-    through `of_lengths` instead. `verifies`: it uses the verifier processes. A score may be NaN: unknown.
+    through `of_lengths` instead. `verifies`: it uses the verifier processes. with
+    `reads="messages"` the text is the JSON of a conversation. `maker`, `gold` and `given`: as in `library_reward`. A
+    score may be NaN: unknown.
 
     >>> Reward("length", lambda text, gold: len(text))("abc", "")
     3.0
@@ -46,8 +49,11 @@ class Reward:
     score: Callable[..., float]
     score_many: Callable[[Sequence[str], Sequence[str]], list[float]] | None = None
     range: tuple[float, float] | None = None
-    reads: Literal["text", "tokens"] = "text"
+    reads: Literal["text", "tokens", "messages"] = "text"
     verifies: bool = False
+    maker: tuple[str, ...] = ()
+    gold: Callable[[str], str | None] = str
+    given: Callable[[str], str] = str
 
     def __call__(self, text: str, gold: str) -> float:
         """Score one completion. Raises TypeError if the function does not return a number."""
@@ -134,6 +140,26 @@ def get_reward(name: str) -> Reward:
     return Reward(name, found, range=getattr(found, "range", None))
 
 
+def library_reward(name: str, maker: tuple[str, ...], **options: Any) -> Reward:
+    """Return the reward that a library's scorer gives, in processes that are killed when they hang.
+
+    Args:
+        name: of the reward.
+        maker: the path of the function that makes the `Work` of such a process, and the function's arguments.
+        options: of `Reward`: `gold` returns the answer alone of a gold answer that holds more (None: not known), and
+            `given` what a process gets of it.
+    """
+
+    def alone(text: str, gold: str) -> float:
+        mark = score(reward, [text], [gold], None)[0]
+        if isinstance(mark, RewardFailure):
+            raise RuntimeError(f"the reward {name!r} {mark.reason}")
+        return mark
+
+    reward = Reward(name, alone, maker=maker, **options)
+    return reward
+
+
 def check_reward(name: str, seconds: float | None) -> None:
     """Raise like `get_reward`. A user's own module is imported in a worker first, since it may do anything.
 
@@ -159,11 +185,14 @@ def score(reward: Reward, texts: Sequence[str], golds: Sequence[str], seconds: f
     """Return the scores of a reward, in order; a user's reward scores each completion separately.
 
     If it raises, takes longer than `seconds` (None: no limit, and in this process) or ends its process, the score
-    is a RewardFailure.
+    is a RewardFailure. A library's scorer (`Reward.maker`) always has a process of its own; None is then 60 seconds.
 
     >>> score(get_reward("operator:eq"), ["a"], ["a"], None)
     [1.0]
     """
+    if reward.maker:
+        pool = user_pool(reward.name, seconds or SECONDS, reward.maker)
+        return pool.score(texts, [reward.given(gold) for gold in golds])
     if reward.name in REWARDS:
         return reward.batch(texts, golds)
     if seconds is None:
@@ -189,5 +218,5 @@ def scoring(name: str) -> Work:
 __all__ = [
     "GRADER_VERSION", "REWARDS", "Reward", "VerifierPool", "accuracy", "accuracy_batch", "binarise", "check_reward",
     "check_rewards", "chemistry", "choice", "countdown", "default_pool", "equation", "extract_answer", "extract_gold",
-    "format_reward", "get_reward", "overlong", "positions", "score", "tag_count",
+    "format_reward", "get_reward", "library_reward", "overlong", "positions", "score", "tag_count",
 ]  # fmt: skip

@@ -87,7 +87,7 @@ def failure(reply: Reply, limit: float) -> RewardFailure:
 
 
 class UserRewardPool(FreshPool):
-    """Processes that call one user reward, each completion within `limit` seconds of wall time.
+    """Processes that call one user reward, or a library's scorer, each completion within `limit` seconds of wall time.
 
     The function's module is imported once in each of at most `size` processes; one that hangs is killed and replaced
     while the others work.
@@ -95,10 +95,11 @@ class UserRewardPool(FreshPool):
     Args:
         name: the reward's import path.
         limit: seconds of wall time, which also ends a reward that only waits.
+        maker: makes the work instead, as `Reward.maker`.
     """
 
-    def __init__(self, name: str, limit: float, size: int | None = None) -> None:
-        super().__init__(size, limit, ["pods_rl.rewards:scoring", name], runs_user_code=True)
+    def __init__(self, name: str, limit: float, size: int | None = None, maker: Sequence[str] = ()) -> None:
+        super().__init__(size, limit, maker or ["pods_rl.rewards:scoring", name], runs_user_code=True)
         self._name = name
 
     def score(self, texts: Sequence[str], golds: Sequence[str]) -> list[float | RewardFailure]:
@@ -131,15 +132,15 @@ class UserRewardPool(FreshPool):
         )
 
 
-def user_pool(name: str, limit: float) -> UserRewardPool:
+def user_pool(name: str, limit: float, maker: tuple[str, ...] = ()) -> UserRewardPool:
     """Return this process's pool for a reward, made on first use.
 
     >>> user_pool("operator:eq", 60.0) is user_pool("operator:eq", 60.0)
     True
     """
-    return _pool_of(name, limit, os.getpid())
+    return _pool_of(name, limit, maker, os.getpid())
 
 
 @lru_cache
-def _pool_of(name: str, limit: float, owner: int) -> UserRewardPool:
-    return UserRewardPool(name, limit)
+def _pool_of(name: str, limit: float, maker: tuple[str, ...], owner: int) -> UserRewardPool:
+    return UserRewardPool(name, limit, maker=maker)

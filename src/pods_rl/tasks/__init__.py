@@ -18,9 +18,11 @@ from .arithmetic import arithmetic_task
 from .calculator import calculator_task
 from .chemistry import CHEMISTRY, chemistry_task
 from .generated import countdown_task, gym_task, sorting_task
+from .gym import GYM, scored_gym_task
 from .prompts import Fitted, fit_prompts, plain_prompt
 from .questions import PUBLISHED, dataset_task, published_task
-from .task import ENVIRONMENT, FORM_REWARDS, PAPER_REWARDS, Grade, Prompt, Settings, Task, last_turn
+from .task import ENVIRONMENT, FORM_REWARDS, PAPER_REWARDS, Grade, Prompt, Settings, Task, conversation_text, last_turn
+from .tasksets import VERIFIERS, taskset_task
 from .words import words_task
 
 
@@ -70,13 +72,15 @@ def load_task(settings: Settings, *, reward_errors: str = "raise") -> Task:
     'arithmetic'
     """
     name = settings.get("task") or ("dataset" if settings.get("dataset_name") else "arithmetic")
-    found = find("task", name, TASKS)
+    library, colon, _ = str(name).partition(":")
+    found = LIBRARIES[library] if colon and library in LIBRARIES else find("task", name, TASKS)
     task = found.make(settings) if isinstance(found, TaskEntry) else _make_own(name, found, settings)
     weights, seconds = settings.get("task_rewards"), settings.get("reward_seconds")
     if weights is not None:
         task = dataclasses.replace(task, rewards=_checked(weights))
+    own = {ENVIRONMENT, *(grader.name for grader in task.graders)}
     for reward in (*task.rewards, task.answer):
-        if reward != ENVIRONMENT:
+        if reward not in own:
             check_reward(reward, seconds)
     return dataclasses.replace(task, reward_seconds=seconds, reward_errors=reward_errors)
 
@@ -144,8 +148,19 @@ TASKS: dict[str, TaskEntry] = {
         gym_task, "any generator of reasoning-gym with one right answer", "generated; pods-rl[reasoning-gym]"
     ),
 }
+# tasks of other libraries, `library:NAME`
+LIBRARIES: dict[str, TaskEntry] = {
+    VERIFIERS: TaskEntry(
+        taskset_task,
+        "any taskset of verifiers: one prompt, with or without tools",
+        "the taskset's package; pods-rl[verifiers]",
+        VERIFIERS,
+    ),
+    GYM: TaskEntry(scored_gym_task, "any data set of reasoning-gym", "generated; pods-rl[reasoning-gym]", GYM),
+}
 
 __all__ = [
+    "LIBRARIES",
     "PAPER_REWARDS",
     "TASKS",
     "Fitted",
@@ -153,6 +168,7 @@ __all__ = [
     "Prompt",
     "Task",
     "TaskEntry",
+    "conversation_text",
     "fit_prompts",
     "last_turn",
     "load_task",

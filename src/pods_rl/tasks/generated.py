@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from itertools import count, islice
+from typing import Any
 
 from datasets import Dataset
 
@@ -143,7 +144,7 @@ def gym_task(settings: Settings) -> Task:
     form = PromptForm.of(settings)
     splits = []
     for size, held_out in zip(sizes_of(settings), (False, True), strict=True):
-        source = _create_gym(name, options, _GYM_DRAWS_PER_PROMPT * size, settings.get("task_seed") or 0)
+        source = create_gym(name, options, _GYM_DRAWS_PER_PROMPT * size, settings.get("task_seed") or 0)
         problems = distinct(_gym_problems(source, name), size, held_out=held_out, of=f"reasoning-gym's {name}")
         splits.append(to_dataset(problems, form.write))
     # the library's version decides the problems too
@@ -216,8 +217,11 @@ def _join(rng: random.Random, a: int, left: str, b: int, right: str) -> tuple[in
     return results[sign], f"({left} {sign} {right})"
 
 
-def _create_gym(name: str, options: Settings, size: int, seed: int) -> Sequence[Mapping[str, object]]:
-    """Make the library's generator; the library is imported here because it loads slowly."""
+def create_gym(name: str, options: Settings, size: int, seed: int) -> Any:
+    """Make a data set of reasoning-gym; the library is imported here because it loads slowly.
+
+    Raises UserError if it is not installed, and for an unknown data set or option.
+    """
     if find_spec("reasoning_gym") is None:
         raise UserError(
             "task reasoning_gym needs reasoning-gym, which is not installed: pip install 'pods-rl[reasoning-gym]'"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 from datasets import Dataset
 
 from ..errors import UserError
-from ..rewards import REWARDS, get_reward, score
+from ..rewards import REWARDS, Reward, get_reward, score
 from ..rewards.user_rewards import RewardFailure, Scores
 
 Settings = Mapping[str, Any]  # the task part of a recipe
@@ -65,6 +66,7 @@ class Task:
             describe them to it, as in TRL. What the last assistant turn says is graded (`last_turn`).
         environment_factory: makes an environment for a conversation, as TRL's: `reset(**row)` starts it, its other
             public methods but `close` are tools, and its `get_reward`, if it has one, is a reward of weight 1.
+        graders: rewards of this task alone; `rewards` and `answer` name them as others.
 
     Raises ValueError if a split lacks a column, the test split is empty, or no reward is named and there is no
     environment.
@@ -84,6 +86,7 @@ class Task:
     reward_errors: str = "raise"
     tools: tuple[Callable[..., Any], ...] = ()
     environment_factory: Callable[[], Any] | None = None
+    graders: tuple[Reward, ...] = ()
 
     def __post_init__(self) -> None:
         for split, dataset in (("train", self.train), ("test", self.test)):
@@ -98,6 +101,10 @@ class Task:
         if not self.rewards and self.environment_factory is None:
             raise ValueError(f"task {self.name!r}: no reward is named; name at least one with its weight")
 
+    def reward(self, name: str) -> Reward:
+        """Return the reward of that name: the task's own, or `pods_rl.rewards.get_reward`."""
+        return next((own for own in self.graders if own.name == name), None) or get_reward(name)
+
     def tools_of(self, environment: object | None = None) -> list[Callable[..., Any]]:
         """Return the tools of a conversation: the task's, and the methods of its environment that are tools."""
         methods = inspect.getmembers(type(environment), predicate=inspect.isfunction) if environment is not None else ()
@@ -109,6 +116,11 @@ class Task:
         """Whether a completion is a conversation, with tools or an environment."""
         return bool(self.tools) or self.environment_factory is not None
 
+    @property
+    def graded_in_conversation(self) -> bool:
+        """Whether only the end of a conversation can be graded, by its environment or by a reward that reads it all."""
+        return self.answer == ENVIRONMENT or self.reward(self.answer).reads == "messages"
+
     def grade(
         self, texts: Sequence[str], golds: Sequence[str], environment_rewards: Sequence[float | None] | None = None
     ) -> list[Grade]:
@@ -117,12 +129,12 @@ class Task:
         Args:
             texts: of conversations, the last assistant turn.
             golds: gold answers.
-            environment_rewards: what each conversation's environment gave, read if `answer` is `environment`.
+            environment_rewards: what each conversation was given, read if `graded_in_conversation`.
 
         Raises ValueError unless there is one gold answer per text, and UserError if a user's own reward
         cannot grade a completion and `reward_errors` is `raise`, or if only environments can grade it.
         """
-        if self.answer != ENVIRONMENT:
+        if not self.graded_in_conversation:
             right = self.scores(self.answer, texts, golds)
         elif environment_rewards is not None:
             right = [reward or 0.0 for reward in environment_rewards]
@@ -133,7 +145,7 @@ class Task:
 
     def scores(self, name: str, texts: Sequence[str], golds: Sequence[str]) -> list[float]:
         """Score completions with one reward, in order; 0 if it fails, unless `reward_errors` is `raise`."""
-        given: Scores = score(get_reward(name), texts, golds, self.reward_seconds)
+        given: Scores = score(self.reward(name), texts, golds, self.reward_seconds)
         for row, (mark, text) in enumerate(zip(given, texts, strict=True)):
             if isinstance(mark, RewardFailure) and self.reward_errors == "raise":
                 raise UserError(
@@ -150,18 +162,19 @@ class SplitCheck:
 
     `refused` holds the row (counted from 1) and gold answer of each row whose own gold answer, written in the
     required form, is not graded as right and in form; `reward` is the mean weighted reward of those completions;
-    `kinds` counts the rows of each kind, if the task has this column.
+    `kinds` counts the rows of each kind, if the task has this column; `unknown` those without a gold answer to check.
     """
 
     prompts: int
     refused: tuple[tuple[int, str], ...]
     reward: float
     kinds: dict[str, int]
+    unknown: int = 0
 
     @property
     def accepted(self) -> int:
         """The number of gold answers that the grader accepts."""
-        return self.prompts - len(self.refused)
+        return self.prompts - self.unknown - len(self.refused)
 
 
 def check_split(task: Task, split: str, done: Callable[[int], None] = lambda rows: None) -> SplitCheck:
@@ -175,18 +188,33 @@ def check_split(task: Task, split: str, done: Callable[[int], None] = lambda row
     """
     rows = {"train": task.train, "test": task.test}[split]
     golds = list(rows["answer"])
+    written = [None] * len(golds) if task.graded_in_conversation else [task.reward(task.answer).gold(x) for x in golds]
+    known = [row for row, answer in enumerate(written) if answer is not None]
     refused, total = [], 0.0
-    for start in range(0, len(golds), _BATCH):
-        batch = golds[start : start + _BATCH]
-        texts = [f"<think>The answer is known.</think>\n<answer>{gold}</answer>" for gold in batch]
+    for start in range(0, len(known), _BATCH):
+        picked = known[start : start + _BATCH]
+        batch = [golds[row] for row in picked]
+        texts = [f"<think>The answer is known.</think>\n<answer>{written[row]}</answer>" for row in picked]
         grades = task.grade(texts, batch)
-        refused += [(start + row, batch[row - 1]) for row, grade in enumerate(grades, 1) if not grade.both]
+        refused += [(row + 1, golds[row]) for row, grade in zip(picked, grades, strict=True) if not grade.both]
         for name, weight in task.rewards.items():
-            if get_reward(name).reads == "text":
+            if task.reward(name).reads == "text":
                 total += weight * sum(task.scores(name, texts, batch))
         done(start + len(batch))
     kinds = Counter(rows["kind"]) if "kind" in rows.column_names else {}
-    return SplitCheck(len(golds), tuple(refused), total / max(len(golds), 1), dict(kinds))
+    unknown = len(golds) - len(known)
+    return SplitCheck(len(golds), tuple(refused), total / max(len(known), 1), dict(kinds), unknown)
+
+
+def conversation_text(completion: str | Messages, environment: Any = None) -> str:
+    """Return the JSON text that a reward with `reads="messages"` scores: the turns, and the environment's `state`.
+
+    >>> conversation_text("3")
+    '{"messages": [{"role": "assistant", "content": "3"}], "state": null}'
+    """
+    messages = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
+    state = None if environment is None else environment.state.model_dump(mode="json")
+    return json.dumps({"messages": messages, "state": state}, default=str)
 
 
 def last_turn(completion: str | Messages) -> str:

@@ -22,11 +22,11 @@ from ...policies.loading import has_bf16, load_options, load_tokenizer
 from ...recipe import Recipe
 from ...recipe.reading import short
 from ...recipe.recipe import checkpoint_keys
-from ...rewards import Reward, binarise, get_reward
+from ...rewards import Reward, binarise
 from ...rewards import score as score_texts
 from ...rewards.user_rewards import RewardFailure, Scores
 from ...rewards.verifier import verifier_losses
-from ...tasks import Task, last_turn
+from ...tasks import Task, conversation_text, last_turn
 from .config import PODSConfig
 from .refusals import lossy_cast
 from .trainer import PODSTrainer
@@ -130,7 +130,7 @@ def reward_functions(recipe: Recipe, task: Task) -> list[RewardFunction]:
     """
     return [
         trl_reward(
-            get_reward(name),
+            task.reward(name),
             limit=recipe.values["max_completion_length"],
             buffer=recipe.values["overlong_buffer"],
             binary=recipe.values["task_binary"],
@@ -168,12 +168,17 @@ def trl_reward(
         answer: list[str],
         completion_ids: list[list[int]],
         log_metric: Callable[[str, float], None] | None = None,
+        environments: list[Any] | None = None,
         **_: Any,
     ) -> Scores:
         before = verifier_losses()
         scores: Scores
         if reward.reads == "tokens":
             scores = reward.of_lengths([len(ids) for ids in completion_ids], limit, buffer)
+        elif reward.reads == "messages":
+            of_each = environments or [None] * len(completions)
+            texts = [conversation_text(*given) for given in zip(completions, of_each, strict=True)]
+            scores = score_texts(reward, texts, answer, seconds)
         else:
             scores = score_texts(reward, [last_turn(completion) for completion in completions], answer, seconds)
         if reward.verifies and log_metric is not None:

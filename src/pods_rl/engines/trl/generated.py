@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,7 +67,8 @@ def conversations(
 
 def with_turn_rewards(found: list[Conversation], environments: Sequence[Any] | None) -> list[Conversation]:
     """Add the attribute `turn_rewards` of the rows' environments, where they have one."""
-    own = [getattr(environment, "turn_rewards", None) for environment in environments or ()]
+    # copies: the environment's next rollout may change its own
+    own = [deepcopy(getattr(environment, "turn_rewards", None)) for environment in environments or ()]
     if not any(rewards is not None for rewards in own):
         return found
     return [replace(each, turn_rewards=rewards) for each, rewards in zip(found, own, strict=True)]

@@ -85,10 +85,11 @@ class Rollouts:
         kept = {part.name: getattr(self, part.name) for part in fields(self)}
         answers = [{"answer": row["answer"]} if "answer" in row else {} for row in self.inputs]
         starts = [next(rollouts)[0] for _, rollouts in groupby(enumerate(self._groups()), key=lambda pair: pair[1])]
-        apart = any(self.prompts[i] != self.prompts[i - 1] for i in set(range(len(self.prompts))) - set(starts))
+        prompts = [_without_images(prompt) for prompt in self.prompts]
+        apart = any(prompts[i] != prompts[i - 1] for i in set(range(len(prompts))) - set(starts))
         return kept | {
             "inputs": [answers[i] for i in starts],
-            "prompts": [_without_images(self.prompts[i]) for i in (range(len(self.prompts)) if apart else starts)],
+            "prompts": prompts if apart else [prompts[i] for i in starts],
             "completions": [x if isinstance(x, str) else [_written(m) for m in x] for x in self.completions],
             "turn_rewards": [_numbers(given) for given in self.turn_rewards],
         }
@@ -112,8 +113,8 @@ class Rollouts:
 def _each_once(prompts: Sequence[Any], write: Callable[[Any], str]) -> list[str]:
     """Return each prompt's text; equal ones that follow each other, as those of a group do, are written once."""
     texts: list[str] = []
-    for i, prompt in enumerate(prompts):
-        texts.append(texts[-1] if i and prompt == prompts[i - 1] else write(prompt))
+    for i, prompt in enumerate(plain := [_without_images(prompt) for prompt in prompts]):
+        texts.append(texts[-1] if i and prompt == plain[i - 1] else write(prompt))
     return texts
 
 
@@ -167,12 +168,17 @@ def _written(message: Mapping[str, Any]) -> dict[str, Any]:
 def _without_images(prompt: Any) -> Any:
     """Return a prompt without the images of its messages, which a chat template does not read."""
 
-    def without(content: Any) -> Any:
-        if not isinstance(content, list):
-            return content
-        return [{key: x if isinstance(x, str) else None for key, x in part.items()} for part in content]
+    def without(part: Any) -> Any:
+        if not isinstance(part, Mapping):
+            return part
+        return {key: value if isinstance(value, str) else None for key, value in part.items()}
 
-    return prompt if isinstance(prompt, str) else [{**m, "content": without(m.get("content"))} for m in prompt]
+    if isinstance(prompt, str):
+        return prompt
+    return [
+        {**m, "content": [without(x) for x in m["content"]]} if isinstance(m.get("content"), list) else m
+        for m in prompt
+    ]
 
 
 def _numbers(given: Any) -> list[float] | None:

@@ -20,7 +20,7 @@ def ledger_columns(
     """Return a value per session in each column, from the last trajectory of each.
 
     `reward/<name>` are the numbers that the reward function returned, without verl's `score` and `acc`. `advantage` is
-    empty: verl computes it later.
+    empty: verl computes it later. `turn_rewards` are the `turn_scores` of verl's tool agent loop, where there are any.
 
     Args:
         groups: of the batch.
@@ -37,7 +37,8 @@ def ledger_columns(
     shown = [
         name for name, value in parts[0].items() if name not in ("score", "acc") and isinstance(value, int | float)
     ]
-    return {
+    turns = [_plain(extra).get("turn_scores") for extra in extras]
+    columns: dict[str, list[Any]] = {
         "group": [number for number, group in enumerate(groups) for _ in group.sessions],
         "rollout": [int(key.rsplit("_", 2)[1]) for key in keys],
         "prompt": [tokenizer.decode(ids.tolist(), skip_special_tokens=True) for ids in prompts],
@@ -49,6 +50,9 @@ def ledger_columns(
         "advantage": [None] * len(keys),
         "completion_tokens": [len(ids) for ids in responses],
     }
+    if any(turns):
+        columns["turn_rewards"] = [[float(score) for score in scores] if scores else None for scores in turns]
+    return columns
 
 
 def _plain(value: Any) -> dict[str, Any]:
