@@ -80,6 +80,11 @@ def call(expression, tool="calculator", key="expression"):
 SCRIPTS = {
     "no call": [f"<answer>7</answer>{EOS}"],
     "a call": [call("3*4") + EOS, f"<think>12</think><answer>12</answer>{EOS}"],
+    "a last turn longer than what is left, shorter than its neighbour's room": [
+        "1" * 60 + call("3*4") + EOS,
+        "2" * 50 + EOS,
+    ],
+    "a result that fills what is left": ["1" * (LENGTH - 14) + call("3*4") + EOS],
     "two calls in a turn, one a coroutine": [call("9", "half", "number") + call("3*4") + EOS, f"12 and 4.5{EOS}"],
     "text before a call": [f"Let me see.{call('2+2')}{EOS}", f"4{EOS}"],
     "a call that fails": [call("three times four") + EOS, f"no{EOS}"],
