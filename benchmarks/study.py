@@ -1,4 +1,4 @@
-"""A study on a shipped policy, from runs to figures: python benchmarks/study.py [paper | levers | words | chat | calculator]
+"""A study on a shipped policy, from runs to figures: python benchmarks/study.py [paper | levers | ...]
 
 Trains the missing runs of a study, then writes its folder of `docs/results/`: the report, the speedups against each
 baseline, what each arm had spent when it reached a baseline's threshold, accuracy against tokens, and `claims.csv`:

@@ -6,9 +6,11 @@ import asyncio
 import json
 import re
 import sys
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
@@ -21,18 +23,20 @@ from pods_rl.evaluation import Completion, Sampling, evaluate
 from pods_rl.evaluation.checkpoint import choose_backend, evaluate_checkpoint
 from pods_rl.evaluation.conversation import converse
 from pods_rl.policies.build import EOS, build_model
-from pods_rl.policies.loading import load_tokenizer, tool_options
-from pods_rl.policies.pretrain import save
+from pods_rl.policies.loading import tool_options
+from pods_rl.policies.pretrain import batches_of, save
 from pods_rl.recipe import build_recipe
 from pods_rl.recipe.reading import Origin
+from pods_rl.rollouts.tools import ToolLimits
 from pods_rl.tasks import Task
 from pods_rl.tasks.calculator import calculator, calculator_task
+from pods_rl.training.run import train
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-from calculator import build_policy_tokenizer
+from calculator import build_policy_tokenizer, encode
 
 LENGTH = 120
-TINY = {"hidden_size": 20, "intermediate_size": 32, "num_hidden_layers": 1}
+TINY = {"hidden_size": 40, "intermediate_size": 64, "num_hidden_layers": 1}
 
 
 async def half(number: str) -> str:
@@ -76,6 +80,11 @@ def call(expression, tool="calculator", key="expression"):
 SCRIPTS = {
     "no call": [f"<answer>7</answer>{EOS}"],
     "a call": [call("3*4") + EOS, f"<think>12</think><answer>12</answer>{EOS}"],
+    "a last turn longer than what is left, shorter than its neighbour's room": [
+        "1" * 60 + call("3*4") + EOS,
+        "2" * 50 + EOS,
+    ],
+    "a result that fills what is left": ["1" * (LENGTH - 14) + call("3*4") + EOS],
     "two calls in a turn, one a coroutine": [call("9", "half", "number") + call("3*4") + EOS, f"12 and 4.5{EOS}"],
     "text before a call": [f"Let me see.{call('2+2')}{EOS}", f"4{EOS}"],
     "a call that fails": [call("three times four") + EOS, f"no{EOS}"],
@@ -122,10 +131,12 @@ def task_of(rows, **settings):
     return Task("t", "1", split, split, {"accuracy": 1.0}, **settings)
 
 
-def talk(task, sampler, turns=None, batch_size=5):
+def talk(task, sampler, turns=None, batch_size=5, limits=None):
     how = Sampling(max_completion_length=LENGTH, batch_size=batch_size)
     rows, options = range(len(task.test)), tool_options(sampler.tokenizer, task)
-    return converse(sampler, task, list(task.test), rows, how, options, turns, lambda rows, of: None)
+    return converse(
+        sampler, task, list(task.test), rows, how, options, turns, limits or ToolLimits(), lambda rows, of: None
+    )
 
 
 def test_every_conversation_is_the_one_that_trls_loop_makes(tokenizer, monkeypatch):
@@ -145,6 +156,27 @@ def test_each_turn_has_draws_of_its_own_and_room_for_what_is_left(tokenizer):
     found = talk(task_of(2, tools=(calculator,)), script)
     used = len(found[0].ids) - len(tokenizer.encode(SCRIPTS["a call"][1]))
     assert script.asked == [([0, 1], LENGTH), ([1 << 32], LENGTH - used)]
+
+
+def slow(number: str) -> str:
+    """Take long.
+
+    Args:
+        number: unused.
+    """
+    while True:
+        pass
+
+
+def test_a_call_that_takes_too_long_or_is_one_too_many_is_an_error_to_read(tokenizer):
+    turns = [call("1", "slow", "number") + EOS], [call("3*4") + EOS, call("3*5") + EOS]
+    found = talk(task_of(2, tools=(slow, calculator)), Script(tokenizer, turns), limits=ToolLimits(0.05, most=1))
+    heard = [[m["content"] for m in one.messages if m["role"] == "tool"] for one in found]
+    assert heard == [
+        ["{'error': 'tool slow took longer than 0.05 s (tool_timeout)'}"],
+        ["12", "{'error': 'no call of calculator is left: a rollout may make 1 (max_tool_calls)'}"],
+    ]
+    assert [one.messages[-1]["content"] for one in found] == ["no", "no"]
 
 
 class Guessing:
@@ -211,16 +243,25 @@ def test_environments_are_closed_after_an_interrupt_and_used_again_if_they_canno
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory, tokenizer):
+    """A policy that has learned one conversation by heart, whatever it is asked."""
     folder = tmp_path_factory.mktemp("policy")
     torch.manual_seed(0)
-    save(build_model(tokenizer, **TINY), tokenizer, folder)
+    model = build_model(tokenizer, **TINY)
+    turns = [(call("3*4"), "12"), ("<think>12</think><answer>12</answer>", "")]
+    examples = batches_of(lambda rng: encode(tokenizer, f"{rng.randrange(100)}", turns), tokenizer.pad_token_id, 4, 0)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    for batch in islice(examples, 30):
+        model(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    save(model, tokenizer, folder)
     return folder
 
 
 def recipe(policy, **values):
     given = {"model_name_or_path": str(policy), "task": "calculator", "system_prompt": "", "task_train_size": 4}
-    given |= {"task_test_size": 3, "max_completion_length": 16, "use_cpu": True, "max_steps": 1}
-    return build_recipe(given | values, Origin("test"), {})
+    given |= {"task_test_size": 3, "max_completion_length": 48, "use_cpu": True, "max_steps": 1}
+    return build_recipe(given | values, Origin("test"))
 
 
 def test_a_saved_policy_is_evaluated_with_the_tasks_tools(policy):
@@ -228,7 +269,18 @@ def test_a_saved_policy_is_evaluated_with_the_tasks_tools(policy):
     columns = found.columns()
     assert len(columns["messages"]) == found.prompts == 3
     assert [json.loads(messages)[-1]["content"] for messages in columns["messages"]] == columns["completion"]
-    assert load_tokenizer(policy).response_template["start_anchor"] == "<assistant>"
+    assert "12" in [m["content"] for said in columns["messages"] for m in json.loads(said) if m["role"] == "tool"]
+
+
+def test_a_run_trains_and_evaluates_conversations(policy, tmp_path):
+    values = {"num_rollouts": 4, "num_generations": 2, "per_device_train_batch_size": 2, "eval_prompts": 2}
+    run = train(recipe(policy, max_steps=2, ledger_every=1, **values), tmp_path / "run", progress=False)
+    assert (run.state, len(run.metrics), len(run.evals)) == ("finished", 2, 2)
+    assert sum(row["pods/tool_calls"] for row in run.metrics) > 0
+    for name in ("evaluations", "rollouts"):
+        table = pq.read_table(next((run.path / name).glob("*.parquet"))).to_pydict()
+        assert table["prompt"][0].endswith("<assistant>")
+        assert any(message["role"] == "tool" for said in table["messages"] for message in json.loads(said))
 
 
 def test_what_cannot_converse_is_refused_in_a_sentence(policy, tokenizer, monkeypatch):

@@ -20,8 +20,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.engines.trl.generation import Turns
-from pods_rl.engines.trl.tools import time_limit
 from pods_rl.errors import UserError
+from pods_rl.rollouts.tools import time_limit
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>",
            "</tool_response>", "<think>", "</think>"]  # fmt: skip

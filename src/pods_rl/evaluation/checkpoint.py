@@ -27,6 +27,7 @@ from ..errors import UserError
 from ..policies.files import Policy, find_policy
 from ..policies.loading import has_bf16, load_policy, load_tokenizer, render, template_options, tool_options
 from ..recipe import Recipe
+from ..rollouts.tools import ToolLimits
 from ..runs import to_json, write_parquet
 from ..runs.files import encoded, open_own
 from ..tasks import Task, fit_prompts, load_task
@@ -103,10 +104,13 @@ def evaluate_checkpoint(
             render=lambda prompt: render(sampler.tokenizer, prompt, **sampling.chat_template_kwargs),
         )
         turns = recipe.values.get("max_tool_calling_iterations")
+        limits = ToolLimits(recipe.values["tool_timeout"], recipe.values["max_tool_calls"])
         # before the evaluation: an error here loses no result
         described = _describe(recipe, policy, sampler, sampling, task, device, precision)
         started = time.time()
-        evaluation = evaluate(sampler, task, sampling, prompts=prompts, repeats=repeats, turns=turns, done=done)
+        evaluation = evaluate(
+            sampler, task, sampling, prompts=prompts, repeats=repeats, turns=turns, limits=limits, done=done
+        )
     return Outcome(evaluation, task, described, started)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from trl.chat_template_utils import parse_response
 
 from ..policies.loading import encode, render
+from ..rollouts.tools import Tool, ToolLimits, close_environment
 from ..tasks import Task, conversation_text
 from ..tasks.task import ENVIRONMENT, Messages
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from .sampling import RowsDone, Sampler, Sampling
-
-Tool = Callable[..., Any]
 
 
 @dataclass
@@ -36,7 +35,8 @@ class Conversation:
         row: seeds its draws.
         prompt: the text that the policy continues.
         prompt_ids: its tokens.
-        tools: by name; those of its environment are its own.
+        tools: those of the task and of its environment.
+        limited: the same by name, with limits.
         messages: of all turns, tool results among them.
         ids: tokens of all turns.
         tokens: how many of them are the policy's.
@@ -47,7 +47,8 @@ class Conversation:
     row: int
     prompt: str
     prompt_ids: list[int]
-    tools: dict[str, Tool]
+    tools: list[Tool]
+    limited: dict[str, Tool]
     messages: Messages = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     tokens: int = 0
@@ -67,6 +68,7 @@ def converse(
     how: Sampling,
     options: Mapping[str, Any],
     turns: int | None,
+    limits: ToolLimits,
     done: RowsDone,
 ) -> list[Conversation]:
     """Continue each prompt of a task with tools to the end of its conversation, in order, `batch_size` at a time.
@@ -79,6 +81,7 @@ def converse(
         how: `max_completion_length` counts the tokens of all turns and results.
         options: arguments of the chat template (`tool_options`).
         turns: most turns with tool calls that are answered; None: any number.
+        limits: on the calls of tools.
         done: called with the number of finished conversations.
     """
     found: list[Conversation] = []
@@ -89,7 +92,7 @@ def converse(
             part = slice(start, start + how.batch_size)
             with _environments(task, len(rows[part]), idle) as environments:
                 batch = [
-                    _begin(sampler.tokenizer, task, *given, options)
+                    _begin(sampler.tokenizer, task, *given, options, limits)
                     for given in zip(questions[part], rows[part], environments, strict=True)
                 ]
                 _take_turns(sampler, batch, how, options, turns, loop)
@@ -123,7 +126,7 @@ def _environments(task: Task, count: int, idle: list[Any]) -> Iterator[list[Any]
     finally:
         for environment in used:
             if callable(getattr(environment, "close", None)):
-                environment.close()
+                close_environment(environment)
             else:
                 idle.append(environment)
 
@@ -135,14 +138,16 @@ def _begin(
     row: int,
     environment: Any,
     options: Mapping[str, Any],
+    limits: ToolLimits,
 ) -> Conversation:
     prompt = question["prompt"]
     said = environment.reset(**question) if environment is not None else None
     if said is not None:  # what it observes follows the prompt
         prompt = [*prompt[:-1], {**prompt[-1], "content": prompt[-1]["content"] + said}]
     text = render(tokenizer, prompt, **options)
-    tools = {tool.__name__: tool for tool in task.tools_of(environment)}
-    return Conversation(row, text, encode(tokenizer, prompt, text), tools)
+    tools = task.tools_of(environment)
+    limited = limits.of_rollout({tool.__name__: tool for tool in tools})
+    return Conversation(row, text, encode(tokenizer, prompt, text), tools, limited)
 
 
 def _take_turns(
@@ -160,14 +165,14 @@ def _take_turns(
         keys = [conversation.row + (turn << 32) for conversation in talking]
         most = max(how.max_completion_length - len(conversation.ids) for conversation in talking)
         contexts = [conversation.prompt_ids + conversation.ids for conversation in talking]
-        said = sampler.sample(contexts, keys, replace(how, max_completion_length=most), lambda *_: None)
-        for conversation, context, completion in zip(talking, contexts, said, strict=True):
+        completions = sampler.sample(contexts, keys, replace(how, max_completion_length=most), lambda *_: None)
+        for conversation, context, completion in zip(talking, contexts, completions, strict=True):
             own = list(completion.ids)[: how.max_completion_length - len(conversation.ids)]
             conversation.ids += own
             conversation.tokens += len(own)
             conversation.ended = completion.ended and len(own) == len(completion.ids)
-            tools = list(conversation.tools.values())
-            conversation.messages.append(parse_response(sampler.tokenizer, own, prefix=context, tools=tools))
+            said = parse_response(sampler.tokenizer, own, prefix=context, tools=conversation.tools)
+            conversation.messages.append(said)
         talking = [one for one in talking if one.messages[-1].get("tool_calls")] if turn != turns else []
         turn += 1
         results = [_results(conversation, loop) for conversation in talking]
@@ -195,16 +200,17 @@ def _results(conversation: Conversation, loop: asyncio.AbstractEventLoop) -> Mes
         function = call.get("function") or {}
         name = str(function.get("name"))
         try:
-            if name not in conversation.tools:
+            if name not in conversation.limited:
                 raise ValueError(f"Tool {name} not found.")
-            result = conversation.tools[name](**function["arguments"])
+            result = conversation.limited[name](**function["arguments"])
         except Exception as error:
-            result = error
+            result = _named(error)
         (waiting if inspect.isawaitable(result) else ready).append((name, result))
     if waiting:
         names, coroutines = zip(*waiting, strict=True)
-        ready += zip(names, _awaited(_gather(coroutines), loop), strict=True)
-    return [{"role": "tool", "name": name, "content": _content(result)} for name, result in ready]
+        results = _awaited(_gather(coroutines), loop)
+        ready += zip(names, [_named(x) if isinstance(x, Exception) else x for x in results], strict=True)
+    return [{"role": "tool", "name": name, "content": result} for name, result in ready]
 
 
 async def _gather(coroutines: Sequence[Awaitable[Any]]) -> list[Any]:
@@ -215,11 +221,9 @@ def _awaited(value: Any, loop: asyncio.AbstractEventLoop) -> Any:
     return loop.run_until_complete(value) if inspect.isawaitable(value) else value
 
 
-def _content(result: Any) -> str | list[Any]:
-    """Return a tool's result as TRL writes it: message parts stay, an exception is named."""
-    if isinstance(result, Exception):
-        result = {"error": str(result)}
-    return result if isinstance(result, list) else str(result)
+def _named(error: Exception) -> str:
+    """Return what the policy reads of a tool that failed, as TRL writes it."""
+    return str({"error": str(error)})
 
 
 def _suffix(tokenizer: PreTrainedTokenizerBase, results: Messages, options: Mapping[str, Any]) -> list[int]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from ..distributed import busy
 from ..distributed.collectives import gather, own_rows
 from ..policies.loading import encode, render, tool_options
+from ..rollouts.tools import ToolLimits
 from ..tasks import Task, last_turn
 from .conversation import converse
 from .sampling import Completion, RowsDone, Sampler, Sampling
@@ -23,6 +24,7 @@ def evaluate(
     prompts: int | None = None,
     repeats: int = 1,
     turns: int | None = None,
+    limits: ToolLimits | None = None,
     done: RowsDone = lambda rows, of: None,
 ) -> Evaluation:
     """Sample `repeats` completions of each of the first `prompts` test prompts and grade them.
@@ -37,6 +39,7 @@ def evaluate(
         prompts: the number of test prompts, from the first. None: all.
         repeats: completions per prompt; pass@k is measured for k in powers of two up to it.
         turns: most turns with tool calls that are answered, for a task with tools. None: any number.
+        limits: on the calls of its tools. None: there are none.
         done: called with the number of finished rows, to show progress.
 
     Raises:
@@ -49,7 +52,7 @@ def evaluate(
     count = len(task.test) if prompts is None else min(prompts, len(task.test))
     rows = own_rows(count * repeats)
     with busy("evaluation"):
-        own = _answer(sampler, task, sampling, rows, repeats, turns, done)
+        own = _answer(sampler, task, sampling, rows, repeats, turns, limits or ToolLimits(), done)
     answers = sorted(gather(own), key=lambda answer: (answer.index, answer.repeat))
     seconds = time.perf_counter() - started
     return summarise(answers, repeats=repeats, temperature=sampling.temperature, seconds=seconds)
@@ -62,6 +65,7 @@ def _answer(
     rows: Sequence[int],
     repeats: int,
     turns: int | None,
+    limits: ToolLimits,
     done: RowsDone,
 ) -> list[Answer]:
     """Complete and grade some rows; row r is repeat r % repeats of prompt r // repeats."""
@@ -70,7 +74,7 @@ def _answer(
     options = {**sampling.chat_template_kwargs, **tool_options(sampler.tokenizer, task)}
     rewards, messages = None, [""] * len(rows)
     if task.converses:
-        talks = converse(sampler, task, list(picked), rows, sampling, options, turns, done)
+        talks = converse(sampler, task, list(picked), rows, sampling, options, turns, limits, done)
         texts = [talk.prompt for talk in talks]
         completions = [Completion(last_turn(talk.messages), talk.tokens, talk.ended) for talk in talks]
         rewards, messages = [talk.reward for talk in talks], [talk.to_json() for talk in talks]

@@ -18,6 +18,7 @@ from ..errors import Interrupted, UserError
 from ..evaluation import Evaluation, GenerateSampler, Sampling, evaluate
 from ..planning.batching import counted
 from ..recipe import Recipe
+from ..rollouts.tools import ToolLimits
 from ..runs import Run, RunWriter
 from ..runs.checkpoints import clean, last_good
 from ..runs.files import CHECKPOINTS, LOG, PLAN, write_failure
@@ -224,6 +225,7 @@ def _evaluator(trainer: PODSTrainer, task: Task, recipe: Recipe) -> Callable[[in
                 prompts=settings["eval_prompts"],
                 repeats=settings["eval_repeats"],
                 turns=trainer.args.max_tool_calling_iterations,
+                limits=ToolLimits(trainer.args.tool_timeout, trainer.args.max_tool_calls),
             )
 
     return run

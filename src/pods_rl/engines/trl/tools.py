@@ -1,21 +1,15 @@
-"""Tools and environments: how far a call may go, and environments that end with their rollouts."""
+"""Tools and environments of a trainer: limits on calls, and environments that end with their rollouts."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 from ...errors import UserError
-from ...text import plain_text
+from ...rollouts.tools import ToolLimits, close_environment
 from .compat import Batch, TRLTrainer
 
-logger = logging.getLogger(__name__)
 CLOSE = "close"  # the method that ends an environment; TRL would offer it to the policy as a tool
 
 
@@ -36,7 +30,7 @@ class Tools:
 
     def __init__(self, trainer: TRLTrainer) -> None:
         self._trainer = trainer
-        self._named: set[tuple[str, str]] = set()
+        self._limits = ToolLimits(trainer.args.tool_timeout, trainer.args.max_tool_calls)
         if trainer.rollout_func is not None:
             trainer.rollout_func = counted(trainer.rollout_func)
         self.carries = bool(
@@ -50,59 +44,13 @@ class Tools:
         """Put limits on the tools of the rows that TRL has prepared."""
         if not self._trainer.tools:
             return
-        args = self._trainer.args
         for plain, asynchronous in zip(self._trainer._sync_tool_dicts, self._trainer._async_tool_dicts, strict=True):
-            calls = _Calls(args.max_tool_calls)
             for tools in (plain, asynchronous):
                 for name in [name for name, tool in tools.items() if _closes(tool)]:
                     del tools[name]
-            plain |= {name: self._limited(name, tool, calls) for name, tool in plain.items()}
-            asynchronous |= {name: self._limited_async(name, tool, calls) for name, tool in asynchronous.items()}
-
-    def _limited(self, name: str, tool: Callable[..., Any], calls: _Calls) -> Callable[..., Any]:
-        def call(**arguments: Any) -> Any:
-            with self._naming(name):
-                calls.take(name)
-                with time_limit(self._trainer.args.tool_timeout, f"tool {name}"):
-                    return _content(tool(**arguments))
-
-        return call
-
-    def _limited_async(self, name: str, tool: Callable[..., Any], calls: _Calls) -> Callable[..., Any]:
-        async def finish(coroutine: Any) -> Any:
-            seconds = self._trainer.args.tool_timeout
-            with self._naming(name):
-                try:
-                    return _content(await asyncio.wait_for(coroutine, seconds))
-                except asyncio.TimeoutError as error:
-                    raise _too_long(f"tool {name}", seconds) from error
-
-        def call(**arguments: Any) -> Any:
-            with self._naming(name):
-                calls.take(name)
-                return finish(tool(**arguments))
-
-        return call
-
-    @contextmanager
-    def _naming(self, name: str) -> Iterator[None]:
-        """Log the first failure of each kind of a tool; turn what would end the run into a failure."""
-        try:
-            yield
-        except (KeyboardInterrupt, GeneratorExit):
-            raise
-        except BaseException as error:
-            kind = type(error).__name__
-            if (name, kind) not in self._named:
-                self._named.add((name, kind))
-                reason = plain_text(str(error))[:200]
-                logger.warning(
-                    "tool %s failed: %s: %s. The policy reads the error. Logged once; see pods/tool_failures.",
-                    name, kind, reason,
-                )  # fmt: skip
-            if isinstance(error, Exception):
-                raise
-            raise RuntimeError(f"{kind}: {error}") from error
+            limited = self._limits.of_rollout({**plain, **asynchronous})
+            for tools in (plain, asynchronous):
+                tools |= {name: limited[name] for name in tools}
 
     # -- environments ------------------------------------------------------------------------------------------------
 
@@ -115,10 +63,7 @@ class Tools:
             closing += [one for one in pool if id(one) in asked]
             pool[:] = [one for one in pool if id(one) not in asked]
         for one in closing:
-            try:
-                one.close()
-            except Exception as error:
-                logger.warning("%s.close failed: %s", type(one).__name__, plain_text(str(error)))
+            close_environment(one)
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -152,29 +97,9 @@ class Tools:
         return {"environments": None, "_environment_pool": pools}
 
 
-class _Calls:
-    """The calls of one rollout."""
-
-    def __init__(self, most: int | None) -> None:
-        self.most, self.made = most, 0
-
-    def take(self, name: str) -> None:
-        """Count a call of a tool; raise RuntimeError if none is left."""
-        self.made += 1
-        if self.most is not None and self.made > self.most:
-            raise RuntimeError(f"no call of {name} is left: a rollout may make {self.most} (max_tool_calls)")
-
-
 def _closes(tool: Any) -> bool:
     """Return whether a tool is an environment's own `close`."""
     return getattr(tool, "__name__", None) == CLOSE and getattr(tool, "__self__", None) is not None
-
-
-def _content(result: Any) -> Any:
-    """Return a tool's result as TRL would write it; a list that is not of message parts as text."""
-    if isinstance(result, list) and all(isinstance(part, Mapping) and "type" in part for part in result):
-        return result
-    return str(result)
 
 
 def counted(rollout_func: Callable[..., Any]) -> Callable[..., Any]:
@@ -207,45 +132,3 @@ def counted(rollout_func: Callable[..., Any]) -> Callable[..., Any]:
         return output
 
     return call
-
-
-# -- time ------------------------------------------------------------------------------------------------------------
-
-
-class _TimeUpError(BaseException):
-    """Raised in a call that runs too long; not an Exception, which the call may handle."""
-
-
-def _too_long(what: str, seconds: float | None) -> TimeoutError:
-    return TimeoutError(f"{what} took longer than {seconds:g} s (tool_timeout)")
-
-
-@contextmanager
-def time_limit(seconds: float | None, what: str) -> Iterator[None]:
-    """End the work inside after some seconds, wherever Python runs it: on the main thread of a system with timers.
-
-    Elsewhere, and within one long call of compiled code, nothing is limited.
-
-    Raises:
-        TimeoutError: it took longer.
-    """
-    if seconds is None or not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise _TimeUpError
-
-    handler = signal.signal(signal.SIGALRM, stop)
-    left, every = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again each second, if the call holds it up
-    try:
-        try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-    except _TimeUpError:
-        raise _too_long(what, seconds) from None
-    finally:
-        signal.signal(signal.SIGALRM, handler)
-        if left:
-            signal.setitimer(signal.ITIMER_REAL, left, every)
