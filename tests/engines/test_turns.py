@@ -118,6 +118,13 @@ def test_the_messages_are_json_without_images():
     assert len(columns["messages"][1]) < 1000
 
 
+def test_turns_without_calls_have_messages():
+    told = [says("11"), {"role": "user", "content": "No."}, says("12")]
+    columns = record(told).columns()
+    assert [json.loads(x) for x in columns["messages"]] == [told]
+    assert columns["completion"] == ["assistant: 11\n\nuser: No.\n\nassistant: 12"]
+
+
 def test_an_unanswered_call_and_a_thought_are_kept():
     thought = {"role": "assistant", "reasoning_content": "hm", "content": "", "tool_calls": [call("add", a=1)]}
     assert [json.loads(x) for x in record([thought]).columns()["messages"]] == [[thought]]
@@ -148,7 +155,8 @@ def test_rewards_by_turn_are_numbers():
 
 
 def test_a_checkpoint_restores_turns_and_holds_no_image(tmp_path):
-    made = record(TURNS, PLAIN, "12", turn_rewards=[torch.tensor([0.5, math.inf]), None, None])
+    seen = [says("", call("look")), result("look", [{"type": "image", "image": np.zeros((64, 64, 3))}])]
+    made = record(TURNS, PLAIN, "12", seen, turn_rewards=[torch.tensor([0.5, math.inf]), None, None, None])
     tensors: dict[str, torch.Tensor] = {}
     write_state(tmp_path, 0, {"processes": 1, "record": take_tensors(made.saved(), "record", tensors)}, {})
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 3000
