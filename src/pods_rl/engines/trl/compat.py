@@ -211,9 +211,9 @@ def check_names(trainer: TRLTrainer) -> None:
         there = hasattr(trainer, name) if setter is None else name in inspect.unwrap(setter).__code__.co_names
         if not there:
             raise _refusal(f"uses GRPOTrainer.{name}", "that attribute does not exist")
-    for name in ("gather", "VLLMGeneration", "logger"):
+    for name in ("gather", "VLLMGeneration", "logger", "split_pixel_values_by_grid", "unsplit_pixel_values_by_grid"):
         if not hasattr(grpo_trainer, name):
-            raise _refusal(f"patches trl.trainer.grpo_trainer.{name}", "that name does not exist")
+            raise _refusal(f"patches or calls trl.trainer.grpo_trainer.{name}", "that name does not exist")
 
 
 # -- patches: each holds inside its context and is undone at the end ------------------------------------------------

@@ -5,14 +5,15 @@ Rows are `[B, T]` tensors as TRL lays them out: prompts padded on the left, comp
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .compat import Batch
+from .compat import Batch, grpo_trainer
 
 Passes = tuple[Tensor, Tensor | None, Tensor | None]  # log-probabilities, entropies, auxiliary loss
 
@@ -65,22 +66,24 @@ def real_columns(
 
 
 def trimmed_passes(
-    compute: Callable[[Tensor, Tensor, int], Passes],
+    compute: Callable[..., Passes],
     input_ids: Tensor,
     attention_mask: Tensor,
     logits_to_keep: int,
-    *,
     batch_size: int,
     multiple_of: int | None = None,
     left: bool = True,
+    *,
+    more: Mapping[str, Any] = MappingProxyType({}),
 ) -> Passes:
     """Call `compute` in passes of `batch_size` rows of similar length without padding; return the results of all rows.
 
     Args:
-        compute: token ids `[B, T]`, mask `[B, T]` and how many last columns to keep; returns TRL's per-token
-            log-probabilities, entropies (or None) and auxiliary loss (or None).
+        compute: token ids `[B, T]`, mask `[B, T]`, how many last columns to keep, and what `more` has of these rows;
+            returns TRL's per-token log-probabilities, entropies (or None) and auxiliary loss (or None).
         logits_to_keep: columns of the completion.
         multiple_of, left: as in `real_columns`.
+        more: inputs of images, as in `chosen_inputs`.
     """
     rows = input_ids.size(0)
     lengths = attention_mask.sum(dim=1)
@@ -90,7 +93,8 @@ def trimmed_passes(
     for chunk in order.split(batch_size):
         columns = real_columns(attention_mask[chunk], prompt_width, multiple_of, left=left)
         keep = columns.stop - prompt_width
-        logps, entropies, aux = compute(input_ids[chunk, columns], attention_mask[chunk, columns], keep)
+        own = chosen_inputs(more, chunk, columns)
+        logps, entropies, aux = compute(input_ids[chunk, columns], attention_mask[chunk, columns], keep, **own)
         right = (0, logits_to_keep - keep)
         parts.append((pad(logps, right), None if entropies is None else pad(entropies, right), aux))
     back = order.argsort()
@@ -100,13 +104,85 @@ def trimmed_passes(
     return logps, entropies, aux
 
 
+def live_passes(
+    compute: Callable[..., Passes],
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    logits_to_keep: int,
+    batch: Batch,
+    more: Mapping[str, Any],
+) -> Passes:
+    """Call `compute` for the live rows, the shortest one if there is none; the others have no gradient.
+
+    Args:
+        compute, logits_to_keep, more: as in `trimmed_passes`.
+        batch: `live` `[B]` says whose results are read; the others have the `old_per_token_logps` if there are any.
+    """
+    live, unread = batch["live"], batch.get("old_per_token_logps")
+    chosen = live.nonzero().flatten()
+    if not len(chosen):
+        chosen = attention_mask.sum(dim=1).argmin().unsqueeze(0)
+    own = chosen_inputs(more, chosen, slice(None))
+    logps, entropies, aux = compute(input_ids[chosen], attention_mask[chosen], logits_to_keep, **own)
+
+    def back(values: Tensor) -> Tensor:
+        return values.new_zeros(len(live), logits_to_keep).index_copy(0, chosen, values)
+
+    logps = back(logps)
+    if unread is not None:
+        logps = torch.where(live.unsqueeze(1), logps, unread.to(logps.dtype))
+    return logps, None if entropies is None else back(entropies), aux
+
+
+# -- inputs of images: some are indexed by token, some by row, some by image, patch or tile --------------------------
+
+
+def chosen_inputs(more: Mapping[str, Any], rows: Tensor, columns: slice) -> dict[str, Any]:
+    """Return the inputs of images of some rows, in their order, and of some columns.
+
+    Args:
+        more: arguments of TRL's `_get_per_token_logps_and_entropies` for a batch, by name.
+        rows: numbers of rows, each at most once.
+        columns: of the token types `[B, T]`.
+
+    Example:
+        >>> more = {"pixel_values": torch.arange(3), "num_images": [1, 2], "token_type_ids": torch.eye(2)}
+        >>> chosen_inputs(more, torch.tensor([1]), slice(1, 2))
+        {'pixel_values': tensor([1, 2]), 'num_images': [2], 'token_type_ids': tensor([[1.]])}
+    """
+    cut = {name: value[:, columns] if name.endswith("token_type_ids") else value for name, value in more.items()}
+    picked = {name: _pick(value, rows) for name, value in grpo_trainer.split_pixel_values_by_grid(cut).items()}
+    return grpo_trainer.unsplit_pixel_values_by_grid(picked)
+
+
+def _pick(value: Any, rows: Tensor) -> Any:
+    return [value[row] for row in rows.tolist()] if isinstance(value, list) else value[rows]
+
+
+# -- micro-batches ---------------------------------------------------------------------------------------------------
+
+
 def completion_lengths(batch: Batch) -> Tensor:
     """Return the tokens of each row's completion, `[B]`; a masked-out row has 0."""
     return batch["completion_mask"].sum(dim=1)
 
 
-def _row_keys(batch: Batch, rows: int) -> list[str]:
-    return [k for k, v in batch.items() if isinstance(v, Tensor) and v.ndim > 0 and v.size(0) == rows]
+def _by_row(batch: Batch) -> Batch:
+    """Return what a batch has by row: row tensors `[B, ...]`, and lists of a value a row, also of images."""
+    rows = len(batch["completion_ids"])
+    given = grpo_trainer.split_pixel_values_by_grid({name: value for name, value in batch.items() if value is not None})
+    return {
+        name: value
+        for name, value in given.items()
+        if (isinstance(value, list) or (isinstance(value, Tensor) and value.ndim > 0)) and len(value) == rows
+    }
+
+
+def _join(parts: list[Any]) -> Any:
+    """Join what micro-batches have by row; a list if any has one, with the rows of tensors as tensors of one row."""
+    if all(isinstance(part, Tensor) for part in parts):
+        return torch.cat(parts)
+    return [row for part in parts for row in (part.split(1) if isinstance(part, Tensor) else part)]
 
 
 def sort_windows(micro_batches: list[Batch], window: int, *, by_prompt: bool = False) -> list[Batch]:
@@ -116,8 +192,8 @@ def sort_windows(micro_batches: list[Batch], window: int, *, by_prompt: bool = F
     only their split into micro-batches changes. Ties keep their order.
 
     Args:
-        micro_batches: equal-sized dictionaries of row tensors `[B, ...]` (0-dim tensors are shared); `live` among them
-            says which rows have a gradient, all if it is missing.
+        micro_batches: equal-sized dictionaries of row tensors `[B, ...]` (0-dim tensors are shared), and of images as
+            TRL lays them out; `live` among them says which rows have a gradient, all if it is missing.
         window: micro-batches per optimizer step; the list's length is a multiple of it.
         by_prompt: keep the rows of a prompt together, for passes that compute each prompt once.
     """
@@ -125,8 +201,8 @@ def sort_windows(micro_batches: list[Batch], window: int, *, by_prompt: bool = F
     for start in range(0, len(micro_batches), window):
         step = micro_batches[start : start + window]
         rows = step[0]["completion_ids"].size(0)
-        keys = _row_keys(step[0], rows)
-        joined = {k: torch.cat([b[k] for b in step]) for k in keys}
+        parts = [_by_row(batch) for batch in step]
+        joined = {name: _join([part[name] for part in parts]) for name in parts[0]}
         order = completion_lengths(joined).argsort(stable=True)
         if by_prompt:
             prompts = joined["prompt_ids"].unique(dim=0, return_inverse=True)[1]
@@ -134,8 +210,8 @@ def sort_windows(micro_batches: list[Batch], window: int, *, by_prompt: bool = F
         if "live" in joined:
             order = order[joined["live"][order].int().argsort(stable=True)]
         for i, batch in enumerate(step):
-            chosen = order[i * rows : (i + 1) * rows]
-            arranged.append({**batch, **{k: joined[k][chosen] for k in keys}})
+            picked = {name: _pick(value, order[i * rows : (i + 1) * rows]) for name, value in joined.items()}
+            arranged.append({**batch, **grpo_trainer.unsplit_pixel_values_by_grid(picked)})
     return arranged
 
 

@@ -179,15 +179,9 @@ class PODSTrainer(TypedGRPOTrainer):
     ) -> Passes:
         # Compute each prompt once, only rows with a gradient, and no padding.
         compute = super()._get_per_token_logps_and_entropies
-        return self._update.passes(
-            lambda *given: compute(*given, *args, **kwargs),
-            model,
-            input_ids,
-            attention_mask,
-            logits_to_keep,
-            batch_size,
-            kwargs if not args else {"more": args},
-        )
+        given = (model, input_ids, attention_mask, logits_to_keep, batch_size)
+        # TRL gives all else by keyword.
+        return compute(*given, *args, **kwargs) if args else self._update.passes(compute, *given, kwargs)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         # Read the loss before transformers' filter turns NaN into 0.

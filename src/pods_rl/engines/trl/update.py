@@ -17,8 +17,8 @@ from trl import GRPOTrainer
 from ...distributed import mark
 from .compat import Batch, TRLTrainer
 from .guard import Guard
-from .packing import Passes, completion_lengths, sort_windows, steps_window, trimmed_passes, trimmed_sides
-from .passes import ChosenRows, has_dropout, why_rows
+from .packing import Passes, completion_lengths, live_passes, sort_windows, steps_window, trimmed_passes
+from .passes import ChosenRows, has_dropout, trimmed_sides, why_rows
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +101,7 @@ class Update:
             micro_batches = [batch | {"live": _live(batch)} for batch in micro_batches]
         if args.sort_by_length and window and window > 1 and not self._loss_depends_on_micro_batch():
             packs = args.prompt_once_update and self._takes_packs(trainer.model_wrapped)
+            packs &= "num_images" not in micro_batches[0]
             micro_batches = sort_windows(micro_batches, window, by_prompt=packs)
         local = torch.stack([self._count(batch) for batch in micro_batches])
         counts = trainer.accelerator.gather(local.unsqueeze(0)).view(-1, *local.shape).sum(dim=0).tolist()
@@ -186,15 +187,18 @@ class Update:
         """Call TRL's `compute`; in training without repeats and padding, if that changes only rounding.
 
         Args:
-            compute: takes the model, ids and mask `[B, T]`, columns to keep and rows a pass.
-            others: what else TRL passes; inputs of images or of experts are computed as TRL does.
+            compute: takes the model, ids and mask `[B, T]`, columns to keep, rows a pass, and `others`.
+            others: what else TRL passes; rows with images, or with experts' loss, are not packed or merged.
         """
         trainer, args = self._trainer, self._trainer.args
+        compute = partial(compute, **others)
         if not trainer.model.training:
             return compute(model, ids, mask, keep, batch_size)
-        plain = all(value is None or value is False for name, value in others.items() if name != "compute_entropy")
-        packed = plain and args.prompt_once_update and self._takes_packs(model)
+        images = {name: value for name, value in others.items() if name[:8] != "compute_" and value is not None}
+        plain = not images and not others.get("compute_aux_loss")
+        packed = args.prompt_once_update and self._takes_packs(model) and plain
         merge = args.merge_equal_rows and not self._has_dropout
+        trims = args.trim_padding and self._trimmed_sides != "none" and not packed
         batch = self._batch or {}
         chosen = partial(
             ChosenRows,
@@ -209,20 +213,18 @@ class Update:
         )
         chooses = packed or (plain and (merge or "live" in batch))
 
-        def call(ids: Tensor, mask: Tensor, keep: int, rows: int | None) -> Passes:
-            return compute(chosen(keep) if chooses else model, ids, mask, keep, rows)
+        def call(ids: Tensor, mask: Tensor, keep: int, rows: int | None = None, **own: Any) -> Passes:
+            return compute(chosen(keep) if chooses else model, ids, mask, keep, rows, **own)
 
-        if packed or not args.trim_padding or self._trimmed_sides == "none":
-            return call(ids, mask, keep, batch_size)
-        return trimmed_passes(
-            partial(call, rows=None),
-            ids,
-            mask,
-            keep,
-            batch_size=batch_size or len(ids),
-            multiple_of=trainer.pad_to_multiple_of,
-            left=self._trimmed_sides == "both",
-        )
+        def trimmed(ids: Tensor, mask: Tensor, keep: int, rows: int | None = None, **own: Any) -> Passes:
+            if not trims:
+                return call(ids, mask, keep, rows, **own)
+            sides = (trainer.pad_to_multiple_of, self._trimmed_sides == "both")
+            return trimmed_passes(call, ids, mask, keep, rows or len(ids), *sides, more=own)
+
+        if images and "live" in batch:
+            return live_passes(trimmed, ids, mask, keep, batch, images)
+        return trimmed(ids, mask, keep, batch_size, **images)
 
     @cached_property
     def _trimmed_sides(self) -> str:
