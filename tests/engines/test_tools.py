@@ -170,8 +170,9 @@ def build(tmp_path, chat_tokenizer, chat_model):
             "logging_steps": 1, "save_strategy": "no", "seed": 3, **given,
         }  # fmt: skip
         config = PODSConfig if which is PODSTrainer else GRPOConfig
+        data = None if data is False else chats() if data is None else data
         trainer = which(
-            copy.deepcopy(chat_model), reward, config(**settings), None if data is False else chats() if data is None else data,
+            copy.deepcopy(chat_model), reward, config(**settings), data,
             processing_class=copy.deepcopy(chat_tokenizer), **keys,
         )  # fmt: skip
         if text is not None:
