@@ -11,7 +11,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from pods_rl import PODSConfig, PODSTrainer
-from pods_rl.engines.trl.packing import chosen_inputs, sort_windows, trimmed_passes
+from pods_rl.engines.trl.packing import chosen_inputs, present_images, sort_windows, trimmed_passes
 
 from .conftest import letter_reward
 from .test_update_rows import Gradients
@@ -180,3 +180,11 @@ def test_chosen_and_trimmed_rows_get_their_own_images(layout):
     scores = trimmed_passes(compute, ids, mask, 3, 2, left=False, more=more)[0]
     assert seen == [3, 5]
     assert scores[:, 0].tolist() == rows
+
+
+def test_rows_without_images_are_text():
+    """Sorting can gather rows without images, for which models refuse tensors of no image."""
+    types = torch.zeros(1, 3)
+    more = {"pixel_values": torch.zeros(0, 4), "num_images": [0], "mm_token_type_ids": types}
+    assert present_images(more) == {"pixel_values": None, "num_images": None, "mm_token_type_ids": types}
+    assert present_images(more | {"num_images": [1]})["pixel_values"] is more["pixel_values"]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import transformers
 from PIL import Image
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, set_seed
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
@@ -46,7 +46,7 @@ TEMPLATE = (
     "{{ '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 TEXT = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-TEXT |= {"num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 1024, "initializer_range": 0.2}
+TEXT |= {"num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 4096, "initializer_range": 0.2}
 EYES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
@@ -57,6 +57,7 @@ def make_tokenizer(image_token: str) -> PreTrainedTokenizerFast:
     symbols = [*names, "\n", *map(chr, range(32, 127))]
     backend = Tokenizer(models.WordLevel({symbol: i for i, symbol in enumerate(symbols)}, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    backend.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, padding_side="left", **special)
     tokenizer.add_special_tokens({"extra_special_tokens": OTHERS})
     tokenizer.add_tokens(TAGS)

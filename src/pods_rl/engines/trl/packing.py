@@ -155,6 +155,13 @@ def chosen_inputs(more: Mapping[str, Any], rows: Tensor, columns: slice) -> dict
     return grpo_trainer.unsplit_pixel_values_by_grid(picked)
 
 
+def present_images(more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return inputs of images; if no row has an image, only the token types: models fail on tensors of no image."""
+    if any(more.get("num_images") or [True]):
+        return dict(more)
+    return {name: value if name.endswith("token_type_ids") else None for name, value in more.items()}
+
+
 def _pick(value: Any, rows: Tensor) -> Any:
     return [value[row] for row in rows.tolist()] if isinstance(value, list) else value[rows]
 

@@ -17,7 +17,7 @@ from trl import GRPOTrainer
 from ...distributed import mark
 from .compat import Batch, TRLTrainer
 from .guard import Guard
-from .packing import Passes, completion_lengths, live_passes, sort_windows, steps_window, trimmed_passes
+from .packing import Passes, completion_lengths, live_passes, present_images, sort_windows, steps_window, trimmed_passes
 from .passes import ChosenRows, has_dropout, trimmed_sides, why_rows
 
 logger = logging.getLogger(__name__)
@@ -214,7 +214,7 @@ class Update:
         chooses = packed or (plain and (merge or "live" in batch))
 
         def call(ids: Tensor, mask: Tensor, keep: int, rows: int | None = None, **own: Any) -> Passes:
-            return compute(chosen(keep) if chooses else model, ids, mask, keep, rows, **own)
+            return compute(chosen(keep) if chooses else model, ids, mask, keep, rows, **present_images(own))
 
         def trimmed(ids: Tensor, mask: Tensor, keep: int, rows: int | None = None, **own: Any) -> Passes:
             if not trims:
