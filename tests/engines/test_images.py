@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.resources
 from functools import cache
 
 import pytest
@@ -188,3 +189,73 @@ def test_rows_without_images_are_text():
     more = {"pixel_values": torch.zeros(0, 4), "num_images": [0], "mm_token_type_ids": types}
     assert present_images(more) == {"pixel_values": None, "num_images": None, "mm_token_type_ids": types}
     assert present_images(more | {"num_images": [1]})["pixel_values"] is more["pixel_values"]
+
+
+# -- images that tools return ----------------------------------------------------------------------------------------
+
+
+def screenshot() -> list:
+    """Take a screenshot.
+
+    Returns:
+        The picture, and a word.
+    """
+    return [{"type": "image", "image": picture(24, 16, 5)}, {"type": "text", "text": "Here"}]
+
+
+def train_with_screenshots(tmp_path, trainer_class, config_class, **config):
+    """Every second rollout takes a screenshot; the gradient of one step."""
+    model, processor = make_vlm("Qwen3_5")
+    template = (importlib.resources.files("trl") / "chat_templates/qwen3_5_nothink.jinja").read_text()
+    processor.chat_template = processor.tokenizer.chat_template = template
+    tokenizer = processor.tokenizer
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    asked = []
+
+    def turn(input_ids, **_):
+        """Stands in for the policy's `generate`."""
+        asked.append(len(input_ids))
+        call = "<tool_call>\n<function=screenshot>\n</function>\n</tool_call><|im_end|>"
+        texts = [call if len(asked) == 1 and row % 2 == 0 else "abcde"[: row % 5 + 1] + "<|im_end|>"
+                 for row in range(len(input_ids))]  # fmt: skip
+        rows = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        width = max(map(len, rows))
+        return torch.cat(
+            [input_ids, torch.tensor([row + [tokenizer.pad_token_id] * (width - len(row)) for row in rows])], 1
+        )
+
+    settings = {
+        "num_generations": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 1,
+        "max_completion_length": 200, "max_grad_norm": 0.0, "optim": "sgd", "seed": 3, "loss_type": "grpo",
+        "bf16": False, "use_cpu": True, "gradient_checkpointing": False, "disable_tqdm": True, "report_to": "none",
+        "save_strategy": "no", "logging_steps": 1,
+    }  # fmt: skip
+    trainer = trainer_class(
+        model=model,
+        reward_funcs=lambda completions, **_: [
+            len(turns) + len(str(turns[-1]["content"])) / 7 for turns in completions
+        ],
+        args=config_class(str(tmp_path), **settings | config),
+        train_dataset=pictures().remove_columns("images").select(range(2)),
+        processing_class=processor,
+        tools=[screenshot],
+    )
+    watch = Gradients(trainer)
+    trainer.add_callback(watch)
+    trainer.model.generate = turn
+    trainer.train()
+    return watch.steps[0], asked, trainer.state.log_history[0]
+
+
+def test_images_of_tools_follow_their_rows(tmp_path):
+    theirs, turns, log = train_with_screenshots(tmp_path, GRPOTrainer, GRPOConfig)
+    assert turns == [4, 2]
+    assert log["tools/call_frequency"] == 0.5
+    exact, _, _ = train_with_screenshots(tmp_path, PODSTrainer, PODSConfig, exact_trl=True)
+    assert all(torch.equal(exact[name], gradient) for name, gradient in theirs.items())
+    ours, _, _ = train_with_screenshots(tmp_path, PODSTrainer, PODSConfig)
+    for name, gradient in theirs.items():
+        torch.testing.assert_close(ours[name], gradient, rtol=1e-3, atol=1e-6)
+    _, turns, log = train_with_screenshots(tmp_path, PODSTrainer, PODSConfig, num_rollouts=4)
+    assert turns == [8, 4]
+    assert log["pods/tool_calls"] == 4
