@@ -300,6 +300,15 @@ def test_deepspeed_on_the_cpu_is_refused_where_accelerate_would_use_ddp(make_tra
         refuse_unsupported({"args": args})
 
 
+@pytest.mark.parametrize("name", ["tools", "environment_factory"])
+def test_turns_are_refused_where_each_gathers_the_weights(monkeypatch, name):
+    monkeypatch.setattr("pods_rl.engines.trl.refusals.is_deepspeed_zero3_enabled", lambda: True)
+    given = {"args": PODSConfig("out", use_cpu=True, bf16=False)}
+    refuse_unsupported(given)
+    with pytest.raises(UserError, match=f"{name} cannot be used with DeepSpeed's ZeRO-3 without vLLM"):
+        refuse_unsupported(given | {name: [print]})
+
+
 def test_a_plain_grpo_config_is_refused(make_trainer):
     with pytest.raises(TypeError, match="PODSConfig"):
         make_trainer(config_class=GRPOConfig)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from transformers.integrations import is_deepspeed_zero3_enabled
 
 from ...errors import UserError
 from .compat import TRLTrainer
@@ -18,7 +19,7 @@ def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
 
     Raises:
         TypeError: `args` is not a PODSConfig.
-        UserError: DeepSpeed without a GPU.
+        UserError: DeepSpeed without a GPU; tools or environments with ZeRO-3, unless vLLM generates.
     """
     config = arguments["args"]
     if not isinstance(config, PODSConfig):
@@ -30,6 +31,12 @@ def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
         raise UserError(
             "The accelerate configuration asks for DeepSpeed, and this runs on the CPU, where accelerate silently uses "
             "DDP: choose --accelerate_config fsdp2 or ddp."
+        )
+    turns = [name for name in ("tools", "environment_factory") if arguments.get(name)]
+    if turns and not config.use_vllm and is_deepspeed_zero3_enabled():
+        raise UserError(
+            f"{turns[0]} cannot be used with DeepSpeed's ZeRO-3 without vLLM: every turn gathers the weights on all "
+            "processes, and some have more turns than others, so the run would hang. Use use_vllm, ZeRO-2 or FSDP2."
         )
 
 
