@@ -17,9 +17,11 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
+from pods_rl.engines.trl.generated import Conversation
 from pods_rl.engines.trl.rows import KeptRow, from_bytes, to_bytes
 from pods_rl.planning.batching import Shares
 from pods_rl.runs import Run
@@ -281,6 +283,20 @@ TEXT = st.text() | st.lists(st.fixed_dictionaries({"role": st.just("assistant"),
 )
 def test_a_parcel_opens_to_what_was_packed(rows):
     assert from_bytes(to_bytes(rows)) == rows
+
+
+def test_a_parcel_takes_images_and_nothing_that_a_policy_wrote_becomes_one():
+    picture = Image.effect_noise((5, 4), 60).convert("RGBA")
+    hostile = {"__image__": "x", "TIFF": {"a" * 16: "b"}, "text": "\ud800"}
+    prompt = [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "a"}]}]
+    more = Conversation(prompt, prompt, [1, 2], [1, 0], {"call": hostile}, [picture], [], [0.5, None])
+    (row,) = from_bytes(to_bytes([KeptRow([3], [{"content": hostile}], [0.5], {}, more)]))
+    assert row.completion == [{"content": hostile}]
+    assert row.more.fields == {"call": hostile}
+    assert (row.more.prompt_ids, row.more.tool_mask, row.more.turn_rewards) == ([1, 2], [1, 0], [0.5, None])
+    for image in (row.more.images[0], row.more.asked[0]["content"][0]["image"]):
+        assert image.mode == "RGBA"
+        assert image.tobytes() == picture.tobytes()
 
 
 @pytest.mark.slow

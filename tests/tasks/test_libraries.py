@@ -18,6 +18,7 @@ from pods_rl.policies.loading import tool_options
 from pods_rl.recipe import Origin, build_recipe
 from pods_rl.rewards import library_reward, score, tasksets
 from pods_rl.rewards.gym import numbered
+from pods_rl.rollouts.tools import ToolLimits
 from pods_rl.runs import Run
 from pods_rl.tasks import Task, load_task
 from pods_rl.tasks.task import check_split, shared_prompts
@@ -261,7 +262,7 @@ def test_conversations_are_graded_whole_in_training_and_in_evaluation(write, mon
     script = Script(build_policy_tokenizer(), [[asking, saying], [saying], [asking, asking, f"9{saying}"]])
     how = Sampling(temperature=1.0, max_completion_length=400, batch_size=3, seed=0)
     options = tool_options(script.tokenizer, task)
-    talks = converse(script, task, rows, range(3), how, options, None, lambda *_: None)
+    talks = converse(script, task, rows, range(3), how, options, None, ToolLimits(), lambda *_: None)
     assert [talk.reward for talk in talks] == [1.5, 1.0, 0.0]
     assert [grade.answer for grade in task.grade([""] * 3, [""] * 3, [talk.reward for talk in talks])] == [1, 1, 0]
     with pytest.raises(UserError, match="is graded by its environments"):

@@ -6,8 +6,10 @@ where they were generated.
 
 from __future__ import annotations
 
+import base64
+import io
 import json
-import pickle
+import secrets
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
+from PIL import Image
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -49,9 +52,7 @@ class KeptRow:
 
 
 def to_bytes(rows: Sequence[KeptRow]) -> bytes:
-    """Encode rows: tokens as int32, log-probabilities as float32, the rest as JSON, and `more` as Python pickles it.
-
-    Only processes of one training run exchange these bytes, as they do whatever `gather_object` gathers.
+    """Encode rows: tokens as int32, log-probabilities as float32, the rest as JSON, images in it as TIFF files.
 
     Example:
         >>> row = KeptRow([5, 6], "ab", None, {"graded": 1.0})
@@ -62,7 +63,7 @@ def to_bytes(rows: Sequence[KeptRow]) -> bytes:
     for row in rows:
         rest = json.dumps([row.completion, row.extra], ensure_ascii=False, default=plain)
         text = rest.encode("utf-8", "surrogatepass")
-        more = b"" if row.more is None else pickle.dumps(row.more)
+        more = b"" if row.more is None else _with_images(vars(row.more))
         flags = 2 * len(more) + (row.logprobs is not None)
         logprobs = array("f", [torch.nan if x is None else x for x in row.logprobs or ()])
         parts += [
@@ -90,9 +91,37 @@ def from_bytes(encoded: bytes) -> list[KeptRow]:
         ids = array("i", take(4 * tokens)).tolist()
         floats = array("f", take(4 * logprobs)).tolist()
         completion, extra = json.loads(take(text).decode("utf-8", "surrogatepass"))
-        more = pickle.loads(take(flags // 2)) if flags > 1 else None
+        more = Conversation(**_from_images(take(flags // 2))) if flags > 1 else None
         rows.append(KeptRow(ids, completion, floats if flags % 2 else None, extra, more))
     return rows
+
+
+def _with_images(values: Mapping[str, Any]) -> bytes:
+    """Encode plain values and images as JSON; a mark that nobody can guess tells images from what a policy wrote."""
+    mark = secrets.token_hex(8)
+
+    def encode(value: Any) -> Any:
+        if not isinstance(value, Image.Image):
+            return plain(value)
+        file = io.BytesIO()
+        value.save(file, "TIFF")
+        return {mark: base64.b64encode(file.getvalue()).decode()}
+
+    return f"{mark}{json.dumps(values, default=encode)}".encode("utf-8", "surrogatepass")
+
+
+def _from_images(encoded: bytes) -> dict[str, Any]:
+    text = encoded.decode("utf-8", "surrogatepass")
+    mark, rest = text[:16], text[16:]
+
+    def decode(found: dict[str, Any]) -> Any:
+        if found.keys() != {mark}:
+            return found
+        image = Image.open(io.BytesIO(base64.b64decode(found[mark])))
+        image.load()
+        return image
+
+    return json.loads(rest, object_hook=decode)
 
 
 def plain(value: Any) -> Any:
@@ -107,14 +136,14 @@ def own_rows(
     completions: Sequence[Any],
     logprobs: Sequence[list[float | None]] | None,
     columns: Mapping[str, Sequence[Any]],
-    more: Sequence[Conversation],
+    more: Sequence[Conversation] = (),
 ) -> dict[int, KeptRow]:
     """Return the kept rollouts that this process generated, by number.
 
     Args:
         kept: the rollout of each row, over all processes.
         numbers: the rollouts that this process generated; the other arguments hold a value for each of them.
-        more: empty if there is nothing.
+        more: empty without tools, environments, rollout functions and images.
     """
     place = {number: i for i, number in enumerate(numbers)}
     rows = {}
