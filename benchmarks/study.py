@@ -7,7 +7,7 @@ differences between two arms, paired by seed, with intervals.
 - paper: the paper's comparison and ablations (`study.yaml`: 13 arms, eight seeds, one core, about 2 hours).
 - levers: what the levers of docs/rollouts.md are worth (`levers.yaml`: 7 arms, eight seeds, about an hour of one core).
 - words: PODS on word problems against TRL's GRPO (`words.yaml`: 6 arms, eight seeds, 80 minutes of one core).
-- chat: a chat model of 135 million parameters on small sums (`chat.yaml`: 2 arms, two seeds, half an hour of one core;
+- chat: a chat model of 135 million parameters on small sums (`chat.yaml`: 2 arms, two seeds, an hour of one core;
   first `python benchmarks/chat.py runs/chat-model`).
 - calculator: conversations with a tool (`calculator.yaml`: 2 arms, three seeds, a quarter of an hour of one core; first
   `python benchmarks/calculator.py runs/calculator-policy`).
