@@ -1,8 +1,8 @@
-"""Checks what `make packages` built, and after `make dist` what it installed: python tests/release.py FOLDER [ENVIRONMENT]
+"""Checks the packages of a release (`make dist`): python tests/release.py FOLDER [ENVIRONMENT]
 
-FOLDER holds one wheel and one source distribution. The wheel must have each file of the package that git has and nothing
-else, the source distribution all that its tests need. With an ENVIRONMENT the installed command trains for five
-seconds in an empty folder.
+FOLDER holds one wheel and one source distribution. The wheel must have each file of the package that git has and
+nothing else, the source distribution all that its tests need. With an ENVIRONMENT, the command installed there trains
+for five seconds in an empty folder.
 """
 
 from __future__ import annotations
