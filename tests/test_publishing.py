@@ -49,6 +49,7 @@ def test_only_weights_configurations_and_tokenizer_are_pushed(hub, run):
     }  # fmt: skip
     assert files["model.safetensors"] == (run / "checkpoints/final/model.safetensors").read_bytes()
     assert files["README.md"].decode() == model_card(Run(run))[0]
+    assert hub.problems == []
     assert result.output == f"pushed: {hub.address}/me/sums-pods-seed-3\n"
 
 

@@ -6,6 +6,7 @@ import csv
 import io
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -162,9 +163,10 @@ def file_time(started: float | None) -> str:
     """Return a time (None: now) as in the names of lm-eval's result files.
 
     >>> file_time(0.0)
-    '1970-01-01T00-00-00'
+    '1970-01-01T00-00-00.000000'
     """
-    return time.strftime("%Y-%m-%dT%H-%M-%S", time.gmtime(started))
+    when = time.time() if started is None else started
+    return datetime.fromtimestamp(when, timezone.utc).strftime("%Y-%m-%dT%H-%M-%S.%f")
 
 
 def lm_eval_layout(line: Mapping[str, Any]) -> dict[str, Any]:
