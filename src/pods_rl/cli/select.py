@@ -84,11 +84,7 @@ def select(
         raise UserError("--output -: standard output is closed. Give a file.")
     rows, bad = read_rollouts(rollouts, group_by, reward_key, split)
     if bad and not skip_bad:
-        more = f"\n... and {len(bad) - _BAD_LINES_SHOWN} more" if len(bad) > _BAD_LINES_SHOWN else ""
-        raise UserError(
-            f"{rollouts} has {len(bad)} bad line{'s' * (len(bad) > 1)}; nothing was written. "
-            "Correct them, or skip them with --skip-bad:\n" + "\n".join(bad[:_BAD_LINES_SHOWN]) + more
-        )
+        raise _bad_lines(rollouts, bad)
     if not rows:
         raise UserError(f"{rollouts} holds no rollouts: expected a JSON object on each line.")
     kept = keep_best(rows, keep, rule, advantages, seed)
@@ -96,6 +92,14 @@ def select(
         rows_kept = ({**row.values, "selected_rank": row.rank, "advantage": row.advantage} for row in kept)
         write_rows(rows_kept, output, split)
     _summarise(rows, kept, keep, len(bad), output)
+
+
+def _bad_lines(source: str, bad: list[str]) -> UserError:
+    more = f"\n... and {len(bad) - _BAD_LINES_SHOWN} more" if len(bad) > _BAD_LINES_SHOWN else ""
+    return UserError(
+        f"{source} has {len(bad)} bad line{'s' * (len(bad) > 1)}; nothing was written. "
+        "Correct them, or skip them with --skip-bad:\n" + "\n".join(bad[:_BAD_LINES_SHOWN]) + more
+    )
 
 
 def read_rollouts(source: str, group_by: str, reward_key: str, split: str = "train") -> tuple[list[Rollout], list[str]]:
