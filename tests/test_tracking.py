@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,6 +48,7 @@ def tracked(tmp_path_factory):
         Path("r.yaml").write_text(yaml.safe_dump(RECIPE))
         before = {name for name in os.environ if name.startswith(VARIABLES)}
         pods("train", "--config", "r.yaml", "--output", "sums/pods/seed-3")
+        shutil.rmtree("sums/pods/seed-3/checkpoints/checkpoint-3")
         pods("train", "--output", "sums/pods/seed-3", "--resume", "--max_steps", "4")
         after = {name for name in os.environ if name.startswith(VARIABLES)} - {"WANDB_SERVICE"}  # of its own process
         assert after == before

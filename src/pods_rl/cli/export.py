@@ -6,7 +6,7 @@ import csv
 import io
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -166,7 +166,7 @@ def file_time(started: float | None) -> str:
     '1970-01-01T00-00-00.000000'
     """
     when = time.time() if started is None else started
-    return datetime.fromtimestamp(when, timezone.utc).strftime("%Y-%m-%dT%H-%M-%S.%f")
+    return datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%dT%H-%M-%S.%f")
 
 
 def lm_eval_layout(line: Mapping[str, Any]) -> dict[str, Any]:

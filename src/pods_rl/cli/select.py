@@ -83,10 +83,7 @@ def select(
     if output == "-" and sys.__stdout__ is None:
         raise UserError("--output -: standard output is closed. Give a file.")
     rows, bad = read_rollouts(rollouts, group_by, reward_key, split)
-    if bad and not skip_bad:
-        raise _bad_lines(rollouts, bad)
-    if not rows:
-        raise UserError(f"{rollouts} holds no rollouts: expected a JSON object on each line.")
+    _check_rows(rollouts, rows, [] if skip_bad else bad)
     kept = keep_best(rows, keep, rule, advantages, seed)
     if output is not None:
         rows_kept = ({**row.values, "selected_rank": row.rank, "advantage": row.advantage} for row in kept)
@@ -94,12 +91,15 @@ def select(
     _summarise(rows, kept, keep, len(bad), output)
 
 
-def _bad_lines(source: str, bad: list[str]) -> UserError:
+def _check_rows(source: str, rows: list[Rollout], bad: list[str]) -> None:
     more = f"\n... and {len(bad) - _BAD_LINES_SHOWN} more" if len(bad) > _BAD_LINES_SHOWN else ""
-    return UserError(
-        f"{source} has {len(bad)} bad line{'s' * (len(bad) > 1)}; nothing was written. "
-        "Correct them, or skip them with --skip-bad:\n" + "\n".join(bad[:_BAD_LINES_SHOWN]) + more
-    )
+    if bad:
+        raise UserError(
+            f"{source} has {len(bad)} bad line{'s' * (len(bad) > 1)}; nothing was written. "
+            "Correct them, or skip them with --skip-bad:\n" + "\n".join(bad[:_BAD_LINES_SHOWN]) + more
+        )
+    if not rows:
+        raise UserError(f"{source} holds no rollouts: expected a JSON object on each line.")
 
 
 def read_rollouts(source: str, group_by: str, reward_key: str, split: str = "train") -> tuple[list[Rollout], list[str]]:
