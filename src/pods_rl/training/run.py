@@ -97,9 +97,7 @@ def train(
         if shown:
             display.enter_context(shown)
         _train(trainer, recorder, start)
-        _finish(trainer, recorder, output, stop)
-        if writer and recipe.values.get("push_to_hub"):
-            push_finished(recipe, Run.open(output))
+        _finish(trainer, recorder, recipe, output, stop)
     return Run.open(output)
 
 
@@ -272,7 +270,7 @@ def _train(trainer: PODSTrainer, recorder: Recorder, start: Start | None) -> Non
         trainer._save_checkpoint(trainer.model, None)
 
 
-def _finish(trainer: PODSTrainer, recorder: Recorder, output: Path, stop: Stop) -> None:
+def _finish(trainer: PODSTrainer, recorder: Recorder, recipe: Recipe, output: Path, stop: Stop) -> None:
     """Save the final policy and write the last status; from then on no signal changes the status or the exit code."""
     from ..engines.trl.checkpoints import save_policy
 
@@ -283,3 +281,5 @@ def _finish(trainer: PODSTrainer, recorder: Recorder, output: Path, stop: Stop) 
     else:
         recorder.write_status("finished", recorder.stop_reason or "all steps done")
     trainer.accelerator.wait_for_everyone()  # the other processes read the status next
+    if recorder.writer and recipe.values.get("push_to_hub"):
+        push_finished(recipe, Run.open(output))
