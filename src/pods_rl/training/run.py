@@ -24,11 +24,13 @@ from ..runs.checkpoints import clean, last_good
 from ..runs.files import CHECKPOINTS, LOG, PLAN, write_failure
 from ..tasks import Fitted, Task
 from ..text import console, plain_text
+from .environment import describe, device_line
 from .inputs import fitted_task
 from .planning import plan_recipe, settle_auto
 from .progress import LiveLine, Progress
-from .recorder import describe, device_line
+from .publishing import push_finished
 from .resume import Start, find_start
+from .tracking import add_trackers, tracking
 
 if TYPE_CHECKING:
     from ..engines.trl import PODSTrainer
@@ -67,14 +69,15 @@ def train(
     """
     recipe.check_installed()
     quiet_libraries()
-    from ..engines.trl.build import build_trainer
-
     with ExitStack() as stack:
         stop = stop or stack.enter_context(stop_on_signals())
         find = partial(find_start, output=output, processes=get_world_size(), changed=allow_changed_recipe)
         if resume:
             find(recipe, hashes=False)  # refuse before anything is written
         writer = stack.enter_context(RunWriter(output, resume=resume)) if get_rank() == 0 else None
+        stack.enter_context(tracking(recipe, output, writes=writer is not None))
+        from ..engines.trl.build import build_trainer
+
         stack.enter_context(outlive_output(output / LOG if writer else None))
         with stop.at_once():
             recipe, trains = settle_auto(recipe, output, resume=resume, plan=partial(_plan, progress=progress))
@@ -88,13 +91,13 @@ def train(
             shown = _progress(recipe, output, trainer, task, skipped, start) if progress and writer else None
             if writer:
                 writer.write_environment(describe(trainer, task, skipped, start))
-            recorder = _add_recorder(recipe, task, trainer, writer, shown, stop)
+            recorder = _add_recorder(recipe, task, trainer, output, writer, shown, stop)
             if recipe.values["plan_every"]:
                 _plan_again(recipe, trainer, output, recorder)
         if shown:
             display.enter_context(shown)
         _train(trainer, recorder, start)
-        _finish(trainer, recorder, output, stop)
+        _finish(trainer, recorder, recipe, output, stop)
     return Run.open(output)
 
 
@@ -182,7 +185,13 @@ def _progress(
 
 
 def _add_recorder(
-    recipe: Recipe, task: Task, trainer: PODSTrainer, writer: RunWriter | None, shown: Progress | None, stop: Stop
+    recipe: Recipe,
+    task: Task,
+    trainer: PODSTrainer,
+    output: Path,
+    writer: RunWriter | None,
+    shown: Progress | None,
+    stop: Stop,
 ) -> Recorder:
     """Add a `Recorder` that writes the run directory, and remove transformers' printing callbacks."""
     from transformers import PrinterCallback
@@ -202,6 +211,7 @@ def _add_recorder(
     )
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(recorder)
+    add_trackers(trainer, recorder, recipe, output)
     return recorder
 
 
@@ -260,7 +270,7 @@ def _train(trainer: PODSTrainer, recorder: Recorder, start: Start | None) -> Non
         trainer._save_checkpoint(trainer.model, None)
 
 
-def _finish(trainer: PODSTrainer, recorder: Recorder, output: Path, stop: Stop) -> None:
+def _finish(trainer: PODSTrainer, recorder: Recorder, recipe: Recipe, output: Path, stop: Stop) -> None:
     """Save the final policy and write the last status; from then on no signal changes the status or the exit code."""
     from ..engines.trl.checkpoints import save_policy
 
@@ -271,3 +281,5 @@ def _finish(trainer: PODSTrainer, recorder: Recorder, output: Path, stop: Stop) 
     else:
         recorder.write_status("finished", recorder.stop_reason or "all steps done")
     trainer.accelerator.wait_for_everyone()  # the other processes read the status next
+    if recorder.writer and recipe.values.get("push_to_hub"):
+        push_finished(recipe, Run.open(output))
