@@ -79,23 +79,23 @@ def test_the_page_follows_a_run_from_before_it_exists(tmp_path: Path) -> None:
     write_run(run, end=30)
     before = everything(run)
     first = look(page)
-    assert "98.7" not in first
+    assert "0.987" not in first
     assert page.served.state == "1 finished"
     grow(run)
     version = page.served.version
-    assert "98.7" in look(page)
+    assert "0.987" in look(page)
     assert page.served.version == version + 1
     grown = {run / "evals.jsonl": (run / "evals.jsonl").read_bytes()}
     assert everything(run) == before | grown  # nothing was written there
     (run / "config.yaml").unlink()
     (run / "status.json").unlink()
-    assert "98.7" in look(page)  # the last report stays, with a note
+    assert "0.987" in look(page)  # the last report stays, with a note
     assert page.served.note.startswith("No report: ")
 
 
 @pytest.mark.usefixtures("no_rendering")
 def test_a_page_is_made_when_files_change_and_for_a_share_of_the_time(tmp_path: Path, monkeypatch: Any) -> None:
-    """The clock moves 2 s in each making, so 18 s pass before the next look."""
+    """The clock moves 2 s in each making, so 6 s pass before the next look."""
     run = write_run(tmp_path / "run", end=30)
     page, clock, waits, made = page_of(run), [0.0], [], []
     monkeypatch.setattr(live.time, "monotonic", lambda: clock[0])
@@ -114,7 +114,7 @@ def test_a_page_is_made_when_files_change_and_for_a_share_of_the_time(tmp_path: 
     monkeypatch.setattr(page, "_look", make)
     monkeypatch.setattr(page._over, "wait", wait)
     page._work()
-    assert waits == [0, 18, 1, 1, 18, 1]
+    assert waits == [0, 6, 1, 1, 6, 1]
     assert made == [True, True]
 
 
@@ -215,9 +215,9 @@ def test_a_browser_shows_a_new_evaluation_without_a_reload(tmp_path: Path, monke
         write_rollouts(run, 20, n=8, m=4, random=random, groups=1, text="a new rollout")
 
     page = page_of(run)
-    assert "98.7" not in look(page)
+    assert "0.987" not in look(page)
     text, fetched = shown(page, change, tmp_path, monkeypatch)
-    assert "98.7" in text
+    assert "0.987" in text
     assert "a new rollout" in text
     assert fetched == ["document", "empty"]  # one load, one update
     title = re.search("<title>(.*?)</title>", text)

@@ -20,6 +20,8 @@ from ..text import console, plain_text, safe_text
 from .starting import Launch, find_launch, last_words, launch_run, loaded_trainer
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from ..planning.batching import BatchPlan
     from ..recipe import Recipe
 
@@ -59,6 +61,24 @@ class RecipeCommand(TyperCommand):
         pairs = itertools.zip_longest(args, args[1:], fillvalue="--")
         bare = [word == "--recipe" and after.startswith("--") for word, after in pairs]
         return super().parse_args(ctx, ["--recipe=" if alone else word for word, alone in zip(args, bare, strict=True)])
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[CompletionItem]:
+        """Complete recipe keys, the values of a key that has a list of them, and names of recipes."""
+        from click.shell_completion import CompletionItem
+
+        from ..recipe import shipped_arms, shipped_recipes
+        from ..recipe.schema import RULES, TASKS, fields
+
+        last = ctx.args[-1] if ctx.args else ""
+        key = last.lstrip("-").replace("-", "_")
+        if incomplete.startswith("-"):
+            names = [f"--{name}" for name in fields()]
+        elif last.startswith("--") and key in fields():
+            names = [*{"rule": RULES, "task": TASKS}.get(key, fields()[key].choices)]
+        else:
+            names = [*shipped_recipes(), *shipped_arms()]
+        own = super().shell_complete(ctx, incomplete)
+        return own + [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 def train(

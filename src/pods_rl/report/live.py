@@ -22,7 +22,7 @@ from .pages import _asset, _hash, content_security_policy
 from .text import plain
 
 _LOOK = 1.0  # seconds between looks at the files
-_SHARE = 0.1  # of the time is spent on making pages
+_SHARE = 0.25  # of the time is spent on making pages
 _POLICY = re.compile('(<meta http-equiv="Content-Security-Policy" content=")([^"]*)')
 _WAITING = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
