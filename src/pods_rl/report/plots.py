@@ -14,8 +14,11 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
 
 from .statistics import Array
 from .text import UNITS, plain, unit_for
@@ -26,6 +29,8 @@ Role = Literal["baseline", "reference", "arm", "other"]
 CROWD = 6  # with more arms, bands, runs and times overlap
 MOST_BARS = 40  # arms of a figure of bars
 WIDE, NARROW = 8.4, 4.4  # inches: a desktop page or a README, and a phone
+COLUMN = 3.25  # inches: a column of a paper with two
+KINDS = ("pdf", "svg", "png")
 
 # Okabe and Ito's palette without its yellow, which is invisible on white; the baseline is grey
 BASELINE_COLOUR, REFERENCE_COLOUR, OTHER_COLOUR = "#5f6368", "#D55E00", "#bcc2c9"
@@ -43,6 +48,7 @@ _STYLE: dict[str, Any] = {
     "axes.edgecolor": "#8a9099",
     "text.parse_math": False,  # names may hold dollar signs
     "svg.fonttype": "path",
+    "pdf.fonttype": 42,  # whole TrueType fonts: publishers refuse Type 3
     "svg.hashsalt": "pods",  # the same figure gives the same bytes
     "legend.frameon": False,
 }
@@ -143,8 +149,26 @@ def _bars_figure(labels: Sequence[str], height: float, width: float) -> tuple[Fi
     return figure, axes
 
 
-def to_bytes(figure: Figure, kind: Literal["svg", "png"], dpi: int = 180) -> bytes:
-    """Return the figure as ``svg`` or ``png``, the same bytes each time; ``dpi`` also sets images within an SVG."""
+def for_print(figure: Figure) -> Figure:
+    """Make a narrow figure as wide as a column of a paper, and give each colour of its means a dash, for grey print."""
+    scale = COLUMN / figure.get_figwidth()
+    dashes: dict[Any, Any] = {}
+    patterns = ("-", (0, (6, 2)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1)), (0, (6, 1.5, 1, 1.5, 1, 1.5)))
+    for line in figure.findobj(Line2D):
+        assert isinstance(line, Line2D)
+        if line.get_linewidth() >= 1.5 and line.get_linestyle() == "-":
+            line.set_linestyle(dashes.setdefault(line.get_color(), patterns[len(dashes) % len(patterns)]))
+        line.set_linewidth(line.get_linewidth() * scale)
+        line.set_markersize(line.get_markersize() * scale)
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        text.set_fontsize(float(text.get_fontsize()) * scale)
+    figure.set_size_inches(COLUMN, figure.get_figheight() * scale)
+    return figure
+
+
+def to_bytes(figure: Figure, kind: str, dpi: int = 180) -> bytes:
+    """Return the figure in a format, the same bytes each time; ``dpi`` also sets images within an SVG or a PDF."""
     buffer = io.BytesIO()
     with mpl.rc_context(_STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name in a script the font lacks
@@ -154,6 +178,8 @@ def to_bytes(figure: Figure, kind: Literal["svg", "png"], dpi: int = 180) -> byt
         figure.set_dpi(dpi)
         if kind == "svg":
             FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
+        elif kind == "pdf":
+            FigureCanvasPdf(figure).print_pdf(buffer, metadata={"CreationDate": None})
         else:
             FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
     return buffer.getvalue()
