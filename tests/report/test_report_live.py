@@ -208,7 +208,7 @@ def test_a_browser_shows_a_new_evaluation_without_a_reload(tmp_path: Path, monke
     random = np.random.default_rng(1)
     write_rollouts(run, 1, n=8, m=4, random=random, groups=2, text="pear")
     asset = live._asset
-    monkeypatch.setattr(live, "_asset", lambda name: asset(name) + (USER if name == "watch.js" else ""))
+    monkeypatch.setattr(live, "_asset", lambda name: asset(name) + (USER if name.endswith("watch.js") else ""))
 
     def change() -> None:
         grow(run)
@@ -222,7 +222,7 @@ def test_a_browser_shows_a_new_evaluation_without_a_reload(tmp_path: Path, monke
     assert fetched == ["document", "empty"]  # one load, one update
     title = re.search("<title>(.*?)</title>", text)
     assert title
-    assert json.loads(html.unescape(title[1])) == [True, "pear", True, 1, 0, 1]
+    assert json.loads(html.unescape(title[1])) == [True, "pear", True, 2, 0, 1]
     assert "live: 1 finished" in text
 
 

@@ -45,6 +45,7 @@ app.command(
 )(train.train)
 app.command(name="eval", context_settings=_ANY_KEY, options_metavar="[OPTIONS] [--KEY VALUE]...")(evaluate.evaluate)
 app.command(
+    cls=train.KeyCommand,
     context_settings=_ANY_KEY,
     options_metavar="[EXPERIMENT] [OPTIONS] [--KEY VALUE]...",
     short_help="Train every arm with every seed, and report.",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,8 +21,6 @@ from ..text import console, plain_text, safe_text
 from .starting import Launch, find_launch, last_words, launch_run, loaded_trainer
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
     from ..planning.batching import BatchPlan
     from ..recipe import Recipe
 
@@ -54,18 +53,10 @@ DryRun = Annotated[
 Explain = Annotated[str | None, Option(metavar="KEY", help="Show type, default and meaning of a recipe key.")]
 
 
-class RecipeCommand(TyperCommand):
-    """A command that takes a recipe: `--recipe` without a NAME lists the names."""
+class KeyCommand(TyperCommand):
+    """A command that takes keys of a recipe: the shell completes them, their values, and names of recipes."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        pairs = itertools.zip_longest(args, args[1:], fillvalue="--")
-        bare = [word == "--recipe" and after.startswith("--") for word, after in pairs]
-        return super().parse_args(ctx, ["--recipe=" if alone else word for word, alone in zip(args, bare, strict=True)])
-
-    def shell_complete(self, ctx: Any, incomplete: str) -> list[CompletionItem]:
-        """Complete recipe keys, the values of a key that has a list of them, and names of recipes."""
-        from click.shell_completion import CompletionItem
-
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         from ..recipe import shipped_arms, shipped_recipes
         from ..recipe.schema import RULES, TASKS, fields
 
@@ -77,8 +68,17 @@ class RecipeCommand(TyperCommand):
             names = [*{"rule": RULES, "task": TASKS}.get(key, fields()[key].choices)]
         else:
             names = [*shipped_recipes(), *shipped_arms()]
-        own = super().shell_complete(ctx, incomplete)
-        return own + [CompletionItem(name) for name in names if name.startswith(incomplete)]
+        found = [SimpleNamespace(value=n, type="plain", help=None) for n in names if n.startswith(incomplete)]
+        return [*super().shell_complete(ctx, incomplete), *found]
+
+
+class RecipeCommand(KeyCommand):
+    """A command that takes a recipe: `--recipe` without a NAME lists the names."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        pairs = itertools.zip_longest(args, args[1:], fillvalue="--")
+        bare = [word == "--recipe" and after.startswith("--") for word, after in pairs]
+        return super().parse_args(ctx, ["--recipe=" if alone else word for word, alone in zip(args, bare, strict=True)])
 
 
 def train(

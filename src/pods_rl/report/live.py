@@ -106,8 +106,8 @@ class LivePage:
         return ", ".join(f"{count} {plain(state, limit=20)}" for state, count in counts.items()) or "no run yet"
 
     def _waiting(self, message: str) -> str:
-        style = _asset("report.css")
-        policy, title = content_security_policy(style, None), self._source.resolve().name
+        style = _asset("templates/report.css")
+        policy, title = content_security_policy(style), self._source.resolve().name
         escaped = {key: html.escape(plain(text, limit=300)) for key, text in (("title", title), ("message", message))}
         return _WAITING.format(policy=html.escape(policy), style=style, **escaped)
 
@@ -123,7 +123,7 @@ def with_updates(page: str, version: int) -> str:
     >>> with_updates(page, 3)[61:122]
     "'none'; connect-src 'self'; script-src 'sha256-"
     """
-    script = _asset("watch.js")
+    script = _asset("templates/watch.js")
     found = _POLICY.search(page)
     assert found
     rules = dict(rule.partition(" ")[::2] for rule in html.unescape(found[2]).split("; "))
