@@ -17,11 +17,12 @@ from .analysis import Analysis, analyse
 from .arms import Arm, arms_from_runs, earlier_attempts
 from .curves import finite
 from .evaluations_csv import arms_from_csv
-from .figures import FIGURES, pictures, printed
+from .figures import FIGURES, pictures
 from .interactive import charts
 from .ledger import Page, ledger_page
 from .pages import ReportFiles, to_html, to_markdown
 from .plots import KINDS
+from .publication import printed
 from .run_tables import config_table, phases_table, runs_table
 from .tables import ablations_table, arms_table, curves_table, scores_table, speedup_table
 from .text import plain

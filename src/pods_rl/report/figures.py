@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,7 +24,6 @@ from .plots import (
     Bar,
     Role,
     Series,
-    for_print,
     phases_figure,
     steps_figure,
     threshold_figure,
@@ -69,18 +68,12 @@ class Picture:
 
 def pictures(analysis: Analysis) -> dict[str, Picture]:
     """Return the figures that have data, by name (``FIGURES``); ``curves`` is always included."""
-    return {name: _picture(sketch) for name, sketch in _sketches(analysis).items()}
+    return {name: _picture(sketch) for name, sketch in sketches(analysis).items()}
 
 
-def printed(analysis: Analysis, kinds: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield a file name and its content for each figure in each format, one column of a paper wide."""
-    for name, sketch in _sketches(analysis).items():
-        for kind in kinds:
-            yield f"{name}.{kind}", to_bytes(for_print(sketch.draw(NARROW)), kind, dpi=600)
-
-
-def _sketches(analysis: Analysis) -> dict[str, Sketch]:
-    sketches: dict[str, Sketch | None] = {
+def sketches(analysis: Analysis) -> dict[str, Sketch]:
+    """Return what to draw, by name."""
+    found: dict[str, Sketch | None] = {
         "curves": sketch_curves(analysis, analysis.metric),
         "threshold": sketch_threshold(analysis),
         "phases": _sketch_phases(analysis),
@@ -88,10 +81,10 @@ def _sketches(analysis: Analysis) -> dict[str, Sketch]:
     }
     for name in (*ACCURACIES, LENGTH):
         if name != analysis.metric and lines_of(analysis, name):
-            sketches[name] = sketch_curves(analysis, name)
+            found[name] = sketch_curves(analysis, name)
     for ablation in analysis.ablations:
-        sketches[f"ablation-{ablation.axis}"] = _sketch_ablation(analysis, ablation)
-    return {name: sketch for name, sketch in sketches.items() if sketch}
+        found[f"ablation-{ablation.axis}"] = _sketch_ablation(analysis, ablation)
+    return {name: sketch for name, sketch in found.items() if sketch}
 
 
 def _picture(sketch: Sketch) -> Picture:

@@ -118,7 +118,7 @@ def _curve_over(arm: Arm, metric: str, key: str) -> Curve | None:
 
 
 def _tokens_at(metrics: Sequence[Mapping[str, Any]], key: str, steps: Array) -> Array:
-    """Tokens of all steps up to each of these; a line counts for the steps since the one before. NaN if one lacks them."""
+    """Tokens of all steps up to each of these; NaN if a line lacks them. A line counts for the steps before it."""
     logged = [(finite(row.get("step")), finite(row.get(key))) for row in metrics]
     points = np.array([(step, value) for step, value in logged if step is not None and value is not None])
     if len(points) < len(logged) or not len(points):
