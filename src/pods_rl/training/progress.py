@@ -125,12 +125,12 @@ class _Steps(ProgressColumn):
         """Return one or two lines, each shorter than the terminal is wide."""
         if self.row is None:
             return Text(plain_text(self.doing or "training: the first step"))
-        done, share = self._done(self.row)
-        head = [done] if share is None else [done, " " * _SHORTEST_BAR]
-        rows = _flow([*head, *self._rest(self.row)], self._out.width - 2)  # less the spinner
-        if share is not None:
-            spare = self._out.width - 2 - len(_GAP.join(rows[0]))
-            bar = ProgressBar(1.0, share, width=min(_SHORTEST_BAR + spare, _LONGEST_BAR))
+        (done, share), width = self._done(self.row), self._out.width - 2  # less the spinner
+        barred = share is not None and len(done) + len(_GAP) + _SHORTEST_BAR <= width
+        rows = _flow([done, *[" " * _SHORTEST_BAR] * barred, *self._rest(self.row)], width)
+        if barred:
+            spare = width - len(_GAP.join(rows[0]))
+            bar = ProgressBar(1.0, share or 0.0, width=min(_SHORTEST_BAR + spare, _LONGEST_BAR))
             drawn = [(part.text, part.style or "") for part in self._out.render(bar) if part.text != "\n"]
             first = Text(_GAP).join([Text(done), Text.assemble(*drawn), *map(Text, rows[0][2:])])
         else:
