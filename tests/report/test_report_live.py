@@ -99,7 +99,6 @@ def test_a_page_is_made_when_files_change_and_for_a_share_of_the_time(tmp_path: 
     run = write_run(tmp_path / "run", end=30)
     page, clock, waits, made = page_of(run), [0.0], [], []
     monkeypatch.setattr(live.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(live.os, "setpriority", lambda *_: None)
 
     def make(begun: bool) -> None:
         made.append(begun)

@@ -69,8 +69,6 @@ class LivePage:
         self._over.set()
 
     def _work(self) -> None:
-        with suppress(OSError, AttributeError):  # the runs come first; on Linux this is the thread's alone
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         seen: frozenset[object] | None = None
         pause = 0.0
         while not self._over.wait(pause):
