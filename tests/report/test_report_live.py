@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import PAYLOADS, write_rollouts, write_run
+from tests import until
 from tests.chromium import CHROMIUM, MISSING, dump
 
 from pods_rl.cli import watch
@@ -115,6 +116,15 @@ def test_a_page_is_made_when_files_change_and_for_a_share_of_the_time(tmp_path: 
     page._work()
     assert waits == [0, 6, 1, 1, 6, 1]
     assert made == [True, True]
+
+
+@pytest.mark.usefixtures("no_rendering")
+def test_a_thread_makes_the_pages(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", end=30)
+    with page_of(run) as page:
+        until(lambda: page.served.state == "1 finished")
+        grow(run)
+        until(lambda: b"0.987" in page.served.page)
 
 
 def test_only_a_reader_on_this_machine_is_answered() -> None:
