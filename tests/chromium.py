@@ -16,8 +16,13 @@ _FLAGS = (
 )
 
 
-def dump(page: Path, profile: Path) -> str:
-    """The page's elements as they stand after its scripts have run."""
+def dump(page: Path | str, profile: Path) -> str:
+    """The elements of a page, a file or an address, as they stand after its scripts have run."""
     assert CHROMIUM
-    command = [CHROMIUM, *_FLAGS.split(), f"--user-data-dir={profile}", page.as_uri()]
+    command = [
+        CHROMIUM,
+        *_FLAGS.split(),
+        f"--user-data-dir={profile}",
+        page if isinstance(page, str) else page.as_uri(),
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=True).stdout

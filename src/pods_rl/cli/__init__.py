@@ -1,4 +1,4 @@
-"""The command line: ``pods train | eval | compare | report | plan | select | card | export | doctor | ...``.
+"""The command line: ``pods train | eval | compare | report | watch | plan | select | card | export | doctor | ...``.
 
 Each command imports heavy libraries inside its function, so that ``pods --help`` stays fast.
 """
@@ -20,14 +20,13 @@ from ..distributed.signals import ignore_signals, stop_on_signals
 from ..distributed.streams import drop_pending_output, lost_output, settle_streams
 from ..errors import UserError
 from ..text import console, safe_text
-from . import card, catalog, compare, doctor, evaluate, export, plan, select, train
+from . import card, catalog, compare, doctor, evaluate, export, plan, select, train, watch
 
 app = typer.Typer(
     name="pods",
     help="PODS: GRPO that generates many rollouts and trains on the few that teach most.\n\n"
     "Compare it with plain GRPO in minutes, on a CPU:  pods compare quickstart",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={
@@ -46,11 +45,13 @@ app.command(
 )(train.train)
 app.command(name="eval", context_settings=_ANY_KEY, options_metavar="[OPTIONS] [--KEY VALUE]...")(evaluate.evaluate)
 app.command(
+    cls=train.KeyCommand,
     context_settings=_ANY_KEY,
     options_metavar="[EXPERIMENT] [OPTIONS] [--KEY VALUE]...",
     short_help="Train every arm with every seed, and report.",
 )(compare.compare)
 app.command(short_help="Write the report of finished runs.")(compare.report)
+app.command(short_help="Show the report of runs while they train.")(watch.watch)
 app.command(
     cls=train.RecipeCommand,
     context_settings=_ANY_KEY,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -64,15 +66,22 @@ def compare(
                 run_experiment(experiment, output, board, force=force, parallel=parallel)
         except KeyboardInterrupt as interrupt:
             console(stderr=True).print(
-                f"\nStopped. Finished work is kept in {safe_text(output)}; the same command resumes from there."
+                f"\nStopped. Finished work is kept in {safe_text(output)}; the same command resumes from there.\n"
+                f"{'resume':<12}{safe_text(shlex.join(['pods', *sys.argv[1:]]))}\n{_next(output)}"
             )
             raise typer.Exit(getattr(interrupt, "code", 130)) from None
         complete = _report(experiment, output)
+        console().print(_next(output))
         if complete and not board.failures:
             console().print(_NEXT)
         _print_failures(board.failures)
     if board.failures or not complete:
         raise typer.Exit(1)
+
+
+def _next(output: Path) -> str:
+    place = safe_text(shlex.quote(str(output)))
+    return f"{'watch':<12}pods watch {place}\n{'report':<12}pods report {place}"
 
 
 def _show(experiment: Experiment) -> None:

@@ -13,7 +13,8 @@ import typer
 
 from ..errors import UserError
 from ..text import console, safe_text
-from .train import AccelerateConfig, Config, Launch, Processes, RecipeName, find_launch, named_recipe, show_plan
+from .starting import Launch, find_launch
+from .train import AccelerateConfig, Config, Processes, RecipeName, named_recipe, show_plan
 
 if TYPE_CHECKING:
     from ..planning.batching import BatchPlan

@@ -84,7 +84,7 @@ def _measured(words: list[str], config: str | None, name: str | None, seconds: f
         raise UserError("No recipe: name one, as in `pods plan tiny-pods`, or a file; or give --rollouts.")
     recipe = load_recipe(named, keys)
     recipe.check_reachable()
-    with stoppable() as stop, stop.at_once(), LiveLine(console(), every=10) as line:
+    with stoppable() as stop, stop.at_once(), LiveLine(console(), every=10, spins=True) as line:
         return plan_recipe(recipe, seconds, show=line.show), recipe
 
 

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Option
 from typer.core import TyperCommand
 
-from ..distributed import get_rank, get_world_size, is_launched
+from ..distributed import get_rank, get_world_size
 from ..distributed.signals import Stop, exit_code, stop_on_signals
-from ..distributed.streams import outlive_output
-from ..errors import Interrupted, UserError
+from ..errors import UserError
 from ..text import console, plain_text, safe_text
+from .starting import Launch, find_launch, last_words, launch_run, loaded_trainer
 
 if TYPE_CHECKING:
     from ..planning.batching import BatchPlan
@@ -54,7 +53,26 @@ DryRun = Annotated[
 Explain = Annotated[str | None, Option(metavar="KEY", help="Show type, default and meaning of a recipe key.")]
 
 
-class RecipeCommand(TyperCommand):
+class KeyCommand(TyperCommand):
+    """A command that takes keys of a recipe: the shell completes them, their values, and names of recipes."""
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        from ..recipe import shipped_arms, shipped_recipes
+        from ..recipe.schema import RULES, TASKS, fields
+
+        last = ctx.args[-1] if ctx.args else ""
+        key = last.lstrip("-").replace("-", "_")
+        if incomplete.startswith("-"):
+            names = [f"--{name}" for name in fields()]
+        elif last.startswith("--") and key in fields():
+            names = [*{"rule": RULES, "task": TASKS}.get(key, fields()[key].choices)]
+        else:
+            names = [*shipped_recipes(), *shipped_arms()]
+        found = [SimpleNamespace(value=n, type="plain", help=None) for n in names if n.startswith(incomplete)]
+        return [*super().shell_complete(ctx, incomplete), *found]
+
+
+class RecipeCommand(KeyCommand):
     """A command that takes a recipe: `--recipe` without a NAME lists the names."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -112,12 +130,11 @@ def train(
         output = output or (newest_run(recipe) if resume else _default_output(recipe))
         again = {"resume": resume, "allow_changed_recipe": allow_changed_recipe}
         _check_output(recipe, output, launch, **again)
-        if launch:
-            status = _launch(launch, named, keys, output, again, stop)
-        else:
-            from ..training.run import train as train_run
-
-            status = train_run(recipe, output, stop=stop, **again).status
+        with last_words(output, launch):
+            if launch:
+                status = launch_run(launch, named, keys, output, again, stop)
+            else:
+                status = loaded_trainer(output)(recipe, output, stop=stop, **again).status
         if code := exit_code(status, default=stop.code):
             raise typer.Exit(code)
 
@@ -174,35 +191,6 @@ def _shipped(name: str, config: str | None) -> str:
         file = f" For a file, use --config {name}." if local_path(name).is_file() else ""
         raise UserError(f"--recipe {name}: no shipped recipe has this name.{file or near}")
     return name
-
-
-class Launch(NamedTuple):
-    """The number of processes to start, and their accelerate configuration."""
-
-    processes: int
-    config: Path
-
-
-def find_launch(processes: int | None, config: str | None) -> Launch | None:
-    """Return what to start through accelerate; None if neither option is given.
-
-    Raises UserError for an unknown configuration, or if a launcher has started this process.
-    """
-    from ..recipe import accelerate_processes, find_accelerate_config
-    from ..recipe.accelerate import MOST_PROCESSES
-    from ..recipe.reading import short
-
-    if processes is None and config is None:
-        return None
-    if is_launched():
-        raise UserError(
-            f"A launcher has already started this process (WORLD_SIZE = {get_world_size()}): remove "
-            "--num_processes and --accelerate_config, or start `pods train` by itself."
-        )
-    if processes is not None and processes > MOST_PROCESSES:
-        raise UserError(f"--num_processes {short(str(processes))}: expected at most {MOST_PROCESSES} on one machine.")
-    path = find_accelerate_config(config or "ddp")
-    return Launch(processes or accelerate_processes(path), path)
 
 
 def show_plan(plan: BatchPlan) -> None:
@@ -263,35 +251,3 @@ def _check_output(
         with RunWriter(output, resume=resume) as writer:
             if launch and resume:  # otherwise the status of the earlier run would decide the exit code
                 writer.write_status("running", reason="loading")
-
-
-def _launch(
-    launch: Launch, recipe: str, keys: Mapping[str, str | bool], output: Path, again: Mapping[str, bool], stop: Stop
-) -> Mapping[str, Any]:
-    """Train with `pods train` in several processes; return the last status of the run."""
-    from ..distributed.launch import STARTER
-    from ..experiment.process import child_environment, launcher, wait_for
-    from ..runs import Run, end_run
-    from ..runs.files import LOG
-
-    command = [*launcher(launch.config, launch.processes), "train", "--config", recipe, "--output", str(output)]
-    command += [f"--{name}" for name, wanted in again.items() if wanted]
-    command += [f"--{key}={'true' if value is True else value}" for key, value in keys.items()]
-    code = 0
-    with stop.later(), outlive_output(output / LOG):
-        try:
-            # In a session of its own: Ctrl-C reaches only this process, which forwards it once.
-            environment = child_environment({STARTER: str(os.getpid())})
-            process = subprocess.Popen(command, env=environment, start_new_session=True)
-            code = wait_for(process, apart=True)
-        except Interrupted as interrupt:  # the processes may end before they write a status, or after they finish
-            stop.over()
-            end_run(output, "stopped", str(interrupt))
-        stop.over()
-        status = Run(output).status
-        if status.get("state") == "stopped":
-            reason = safe_text(status.get("reason"))
-            console(stderr=True).print(f"Stopped: {reason}. Finished work is kept in {safe_text(output)}.")
-    if code == 2 and status.get("state") == "failed":  # a user's mistake, already printed by a process
-        raise typer.Exit(2)
-    return status

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple
 
 from ..errors import UserError
@@ -83,6 +84,35 @@ def newest_run(recipe: Recipe, runs: Path = Path("runs")) -> Path:
     if not found:
         raise UserError(f"--resume: no run of {recipe.name} under {runs}: name the run to resume with --output.")
     return runs / found[-1]
+
+
+def last_lines(output: Path, launch: str = "") -> list[str]:
+    """Return where a run lies, its last checkpoint, how to resume it, and what to do next; nothing for a run that
+    failed before its first step.
+
+    Args:
+        output: the run directory.
+        launch: options of the command that resumes.
+    """
+    run, place = Run(output), quote(str(output))
+    if run.state == "unknown" or (run.state == "failed" and not run.metrics):
+        return []
+    good, _ = last_good(output / CHECKPOINTS, hashes=False)
+    resume = f"pods train --output {place}{launch} --resume"
+    rows = [("run", f"{output} ({run.state} at step {run.step})")]
+    if policy := good if run.state != "finished" else run.final_checkpoint:
+        rows.append(("checkpoint", str(policy)))
+    if run.state != "finished" and (good or not run.metrics):
+        rows.append(("resume", resume))
+    elif run.state == "finished" and good:
+        longer = "max_seconds" if run.config.get("max_seconds") else "max_steps"
+        rows.append(("longer", f"{resume} --{longer} N"))
+    if run.evals:
+        rows.append(("report", f"pods report {place}"))
+    rows.append(("watch", f"pods watch {place}"))
+    if policy:
+        rows.append(("evaluate", f"pods eval --run {place}"))
+    return [f"{name:<12}{text}" for name, text in rows]
 
 
 def _refuse_to_lose(output: Path, skipped: list[str]) -> None:

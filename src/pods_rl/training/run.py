@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from ..distributed import Failure, get_rank, get_world_size, watching
@@ -23,11 +24,10 @@ from ..runs import Run, RunWriter
 from ..runs.checkpoints import clean, last_good
 from ..runs.files import CHECKPOINTS, LOG, PLAN, write_failure
 from ..tasks import Fitted, Task
-from ..text import console, plain_text
 from .environment import describe, device_line
 from .inputs import fitted_task
 from .planning import plan_recipe, settle_auto
-from .progress import LiveLine, Progress
+from .progress import Progress, label_of
 from .publishing import push_finished
 from .resume import Start, find_start
 from .tracking import add_trackers, tracking
@@ -68,7 +68,6 @@ def train(
         KeyboardInterrupt: interrupted before the first step, or a second time.
     """
     recipe.check_installed()
-    quiet_libraries()
     with ExitStack() as stack:
         stop = stop or stack.enter_context(stop_on_signals())
         find = partial(find_start, output=output, processes=get_world_size(), changed=allow_changed_recipe)
@@ -76,37 +75,38 @@ def train(
             find(recipe, hashes=False)  # refuse before anything is written
         writer = stack.enter_context(RunWriter(output, resume=resume)) if get_rank() == 0 else None
         stack.enter_context(tracking(recipe, output, writes=writer is not None))
-        from ..engines.trl.build import build_trainer
-
         stack.enter_context(outlive_output(output / LOG if writer else None))
+        display = stack.enter_context(ExitStack())
+        shown = display.enter_context(_display(recipe, output)) if progress and writer else None
+        begin = shown.begin if shown else lambda what: None
+        begin("importing TRL")
+        quiet_libraries()
         with stop.at_once():
-            recipe, trains = settle_auto(recipe, output, resume=resume, plan=partial(_plan, progress=progress))
+            recipe, trains = settle_auto(recipe, output, resume=resume, plan=partial(_plan, shown=shown))
         stack.enter_context(stop.later())  # a signal that raises anywhere could prevent the last status
-        display = stack.enter_context(_status_at_end(recipe, output, writer, stop))
+        stack.enter_context(_status_at_end(recipe, output, writer, stop, display))
         with stop.at_once():
             set_threads(recipe.run_settings()["threads"])
-            task, skipped = fitted_task(recipe)
-            trainer = build_trainer(trains, task, output / CHECKPOINTS)
+            task, skipped, trainer = _load(recipe, trains, output, begin)
             start = agree(find(recipe) if writer else None) if resume else None
-            shown = _progress(recipe, output, trainer, task, skipped, start) if progress and writer else None
+            if shown:
+                _describe(shown, output, trainer, task, skipped, start)
             if writer:
                 writer.write_environment(describe(trainer, task, skipped, start))
             recorder = _add_recorder(recipe, task, trainer, output, writer, shown, stop)
             if recipe.values["plan_every"]:
                 _plan_again(recipe, trainer, output, recorder)
-        if shown:
-            display.enter_context(shown)
         _train(trainer, recorder, start)
+        begin("saving the policy")
         _finish(trainer, recorder, recipe, output, stop)
     return Run.open(output)
 
 
-def _plan(recipe: Recipe, *, progress: bool) -> Plan:
+def _plan(recipe: Recipe, *, shown: Progress | None) -> Plan:
     """Plan a recipe with num_rollouts: auto before it trains, and show the plan."""
-    with LiveLine(console(), every=10) as line:
-        plan = plan_recipe(recipe, show=line.show if progress else lambda text: None)
-    if progress:
-        print("\n".join(map(plain_text, plan.lines())), flush=True)
+    plan = plan_recipe(recipe, show=shown.show if shown else lambda text: None)
+    if shown:
+        shown.say("\n".join(plan.lines()))
     return plan
 
 
@@ -119,13 +119,14 @@ def _plan_again(recipe: Recipe, trainer: PODSTrainer, output: Path, recorder: Re
 
 
 @contextmanager
-def _status_at_end(recipe: Recipe, output: Path, writer: RunWriter | None, stop: Stop) -> Iterator[ExitStack]:
+def _status_at_end(
+    recipe: Recipe, output: Path, writer: RunWriter | None, stop: Stop, display: ExitStack
+) -> Iterator[None]:
     """Write the status of a run that ends early: by an exception inside, or because another process failed.
 
-    Yields a stack for the display, which is closed before an error is printed.
+    The display is closed before an error is printed.
     """
     started = time.perf_counter()
-    display = ExitStack()
 
     def end(state: str, reason: str) -> None:
         with suppress(OSError):  # the disk is full, which the error itself reports
@@ -144,7 +145,7 @@ def _status_at_end(recipe: Recipe, output: Path, writer: RunWriter | None, stop:
                 writer.write_status("running", reason="loading")
                 clean(output / CHECKPOINTS)
             with display:
-                yield display
+                yield
     except BaseException as error:  # a single process; of several, `watching` ends each with its exit code
         stop.over()
         reason = str(error) if isinstance(error, Interrupted) else f"{type(error).__name__}: {error}"
@@ -166,22 +167,36 @@ def _full_disk_explained(output: Path) -> Iterator[None]:
         raise UserError(f"Cannot write to {output}: {full}. Free some space, then {then}") from error
 
 
-def _progress(
-    recipe: Recipe, output: Path, trainer: PODSTrainer, task: Task, skipped: Fitted | None, start: Start | None
-) -> Progress:
-    """Return the display of a run, after printing what it trains and where it resumes."""
-    path, steps = output.resolve(), recipe.values.get("max_steps")
-    label = f"{path.parent.name} {path.name}" if path.name.startswith("seed-") else path.name  # a run of an experiment
-    shown = Progress(
-        label,
+def _display(recipe: Recipe, output: Path) -> Progress:
+    steps = recipe.values.get("max_steps")
+    return Progress(
+        label_of(output),
         max_seconds=recipe.run_settings()["max_seconds"],
         max_steps=steps if isinstance(steps, int) and steps > 0 else None,
     )
+
+
+def _load(
+    recipe: Recipe, trains: Recipe, output: Path, begin: Callable[[str], None]
+) -> tuple[Task, Fitted | None, PODSTrainer]:
+    """Return the task, which of its prompts are too long, and the trainer of what `trains`."""
+    from ..engines.trl.build import build_trainer
+
+    begin(f"loading the task {recipe.values['task']}")
+    task, skipped = fitted_task(recipe)
+    begin(f"loading the policy {recipe.values['model_name_or_path']}")
+    return task, skipped, build_trainer(trains, task, output / CHECKPOINTS)
+
+
+def _describe(
+    shown: Progress, output: Path, trainer: PODSTrainer, task: Task, skipped: Fitted | None, start: Start | None
+) -> None:
+    """Print what a run trains, where it resumes, and how to watch it."""
     lines = [f"{device_line(trainer)}; {task.name} {counted(len(task.train), 'prompt')}"]
     lines += [str(skipped)] if skipped else []
-    for line in [*lines, *(start.describe() if start else ())]:
-        shown.say(f"{label}: {line}")
-    return shown
+    lines += start.describe() if start else []
+    for line in [*lines, f"live in a browser: pods watch {quote(str(output))}"]:
+        shown.say(f"{label_of(output)}: {line}")
 
 
 def _add_recorder(
@@ -203,7 +218,7 @@ def _add_recorder(
     recorder = Recorder(
         writer,
         shown,
-        evaluate=_evaluator(trainer, task, recipe) if settings["eval_prompts"] != 0 else None,
+        evaluate=_evaluator(trainer, task, recipe, shown) if settings["eval_prompts"] != 0 else None,
         ledger=partial(_ledger, trainer, task),
         stop=stop,
         cpu_clock=trainer.args.clock == "cpu",
@@ -215,10 +230,13 @@ def _add_recorder(
     return recorder
 
 
-def _evaluator(trainer: PODSTrainer, task: Task, recipe: Recipe) -> Callable[[int], Evaluation]:
+def _evaluator(trainer: PODSTrainer, task: Task, recipe: Recipe, shown: Progress | None) -> Callable[[int], Evaluation]:
     settings = recipe.run_settings()
 
     def run(index: int) -> Evaluation:
+        what = "evaluating" if index else "evaluating before training"
+        if shown:
+            shown.begin(what)
         sampling = Sampling(
             temperature=settings["eval_temperature"],
             max_completion_length=trainer.args.max_completion_length,
@@ -236,6 +254,7 @@ def _evaluator(trainer: PODSTrainer, task: Task, recipe: Recipe) -> Callable[[in
                 repeats=settings["eval_repeats"],
                 turns=trainer.args.max_tool_calling_iterations,
                 limits=ToolLimits(trainer.args.tool_timeout, trainer.args.max_tool_calls),
+                done=lambda rows, of: shown.show(f"{what} {rows} of {of}") if shown and rows < of else None,
             )
 
     return run

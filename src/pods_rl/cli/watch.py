@@ -1,0 +1,151 @@
+"""``pods watch``: the report's page of runs that train, in a browser on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import webbrowser
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Argument, Option
+
+from ..distributed.signals import stop_on_signals
+from ..errors import UserError
+from ..text import console, safe_text
+
+if TYPE_CHECKING:
+    from ..report.live import LivePage
+
+_LOOPBACK = "127.0.0.1"
+_PORT = 8760
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "frame-ancestors 'none'",  # the page has its own policy besides
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def watch(
+    directory: Annotated[Path, Argument(help="A run or an experiment; it may begin later.")],
+    port: Annotated[
+        int | None, Option(min=0, max=65535, help=f"[default: {_PORT}, or a free one if it is taken; 0: a free one]")
+    ] = None,
+    no_browser: Annotated[bool, Option("--no-browser", help="Print the address only.")] = False,
+    baseline: Annotated[
+        str | None, Option(help="The arm to compare with. [default: the experiment's baseline, else grpo]")
+    ] = None,
+) -> None:
+    """Show the report of runs while they train, in a browser.
+
+    The page updates itself. It is served on this machine alone (127.0.0.1) and read-only; nothing is written into the
+    runs. Ctrl-C ends it; the runs continue.
+
+    \b
+    Examples:
+      pods watch runs/mine
+      pods watch runs/quickstart --port 9000 --no-browser
+    """
+    from ..report.live import LivePage
+    from .compare import _declared_baseline
+
+    if directory.exists() and not directory.is_dir():
+        raise UserError(f"{directory} is a file: name the directory of a run or an experiment.")
+    if not directory.exists() and not directory.absolute().parent.is_dir():
+        raise UserError(
+            f"{directory} does not exist, nor does the directory that would hold it: name a run or an experiment."
+        )
+    live = LivePage(directory, baseline=lambda: baseline or _declared_baseline([directory]))
+    with stop_on_signals() as stop, live as page, _server(page, port) as server:
+        address = f"http://{_LOOPBACK}:{server.server_port}/"
+        console().print(f"Watching {safe_text(directory)} at {address}  (Ctrl-C ends this, not the runs)")
+        _open(address, server.server_port, wanted=not no_browser)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            stop.over()
+            console().print("Stopped watching.")
+    if stop.number not in (None, signal.SIGINT):
+        raise typer.Exit(stop.code)
+
+
+def _server(page: LivePage, port: int | None) -> ThreadingHTTPServer:
+    """Return a server of the page on a port; without one on the usual port, or on a free one."""
+
+    class Pages(_Pages):
+        live = page
+
+    for number in (_PORT, 0) if port is None else (port,):
+        try:
+            return ThreadingHTTPServer((_LOOPBACK, number), Pages)
+        except OSError as error:
+            if number == port:
+                raise UserError(
+                    f"--port {port} cannot be used: {error.strerror}. Choose another; 0: a free one."
+                ) from error
+    raise AssertionError("0 is a free port")
+
+
+class _Pages(BaseHTTPRequestHandler):
+    """Answers GET and HEAD of the page and of its version, and nothing else."""
+
+    live: LivePage
+    server_version, sys_version = "pods", ""
+    timeout = 30.0  # seconds for a request to arrive
+
+    def do_GET(self) -> None:
+        served = self.live.served
+        if not self._is_ours():
+            self._answer(421, b"This address is not served here.\n")
+        elif self.path == "/":
+            self._answer(200, served.page, "text/html")
+        elif self.path == "/version":
+            state = {"version": served.version, "state": served.state, "note": served.note}
+            self._answer(200, json.dumps(state).encode(), "application/json")
+        else:
+            self._answer(404, b"There is one page: /\n")
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def __getattr__(self, name: str) -> Callable[[], None]:
+        if not name.startswith("do_"):
+            raise AttributeError(name)
+        return lambda: self._answer(405, b"Read-only: GET or HEAD.\n")
+
+    def _is_ours(self) -> bool:
+        """Whether the request names this machine: a page of another name that resolves here could read ours."""
+        hosts = self.headers.get_all("Host", [])
+        return len(hosts) == 1 and re.fullmatch(r"(127\.0\.0\.1|localhost)(:\d+)?", hosts[0]) is not None
+
+    def _answer(self, code: int, body: bytes, kind: str = "text/plain") -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        if code == 405:
+            self.send_header("Allow", "GET, HEAD")
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def _open(address: str, port: int, *, wanted: bool) -> None:
+    """Open a browser that has a screen; on a machine reached through ssh say how to see the page."""
+    screen = not sys.platform.startswith("linux") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if wanted and screen:
+        webbrowser.open(address)
+    elif os.environ.get("SSH_CONNECTION"):
+        console().print(f"From your own machine: ssh -L {port}:{_LOOPBACK}:{port} THIS_MACHINE, then open {address}")

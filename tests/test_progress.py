@@ -1,0 +1,155 @@
+"""What a training run shows: how far it is, what it does, and at the end where it lies and how to go on."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from pods_rl.runs import RunWriter
+from pods_rl.runs.checkpoints import prepare, publish
+from pods_rl.training.progress import Progress
+from pods_rl.training.resume import last_lines
+
+ROW = {
+    "step": 120, "seconds": 40.0, "reward": 0.953, "pods/seconds/rollout": 0.77, "pods/seconds/reward": 0.02,
+    "pods/seconds/selection": 0.004, "pods/seconds/update": 0.2,
+}  # fmt: skip
+EVALUATION = {"step": 100, "seconds": 30.0, "accuracy": 0.25, "format_accuracy": 0.5}
+
+
+def screen(width: int, **options: object) -> Console:
+    terminal = {"force_terminal": True, "color_system": None, "_environ": {"TERM": "xterm"}} | options
+    return Console(file=io.StringIO(), width=width, height=24, **terminal)  # type: ignore[arg-type]
+
+
+def drawn(width: int, doing: str = "", **budget: float) -> list[str]:
+    """The lines of the display after a step, without the bar."""
+    out = screen(width)
+    progress = Progress("a-long-name-20261123-034455", out=out, **budget)  # type: ignore[arg-type]
+    progress.evaluation(EVALUATION)
+    progress.step(ROW)
+    if doing:
+        progress.show(doing)
+    with out.capture() as shown:
+        out.print(*progress._line.get_renderables())
+    lines = [line.rstrip() for line in shown.get().rstrip().split("\n")]
+    assert all(len(line) <= width for line in lines), lines
+    return [re.sub(" *[━╸╺]+ *", "  |  ", line[2:]).strip() for line in lines]
+
+
+PHASES = "gen/rew/sel/upd 0.77/0.02/0.00/0.20 s"
+
+
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        (120, [f"step 120 of 500  |  2 min left  reward 0.95  accuracy 0.250  {PHASES}"]),
+        (80, ["step 120 of 500  |  2 min left  reward 0.95  accuracy 0.250", PHASES]),
+        (60, ["step 120 of 500  |  2 min left  reward 0.95", f"accuracy 0.250  {PHASES}"]),
+        (40, ["step 120 of 500  |  2 min left", "reward 0.95  accuracy 0.250"]),
+    ],
+)
+def test_the_display_fits_and_its_last_parts_go_first(width: int, lines: list[str]) -> None:
+    assert drawn(width, max_steps=500) == lines
+
+
+@pytest.mark.parametrize("width", [*range(24, 130, 4)])
+def test_no_width_cuts_a_part(width: int) -> None:
+    """Each part is there as a whole or not at all."""
+    parts = ("step 120, 40 of 60 s", "|", "20 s left", "reward 0.95", "accuracy 0.250", PHASES)
+    found = [part for line in drawn(width, max_seconds=60.0) for part in line.split("  ")]
+    shown = parts if width >= 30 else (parts[0], *parts[2:])
+    assert found == [*shown[: len(found)]]
+
+
+def test_the_budget_that_ends_first_is_shown() -> None:
+    assert drawn(80, max_steps=500, max_seconds=60.0)[0].startswith("step 120, 40 of 60 s  |  20 s left")
+    assert drawn(80, max_steps=130, max_seconds=3600.0)[0].startswith("step 120 of 130  |  3 s left")
+    assert drawn(80) == [f"step 120  reward 0.95  accuracy 0.250  {PHASES}"]
+
+
+def test_an_evaluation_is_shown_beside_the_bar() -> None:
+    assert drawn(80, "evaluating 24 of 64", max_steps=500) == ["step 120 of 500  |  2 min left  evaluating 24 of 64"]
+
+
+def test_a_terminal_shows_what_begins_with_a_spinner_and_keeps_nothing_of_it() -> None:
+    out = screen(80)
+    with Progress("run", out=out) as progress:
+        progress.begin("importing torch")
+        progress.begin("loading the task [red]\x1b[2J")
+    text = out.file.getvalue()  # type: ignore[attr-defined]
+    assert re.search("[⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏] importing torch", text)
+    assert "loading the task [red]\\x1b[2J" in text
+    assert text.rstrip().endswith("\x1b[2K")  # erased
+
+
+def test_a_log_has_a_line_for_each_thing_begun_and_then_for_steps() -> None:
+    out = screen(80, force_terminal=False, soft_wrap=True)
+    with Progress("run", out=out, max_steps=500, every=1e9) as progress:
+        for what in ("importing torch", "loading the task gsm8k", "evaluating before training"):
+            progress.begin(what)
+        progress.evaluation(EVALUATION)
+        progress.step(ROW)
+        progress.begin("evaluating")
+        progress.step(ROW)
+    assert out.file.getvalue().split("\n") == [  # type: ignore[attr-defined]
+        "run: importing torch",
+        "run: loading the task gsm8k",
+        "run: evaluating before training",
+        "run                    30 s  step   100  accuracy 0.250  format 0.500",
+        f"run                    40 s  step   120  reward 0.95  2 min left  {PHASES}",
+        "",
+    ]
+
+
+def write(run: Path, state: str, *, steps: int = 3, saved: bool = True, final: bool = False, evals: int = 1) -> Path:
+    with RunWriter(run) as writer:
+        writer.write_config("max_seconds: 60\n")
+        writer.write_status(state, step=steps)
+        for step in range(1, steps + 1):
+            writer.append_metrics({"step": step})
+        for _ in range(evals):
+            writer.append_eval({"step": 1, "accuracy": 0.5})
+    for name in [f"checkpoint-{steps}"] * saved + ["final"] * final:
+        (prepare(run / "checkpoints" / name) / "model.bin").write_bytes(b"x")
+        publish(run / "checkpoints" / name, {"step": steps})
+    return run
+
+
+def test_the_last_lines_say_how_to_go_on(tmp_path: Path) -> None:
+    run = write(tmp_path / "a run", "stopped")
+    assert last_lines(run, " --num_processes 2") == [
+        f"run         {run} (stopped at step 3)",
+        f"checkpoint  {run}/checkpoints/checkpoint-3",
+        f"resume      pods train --output '{run}' --num_processes 2 --resume",
+        f"report      pods report '{run}'",
+        f"watch       pods watch '{run}'",
+        f"evaluate    pods eval --run '{run}'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"state": "finished", "final": True, "saved": False}, "run checkpoint report watch evaluate"),
+        ({"state": "finished", "final": True}, "run checkpoint longer report watch evaluate"),
+        ({"state": "failed"}, "run checkpoint resume report watch evaluate"),
+        ({"state": "failed", "steps": 0, "saved": False}, ""),
+        ({"state": "stopped", "steps": 0, "saved": False, "evals": 0}, "run resume watch"),
+        ({"state": "stopped", "saved": False, "evals": 0}, "run watch"),  # --resume would be refused
+    ],
+)
+def test_only_what_works_is_offered(tmp_path: Path, given: dict, names: str) -> None:
+    lines = last_lines(write(tmp_path / "run", **given))
+    assert [line.split()[0] for line in lines] == names.split()
+    assert all(len(line.replace(str(tmp_path), "runs")) <= 80 for line in lines)
+
+
+def test_a_directory_without_a_run_has_no_last_lines(tmp_path: Path) -> None:
+    (tmp_path / "status.json").write_text(json.dumps({}))
+    assert last_lines(tmp_path) == last_lines(tmp_path / "gone") == []
