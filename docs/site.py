@@ -1,6 +1,7 @@
 """What MkDocs does not do by itself: pages that lie outside docs/, and doctests in docstrings."""
 
 import re
+import tomllib
 from pathlib import Path, PurePosixPath
 from posixpath import normpath, relpath
 from typing import Any
@@ -8,7 +9,9 @@ from typing import Any
 import griffe
 from mkdocs.structure.files import File, Files
 
-REPOSITORY = "https://github.com/pods-rl/pods-rl/blob/main/"
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+REPOSITORY = PROJECT["urls"]["Source"] + "/blob/main/"
 # pages of the repository's other folders, and their place on the site
 OUTSIDE = {
     "README.md": "index.md",
@@ -22,7 +25,7 @@ LINK = re.compile(r"(\]\()(?!https?:|#|mailto:)([^)#\s]+)")
 def on_files(files: Files, *, config: Any) -> Files:
     """Add the pages outside docs/: one copy of each serves GitHub and the site."""
     for source, place in OUTSIDE.items():
-        text = (Path(config.config_file_path).parent / source).read_text("utf-8")
+        text = (ROOT / source).read_text("utf-8")
         files.append(File.generated(config, place, content=relinked(text, source, place)))
     return files
 
@@ -36,15 +39,15 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 def relinked(text: str, source: str, place: str) -> str:
     """Return a page of the repository with its links as they must be at its place on the site.
 
-    >>> relinked("[a](docs/a.md#b) [c](src/c.py)", "README.md", "index.md")
-    '[a](a.md#b) [c](https://github.com/pods-rl/pods-rl/blob/main/src/c.py)'
-    >>> relinked("[home](../README.md#x)", "docs/results/a.md", "results/a.md")
+    >>> relinked("[a](docs/a.md#b) [c](src/c.py)", "README.md", "index.md").replace(REPOSITORY, "REPOSITORY/")
+    '[a](a.md#b) [c](REPOSITORY/src/c.py)'
+    >>> relinked("[home](../../README.md#x)", "docs/results/a.md", "results/a.md")
     '[home](../index.md#x)'
     """
 
     def rewrite(found: re.Match[str]) -> str:
         target = normpath(str(PurePosixPath(source).parent / found[2]))
-        page = target.startswith("docs/") and not Path(target).is_dir()
+        page = target.startswith("docs/") and not (ROOT / target).is_dir()
         inside = OUTSIDE.get(target, target.removeprefix("docs/") if page else None)
         return found[1] + (relpath(inside, PurePosixPath(place).parent) if inside else REPOSITORY + target)
 

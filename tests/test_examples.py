@@ -97,7 +97,9 @@ def test_the_own_rule_selects(at_root, tmp_path):
 def test_the_own_task_is_read_from_its_files(at_root, tmp_path):
     (command,) = header_commands("own_task.yaml")
     run = train_shortly(command, tmp_path / "run")
-    asked = [json.loads(line)["text"] for line in (EXAMPLES / "own_task" / "train.jsonl").read_text("utf-8").splitlines()]
+    asked = [
+        json.loads(line)["text"] for line in (EXAMPLES / "own_task" / "train.jsonl").read_text("utf-8").splitlines()
+    ]
     (rollouts,) = run.rollout_files()
     assert {prompt.strip() for prompt in parquet.read_table(rollouts)["prompt"].to_pylist()} <= set(asked)
 
