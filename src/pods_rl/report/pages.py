@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +17,7 @@ from markupsafe import Markup
 from .analysis import Analysis
 from .curves import ACCURACIES, LENGTH
 from .figures import Picture
+from .interactive import Chart
 from .ledger import Page
 from .tables import Table
 from .text import capital, encodable, markdown, number, plain, words
@@ -33,6 +35,7 @@ class ReportFiles:
     method: tuple[str, ...]
     tables: Mapping[str, Table]
     images: Mapping[str, Picture]
+    charts: Mapping[str, Sequence[Chart]]
     ledger: Page
 
     @property
@@ -63,8 +66,11 @@ class ReportFiles:
 
 
 def to_html(report: ReportFiles) -> str:
-    """The page. The template escapes names, logs and model output; only our CSS and script are inserted as they are."""
-    script, style = _asset("ledger.js"), _asset("report.css")
+    """The page. The template escapes names, logs and model output; only style sheets and scripts are inserted whole."""
+    style = _asset("vendor/uPlot.min.css") + _asset("templates/report.css")
+    scripts = [_asset("vendor/uPlot.iife.min.js"), _asset("templates/figures.js")] if report.charts else []
+    scripts += [_asset("templates/ledger.js")] if report.ledger.groups else []
+    scripts += [_START] if scripts else []
     ledger = report.ledger
     labels = {arm.name: arm.label for arm in report.analysis.arms}
     text = _template().render(
@@ -72,9 +78,10 @@ def to_html(report: ReportFiles) -> str:
         tables=report.tables,
         images=report.images,
         page=ledger,
-        csp=content_security_policy(style, script if ledger.groups else None),
-        style=Markup(style),  # trusted: ours
-        script=Markup(script),
+        csp=content_security_policy(style, *scripts),
+        style=Markup(style),  # trusted: files of the package
+        scripts=[Markup(script) for script in scripts],
+        island=island,
         sections=_sections(report),
         score_metrics=[name for name in (*ACCURACIES, LENGTH) if name in report.images],
         labels=labels,
@@ -84,16 +91,27 @@ def to_html(report: ReportFiles) -> str:
     return encodable(text)
 
 
-def content_security_policy(style: str, script: str | None) -> str:
-    """Allow only data: images and, by their hashes, one style sheet and one script; style attributes for the bars.
+def content_security_policy(style: str, *scripts: str) -> str:
+    """Allow only data: images and, by their hashes, one style sheet and these scripts; style attributes for the bars.
 
-    >>> content_security_policy("", None)[:84]
+    >>> content_security_policy("")[:84]
     "default-src 'none'; img-src data:; style-src-attr 'unsafe-inline'; style-src-elem 's"
     """
     parts = ["default-src 'none'", "img-src data:", "style-src-attr 'unsafe-inline'", f"style-src-elem {_hash(style)}"]
-    if script is not None:
-        parts += [f"script-src {_hash(script)}", "require-trusted-types-for 'script'"]
+    if scripts:
+        parts += [f"script-src {' '.join(map(_hash, scripts))}", "require-trusted-types-for 'script'"]
     return "; ".join([*parts, "base-uri 'none'", "form-action 'none'"])
+
+
+def island(name: str, value: object) -> Markup:
+    """Return data for the page's scripts; nothing in it ends the element. Numbers must be finite."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(f'<script type="application/json" id="{name}">{text}</script>')
+
+
+_START = "for (const start of window.pods ?? []) start(document);"
 
 
 def _hash(text: str) -> str:
@@ -102,14 +120,14 @@ def _hash(text: str) -> str:
 
 @cache
 def _asset(name: str) -> str:
-    return files(__package__).joinpath("templates", name).read_text(encoding="utf-8")
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 @cache
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"num": number, "plain": plain, "words": words, "capital": capital}
-    return environment.from_string(_asset("report.html.j2"))
+    return environment.from_string(_asset("templates/report.html.j2"))
 
 
 def _sections(report: ReportFiles) -> list[tuple[str, str]]:
