@@ -24,6 +24,7 @@ help:
 	@echo "make test-real-model   a pretrained chat model of 135 million parameters through the commands"
 	@echo "make test-newest   the newest TRL, transformers, torch, vLLM and verl, each in an environment of its own"
 	@echo "make dist        build the wheel and the source distribution, check them, install the wheel and train with it"
+	@echo "make docs        build the documentation site into site/"
 	@echo "make test-reliability   kills, full disks and bad rewards at full length (docs/reliability.md)"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -42,6 +43,10 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	$(BIN)/mypy
+
+# The documentation site, into site/; a broken link or a page without a place is an error.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 test: lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder

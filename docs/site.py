@@ -1,0 +1,72 @@
+"""What MkDocs does not do by itself: pages that lie outside docs/, and doctests in docstrings."""
+
+import re
+import tomllib
+from pathlib import Path, PurePosixPath
+from posixpath import normpath, relpath
+from typing import Any
+
+import griffe
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+REPOSITORY = PROJECT["urls"]["Source"] + "/blob/main/"
+# pages of the repository's other folders, and their place on the site
+OUTSIDE = {
+    "README.md": "index.md",
+    "examples/README.md": "examples.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
+LINK = re.compile(r"(\]\()(?!https?:|#|mailto:)([^)#\s]+)")
+
+
+def on_files(files: Files, *, config: Any) -> Files:
+    """Add the pages outside docs/: one copy of each serves GitHub and the site."""
+    for source, place in OUTSIDE.items():
+        text = (ROOT / source).read_text("utf-8")
+        files.append(File.generated(config, place, content=relinked(text, source, place)))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Rewrite the links of a page in docs/ that leave it."""
+    place = page.file.src_uri
+    return markdown if place in OUTSIDE.values() else relinked(markdown, f"docs/{place}", place)
+
+
+def relinked(text: str, source: str, place: str) -> str:
+    """Return a page of the repository with its links as they must be at its place on the site.
+
+    >>> relinked("[a](docs/a.md#b) [c](src/c.py)", "README.md", "index.md").replace(REPOSITORY, "REPOSITORY/")
+    '[a](a.md#b) [c](REPOSITORY/src/c.py)'
+    >>> relinked("[home](../../README.md#x)", "docs/results/a.md", "results/a.md")
+    '[home](../index.md#x)'
+    """
+
+    def rewrite(found: re.Match[str]) -> str:
+        target = normpath(str(PurePosixPath(source).parent / found[2]))
+        page = target.startswith("docs/") and not (ROOT / target).is_dir()
+        inside = OUTSIDE.get(target, target.removeprefix("docs/") if page else None)
+        return found[1] + (relpath(inside, PurePosixPath(place).parent) if inside else REPOSITORY + target)
+
+    return LINK.sub(rewrite, text)
+
+
+class Doctests(griffe.Extension):
+    """Puts the doctests of docstrings into code blocks: as Markdown, `>>>` is a quotation."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        if obj.docstring:
+            obj.docstring.value = fenced(obj.docstring.value)
+
+
+def fenced(text: str) -> str:
+    r"""Return a docstring with a fence around each doctest, which ends at an empty line.
+
+    >>> fenced("Add.\n\n>>> 1 + 1\n2")
+    'Add.\n\n```pycon\n>>> 1 + 1\n2\n```'
+    """
+    blocks = re.split(r"\n(?:[ \t]*\n)+", text)
+    return "\n\n".join(re.sub(r"(?ms)^( *)(>>> .*)", r"\1```pycon\n\1\2\n\1```", block) for block in blocks)

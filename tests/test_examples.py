@@ -1,0 +1,154 @@
+"""Every example runs, as its header says: the CPU ones with fewer steps, what needs a cluster or a GPU up to there."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import re
+import runpy
+import shlex
+import subprocess
+from pathlib import Path
+
+import nbformat
+import pyarrow.parquet as parquet
+import pytest
+from nbclient import NotebookClient
+
+from pods_rl.experiment import load_experiment
+from pods_rl.recipe import available, load_recipe
+from pods_rl.recipe.recipe import differences
+from pods_rl.runs import Run
+
+from .cli import pods
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+SHORT = ("--max_steps", "1", "--eval_prompts", "4")
+
+
+def header_commands(name: str) -> list[list[str]]:
+    """The `pods` commands that an example's header shows, as words."""
+    text = (EXAMPLES / name).read_text("utf-8").replace("\\\\\n", "\\\n")
+    text = re.sub(r"\\\n#? *", " ", text)
+    found = re.findall(r"^(?:#   |    )(?:PYTHONPATH=examples )?pods (.*)$", text, flags=re.MULTILINE)
+    return [shlex.split(line, comments=True) for line in found]
+
+
+def train_shortly(words: list[str], output: Path) -> Run:
+    """Run a `pods train` of a header for one step, with few evaluations."""
+    assert words[0] == "train"
+    assert pods(*words, *SHORT, "--output", output).exit_code == 0
+    return Run.open(output)
+
+
+@pytest.fixture
+def at_root(monkeypatch):
+    """As the headers say: from the repository's root, with examples/ importable, also in the workers."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES))
+
+
+def test_the_table_names_every_example():
+    table = (EXAMPLES / "README.md").read_text("utf-8")
+    named = set(re.findall(r"^\| \[[^]]+\]\(([^)]+)\)", table, flags=re.MULTILINE))
+    assert named == {path.name for path in EXAMPLES.iterdir() if path.is_file()} - {"README.md"}
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["pods", "trl"])
+def test_the_trl_script_runs_with_and_without_pods(plain, tmp_path, monkeypatch):
+    """Also with TRL's lines, which stand beside as comments, in place of ours."""
+    monkeypatch.chdir(tmp_path)
+    script = (EXAMPLES / "trl_script.py").read_text("utf-8").replace("STEPS = 20", "STEPS = 1")
+    if plain:
+        script = re.sub(r"^.*  # ((?:from trl|args =|trainer =).*)$", r"\1", script, flags=re.MULTILINE)
+        script = re.sub(r"^    num_rollouts=.*\n", "", script, flags=re.MULTILINE)
+        assert "PODSConfig" not in script
+    names: dict = {}
+    exec(compile(script, "trl_script.py", "exec"), names)
+    assert names["trainer"].state.global_step == 1
+    assert type(names["trainer"]).__name__ == ("GRPOTrainer" if plain else "PODSTrainer")
+
+
+@pytest.mark.parametrize("name", ["own_reward.py", "own_rule.py"])
+def test_the_doctests_of_an_example(name):
+    names = runpy.run_path(str(EXAMPLES / name))
+    functions = [value for value in names.values() if getattr(value, "__module__", None) == "<run_path>"]
+    tests = [test for function in functions for test in doctest.DocTestFinder().find(function, globs=names)]
+    results = [doctest.DocTestRunner().run(test) for test in tests]
+    assert sum(result.attempted for result in results) >= 1
+    assert sum(result.failed for result in results) == 0
+
+
+def test_the_own_reward_is_trained_on(at_root, tmp_path):
+    (command,) = header_commands("own_reward.py")
+    run = train_shortly(command, tmp_path / "run")
+    assert "rewards/own_reward:brevity/mean" in run.metrics[0]
+
+
+def test_the_own_rule_selects(at_root, tmp_path):
+    (command,) = header_commands("own_rule.py")
+    run = train_shortly(command, tmp_path / "run")
+    assert run.config["rule"] == "own_rule:extremes_and_random"
+    assert run.metrics[0]["step"] == 1
+
+
+def test_the_own_task_is_read_from_its_files(at_root, tmp_path):
+    (command,) = header_commands("own_task.yaml")
+    run = train_shortly(command, tmp_path / "run")
+    asked = [
+        json.loads(line)["text"] for line in (EXAMPLES / "own_task" / "train.jsonl").read_text("utf-8").splitlines()
+    ]
+    (rollouts,) = run.rollout_files()
+    assert {prompt.strip() for prompt in parquet.read_table(rollouts)["prompt"].to_pylist()} <= set(asked)
+
+
+def test_the_recipe_for_a_gpu_is_right_and_its_short_form_runs(at_root, tmp_path, monkeypatch):
+    doctor, full, short = header_commands("lora_vllm.yaml")
+    assert "bad   recipe" in (report := pods(*doctor).output)
+    assert "This recipe needs vllm" in " ".join(report.split())
+    with monkeypatch.context() as patch:
+        find = available.find_spec
+        patch.setattr(available, "find_spec", lambda name: name == "vllm" or find(name))
+        recipe = load_recipe(full[1])
+        recipe.check_installed()
+        assert recipe.batch_plan().num_rollouts == 64
+    run = train_shortly(short, tmp_path / "run")
+    assert (run.path / "checkpoints" / "final" / "adapter_model.safetensors").is_file()
+
+
+def test_the_slurm_array_makes_exactly_the_runs_that_compare_looks_for(tmp_path):
+    """A stand-in for `pods` records its words; each task must make one run of the experiment, with its very recipe."""
+    (tmp_path / "pods").write_text('#!/bin/sh\nprintf "%s\\n" "$*" >> calls\n', "utf-8")
+    (tmp_path / "pods").chmod(0o755)
+    (tmp_path / "runs" / "quickstart" / "grpo" / "seed-3").mkdir(parents=True)
+    (tmp_path / "runs" / "quickstart" / "grpo" / "seed-3" / "status.json").touch()
+    script = EXAMPLES / "slurm.sh"
+    (last,) = re.findall(r"--array=0-(\d+)", script.read_text("utf-8"))
+    for task in range(int(last) + 1):
+        environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_ARRAY_TASK_ID": str(task)}
+        subprocess.run(["bash", str(script), "--threads", "1"], cwd=tmp_path, env=environment, check=True, timeout=60)
+    calls = [line.split() for line in (tmp_path / "calls").read_text("utf-8").splitlines()]
+    plan = {f"runs/quickstart/{run.path}": run.recipe for run in load_experiment("quickstart").plan()}
+    assert {call[call.index("--output") + 1] for call in calls} == set(plan)
+    for call in calls:
+        output = call[call.index("--output") + 1]
+        recipe = load_recipe(call[1], {"seed": call[call.index("--seed") + 1], "threads": "1"})
+        assert call[0] == "train"
+        assert not differences(recipe.values, plan[output].values)
+        assert ("--resume" in call) == (output == "runs/quickstart/grpo/seed-3")
+    assert len(calls) == len(plan)
+
+
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("PODS_NOTEBOOK_SECONDS", "0.5")
+    notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
+    assert all(not cell.get("outputs") for cell in notebook.cells)  # outputs would be stale, and large
+    NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    printed = "".join(output.get("text", "") for output in outputs)
+    assert "kept [[0, 1, 2, 5]] advantages [[" in printed
+    assert "kept   " in printed
+    assert "dropped" in printed
