@@ -129,6 +129,7 @@ def report(
         str | None,
         Option(help="The column to report. [default: accuracy of evals.jsonl, answer_accuracy of a CSV]"),
     ] = None,
+    rollouts_mb: Annotated[float, Option(min=0, help="Megabytes of rollouts that the page may hold.")] = 20.0,
 ) -> None:
     """Write report.html, report.md, figures (PNG) and a CSV of every table: speedup.csv, final.csv and more.
 
@@ -148,7 +149,9 @@ def report(
     if csv is None:
         assert directories
         baseline = baseline or _declared_baseline(directories)
-        files = build_report(directories, output, baseline=baseline, metric=metric or "accuracy")
+        files = build_report(
+            directories, output, baseline=baseline, metric=metric or "accuracy", rollouts_mb=rollouts_mb
+        )
     elif output is None:
         raise UserError("--csv needs --output DIRECTORY for the report.")
     else:

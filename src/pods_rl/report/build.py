@@ -18,7 +18,7 @@ from .arms import Arm, arms_from_runs, earlier_attempts
 from .curves import finite
 from .evaluations_csv import arms_from_csv
 from .figures import FIGURES, pictures
-from .ledger import Page, ledger_page
+from .ledger import DATA_MB, Page, ledger_page
 from .pages import ReportFiles, to_html, to_markdown
 from .run_tables import config_table, phases_table, runs_table
 from .tables import ablations_table, arms_table, curves_table, scores_table, speedup_table
@@ -50,6 +50,7 @@ def build_report(
     metric: str = "accuracy",
     resamples: int = 2000,
     seed: int = 0,
+    rollouts_mb: float = DATA_MB,
 ) -> ReportFiles:
     """Read runs and write ``report.html``, ``report.png``, ``report.md``, a CSV of every table and ``figures/``.
 
@@ -60,6 +61,7 @@ def build_report(
         metric: the field of ``evals.jsonl`` to compare by.
         resamples: bootstrap resamples of the runs.
         seed: of the bootstrap; the same runs and seed give the same numbers.
+        rollouts_mb: megabytes of rollouts that the page may hold, about; it says what it left out.
 
     Raises:
         UserError: if no run is found, if runs were evaluated but never on ``metric``, if none of
@@ -74,7 +76,7 @@ def build_report(
     attempts = earlier_attempts(paths)
     analysis = analyse(arms, baseline=baseline, metric=metric, resamples=resamples, seed=seed, attempts=attempts)
     title = paths[0].resolve().name if len(paths) == 1 else f"{len(paths)} runs"
-    return _write(analysis, ledger_page(analysis.arms), Path(output), title)
+    return _write(analysis, ledger_page(analysis.arms, data_mb=rollouts_mb), Path(output), title)
 
 
 def build_report_from_csv(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +18,7 @@ from .analysis import Analysis
 from .curves import ACCURACIES, LENGTH
 from .figures import Picture
 from .ledger import Page
+from .reasons import NOTE
 from .tables import Table
 from .text import capital, encodable, markdown, number, plain, words
 
@@ -72,28 +74,41 @@ def to_html(report: ReportFiles) -> str:
         tables=report.tables,
         images=report.images,
         page=ledger,
-        csp=content_security_policy(style, script if ledger.groups else None),
+        csp=content_security_policy(style, *([script, _START] if ledger.groups else [])),
         style=Markup(style),  # trusted: ours
         script=Markup(script),
         sections=_sections(report),
         score_metrics=[name for name in (*ACCURACIES, LENGTH) if name in report.images],
         labels=labels,
-        ledger_arms=list(dict.fromkeys(group.arm for group in ledger.groups)),
+        variance_note=NOTE,
+        island=island,
+        starter=Markup(_START),
         environment=_environment(report.analysis),
     )
     return encodable(text)
 
 
-def content_security_policy(style: str, script: str | None) -> str:
+def content_security_policy(style: str, *scripts: str) -> str:
     """Allow only data: images and, by their hashes, one style sheet and one script; style attributes for the bars.
 
-    >>> content_security_policy("", None)[:84]
+    >>> content_security_policy("")[:84]
     "default-src 'none'; img-src data:; style-src-attr 'unsafe-inline'; style-src-elem 's"
     """
     parts = ["default-src 'none'", "img-src data:", "style-src-attr 'unsafe-inline'", f"style-src-elem {_hash(style)}"]
-    if script is not None:
-        parts += [f"script-src {_hash(script)}", "require-trusted-types-for 'script'"]
+    if scripts:
+        parts += [f"script-src {' '.join(map(_hash, scripts))}", "require-trusted-types-for 'script'"]
     return "; ".join([*parts, "base-uri 'none'", "form-action 'none'"])
+
+
+def island(name: str, value: object) -> Markup:
+    """Return data for the page's script; nothing in it ends the element."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(f'<script type="application/json" id="{name}">{text}</script>')
+
+
+_START = "for (const start of window.pods ?? []) start(document);"
 
 
 def _hash(text: str) -> str:
