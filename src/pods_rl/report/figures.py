@@ -56,18 +56,24 @@ class Sketch(NamedTuple):
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure as a PNG for a file, and as SVG for wide pages and narrow ones, as data URIs."""
+    """A figure as a PNG for a file, and as data URIs: SVG for wide pages and narrow ones, PDF to save."""
 
     png: bytes
     wide: str
     narrow: str
+    pdf: str
     alt: str
     note: str
 
 
 def pictures(analysis: Analysis) -> dict[str, Picture]:
     """Return the figures that have data, by name (``FIGURES``); ``curves`` is always included."""
-    sketches: dict[str, Sketch | None] = {
+    return {name: _picture(sketch) for name, sketch in sketches(analysis).items()}
+
+
+def sketches(analysis: Analysis) -> dict[str, Sketch]:
+    """Return what to draw, by name."""
+    found: dict[str, Sketch | None] = {
         "curves": sketch_curves(analysis, analysis.metric),
         "threshold": sketch_threshold(analysis),
         "phases": _sketch_phases(analysis),
@@ -75,19 +81,21 @@ def pictures(analysis: Analysis) -> dict[str, Picture]:
     }
     for name in (*ACCURACIES, LENGTH):
         if name != analysis.metric and lines_of(analysis, name):
-            sketches[name] = sketch_curves(analysis, name)
+            found[name] = sketch_curves(analysis, name)
     for ablation in analysis.ablations:
-        sketches[f"ablation-{ablation.axis}"] = _sketch_ablation(analysis, ablation)
-    return {name: _picture(sketch) for name, sketch in sketches.items() if sketch}
+        found[f"ablation-{ablation.axis}"] = _sketch_ablation(analysis, ablation)
+    return {name: sketch for name, sketch in found.items() if sketch}
 
 
 def _picture(sketch: Sketch) -> Picture:
     wide, narrow = sketch.draw(WIDE), sketch.draw(NARROW)
-    return Picture(to_bytes(wide, "png"), _uri(wide), _uri(narrow), sketch.alt, sketch.note)
+    pdf = _uri(to_bytes(wide, "pdf"), "application/pdf")
+    wide_svg, narrow_svg = (_uri(to_bytes(figure, "svg"), "image/svg+xml") for figure in (wide, narrow))
+    return Picture(to_bytes(wide, "png"), wide_svg, narrow_svg, pdf, sketch.alt, sketch.note)
 
 
-def _uri(figure: Figure) -> str:
-    return "data:image/svg+xml;base64," + base64.b64encode(to_bytes(figure, "svg")).decode("ascii")
+def _uri(content: bytes, kind: str) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
 
 
 # ---------------------------------------------------------------------------------- which arms, and how
@@ -249,7 +257,10 @@ def _sketch_phases(analysis: Analysis) -> Sketch | None:
 def _sketch_steps(analysis: Analysis) -> Sketch | None:
     roles = roles_of(analysis)
     shown = [arm for arm in analysis.arms if roles[arm.name] != "other"]
-    series = [Series(arm.label, _step_values(arm), roles[arm.name]) for arm in shown]
+    series = [
+        Series(arm.label, {key: found for key in STEP_METRICS if (found := step_values(arm, key))}, roles[arm.name])
+        for arm in shown
+    ]
     logged = [metric for metric in STEP_METRICS if any(metric in arm.values for arm in series)]
     if not logged:
         return None
@@ -266,12 +277,12 @@ def _sketch_steps(analysis: Analysis) -> Sketch | None:
     return Sketch(lambda width: steps_figure(series, STEP_METRICS, width=width), alt, note)
 
 
-def _step_values(arm: Arm) -> dict[str, list[tuple[Array, Array]]]:
-    found: dict[str, list[tuple[Array, Array]]] = {}
-    for metric in STEP_METRICS:
-        for run in arm.runs:
-            points = [(finite(row.get("step")), finite(row.get(metric))) for row in run.metrics]
-            known = np.array([point for point in points if None not in point], dtype=np.float64)
-            if len(known):
-                found.setdefault(metric, []).append((known[:, 0], known[:, 1]))
+def step_values(arm: Arm, metric: str) -> list[tuple[Array, Array]]:
+    """Return the steps and the values of a logged metric, for each run that has it."""
+    found = []
+    for run in arm.runs:
+        points = [(finite(row.get("step")), finite(row.get(metric))) for row in run.metrics]
+        known = np.array([point for point in points if None not in point], dtype=np.float64)
+        if len(known):
+            found.append((known[:, 0], known[:, 1]))
     return found

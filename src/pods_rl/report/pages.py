@@ -17,6 +17,7 @@ from markupsafe import Markup
 from .analysis import Analysis
 from .curves import ACCURACIES, LENGTH
 from .figures import Picture
+from .interactive import Chart
 from .ledger import Page
 from .reasons import NOTE
 from .tables import Table
@@ -35,6 +36,7 @@ class ReportFiles:
     method: tuple[str, ...]
     tables: Mapping[str, Table]
     images: Mapping[str, Picture]
+    charts: Mapping[str, Sequence[Chart]]
     ledger: Page
 
     @property
@@ -65,8 +67,11 @@ class ReportFiles:
 
 
 def to_html(report: ReportFiles) -> str:
-    """The page. The template escapes names, logs and model output; only our CSS and script are inserted as they are."""
-    script, style = _asset("ledger.js"), _asset("report.css")
+    """The page. The template escapes names, logs and model output; only style sheets and scripts are inserted whole."""
+    style = _asset("vendor/uPlot.min.css") + _asset("templates/report.css")
+    scripts = [_asset("vendor/uPlot.iife.min.js"), _asset("templates/figures.js")] if report.charts else []
+    scripts += [_asset("templates/ledger.js")] if report.ledger.groups else []
+    scripts += [_START] if scripts else []
     ledger = report.ledger
     labels = {arm.name: arm.label for arm in report.analysis.arms}
     text = _template().render(
@@ -74,22 +79,21 @@ def to_html(report: ReportFiles) -> str:
         tables=report.tables,
         images=report.images,
         page=ledger,
-        csp=content_security_policy(style, *([script, _START] if ledger.groups else [])),
-        style=Markup(style),  # trusted: ours
-        script=Markup(script),
+        csp=content_security_policy(style, *scripts),
+        style=Markup(style),  # trusted: files of the package
+        scripts=[Markup(script) for script in scripts],
+        island=island,
         sections=_sections(report),
         score_metrics=[name for name in (*ACCURACIES, LENGTH) if name in report.images],
         labels=labels,
         variance_note=NOTE,
-        island=island,
-        starter=Markup(_START),
         environment=_environment(report.analysis),
     )
     return encodable(text)
 
 
 def content_security_policy(style: str, *scripts: str) -> str:
-    """Allow only data: images and, by their hashes, one style sheet and one script; style attributes for the bars.
+    """Allow only data: images and, by their hashes, one style sheet and these scripts; style attributes for the bars.
 
     >>> content_security_policy("")[:84]
     "default-src 'none'; img-src data:; style-src-attr 'unsafe-inline'; style-src-elem 's"
@@ -101,8 +105,8 @@ def content_security_policy(style: str, *scripts: str) -> str:
 
 
 def island(name: str, value: object) -> Markup:
-    """Return data for the page's script; nothing in it ends the element."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    """Return data for the page's scripts; nothing in it ends the element. Numbers must be finite."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(f'<script type="application/json" id="{name}">{text}</script>')
@@ -117,14 +121,14 @@ def _hash(text: str) -> str:
 
 @cache
 def _asset(name: str) -> str:
-    return files(__package__).joinpath("templates", name).read_text(encoding="utf-8")
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 @cache
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"num": number, "plain": plain, "words": words, "capital": capital}
-    return environment.from_string(_asset("report.html.j2"))
+    return environment.from_string(_asset("templates/report.html.j2"))
 
 
 def _sections(report: ReportFiles) -> list[tuple[str, str]]:

@@ -14,6 +14,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
@@ -26,6 +27,7 @@ Role = Literal["baseline", "reference", "arm", "other"]
 CROWD = 6  # with more arms, bands, runs and times overlap
 MOST_BARS = 40  # arms of a figure of bars
 WIDE, NARROW = 8.4, 4.4  # inches: a desktop page or a README, and a phone
+KINDS = ("pdf", "svg", "png")
 
 # Okabe and Ito's palette without its yellow, which is invisible on white; the baseline is grey
 BASELINE_COLOUR, REFERENCE_COLOUR, OTHER_COLOUR = "#5f6368", "#D55E00", "#bcc2c9"
@@ -33,7 +35,7 @@ COLOURS = ("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 PHASE_COLOURS = ("#0072B2", "#E69F00", "#CC79A7", "#009E73", "#c8ccd0")
 LINES = ("-", "--", ":")
 
-_STYLE: dict[str, Any] = {
+STYLE: dict[str, Any] = {
     "font.size": 11,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -43,6 +45,7 @@ _STYLE: dict[str, Any] = {
     "axes.edgecolor": "#8a9099",
     "text.parse_math": False,  # names may hold dollar signs
     "svg.fonttype": "path",
+    "pdf.fonttype": 42,  # whole TrueType fonts: publishers refuse Type 3
     "svg.hashsalt": "pods",  # the same figure gives the same bytes
     "legend.frameon": False,
 }
@@ -81,7 +84,7 @@ class Series:
 def styled(make: Callable[..., Figure]) -> Callable[..., Figure]:
     @wraps(make)
     def draw(*args: Any, **kwargs: Any) -> Figure:
-        with mpl.rc_context(_STYLE):
+        with mpl.rc_context(STYLE):
             return make(*args, **kwargs)
 
     return draw
@@ -119,16 +122,21 @@ def add_legend(figure: Figure, entries: Sequence[tuple[Any, str]], width: float)
     if not entries:
         return
     labels = [plain(label, 40 if width == WIDE else 20) for _, label in entries]
-    columns = next(count for count in range(len(labels), 0, -1) if count == 1 or _letters(labels, count) <= width * 12)
+    columns = next(count for count in range(len(labels), 0, -1) if count == 1 or letters(labels, count) <= width * 12)
     figure.set_figheight(figure.get_figheight() + 0.2 * (math.ceil(len(labels) / columns) - 1))
-    place: dict[str, Any] = {"loc": "outside upper left", "ncols": columns, "fontsize": 9.5}
-    legend = figure.legend([handle for handle, _ in entries], ["x"] * len(entries), **place)
+    place_legend(figure, [handle for handle, _ in entries], labels, columns, 9.5)
+
+
+def place_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str], columns: int, size: float) -> None:
+    """Above the axes; the figure is not made higher."""
+    place: dict[str, Any] = {"loc": "outside upper left", "ncols": columns, "fontsize": size}
+    legend = figure.legend(handles, ["x"] * len(handles), **place)
     for entry, label in zip(legend.get_texts(), labels, strict=True):
         entry.set_text(label)  # set afterwards: matplotlib skips a label that starts with "_"
 
 
-def _letters(labels: Sequence[str], columns: int) -> int:
-    """Width of a legend in letters: its columns are filled one after the other, each as wide as its longest label."""
+def letters(labels: Sequence[str], columns: int) -> int:
+    """Return a legend's width in letters: columns are filled one after the other, each as wide as its longest label."""
     return sum(6 + max(map(len, column)) for column in np.array_split(np.array(labels, dtype=object), columns))
 
 
@@ -143,10 +151,10 @@ def _bars_figure(labels: Sequence[str], height: float, width: float) -> tuple[Fi
     return figure, axes
 
 
-def to_bytes(figure: Figure, kind: Literal["svg", "png"], dpi: int = 180) -> bytes:
-    """Return the figure as ``svg`` or ``png``, the same bytes each time; ``dpi`` also sets images within an SVG."""
+def to_bytes(figure: Figure, kind: str, dpi: int = 180) -> bytes:
+    """Return the figure in a format, the same bytes each time; ``dpi`` also sets images within an SVG or a PDF."""
     buffer = io.BytesIO()
-    with mpl.rc_context(_STYLE), warnings.catch_warnings():
+    with mpl.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name in a script the font lacks
         if engine := figure.get_layout_engine():  # lay out once: savefig would repeat it for each file
             engine.execute(figure)
@@ -154,6 +162,8 @@ def to_bytes(figure: Figure, kind: Literal["svg", "png"], dpi: int = 180) -> byt
         figure.set_dpi(dpi)
         if kind == "svg":
             FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
+        elif kind == "pdf":
+            FigureCanvasPdf(figure).print_pdf(buffer, metadata={"CreationDate": None})
         else:
             FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
     return buffer.getvalue()

@@ -59,7 +59,7 @@ class ToolLimits:
             with self._naming(name):
                 try:
                     return _content(await asyncio.wait_for(coroutine, self._seconds))
-                except asyncio.TimeoutError as error:
+                except TimeoutError as error:
                     raise _too_long(f"tool {name}", self._seconds) from error
 
         def call(**arguments: Any) -> Any:
