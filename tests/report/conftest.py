@@ -29,6 +29,8 @@ PAYLOADS = [
     "</pre></details></section><form action=https://example.invalid><input autofocus onfocus=document.title='pwned'>",
     "{{ 7 * 7 }}{% raw %}",
     "<!--",
+    "<!--<script>",
+    "-->]]></textarea><template><style>*{}",
     "a | b `c` [d](javascript:e) $f$",
     "<base href=https://example.invalid/><meta http-equiv=refresh content='0;url=https://example.invalid'>",
     "\u202e\x00\x1b]0;pwned\x07&lt;b&gt;",

@@ -141,6 +141,7 @@ def report(
     figures: Annotated[
         str | None, Option(help="Figures for a paper, one column wide, in publication/: pdf, svg, png, or pdf,svg.")
     ] = None,
+    rollouts_mb: Annotated[float, Option(min=0, help="Megabytes of rollouts that the page may hold.")] = 20.0,
 ) -> None:
     """Write report.html, report.md, figures (PNG) and a CSV of every table: speedup.csv, final.csv and more.
 
@@ -162,7 +163,14 @@ def report(
     if csv is None:
         assert directories
         baseline = baseline or _declared_baseline(directories)
-        files = build_report(directories, output, baseline=baseline, metric=metric or "accuracy", figures=kinds)
+        files = build_report(
+            directories,
+            output,
+            baseline=baseline,
+            metric=metric or "accuracy",
+            figures=kinds,
+            rollouts_mb=rollouts_mb,
+        )
     elif output is None:
         raise UserError("--csv needs --output DIRECTORY for the report.")
     else:

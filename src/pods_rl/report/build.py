@@ -19,7 +19,7 @@ from .curves import finite
 from .evaluations_csv import arms_from_csv
 from .figures import FIGURES, pictures
 from .interactive import charts
-from .ledger import Page, ledger_page
+from .ledger import DATA_MB, Page, ledger_page
 from .pages import ReportFiles, to_html, to_markdown
 from .plots import KINDS
 from .publication import printed
@@ -54,6 +54,7 @@ def build_report(
     resamples: int = 2000,
     seed: int = 0,
     figures: Sequence[str] = (),
+    rollouts_mb: float = DATA_MB,
 ) -> ReportFiles:
     """Read runs and write ``report.html``, ``report.png``, ``report.md``, a CSV of every table and ``figures/``.
 
@@ -65,6 +66,7 @@ def build_report(
         resamples: bootstrap resamples of the runs.
         seed: of the bootstrap; the same runs and seed give the same numbers.
         figures: formats (``pdf``, ``svg``, ``png``) of figures for a paper, written to ``publication/``.
+        rollouts_mb: megabytes of rollouts that the page may hold, about; it says what it left out.
 
     Raises:
         UserError: if no run is found, if runs were evaluated but never on ``metric``, if none of
@@ -80,7 +82,8 @@ def build_report(
     attempts = earlier_attempts(paths)
     analysis = analyse(arms, baseline=baseline, metric=metric, resamples=resamples, seed=seed, attempts=attempts)
     title = paths[0].resolve().name if len(paths) == 1 else f"{len(paths)} runs"
-    return _write(analysis, ledger_page(analysis.arms), Path(output), title, figures)
+    ledger = ledger_page(analysis.arms, data_mb=rollouts_mb)
+    return _write(analysis, ledger, Path(output), title, figures)
 
 
 def build_report_from_csv(

@@ -1,167 +1,131 @@
-"""The ledger's part of a report: groups of rollouts, sampled evenly over the run, bounded in size."""
+"""The ledger's part of a report: a readable excerpt, every group for the page's script, and counts over all of them."""
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from markupsafe import escape
 
 from ..runs import Run
-from ..text import content_text
-from .arms import Arm, rollouts_of
-from .curves import finite
-from .text import encodable, plain
-from .turns import Conversation, read_conversation
+from .arms import Arm
+from .difficulty import Bin, Tally, reward_ends
+from .explorer import Explorer
+from .groups import TEXT_LIMIT, Group, Rollout, group_of, outward
+from .reasons import Settings
+from .text import plain
 
-TEXT_BUDGET = 2_400_000
-"""Bytes of HTML that the ledger may take, about; the rest of the page needs a megabyte or so."""
+__all__ = ["DATA_MB", "TEXT_LIMIT", "Group", "Page", "Rollout", "evenly", "ledger_page", "outward"]
 
-GROUPS_PER_ARM = 16
-FILES_PER_ARM = 64  # read to choose the groups from; a long run may hold thousands
-TEXT_LIMIT = 2_000
-_MARKUP = 340  # bytes of HTML around one rollout
+DATA_MB = 20.0
+"""Megabytes of the page that rollouts may take, about."""
+
+TEXT_BUDGET = 800_000
+"""Bytes of HTML that the excerpt may take, about: what a reader without script sees."""
+
+GROUPS_PER_ARM = 8
+_TEXTS = frozenset({"completion", "messages", "turn_rewards", "answer"})
 _UNREADABLE = (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, pa.ArrowException)
 
 
 @dataclass(frozen=True)
-class Rollout:
-    index: int
-    reward: float  # NaN: unscored
-    parts: tuple[tuple[str, float], ...]
-    kept: bool
-    advantage: float | None
-    tokens: int | None
-    text: str
-    cut: int  # characters that are not shown
-    conversation: Conversation = field(default_factory=Conversation)
-
-    def shortened(self, limit: int) -> Rollout:
-        """The same rollout with at most ``limit`` characters of text."""
-        cut = self.cut + max(len(self.text) - limit, 0)
-        return replace(self, text=self.text[:limit], cut=cut, conversation=self.conversation.shortened(limit))
-
-    @property
-    def texts(self) -> list[str]:
-        """What the page shows of it."""
-        turns = [f"{turn.text}{turn.calls}" for turn in self.conversation.turns]
-        return [self.conversation.gist, *turns] if turns else [self.text]
-
-
-@dataclass(frozen=True)
-class Group:
-    """One prompt's rollouts, in the order of ``outward``."""
-
-    arm: str
-    run: str
-    step: int
-    group: int
-    prompt: str
-    answer: str
-    rollouts: tuple[Rollout, ...]  # those generated
-    most: int | None = None  # n: rollouts that the group may generate
-    stopped: str = ""  # what stopped it before n; empty in ledgers without waves
-
-    @property
-    def generated(self) -> str:
-        """How many rollouts were generated, and of how many if waves stopped the group.
-
-        >>> Group("pods", "seed-1", 1, 0, "", "", (), most=64, stopped="gave up").generated
-        '0 generated of 64 (gave up)'
-        """
-        count = len(self.rollouts)
-        if not self.stopped or self.most is None or count >= self.most:
-            return str(count)
-        return f"{count} generated of {self.most} ({self.stopped})"
-
-    @property
-    def kept(self) -> int:
-        return sum(rollout.kept for rollout in self.rollouts)
-
-    @property
-    def gist(self) -> str:
-        """The end of the prompt on one line: which holds the question, after common instructions."""
-        line = plain(self.prompt, limit=TEXT_LIMIT)
-        return line if len(line) <= 90 else "…" + line[-89:]
-
-    def spread(self, *, kept_only: bool) -> tuple[float, float]:
-        """Mean and standard deviation (ddof = 1) of the rewards; NaN if there are too few."""
-        rewards = [r.reward for r in self.rollouts if (r.kept or not kept_only) and not math.isnan(r.reward)]
-        mean = float(np.mean(rewards)) if rewards else math.nan
-        return mean, float(np.std(rewards, ddof=1)) if len(rewards) > 1 else math.nan
-
-    @property
-    def bars(self) -> list[tuple[int, bool]]:
-        """Height in percent and kept or not, for the bar of each rollout; equal rewards are half height."""
-        rewards = [rollout.reward for rollout in self.rollouts if not math.isnan(rollout.reward)]
-        low, high = min(rewards, default=0.0), max(rewards, default=0.0)
-
-        def height(reward: float) -> int:
-            if math.isnan(reward):
-                return 0
-            return round(12 + 88 * (reward - low) / (high - low)) if high > low else 50
-
-        return [(height(rollout.reward), rollout.kept) for rollout in self.rollouts]
-
-    def shortened(self, limit: int) -> Group:
-        """The same group, its rollouts cut to ``limit`` characters."""
-        return replace(self, rollouts=tuple(rollout.shortened(limit) for rollout in self.rollouts))
-
-    @property
-    def size(self) -> int:
-        """The approximate size in bytes of HTML."""
-        texts = [self.prompt, *(text for rollout in self.rollouts for text in rollout.texts)]
-        return _MARKUP * len(texts) + sum(len(escape(text).encode()) for text in texts)
-
-
-@dataclass(frozen=True)
 class Page:
+    """What the page shows of the ledgers.
+
+    Args:
+        groups: the excerpt.
+        total: groups in the files that could be read.
+        unreadable: names of files that could not be read.
+        files: how many there are.
+        data: for the script; empty without groups.
+        rollouts: that ``data`` has.
+        left_out: groups whose rollouts ``data`` does not have.
+        limit_mb: of ``data``.
+        tallies: counts of each arm over all its groups.
+    """
+
     groups: tuple[Group, ...] = ()
-    total: int = 0  # groups in the files that were read
-    unreadable: tuple[str, ...] = ()  # names of files that could not be read
+    total: int = 0
+    unreadable: tuple[str, ...] = ()
     files: int = 0
-    files_read: int = 0
+    data: Mapping[str, Any] = field(default_factory=dict)
+    rollouts: int = 0
+    left_out: int = 0
+    limit_mb: float = DATA_MB
+    tallies: tuple[Tally, ...] = ()
 
     @cached_property
     def runs(self) -> tuple[str, ...]:
         """Names of the runs, ``seed-10`` after ``seed-9``."""
+        return tuple(dict.fromkeys(sorted((group.run for group in self.groups), key=_run_place)))
 
-        def place(name: str) -> tuple[int, str]:
-            digits = re.search(r"\d+", name)
-            return (int(digits[0]) if digits else -1), name
+    @cached_property
+    def reward_ends(self) -> tuple[float, float]:
+        return reward_ends(self.tallies)
 
-        return tuple(dict.fromkeys(sorted((group.run for group in self.groups), key=place)))
+    def bins(self, tally: Tally) -> list[Bin]:
+        """The histogram of an arm's rewards, its ends those of all arms; empty if none is scored."""
+        low, high = self.reward_ends
+        return tally.bins(low, high) if low <= high else []
 
 
-def ledger_page(arms: Sequence[Arm], *, groups_per_arm: int = GROUPS_PER_ARM, budget: int = TEXT_BUDGET) -> Page:
-    """Return groups of every arm, evenly over its steps and runs, as many as fit the budget of bytes.
+def ledger_page(
+    arms: Sequence[Arm],
+    *,
+    groups_per_arm: int = GROUPS_PER_ARM,
+    budget: int = TEXT_BUDGET,
+    data_mb: float = DATA_MB,
+) -> Page:
+    """Read every ledger file of the arms once; a torn one, or one of other columns, is skipped and named.
 
-    A file that cannot be read (torn, or of other columns) is skipped and named. Long texts are cut at
-    ``TEXT_LIMIT`` characters, shorter if one group alone would exceed the budget.
+    Args:
+        arms: those without a ledger are not shown.
+        groups_per_arm: of the excerpt, evenly over an arm's steps and runs.
+        budget: bytes of the excerpt. Texts are cut at ``TEXT_LIMIT`` characters, shorter if one group is too large.
+        data_mb: megabytes of the data. Where they do not hold all groups, those that are left out are spread evenly.
     """
-    logged = [(arm, files) for arm in arms if (files := _files(arm.runs))]
-    shown: list[Group] = []
+    logged = [(arm, Settings.of(arm.config), files) for arm in arms if (files := _files(arm.runs))]
+    logged.sort(key=lambda found: found[1].n == found[1].m)  # an arm that trains on all rollouts comes last
+    explorer = Explorer(int(data_mb * 1e6))
+    tallies = [Tally(arm.label) for arm, _, _ in logged]
+    entries: list[list[tuple[int, Run, Path, int]]] = [[] for _ in logged]
     unreadable: list[str] = []
-    total = 0
-    for arm, files in logged:
-        entries = list(_index(evenly(files, FILES_PER_ARM), unreadable))
-        total += len(entries)
-        groups = [_read_group(arm, run, path, g, unreadable) for run, path, g in evenly(entries, groups_per_arm)]
-        shown += _fit([group for group in groups if group], budget // len(logged))
+    for place, number in _spread([len(files) for _, _, files in logged]):
+        arm, settings, files = logged[number]
+        run, path = files[place]
+        try:
+            groups = _read(path, arm.name, plain(run.path.name), settings, texts=not explorer.is_full)
+        except _UNREADABLE:
+            unreadable.append(_place(run, path))
+            continue
+        for group in groups:
+            explorer.add(group, number)
+            tallies[number].add(group)
+            entries[number].append((place, run, path, group.group))
+    shown: list[Group] = []
+    for (arm, settings, _), own in zip(logged, entries, strict=True):
+        chosen = evenly(sorted(own, key=lambda entry: (entry[0], entry[3])), groups_per_arm)
+        again = (_one(arm, settings, *entry[1:]) for entry in chosen)
+        shown += _fit([group for group in again if group], budget // len(logged))
     dropping = {group.arm for group in shown if group.kept < len(group.rollouts)}
-    shown.sort(key=lambda group: group.arm not in dropping)  # an arm that trains on all rollouts comes last
-    count = sum(len(files) for _, files in logged)
-    read = sum(min(len(files), FILES_PER_ARM) for _, files in logged)
-    return Page(tuple(shown), total, tuple(dict.fromkeys(unreadable)), count, read)
+    shown.sort(key=lambda group: group.arm not in dropping)
+    return Page(
+        groups=tuple(shown),
+        total=sum(map(len, entries)),
+        unreadable=tuple(sorted(unreadable)),
+        files=sum(len(files) for _, _, files in logged),
+        data=explorer.data([arm.label for arm, _, _ in logged]) if shown else {},
+        rollouts=explorer.rollouts,
+        left_out=explorer.left_out,
+        limit_mb=data_mb,
+        tallies=tuple(tally for tally in tallies if tally.groups),
+    )
 
 
 def evenly(items: Sequence[Any], count: int) -> list[Any]:
@@ -173,6 +137,21 @@ def evenly(items: Sequence[Any], count: int) -> list[Any]:
     if len(items) <= count:
         return list(items)
     return [items[round(i * (len(items) - 1) / max(count - 1, 1))] for i in range(count)]
+
+
+def _spread(counts: Sequence[int]) -> list[tuple[int, int]]:
+    """(place, arm) of every file, so that any first part of the list is spread over the places of each arm.
+
+    >>> _spread([4, 1])
+    [(0, 0), (0, 1), (2, 0), (1, 0), (3, 0)]
+    """
+    bits = max(counts, default=0).bit_length()
+
+    def turned(place: int) -> int:  # bits in reverse order: van der Corput's sequence
+        return int(f"{place:0{bits}b}"[::-1], 2)
+
+    pairs = [(place, arm) for arm, count in enumerate(counts) for place in range(count)]
+    return sorted(pairs, key=lambda pair: (turned(pair[0]), pair[1]))
 
 
 def _fit(groups: list[Group], budget: int) -> list[Group]:
@@ -193,85 +172,40 @@ def _files(runs: Sequence[Run]) -> list[tuple[Run, Path]]:
     return [(run, path) for _, run, path in files]
 
 
-def _index(files: Iterable[tuple[Run, Path]], unreadable: list[str]) -> Iterable[tuple[Run, Path, int]]:
-    """(run, file, group) of every group; reads one column a file."""
-    for run, path in files:
-        try:
-            groups = sorted({int(group) for group in pq.read_table(path, columns=["group"])["group"].to_pylist()})
-        except _UNREADABLE:
-            unreadable.append(_place(run, path))
-            continue
-        yield from ((run, path, group) for group in groups)
+def _read(path: Path, arm: str, run: str, settings: Settings, *, texts: bool) -> list[Group]:
+    """The groups of a file, by number; without ``texts`` their completions are empty."""
+    with pq.ParquetFile(path) as file:
+        names = [name for name in file.schema_arrow.names if texts or name not in _TEXTS]
+        rows = file.read(columns=names).to_pylist()
+    parts: dict[Any, list[dict[str, Any]]] = {}
+    for row in rows:
+        parts.setdefault(row["group"], []).append(row)
+    # with refill each place of the batch has one group with kept rollouts; groups from there on were drawn later
+    places = sum(any(row.get("selected") for row in part) for part in parts.values())
+    refills = settings.dead_groups == "refill"
+    return [
+        group_of(part, arm, run, settings, drawn=refills and number >= places) for number, part in sorted(parts.items())
+    ]
+
+
+def _one(arm: Arm, settings: Settings, run: Run, path: Path, number: int) -> Group | None:
+    """A group of a file that was read before; None if the file has changed since."""
+    try:
+        groups = _read(path, arm.name, plain(run.path.name), settings, texts=True)
+    except _UNREADABLE:
+        return None
+    return next((group for group in groups if group.group == number), None)
 
 
 def _place(run: Run, path: Path) -> str:
     return plain(f"{run.path.name}/{path.name}")
 
 
-def _read_group(arm: Arm, run: Run, path: Path, group_id: int, unreadable: list[str]) -> Group | None:
-    try:
-        rows = pq.read_table(path, filters=[("group", "==", group_id)]).to_pylist()
-        rollouts = outward(_rollout(row, index) for index, row in enumerate(rows))
-        prompt = encodable(message_text(rows[0].get("prompt"))[:TEXT_LIMIT])
-        answer = encodable(message_text(rows[0].get("answer"))[:200])
-        step = int(rows[0]["step"])
-        stopped = plain(rows[0].get("stopped") or "", limit=40)
-    except _UNREADABLE:
-        unreadable.append(_place(run, path))
-        return None
-    most, _ = rollouts_of(arm.config)
-    return Group(arm.name, plain(run.path.name), step, group_id, prompt, answer, tuple(rollouts), most, stopped)
+def _run_place(name: str) -> tuple[int, str]:
+    """The order of runs by their first number.
 
-
-def outward(rollouts: Iterable[Rollout]) -> list[Rollout]:
-    """Sort by reward, highest first, those without one last.
-
-    Of equal rewards the kept come first above the group's mean and last below it, so that a choice of extremes
-    (Lemma 3.1) looks like one; then in the order of generation.
+    >>> sorted(["seed-10", "seed-9"], key=_run_place)
+    ['seed-9', 'seed-10']
     """
-    rollouts = list(rollouts)
-    scored = [r.reward for r in rollouts if not math.isnan(r.reward)]
-    mean = float(np.mean(scored)) if scored else 0.0
-
-    def place(r: Rollout) -> tuple[bool, float, bool, int]:
-        if math.isnan(r.reward):
-            return True, 0.0, r.kept, r.index
-        return False, -r.reward, r.kept if r.reward < mean else not r.kept, r.index
-
-    return sorted(rollouts, key=place)
-
-
-def _rollout(row: dict[str, Any], position: int) -> Rollout:
-    text = message_text(row.get("completion"))
-    index, reward, tokens = (finite(row.get(key)) for key in ("rollout", "reward", "completion_tokens"))
-    parts = [
-        (plain(key.removeprefix("reward/")), value)
-        for key, raw in row.items()
-        if key.startswith("reward/") and (value := finite(raw)) is not None
-    ]
-    return Rollout(
-        index=position if index is None else int(index),
-        reward=math.nan if reward is None else reward,
-        parts=tuple(parts),
-        kept=bool(row.get("selected")),
-        advantage=finite(row.get("advantage")),
-        tokens=None if tokens is None else int(tokens),
-        text=encodable(text[:TEXT_LIMIT]),
-        cut=max(len(text) - TEXT_LIMIT, 0),
-        conversation=read_conversation(row.get("messages"), row.get("turn_rewards")),
-    )
-
-
-def message_text(value: Any) -> str:
-    """Return a prompt or completion as text: itself, or a chat's messages with their roles.
-
-    >>> message_text([{"role": "user", "content": "1+1"}])
-    'user: 1+1'
-    """
-    if value is None:
-        return ""
-    if isinstance(value, list):
-        return "\n".join(
-            f"{m.get('role', '')}: {content_text(m.get('content'))}" if isinstance(m, dict) else str(m) for m in value
-        )
-    return encodable(value)
+    digits = re.search(r"\d+", name)
+    return (int(digits[0]) if digits else -1), name

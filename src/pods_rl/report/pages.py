@@ -19,6 +19,7 @@ from .curves import ACCURACIES, LENGTH
 from .figures import Picture
 from .interactive import Chart
 from .ledger import Page
+from .reasons import NOTE
 from .tables import Table
 from .text import capital, encodable, markdown, number, plain, words
 
@@ -85,7 +86,7 @@ def to_html(report: ReportFiles) -> str:
         sections=_sections(report),
         score_metrics=[name for name in (*ACCURACIES, LENGTH) if name in report.images],
         labels=labels,
-        ledger_arms=list(dict.fromkeys(group.arm for group in ledger.groups)),
+        variance_note=NOTE,
         environment=_environment(report.analysis),
     )
     return encodable(text)

@@ -60,6 +60,9 @@ class Conversation:
         return replace(self, turns=tuple(turn.shortened(limit // 2) for turn in turns), hidden=hidden)
 
 
+_NONE = Conversation()
+
+
 def read_conversation(messages: Any, rewards: Any) -> Conversation:
     """Return the conversation of a row of the ledger; reward i is that of the i-th assistant message.
 
@@ -71,6 +74,8 @@ def read_conversation(messages: Any, rewards: Any) -> Conversation:
     >>> [(turn.speaker, turn.text, turn.reward) for turn in found.turns], found.facts
     ([('assistant', '3', 0.5), ('user', '?', None)], ('1 turn', 'reward of turn 2: 1.000'))
     """
+    if messages is None and rewards is None:
+        return _NONE
     given = [finite(reward) for reward in rewards] if isinstance(rewards, list) else []
     try:
         found = json.loads(messages) if isinstance(messages, str) else []
