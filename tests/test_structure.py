@@ -25,6 +25,7 @@ ALLOWED = {
     "errors": set(),
     "text": {"errors"},
     "runs": {"errors"},
+    "report": {"errors", "runs", "text"},
     "selection": {"errors", "text"},
     "rollouts": {"errors", "selection", "text"},
     "distributed": {"errors", "runs", "text"},
@@ -35,8 +36,7 @@ ALLOWED = {
     "policies": {"errors", "recipe", "tasks", "text"},
     "engines": LOW | {"planning", "policies", "recipe", "rewards", "rollouts", "selection", "tasks"},
     "evaluation": LOW | {"planning", "policies", "recipe", "rollouts", "tasks"},
-    "training": LOW | {"engines", "evaluation", "planning", "policies", "recipe", "rollouts", "tasks"},
-    "report": {"errors", "runs", "text"},
+    "training": LOW | {"engines", "evaluation", "planning", "policies", "recipe", "report", "rollouts", "tasks"},
     "experiment": LOW | {"recipe"},
 }  # fmt: skip
 ROOT_MODULES = {"__init__", "__main__", "errors", "text"}

@@ -43,7 +43,11 @@ def evaluated(monkeypatch, tmp_path):
         task = SimpleNamespace(name="arithmetic", version="1")
         return SimpleNamespace(evaluation=evaluation, task=task, settings={"backend": "generate"})
 
-    module = SimpleNamespace(evaluate_checkpoint=evaluate_checkpoint, write_results=None)
+    line = {"results": {"arithmetic": {"accuracy": 0.5, "accuracy_stderr": 0.25}}, "versions": {"arithmetic": "1"}}
+    line |= {"n-shot": {"arithmetic": 0}, "higher_is_better": {"arithmetic": {"accuracy": True}}}
+    module = SimpleNamespace(
+        evaluate_checkpoint=evaluate_checkpoint, write_results=None, results_line=lambda outcome: line
+    )
     monkeypatch.setitem(sys.modules, "pods_rl.evaluation.checkpoint", module)
     monkeypatch.chdir(tmp_path)
     return made
@@ -83,6 +87,7 @@ def test_a_runs_last_policy_on_its_own_task(evaluated, run):
     assert (recipe.values["task_seed"], recipe.values["eval_repeats"]) == (5, 5)
     assert (adapter, backend) == (None, "generate")
     assert "accuracy                 0.5" in result.output
+    assert "|arithmetic|      1|none  |     0|accuracy|↑  |0.5000|±  |0.2500|" in result.output
 
 
 def test_a_torn_policy_is_skipped(evaluated, run):

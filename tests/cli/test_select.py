@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -268,3 +269,66 @@ def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize("seed", [-1, 2**32, 10**30])
 def test_a_seed_out_of_range_is_refused(tmp_path, seed):
     assert select(write(tmp_path / "r.jsonl", rollouts("a", [1])), "--seed", seed).exit_code == 2
+
+
+def test_parquet_is_written_with_every_column_and_read_again(tmp_path):
+    rows = [{**row, "source": {"book": 1}} for row in rollouts("a", [3, 1, 2])] + rollouts("b", [1, 0, 1])
+    source = write(tmp_path / "r.jsonl", rows)
+    select(source, "-m", 2, "--output", tmp_path / "k.parquet")
+    select(source, "-m", 2, "--output", tmp_path / "k.jsonl")
+    table = pq.read_table(tmp_path / "k.parquet").to_pylist()
+    assert [{key: value for key, value in row.items() if value is not None} for row in table] == rows_of(
+        tmp_path / "k.jsonl"
+    )
+    assert table[0]["source"] == {"book": 1}
+    result = select(tmp_path / "k.parquet", "-m", 1)
+    assert "2 groups" in result.output
+
+
+def test_a_column_of_mixed_types_is_refused_for_parquet(tmp_path):
+    source = write(tmp_path / "r.jsonl", [{"prompt": "a", "reward": 1, "x": 1}, {"prompt": "a", "reward": 0, "x": "1"}])
+    with pytest.raises(UserError, match=r"a column holds values of different types .* Write JSONL instead"):
+        select(source, "--output", tmp_path / "k.parquet")
+    assert not (tmp_path / "k.parquet").exists()
+
+
+@pytest.fixture
+def sets(monkeypatch, tmp_path):
+    """Replaces the hub's data sets by local ones: `load_dataset` and `push_to_hub` of the data sets library."""
+    import datasets
+
+    from pods_rl.recipe import available
+
+    there = {"me/rollouts": datasets.Dataset.from_list([*rollouts("a", [3, 1, 2]), {"prompt": "a", "reward": None}])}
+
+    def load(name, split):
+        if name not in there or split != "train":
+            raise ValueError(f"no {name} with {split}")
+        return there[name]
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr(datasets.Dataset, "push_to_hub", lambda self, name, split: there.update({name: self}))
+    monkeypatch.setattr(available, "check_pushable", lambda key: None)
+    return there
+
+
+def test_data_sets_of_the_hub_are_read_and_written(sets):
+    select("hf://me/rollouts", "-m", 2, "--output", "hf://datasets/me/kept")
+    assert sets["me/kept"]["id"] == ["a0", "a1"]
+    assert sets["me/kept"]["selected_rank"] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["hf://me/gone"], "hf://me/gone: cannot read split train: no me/gone.*Check the name, --split"),
+        (["hf://me/rollouts", "--split", "test"], "cannot read split test"),
+        (["hf://me/a/b"], "hf://me/a/b: expected a data set of the hub as hf://owner/name"),
+        (["hf://me/rollouts", "--output", "hf://a b"], "--output hf://a b: expected a data set"),
+        (["hf://me/rollouts", "--reward-key", "score"], "row 1: has no key 'score'"),
+        (["me/rollouts"], "No such file or directory.*For a data set of the hub, give hf://me/rollouts"),
+    ],
+)
+def test_mistakes_with_data_sets_of_the_hub(sets, words, message):
+    with pytest.raises(UserError, match=message):
+        select(*words)

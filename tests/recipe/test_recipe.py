@@ -192,6 +192,8 @@ REFUSED = [
     ({"attn_implementation": "flash"}, "attn_implementation = flash: expected one of eager, sdpa"),
     ({"cache_implementation": "fast"}, "cache_implementation: got the text 'fast', expected one of dynamic, static"),
     ({"report_to": "tensorbord"}, "report_to: got the text 'tensorbord', expected one of wandb, tensorboard"),
+    ({"report_to": "tensorbord"}, "none or null (did you mean tensorboard?)."),
+    ({"report_to": ["wandb", "trakio"]}, "none (did you mean trackio?)."),
     ({"report_to": ["wandb", "wandbd"]}, "report_to: got the text 'wandbd' in the list, expected some of wandb"),
     ({"optim": "adam"}, "optim: got the text 'adam', expected one of adamw_torch"),
     ({"optim": "galore_adamw"}, "optim = galore_adamw needs optim_target_modules"),

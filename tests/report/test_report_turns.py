@@ -204,7 +204,7 @@ def test_hostile_turns_give_no_element_and_no_control_character(hostile: ReportF
     text = hostile.html.read_text()
     page = Elements()
     page.feed(text)
-    assert page.tags.count("script") == 1
+    assert page.tags.count("script") == 5  # the library, two of ours, their data, and their start
     assert page.tags.count("ol") == len(PAYLOADS)
     for tag in ("svg", "iframe", "form", "base", "object", "embed", "link", "a href"):
         assert tag not in page.tags

@@ -16,6 +16,7 @@ from ..distributed import get_rank
 from ..distributed.streams import outlive_output
 from ..errors import UserError
 from ..text import console, safe_text
+from .export import file_time, lm_eval_layout, lm_eval_table
 from .train import Config, stoppable
 
 if TYPE_CHECKING:
@@ -48,13 +49,18 @@ def evaluate(
         str, Option(help="auto, generate or vllm. auto: vllm if it is installed and there is a GPU.")
     ] = "auto",
     output: Annotated[
-        Path | None, Option(help="Directory: adds a line to results.jsonl, and writes the completions beside it.")
+        Path | None,
+        Option(
+            help="Directory: adds a line to results.jsonl, and writes results_<time>.json in lm-eval's layout and the "
+            "completions beside it."
+        ),
     ] = None,
 ) -> None:
     """Evaluate a policy on a recipe's task.
 
-    Prints answer accuracy with its standard error, pass@k, format accuracy and lengths. Set any key of the recipe with
-    --KEY VALUE, such as --task, --eval_prompts, --eval_repeats and --eval_temperature.
+    Prints answer accuracy with its standard error, pass@k, format accuracy and lengths, and the same as lm-eval's table
+    in Markdown. Set any key of the recipe with --KEY VALUE, such as --task, --eval_prompts, --eval_repeats and
+    --eval_temperature.
 
     \b
     Examples:
@@ -70,7 +76,7 @@ def evaluate(
     policy = _find_policy(run, model, adapter, config, parse_overrides(context.args))
     with stoppable():
         check_rewards(policy.recipe.values)
-    from ..evaluation.checkpoint import evaluate_checkpoint, write_results
+    from ..evaluation.checkpoint import evaluate_checkpoint, results_line, write_results
 
     main = get_rank() == 0
     with stoppable(), outlive_output(None):
@@ -81,8 +87,11 @@ def evaluate(
         written: tuple[Path, ...] = ()
         try:
             written = write_results(outcome, output) if output is not None else ()
+            if output is not None:
+                written += (_write_lm_eval(results_line(outcome), output),)
         finally:  # print the result even if it cannot be written
             _print_outcome(policy, outcome)
+            console().print(f"\n{safe_text(lm_eval_table(results_line(outcome)))}\n")
         for path in written:
             console().print(f"{'written':<24} {safe_text(path)}")
 
@@ -159,6 +168,18 @@ def _progress(out: Console | None) -> Iterator[Callable[[int, int], None]]:
                 line.show(f"{rows} of {of} completions, {duration(left)} left")
 
         yield done
+
+
+def _write_lm_eval(line: dict[str, Any], folder: Path) -> Path:
+    """Write a line of `results.jsonl` as a file in lm-eval's layout; return its path."""
+    from ..runs import to_json, write_atomic
+
+    path = folder / f"results_{file_time(line['date'])}.json"
+    try:
+        write_atomic(path, to_json(lm_eval_layout(line), indent=2) + "\n")
+    except OSError as error:
+        raise UserError(f"Cannot write {path}: {error.strerror}. Choose a directory with --output.") from error
+    return path
 
 
 def _print_outcome(policy: _Policy, outcome: Outcome) -> None:

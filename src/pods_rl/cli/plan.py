@@ -105,7 +105,7 @@ def _from_ledger(
             f"--rollouts needs prices of at least 0, and one above it: got --generate-seconds {generate[0]:g} "
             f"{generate[1]:g} --update-seconds {update:g}. Read them from the framework's own timings of a step."
         )
-    found, bad = read_rollouts(path, group_by, reward_key)
+    found, bad = read_rollouts(str(path), group_by, reward_key)
     scored = [one for one in found if one.reward == one.reward]
     if bad or not scored:
         raise UserError(f"{path}: {bad[0] if bad else 'no rollout has a reward'}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typer import Argument, Option
 
 from ..errors import UserError
 from ..text import DEEPEST, console, depth, safe_text
+from .rows import HUB, check_output, hub_name, hub_rows, write_rows
 
 _BAD_LINES_SHOWN = 10
 _QUOTED = 43  # characters to quote of a bad line
@@ -38,17 +40,24 @@ class Rollout:
 
 def select(
     rollouts: Annotated[
-        Path,
+        str,
         Argument(
-            help="A JSONL file with an object per rollout, a Parquet file, or a directory of Parquet files such as "
-            "rollouts/ of a run; - reads JSONL from standard input."
+            help="A JSONL file with an object per rollout, a Parquet file, a directory of Parquet files such as "
+            "rollouts/ of a run, or a data set of the hub as hf://owner/name; - reads JSONL from standard input."
         ),
     ],
     rule: Annotated[str, Option(help="A rule's name, or your own as package.module:function.")] = "max_variance",
     keep: Annotated[int, Option("-m", "--keep", min=1, help="Number of rollouts to keep in each group.")] = 16,
     group_by: Annotated[str, Option(help="The key that identifies the group of a rollout.")] = "prompt",
     reward_key: Annotated[str, Option(help="The key of the reward; null and NaN mean unscored.")] = "reward",
-    output: Annotated[Path | None, Option(help="Write the kept rows here as JSONL; - writes standard output.")] = None,
+    output: Annotated[
+        str | None,
+        Option(
+            help="Write the kept rows here: a name that ends in .parquet is Parquet, hf://owner/name a data set of the "
+            "hub, anything else JSONL; - writes JSONL to standard output."
+        ),
+    ] = None,
+    split: Annotated[str, Option(help="The split of a data set of the hub, to read and to write.")] = "train",
     advantages: Annotated[
         str, Option(help="Normalise advantages over the kept rollouts of a group (after), or over all (before).")
     ] = "after",
@@ -67,46 +76,60 @@ def select(
     Examples:
       pods select rollouts.jsonl -m 16 --output kept.jsonl
       pods select rollouts.jsonl --rule percentile -m 4 --group-by prompt_id --reward-key score
-      pods select runs/mine/rollouts -m 16 --rule max_variance --output kept.jsonl
+      pods select runs/mine/rollouts -m 16 --rule max_variance --output kept.parquet
+      pods select hf://me/rollouts --split train --output hf://me/kept
     """
-    if output is not None and output.is_dir():
-        raise UserError(f"--output {output} is a directory: give a file.")
-    if str(output) == "-" and sys.__stdout__ is None:
+    check_output(output)
+    if output == "-" and sys.__stdout__ is None:
         raise UserError("--output -: standard output is closed. Give a file.")
-    rows, bad = read_rollouts(rollouts, group_by, reward_key)
-    if bad and not skip_bad:
-        more = f"\n... and {len(bad) - _BAD_LINES_SHOWN} more" if len(bad) > _BAD_LINES_SHOWN else ""
-        raise UserError(
-            f"{rollouts} has {len(bad)} bad line{'s' * (len(bad) > 1)}; nothing was written. "
-            "Correct them, or skip them with --skip-bad:\n" + "\n".join(bad[:_BAD_LINES_SHOWN]) + more
-        )
-    if not rows:
-        raise UserError(f"{rollouts} holds no rollouts: expected a JSON object on each line.")
+    rows, bad = read_rollouts(rollouts, group_by, reward_key, split)
+    _check_rows(rollouts, rows, [] if skip_bad else bad)
     kept = keep_best(rows, keep, rule, advantages, seed)
     if output is not None:
-        _write(kept, output)
+        rows_kept = ({**row.values, "selected_rank": row.rank, "advantage": row.advantage} for row in kept)
+        write_rows(rows_kept, output, split)
     _summarise(rows, kept, keep, len(bad), output)
 
 
-def read_rollouts(path: Path, group_by: str, reward_key: str) -> tuple[list[Rollout], list[str]]:
-    """Return the rollouts of a file or a directory, and the problem of each bad line."""
+def _check_rows(source: str, rows: list[Rollout], bad: list[str]) -> None:
+    more = f"\n... and {len(bad) - _BAD_LINES_SHOWN} more" if len(bad) > _BAD_LINES_SHOWN else ""
+    if bad:
+        raise UserError(
+            f"{source} has {len(bad)} bad line{'s' * (len(bad) > 1)}; nothing was written. "
+            "Correct them, or skip them with --skip-bad:\n" + "\n".join(bad[:_BAD_LINES_SHOWN]) + more
+        )
+    if not rows:
+        raise UserError(f"{source} holds no rollouts: expected a JSON object on each line.")
+
+
+def read_rollouts(source: str, group_by: str, reward_key: str, split: str = "train") -> tuple[list[Rollout], list[str]]:
+    """Return the rollouts of a file, a directory or a data set of the hub, and the problem of each bad line."""
     rows: list[Rollout] = []
     bad: list[str] = []
     try:
-        for file, place, item in _items(path):
+        for file, place, item in _items(source, split):
             try:
                 values = _parse(item) if isinstance(item, bytes) else item
                 rows.append(_rollout(values, file, group_by, reward_key))
             except ValueError as error:  # keep the text of those that are shown
                 bad.append(f"{file} {place}: {error}".lstrip() if len(bad) < _BAD_LINES_SHOWN else "")
     except OSError as error:
-        raise UserError(f"Cannot read {path}: {error.strerror or error}.") from error
+        hint = f" For a data set of the hub, give {HUB}{source}." if _may_be_hub(source, error) else ""
+        raise UserError(f"Cannot read {source}: {error.strerror or error}.{hint}") from error
     return rows, bad
 
 
-def _items(path: Path) -> Iterator[tuple[str, str, bytes | dict[str, Any]]]:
-    """Yield each row's file (empty unless there are several), position, and content: a JSON line or a Parquet row."""
-    if str(path) == "-":
+def _may_be_hub(source: str, error: OSError) -> bool:
+    return isinstance(error, FileNotFoundError) and re.fullmatch(r"[\w-]+/[\w-]+", source, re.ASCII) is not None
+
+
+def _items(source: str, split: str) -> Iterator[tuple[str, str, bytes | dict[str, Any]]]:
+    """Yield each row's file (empty unless there are several), position, and content: a JSON line or a row."""
+    path = Path(source)
+    if source.startswith(HUB):
+        for number, row in enumerate(hub_rows(hub_name(source, "pods select"), split), start=1):
+            yield "", f"row {number}", row
+    elif source == "-":
         if sys.stdin is None:
             raise UserError("Standard input is closed: name a file, or pipe the rollouts in.")
         yield from _lines(sys.stdin.buffer, path)
@@ -227,26 +250,11 @@ def keep_best(rows: list[Rollout], keep: int, rule: str, when: str, seed: int) -
     return [rows[place] for place in sorted(kept)]
 
 
-def _write(kept: list[Rollout], output: Path) -> None:
-    from ..runs import to_json, write_atomic
-
-    printed = str(output) == "-"
-    rows = ({**row.values, "selected_rank": row.rank, "advantage": row.advantage} for row in kept)
-    text = "".join(to_json(row, ascii_only=printed) + "\n" for row in rows)
-    if printed:
-        sys.stdout.write(text)
-        return
-    try:
-        write_atomic(output, text, follow=True)
-    except OSError as error:
-        raise UserError(f"Cannot write {output}: {error.strerror}.") from error
-
-
-def _summarise(rows: list[Rollout], kept: list[Rollout], keep: int, bad: int, output: Path | None) -> None:
+def _summarise(rows: list[Rollout], kept: list[Rollout], keep: int, bad: int, output: str | None) -> None:
     import torch
     from rich.table import Table
 
-    out = console(stderr=str(output) == "-")
+    out = console(stderr=output == "-")
     table = Table("", "rows", "reward mean", "reward sd", box=None)
     for name, some in (("all", rows), ("kept", kept)):
         scored = torch.tensor([row.reward for row in some if not math.isnan(row.reward)], dtype=torch.float64)
@@ -262,5 +270,5 @@ def _summarise(rows: list[Rollout], kept: list[Rollout], keep: int, bad: int, ou
         out.print(f"[yellow]{bad} bad lines skipped[/yellow]")
     if output is None:
         out.print("Nothing written: give --output FILE for the kept rows.")
-    elif str(output) != "-":
+    elif output != "-":
         out.print(f"Kept rows: {safe_text(output)}")

@@ -5,13 +5,16 @@ It runs before torch is loaded. Loaders would notice later, or retry the hub for
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from ..errors import UserError
 from .catalog import SHIPPED
@@ -101,6 +104,40 @@ def missing_library(values: Mapping[str, Any]) -> str | None:
     return f"This recipe needs {listed}, which {'is' if len(names) == 1 else 'are'} not installed: pip install {line}."
 
 
+def trackers(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the trackers of `report_to` by name; of ``all`` those that are installed.
+
+    >>> trackers({"report_to": "none"}), trackers({"report_to": ["wandb", "mlflow"]}), trackers({})
+    ((), ('wandb', 'mlflow'), ())
+    """
+    given = values.get("report_to")
+    names = given if isinstance(given, list) else [given]
+    if "all" in names:
+        return tuple(name for name, extra in _REPORTERS.items() if not extra.missing)
+    return tuple(name for name in names if name in REPORTERS and name != "none")
+
+
+def locked_tracker(values: Mapping[str, Any]) -> str | None:
+    """Return a sentence if wandb would ask for a key, or None."""
+    if "wandb" not in trackers(values):
+        return None
+    if any(os.environ.get(name) for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")):
+        return None
+    if os.environ.get("WANDB_MODE", "online") not in ("online", "shared") or os.environ.get("WANDB_DISABLED"):
+        return None
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    files = [Path(os.environ.get("NETRC") or "~/.netrc"), Path("~/_netrc")]
+    settings = [Path(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb", "settings"), Path("wandb/settings")]
+    for file, words in [*((file, (host,)) for file in files), *((file, ("offline", "disabled")) for file in settings)]:
+        with suppress(OSError, UnicodeDecodeError):
+            if any(word in file.expanduser().read_text(encoding="utf-8") for word in words):
+                return None
+    return (
+        "report_to: wandb needs a key: set WANDB_API_KEY, run `wandb login`, or set WANDB_MODE=offline to log without "
+        "an account (`wandb sync` sends it later)."
+    )
+
+
 def missing_module(values: Mapping[str, Any]) -> str | None:
     """Return a sentence on the first rule, task or reward of the user whose module is missing, or None."""
     names = [("rule", values.get("rule")), ("task", values.get("task"))]
@@ -140,11 +177,11 @@ def check_reachable(values: Mapping[str, Any]) -> None:
             _check_readable(key, kind, name, revision)
     for key in ("push_to_hub", "log_completions_hub_repo"):
         if values.get(key):
-            _check_writable(key)
+            check_pushable(key)
 
 
 @cache
-def _check_writable(key: str) -> None:
+def check_pushable(key: str) -> None:
     """Raise UserError if nothing can be pushed: offline, without a token, or with a wrong one."""
     from huggingface_hub import constants, get_token
     from huggingface_hub.utils import build_hf_headers, get_session

@@ -88,7 +88,7 @@ class Field:
         except _WrongTypeError:
             raise ValueError(f"got {describe(value)}, expected {self.expected}") from None
         if self.choices and isinstance(converted, str) and converted not in self.choices:
-            raise ValueError(f"got {describe(value)}, expected {self.expected}")
+            raise ValueError(f"got {describe(value)}, expected {self.expected}{_near(converted, self.choices)}")
         if isinstance(converted, list) and self.item is not None:
             return [self._item(place, item, self.item) for place, item in enumerate(converted, start=1)]
         return converted
@@ -121,7 +121,14 @@ class Field:
                 raise ValueError(
                     f"got {describe(item)} as item {place} of the list, expected {_in_words(kinds)}"
                 ) from None
-        raise ValueError(f"got {describe(item)} in the list, expected some of {', '.join(self.choices)}")
+        near = _near(str(item), self.choices)
+        raise ValueError(f"got {describe(item)} in the list, expected some of {', '.join(self.choices)}{near}")
+
+
+def _near(word: str, choices: Iterable[str]) -> str:
+    """Return `` (did you mean ...?)``, or nothing if no choice is near."""
+    hint = suggest(word, choices).strip()
+    return f" ({hint[0].lower()}{hint[1:]})" if hint else ""
 
 
 def _in_words(kinds: frozenset[str]) -> str:

@@ -13,7 +13,7 @@ from ..errors import UserError
 from ..planning.batching import BatchPlan
 from ..planning.grid import AUTO, PLANNED
 from ..planning.rollouts import LEVERS
-from .available import check_reachable, missing_library, missing_module
+from .available import check_reachable, locked_tracker, missing_library, missing_module
 from .catalog import SHIPPED, read_recipe
 from .checks import batch_plan, check_values
 from .fields import listed, suggest
@@ -37,8 +37,7 @@ FREE = frozenset((
     "logging_steps", "logging_strategy", "logging_first_step", "log_level", "log_level_replica", "log_on_each_node",
     "log_completions", "num_completions_to_print", "log_unique_prompts", "disable_tqdm", "report_to", "run_name",
     "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "log_completions_hub_repo",
-    "skip_memory_metrics", "push_to_hub", "hub_model_id", "hub_strategy", "hub_private_repo",
-    "hub_always_push", "hub_revision",
+    "skip_memory_metrics", "push_to_hub", "hub_model_id", "hub_private_repo", "hub_revision",
     # where data lie, and the machine
     "data_dir", "threads", "use_cpu", "dataloader_num_workers", "dataloader_pin_memory",
     "dataloader_prefetch_factor", "dataloader_persistent_workers", "torch_empty_cache_steps", "ddp_timeout",
@@ -111,8 +110,8 @@ class Recipe:
         return missing_library(self.values)
 
     def check_installed(self) -> None:
-        """Raise UserError if a library or a module that training needs is missing."""
-        missing = self.missing_library or missing_module(self.values)
+        """Raise UserError if a library, a module or a tracker's key that training needs is missing."""
+        missing = self.missing_library or missing_module(self.values) or locked_tracker(self.values)
         if missing:
             raise UserError(f"{self.source}: {missing}")
 

@@ -224,6 +224,7 @@ _CLOCK = "a recipe evaluates by training clock: use eval_seconds, eval_prompts a
 UNSUPPORTED = {
     "output_dir": "a run keeps everything in its own directory: choose it with --output",
     "resume_from_checkpoint": "continue a run with --resume",
+    **dict.fromkeys(("hub_strategy", "hub_always_push"), "a run pushes its final policy once, at its end"),
     "hub_token": "a recipe is saved with the run, so it must hold no secret: set HF_TOKEN in the environment",
     "log_multimodal": "images are not supported yet: prompts and completions are text",
     "reward_weights": "a recipe has rewards and weights in one mapping: task_rewards: {accuracy: 1.0, format: 0.1}",

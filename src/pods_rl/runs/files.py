@@ -18,7 +18,7 @@ import yaml
 
 CONFIG, ENVIRONMENT, STATUS = "config.yaml", "environment.json", "status.json"
 METRICS, EVALS, ROLLOUTS, CHECKPOINTS = "metrics.jsonl", "evals.jsonl", "rollouts", "checkpoints"
-EVALUATIONS, LOG = "evaluations", "log.txt"
+EVALUATIONS, LOG, TRACKING = "evaluations", "log.txt", "tracking"
 PLAN = "plan.json"  # of a recipe with num_rollouts: auto
 _LARGEST_JSON, _LARGEST_YAML = 8 << 20, 1 << 20  # bytes; our files have a few thousand
 _DEEPEST = 64  # levels of a YAML file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from functools import cached_property
@@ -93,6 +94,22 @@ class Run:
         match = re.fullmatch(r"seed-(\d+)", self.path.name)
         return int(match[1]) if match else None
 
+    @property
+    def arm(self) -> str | None:
+        """The arm, of a run of an experiment: ``<experiment>/<arm>/seed-<k>``."""
+        path = self.path.resolve()
+        return path.parent.name if re.fullmatch(r"seed-\d+", path.name) else None
+
+    @property
+    def experiment(self) -> str | None:
+        """The experiment that the run belongs to."""
+        return self.path.resolve().parent.parent.name if self.arm else None
+
+    @property
+    def name(self) -> str:
+        """The directory's name; of a run of an experiment ``<experiment>-<arm>-seed-<k>``."""
+        return "-".join(filter(None, (self.experiment, self.arm, self.path.resolve().name)))
+
     def rollout_files(self) -> list[Path]:
         """The files of the ledger, by step."""
         return sorted((self.path / files.ROLLOUTS).glob("step-*.parquet"), key=step_of)
@@ -109,6 +126,20 @@ class Run:
     def final_checkpoint(self) -> Path | None:
         path = self.path / files.CHECKPOINTS / "final"
         return path if path.is_dir() else None
+
+
+def logged_evaluation(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a row of ``evals.jsonl`` under names that trackers show as ``eval/accuracy``.
+
+    `seconds` of a row is the training clock; `eval_seconds` is how long the evaluation took.
+
+    >>> logged_evaluation({"step": 2, "seconds": 9.0, "accuracy": 0.5, "eval_seconds": 1.0})
+    {'eval_train_seconds': 9.0, 'eval_accuracy': 0.5, 'eval_seconds': 1.0}
+    """
+    names = {name: name if name.startswith("eval_") else f"eval_{name}" for name in row if name != "step"}
+    names |= {"seconds": "eval_train_seconds"}
+    known = {name: value for name, value in row.items() if name in names and isinstance(value, (int, float))}
+    return {names[name]: value for name, value in known.items() if math.isfinite(value)}
 
 
 def is_run(path: str | Path) -> bool:

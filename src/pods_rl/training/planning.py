@@ -121,7 +121,7 @@ def standing_still(recipe: Recipe, setting: Setting) -> Recipe:
 
 
 def _device(trainer: Any) -> str:
-    from .recorder import device_line
+    from .environment import device_line
 
     return device_line(trainer).split(";")[0]
 

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import math
-import platform
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..distributed.collectives import alone, gather
-from ..distributed.processes import git_commit, versions
 from ..distributed.signals import Stop
 from ..errors import Interrupted
 from ..evaluation import Evaluation
-from ..planning.batching import counted
 from ..runs import RunWriter
 from .progress import Progress
-
-if TYPE_CHECKING:
-    from ..engines.trl import PODSTrainer
-    from ..tasks import Fitted, Task
-    from .resume import Start
 
 _NOT_A_STEP = "train_runtime"  # in TRL's closing summary only
 _STATE = "pods_recorder"  # the key of our state in the trainer state of a checkpoint
@@ -95,6 +86,7 @@ class Recorder(TrainerCallback):
         ledger_every: write the ledger at step 1 and every this many steps; 0: never.
         save_seconds: have TRL save a checkpoint whenever the clock passes a multiple of it.
         cpu_clock: the clock counts processor time of this process.
+        track: called with each evaluation's row, on the process that writes.
     """
 
     writer: RunWriter | None
@@ -108,6 +100,7 @@ class Recorder(TrainerCallback):
     ledger_every: int = 0
     save_seconds: float | None = None
     cpu_clock: bool = False
+    track: Callable[[Mapping[str, Any]], None] | None = None
 
     clock: TrainingClock = field(init=False)
     started: float = field(default_factory=lambda: time.perf_counter(), init=False)
@@ -187,6 +180,7 @@ class Recorder(TrainerCallback):
             return
         # metrics.jsonl has all of it; TRL's own list would grow in memory and in every checkpoint.
         del state.log_history[:-1]
+        logs |= {"seconds": self.seconds, "elapsed": self.elapsed()}  # the trackers, which come next, get them too
         row = {"step": self.step, "seconds": self.seconds, "elapsed": self.elapsed(), **logs}
         if self.writer:
             self.writer.append_metrics(row)
@@ -237,6 +231,8 @@ class Recorder(TrainerCallback):
             self.writer.append_eval(row)
             if self.eval_completions and result.answers:
                 self.writer.write_evaluation(self.step, result.columns())
+            if self.track:
+                self.track(row)
         if self.progress:
             self.progress.evaluation(row)
         self.write_status("running")
@@ -246,53 +242,3 @@ class Recorder(TrainerCallback):
             columns = self.ledger()
             if self.writer and columns is not None:
                 self.writer.write_rollouts(self.step, columns)
-
-
-def _precision(trainer: PODSTrainer) -> str:
-    args = trainer.args
-    return "bf16" if args.bf16 else "fp16" if args.fp16 else "float32"
-
-
-def device_line(trainer: PODSTrainer) -> str:
-    """Return device, precision and method as one line to display."""
-    import torch
-
-    device = trainer.accelerator.device
-    on_cpu = device.type != "cuda"
-    name = counted(torch.get_num_threads(), "CPU thread") if on_cpu else torch.cuda.get_device_name(device)
-    n, m = trainer.args.num_rollouts, trainer.args.num_generations
-    rule = "all trained" if n == m else f"{m} kept by {trainer.args.rule}"
-    return f"{name}, {_precision(trainer)}; {counted(n or 0, 'rollout')} a prompt, {rule}"
-
-
-def describe(trainer: PODSTrainer, task: Task, skipped: Fitted | None, resumed: Start | None) -> dict[str, Any]:
-    """Return the content of `environment.json`; ``skipped``: the number of training prompts that are too long."""
-    import torch
-
-    from ..engines.trl.generation import describe_vllm
-
-    return {
-        "versions": versions(),
-        "device": str(trainer.accelerator.device),
-        "device_name": device_line(trainer).split(",")[0],
-        "platform": platform.platform(),
-        "threads": torch.get_num_threads(),
-        "processes": trainer.accelerator.num_processes,
-        "layout": trainer.layout,
-        "precision": _precision(trainer),
-        **describe_vllm(trainer),
-        "parameters": sum(p.numel() for p in trainer.model.parameters()),
-        "trained_parameters": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
-        "seed": trainer.args.seed,
-        "task": {
-            "name": task.name,
-            "version": task.version,
-            "train": len(task.train),
-            "test": len(task.test),
-            **({"too_long": asdict(skipped)} if skipped else {}),
-        },
-        "git_commit": git_commit(),
-        "command": sys.argv,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        **({"resumed": resumed.describe()} if resumed else {}),
-    }

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from ..distributed import Failure, get_rank, get_world_size, watching
@@ -17,18 +16,19 @@ from ..distributed.signals import Stop, stop_on_signals
 from ..distributed.streams import outlive_output
 from ..errors import Interrupted, UserError
 from ..evaluation import Evaluation, GenerateSampler, Sampling, evaluate
-from ..planning.batching import counted
 from ..recipe import Recipe
 from ..rollouts.tools import ToolLimits
 from ..runs import Run, RunWriter
 from ..runs.checkpoints import clean, last_good
-from ..runs.files import CHECKPOINTS, LOG, PLAN, write_failure
+from ..runs.files import CHECKPOINTS, LOG, write_failure
 from ..tasks import Fitted, Task
+from .environment import describe, print_start
 from .inputs import fitted_task
 from .planning import plan_recipe, settle_auto
 from .progress import Progress, label_of
-from .recorder import describe, device_line
+from .publishing import push_finished
 from .resume import Start, find_start
+from .tracking import add_trackers, tracking
 
 if TYPE_CHECKING:
     from ..engines.trl import PODSTrainer
@@ -72,6 +72,7 @@ def train(
         if resume:
             find(recipe, hashes=False)  # refuse before anything is written
         writer = stack.enter_context(RunWriter(output, resume=resume)) if get_rank() == 0 else None
+        stack.enter_context(tracking(recipe, output, writes=writer is not None))
         stack.enter_context(outlive_output(output / LOG if writer else None))
         display = stack.enter_context(ExitStack())
         shown = display.enter_context(_display(recipe, output)) if progress and writer else None
@@ -87,15 +88,15 @@ def train(
             task, skipped, trainer = _load(recipe, trains, output, begin)
             start = agree(find(recipe) if writer else None) if resume else None
             if shown:
-                _describe(shown, output, trainer, task, skipped, start)
+                print_start(shown, output, trainer, task, skipped, start)
             if writer:
                 writer.write_environment(describe(trainer, task, skipped, start))
-            recorder = _add_recorder(recipe, task, trainer, writer, shown, stop)
+            recorder = _add_recorder(recipe, task, trainer, output, writer, shown, stop)
             if recipe.values["plan_every"]:
-                _plan_again(recipe, trainer, output, recorder)
+                _replan(recipe, trainer, output, recorder)
         _train(trainer, recorder, start)
         begin("saving the policy")
-        _finish(trainer, recorder, output, stop)
+        _finish(trainer, recorder, recipe, output, stop)
     return Run.open(output)
 
 
@@ -105,14 +106,6 @@ def _plan(recipe: Recipe, *, shown: Progress | None) -> Plan:
     if shown:
         shown.say("\n".join(plan.lines()))
     return plan
-
-
-def _plan_again(recipe: Recipe, trainer: PODSTrainer, output: Path, recorder: Recorder) -> None:
-    """Have the run plan again every `plan_every` steps."""
-    from .replanning import Replanning
-
-    say = recorder.progress.say if recorder.progress else lambda line: None
-    trainer.add_callback(Replanning(trainer, output / PLAN, recipe.values["plan_every"], recorder, say))
 
 
 @contextmanager
@@ -185,19 +178,20 @@ def _load(
     return task, skipped, build_trainer(trains, task, output / CHECKPOINTS)
 
 
-def _describe(
-    shown: Progress, output: Path, trainer: PODSTrainer, task: Task, skipped: Fitted | None, start: Start | None
-) -> None:
-    """Print what a run trains, where it resumes, and how to watch it."""
-    lines = [f"{device_line(trainer)}; {task.name} {counted(len(task.train), 'prompt')}"]
-    lines += [str(skipped)] if skipped else []
-    lines += start.describe() if start else []
-    for line in [*lines, f"live in a browser: pods watch {quote(str(output))}"]:
-        shown.say(f"{label_of(output)}: {line}")
+def _replan(recipe: Recipe, trainer: PODSTrainer, output: Path, recorder: Recorder) -> None:
+    from .replanning import plan_again
+
+    plan_again(recipe, trainer, output, recorder)
 
 
 def _add_recorder(
-    recipe: Recipe, task: Task, trainer: PODSTrainer, writer: RunWriter | None, shown: Progress | None, stop: Stop
+    recipe: Recipe,
+    task: Task,
+    trainer: PODSTrainer,
+    output: Path,
+    writer: RunWriter | None,
+    shown: Progress | None,
+    stop: Stop,
 ) -> Recorder:
     """Add a `Recorder` that writes the run directory, and remove transformers' printing callbacks."""
     from transformers import PrinterCallback
@@ -217,6 +211,7 @@ def _add_recorder(
     )
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(recorder)
+    add_trackers(trainer, recorder, recipe, output)
     return recorder
 
 
@@ -279,7 +274,7 @@ def _train(trainer: PODSTrainer, recorder: Recorder, start: Start | None) -> Non
         trainer._save_checkpoint(trainer.model, None)
 
 
-def _finish(trainer: PODSTrainer, recorder: Recorder, output: Path, stop: Stop) -> None:
+def _finish(trainer: PODSTrainer, recorder: Recorder, recipe: Recipe, output: Path, stop: Stop) -> None:
     """Save the final policy and write the last status; from then on no signal changes the status or the exit code."""
     from ..engines.trl.checkpoints import save_policy
 
@@ -290,3 +285,5 @@ def _finish(trainer: PODSTrainer, recorder: Recorder, output: Path, stop: Stop) 
     else:
         recorder.write_status("finished", recorder.stop_reason or "all steps done")
     trainer.accelerator.wait_for_everyone()  # the other processes read the status next
+    if recorder.writer and recipe.values.get("push_to_hub"):
+        push_finished(recipe, Run.open(output))

@@ -112,6 +112,7 @@ def engine_arguments(recipe: Recipe) -> dict[str, Any]:
     """Return PODSConfig's keywords, with those that depend on the machine: use_cpu and bf16."""
     saves = "save_steps" in recipe.given or "save_strategy" in recipe.given
     arguments = _QUIET | ({} if saves else {"save_strategy": "no"}) | recipe.engine_arguments()
+    arguments["push_to_hub"] = False  # the run pushes its final policy itself, after training
     # Every parameter is used in each pass, so DDP need not search the graph for unused ones.
     arguments.setdefault("ddp_find_unused_parameters", False)
     if not torch.cuda.is_available():
