@@ -6,10 +6,13 @@ import platform
 import sys
 import time
 from dataclasses import asdict
+from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from ..distributed.processes import git_commit, versions
 from ..planning.batching import counted
+from .progress import Progress, label_of
 
 if TYPE_CHECKING:
     from ..engines.trl import PODSTrainer
@@ -65,3 +68,14 @@ def describe(trainer: PODSTrainer, task: Task, skipped: Fitted | None, resumed: 
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         **({"resumed": resumed.describe()} if resumed else {}),
     }
+
+
+def print_start(
+    shown: Progress, output: Path, trainer: PODSTrainer, task: Task, skipped: Fitted | None, start: Start | None
+) -> None:
+    """Print what a run trains, where it resumes, and how to watch it."""
+    lines = [f"{device_line(trainer)}; {task.name} {counted(len(task.train), 'prompt')}"]
+    lines += [str(skipped)] if skipped else []
+    lines += start.describe() if start else []
+    for line in [*lines, f"live in a browser: pods watch {quote(str(output))}"]:
+        shown.say(f"{label_of(output)}: {line}")

@@ -17,11 +17,12 @@ from ..planning.grid import Setting
 from ..planning.plan import decide, describe_pool, finalists, model
 from ..planning.signal import Pool, observed
 from ..runs import to_json, write_atomic
-from ..runs.files import read_mapping
+from ..runs.files import PLAN, read_mapping
 from .measuring import answer_range, batches_of
 
 if TYPE_CHECKING:
     from ..engines.trl import PODSTrainer
+    from ..recipe import Recipe
     from .recorder import Recorder
 
 _STATE = "pods_plan"  # the key of our state in the trainer state of a checkpoint
@@ -122,3 +123,9 @@ class Replanning(TrainerCallback):
 def _name(text: Any) -> int:
     """Return a number that names a text, the same in every process."""
     return zlib.crc32(as_text(text).encode("utf-8", "surrogatepass"))
+
+
+def plan_again(recipe: Recipe, trainer: PODSTrainer, output: Path, recorder: Recorder) -> None:
+    """Have the run plan again every `plan_every` steps."""
+    say = recorder.progress.say if recorder.progress else lambda line: None
+    trainer.add_callback(Replanning(trainer, output / PLAN, recipe.values["plan_every"], recorder, say))

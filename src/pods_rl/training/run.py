@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from ..distributed import Failure, get_rank, get_world_size, watching
@@ -17,14 +16,13 @@ from ..distributed.signals import Stop, stop_on_signals
 from ..distributed.streams import outlive_output
 from ..errors import Interrupted, UserError
 from ..evaluation import Evaluation, GenerateSampler, Sampling, evaluate
-from ..planning.batching import counted
 from ..recipe import Recipe
 from ..rollouts.tools import ToolLimits
 from ..runs import Run, RunWriter
 from ..runs.checkpoints import clean, last_good
-from ..runs.files import CHECKPOINTS, LOG, PLAN, write_failure
+from ..runs.files import CHECKPOINTS, LOG, write_failure
 from ..tasks import Fitted, Task
-from .environment import describe, device_line
+from .environment import describe, print_start
 from .inputs import fitted_task
 from .planning import plan_recipe, settle_auto
 from .progress import Progress, label_of
@@ -90,12 +88,12 @@ def train(
             task, skipped, trainer = _load(recipe, trains, output, begin)
             start = agree(find(recipe) if writer else None) if resume else None
             if shown:
-                _describe(shown, output, trainer, task, skipped, start)
+                print_start(shown, output, trainer, task, skipped, start)
             if writer:
                 writer.write_environment(describe(trainer, task, skipped, start))
             recorder = _add_recorder(recipe, task, trainer, output, writer, shown, stop)
             if recipe.values["plan_every"]:
-                _plan_again(recipe, trainer, output, recorder)
+                _replan(recipe, trainer, output, recorder)
         _train(trainer, recorder, start)
         begin("saving the policy")
         _finish(trainer, recorder, recipe, output, stop)
@@ -108,14 +106,6 @@ def _plan(recipe: Recipe, *, shown: Progress | None) -> Plan:
     if shown:
         shown.say("\n".join(plan.lines()))
     return plan
-
-
-def _plan_again(recipe: Recipe, trainer: PODSTrainer, output: Path, recorder: Recorder) -> None:
-    """Have the run plan again every `plan_every` steps."""
-    from .replanning import Replanning
-
-    say = recorder.progress.say if recorder.progress else lambda line: None
-    trainer.add_callback(Replanning(trainer, output / PLAN, recipe.values["plan_every"], recorder, say))
 
 
 @contextmanager
@@ -188,15 +178,10 @@ def _load(
     return task, skipped, build_trainer(trains, task, output / CHECKPOINTS)
 
 
-def _describe(
-    shown: Progress, output: Path, trainer: PODSTrainer, task: Task, skipped: Fitted | None, start: Start | None
-) -> None:
-    """Print what a run trains, where it resumes, and how to watch it."""
-    lines = [f"{device_line(trainer)}; {task.name} {counted(len(task.train), 'prompt')}"]
-    lines += [str(skipped)] if skipped else []
-    lines += start.describe() if start else []
-    for line in [*lines, f"live in a browser: pods watch {quote(str(output))}"]:
-        shown.say(f"{label_of(output)}: {line}")
+def _replan(recipe: Recipe, trainer: PODSTrainer, output: Path, recorder: Recorder) -> None:
+    from .replanning import plan_again
+
+    plan_again(recipe, trainer, output, recorder)
 
 
 def _add_recorder(
