@@ -19,6 +19,7 @@ from pods_rl.errors import UserError
 from pods_rl.report import ReportFiles, build_report
 from pods_rl.report.interactive import MOST_SEEDS, charts
 from pods_rl.report.pages import island
+from pods_rl.report.plots import NARROW, WIDE, Bar, threshold_figure, to_bytes
 
 in_chromium = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 
@@ -41,6 +42,22 @@ def test_nothing_in_an_island_ends_it(text: str) -> None:
     inside = page.removeprefix('<script type="application/json" id="x">').removesuffix("</script>")
     assert not set(inside) & set("<>&\u2028\u2029")
     assert json.loads(inside) == {"a": [text, 1.5, None]}
+
+
+def test_nan_and_infinity_are_null_in_an_island() -> None:
+    page = str(island("x", {"a": [float("nan"), (1.0, float("-inf"))], "b": {"c": float("inf")}, "d": "NaN"}))
+    assert '{"a":[null,[1.0,null]],"b":{"c":null},"d":"NaN"}' in page
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_a_bar_s_text_stays_within_the_figure(width: float) -> None:
+    text = "60.1 min  1.00x [0.00, 1.09], not settled"
+    bars = [Bar("grpo (16)", 3600, "60.0 min", "baseline"), Bar("pods (64→16)", 3606, text)]
+    figure = threshold_figure(bars, horizon=3600, title="to 99 % of peak", width=width)
+    to_bytes(figure, "png")
+    for entry in figure.axes[0].texts:
+        assert entry.get_window_extent().x1 <= figure.bbox.x1
+    assert figure.axes[0].patches[0].get_window_extent().width > 0.15 * figure.bbox.width
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +192,47 @@ def test_arms_runs_axes_and_smoothing_change_the_figure_and_survive_a_redraw(
     assert f"at {last:,.0f}" in over_tokens
     assert smoothed == "0.5"
     assert after == [1, 2, "generated", "0.5", 0]
+
+
+@in_chromium
+def test_a_redraw_keeps_the_zoom_and_leaves_no_plot_behind(report: ReportFiles, tmp_path: Path) -> None:
+    """Nothing is drawn again unless its data changed; violations of the policy while the page loaded count too."""
+    script = (
+        TOOLS
+        + """
+      new w.ReportingObserver((found) => refused.push(...found.map((one) => one.body.effectiveDirective)),
+        {types: ["csp-violation"], buffered: true}).observe();
+      const made = [], gone = [], Plot = w.uPlot;
+      w.uPlot = function (...given) {
+        const plot = new Plot(...given), destroy = plot.destroy;
+        made.push(plot);
+        plot.destroy = () => { gone.push(plot); destroy(); };
+        return plot;
+      };
+      const again = () => { for (const start of w.pods) start(d); };
+      again();
+      const unchanged = made.length;
+      button("2").click();
+      made[made.length - 1].setScale("x", {min: 10, max: 20});  // what a drag calls
+      await pause(50);
+      const scale = () => { const x = made[made.length - 1].scales.x; return [x.min, x.max].map((v) => v.toFixed(3)); };
+      const zoomed = scale();
+      const data = d.getElementById("figures-data"), charts = JSON.parse(data.textContent);
+      charts.curves[0].arms[0].lines.time.mean[0] = 0.1;
+      delete charts.steps;
+      d.querySelector("figure[data-chart=steps]").remove();
+      const fresh = document.createElement("script");  // of the outer page, which has no policy
+      Object.assign(fresh, {type: "application/json", id: data.id, textContent: JSON.stringify(charts)});
+      data.replaceWith(d.adoptNode(fresh));
+      again(); again();
+      await pause(50);
+      const kept = scale(), alive = made.length - gone.length;
+      return [unchanged, zoomed, kept, alive, button("2").getAttribute("aria-pressed"), refused];"""
+    )
+    unchanged, zoomed, kept, alive, seed, refused = drive(report.html, tmp_path, script)
+    assert unchanged == 0
+    assert kept == zoomed == ["10.000", "20.000"]
+    assert (alive, seed, refused) == (1, "false", [])
 
 
 @in_chromium

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -105,11 +106,23 @@ def content_security_policy(style: str, *scripts: str) -> str:
 
 
 def island(name: str, value: object) -> Markup:
-    """Return data for the page's scripts; nothing in it ends the element. Numbers must be finite."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    """Return data for the page's scripts; nothing in it ends the element, and NaN and infinity become null."""
+    encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+    try:
+        text = encode(value)
+    except ValueError:  # rare, so that a large ledger is not walked through in vain
+        text = encode(_without_nan(value))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(f'<script type="application/json" id="{name}">{text}</script>')
+
+
+def _without_nan(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _without_nan(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 _START = "for (const start of window.pods ?? []) start(document);"

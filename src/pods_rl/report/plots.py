@@ -200,6 +200,8 @@ def threshold_figure(bars: Sequence[Bar], *, horizon: float, title: str = "", wi
     """Time to the threshold for each arm; an arm that never reaches it is hatched up to ``horizon`` (seconds)."""
     figure, axes = _bars_figure([bar.label for bar in bars], 0.9, width)
     longest = max([horizon, *(bar.seconds for bar in bars if math.isfinite(bar.seconds))]) or 1.0
+    inches = width - 0.4 - 0.1 * min(max((len(bar.label) for bar in bars), default=0), 30 if width == WIDE else 15)
+    right = longest / UNITS[unit_for(longest)]
     unit = unit_for(longest)
     for y, (bar, style) in enumerate(zip(bars, line_styles([bar.role for bar in bars]), strict=True)):
         never = not math.isfinite(bar.seconds)
@@ -207,8 +209,11 @@ def threshold_figure(bars: Sequence[Bar], *, horizon: float, title: str = "", wi
         look = {"facecolor": "none", "hatch": "///"} if never else {"facecolor": style["color"]}
         axes.barh(y, length, height=0.62, edgecolor="#c8ccd0" if never else style["color"], **look)
         offset: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points"}
-        axes.annotate(bar.text, (length, y), va="center", fontsize=9.5, **offset)
-    axes.set_xlim(0, longest / UNITS[unit] * (1.35 if width == WIDE else 1.9))
+        text = bar.text if width == WIDE else bar.text.replace("  ", "\n")
+        axes.annotate(text, (length, y), va="center", fontsize=9.5, **offset)
+        share = 0.08 * max(map(len, text.split("\n"))) / inches  # of the width, for the text
+        right = max(right, length / (1 - min(share, 0.75)))
+    axes.set_xlim(0, right)
     axes.set_xlabel(f"{title} ({unit})" if title else unit)
     return figure
 

@@ -32,6 +32,9 @@
   const draw = (figure, charts) => {
     const name = figure.dataset.chart;
     const state = memory[name] ??= { panel: 0, x: null, smooth: 0, seeds: true, off: new Set(), offSeeds: new Set(), zoom: null };
+    const given = JSON.stringify(charts);
+    if (state.given === given && state.box.parentNode === figure) return;  // drawn already
+    state.stop?.();  // a plot listens to the window until it is destroyed
     state.panel = Math.min(state.panel, charts.length - 1);
     figure.querySelector(".chart")?.remove();
     const box = element("div", { className: "chart" }), plot = element("div", { className: "plot", tabIndex: 0 });
@@ -204,7 +207,10 @@
     plot.setAttribute("role", "img");
     plot.setAttribute("aria-label", `${figure.querySelector("img")?.alt ?? name}; arrow keys move the cursor, drag to zoom, double click to reset`);
     make();
-    new ResizeObserver(() => { if (box.isConnected && drawn.width !== size().width) drawn.setSize(size()); }).observe(box);
+    const resized = new ResizeObserver(() => { if (box.isConnected && drawn.width !== size().width) drawn.setSize(size()); });
+    resized.observe(box);
+    const stop = () => { resized.disconnect(); drawn.destroy(); };
+    Object.assign(state, { given, box, stop });
   };
 
   (window.pods ??= []).push((root) => {
