@@ -74,7 +74,7 @@ def _summary(run: Run) -> str:
     n, m = _sizes(run)
     base, task = (markdown(_public(run.config.get(key) or "?")) for key in ("model_name_or_path", "task"))
     how = f"[PODS]({PAPER})" if n != m else "GRPO"
-    return f"{base}, trained on {task} with {how} by [pods-rl](https://pypi.org/project/pods-rl/) over TRL."
+    return f"{base}, trained on {task} with {how} by pods-rl over TRL."
 
 
 def _evaluations(run: Run) -> str:
