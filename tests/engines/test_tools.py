@@ -259,7 +259,7 @@ def test_waves_count_calls_over_all_rollouts(build):
 
 
 def test_each_turn_of_a_rollout_draws_anew():
-    """Rows are told apart by their tokens, equal ones by their order."""
+    """A row is found again by its tokens; of equal rows the first asked is the first."""
     trainer = SimpleNamespace(args=SimpleNamespace(rollout_batch_size=2), use_vllm=False)
     turns = Turns(trainer, [(9, 1, 1, 0, number) for number in range(4)], 4)
     asked = []

@@ -57,7 +57,7 @@ class RolloutRound:
         self.generated = Generated(self.n, len(trainer.reward_funcs), processes, trainer.accelerator.device)
 
     def batch(self) -> Batch:
-        """Generate, score and select; return the batch that TRL builds of the kept rows, with our advantages."""
+        """Generate, score and select; return the batch that TRL builds of the kept rows."""
         trained, rewards = self.generate_and_select()
         # Return the kept rows, already generated and scored, in place of a new generation.
         ready: dict[str, Any] = {"_generate": lambda *_: trained, "_calculate_rewards": lambda *_: rewards}
