@@ -32,12 +32,15 @@ def the_one(folder: Path, pattern: str) -> Path:
 
 
 def check_wheel(path: Path) -> None:
-    """Refuse a wheel that lacks a file of the package, has others, or whose README has links to files."""
+    """Refuse a wheel that lacks a file, has others, is not the version cited, or whose README has links to files."""
     with zipfile.ZipFile(path) as wheel:
         names = [name for name in wheel.namelist() if not name.endswith("/")]
         metadata = wheel.read(next(name for name in names if name.endswith(".dist-info/METADATA"))).decode()
     inside = {name for name in names if ".dist-info/" not in name}
     differ("the wheel", {name.removeprefix("src/") for name in tracked("src")}, inside)
+    version = metadata.partition("\nVersion: ")[2].partition("\n")[0]
+    if f"\nversion: {version}\n" not in (ROOT / "CITATION.cff").read_text(encoding="utf-8"):
+        raise SystemExit(f"CITATION.cff has not the version of the wheel, {version}.")
     if "](docs/" in metadata or "![" not in metadata:
         raise SystemExit("The README in the wheel has links that only work in a checkout. See setup.py.")
 
