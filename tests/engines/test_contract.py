@@ -100,7 +100,11 @@ def test_names_of_our_own_are_free_in_trl(make_trainer):
     ours = set(vars(make_trainer())) - set(vars(trl))
     assert {"_rewards", "_guard", "_update", "_checkpoints", "_resume", "_plan", "_tools"} == ours
     inherited = {name for name in vars(PODSTrainer) if hasattr(trl, name)} - set(SIGNATURES) - set(vars(object))
-    assert inherited - {"__module__", "__annotations__", "_tag_names", "_name", "_paper"} == set()
+
+    class Empty:
+        """What Python gives every class; 3.13 gives more than 3.11."""
+
+    assert inherited - set(vars(Empty)) - {"__annotations__", "_tag_names", "_name", "_paper"} == set()
 
 
 # -- the constructor -----------------------------------------------------------------------------------------------
