@@ -225,7 +225,7 @@ def test_pods_train_on_two_processes_with_a_group_over_both(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    assert run_lines(done.stdout, "run: ") == 1  # one process speaks, and only the run
+    assert run_lines(done.stdout, "run: importing TRL") == 1  # one process speaks, and only the run
     assert run_lines(done.stdout, "run") == len(done.stdout.splitlines())
     assert done.stderr == ""
     run = Run.open(tmp_path / "run")

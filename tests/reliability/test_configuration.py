@@ -148,7 +148,7 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], Sequence[str]]] = {
     ),
     "a logger that is not there": (recipe(report_to="tensorbord"), ["'tensorbord'", "expected one of", "tensorboard"]),
     "two libraries that are not there": (
-        recipe(report_to=["wandb", "clearml"]), ["needs wandb and clearml", "pip install wandb clearml"]
+        recipe(report_to=["clearml", "dvclive"]), ["needs clearml and dvclive", "pip install clearml dvclive"]
     ),
     "processes without end": (words("--num_processes", "1000000000"), ["1000000000", "at most 1024"]),
     "a seed too large": (recipe(seed=2**32), ["seed = 4294967296", "at most 4294967295"]),

@@ -113,7 +113,9 @@ def _without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     from pods_rl.report import build
     from pods_rl.report.figures import Picture
 
-    monkeypatch.setattr(build, "pictures", lambda analysis: {"curves": Picture(b"", "data:,", "data:,", "", "")})
+    monkeypatch.setattr(
+        build, "pictures", lambda analysis: {"curves": Picture(b"", "data:,", "data:,", "data:,", "", "")}
+    )
 
 
 def test_a_lone_damaged_run_opens(tmp_path: Path) -> None:

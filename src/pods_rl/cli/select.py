@@ -116,6 +116,8 @@ def read_rollouts(source: str, group_by: str, reward_key: str, split: str = "tra
     except OSError as error:
         hint = f" For a data set of the hub, give {HUB}{source}." if _may_be_hub(source, error) else ""
         raise UserError(f"Cannot read {source}: {error.strerror or error}.{hint}") from error
+    except UnicodeEncodeError as error:
+        raise UserError(f"Cannot read {source}: no file has such a name.") from error
     return rows, bad
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..recipe import Recipe
-from ..report.card import FIGURE, model_card
 from ..runs import Run
 from ..runs.checkpoints import MANIFEST
 from ..text import console, safe_text
@@ -47,6 +46,8 @@ def push(run: Run, repository: str | None = None, *, private: bool | None = None
     if not any(path.suffix == ".safetensors" for path in files):
         raise UserError(f"{run.path} ({run.state}) has no final policy to push: expected checkpoints/final.")
     from huggingface_hub import CommitOperationAdd, HfApi
+
+    from ..report.card import FIGURE, model_card  # matplotlib, which a run without a push does not need
 
     api = HfApi()
     created = api.create_repo(repository or repository_name(run), private=private, exist_ok=True)
