@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -202,3 +204,24 @@ def test_all_means_those_that_are_installed(monkeypatch):
     monkeypatch.setattr("pods_rl.recipe.available._is_there", lambda module: module in ("wandb", "tensorboard"))
     assert trackers({"report_to": "all"}) == ("wandb", "tensorboard")
     assert trackers({"report_to": ["none"]}) == ()
+
+
+def test_a_run_imports_mlflow_only_if_it_names_it(tmp_path):
+    """In a new process, where a second run that names it has it too."""
+    if "mlflow" not in NAMES:
+        pytest.skip("mlflow is not installed")
+    code = f"""
+import os, sys
+from pathlib import Path
+from pods_rl.recipe import load_recipe
+from pods_rl.training.tracking import tracking
+
+for names in ("none", "mlflow"):
+    with tracking(load_recipe("tiny-pods", {{"report_to": names}}), Path({str(tmp_path)!r}), writes=True):
+        from trl.extras import profiling
+        print("mlflow" in sys.modules, hasattr(profiling, "mlflow"))
+print([name for name in os.environ if "MLFLOW" in name])
+"""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLES)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=clean)
+    assert done.stdout.splitlines() == ["False False", "True True", "[]"], done.stderr

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,20 +45,21 @@ def tracking(recipe: Recipe, output: Path, *, writes: bool) -> Iterator[None]:
         writes: whether this process writes the run directory.
     """
     names = trackers(recipe.values)
-    if not names:
-        yield
-        return
-    folder = output.resolve() / TRACKING
-    state = read_mapping(folder / _STATE)
-    if writes:
-        folder.mkdir(exist_ok=True)
-        if "wandb" not in state:
-            state["wandb"] = secrets.token_hex(4)
-            _write(folder, state)
-    wanted = _variables(recipe, Run(output), folder, state)
+    wanted = {} if "mlflow" in names else {"DISABLE_MLFLOW_INTEGRATION": "TRUE"}  # or TRL imports it: a second
+    if names:
+        folder = output.resolve() / TRACKING
+        state = read_mapping(folder / _STATE)
+        if writes:
+            folder.mkdir(exist_ok=True)
+            if "wandb" not in state:
+                state["wandb"] = secrets.token_hex(4)
+                _write(folder, state)
+        wanted |= _variables(recipe, Run(output), folder, state)
     added = {name: value for name, value in wanted.items() if name not in os.environ}
     os.environ.update(added)
     _move_trackio(added.get("TRACKIO_DIR"))
+    if "mlflow" in names and (user := sys.modules.get("trl.extras.profiling")):  # imported for a run without it
+        user.mlflow = import_module("mlflow")  # type: ignore[attr-defined]
     temporary = {*added, "MLFLOW_EXPERIMENT_ID"} - ({*os.environ} - {*added})  # mlflow sets the last by itself
     failed = 1
     try:
