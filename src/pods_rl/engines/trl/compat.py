@@ -123,6 +123,7 @@ class TRLTrainer(Overridden):
     _env_tools: dict[str | None, list[Callable[..., Any]]]
     _sync_tool_dicts: list[dict[str, Callable[..., Any]]]  # of each row: limits are put on them
     _async_tool_dicts: list[dict[str, Callable[..., Any]]]
+    async_loop: Any  # with coroutines: evaluations run theirs in it too
     reward_funcs: list[Any]  # replaced by checked ones during a call
     reward_func_names: list[str]
     reward_weights: Tensor
@@ -168,6 +169,7 @@ _SET_LATER: dict[str, Callable[..., Any]] = {
     "_environment_pool": GRPOTrainer.__init__,
     "_env_tools": GRPOTrainer.__init__,
     "_sync_tool_dicts": GRPOTrainer._generate_and_score_completions,
+    "async_loop": GRPOTrainer.__init__,
     "_async_tool_dicts": GRPOTrainer._generate_and_score_completions,
 }
 
