@@ -19,7 +19,7 @@ from torch.utils.data import Sampler
 
 from ...text import plain_text
 from . import compat
-from .checkpoints import Checkpoints, cache_on
+from .checkpoints import Checkpoints, cache_on, load_renamed
 from .compat import Batch, Completions, TypedGRPOTrainer
 from .config import PAPER, PODSConfig
 from .generation import Key, check_completions, prompt_once, sequences_at_once
@@ -168,15 +168,9 @@ class PODSTrainer(TypedGRPOTrainer):
         return self._update.loss(inputs, lambda: compute(model, inputs, *args, **kwargs))
 
     def _get_per_token_logps_and_entropies(
-        self,
-        model: Any,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        logits_to_keep: int,
-        batch_size: int | None = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Passes:
+        self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int,
+        batch_size: int | None = None, *args: Any, **kwargs: Any,
+    ) -> Passes:  # fmt: skip
         # Compute each prompt once, only rows with a gradient, and no padding.
         compute = super()._get_per_token_logps_and_entropies
         given = (model, input_ids, attention_mask, logits_to_keep, batch_size)
@@ -231,6 +225,16 @@ class PODSTrainer(TypedGRPOTrainer):
         super()._load_rng_state(checkpoint)
         if checkpoint is not None:
             self.rollouts = self._resume.load(Path(checkpoint)) or self.rollouts
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        # Load weights that were saved under other names than the model's too.
+        if not load_renamed(self, model or self.model, resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        # As above.
+        if not load_renamed(self, self.model, str(self.state.best_model_checkpoint)):
+            super()._load_best_model()
 
     # -- checkpoints: staged, published with a manifest, pruned here, without transformers' pickle ------
 
