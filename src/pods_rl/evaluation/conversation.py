@@ -104,7 +104,7 @@ def converse(
                 if task.answer == ENVIRONMENT:
                     for conversation, environment in zip(batch, environments, strict=True):
                         reward = environment.get_reward()
-                        conversation.reward = wait(reward) if inspect.isawaitable(reward) else reward
+                        conversation.reward = wait(reward) if inspect.iscoroutine(reward) else reward
                 elif task.graded_in_conversation:
                     pairs = zip(batch, environments, strict=True)
                     texts = [conversation_text(talk.messages, environment) for talk, environment in pairs]

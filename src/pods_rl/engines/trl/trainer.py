@@ -22,7 +22,7 @@ from . import compat
 from .checkpoints import Checkpoints, cache_on, load_renamed
 from .compat import Batch, Completions, TypedGRPOTrainer
 from .config import PAPER, PODSConfig
-from .generation import Key, check_completions, prompt_once, sequences_at_once
+from .generation import Key, TurnInputs, check_completions, prompt_once, sequences_at_once
 from .guard import Guard
 from .packing import Passes
 from .refusals import lossy_cast, refuse_unsupported
@@ -132,16 +132,17 @@ class PODSTrainer(TypedGRPOTrainer):
         self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, *args: Any, **kwargs: Any
     ) -> Completions:
         # Generate in parts of `rollout_batch_size` rows, each prompt once, and check that all have a completion.
-        sample = super()._generate_single_turn
+        sample, inputs = super()._generate_single_turn, TurnInputs(self, prompt_ids, images, multimodal_fields)
 
-        def generate(part: list[list[int]], keys: Sequence[Key] = ()) -> Completions:
+        def generate(rows: slice, keys: Sequence[Key] = ()) -> Completions:
+            given, more = inputs.of(rows, kwargs)
             with self._guard.explaining_sampling(), prompt_once(self, keys):
-                completion_ids, logprobs = sample(part, images, multimodal_fields, *args, **kwargs)
-            check_completions(len(part), completion_ids)
+                completion_ids, logprobs = sample(*given, *args, **more)
+            check_completions(len(given[0]), completion_ids)
             return completion_ids, logprobs
 
         turns = self._round and self._round.turns
-        return turns.generate(prompt_ids, generate, whole=bool(multimodal_fields)) if turns else generate(prompt_ids)
+        return turns.generate(prompt_ids, generate, whole=inputs.whole) if turns else generate(slice(None))
 
     def _calculate_rewards(
         self, inputs: list[Batch], prompts: list[Any], completions: list[Any], completion_ids_list: list[list[int]]
