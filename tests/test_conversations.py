@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import sys
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +29,7 @@ from pods_rl.policies.pretrain import batches_of, save
 from pods_rl.recipe import build_recipe
 from pods_rl.recipe.reading import Origin
 from pods_rl.rollouts.tools import ToolLimits
-from pods_rl.tasks import Task
+from pods_rl.tasks import TASKS, Task
 from pods_rl.tasks.calculator import calculator, calculator_task
 from pods_rl.training.run import train
 
@@ -281,6 +282,25 @@ def test_a_run_trains_and_evaluates_conversations(policy, tmp_path):
         table = pq.read_table(next((run.path / name).glob("*.parquet"))).to_pydict()
         assert table["prompt"][0].endswith("<assistant>")
         assert any(message["role"] == "tool" for said in table["messages"] for message in json.loads(said))
+
+
+def test_training_and_evaluation_call_coroutines_in_one_loop(policy, tmp_path, monkeypatch):
+    """A tool may hold what is bound to a loop, such as a connection."""
+    tool, loops = calculator, set()
+
+    async def calculator_later(expression: str) -> str:
+        loops.add(asyncio.get_running_loop())
+        return tool(expression)
+
+    calculator_later.__name__, calculator_later.__doc__ = tool.__name__, tool.__doc__
+    entry = TASKS["calculator"]
+    task = replace(entry, make=lambda settings: replace(entry.make(settings), tools=(calculator_later,)))
+    monkeypatch.setitem(TASKS, "calculator", task)
+    values = {"num_rollouts": 4, "num_generations": 2, "per_device_train_batch_size": 2, "eval_prompts": 2}
+    run = train(recipe(policy, max_steps=1, **values), tmp_path / "run", progress=False)
+    assert run.metrics[0]["pods/tool_calls"] > 0
+    assert '"12"' in "".join(pq.read_table(next((run.path / "evaluations").iterdir())).to_pydict()["messages"])
+    assert len(loops) == 1
 
 
 def test_what_cannot_converse_is_refused_in_a_sentence(policy, tokenizer, monkeypatch):

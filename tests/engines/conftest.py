@@ -27,6 +27,12 @@ def letter_reward(completions: list[str], **_: Any) -> list[float]:
     return [(sum(map(ord, text)) % 17) / 16 for text in completions]
 
 
+@pytest.fixture(autouse=True)
+def without_garbage_collection(monkeypatch):
+    """transformers collects all garbage before each run, which takes as long as a run here."""
+    monkeypatch.setattr("accelerate.utils.memory.clear_device_cache", lambda garbage_collection=False: None)
+
+
 @pytest.fixture(scope="session")
 def tokenizer():
     return build_tokenizer()

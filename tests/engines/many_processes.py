@@ -24,14 +24,18 @@ from datasets import Dataset
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOTrainer
+from trl.trainer import grpo_trainer
 
 from pods_rl import PODSConfig, PODSTrainer
+from pods_rl.engines.trl.rollouts import as_text
 from pods_rl.engines.trl.round import RolloutRound
 from pods_rl.selection import get_rule
 from tests import DEADLINE, free_port
 
 from .conftest import PROMPTS, letter_reward
+from .test_images import pictures
 from .test_tools import Closing, Counter, Scripted, byte_tokenizer, chat_policy, chats, count_up
+from .vision import make_vlm
 
 # processes, settings; the single process that it must equal has `processes` times the rows per device.
 CASES: dict[str, tuple[int, dict[str, Any]]] = {
@@ -90,6 +94,20 @@ WAVES: dict[str, tuple[int, dict[str, Any]]] = {
         2, {"num_generations": 4, "num_rollouts": 9, "per_device_train_batch_size": 6, "dead_groups": "share"},
     ),
 }  # fmt: skip
+# Prompts with images: rows are generated on one process and trained on another.
+IMAGES: dict[str, tuple[int, dict[str, Any]]] = {
+    "images by patch over two": (
+        2, {"num_generations": 4, "num_rollouts": 7, "per_device_train_batch_size": 6, "rollout_batch_size": 3},
+    ),
+    "images by tile, in waves, over two": (
+        2,
+        {
+            "num_generations": 4, "num_rollouts": 7, "per_device_train_batch_size": 6, "rollout_waves": [4, 1],
+            "stop_variance": 0.6,
+        },
+    ),
+}  # fmt: skip
+ALL = CASES | WAVES | IMAGES
 STEPS = 2
 
 
@@ -109,16 +127,17 @@ def numbered_rollouts(trainer: PODSTrainer) -> Any:
             draw = random.Random(f"{ids} {trainer.state.global_step} {number}")
             text = "".join(draw.choice("0123456789+-=") for _ in range(draw.randint(1, 11)))
             end = draw.random() < 0.7
-            completions.append(trainer.processing_class(text)["input_ids"] + [trainer.eos_token_ids[0]] * end)
+            completions.append(trainer._tokenizer(text)["input_ids"] + [trainer.eos_token_ids[0]] * end)
         return completions, None
 
     return generate
 
 
-def graded(completions: list[str], log_extra: Any, **_: Any) -> list[float]:
+def graded(completions: list[Any], log_extra: Any, **_: Any) -> list[float]:
     """Logs a column about every rollout, and scores the letters."""
-    log_extra("characters", [len(text) for text in completions])
-    return letter_reward(completions)
+    texts = [as_text(completion) for completion in completions]
+    log_extra("characters", [len(text) for text in texts])
+    return letter_reward(texts)
 
 
 def rare(completions: list[str], log_extra: Any, **_: Any) -> list[float]:
@@ -169,24 +188,35 @@ def count_traffic() -> dict[str, int]:
     return sent
 
 
-def make_trainer(folder: Path, settings: dict[str, Any], reward: Any = graded) -> PODSTrainer:
+def make_trainer(
+    folder: Path, settings: dict[str, Any], reward: Any = graded, family: str | None = None
+) -> PODSTrainer:
+    """The trainer of the policy in the folder, or of a family of those that see images."""
+    if family:
+        model, processor = make_vlm(family)
+        data = pictures()
+    else:
+        model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+        processor = AutoTokenizer.from_pretrained(folder / "model", padding_side="left")
+        data = Dataset.from_dict({"prompt": PROMPTS * 4, "answer": ["3"] * 32})
     return PODSTrainer(
-        model=AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32),
+        model=model,
         reward_funcs=reward,
         args=PODSConfig(
             str(folder / "out"), use_cpu=True, bf16=False, gradient_checkpointing=False, disable_tqdm=True, seed=3,
             report_to="none", save_strategy="no", logging_steps=1, max_steps=STEPS, max_completion_length=12,
             learning_rate=0.1, optim="sgd", lr_scheduler_type="constant", max_grad_norm=0.0, **settings,
         ),
-        train_dataset=Dataset.from_dict({"prompt": PROMPTS * 4, "answer": ["3"] * 32}),
-        processing_class=AutoTokenizer.from_pretrained(folder / "model", padding_side="left"),
+        train_dataset=data,
+        processing_class=processor,
     )  # fmt: skip
 
 
 def train_case(folder: Path, name: str, settings: dict[str, Any], sent: dict[str, int]) -> None:
     waves = {"reward_range": [0.0, 1.0]} if "rollout_waves" in settings else {}
     reward = rare if name in WAVES else half_dead if "dead" in name else graded
-    trainer = make_trainer(folder, settings | waves, reward)
+    family = name in IMAGES and ("Qwen2_5_VL" if "patch" in name else "InternVL")
+    trainer = make_trainer(folder, settings | waves, reward, family or None)
     watch = Watch(trainer)
     trainer.add_callback(watch)
     seen: list[dict[str, Any]] = []
@@ -206,6 +236,9 @@ def train_case(folder: Path, name: str, settings: dict[str, Any], sent: dict[str
             pairs = zip(batch[f"{part}_ids"], mask, strict=True)
             seen[-1][part] = [ids[real].tolist() for ids, real in pairs]
         seen[-1]["advantages"] = batch["advantages"].tolist()
+        if family:
+            rows = grpo_trainer.split_pixel_values_by_grid(batch)["pixel_values"]
+            seen[-1]["pixels"] = [[len(pixels), *pixels.flatten()[:9].tolist()] for pixels in rows]
         seen[-1]["kept"] = trainer.rollouts.kept.tolist()
         seen[-1]["groups"] = trainer.rollouts.groups.tolist()
         seen[-1]["ledger"] = trainer.rollouts.columns()
@@ -221,7 +254,10 @@ def train_case(folder: Path, name: str, settings: dict[str, Any], sent: dict[str
     finally:
         GRPOTrainer._generate_single_turn, RolloutRound.generate_and_select = original, select
     rank, world = trainer.accelerator.process_index, trainer.accelerator.num_processes
-    tables = {"extra": list(trainer._logs["extra"]["characters"]), "completion": list(trainer._logs["completion"])}
+    tables = {
+        "extra": list(trainer._logs["extra"]["characters"]),
+        "completion": list(map(as_text, trainer._logs["completion"])),
+    }
     report = {"rounds": seen, "logs": trainer.state.log_history[:STEPS], "tables": tables}
     (folder / f"{name}-{world}-{rank}.json").write_text(json.dumps(report))
     weights = {f"weight {key}": p.detach() for key, p in trainer.model.named_parameters()}
@@ -336,7 +372,7 @@ def process(folder: Path, rank: int, world: int, port: int) -> None:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     sent = count_traffic()
-    for name, (processes, settings) in (CASES | WAVES).items():
+    for name, (processes, settings) in ALL.items():
         if world == processes:
             train_case(folder, name, settings, sent)
         elif world == 1:

@@ -47,10 +47,9 @@ SCHEDULES = {"once": ONCE, "often": OFTEN}
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Without the collection of all garbage before each run, which takes as long as the run."""
-    monkeypatch.setattr("accelerate.utils.memory.clear_device_cache", lambda garbage_collection=False: None)
-    monkeypatch.setattr(RolloutRound, "trained_rows", RolloutRound.trained_rows)  # undoes what `kept_rows` sets
+def undone(monkeypatch):
+    """Undoes what `kept_rows` sets."""
+    monkeypatch.setattr(RolloutRound, "trained_rows", RolloutRound.trained_rows)
 
 
 def kept_rows(trainer):

@@ -26,12 +26,6 @@ FIRST_GRADIENT = 16  # ulps of a tensor's largest entry
 WEIGHTS = 0.05  # of a learning rate, after four AdamW steps
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Without the collection of all garbage before each run, which takes as long as the run."""
-    monkeypatch.setattr("accelerate.utils.memory.clear_device_cache", lambda garbage_collection=False: None)
-
-
 def chats(prompts=PROMPTS):
     return Dataset.from_dict({"prompt": [[{"role": "user", "content": p}] for p in prompts * 4]})
 

@@ -28,10 +28,10 @@ from pods_rl.runs import Run
 
 from .. import DEADLINE
 from ..test_evaluation_processes import RECIPE
-from .many_processes import CASES, STEPS, WAVES
+from .many_processes import ALL, CASES, IMAGES, STEPS, WAVES
 
 several = pytest.mark.parametrize("case", CASES)
-with_waves = pytest.mark.parametrize("case", CASES | WAVES)
+with_waves = pytest.mark.parametrize("case", ALL)
 
 
 @pytest.fixture(scope="session")
@@ -46,7 +46,7 @@ def reports(folder, case, world):
 
 def one_and_many(folder, case):
     (one,) = reports(folder, case, 1)
-    return one, reports(folder, case, (CASES | WAVES)[case][0])
+    return one, reports(folder, case, ALL[case][0])
 
 
 def joined(many, step, key):
@@ -70,6 +70,15 @@ def test_the_same_rollouts_are_kept_in_the_same_order(ran, case):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("case", IMAGES)
+def test_rows_take_their_images_to_the_process_that_trains_them(ran, case):
+    one, many = one_and_many(ran, case)
+    for step in range(STEPS):
+        assert joined(many, step, "pixels") == one["rounds"][step]["pixels"]
+    assert sum(log["pods/rows_moved"] for log in many[0]["logs"]) > 0
+
+
+@pytest.mark.slow
 @several
 def test_every_process_trains_the_same_number_of_rows(ran, case):
     _, many = one_and_many(ran, case)
@@ -81,7 +90,7 @@ def test_every_process_trains_the_same_number_of_rows(ran, case):
 @pytest.mark.slow
 @with_waves
 def test_the_update_is_the_single_process_s(ran, case):
-    world = (CASES | WAVES)[case][0]
+    world = ALL[case][0]
     expected = load_file(ran / f"{case}-1-0.safetensors")
     assert any(key.startswith("gradient") and value.abs().max() > 1e-3 for key, value in expected.items())
     for rank in range(world):
@@ -101,14 +110,16 @@ def test_metrics_and_tables_are_the_single_process_s(ran, case):
         for name, value in expected.items():
             if "seconds" not in name and "time" not in name:
                 # TRL averages these over micro-batches, and which rows share one depends on the layout.
-                loose = name in ("entropy", "kl") and "gradient_accumulation_steps" in (CASES | WAVES)[case][1]
+                loose = name in ("entropy", "kl") and "gradient_accumulation_steps" in ALL[case][1]
                 assert row[name] == pytest.approx(value, rel=1e-3 if loose else 1e-5, abs=1e-6), name
     tables = many[0]["tables"]
     assert tables == one["tables"]
     ledger = one["rounds"][-1]["ledger"]
     kept = [text for text, chosen in zip(ledger["completion"], ledger["selected"], strict=True) if chosen]
     assert sorted(tables["completion"]) == sorted(kept)
-    assert case in WAVES or tables["completion"] == kept  # places that were refilled are before their groups' numbers
+    assert (
+        case in WAVES | IMAGES or tables["completion"] == kept
+    )  # places that were refilled are before their groups' numbers
     assert tables["extra"] == [len(text) for text in tables["completion"]]
 
 
@@ -120,7 +131,7 @@ def test_the_ledger_has_each_rollout_once(ran, case):
         ledgers = [report["rounds"][step]["ledger"] for report in many]
         places = [place for ledger in ledgers for place in zip(ledger["group"], ledger["rollout"], strict=True)]
         order = sorted(range(len(places)), key=places.__getitem__)
-        assert case in WAVES or order == list(range(len(places)))  # waves move prompts between processes
+        assert case in WAVES | IMAGES or order == list(range(len(places)))  # waves move prompts between processes
         for name, expected in one["rounds"][step]["ledger"].items():
             values = [value for ledger in ledgers for value in ledger[name]]
             values = [values[i] for i in order]
@@ -165,6 +176,7 @@ def test_waves_stop_refill_and_share_over_processes(ran):
         "waves of one group over two": "pods/waves/decided",
         "waves of three groups over four": "pods/waves/gave_up",
         "waves, refilled, over two": "pods/refill/prompts_drawn",
+        "images by tile, in waves, over two": "pods/waves/decided",
     }.items():
         assert sum(row[metric] for row in one_and_many(ran, case)[0]["logs"]) > 0, case
     shared = [step["groups"] for step in one_and_many(ran, "shared over two")[0]["rounds"]]

@@ -264,15 +264,18 @@ def test_each_turn_of_a_rollout_draws_anew():
     turns = Turns(trainer, [(9, 1, 1, 0, number) for number in range(4)], 4)
     asked = []
 
-    def sample(prompt_ids, keys):
-        asked.append((prompt_ids, keys))
-        return [[7, ids[-1]] for ids in prompt_ids], None
+    def ask(prompt_ids):
+        def sample(rows, keys):
+            asked.append((prompt_ids[rows], keys))
+            return [[7, ids[-1]] for ids in prompt_ids[rows]], None
 
-    turns.generate([[1], [2], [2], [3]], sample, whole=False)
+        turns.generate(prompt_ids, sample, whole=False)
+
+    ask([[1], [2], [2], [3]])
     assert [keys for _, keys in asked] == [[(9, 1, 1, 0, 0), (9, 1, 1, 0, 1)], [(9, 1, 1, 0, 2), (9, 1, 1, 0, 3)]]
-    turns.generate([[2, 7, 2, 5], [2, 7, 2, 5], [3, 7, 3, 6]], sample, whole=False)
+    ask([[2, 7, 2, 5], [2, 7, 2, 5], [3, 7, 3, 6]])
     assert [keys for _, keys in asked[2:]] == [[(9, 1, 1, 0, 1, 1), (9, 1, 1, 0, 2, 1)], [(9, 1, 1, 0, 3, 1)]]
-    turns.generate([[3, 7, 3, 6, 7, 6, 8]], sample, whole=False)
+    ask([[3, 7, 3, 6, 7, 6, 8]])
     assert asked[-1][1] == [(9, 1, 1, 0, 3, 2)]
 
 
@@ -418,15 +421,74 @@ def test_no_environment_is_left_after_an_error(build, error):
     assert Counter.alive == set()
 
 
-def test_evaluation_closes_its_environments_too(build):
+@pytest.mark.parametrize("routed", [False, True])
+def test_evaluation_closes_its_environments_too(build, routed):
     Counter.alive = set()
-    trainer = build(count_up, reward=None, environment_factory=Closing, num_rollouts=4, per_device_eval_batch_size=4)
-    trainer.evaluate(chats().select(range(2)))
-    assert Counter.alive == set()
+    rows, factory = chats(start=[100, 200, 0, 0, 0, 0, 0, 0]), Closing
+    if routed:  # those that cannot be closed are used again
+        rows = rows.add_column("environment", ["one", "two"] * 4)
+        factory = {"one": Counter, "two": Closing}
+    rows = rows.select(range(2))
+    trainer = build(
+        count_up, data=rows, reward=None, environment_factory=factory, num_rollouts=4, per_device_eval_batch_size=4
+    )
+    for _ in range(2):
+        found = trainer.evaluate(rows)
+        assert found["eval_reward"] == 150 + 2 * (0 + 1 + 2 + 3) / 4
+        assert len(Counter.alive) == 2 * routed
     trainer.script.text = lambda row, turn: 1 / 0
     with pytest.raises(ZeroDivisionError):
-        trainer.evaluate(chats().select(range(2)))
+        trainer.evaluate(rows)
+    assert len(Counter.alive) == 2 * routed
+
+
+def test_a_decided_group_makes_no_further_environments(build):
+    """The first prompt has both ends of the range at once, the second never: three waves."""
+    Counter.made, Counter.alive, waves = 0, set(), []
+
+    def text(row, turn):
+        if not turn and not row:
+            waves.append(len(Counter.alive))
+        return "Done." + "<|im_end|>" if turn else call("step", by=int(len(waves) == 1 and row == 1))
+
+    keys = {"environment_factory": Closing, "reward": None, "data": chats(start=[0] * 8), "steps": 1}
+    keys |= {"num_rollouts": 6, "rollout_waves": [2, 2], "reward_range": [0.0, 1.0]}
+    trainer = build(text, **keys)
+    trainer.train()
+    assert waves == [4, 2, 2]
+    assert Counter.made == 8  # the first is the one that TRL looked at
     assert Counter.alive == set()
+    assert trainer.rollouts.stopped == ["decided", "full"]
+    assert [len(turns) for turns in trainer.rollouts.turn_rewards] == [1] * 8
+
+    def fails_later(row, turn):
+        return 1 / 0 if len(waves) == 2 else text(row, turn)
+
+    waves.clear()
+    with pytest.raises(ZeroDivisionError):
+        build(fails_later, **keys).train()
+    assert waves == [4, 2]
+    assert Counter.alive == set()
+
+
+def test_prompts_in_the_place_of_dead_groups_have_environments_of_their_own(build):
+    Counter.made, Counter.alive = 0, set()
+    trainer = build(
+        lambda row, turn: "Done." + "<|im_end|>" if turn else call("step", by=int(row == 0)), steps=1, reward=None,
+        data=chats(start=list(range(0, 80, 10))), environment_factory=Closing, num_rollouts=3, dead_groups="refill",
+        refill_limit=1,
+    )  # fmt: skip
+    trainer.train()
+    assert trainer.state.log_history[0]["pods/refill/prompts_drawn"] == 1
+    assert Counter.made == 6 + 3
+    assert Counter.alive == set()
+    found = trainer.rollouts
+    starts = [row["start"] for row in found.inputs]
+    assert len(set(starts)) == 3
+    assert found.rewards.flatten().tolist() == [start + (i in (0, 6)) for i, start in enumerate(starts)]
+    assert all(
+        f"Count from {start}." in prompt[-1]["content"] for start, prompt in zip(starts, found.prompts, strict=True)
+    )
 
 
 # -- rollout functions -----------------------------------------------------------------------------------------------

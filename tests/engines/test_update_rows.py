@@ -37,11 +37,10 @@ def exact_norm(norm, x):
 
 
 @pytest.fixture(autouse=True)
-def exact_and_quick(monkeypatch):
+def exact(monkeypatch):
     monkeypatch.setattr(passes, "CALL", -99)  # packs of single rows too
     monkeypatch.setattr(utils, "_ChunkedLogProbFunction", ExactHead)
     monkeypatch.setattr(Qwen2RMSNorm, "forward", exact_norm)
-    monkeypatch.setattr("accelerate.utils.memory.clear_device_cache", lambda garbage_collection=False: None)
 
 
 def half_dead(prompts, completions, **_):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from .sampling import RowsDone, Sampler, Sampling
+
+
+Wait = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 @dataclass
@@ -70,6 +73,7 @@ def converse(
     turns: int | None,
     limits: ToolLimits,
     done: RowsDone,
+    loop: asyncio.AbstractEventLoop | None = None,
 ) -> list[Conversation]:
     """Continue each prompt of a task with tools to the end of its conversation, in order, `batch_size` at a time.
 
@@ -83,11 +87,12 @@ def converse(
         turns: most turns with tool calls that are answered; None: any number.
         limits: on the calls of tools.
         done: called with the number of finished conversations.
+        loop: runs coroutines of tools and rewards, in another thread: they may hold what is bound to it. None: a new
+            one runs them here.
     """
     found: list[Conversation] = []
     idle: list[Any] = []  # environments that can start again
-    loop = asyncio.new_event_loop()  # of tools and rewards that are coroutines
-    try:
+    with _waiting(loop) as wait:
         for start in range(0, len(rows), how.batch_size):
             part = slice(start, start + how.batch_size)
             with _environments(task, len(rows[part]), idle) as environments:
@@ -95,10 +100,11 @@ def converse(
                     _begin(sampler.tokenizer, task, *given, options, limits)
                     for given in zip(questions[part], rows[part], environments, strict=True)
                 ]
-                _take_turns(sampler, batch, how, options, turns, loop)
+                _take_turns(sampler, batch, how, options, turns, wait)
                 if task.answer == ENVIRONMENT:
                     for conversation, environment in zip(batch, environments, strict=True):
-                        conversation.reward = _awaited(environment.get_reward(), loop)
+                        reward = environment.get_reward()
+                        conversation.reward = wait(reward) if inspect.iscoroutine(reward) else reward
                 elif task.graded_in_conversation:
                     pairs = zip(batch, environments, strict=True)
                     texts = [conversation_text(talk.messages, environment) for talk, environment in pairs]
@@ -107,9 +113,20 @@ def converse(
                         conversation.reward = mark
             found += batch
             done(len(found), len(rows))
-    finally:
-        loop.close()
     return found
+
+
+@contextmanager
+def _waiting(loop: asyncio.AbstractEventLoop | None) -> Iterator[Wait]:
+    """Yield what returns the result of a coroutine: of this loop, which runs in another thread, or of a new one."""
+    if loop is not None:
+        yield lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+        return
+    own = asyncio.new_event_loop()
+    try:
+        yield own.run_until_complete
+    finally:
+        own.close()
 
 
 @contextmanager
@@ -156,7 +173,7 @@ def _take_turns(
     how: Sampling,
     options: Mapping[str, Any],
     turns: int | None,
-    loop: asyncio.AbstractEventLoop,
+    wait: Wait,
 ) -> None:
     """Let the policy and the tools take turns until no call is left, or no room."""
     turn, talking = 0, list(batch)
@@ -175,7 +192,7 @@ def _take_turns(
             conversation.messages.append(said)
         talking = [one for one in talking if one.messages[-1].get("tool_calls")] if turn != turns else []
         turn += 1
-        results = [_results(conversation, loop) for conversation in talking]
+        results = [_results(conversation, wait) for conversation in talking]
         suffixes = [_suffix(sampler.tokenizer, messages, options) for messages in results]
         fitting = []
         for conversation, messages, suffix in zip(talking, results, suffixes, strict=True):
@@ -189,7 +206,7 @@ def _take_turns(
         talking = fitting
 
 
-def _results(conversation: Conversation, loop: asyncio.AbstractEventLoop) -> Messages:
+def _results(conversation: Conversation, wait: Wait) -> Messages:
     """Call the tools of the latest turn; what one raises is the result that the policy reads.
 
     Coroutines run together, and their results follow the others, as in TRL.
@@ -208,17 +225,13 @@ def _results(conversation: Conversation, loop: asyncio.AbstractEventLoop) -> Mes
         (waiting if inspect.isawaitable(result) else ready).append((name, result))
     if waiting:
         names, coroutines = zip(*waiting, strict=True)
-        results = _awaited(_gather(coroutines), loop)
+        results = wait(_gather(coroutines))
         ready += zip(names, [_named(x) if isinstance(x, Exception) else x for x in results], strict=True)
     return [{"role": "tool", "name": name, "content": result} for name, result in ready]
 
 
 async def _gather(coroutines: Sequence[Awaitable[Any]]) -> list[Any]:
     return await asyncio.gather(*coroutines, return_exceptions=True)
-
-
-def _awaited(value: Any, loop: asyncio.AbstractEventLoop) -> Any:
-    return loop.run_until_complete(value) if inspect.isawaitable(value) else value
 
 
 def _named(error: Exception) -> str:

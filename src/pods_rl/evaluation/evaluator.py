@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ def evaluate(
     turns: int | None = None,
     limits: ToolLimits | None = None,
     done: RowsDone = lambda rows, of: None,
+    loop: asyncio.AbstractEventLoop | None = None,
 ) -> Evaluation:
     """Sample `repeats` completions of each of the first `prompts` test prompts and grade them.
 
@@ -41,6 +43,7 @@ def evaluate(
         turns: most turns with tool calls that are answered, for a task with tools. None: any number.
         limits: on the calls of its tools. None: there are none.
         done: called with the number of finished rows, to show progress.
+        loop: of the trainer's thread, for tools and rewards that are coroutines. None: a new one.
 
     Raises:
         ValueError: prompts or repeats below 1.
@@ -52,7 +55,7 @@ def evaluate(
     count = len(task.test) if prompts is None else min(prompts, len(task.test))
     rows = own_rows(count * repeats)
     with busy("evaluation"):
-        own = _answer(sampler, task, sampling, rows, repeats, turns, limits or ToolLimits(), done)
+        own = _answer(sampler, task, sampling, rows, repeats, turns, limits or ToolLimits(), done, loop)
     answers = sorted(gather(own), key=lambda answer: (answer.index, answer.repeat))
     seconds = time.perf_counter() - started
     return summarise(answers, repeats=repeats, temperature=sampling.temperature, seconds=seconds)
@@ -67,6 +70,7 @@ def _answer(
     turns: int | None,
     limits: ToolLimits,
     done: RowsDone,
+    loop: asyncio.AbstractEventLoop | None,
 ) -> list[Answer]:
     """Complete and grade some rows; row r is repeat r % repeats of prompt r // repeats."""
     picked = task.test.select([row // repeats for row in rows])
@@ -74,7 +78,7 @@ def _answer(
     options = {**sampling.chat_template_kwargs, **tool_options(sampler.tokenizer, task)}
     rewards, messages = None, [""] * len(rows)
     if task.converses:
-        talks = converse(sampler, task, list(picked), rows, sampling, options, turns, limits, done)
+        talks = converse(sampler, task, list(picked), rows, sampling, options, turns, limits, done, loop)
         texts = [talk.prompt for talk in talks]
         completions = [Completion(last_turn(talk.messages), talk.tokens, talk.ended) for talk in talks]
         rewards, messages = [talk.reward for talk in talks], [talk.to_json() for talk in talks]

@@ -240,6 +240,7 @@ def _evaluator(trainer: PODSTrainer, task: Task, recipe: Recipe, shown: Progress
                 turns=trainer.args.max_tool_calling_iterations,
                 limits=ToolLimits(trainer.args.tool_timeout, trainer.args.max_tool_calls),
                 done=lambda rows, of: shown.show(f"{what} {rows} of {of}") if shown and rows < of else None,
+                loop=getattr(trainer, "async_loop", None),
             )
 
     return run

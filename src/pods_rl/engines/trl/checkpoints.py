@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import safe_open
+
 from ...distributed import busy
+from ...errors import UserError
 from ...runs.checkpoints import clean, digest, prepare, prune, publish, readable_path, staging
 from .compat import TRAINER_STATE_NAME, SaveStrategy, TRLTrainer, standing_in
 
@@ -96,6 +101,39 @@ class Checkpoints:
             here = best is not None and os.path.isdir(best) and os.path.samefile(os.path.dirname(best), place)
             name = Path(best).name if best is not None and here else None
             prune(place, args.save_total_limit or 0, best=name, finished=finished)
+
+
+def load_renamed(trainer: TRLTrainer, model: Any, folder: str) -> bool:
+    """Load a checkpoint's weights if their names are not the model's; return whether they were loaded.
+
+    transformers saves the weights of many models with images or experts under the names of their first release. Its
+    trainer (5.23) looks for the model's own names, and leaves a weight that it does not find as it was, with a warning.
+    Weights that FSDP or DeepSpeed shards, and adapters, are saved under their own names.
+
+    Raises:
+        UserError: a weight of the model is missing.
+    """
+    files = (
+        []
+        if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
+        else sorted(Path(folder).glob("model*.safetensors"))
+    )
+    bare = trainer.accelerator.unwrap_model(model)
+    names: set[str] = set()
+    for file in files:
+        with safe_open(file, "pt") as weights:
+            names.update(weights.keys())
+    if names <= bare.state_dict().keys():
+        return False
+    exact = reduce(torch.promote_types, {weight.dtype for weight in bare.parameters()})
+    loaded, about = type(bare).from_pretrained(folder, dtype=exact, output_loading_info=True)
+    if about["missing_keys"]:
+        raise UserError(
+            f"{folder} lacks weights of {type(bare).__name__}: {', '.join(sorted(about['missing_keys'])[:3])}. Resume "
+            "from another checkpoint."
+        )
+    bare.load_state_dict(loaded.state_dict())
+    return True
 
 
 def save_policy(trainer: TRLTrainer, folder: Path) -> None:

@@ -72,8 +72,7 @@ class Overridden:
     def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch: ...
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]: ...
     def _generate_single_turn(
-        self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, num_generations: int,
-        has_tool_images: bool = False,
+        self, prompt_ids: Any, images: Any, multimodal_fields: Any, num_generations: int, has_tool_images: bool = False
     ) -> Completions: ...  # fmt: skip
     def _calculate_rewards(
         self, inputs: list[Batch], prompts: list[Any], completions: list[Any], completion_ids_list: list[list[int]]
@@ -96,6 +95,8 @@ class Overridden:
     def _save_checkpoint(self, model: Any, trial: Any) -> None: ...
     def _save_rng_state(self, output_dir: str) -> None: ...
     def _load_rng_state(self, checkpoint: str | None) -> None: ...
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None: ...
+    def _load_best_model(self) -> None: ...
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None: ...
     def _finalize_training(self, trial: Any, num_train_samples: int, start_time: float) -> Any: ...
 
@@ -123,6 +124,7 @@ class TRLTrainer(Overridden):
     _env_tools: dict[str | None, list[Callable[..., Any]]]
     _sync_tool_dicts: list[dict[str, Callable[..., Any]]]  # of each row: limits are put on them
     _async_tool_dicts: list[dict[str, Callable[..., Any]]]
+    async_loop: Any  # with coroutines: evaluations run theirs in it too
     reward_funcs: list[Any]  # replaced by checked ones during a call
     reward_func_names: list[str]
     reward_weights: Tensor
@@ -168,6 +170,7 @@ _SET_LATER: dict[str, Callable[..., Any]] = {
     "_environment_pool": GRPOTrainer.__init__,
     "_env_tools": GRPOTrainer.__init__,
     "_sync_tool_dicts": GRPOTrainer._generate_and_score_completions,
+    "async_loop": GRPOTrainer.__init__,
     "_async_tool_dicts": GRPOTrainer._generate_and_score_completions,
 }
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from torch import Tensor
@@ -16,7 +18,10 @@ from ...rollouts.generating import complete
 from ...rollouts.sampling import RowDraws
 from .compat import Completions, TRLTrainer, standing_in
 from .config import PODSConfig
+from .packing import by_prompt, of_prompts
 from .waves import rollouts_of
+
+logger = logging.getLogger(__name__)
 
 Key = tuple[int, ...]  # of a turn's draws: seed, step, generation in it, prompt, number, and the turn after the first
 ROLLOUT = 5  # numbers of a key that are the rollout's
@@ -53,6 +58,44 @@ def prompt_once(trainer: TRLTrainer, keys: Sequence[Key]) -> Iterator[None]:
         yield
 
 
+class TurnInputs:
+    """The rows of a turn with their images, whole or in parts.
+
+    Args:
+        trainer: whose `rollout_batch_size` asks for parts.
+        prompt_ids, images, fields: as TRL gives them to `_generate_single_turn`; `fields` are inputs of images.
+    """
+
+    def __init__(self, trainer: TRLTrainer, prompt_ids: list[list[int]], images: Any, fields: dict[str, Any]) -> None:
+        self._given = (prompt_ids, images, fields)
+        self._rows: dict[str, Any] | None = {}
+        if fields and trainer.args.rollout_batch_size and not trainer.use_vllm:
+            image_token = getattr(trainer.processing_class, "image_token_id", None)
+            self._rows = by_prompt(fields, images, prompt_ids, image_token)
+            if self._rows is None:
+                _say_whole(type(trainer.processing_class).__name__)
+        self.whole = self._rows is None  # the images of a row are not known
+
+    def of(self, rows: slice, more: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of some rows; `more` are those by keyword."""
+        prompt_ids, images, fields = self._given
+        if rows != slice(None) and self._rows:
+            fields = of_prompts(self._rows, rows)
+            images = images and images[rows]
+        if "pixel_values" not in fields:  # else TRL adds token types of images, which few models take without any
+            more = more | dict.fromkeys(more.keys() & {"has_tool_images"}, False)
+        return (prompt_ids[rows], images, fields), more
+
+
+@cache
+def _say_whole(processor: str) -> None:
+    logger.warning(
+        "rollout_batch_size does not apply to rows with images of %s, which does not say which of its inputs are whose:"
+        " they are generated in one call.",
+        processor,
+    )
+
+
 class Turns:
     """The turns of one `_generate`: each in parts of `rollout_batch_size` rows, every row with draws of its own.
 
@@ -70,11 +113,11 @@ class Turns:
     def generate(
         self,
         prompt_ids: list[list[int]],
-        sample: Callable[[list[list[int]], list[Key]], Completions],
+        sample: Callable[[slice, list[Key]], Completions],
         *,
         whole: bool,
     ) -> Completions:
-        """Call `sample` for the rows of a turn; for all at once if it is vLLM or `whole`."""
+        """Call `sample` for the rows of a turn, part by part; for all at once if it is vLLM or `whole`."""
         keys = self._turn_keys(prompt_ids)
         most = len(prompt_ids) if self._number else self._most
         rows = self._trainer.args.rollout_batch_size or most
@@ -82,12 +125,12 @@ class Turns:
         logprobs = None  # generators that work in parts return none
         with busy("generation"):
             if whole or self._trainer.use_vllm or rows >= most:
-                completion_ids, logprobs = sample(prompt_ids, keys)
+                completion_ids, logprobs = sample(slice(None), keys)
             else:
                 for start in range(0, most, rows):
                     # As many calls on every process, since each gathers sharded weights: without rows, repeat.
                     part = slice(start, start + rows) if start < len(prompt_ids) else slice(-1, None)
-                    completion_ids.extend(sample(prompt_ids[part], keys[part])[0])
+                    completion_ids.extend(sample(part, keys[part])[0])
                 del completion_ids[len(prompt_ids) :]
         self._rows = [[*ids, *new] for ids, new in zip(prompt_ids, completion_ids, strict=True)]
         self._number, self.keys = self._number + 1, keys

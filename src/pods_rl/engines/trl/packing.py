@@ -5,10 +5,11 @@ Rows are `[B, T]` tensors as TRL lays them out: prompts padded on the left, comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -160,6 +161,49 @@ def present_images(more: Mapping[str, Any]) -> dict[str, Any]:
     if any(more.get("num_images") or [True]):
         return dict(more)
     return {name: value if name.endswith("token_type_ids") else None for name, value in more.items()}
+
+
+def by_prompt(
+    fields: Mapping[str, Any], images: Sequence[Any] | None, prompt_ids: Sequence[list[int]], image_token: int | None
+) -> dict[str, Any] | None:
+    """Return what a processor made of prompts with images, by prompt; None if it does not say what is whose.
+
+    Args:
+        fields: TRL's `multimodal_fields` of a turn: inputs of images, and lists of token types.
+        images: of each prompt, None without.
+        prompt_ids: tokens of each prompt.
+        image_token: which of them stand for images.
+    """
+    if "spatial_shapes" in fields:  # of tiles that have various numbers of tokens
+        return None
+    found = {name: _by_prompt_or_tensor(value) for name, value in fields.items()}
+    pixels = found.get("pixel_values")
+    found["num_images"] = counts = [len(own or ()) for own in images or [()] * len(prompt_ids)]
+    if pixels is not None and pixels.ndim == 4 and "image_position_ids" not in found and len(pixels) != sum(counts):
+        tokens = [ids.count(image_token) for ids in prompt_ids]  # type: ignore[arg-type]
+        found["num_tiles"] = [count * len(pixels) // sum(tokens) for count in tokens]  # each tile has as many
+    found = grpo_trainer.split_pixel_values_by_grid(found)
+    return found if all(len(values) == len(prompt_ids) for values in found.values()) else None
+
+
+def _by_prompt_or_tensor(value: Any) -> Any:
+    """Return a list of lists, of token types by prompt, as it is, and anything else as a tensor, as TRL does."""
+    by_prompt = isinstance(value, list) and bool(value) and isinstance(value[0], list)
+    return value if by_prompt or isinstance(value, Tensor) else torch.tensor(np.array(value))
+
+
+def of_prompts(found: Mapping[str, Any], prompts: slice) -> dict[str, Any]:
+    """Return TRL's `multimodal_fields` of some prompts, from the result of `by_prompt`.
+
+    Example:
+        >>> pixels, own = torch.arange(3), [["an image"], ["two", "images"]]
+        >>> found = by_prompt({"pixel_values": pixels, "token_type_ids": [[0, 1], [1, 1]]}, own, [[4, 5], [5, 5]], 5)
+        >>> of_prompts(found, slice(1, 2))
+        {'pixel_values': tensor([1, 2]), 'token_type_ids': [[1, 1]]}
+    """
+    cut = grpo_trainer.unsplit_pixel_values_by_grid({name: values[prompts] for name, values in found.items()})
+    cut = present_images(cut)
+    return {name: value for name, value in cut.items() if value is not None and name not in ("num_images", "num_tiles")}
 
 
 def _pick(value: Any, rows: Tensor) -> Any:

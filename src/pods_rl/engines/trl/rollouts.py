@@ -196,6 +196,19 @@ def _numbers(given: Any) -> list[float] | None:
     return [number(x) for x in values] if isinstance(values, list | tuple) else [number(values)]
 
 
+def saved_table(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return TRL's table of completions for a checkpoint, without images: after a resume its rows show none."""
+
+    def rows(name: str, column: Any) -> Any:
+        if isinstance(column, Mapping):
+            return {part: list(values) for part, values in column.items()}
+        if name == "images":
+            return [None] * len(column)
+        return [_without_images(entry) for entry in column] if name in ("prompt", "completion") else list(column)
+
+    return {name: rows(name, column) for name, column in logs.items()}
+
+
 def escape_table(logs: Mapping[str, Any]) -> None:
     """Escape TRL's table of completions in place, which it prints to the terminal."""
     for rows in (logs["prompt"], logs["completion"], *logs["extra"].values()):

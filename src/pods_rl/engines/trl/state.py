@@ -33,7 +33,7 @@ from torch.utils.data import Sampler
 from ...errors import UserError
 from ...runs.checkpoints import last_good, readable_path, verify
 from .compat import TRLTrainer
-from .rollouts import Rollouts
+from .rollouts import Rollouts, saved_table
 from .rows import plain
 from .waves import RoundPlan
 
@@ -178,15 +178,8 @@ class ExactResume:
         return {
             "buffer": [batch if i in left else {} for i, batch in enumerate(trainer._buffered_inputs)],
             "rollouts": record.saved(),
-            "logs": {name: _listed(column) for name, column in trainer._logs.items()}
-            if trainer.log_completions
-            else {},
+            "logs": saved_table(trainer._logs) if trainer.log_completions else {},
         }
-
-
-def _listed(column: Any) -> Any:
-    """Return a column of TRL's completions table, or a mapping of columns, as lists."""
-    return {name: list(part) for name, part in column.items()} if isinstance(column, dict) else list(column)
 
 
 def slots_left(step: int, steps_per_generation: int, num_iterations: int) -> list[int]:

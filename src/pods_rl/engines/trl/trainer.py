@@ -19,10 +19,10 @@ from torch.utils.data import Sampler
 
 from ...text import plain_text
 from . import compat
-from .checkpoints import Checkpoints, cache_on
+from .checkpoints import Checkpoints, cache_on, load_renamed
 from .compat import Batch, Completions, TypedGRPOTrainer
 from .config import PAPER, PODSConfig
-from .generation import Key, check_completions, prompt_once, sequences_at_once
+from .generation import Key, TurnInputs, check_completions, prompt_once, sequences_at_once
 from .guard import Guard
 from .packing import Passes
 from .refusals import lossy_cast, refuse_unsupported
@@ -132,16 +132,17 @@ class PODSTrainer(TypedGRPOTrainer):
         self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, *args: Any, **kwargs: Any
     ) -> Completions:
         # Generate in parts of `rollout_batch_size` rows, each prompt once, and check that all have a completion.
-        sample = super()._generate_single_turn
+        sample, inputs = super()._generate_single_turn, TurnInputs(self, prompt_ids, images, multimodal_fields)
 
-        def generate(part: list[list[int]], keys: Sequence[Key] = ()) -> Completions:
+        def generate(rows: slice, keys: Sequence[Key] = ()) -> Completions:
+            given, more = inputs.of(rows, kwargs)
             with self._guard.explaining_sampling(), prompt_once(self, keys):
-                completion_ids, logprobs = sample(part, images, multimodal_fields, *args, **kwargs)
-            check_completions(len(part), completion_ids)
+                completion_ids, logprobs = sample(*given, *args, **more)
+            check_completions(len(given[0]), completion_ids)
             return completion_ids, logprobs
 
         turns = self._round and self._round.turns
-        return turns.generate(prompt_ids, generate, whole=bool(multimodal_fields)) if turns else generate(prompt_ids)
+        return turns.generate(prompt_ids, generate, whole=inputs.whole) if turns else generate(slice(None))
 
     def _calculate_rewards(
         self, inputs: list[Batch], prompts: list[Any], completions: list[Any], completion_ids_list: list[list[int]]
@@ -168,15 +169,9 @@ class PODSTrainer(TypedGRPOTrainer):
         return self._update.loss(inputs, lambda: compute(model, inputs, *args, **kwargs))
 
     def _get_per_token_logps_and_entropies(
-        self,
-        model: Any,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        logits_to_keep: int,
-        batch_size: int | None = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Passes:
+        self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int,
+        batch_size: int | None = None, *args: Any, **kwargs: Any,
+    ) -> Passes:  # fmt: skip
         # Compute each prompt once, only rows with a gradient, and no padding.
         compute = super()._get_per_token_logps_and_entropies
         given = (model, input_ids, attention_mask, logits_to_keep, batch_size)
@@ -231,6 +226,16 @@ class PODSTrainer(TypedGRPOTrainer):
         super()._load_rng_state(checkpoint)
         if checkpoint is not None:
             self.rollouts = self._resume.load(Path(checkpoint)) or self.rollouts
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        # Load weights that were saved under other names than the model's too.
+        if not load_renamed(self, model or self.model, resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        # As above.
+        if not load_renamed(self, self.model, str(self.state.best_model_checkpoint)):
+            super()._load_best_model()
 
     # -- checkpoints: staged, published with a manifest, pruned here, without transformers' pickle ------
 
