@@ -13,7 +13,7 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 REAL_VENV  ?= .venv-real
 REAL_STAMP := $(REAL_VENV)/.installed
 
-.PHONY: quickstart test test-verl test-vllm verl-demo test-real-model test-newest test-reliability packages dist docs lint types clean help
+.PHONY: quickstart test test-verl test-vllm verl-demo test-real-model test-trl test-newest test-reliability packages dist docs lint types clean help
 
 help:
 	@echo "make quickstart  train GRPO and PODS on word problems, then write a report (about 6 minutes)"
@@ -22,6 +22,7 @@ help:
 	@echo "make test-vllm   training, generation and evaluation with a real vLLM on the CPU, in an environment of its own"
 	@echo "make verl-demo   train the shipped policy with verl's own trainer on the CPU, then write a report"
 	@echo "make test-real-model   a pretrained chat model of 135 million parameters through the commands"
+	@echo "make test-trl TRL=path/to/a/clone   TRL's own tests of its trainer, with ours at n = m and at n = 2m"
 	@echo "make test-newest   the newest TRL, transformers, torch, vLLM and verl, each in an environment of its own"
 	@echo "make dist        build the wheel and the source distribution, check them, install the wheel and train with it"
 	@echo "make docs        build the documentation site into site/"
@@ -98,6 +99,14 @@ $(REAL_STAMP): pyproject.toml constraints.txt
 
 test-real-model: $(REAL_STAMP)
 	OMP_NUM_THREADS=1 $(REAL_VENV)/bin/python -m pytest -q tests/real_model
+
+# TRL's own tests of its GRPO trainer with ours, from a clone of TRL (docs/engines.md); minutes for each of the three runs.
+build/trl-own/site/.installed: | $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(@D) dashscope==2.0.2 jmespath==1.1.0
+	@touch $@
+
+test-trl: $(STAMP) build/trl-own/site/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.trl_own "$(TRL)" $(if $(ONLY),"$(ONLY)")
 
 # The newest of each library, whatever our limits say: what breaks next. torch's newest build is several GB.
 NEWEST ?= .venv-newest

@@ -550,6 +550,12 @@ def test_wrong_counts_of_a_rollout_function_are_told(build, spoil, said):
         build(rollout_func=spoiled, num_rollouts=6).train()
 
 
+def test_a_trainer_without_its_constructor_generates_as_trl_s(monkeypatch):
+    """TRL's own tests make a bare object and call `_generate`; replaces TRL's `_generate`."""
+    monkeypatch.setattr(GRPOTrainer, "_generate", lambda self, prompts: ("TRL's", prompts))
+    assert object.__new__(PODSTrainer)._generate(["prompt"]) == ("TRL's", ["prompt"])
+
+
 class Riddle(Counter):
     """Owns its data: each rollout begins with a prompt of its own."""
 

@@ -129,7 +129,8 @@ def _gemma3() -> Any:
     text = TEXT | {"vocab_size": len(tokenizer), "layer_types": ["sliding_attention", "full_attention"]}
     config = transformers.Gemma3Config(
         text_config=text | {"sliding_window": 512},
-        vision_config={"model_type": "siglip_vision_model", "image_size": 16, "patch_size": 4} | EYES,
+        vision_config=EYES
+        | {"model_type": "siglip_vision_model", "image_size": 16, "patch_size": 4, "vision_use_head": False},
         mm_tokens_per_image=4,
         boi_token_index=tokenizer.boi_token_id,
         eoi_token_index=tokenizer.eoi_token_id,
@@ -232,6 +233,10 @@ def make_vlm(family: str) -> tuple[Any, Any]:
     processor, config = FAMILIES[family]()
     set_seed(7)
     model = getattr(transformers, f"{family}ForConditionalGeneration")(config)
+    with torch.no_grad():
+        for weights in model.parameters():
+            if weights.ndim > 1 and not weights.any():
+                weights.normal_(std=0.2)  # Gemma 3's projection starts at zero, which would hide the images
     tokenizer = processor.tokenizer
     # Every digit ends a completion too, so that random weights write rows of many lengths.
     ends = [tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids(list("0123456789"))]
