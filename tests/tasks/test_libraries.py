@@ -27,7 +27,6 @@ from pods_rl.runs import Run
 from pods_rl.tasks import Task, load_task
 from pods_rl.tasks.task import check_split, shared_prompts
 
-from .. import with_time
 from ..cli import pods
 from ..test_conversations import Script, build_policy_tokenizer, call, learned
 
@@ -177,12 +176,8 @@ def test_a_scorer_of_a_library_is_killed_when_it_hangs(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     reward = library_reward("slow", ("slow_scorer:work", "0.5"), given=lambda gold: gold.split()[0])
-
-    def check(limit):
-        marks = score(reward, ["hang", "", "", ""], [numbered(gold, 1) for gold in ("1", "1", "0.25", "x")], limit)
-        assert (marks[0].late, marks[1:3], marks[3].late) == (True, [0.5, 0.25], False)
-
-    with_time(check, 0.5)
+    marks = score(reward, ["hang", "", "", ""], [numbered(gold, 1) for gold in ("1", "1", "0.25", "x")], 2.0)
+    assert (marks[0].late, marks[1:3], marks[3].late) == (True, [0.5, 0.25], False)
     assert reward("", "0.25") == 0.25
     with pytest.raises(RuntimeError, match="reward 'slow' raised ValueError"):
         reward("", "x")
@@ -234,7 +229,11 @@ class Tools(vf.Toolset[vf.ToolsetConfig, Count]):
     @vf.tool
     async def wait(self) -> str:
         '''Wait for ever.'''
-        await asyncio.Event().wait()
+        self.open["call"] += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.open["call"] -= 1
 
     @vf.tool
     def peek(self, who) -> str:
@@ -398,6 +397,7 @@ def test_toolsets_end_with_their_rollout_and_shared_ones_with_the_task(write):
     with pytest.raises(TimeoutError, match="tool wait took longer"):
         limited["wait"]()
     assert limited["peek"](who="me") == f"me: {row['answer'].split()[0]}"
+    assert counts()[1] == {"Shared": 1, "Tools": 1}  # the call that took longer has ended
     close_environment(second)
     del task, environment, first, second, unused, limited
     gc.collect()
@@ -480,7 +480,7 @@ def test_tools_are_described_as_the_chat_template_needs(write):
             f"{TOOLS}\n@vf.stop\ndef enough(self, trace: vf.Trace): return True\nSum.enough = enough",
             "stop the conversation",
         ),
-        (f"{TOOLS}\nTools.TOOL_PREFIX = None\nTools.add.tool_name = 'close'", "tool 'close' is taken"),
+        (f"{TOOLS}\nTools.TOOL_PREFIX = None\nTools.add.tool_name = 'get_reward'", "tool 'get_reward' is taken"),
         ("Sums.load = lambda self: []", "has no train prompt"),
         ("raise OSError('no disk')", "could not be loaded with {}: OSError: no disk"),
     ],
