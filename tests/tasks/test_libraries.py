@@ -480,7 +480,11 @@ def test_tools_are_described_as_the_chat_template_needs(write):
             f"{TOOLS}\n@vf.stop\ndef enough(self, trace: vf.Trace): return True\nSum.enough = enough",
             "stop the conversation",
         ),
-        (f"{TOOLS}\nTools.TOOL_PREFIX = None\nTools.add.tool_name = 'get_reward'", "tool 'get_reward' is taken"),
+        (f"{TOOLS}\nTools.TOOL_PREFIX = None\n", "tool 'add' is taken"),
+        (
+            f"{TOOLS}\nTools.TOOL_PREFIX, Shared.TOOL_PREFIX = None, ''\nTools.add.tool_name = 'get_reward'",
+            "tool 'get_reward' is taken",
+        ),
         ("Sums.load = lambda self: []", "has no train prompt"),
         ("raise OSError('no disk')", "could not be loaded with {}: OSError: no disk"),
     ],
