@@ -242,13 +242,10 @@ def test_environments_are_closed_after_an_interrupt_and_used_again_if_they_canno
     assert Guessing.made == 4 + 2
 
 
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory, tokenizer):
-    """A policy that has learned one conversation by heart, whatever it is asked."""
-    folder = tmp_path_factory.mktemp("policy")
+def learned(folder, tokenizer, turns):
+    """Save a policy that has learned one conversation by heart, whatever it is asked: what it says, what it hears."""
     torch.manual_seed(0)
     model = build_model(tokenizer, **TINY)
-    turns = [(call("3*4"), "12"), ("<think>12</think><answer>12</answer>", "")]
     examples = batches_of(lambda rng: encode(tokenizer, f"{rng.randrange(100)}", turns), tokenizer.pad_token_id, 4, 0)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     for batch in islice(examples, 30):
@@ -257,6 +254,12 @@ def policy(tmp_path_factory, tokenizer):
         optimizer.zero_grad()
     save(model, tokenizer, folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory, tokenizer):
+    turns = [(call("3*4"), "12"), ("<think>12</think><answer>12</answer>", "")]
+    return learned(tmp_path_factory.mktemp("policy"), tokenizer, turns)
 
 
 def recipe(policy, **values):

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
 
 import pods_rl
-from pods_rl.engines.verl import check_version
+from pods_rl.engines.verl import check_version, scoring
 from pods_rl.engines.verl.groups import Group, choose, describe_selection, group_keys, pad_rewards
+from pods_rl.engines.verl.scoring import check_sources, is_ours
 from pods_rl.engines.verl.settings import PODSSettings
 from pods_rl.errors import UserError
 from pods_rl.rollouts.stopping import Stopping
@@ -117,6 +122,45 @@ def test_metrics_by_hand():
         }
     )
     assert describe_selection(pad_rewards([[math.nan]]), torch.tensor([[False]])) == {}
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_rows_that_our_reward_function_cannot_score_are_refused_before_a_model_loads(tmp_path, form):
+    def write(*sources):
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.{form}"
+        table = pa.table({"data_source": sources, "prompt": ["1+1="] * len(sources)})
+        if form == "parquet":
+            pq.write_table(table, path)
+        else:
+            path.write_text("".join(f"{json.dumps(row)}\n" for row in table.to_pylist()))
+        return str(path)
+
+    good, tools, unknown = write("arithmetic", "words"), write("arithmetic", "calculator"), write("sums")
+    check_sources([good, None, [good]], "data_source")
+    check_sources([str(tmp_path / "elsewhere.parquet")], "data_source")  # verl reports it
+    check_sources([unknown], "source")
+    for files, message in (
+        ([good, tools], f"{tools}: task calculator has tools, which the verl engine does not run: train it with pods"),
+        ([None, [good, unknown]], f"{unknown}: the column data_source is 'sums'; expected the task whose rewards"),
+    ):
+        with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+            check_sources(files, "data_source")
+    with pytest.raises(UserError, match="the column data_source is '1"):
+        check_sources([good], "prompt")
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "ours"),
+    [
+        ("pkg://pods_rl.engines.verl.scoring", "compute_score", True),
+        (scoring.__file__, "compute_score", True),
+        ("pkg://pods_rl.engines.verl.scoring", "score", False),
+        ("scoring.py", "compute_score", False),
+        (None, None, False),
+    ],
+)
+def test_our_reward_function_is_known_by_its_module(path, name, ours):
+    assert is_ours(path, name) is ours
 
 
 def test_spread_of_one_number_is_nothing():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import sys
 from importlib import metadata
 from importlib.util import find_spec
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -18,13 +21,14 @@ from pods_rl.policies.loading import tool_options
 from pods_rl.recipe import Origin, build_recipe
 from pods_rl.rewards import library_reward, score, tasksets
 from pods_rl.rewards.gym import numbered
-from pods_rl.rollouts.tools import ToolLimits
+from pods_rl.rewards.sandbox.pool import ForkedPool, FreshPool
+from pods_rl.rollouts.tools import ToolLimits, close_environment
 from pods_rl.runs import Run
 from pods_rl.tasks import Task, load_task
 from pods_rl.tasks.task import check_split, shared_prompts
 
-from ..cli.test_cli import pods
-from ..test_conversations import Script, build_policy_tokenizer, call
+from ..cli import pods
+from ..test_conversations import Script, build_policy_tokenizer, call, learned
 
 SIZES = {"task_train_size": 6, "task_test_size": 3}
 gym = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed")
@@ -35,6 +39,14 @@ def make(task: str, options: dict | None = None, **settings):
     return load_task({"task": task, "task_options": options, **SIZES, **settings})
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_process():
+    """One grading process a task: each imports its library for seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pods_rl.rewards.sandbox.pool.MAX_WORKERS", 1)
+        yield
+
+
 def answers(*given: str) -> list[str]:
     return [f"<answer>{answer}</answer>" for answer in given]
 
@@ -42,10 +54,25 @@ def answers(*given: str) -> list[str]:
 # -- reasoning-gym ----------------------------------------------------------------------------------------------------
 
 
+LEGS = {"max_animals": 4}
+
+
 @pytest.fixture(scope="module")
 def legs():
-    """One task for all tests: its grading processes start once."""
-    return make("reasoning_gym:leg_counting")
+    """One task for all tests: its grading process starts once."""
+    return make("reasoning_gym:leg_counting", LEGS)
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """Grading processes are copies of this one, which has loaded the library already."""
+
+    def launch(pool, questions, replies):
+        module, _, name = pool._maker[0].partition(":")
+        pool._work = getattr(sys.modules[module], name)(*pool._maker[1:])
+        return ForkedPool.launch(pool, questions, replies)
+
+    monkeypatch.setattr(FreshPool, "launch", launch)
 
 
 @gym
@@ -65,8 +92,8 @@ def test_problems_are_graded_by_the_scorer_of_their_data_set(legs):
 @gym
 def test_splits_are_the_same_for_a_seed_and_disjoint_over_seeds(legs, monkeypatch):
     monkeypatch.setattr("pods_rl.tasks.gym.score", lambda reward, texts, *_: [1.0] * len(texts))
-    other = make("reasoning_gym:leg_counting", task_seed=7)
-    assert make("reasoning_gym:leg_counting").train["prompt"][:] == legs.train["prompt"][:]
+    other = make("reasoning_gym:leg_counting", LEGS, task_seed=7)
+    assert make("reasoning_gym:leg_counting", LEGS).train["prompt"][:] == legs.train["prompt"][:]
     assert other.train["prompt"][:] != legs.train["prompt"][:]
     trained = {str(prompt) for task in (legs, other) for prompt in task.train["prompt"]}
     assert not trained & {str(prompt) for task in (legs, other) for prompt in task.test["prompt"]}
@@ -74,7 +101,7 @@ def test_splits_are_the_same_for_a_seed_and_disjoint_over_seeds(legs, monkeypatc
 
 
 @gym
-def test_no_scorer_runs_an_answer_as_code(tmp_path):
+def test_no_scorer_runs_an_answer_as_code(tmp_path, forked):
     """The scorer of spiral_matrix would `eval` an answer that is not the gold text."""
     task = make("reasoning_gym:spiral_matrix", {"max_n": 3})
     gold = task.test[0]["answer"]
@@ -94,23 +121,44 @@ def test_no_scorer_runs_an_answer_as_code(tmp_path):
         ("countdown", None, "its scorer does not accept its own answer .* code, which is blocked: choose another"),
     ],
 )
-def test_a_data_set_that_cannot_be_used_is_refused(name, options, message):
+def test_a_data_set_that_cannot_be_used_is_refused(name, options, message, forked):
     with pytest.raises(UserError, match=message):
         make(f"reasoning_gym:{name}", options)
 
 
-@gym
-def test_a_run_trains_on_a_data_set_and_its_ledger_names_the_problem(tmp_path, monkeypatch):
+RUN = (
+    "--recipe tiny-pods --num_rollouts 4 --num_generations 2 --per_device_train_batch_size 2 --max_steps 2 "
+    "--eval_prompts 2 --ledger_every 1 --threads 1 --system_prompt= "
+    f"--task_train_size {SIZES['task_train_size']} --task_test_size {SIZES['task_test_size']}"
+).split()
+
+
+@pytest.fixture
+def read_back(tmp_path, monkeypatch):
+    """A function that reads the run `run`: its records, ledger, last evaluation and report."""
     monkeypatch.chdir(tmp_path)
-    sizes = "--task_train_size 8 --task_test_size 2 --num_generations 2 --per_device_train_batch_size 2"
-    words = f"{sizes} --num_rollouts 4 --max_completion_length 4 --max_steps 2 --eval_prompts 1 --threads 1".split()
-    words += ["--task", "reasoning_gym:chain_sum", "--task_options", "{max_terms: 3}", "--system_prompt", ""]
-    words += ["--task_rewards", "{reasoning_gym: 2.0, format: 0.1}"]
-    pods("train", "--recipe", "tiny-pods", "--output", "run", *words)
-    run = Run.open("run")
-    assert run.state == "finished"
+    monkeypatch.setattr("pods_rl.report.figures.to_bytes", lambda figure, kind: b"")  # most of a report's time
+
+    def read():
+        run = Run.open("run")
+        assert run.state == "finished"
+        pods("report", "run")
+        ledger = [row for path in run.rollout_files() for row in pq.read_table(path).to_pylist()]
+        page = Path("run/report/report.html").read_text(encoding="utf-8")
+        return run, ledger, pq.read_table(run.evaluation_files()[-1]).to_pylist(), page
+
+    return read
+
+
+@gym
+def test_a_run_trains_on_a_data_set_and_its_ledger_names_the_problem(read_back):
+    words = ["--task", "reasoning_gym:leg_counting", "--task_options", json.dumps(LEGS), "--max_completion_length", "4"]
+    pods("train", "--output", "run", *RUN, *words, "--task_rewards", "{reasoning_gym: 2.0, format: 0.1}")
+    run, ledger, evaluated, page = read_back()
     assert "rewards/reasoning_gym/mean" in run.metrics[-1]
-    assert all(" (problem " in row["answer"] for row in pq.read_table(run.rollout_files()[0]).to_pylist())
+    assert (len(ledger), len(evaluated)) == (8, 2)
+    assert all(" (problem " in row["answer"] for row in ledger)
+    assert ledger[0]["answer"] in page
 
 
 # -- processes --------------------------------------------------------------------------------------------------------
@@ -138,6 +186,10 @@ def test_a_scorer_of_a_library_is_killed_when_it_hangs(tmp_path, monkeypatch):
 # -- verifiers --------------------------------------------------------------------------------------------------------
 
 SUMS = """
+import asyncio
+from collections import Counter
+
+import anyio
 import verifiers.v1 as vf
 
 __all__ = ["Sums"]
@@ -152,6 +204,19 @@ class Data(vf.TaskData):
     answer: str
 
 class Tools(vf.Toolset[vf.ToolsetConfig, Count]):
+    made, open = Counter(), Counter()  # of each class
+
+    async def setup(self):
+        # as a client of the toolset may be: closed in the task and the loop that opened it, or an error
+        self.group = await self._exit_stack.enter_async_context(anyio.create_task_group())
+        self.loop = asyncio.get_running_loop()
+        self._exit_stack.callback(self.leave)
+        self.made[type(self).__name__] += 1
+        self.open[type(self).__name__] += 1
+
+    def leave(self):
+        self.open[type(self).__name__] -= 1
+
     async def setup_task(self, task):
         self.gold = task.data.answer
 
@@ -162,14 +227,25 @@ class Tools(vf.Toolset[vf.ToolsetConfig, Count]):
         return a + b
 
     @vf.tool
+    async def wait(self) -> str:
+        '''Wait for ever.'''
+        self.open["call"] += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.open["call"] -= 1
+
+    @vf.tool
     def peek(self, who) -> str:
+        assert asyncio.get_running_loop() is self.loop
         self.state.calls += 1
         return f"{who}: {self.gold}"
 
 class Sum(vf.Task[Data, Count, vf.TaskConfig]):
     @vf.reward
     async def right(self, trace) -> float:
-        return float(self.data.answer == trace.last_reply.split()[-1])
+        assert trace.last_reply != "raise"
+        return float(trace.last_reply.split()[-1:] == [self.data.answer])
 
     @vf.reward(weight=0.5)
     async def style(self, trace) -> float:
@@ -191,7 +267,11 @@ class Counted(Sum):
         told = [message.content for message in trace.tool_messages]
         return float(trace.state.calls == 1 and told == [f"me: {self.data.answer}"])
 
+class Shared(Tools): pass
+
 class Sums(vf.Taskset[Counted, Config]):
+    toolsets = classmethod(lambda cls, config: [Shared(vf.SharedToolsetConfig())])
+
     def load(self):
         return [Counted(Data(prompt=f"{a}+1?", answer=str(a + 1)), self.config.task) for a in range(40)]
 """
@@ -212,9 +292,26 @@ def graded(task, texts, golds):
     return [work.answer((text, grader.given(gold))) for text, gold in zip(texts, golds, strict=True)]
 
 
+def counts():
+    """How many toolsets of each class were set up, and how many of them are not torn down."""
+    tools = sys.modules["sums_v1"].Tools
+    return dict(tools.made), dict(+tools.open)
+
+
 @verifiers
-def test_a_taskset_is_graded_by_its_rewards(write):
+def test_a_run_trains_on_a_taskset_which_is_graded_by_its_rewards(write, read_back):
     write()
+    words = ["--task", "verifiers:sums-v1", "--task_options", "{largest: 6}", "--max_completion_length", "5"]
+    pods("train", "--output", "run", *RUN, *words)
+    run, ledger, evaluated, page = read_back()
+    assert (len(ledger), len(evaluated)) == (8, 2)
+    assert {row["prompt"].partition("\n")[0] for row in [*ledger, *evaluated]} == {"Add."}
+    for row in ledger:  # some are short, none is right
+        assert row["reward"] == row["reward/verifiers"] == 0.5 * (len(row["completion"]) < 9)
+    assert len({row["reward"] for row in ledger}) == 2
+    assert run.metrics[0]["rewards/verifiers/mean"] == sum(row["reward"] for row in ledger[:4]) / 4
+    assert json.dumps(ledger[0]["completion"])[1:-1].replace("<", "\\u003c").replace(">", "\\u003e") in page
+    # what this run graded with, in its process
     task = make("verifiers:sums-v1", {"largest": 6})
     assert (task.name, len(task.train), len(task.test), task.rewards) == ("verifiers/sums-v1", 6, 3, {"verifiers": 1.0})
     assert metadata.version("verifiers") in task.version
@@ -223,12 +320,45 @@ def test_a_taskset_is_graded_by_its_rewards(write):
     assert shared_prompts(task) == 0
     gold = task.test[0]["answer"]
     right = gold.split()[0]
-    texts = [right, f"the sum is {right}", "x", f"{right} no"]
-    assert graded(task, texts, [gold] * 4) == [1.5, 1.0, 0.5, 0.5]
-    # in one process of its own
-    assert task.scores("verifiers", texts[1:2], [gold]) == [1.0]
-    with pytest.raises(UserError, match=r"the reward 'verifiers' raised TaskError: .*list index out of range"):
-        task.grade([""], [gold])
+    assert task.scores("verifiers", [right, f"the sum is {right}", "x", f"{right} no"], [gold] * 4) == [
+        1.5,
+        1,
+        0.5,
+        0.5,
+    ]
+    with pytest.raises(UserError, match=r"the reward 'verifiers' raised TaskError: .*AssertionError"):
+        task.grade(["raise"], [gold])
+
+
+@verifiers
+def test_a_run_trains_on_a_taskset_with_tools(write, read_back, tmp_path, forked):
+    """The policy knows by heart to peek, and then to say 5."""
+    write(TOOLS)
+    turns = [(call("me", "tools_peek", "who"), "me: 5"), ("5", "")]
+    policy = learned(tmp_path / "policy", build_policy_tokenizer(), turns)
+    words = ["--model_name_or_path", policy, "--task", "verifiers:sums-v1", "--max_completion_length", "48"]
+    pods("train", "--output", "run", *RUN, *words, "--save_steps", "1")
+    pods("train", "--output", "run", "--resume", "--max_steps", "3")
+    run, ledger, evaluated, page = read_back()
+    assert [row["step"] for row in run.metrics] == [1, 2, 3]
+    assert (len(ledger), len(evaluated)) == (12, 2)
+    told = 0
+    for row in [*ledger, *evaluated]:
+        gold = row["answer"].split()[0]
+        messages = json.loads(row["messages"] or "null") or [{"role": "assistant", "content": row["completion"]}]
+        last = [message["content"] for message in messages if message["role"] == "assistant"][-1]
+        heard = [message["content"] for message in messages if message["role"] == "tool"]
+        told += heard == [f"me: {gold}"]
+        mark = float(last.split()[-1:] == [gold]) + 0.5 * (heard == [f"me: {gold}"])
+        assert row.get("reward", mark) == mark
+        assert row.get("answer_right", mark >= 1) == (mark >= 1)
+    assert told > 7
+    assert "tools_peek" in page
+    gc.collect()
+    assert counts()[1] == {}
+    made = counts()[0]
+    assert made["Tools"] >= 12 + 2 * 3  # rollouts, evaluations
+    assert made["Shared"] == 2  # of the run, and of the run that went on
 
 
 @verifiers
@@ -251,6 +381,44 @@ def test_tools_share_the_state_of_one_rollout_and_the_rewards_read_it(write):
 
 
 @verifiers
+def test_toolsets_end_with_their_rollout_and_shared_ones_with_the_task(write):
+    write(TOOLS)
+    task = make("verifiers:sums-v1")
+    row = task.train[0]
+    first, second, unused = (task.environment_factory() for _ in range(3))
+    for environment in (first, second, first):  # the second reset ends what the first began
+        environment.reset(**row)
+    assert counts() == ({"Shared": 1, "Tools": 3}, {"Shared": 1, "Tools": 2})
+    for environment in (first, first, unused):
+        environment.close()
+    assert counts()[1] == {"Shared": 1, "Tools": 1}
+    assert second.shared_add(a=1, b=2) == "3"
+    limited = ToolLimits(0.05).of_rollout({"wait": second.tools_wait, "peek": second.tools_peek})
+    with pytest.raises(TimeoutError, match="tool wait took longer"):
+        limited["wait"]()
+    assert limited["peek"](who="me") == f"me: {row['answer'].split()[0]}"
+    assert counts()[1] == {"Shared": 1, "Tools": 1}  # the call that took longer has ended
+    close_environment(second)
+    del task, environment, first, second, unused, limited
+    gc.collect()
+    assert counts() == ({"Shared": 1, "Tools": 3}, {})
+
+
+@verifiers
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_toolsets_end_where_another_one_cannot_begin(write, error):
+    broken = f"class Broken(Tools):\n    async def setup_task(self, task): raise {error.__name__}\n"
+    both = "Sum.toolsets = classmethod(lambda cls, config: [kind(vf.ToolsetConfig()) for kind in (Tools, Broken)])\n"
+    write(TOOLS + broken + both)
+    task = make("verifiers:sums-v1")
+    environment = task.environment_factory()
+    with pytest.raises(error):
+        environment.reset(**task.train[0])
+    assert counts() == ({"Shared": 1, "Tools": 1, "Broken": 1}, {"Shared": 1})
+    environment.close()
+
+
+@verifiers
 def test_conversations_are_graded_whole_in_training_and_in_evaluation(write, monkeypatch):
     write(TOOLS)
     task = make("verifiers:sums-v1")
@@ -264,6 +432,7 @@ def test_conversations_are_graded_whole_in_training_and_in_evaluation(write, mon
     options = tool_options(script.tokenizer, task)
     talks = converse(script, task, rows, range(3), how, options, None, ToolLimits(), lambda *_: None)
     assert [talk.reward for talk in talks] == [1.5, 1.0, 0.0]
+    assert counts() == ({"Shared": 1, "Tools": 3}, {"Shared": 1})
     assert [grade.answer for grade in task.grade([""] * 3, [""] * 3, [talk.reward for talk in talks])] == [1, 1, 0]
     with pytest.raises(UserError, match="is graded by its environments"):
         task.grade(["1"], [rows[0]["answer"]])
@@ -283,7 +452,7 @@ def test_conversations_are_graded_whole_in_training_and_in_evaluation(write, mon
 def test_tools_are_described_as_the_chat_template_needs(write):
     from transformers.utils import get_json_schema
 
-    write(TOOLS + "Tools.TOOL_PREFIX = None\n")
+    write(TOOLS + "Tools.TOOL_PREFIX, Shared.TOOL_PREFIX = None, ''\n")
     environment = make("verifiers:sums-v1").environment_factory()
     add, peek = (get_json_schema(getattr(environment, name))["function"] for name in ("add", "peek"))
     assert (add["name"], add["description"]) == ("add", "Add two numbers.")
@@ -311,13 +480,18 @@ def test_tools_are_described_as_the_chat_template_needs(write):
             f"{TOOLS}\n@vf.stop\ndef enough(self, trace: vf.Trace): return True\nSum.enough = enough",
             "stop the conversation",
         ),
+        (f"{TOOLS}\nTools.TOOL_PREFIX = None\n", "tool 'add' is taken"),
+        (
+            f"{TOOLS}\nTools.TOOL_PREFIX, Shared.TOOL_PREFIX = None, ''\nTools.add.tool_name = 'get_reward'",
+            "tool 'get_reward' is taken",
+        ),
         ("Sums.load = lambda self: []", "has no train prompt"),
         ("raise OSError('no disk')", "could not be loaded with {}: OSError: no disk"),
     ],
 )
 def test_a_taskset_that_needs_more_is_refused_in_one_sentence(write, more, message):
     write(more)
-    with pytest.raises(UserError, match=f"^verifiers:sums-v1 .*{message}"):
+    with pytest.raises(UserError, match=f"^verifiers:sums-v1:? .*{message}"):
         make("verifiers:sums-v1", {})
 
 

@@ -111,6 +111,14 @@ def test_what_cannot_work_is_refused(make_config, overrides, message):
         read_settings(make_config(*overrides))
 
 
+def test_rows_that_our_reward_function_cannot_score_are_refused(make_config):
+    function = "reward.custom_reward_function"
+    ours = (f"{function}.path=pkg://pods_rl.engines.verl.scoring", f"{function}.name=compute_score")
+    for other in ("data.train_files=[elsewhere.parquet]", "data.val_files=[elsewhere.parquet]"):
+        with pytest.raises(UserError, match=r"train\.parquet: the column data_source is 'scripted'; expected the task"):
+            read_settings(make_config(*ours, other))
+
+
 def test_the_reward_as_the_filters_metric_is_refused_where_verl_does_not_know_it(make_config, monkeypatch):
     known = "verl.trainer.ppo.v1.replay_buffer.FILTER_GROUPS_REWARD_METRIC"
     monkeypatch.setattr(known, "reward", raising=False)  # as in 0.9.1

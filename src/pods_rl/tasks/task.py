@@ -23,7 +23,7 @@ COLUMNS = ("prompt", "answer")
 FORM_REWARDS = {"format": 0.1, "tag_count": 1.0}
 ENVIRONMENT = "environment"  # the `answer` of a task that its environments grade
 PAPER_REWARDS = {"accuracy": 1.0, **FORM_REWARDS}
-_NO_TOOLS = ("reset", "get_reward", "close")  # of an environment's public methods
+NO_TOOLS = ("reset", "get_reward", "close")  # of an environment's public methods
 _BATCH = 500  # gold answers per batch of a check
 
 
@@ -108,7 +108,7 @@ class Task:
     def tools_of(self, environment: object | None = None) -> list[Callable[..., Any]]:
         """Return the tools of a conversation: the task's, and the methods of its environment that are tools."""
         methods = inspect.getmembers(type(environment), predicate=inspect.isfunction) if environment is not None else ()
-        own = [name for name, _ in methods if not name.startswith("_") and name not in _NO_TOOLS]
+        own = [name for name, _ in methods if not name.startswith("_") and name not in NO_TOOLS]
         return [*self.tools, *(getattr(environment, name) for name in own)]
 
     @property

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+from pyarrow import dataset
 
 from ...errors import UserError
 from ...rewards import get_reward
-from ...tasks import TASKS
+from ...tasks import TASKS, TaskEntry
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, **_: Any) -> dict[str, float]:
@@ -18,10 +21,22 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, **_: A
         ground_truth: the gold answer.
 
     Raises:
-        UserError: an unknown task, or one with tools, whose conversations verl does not hand to its reward function.
+        UserError: see `scored_task`.
 
     >>> compute_score("arithmetic", "<think>1+1=2</think><answer>2</answer>", "2")["acc"]
     1.0
+    """
+    entry = scored_task(data_source)
+    marks = {name: get_reward(name)(solution_str, ground_truth) for name in entry.rewards}
+    total = sum(weight * marks[name] for name, weight in entry.rewards.items())
+    return {"score": total, "acc": float(marks[entry.answer] >= 1), **marks}
+
+
+def scored_task(data_source: str) -> TaskEntry:
+    """Return the task whose rewards score the rows of a data source.
+
+    Raises:
+        UserError: an unknown task, or one with tools, whose conversations verl does not hand to its reward function.
     """
     entry = TASKS.get(data_source)
     if entry is None:
@@ -33,6 +48,38 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, **_: A
         raise UserError(
             f"task {data_source} has tools, which the verl engine does not run: train it with pods train (TRL's engine)"
         )
-    marks = {name: get_reward(name)(solution_str, ground_truth) for name in entry.rewards}
-    total = sum(weight * marks[name] for name, weight in entry.rewards.items())
-    return {"score": total, "acc": float(marks[entry.answer] >= 1), **marks}
+    return entry
+
+
+def is_ours(path: object, name: object) -> bool:
+    """Return whether `reward.custom_reward_function` names `compute_score` of this module.
+
+    >>> is_ours("pkg://pods_rl.engines.verl.scoring", "compute_score"), is_ours("my_rewards.py", "compute_score")
+    (True, False)
+    """
+    module = str(path).removesuffix(".py").replace("/", ".")
+    return module.endswith("pods_rl.engines.verl.scoring") and name == "compute_score"
+
+
+def check_sources(files: Iterable[Any], column: str) -> None:
+    """Check that `compute_score` can score the rows of these files; verl reports those that cannot be read.
+
+    Args:
+        files: paths of parquet or JSON Lines files, lists of such paths, or None.
+        column: the one that names the task.
+
+    Raises:
+        UserError: see `scored_task`.
+    """
+    paths = [path for given in files for path in ([given] if isinstance(given, str) else given or ())]
+    for path in paths:
+        try:
+            rows = dataset.dataset(path, format="parquet" if path.endswith(".parquet") else "json")
+            sources = rows.to_table(columns=[column])[column].unique().to_pylist()
+        except (OSError, ValueError):
+            continue
+        for source in sources:
+            try:
+                scored_task(source)
+            except UserError as error:
+                raise UserError(f"{path}: {error}") from None

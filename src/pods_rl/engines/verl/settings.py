@@ -14,6 +14,7 @@ from ...rollouts.stopping import Status, Stopping, wave_end, wave_sizes
 from ...selection import Rule, get_rule
 from ...selection.registry import rule_name
 from .groups import pad_rewards
+from .scoring import check_sources, is_ours
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -27,6 +28,7 @@ _KWARGS = "trainer.v1.sampler.sampler_kwargs"
 _SAMPLER = "trainer.v1.sampler.custom_sampler"
 _MANAGER = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
 _MODEL = "reward.reward_model"
+_FUNCTION = "reward.custom_reward_function"
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def read_settings(config: DictConfig) -> PODSSettings:
     Raises:
         UserError: an unknown key or rule, n below m, only one of the two plug-ins, or a mode that selection does not
             support (a colocated reward model, verl's legacy trainer, `pods_before` with a KL term in the reward), waves
-            in which nothing can stop a group or that verl cannot weight.
+            in which nothing can stop a group or that verl cannot weight, or rows that our reward function cannot score.
     """
     keys = _plain(_get(config, _KWARGS) or {})
     for key in keys:
@@ -100,6 +102,9 @@ def read_settings(config: DictConfig) -> PODSSettings:
         raise UserError(f"{_KWARGS}.seed must be a whole number; got {seed!r}.")
     _check_plugins(config)
     _check_modes(config)
+    if is_ours(_get(config, f"{_FUNCTION}.path"), _get(config, f"{_FUNCTION}.name")):
+        files = [_get(config, f"data.{split}_files") for split in ("train", "val")]
+        check_sources(files, _get(config, "data.reward_fn_key", "data_source"))
     waves, stopping = _waves(config, keys, generated, kept)
     return PODSSettings(
         num_rollouts=generated,
