@@ -7,8 +7,8 @@ does the work. `compat.py` lists every other name of TRL, transformers and accel
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -281,11 +281,9 @@ class PODSTrainer(TypedGRPOTrainer):
         """How the processes share the model: `FSDP2`, `ZeRO-3`, `DDP`, or `single` for one process."""
         return parallelism(self)
 
-    @contextmanager
-    def whole_weights(self) -> Iterator[None]:
+    def whole_weights(self) -> AbstractContextManager[None]:
         """Give every process the whole policy inside, to run but not to train. Collective."""
-        with whole_weights(self):
-            yield
+        return whole_weights(self)
 
     # -- logs and model card -------------------------------------------------------------------------------------------
 
