@@ -49,7 +49,7 @@ types: $(STAMP)
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
-# Whatever the shell says of compiled files: they are kept, as a hundred processes start.
+# More than a hundred processes start: compiled files are kept, even if the shell's settings say not to.
 test: lint types
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 

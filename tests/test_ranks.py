@@ -111,11 +111,17 @@ def pods_train(**keys: object) -> Callable[[Path], list[str]]:
     return command
 
 
+@pytest.fixture(scope="module")
+def stalled(start):
+    """A run whose process 1 never comes back from its rule; it waits for its limit while the other tests run."""
+    return start(pods_train(rule="tests.rank_faults:stalls_on_one", ddp_timeout=PATIENCE))
+
+
 # -- pods train -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_a_process_that_raises_ends_all_with_its_own_message_first(start):
+def test_a_process_that_raises_ends_all_with_its_own_message_first(stalled, start):
     command, output = start(pods_train(task_rewards={"tests.rank_faults:raises_on_one": 1.0}))
     assert command.end() in (1, 2)  # 2 where a reward's error is told as a user's mistake
     first = command.said().splitlines()[0]
@@ -229,10 +235,8 @@ def test_without_our_launcher_the_processes_end_each_other(start):
 
 
 @pytest.mark.slow
-@pytest.mark.reliability  # it waits for its limit; those below are its sample
-def test_a_process_that_stalls_is_named_when_the_limit_passes(start):
-    """Process 1 never comes back from its rule."""
-    command, output = start(pods_train(rule="tests.rank_faults:stalls_on_one", ddp_timeout=PATIENCE))
+def test_a_process_that_stalls_is_named_when_the_limit_passes(stalled):
+    command, output = stalled
     assert command.end() == 1
     (line,) = command.said().splitlines()
     assert line.startswith("Error: process 1 has been in rule tests.rank_faults:stalls_on_one of step 1 for ")

@@ -103,7 +103,7 @@ def test_the_final_policy_is_plain_and_whole(sharded):
         assert torch.equal(parameter, trained[f"weight {name}"]), name
 
 
-# -- the command (at full length; DDP's, in test_processes.py, is its sample) -----------------------------------------
+# -- the command ------------------------------------------------------------------------------------------------------
 
 TRAIN = ("pods_rl", "train", "--num_processes", 2, "--accelerate_config", "fsdp2")
 
@@ -127,7 +127,6 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.reliability
 def test_a_resumed_run_ends_where_the_whole_one_did(runs):
     whole, resumed, _ = runs
     assert whole.state == resumed.state == "finished"
@@ -145,7 +144,6 @@ def test_a_resumed_run_ends_where_the_whole_one_did(runs):
 
 
 @pytest.mark.slow
-@pytest.mark.reliability
 def test_a_checkpoint_loads_without_pickle_and_by_from_pretrained(runs):
     folder = runs[0].path / "checkpoints" / "checkpoint-2"
     torches = {path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth")}
@@ -163,7 +161,6 @@ def test_a_checkpoint_loads_without_pickle_and_by_from_pretrained(runs):
 
 
 @pytest.mark.slow
-@pytest.mark.reliability
 def test_the_run_says_how_it_was_laid_out_and_evaluates_as_one_process(runs):
     whole, _, recipe = runs
     assert whole.environment["layout"] == "FSDP2"

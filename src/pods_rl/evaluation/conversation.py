@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     from .sampling import RowsDone, Sampler, Sampling
 
-
-Wait = Callable[[Coroutine[Any, Any, Any]], Any]
+Wait = Callable[[Coroutine[Any, Any, Any]], Any]  # runs a coroutine and returns its result
 
 
 @dataclass
@@ -87,8 +86,8 @@ def converse(
         turns: most turns with tool calls that are answered; None: any number.
         limits: on the calls of tools.
         done: called with the number of finished conversations.
-        loop: runs coroutines of tools and rewards, in another thread: they may hold what is bound to it. None: a new
-            one runs them here.
+        loop: an event loop that another thread runs, for tools and rewards that are coroutines: they may hold
+            connections that are bound to it. None: a new loop, in this thread.
     """
     found: list[Conversation] = []
     idle: list[Any] = []  # environments that can start again
@@ -118,7 +117,7 @@ def converse(
 
 @contextmanager
 def _waiting(loop: asyncio.AbstractEventLoop | None) -> Iterator[Wait]:
-    """Yield what returns the result of a coroutine: of this loop, which runs in another thread, or of a new one."""
+    """Yield a function that runs a coroutine and returns its result: in another thread's loop or a new one."""
     if loop is not None:
         yield lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop).result()
         return

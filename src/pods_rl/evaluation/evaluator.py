@@ -43,7 +43,7 @@ def evaluate(
         turns: most turns with tool calls that are answered, for a task with tools. None: any number.
         limits: on the calls of its tools. None: there are none.
         done: called with the number of finished rows, to show progress.
-        loop: of the trainer's thread, for tools and rewards that are coroutines. None: a new one.
+        loop: the trainer's event loop, for tools and rewards that are coroutines. None: a new one.
 
     Raises:
         ValueError: prompts or repeats below 1.

@@ -88,12 +88,12 @@ class _Session:
         ready: asyncio.Future[None] = loop.create_future()
         self._held = loop.create_task(self._hold(toolsets, task, ready))
         try:
-            loop.run_until_complete(asyncio.wait((ready,)))  # itself, it would not stop the loop with an interrupt
+            loop.run_until_complete(asyncio.wait((ready,)))  # a future that holds an interrupt does not end the loop
             ready.result()
         except BaseException:  # of a setup, or an interrupt: what is set up so far ends
             if not ready.done():
                 self._held.cancel()
-            with suppress(BaseException):  # the same error, as tearing down passes it on
+            with suppress(BaseException):  # it raises the same error again
                 loop.run_until_complete(self._held)
             raise
 

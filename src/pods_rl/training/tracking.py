@@ -45,7 +45,7 @@ def tracking(recipe: Recipe, output: Path, *, writes: bool) -> Iterator[None]:
         writes: whether this process writes the run directory.
     """
     names = trackers(recipe.values)
-    wanted = {} if "mlflow" in names else {"DISABLE_MLFLOW_INTEGRATION": "TRUE"}  # or TRL imports it: a second
+    wanted = {} if "mlflow" in names else {"DISABLE_MLFLOW_INTEGRATION": "TRUE"}  # or TRL imports it, a second
     if names:
         folder = output.resolve() / TRACKING
         state = read_mapping(folder / _STATE)
@@ -58,7 +58,7 @@ def tracking(recipe: Recipe, output: Path, *, writes: bool) -> Iterator[None]:
     added = {name: value for name, value in wanted.items() if name not in os.environ}
     os.environ.update(added)
     _move_trackio(added.get("TRACKIO_DIR"))
-    if "mlflow" in names and (user := sys.modules.get("trl.extras.profiling")):  # imported for a run without it
+    if "mlflow" in names and (user := sys.modules.get("trl.extras.profiling")):  # by an earlier run without it
         user.mlflow = import_module("mlflow")  # type: ignore[attr-defined]
     temporary = {*added, "MLFLOW_EXPERIMENT_ID"} - ({*os.environ} - {*added})  # mlflow sets the last by itself
     failed = 1

@@ -74,7 +74,7 @@ class TurnInputs:
             self._rows = by_prompt(fields, images, prompt_ids, image_token)
             if self._rows is None:
                 _say_whole(type(trainer.processing_class).__name__)
-        self.whole = self._rows is None  # the images of a row are not known
+        self.whole = self._rows is None  # inputs cannot be told apart by row
 
     def of(self, rows: slice, more: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of some rows; `more` are those by keyword."""
@@ -90,8 +90,8 @@ class TurnInputs:
 @cache
 def _say_whole(processor: str) -> None:
     logger.warning(
-        "rollout_batch_size does not apply to rows with images of %s, which does not say which of its inputs are whose:"
-        " they are generated in one call.",
+        "rollout_batch_size does not apply to rows with images of %s, whose inputs cannot be told apart by row: they "
+        "are generated in one call.",
         processor,
     )
 

@@ -166,7 +166,7 @@ def present_images(more: Mapping[str, Any]) -> dict[str, Any]:
 def by_prompt(
     fields: Mapping[str, Any], images: Sequence[Any] | None, prompt_ids: Sequence[list[int]], image_token: int | None
 ) -> dict[str, Any] | None:
-    """Return what a processor made of prompts with images, by prompt; None if it does not say what is whose.
+    """Return a processor's inputs for prompts with images, by prompt; None if they cannot be told apart.
 
     Args:
         fields: TRL's `multimodal_fields` of a turn: inputs of images, and lists of token types.
@@ -181,7 +181,7 @@ def by_prompt(
     found["num_images"] = counts = [len(own or ()) for own in images or [()] * len(prompt_ids)]
     if pixels is not None and pixels.ndim == 4 and "image_position_ids" not in found and len(pixels) != sum(counts):
         tokens = [ids.count(image_token) for ids in prompt_ids]  # type: ignore[arg-type]
-        found["num_tiles"] = [count * len(pixels) // sum(tokens) for count in tokens]  # each tile has as many
+        found["num_tiles"] = [count * len(pixels) // sum(tokens) for count in tokens]  # all tiles have as many
     found = grpo_trainer.split_pixel_values_by_grid(found)
     return found if all(len(values) == len(prompt_ids) for values in found.values()) else None
 
