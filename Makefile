@@ -17,7 +17,7 @@ REAL_STAMP := $(REAL_VENV)/.installed
 
 help:
 	@echo "make quickstart  train GRPO and PODS on word problems, then write a report (about 6 minutes)"
-	@echo "make test        lint, type check and tests (about 10 minutes)"
+	@echo "make test        lint, type check and tests (9 to 12 minutes)"
 	@echo "make test-verl   the verl engine, in an environment of its own"
 	@echo "make test-vllm   training, generation and evaluation with a real vLLM on the CPU, in an environment of its own"
 	@echo "make verl-demo   train the shipped policy with verl's own trainer on the CPU, then write a report"
