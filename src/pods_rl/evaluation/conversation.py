@@ -103,7 +103,7 @@ def converse(
                 if task.answer == ENVIRONMENT:
                     for conversation, environment in zip(batch, environments, strict=True):
                         reward = environment.get_reward()
-                        conversation.reward = wait(reward) if inspect.iscoroutine(reward) else reward
+                        conversation.reward = wait(_result(reward)) if inspect.isawaitable(reward) else reward
                 elif task.graded_in_conversation:
                     pairs = zip(batch, environments, strict=True)
                     texts = [conversation_text(talk.messages, environment) for talk, environment in pairs]
@@ -231,6 +231,10 @@ def _results(conversation: Conversation, wait: Wait) -> Messages:
 
 async def _gather(coroutines: Sequence[Awaitable[Any]]) -> list[Any]:
     return await asyncio.gather(*coroutines, return_exceptions=True)
+
+
+async def _result(waiting: Awaitable[Any]) -> Any:
+    return await waiting
 
 
 def _named(error: Exception) -> str:
