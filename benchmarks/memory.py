@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import resident
-from pods_rl.planning.batching import check_batch
+from pods_rl.engines.trl.batching import check_batch
 from pods_rl.planning.memory import GENERATION, UPDATE, Estimate, Shape, estimate
 from pods_rl.policies import tiny_policy_path
 from quiet import quiet

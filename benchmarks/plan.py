@@ -30,7 +30,6 @@ from pathlib import Path
 import yaml
 
 from pods_rl.distributed.processes import quiet_libraries, set_threads
-from pods_rl.engines.trl.build import build_trainer
 from pods_rl.planning.costs import Measured, fit_costs, mean_seconds
 from pods_rl.planning.grid import Setting, settings_to_compare
 from pods_rl.planning.plan import model
@@ -39,6 +38,7 @@ from pods_rl.recipe import load_recipe
 from pods_rl.training.inputs import fitted_task
 from pods_rl.training.measuring import Meter
 from pods_rl.training.planning import standing_still, to_measure
+from pods_rl.training.trainer import build_trainer
 from validation import TASKS, validate
 
 GOAL = 0.15

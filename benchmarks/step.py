@@ -30,7 +30,7 @@ from transformers.utils import logging
 from trl import GRPOConfig, GRPOTrainer
 
 from pods_rl import PODSConfig, PODSTrainer
-from pods_rl.planning.rollouts import LEVERS
+from pods_rl.engines.trl.settings import LEVERS
 from pods_rl.policies import tiny_policy_path
 from pods_rl.policies.build import build_tokenizer
 from quiet import quiet

@@ -14,7 +14,7 @@ from functools import cache
 from math import comb
 from typing import Any
 
-from pods_rl.planning.batching import Shares
+from pods_rl.engines.trl.batching import Shares
 
 LETTERS = 4  # per token of text
 PER_ROLLOUT = 8 + 8 + 1 + 4  # bytes gathered: prompt and completion length, truncated or not, reward

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pods_rl.distributed.processes import rank_and_world_size
+from pods_rl.engines.trl.batching import check_batch
 from pods_rl.errors import UserError
-from pods_rl.planning.batching import check_batch
 
 
 def test_the_papers_single_gpu_setting():

@@ -17,7 +17,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-import pods_rl.engines.trl.build  # noqa: F401  (TRL looks for vLLM when it is imported: before the stand-in is there)
+import pods_rl.training.trainer  # noqa: F401  (TRL looks for vLLM when it is imported: before the stand-in is there)
 from pods_rl.distributed import processes
 from pods_rl.errors import UserError
 from pods_rl.evaluation import Sampling, vllm_backend

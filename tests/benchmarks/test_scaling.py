@@ -7,8 +7,8 @@ from math import comb, sqrt
 
 import pytest
 
+from pods_rl.engines.trl.batching import Shares
 from pods_rl.engines.trl.rows import KeptRow, to_bytes
-from pods_rl.planning.batching import Shares
 
 from . import module, run
 

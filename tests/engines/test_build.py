@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pods_rl.engines.trl import build
 from pods_rl.errors import UserError
 from pods_rl.recipe import Origin, build_recipe
 from pods_rl.tasks import load_task
+from pods_rl.training import trainer as build
 
 RECIPE = {
     "max_steps": 1, "num_generations": 2, "per_device_train_batch_size": 2, "use_cpu": True, "bf16": False,

@@ -10,12 +10,12 @@ from transformers import GenerationConfig
 from transformers.generation import ContinuousBatchingConfig
 from trl import GRPOConfig, GRPOTrainer
 
-from pods_rl.engines.trl.build import build_trainer
 from pods_rl.engines.trl.generation import check_completions
 from pods_rl.engines.trl.refusals import lossy_cast
 from pods_rl.errors import UserError
 from pods_rl.recipe import load_recipe
 from pods_rl.tasks import load_task
+from pods_rl.training.trainer import build_trainer
 
 from .test_equivalence import PLAIN, weights
 

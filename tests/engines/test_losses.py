@@ -12,9 +12,8 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from pods_rl import PODSConfig
 from pods_rl.engines.trl.round import RolloutRound
+from pods_rl.engines.trl.settings import LEVERS, check_losses
 from pods_rl.errors import UserError
-from pods_rl.planning.losses import check_losses
-from pods_rl.planning.rollouts import LEVERS
 from pods_rl.recipe.schema import fields
 
 from .test_equivalence import PLAIN, weights

@@ -21,9 +21,9 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
+from pods_rl.engines.trl.batching import Shares
 from pods_rl.engines.trl.generated import Conversation
 from pods_rl.engines.trl.rows import KeptRow, from_bytes, to_bytes
-from pods_rl.planning.batching import Shares
 from pods_rl.runs import Run
 
 from .. import DEADLINE

@@ -8,14 +8,14 @@ import pytest
 from datasets import Dataset
 
 from pods_rl import rewards
-from pods_rl.engines.trl import build
-from pods_rl.engines.trl.build import reward_functions, trl_reward
 from pods_rl.errors import UserError
 from pods_rl.recipe import Origin
 from pods_rl.recipe.recipe import build_recipe
 from pods_rl.rewards import REWARDS, Reward, VerifierPool, get_reward, verifier
 from pods_rl.rewards.user_rewards import RewardFailure
 from pods_rl.tasks import Task
+from pods_rl.training import trainer as build
+from pods_rl.training.trainer import reward_functions, trl_reward
 
 RIGHT, WRONG = "<answer>3</answer>", "<answer>4</answer>"
 HANGS = r"<answer>\sum_{n=1}^{10^9} \frac{1}{n^n}</answer>"

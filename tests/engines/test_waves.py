@@ -16,8 +16,8 @@ from trl import GRPOTrainer
 
 from pods_rl import PODSConfig
 from pods_rl.engines.trl.keeping import keep_rows
+from pods_rl.engines.trl.settings import check_rollouts
 from pods_rl.errors import UserError
-from pods_rl.planning.rollouts import check_rollouts
 from pods_rl.rollouts.allocating import live
 from pods_rl.rollouts.draws import uniforms
 from pods_rl.rollouts.stopping import ROULETTE

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pods_rl.planning.batching import BatchPlan
+from pods_rl.engines.trl.batching import BatchPlan
 from pods_rl.planning.costs import Costs, Measured, Work, fit_costs, mean_seconds, non_negative
 from pods_rl.planning.grid import PLANNED, Setting, plain_grpo, settings_to_compare
 from pods_rl.planning.plan import Candidate, Plan, decide, finalists, frontier, model

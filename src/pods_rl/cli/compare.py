@@ -13,8 +13,8 @@ from typer import Argument, Option
 
 from ..distributed.signals import stop_on_signals
 from ..distributed.streams import outlive_output
+from ..engines.trl.batching import counted
 from ..errors import UserError
-from ..planning.batching import counted
 from ..runs.files import LOG
 from ..text import console, safe_text
 from .train import DryRun, named_recipe, note_missing, show_plan

@@ -17,7 +17,7 @@ from .starting import Launch, find_launch
 from .train import AccelerateConfig, Config, Processes, RecipeName, named_recipe, show_plan
 
 if TYPE_CHECKING:
-    from ..planning.batching import BatchPlan
+    from ..engines.trl.batching import BatchPlan
     from ..recipe import Recipe
 
 TESTED_TRL = ("1.16", "1.16")  # first and last version that the tests ran with

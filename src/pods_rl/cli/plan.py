@@ -92,7 +92,7 @@ def _from_ledger(
     path: Path, generate: tuple[float, float], update: float, rows: int, m: int, group_by: str, reward_key: str
 ) -> Plan:
     """Plan from rollouts of another framework: everything is modelled, nothing is timed."""
-    from ..planning.batching import BatchPlan
+    from ..engines.trl.batching import BatchPlan
     from ..planning.costs import Costs
     from ..planning.grid import settings_to_compare
     from ..planning.plan import decide, describe_costs, describe_pool, finalists, model

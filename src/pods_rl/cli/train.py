@@ -21,7 +21,7 @@ from ..text import console, plain_text, safe_text
 from .starting import Launch, find_launch, last_words, launch_run, loaded_trainer
 
 if TYPE_CHECKING:
-    from ..planning.batching import BatchPlan
+    from ..engines.trl.batching import BatchPlan
     from ..recipe import Recipe
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..engines.trl.batching import BatchPlan
+from ..engines.trl.settings import check_rollouts
 from ..errors import UserError
-from .batching import BatchPlan
-from .rollouts import check_rollouts
 
 # Keys of a recipe that a plan sets; rows a step, learning rate and all others stay the recipe's.
 PLANNED = (

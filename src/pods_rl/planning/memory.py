@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..engines.trl.batching import BatchPlan
 from ..errors import UserError
-from .batching import BatchPlan
 
 GENERATION, UPDATE = "generation", "update"
 TILE = (4096, 32768)  # TRL 1.16: tokens, and entries of the vocabulary, projected at once

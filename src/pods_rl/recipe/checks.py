@@ -12,11 +12,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..engines.trl.settings import check_losses, check_rollouts
 from ..errors import UserError
-from ..planning.batching import BatchPlan, check_batch
 from ..planning.grid import AUTO
-from ..planning.losses import check_losses
-from ..planning.rollouts import check_rollouts
 from .fields import inside, interval_in_words, suggest
 from .reading import local_path, short
 from .schema import RULES, fields
@@ -51,10 +49,6 @@ _NOT_NULL = ("num_generations", "max_completion_length")
 _WHOLE_ABOVE_ONE = ("logging_steps", "save_steps", "warmup_steps")  # a number of steps, or a fraction of all steps
 _FILES = ("accelerator_config", "fsdp_config", "deepspeed")  # a string names a JSON file
 _ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
-_BATCH_KEYS = (
-    "num_generations", "num_rollouts", "per_device_train_batch_size", "gradient_accumulation_steps",
-    "steps_per_generation", "generation_batch_size", "rollout_batch_size", "use_vllm",
-)  # fmt: skip
 
 _CLOCK = "a recipe evaluates by training clock"
 _NEEDS_GPU = "it needs a GPU, and use_cpu is true"
@@ -125,11 +119,6 @@ def check_values(values: Mapping[str, Any]) -> None:
     check_rollouts(values)
     check_task(values)
     check_model(values["model_name_or_path"])
-
-
-def batch_plan(values: Mapping[str, Any], processes: int | None = None) -> BatchPlan:
-    """Return the batch plan; raise UserError if the batches do not hold whole groups."""
-    return check_batch(**{key: values[key] for key in _BATCH_KEYS if key in values}, processes=processes)
 
 
 def _check_ranges(values: Mapping[str, Any]) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from ..engines.trl.batching import BatchPlan, batch_plan
+from ..engines.trl.settings import LEVERS
 from ..errors import UserError
-from ..planning.batching import BatchPlan
 from ..planning.grid import AUTO, PLANNED
-from ..planning.rollouts import LEVERS
 from .available import check_reachable, locked_tracker, missing_library, missing_module
 from .catalog import SHIPPED, read_recipe
-from .checks import batch_plan, check_values
+from .checks import check_values
 from .fields import listed, suggest
 from .reading import Origin, dump_yaml, short
 from .schema import UNSUPPORTED, defaults, fields

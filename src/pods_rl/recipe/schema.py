@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from ..engines.trl.settings import ADVANTAGES, BASELINES, CLOCKS, DEAD_GROUPS, REWARD_ERRORS, ROWS_PER_GROUP
 from ..planning.grid import AUTO
-from ..planning.losses import ADVANTAGES, BASELINES, REWARD_ERRORS
-from ..planning.rollouts import CLOCKS, DEAD_GROUPS, ROWS_PER_GROUP
 from .available import REPORTERS
 from .fields import Field
 from .trl_source import parse_annotation, pods_fields, trl_fields

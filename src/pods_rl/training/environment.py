@@ -11,7 +11,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from ..distributed.processes import git_commit, versions
-from ..planning.batching import counted
+from ..engines.trl.batching import counted
 from .progress import Progress, label_of
 
 if TYPE_CHECKING:

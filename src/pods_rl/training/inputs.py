@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..engines.trl.batching import BatchPlan, counted
 from ..errors import UserError
-from ..planning.batching import BatchPlan, counted
 from ..planning.memory import Change, Estimate, Shape, advice, estimate
 from ..policies.files import policy_path, read_config
 from ..recipe import Recipe

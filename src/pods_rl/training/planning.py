@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..distributed import get_world_size
 from ..distributed.processes import quiet_libraries, set_threads
+from ..engines.trl.batching import batch_plan
 from ..errors import UserError
 from ..planning.grid import AUTO, PLANNED, Setting, settings_to_compare
 from ..recipe import Origin, Recipe, build_recipe
-from ..recipe.checks import batch_plan
 from ..runs import to_json, write_atomic
 from ..runs.files import CONFIG, PLAN, read_mapping
 from .inputs import fitted_task, memory_inputs
@@ -57,8 +57,8 @@ def plan_recipe(recipe: Recipe, seconds: float = SECONDS, *, show: Callable[[str
         )
     recipe.check_installed()
     quiet_libraries()
-    from ..engines.trl.build import build_trainer
     from .measuring import Meter
+    from .trainer import build_trainer
 
     settings, notes = settings_that_fit(recipe)
     largest = max(settings, key=lambda setting: setting.num_rollouts)

@@ -170,7 +170,7 @@ def _load(
     recipe: Recipe, trains: Recipe, output: Path, begin: Callable[[str], None]
 ) -> tuple[Task, Fitted | None, PODSTrainer]:
     """Return the task, which of its prompts are too long, and the trainer of what `trains`."""
-    from ..engines.trl.build import build_trainer
+    from .trainer import build_trainer
 
     begin(f"loading the task {recipe.values['task']}")
     task, skipped = fitted_task(recipe)

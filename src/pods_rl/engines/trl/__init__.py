@@ -1,11 +1,33 @@
-"""The TRL engine: PODS as a subclass of TRL's GRPO trainer (the only package that imports TRL)."""
+"""The TRL engine: PODS as a subclass of TRL's GRPO trainer (the only package that imports TRL).
+
+Names are loaded on first use, so that `batching` and `settings` load no torch.
+"""
 
 from __future__ import annotations
 
-from .config import PODSConfig
-from .guard import UnstableTrainingError
-from .killable import killable
-from .rollouts import Rollouts
-from .trainer import PODSTrainer
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .config import PODSConfig
+    from .guard import UnstableTrainingError
+    from .killable import killable
+    from .rollouts import Rollouts
+    from .trainer import PODSTrainer
+
+_HOME = {
+    "PODSConfig": "config",
+    "PODSTrainer": "trainer",
+    "Rollouts": "rollouts",
+    "UnstableTrainingError": "guard",
+    "killable": "killable",
+}
 
 __all__ = ["PODSConfig", "PODSTrainer", "Rollouts", "UnstableTrainingError", "killable"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        globals()[name] = found = getattr(import_module(f".{_HOME[name]}", __name__), name)
+        return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

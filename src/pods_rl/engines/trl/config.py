@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 from trl import GRPOConfig
 
 from ...errors import UserError
-from ...planning.losses import loss_doubts, refuse_impossible
-from ...planning.rollouts import LEVERS, check_rollouts
-from ...recipe.checks import batch_plan
 from ...rollouts.stopping import Stopping, wave_end, wave_sizes
 from ...selection import Rule
 from ...selection.registry import check_rule, rule_name
+from .batching import batch_plan
+from .settings import LEVERS, check_rollouts, loss_doubts, refuse_impossible
 
 if TYPE_CHECKING:
     RuleOrName = str | Rule

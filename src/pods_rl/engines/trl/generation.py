@@ -13,9 +13,9 @@ from transformers import GenerationConfig
 
 from ...distributed import busy
 from ...distributed.processes import version
-from ...planning.batching import Shares
 from ...rollouts.generating import complete
 from ...rollouts.sampling import RowDraws
+from .batching import Shares
 from .compat import Completions, TRLTrainer, standing_in
 from .config import PODSConfig
 from .packing import by_prompt, of_prompts

@@ -10,13 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from peft import PeftModel
 from torch import Tensor
 from transformers import TrainerControl
 
 from ...errors import UserError
-from ...planning.memory import GENERATION, UPDATE, Shape, advice, estimate
-from ...recipe.checks import batch_plan
 from .compat import TRLTrainer
 
 logger = logging.getLogger(__name__)
@@ -24,8 +21,14 @@ logger = logging.getLogger(__name__)
 LIMIT = 3  # bad steps in a row: one may be due to its batch, three are due to the policy
 _CANNOT_SAMPLE = "probability tensor contains"  # how torch.multinomial begins its message about inf and NaN
 _NO_MEMORY = ("not enough memory", "can't allocate memory", "error: out of memory")  # in torch's plain RuntimeErrors
-_PLACES = {"rollout": GENERATION, "update": UPDATE}
-_GIB = 2**30
+_LESS_MEMORY = {  # by phase: what it holds, and what lowers it
+    "rollout": ("generation", "Lower rollout_batch_size, max_completion_length or num_rollouts."),
+    "update": (
+        "the update",
+        "Lower per_device_train_batch_size and raise gradient_accumulation_steps by the same factor, set "
+        "gradient_checkpointing: true, lower max_completion_length, or train an adapter (use_peft: true).",
+    ),
+}
 
 
 class UnstableTrainingError(UserError):
@@ -182,59 +185,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _memory_advice(trainer: TRLTrainer, phase: str | None, error: BaseException) -> str:
-    """Return where memory ran out, the estimate of that phase, and which settings would lower it most."""
+    """Return where memory ran out, and which settings lower what that phase holds."""
     step = trainer.state.global_step + 1
     what = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    if phase not in _PLACES:
+    if phase not in _LESS_MEMORY:
         where = f"in {phase} of step {step}" if phase else f"between steps, after step {step - 1}"
         return f"Out of memory {where} ({what}). In an evaluation, lower eval_batch_size."
-    place = _PLACES[phase]
-    said = f"Out of memory in {place} of step {step} ({what})."
-    try:
-        return f"{said} {_estimate(trainer, place)}"
-    except UserError as unknown:  # there is no estimate for this kind of policy
-        return f"{said} {unknown} Lower rollout_batch_size or per_device_train_batch_size."
-
-
-def _estimate(trainer: TRLTrainer, place: str) -> str:
-    """Return the estimate of a phase, its largest parts, and settings that would lower it."""
-    values, args = _settings(trainer), trainer.args
-    # TRL has derived the size of a generation batch from its steps: only one of the two may be given.
-    plan = batch_plan({**values, "generation_batch_size": None}, trainer.accelerator.num_processes)
-    shape = Shape.of(trainer.accelerator.unwrap_model(trainer.model).config.to_dict())
-    precision = {"bf16": bool(args.bf16 or args.fp16), "on_cpu": trainer.accelerator.device.type == "cpu"}
-    expected = estimate(values, shape, plan, **precision)
-    largest = sorted(expected.parts, key=lambda part: -getattr(part, place))[:3]
-    parts = ", ".join(f"{part.name} {getattr(part, place) / _GIB:.2f}" for part in largest)
-    changes = advice(values, shape, plan, place, **precision)
-    less = ", or ".join(f"{change.settings} ({change.left / _GIB:.2f} GiB)" for change in changes)
-    return (
-        f"Estimated for a process, prompts of {expected.prompt} tokens: {expected.total(place) / _GIB:.2f} GiB in "
-        f"{place} ({parts}). " + (f"What lowers it most: {less}." if less else "Use a smaller policy.")
-    )
-
-
-def _settings(trainer: TRLTrainer) -> dict[str, Any]:
-    """Return the run's settings by their recipe keys."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    values = dict(vars(trainer.args)) | {
-        "optim": str(getattr(trainer.args.optim, "value", trainer.args.optim)),
-        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
-        "load_in_4bit": bool(getattr(model, "is_loaded_in_4bit", False)),
-        "load_in_8bit": bool(getattr(model, "is_loaded_in_8bit", False)),
-        "use_peft": isinstance(model, PeftModel),
-        "max_prompt_length": _longest_prompt(trainer),
-    }
-    if isinstance(model, PeftModel):
-        adapter: Any = next(iter(model.peft_config.values()))
-        values |= {"lora_r": adapter.r, "lora_target_modules": adapter.target_modules}
-    return values
-
-
-def _longest_prompt(trainer: TRLTrainer) -> int | None:
-    """Return the tokens of the longest of the first prompts; None if the data cannot be read here."""
-    try:
-        prompts = trainer.train_dataset[:64]["prompt"]
-        return max(map(len, trainer._tokenize_prompts(prompts)[0]))
-    except Exception:  # a stream, or a tokenizer without memory: the estimate uses its default
-        return None
+    place, advice = _LESS_MEMORY[phase]
+    return f"Out of memory in {place} of step {step} ({what}). {advice}"

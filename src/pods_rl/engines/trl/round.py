@@ -12,11 +12,11 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from ...distributed import busy
-from ...planning.batching import Shares
 from ...rollouts.allocating import live
 from ...rollouts.stopping import Status
 from ...selection import is_constant
 from ...selection.registry import rule_name
+from .batching import Shares
 from .compat import Batch, TRLTrainer, standing_in
 from .generated import Conversation, Generated, batch_row, conversations, turn_rewards, with_turn_rewards
 from .generation import Turns

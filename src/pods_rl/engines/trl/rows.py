@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...errors import UserError
-from ...planning.batching import Shares
+from .batching import Shares
 from .compat import gather, gathering_with
 from .generated import Conversation
 

@@ -9,10 +9,8 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError
-from ...planning.rollouts import check_rollouts
 from ...rollouts.stopping import Status, Stopping, wave_end, wave_sizes
 from ...selection import Rule, get_rule
-from ...selection.registry import rule_name
 from .groups import pad_rewards
 from .scoring import check_sources, is_ours
 
@@ -201,7 +199,6 @@ def _waves(config: DictConfig, keys: Mapping[str, Any], n: int, m: int) -> tuple
             f"{_KWARGS}.dead_groups = share: verl trains rollout.n sessions of every prompt, so dead groups cannot "
             "give their places to others. Set keep or refill."
         )
-    check_rollouts(given | {"num_rollouts": n, "num_generations": m, "rule": rule_name(keys.get("rule", _RULE))})
     if "rollout_waves" not in given:
         return (n,), None
     if given.get("give_up_probability", 1.0) != 1.0:

@@ -16,20 +16,20 @@ from torch.nn import Linear
 from transformers import AutoConfig, AutoModelForCausalLM
 from trl import ModelConfig, get_peft_config
 
-from ...errors import UserError
-from ...policies.files import policy_path
-from ...policies.loading import has_bf16, load_options, load_tokenizer
-from ...recipe import Recipe
-from ...recipe.reading import short
-from ...recipe.recipe import checkpoint_keys
-from ...rewards import Reward, binarise
-from ...rewards import score as score_texts
-from ...rewards.user_rewards import RewardFailure, Scores
-from ...rewards.verifier import verifier_losses
-from ...tasks import Task, conversation_text, last_turn
-from .config import PODSConfig
-from .refusals import lossy_cast
-from .trainer import PODSTrainer
+from ..engines.trl.config import PODSConfig
+from ..engines.trl.refusals import lossy_cast
+from ..engines.trl.trainer import PODSTrainer
+from ..errors import UserError
+from ..policies.files import policy_path
+from ..policies.loading import has_bf16, load_options, load_tokenizer
+from ..recipe import Recipe
+from ..recipe.reading import short
+from ..recipe.recipe import checkpoint_keys
+from ..rewards import Reward, binarise
+from ..rewards import score as score_texts
+from ..rewards.user_rewards import RewardFailure, Scores
+from ..rewards.verifier import verifier_losses
+from ..tasks import Task, conversation_text, last_turn
 
 RewardFunction = Callable[..., Scores]
 

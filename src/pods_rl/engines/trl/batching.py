@@ -7,11 +7,17 @@ a **row**, a rollout that was kept and is trained on (m = ``num_generations`` a 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from ..distributed.processes import get_world_size
-from ..errors import UserError
+from ...distributed.processes import get_world_size
+from ...errors import UserError
+
+_BATCH_KEYS = (
+    "num_generations", "num_rollouts", "per_device_train_batch_size", "gradient_accumulation_steps",
+    "steps_per_generation", "generation_batch_size", "rollout_batch_size", "use_vllm",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -232,6 +238,11 @@ def check_batch(
     if use_vllm and not plan.shares.even:
         _refuse_uneven(plan)
     return plan
+
+
+def batch_plan(values: Mapping[str, Any], processes: int | None = None) -> BatchPlan:
+    """Return the batch plan; raise UserError if the batches do not hold whole groups."""
+    return check_batch(**{key: values[key] for key in _BATCH_KEYS if key in values}, processes=processes)
 
 
 def _refuse_uneven(plan: BatchPlan) -> NoReturn:

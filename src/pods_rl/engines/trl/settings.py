@@ -1,4 +1,7 @@
-"""Settings of cheaper rollouts and updates: the levers, and checks of waves and of dead groups' places. No torch."""
+"""Checks of PODSConfig's settings: losses, advantages, sampling, waves and dead groups. Does not import torch.
+
+Names and meanings are TRL's, except for those of PODSConfig.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,94 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import UserError
+from ...errors import UserError
+
+ADVANTAGES = ("after", "before")
+BASELINES = ("mean", "leave_one_out")
+REWARD_ERRORS = ("raise", "zero", "drop")
+
+_SEQUENCE_CORRECTIONS = ("sequence_mask", "sequence_truncate")
+
+
+def check_losses(settings: Mapping[str, Any]) -> None:
+    """Refuse loss settings that contradict each other or would train something else than they state.
+
+    Args:
+        settings: by TRL's names and ours; a missing one has TRL's default.
+
+    Raises:
+        UserError: an unknown choice or a combination that cannot work, with the reason and a fix.
+
+    >>> check_losses({"advantage_baseline": "leave_one_out", "scale_rewards": "none"})
+    >>> check_losses({"loss_type": "cispo"})  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    pods_rl.errors.UserError: loss_type = cispo caps each token's importance weight at epsilon_high...
+    """
+    refuse_impossible(settings)
+    for doubt in loss_doubts(settings):
+        raise UserError(doubt)
+
+
+def loss_doubts(settings: Mapping[str, Any]) -> list[str]:
+    """Return warnings about settings that TRL accepts: a recipe refuses them, PODSConfig warns.
+
+    >>> loss_doubts({"loss_type": "cispo", "epsilon_high": 5.0})
+    []
+    """
+    doubts = []
+    cap = settings.get("epsilon_high")
+    if settings.get("loss_type") == "cispo" and (cap is None or cap < 1):
+        given = "is not set (TRL then takes epsilon)" if cap is None else f"= {cap:g}"
+        doubts.append(
+            f"loss_type = cispo caps each token's importance weight at epsilon_high, which {given}: a cap below 1 "
+            "replaces nearly every weight by the cap. Set epsilon_high: 5.0, as in ScaleRL (arXiv 2510.13786)."
+        )
+    if settings.get("loss_type") == "vespo" and settings.get("importance_sampling_level") == "sequence":
+        doubts.append(
+            "loss_type = vespo weighs whole sequences by itself, so importance_sampling_level = sequence would change "
+            "only its KL term: unset importance_sampling_level."
+        )
+    return doubts
+
+
+def refuse_impossible(settings: Mapping[str, Any]) -> None:
+    """Refuse settings that cannot work: unknown values of our keys, and contradictory combinations.
+
+    Raises:
+        UserError: what was given, and what to set.
+    """
+    mode = settings.get("vllm_importance_sampling_mode") or "sequence_mask"
+    corrected = settings.get("use_vllm") and settings.get("vllm_importance_sampling_correction", True)
+    if settings.get("loss_type") == "vespo" and corrected and mode in _SEQUENCE_CORRECTIONS:
+        raise UserError(
+            "loss_type = vespo sums vLLM's correction over a sequence's tokens, so it needs one for each token; got "
+            f"vllm_importance_sampling_mode = {mode}: set token_truncate or token_mask."
+        )
+    when = settings.get("advantages", "after")
+    baseline = settings.get("advantage_baseline", "mean")
+    errors = settings.get("reward_errors", "raise")
+    if when not in ADVANTAGES:
+        raise UserError(f"advantages: expected 'after' (the paper) or 'before', got {when!r}")
+    if baseline not in BASELINES:
+        raise UserError(f"advantage_baseline: expected 'mean' (GRPO) or 'leave_one_out' (RLOO), got {baseline!r}")
+    if errors not in REWARD_ERRORS:
+        raise UserError(f"reward_errors: expected 'raise', 'zero' or 'drop', got {errors!r}")
+    aggregation = settings.get("multi_objective_aggregation", "sum_then_normalize")
+    if (when == "before" or baseline == "leave_one_out") and aggregation != "sum_then_normalize":
+        ours = "advantages='before'" if when == "before" else "advantage_baseline='leave_one_out'"
+        raise UserError(
+            f"{ours} takes one baseline for the summed reward, so it needs "
+            f"multi_objective_aggregation='sum_then_normalize', got {aggregation!r}"
+        )
+    # TRL reads true as group and false as none.
+    if baseline == "leave_one_out" and settings.get("scale_rewards", "group") in ("group", True, "True", "true"):
+        raise UserError(
+            "advantage_baseline = leave_one_out leaves each reward out of its own baseline, and scale_rewards = group "
+            "would put it back by dividing by the deviation of all of them (m / (m - 1) times the mean's advantages). "
+            "Set scale_rewards: none (RLOO's own), or batch."
+        )
+
 
 # What changes rounding, draws or which steps are skipped; `exact_trl` turns all of it off.
 LEVERS = (
