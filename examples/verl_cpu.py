@@ -1,4 +1,4 @@
-"""verl's own trainer, whole, on a CPU: Ray, TransferQueue, agent loop, FSDP2 and a rollout server, on the tiny policy.
+"""verl's own trainer on a CPU: Ray, TransferQueue, agent loop, FSDP2 and a rollout server, on the tiny policy.
 
     .venv-verl/bin/python examples/verl_cpu.py --output runs/verl-demo        # 75 steps of 64 -> 16
     .venv-verl/bin/python examples/verl_cpu.py --output runs/verl-arms --arms 16:16 64:16 64:64 --steps 30
@@ -58,21 +58,22 @@ def train(output: Path, n: int, m: int, *, steps: int, evals: int, overrides: li
         writer.write_status("running")
         log = output / "verl.jsonl"
         command = [sys.executable, "-m", "verl.trainer.main_ppo"]
-        command += ["--config-path", "pkg://pods_rl.recipes.verl", "--config-name", "cpu"]
+        command += ["--config-path", "pkg://verl_on_cpu", "--config-name", "cpu"]
         command += [f"data.{split}_files={file}" for split, file in write_data(output / "data").items()]
         command += [f"actor_rollout_ref.model.path={tiny_policy_path()}", f"actor_rollout_ref.rollout.n={m}"]
         command += [
             f"trainer.v1.sampler.sampler_kwargs.{key}" for key in (f"num_rollouts={n}", f"ledger={output}/rollouts")
         ]
         command += [f"trainer.total_training_steps={steps}", f"trainer.test_freq={max(1, steps // evals)}", *overrides]
-        plugins = {"VERL_USE_EXTERNAL_MODULES": "pods_rl.engines.verl.cpu", "VERL_PLATFORM": "cpu"}
+        plugins = {"VERL_USE_EXTERNAL_MODULES": "verl_on_cpu.platform", "VERL_PLATFORM": "cpu"}
+        path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
         print(f"{output.name}: verl's output is in {output}/log.txt", flush=True)
         with (output / "log.txt").open("wb") as out:
             process = subprocess.Popen(
                 command,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **plugins, "VERL_FILE_LOGGER_PATH": str(log)},
+                env={**os.environ, **plugins, "PYTHONPATH": path, "VERL_FILE_LOGGER_PATH": str(log)},
             )
             try:
                 with stop_on_signals():
@@ -122,15 +123,15 @@ def record(writer: RunWriter, name: str, lines: Iterator[Mapping[str, Any]]) -> 
     seconds, started = 0.0, time.perf_counter()
     for line in lines:
         step, data = line["step"], line["data"]
-        generation, whole = data.get("timing_s/gen", 0.0), data.get("timing_s/step", 0.0)
-        seconds += whole
+        generation, total = data.get("timing_s/gen", 0.0), data.get("timing_s/step", 0.0)
+        seconds += total
         clock = {"step": step, "seconds": seconds, "elapsed": time.perf_counter() - started}
         if step:
             ours = {
                 "reward": data["pods/all/reward_mean"],
                 "reward_std": data["pods/all/reward_std"],
                 "pods/seconds/rollout": generation,
-                "pods/seconds/update": whole - generation,
+                "pods/seconds/update": total - generation,
             }
             writer.append_metrics({**clock, **ours, **data})
         if (accuracy := data.get(f"val-core/{TASK['task']}/acc/mean@1")) is not None:

@@ -18,7 +18,6 @@ from datasets import Dataset
 from trl import GRPOTrainer
 from trl.chat_template_utils import parse_response
 
-from pods_rl.engines.verl.scoring import compute_score
 from pods_rl.errors import UserError
 from pods_rl.evaluation import Completion, Sampling, evaluate
 from pods_rl.evaluation.checkpoint import choose_backend, evaluate_checkpoint
@@ -322,8 +321,6 @@ def test_what_cannot_converse_is_refused_in_a_sentence(policy, tokenizer, monkey
         calculator_task({"prompt_style": "plain"})
     with pytest.raises(UserError, match="graded by its environments"):
         task_of(1, environment_factory=Guessing, answer="environment").grade([""], [""])
-    with pytest.raises(UserError, match="task calculator has tools, which the verl engine does not run"):
-        compute_score("calculator", "12", "12")
 
 
 @pytest.mark.parametrize(

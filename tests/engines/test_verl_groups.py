@@ -17,13 +17,12 @@ import torch
 import yaml
 
 import pods_rl
-from pods_rl.engines.verl import check_version, scoring
+from pods_rl.engines.verl import check_version
 from pods_rl.engines.verl.groups import Group, choose, describe_selection, group_keys, pad_rewards
-from pods_rl.engines.verl.scoring import check_sources, is_ours
-from pods_rl.engines.verl.settings import PODSSettings
 from pods_rl.errors import UserError
-from pods_rl.rollouts.stopping import Stopping
 from pods_rl.selection import RULES, select, spread
+from pods_rl.tasks import load_task
+from pods_rl.tasks.scoring import check_sources, compute_score
 
 SHIPPED = Path(pods_rl.__file__).parent / "recipes" / "verl"
 
@@ -90,23 +89,6 @@ def test_a_rule_of_ones_own_never_gets_an_unscored_session_trained():
     assert kept.tolist() == [[False, True, False, False]]
 
 
-def test_a_decided_group_keeps_the_sessions_of_all_n():
-    draw = random.Random(5)
-    stopped = 0
-    for _ in range(400):
-        m, n = draw.randint(1, 7), draw.randint(8, 24)
-        least, most = draw.choice([(0.0, 1.0), (-0.3, 1.1)])
-        settings = PODSSettings(n, m, RULES["max_variance"], 0, False, {}, (n,), Stopping(m, n, low=least, high=most))
-        rewards = [draw.choice([least, most, least, most, 0.7, math.nan]) for _ in range(n)]
-        first = next((t for t in range(1, n) if settings.status(rewards[:t])), n)
-        kept, of_all = (
-            choose(pad_rewards([values]).float(), m, settings.rule) for values in (rewards[:first], rewards)
-        )
-        assert kept.nonzero().tolist() == of_all.nonzero().tolist()
-        stopped += first < n
-    assert stopped > 300
-
-
 def test_metrics_by_hand():
     rewards = pad_rewards([[0.0, 1.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
     kept = torch.tensor([[True, True, False, False], [True, True, False, False]])
@@ -135,32 +117,24 @@ def test_rows_that_our_reward_function_cannot_score_are_refused_before_a_model_l
             path.write_text("".join(f"{json.dumps(row)}\n" for row in table.to_pylist()))
         return str(path)
 
-    good, tools, unknown = write("arithmetic", "words"), write("arithmetic", "calculator"), write("sums")
+    good, unknown = write("arithmetic", "words"), write("sums")
     check_sources([good, None, [good]], "data_source")
     check_sources([str(tmp_path / "elsewhere.parquet")], "data_source")  # verl reports it
     check_sources([unknown], "source")
-    for files, message in (
-        ([good, tools], f"{tools}: task calculator has tools, which the verl engine does not run: train it with pods"),
-        ([None, [good, unknown]], f"{unknown}: the column data_source is 'sums'; expected the task whose rewards"),
-    ):
-        with pytest.raises(UserError, match=f"^{re.escape(message)}"):
-            check_sources(files, "data_source")
+    with pytest.raises(UserError, match=f"^{re.escape(unknown)}: the column data_source is 'sums'; expected the task"):
+        check_sources([None, [good, unknown]], "data_source")
     with pytest.raises(UserError, match="the column data_source is '1"):
         check_sources([good], "prompt")
 
 
-@pytest.mark.parametrize(
-    ("path", "name", "ours"),
-    [
-        ("pkg://pods_rl.engines.verl.scoring", "compute_score", True),
-        (scoring.__file__, "compute_score", True),
-        ("pkg://pods_rl.engines.verl.scoring", "score", False),
-        ("scoring.py", "compute_score", False),
-        (None, None, False),
-    ],
-)
-def test_our_reward_function_is_known_by_its_module(path, name, ours):
-    assert is_ours(path, name) is ours
+def test_scores_are_the_tasks_own():
+    task = load_task({"task": "countdown", "task_train_size": 1, "task_test_size": 1})
+    gold = task.test["answer"][0]
+    for text in (f"<think>a</think><answer>{gold}</answer>", f"<answer>{gold}</answer>", "no answer"):
+        found = compute_score("countdown", text, gold, extra_info={})
+        marks = {name: task.scores(name, [text], [gold])[0] for name in task.rewards}
+        total = sum(weight * marks[name] for name, weight in task.rewards.items())
+        assert found == {"score": pytest.approx(total), "acc": float(task.grade([text], [gold])[0].answer), **marks}
 
 
 def test_spread_of_one_number_is_nothing():

@@ -19,10 +19,6 @@ from .trainers import make_trainer
 ROOT = Path(__file__).parents[2]
 TINY = Path(pods_rl.__file__).parent / "policies" / "tiny"
 REWARDS = [0.0, 1.0, 0.0, 0.3, 0.0, 1.0, 0.1, 0.0]
-WAVES = tuple(
-    f"trainer.v1.sampler.sampler_kwargs.{setting}"
-    for setting in ("rollout_waves=[4,2]", "reward_range=[0,1]", "give_up_after=4")
-)
 
 
 @pytest.fixture(scope="session")
@@ -80,12 +76,6 @@ def workers(queue):
 
 
 @pytest.fixture(scope="session")
-def workers_in_waves(queue):
-    """Like `workers`, of trainers whose settings are WAVES."""
-    return []
-
-
-@pytest.fixture(scope="session")
 def loops(tmp_path_factory):
     """verl's configuration of the scripted agent loop."""
     path = tmp_path_factory.mktemp("loops") / "loops.yaml"
@@ -126,11 +116,10 @@ def make_config(tmp_path, write_prompts, loops):
 
 
 @pytest.fixture
-def trainer(make_config, workers, workers_in_waves, empty_queue):
+def trainer(make_config, workers, empty_queue):
     """Builds verl's trainer; overrides and scripts as of `make_config`."""
 
     def make(*overrides: str, scripts: list[dict[str, list]] | None = None, processes: int = 2) -> Any:
-        some = workers_in_waves if set(WAVES) <= set(overrides) else workers
-        return make_trainer(make_config(*overrides, scripts=scripts), some, processes)
+        return make_trainer(make_config(*overrides, scripts=scripts), workers, processes)
 
     return make

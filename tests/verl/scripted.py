@@ -1,8 +1,7 @@
-"""Agent loops whose sessions do what the data set says: no model."""
+"""An agent loop whose sessions do what the data set says: no model."""
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
@@ -42,29 +41,4 @@ class ScriptedLoop:
                 "min_global_steps": step,
                 "max_global_steps": step,
             },
-        )
-
-
-class AskingLoop:
-    """Session i of a prompt sends the tokens [index of the prompt, i]; its reward is the data set's `rewards[i]`."""
-
-    def __init__(self, server_manager: Any, **_: Any) -> None:
-        self.server_manager = server_manager
-
-    async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
-        output = await self.server_manager.generate(
-            request_id=uuid.uuid4().hex,  # as verl's own loops: not the id under which the server knows the request
-            prompt_ids=[row["index"], row["session_id"]],
-            sampling_params=sampling_params,
-        )
-        tokens = len(output.token_ids)
-        return AgentLoopOutput(
-            prompt_ids=[5] * 3,
-            response_ids=output.token_ids,
-            response_mask=[1] * tokens,
-            response_logprobs=[-0.5] * tokens,
-            reward_score=row["extra_info"]["rewards"][row["session_id"]],
-            num_turns=2,
-            metrics=AgentLoopMetrics(),
-            extra_fields={"reward_extra_info": {}, **output.extra_fields},
         )

@@ -12,10 +12,9 @@ from verl.utils import tensordict_utils as tu
 
 from pods_rl.engines.verl import PODSReplayBuffer, PODSReplayBufferAsync
 from pods_rl.engines.verl.replay_buffer import pods_before, replay_buffer
-from pods_rl.errors import UserError
 from pods_rl.selection import select
 
-from .conftest import REWARDS, WAVES
+from .conftest import REWARDS
 from .trainers import kept_sessions, left_in_queue
 
 pytestmark = pytest.mark.usefixtures("empty_queue")
@@ -148,22 +147,3 @@ def test_before_refuses_groups_it_did_not_sample(make_buffer):
         pods_before(scores, mask, np.array(["a", "b"], dtype=object))
     padded, _ = pods_before(scores, torch.tensor([[1, 1], [0, 0]]), np.array(["a", "pad1"], dtype=object))
     assert padded[1].tolist() == [0.0, 0.0]
-
-
-def test_a_reward_outside_the_range_that_stops_groups_ends_the_run(make_buffer):
-    buffer = make_buffer(*WAVES)
-    put_group("a", [0.0, 1.0, 2.0, 0.0])
-    with pytest.raises(UserError, match="reward_range must hold every reward: got a reward of 2"):
-        sample(buffer, 1)
-
-
-def test_groups_that_stopped_are_counted_by_what_stopped_them(make_buffer):
-    buffer = make_buffer(*WAVES, "data.train_batch_size=4")
-    put_group("a", [0.0, 1.0, 0.0, 1.0])
-    put_group("b", [1.0] * 4)
-    put_group("c", [1.0] * 4 + [0.0] * 4)
-    put_group("d", [0.0, 1.0] * 6)  # its data set asked for 12
-    batch, metrics = sample(buffer, 4)
-    assert {uid: len(numbers) for uid, numbers in kept_sessions(batch.keys).items()} == dict.fromkeys("abcd", 4)
-    assert metrics["pods/waves/decided"] == metrics["pods/waves/gave_up"] == 1 / 4
-    assert metrics["pods/waves/rollouts"] == 7

@@ -16,12 +16,9 @@ from verl.utils.config import validate_config
 
 from pods_rl.engines.verl import PODSAgentLoopManager, PODSSettings
 from pods_rl.engines.verl.replay_buffer import pods_before
-from pods_rl.engines.verl.settings import read_settings, whole_config
+from pods_rl.engines.verl.settings import full_config, read_settings
 from pods_rl.errors import UserError
-from pods_rl.rollouts.stopping import Stopping
 from pods_rl.selection.rules import percentile
-
-from .conftest import WAVES
 
 KWARGS = "trainer.v1.sampler.sampler_kwargs"
 
@@ -41,10 +38,9 @@ def test_settings_are_read_from_verls_configuration(make_config):
             "gen_batch_size": 2,
             "max_inflight_gen_batches": 1,
         },
-        waves=(8,),
     )
     assert read_settings(config) == expected
-    assert read_settings(whole_config(config.trainer.v1.sampler.sampler_kwargs)) == expected
+    assert read_settings(full_config(config.trainer.v1.sampler.sampler_kwargs)) == expected
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "gae", "rloo", "pods_before"])
@@ -55,7 +51,7 @@ def test_verl_accepts_the_shipped_configuration(make_config, estimator):
 
 REFUSED = [
     ([f"{KWARGS}.rule=max_varience"], "unknown rule 'max_varience': did you mean 'max_variance'"),
-    ([f"+{KWARGS}.num_rolouts=64"], "unknown key 'num_rolouts', expected num_rollouts, rule, seed, rollout_waves, "),
+    ([f"+{KWARGS}.num_rolouts=64"], "unknown key 'num_rolouts', expected num_rollouts, rule, seed, ledger, "),
     ([f"{KWARGS}.num_rollouts=3"], "got n = 3 and m = 4"),
     ([f"{KWARGS}.num_rollouts=many"], "must be a whole number of at least 1; got 'many'"),
     ([f"~{KWARGS}.num_rollouts"], "must be a whole number of at least 1; got None"),
@@ -70,40 +66,6 @@ REFUSED = [
     (["algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=null"], "needs algorithm.filter_groups"),
 ]
 
-REFUSED_IN_WAVES = [
-    ([f"{KWARGS}.rollout_waves=[3]"], "the first of rollout_waves must be at least num_generations"),
-    ([f"{KWARGS}.rollout_waves=[4,0]"], "rollout_waves must be whole numbers of at least 1"),
-    ([f"{KWARGS}.stop_variance=1.5"], "stop_variance must lie above 0 and up to 1"),
-    ([f"{KWARGS}.reward_range=[1,0]"], "reward_range"),
-    ([f"{KWARGS}.reward_range=null", f"{KWARGS}.give_up_after=null"], "verl knows no range of its rewards"),
-    ([f"{KWARGS}.stop_variance=most"], "stop_variance must be a number above 0 and up to 1; got 'most'"),
-    ([f"{KWARGS}.give_up_after=8"], "give_up_after = 8 must be less than num_rollouts = 8"),
-    ([f"{KWARGS}.give_up_after=4.5"], "give_up_after must be a whole number of at least 1; got 4.5"),
-    ([f"{KWARGS}.rollout_waves=null"], "give_up_after = 4 needs rollout_waves"),
-    ([f"+{KWARGS}.give_up_probability=0.5"], "no weight per prompt for the groups that continue by chance"),
-    (["algorithm.adv_estimator=pods_before"], "rollout_waves needs advantages of the kept sessions"),
-    ([f"{KWARGS}.dead_groups=drop"], "dead_groups = 'drop': expected keep, share or refill"),
-    ([f"{KWARGS}.rule=percentile"], "needs rule = max_variance"),
-    ([f"{KWARGS}.dead_groups=share"], "verl trains rollout.n sessions of every prompt"),
-    ([f"{KWARGS}.refill_limit=0"], "refill_limit must be a whole number of at least 1"),
-]
-
-
-def test_settings_of_waves_are_read(make_config):
-    settings = read_settings(make_config(*WAVES, f"{KWARGS}.stop_variance=0.9", f"{KWARGS}.give_up_after=5"))
-    assert settings.waves == (4, 2, 2)
-    # five sessions are known at the end of the second wave
-    assert settings.stopping == Stopping(m=4, n=8, share=0.9, low=0, high=1, give_up_after=6)
-    assert settings.refill_limit is None
-    refill = make_config(f"{KWARGS}.dead_groups=refill", "algorithm.filter_groups.metric=acc")
-    assert read_settings(refill).refill_limit == 3
-
-
-@pytest.mark.parametrize(("overrides", "message"), REFUSED_IN_WAVES)
-def test_waves_that_cannot_work_are_refused(make_config, overrides, message):
-    with pytest.raises(UserError, match=message):
-        read_settings(make_config(*WAVES, *overrides))
-
 
 @pytest.mark.parametrize(("overrides", "message"), REFUSED)
 def test_what_cannot_work_is_refused(make_config, overrides, message):
@@ -113,7 +75,7 @@ def test_what_cannot_work_is_refused(make_config, overrides, message):
 
 def test_rows_that_our_reward_function_cannot_score_are_refused(make_config):
     function = "reward.custom_reward_function"
-    ours = (f"{function}.path=pkg://pods_rl.engines.verl.scoring", f"{function}.name=compute_score")
+    ours = (f"{function}.path=pkg://pods_rl.tasks.scoring", f"{function}.name=compute_score")
     for other in ("data.train_files=[elsewhere.parquet]", "data.val_files=[elsewhere.parquet]"):
         with pytest.raises(UserError, match=r"train\.parquet: the column data_source is 'scripted'; expected the task"):
             read_settings(make_config(*ours, other))
@@ -136,8 +98,8 @@ def test_a_reward_model_with_its_own_pool_is_accepted(make_config):
 
 
 def test_sampler_arguments_cut_from_the_configuration_are_refused():
-    with pytest.raises(UserError, match="as a part of verl's whole configuration"):
-        whole_config(OmegaConf.create({"num_rollouts": 8}))
+    with pytest.raises(UserError, match="as a part of verl's full configuration"):
+        full_config(OmegaConf.create({"num_rollouts": 8}))
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import transfer_queue as tq
 
 from pods_rl.selection import Selection, advantages, pods_objective
 
-from .conftest import REWARDS, WAVES
+from .conftest import REWARDS
 from .trainers import kept_sessions, left_in_queue, train_step
 
 # of 0, 1, 0, .3, 0, 1, .1, 0: the two highest, and the two lowest indices among the lowest
@@ -213,52 +213,3 @@ def test_the_ledger_has_every_session_of_the_first_and_each_tenth_step(trainer, 
     assert [row["turn_rewards"] for row in rows] == [[REWARDS[i]] if i % 2 else None for i in range(8)] * 2
     assert {row["answer"] for row in rows} == {"1"}
     assert all(len(row["completion"]) == row["completion_tokens"] for row in rows)
-
-
-REFILL = "trainer.v1.sampler.sampler_kwargs.dead_groups=refill"
-CONSTANT = {"rewards": [1.0]}
-
-
-def test_groups_in_waves_stop_and_train_the_same_rows(trainer):
-    trainer = trainer(*WAVES, scripts=[{}, CONSTANT, {}, {}])
-    batch, metrics = train_step(trainer)
-    # two ones and two zeros after six sessions; four equal rewards
-    assert sorted(kept_sessions(batch.keys).values()) == [[0, 1, 2, 3], BEST]
-    assert metrics["pods/all/rows"] == 6 + 4
-    assert metrics["pods/selected/rows"] == 8
-    assert metrics["pods/waves/decided"] == metrics["pods/waves/gave_up"] == 1 / 2
-    assert metrics["pods/waves/rollouts"] == 5
-    assert metrics["pods/unusable_rewards"] == 0  # what was not generated is not unscored
-    assert trainer.actor_rollout_wg.updates[0]["padding"] == 0
-    assert left_in_queue() == set(batch.keys)
-
-
-def test_a_failed_session_leaves_its_number_empty_in_waves(trainer):
-    trainer = trainer(*WAVES, scripts=[{"turns": [1, 1, 0, 1, 1, 1, 2, 1]}, {}, {}, {}])
-    batch, metrics = train_step(trainer)
-    # without session 2 the second zero is session 4, and the second one session 5, as before
-    assert sorted(kept_sessions(batch.keys).values()) == [BEST, [0, 1, 4, 5]]
-    assert metrics["pods/all/rows"] == 5 + 6
-    assert metrics["pods/waves/decided"] == 1
-
-
-@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
-@pytest.mark.parametrize("waves", [(), WAVES], ids=["at once", "in waves"])
-def test_further_prompts_take_the_places_of_dead_groups(trainer, waves, mode):
-    trainer = trainer(*waves, REFILL, f"trainer.v1.trainer_mode={mode}", scripts=[CONSTANT, {}, {}, {}])
-    batch, metrics = train_step(trainer)
-    assert metrics["training/filter_groups/evicted_samples"] == 1
-    assert list(kept_sessions(batch.keys).values()) == [BEST] * 2
-
-
-@pytest.mark.parametrize("limit", [1, 2])
-def test_refills_end_at_the_limit(trainer, limit):
-    trainer = trainer(REFILL, f"trainer.v1.sampler.sampler_kwargs.refill_limit={limit}", scripts=[CONSTANT] * 4)
-    for _ in range(2):  # each batch has the whole limit
-        batch, metrics = train_step(trainer)
-        assert metrics["training/filter_groups/evicted_samples"] == 2 * limit  # two places, so often
-        assert metrics["pods/zero_variance_share"] == 1
-        assert list(kept_sessions(batch.keys).values()) == [[0, 1, 2, 3]] * 2
-        assert left_in_queue() == set(batch.keys)
-        tq.kv_clear(keys=batch.keys, partition_id="train")
-        trainer.global_steps += 1

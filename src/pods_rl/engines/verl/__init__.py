@@ -21,7 +21,7 @@ __all__ = list(_MODULES)
 
 
 def check_version(installed: str | None) -> None:
-    """Raise UserError for a version of verl that the plug-ins do not fit; None: verl is not installed.
+    """Raise UserError for a version of verl that the plug-ins do not support. If None, verl is not installed.
 
     >>> check_version("0.10.0.dev0")
     """

@@ -23,16 +23,6 @@ class Group:
     uid: str
     sessions: tuple[tuple[str, ...], ...]
 
-    def by_number(self, rewards: Sequence[float]) -> list[float]:
-        """Return the sessions' rewards at their numbers, NaN for a session that has no rows because it failed.
-
-        >>> Group("a", (("a_0_0",), ("a_2_0",))).by_number([1.0, 0.5])
-        [1.0, nan, 0.5]
-        """
-        numbers = [int(keys[0].rsplit("_", 2)[1]) for keys in self.sessions]
-        of = dict(zip(numbers, rewards, strict=True))
-        return [of.get(number, math.nan) for number in range(max(of, default=-1) + 1)]
-
 
 def group_keys(keys: Iterable[str]) -> list[Group]:
     """Group the rows of a queue by prompt and session.

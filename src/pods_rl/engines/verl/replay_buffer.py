@@ -6,27 +6,24 @@ that are dropped here cause no further cost.
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 import transfer_queue as tq
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig
 from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.core_algos import register_adv_est
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils import hf_tokenizer
 
-from ...rollouts.stopping import Status
 from ...runs import write_parquet
 from ...selection import Selection, advantages
 from .groups import Group, choose, describe_selection, group_keys, pad_rewards
 from .ledger import ledger_columns
-from .settings import BEFORE, read_settings, whole_config
+from .settings import BEFORE, full_config, read_settings
 
 VALIDATION = "val"
 
@@ -38,7 +35,7 @@ class PODSMixin:
     """Selection for either of verl's replay buffers: `_materialize_batch` returns the m sessions kept of each group.
 
     Args:
-        sampler_kwargs: `trainer.v1.sampler.sampler_kwargs` as a part of verl's configuration (docs/engines.md).
+        sampler_kwargs: `trainer.v1.sampler.sampler_kwargs` as a part of verl's configuration (docs/verl.md).
         arguments: verl's own. DAPO's filter, which verl does not pass to custom samplers, comes from the configuration.
 
     Raises:
@@ -46,43 +43,20 @@ class PODSMixin:
     """
 
     def __init__(self, *, sampler_kwargs: DictConfig, **arguments: Any) -> None:
-        config = whole_config(sampler_kwargs)
+        config = full_config(sampler_kwargs)
         self.pods = read_settings(config)
-        if self.pods.refill_limit is not None:
-            with open_dict(config):  # the trainer, which is built around this buffer, then draws prompts one by one
-                config.algorithm.filter_groups.enable = True
         ours = {"poll_interval": self.pods.poll_interval, **self.pods.filter_arguments}
         verl_arguments = {"sampler_kwargs": sampler_kwargs, **ours, **arguments}
         super().__init__(**verl_arguments)
         self._step = 0
         self._pods_metrics: dict[str, float] = {}
-        self._refills_left = self._refills(self.pods.filter_arguments["train_batch_size"])
         self._tokenizer = hf_tokenizer(config.actor_rollout_ref.model.path) if self.pods.ledger else None
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
         """Return verl's batch reduced to the m kept, and its metrics with those of all n added."""
         self._step, self._pods_metrics = global_steps, {}
         batch, metrics = super().sample(global_steps, partition_id, batch_size)  # type: ignore[misc]
-        if partition_id != VALIDATION:
-            self._refills_left = self._refills(batch_size)
         return batch, {**metrics, **self._pods_metrics}
-
-    def _refills(self, places: int) -> float:
-        """How many dead groups may be replaced for a batch."""
-        return math.inf if self.pods.refill_limit is None else self.pods.refill_limit * places
-
-    def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter]:
-        """verl's filter, which drops dead groups and draws others, up to the limit; further dead groups are kept."""
-        dead, counts = super()._dapo_filtered_keys(partition_id)  # type: ignore[misc]
-        if len(dead) <= self._refills_left:
-            return dead, counts
-        first = sorted(dead)[: int(self._refills_left)]
-        return set(first), Counter(self._dapo_classification_cache[partition_id][uid] for uid in first)  # type: ignore
-
-    def _evict_terminal_groups(self, *arguments: Any) -> tuple[set[str], int, int, dict]:
-        evicted, stale, dead, metrics = super()._evict_terminal_groups(*arguments)  # type: ignore[misc]
-        self._refills_left -= dead
-        return evicted, stale, dead, metrics
 
     def _materialize_batch(
         self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: dict[str, dict]
@@ -117,30 +91,11 @@ class PODSMixin:
             **_count_rows(batch, kept),
             "pods/unusable_rewards": float(unusable),
         }
-        if self.pods.stopping is not None:
-            self._pods_metrics |= self._count_stops(groups, rewards)
         if self.pods.ledger and (self._step == 1 or self._step % self.pods.ledger_every == 0):
             columns = ledger_columns(groups, rewards, kept, batch.partition_id, self._tokenizer)
             steps = {"step": [self._step] * len(columns["group"])}
             write_parquet(Path(self.pods.ledger) / f"step-{self._step:06d}.parquet", steps | columns)
         return _keep(batch, kept)
-
-    def _count_stops(self, groups: list[Group], rewards: list[list[float]]) -> dict[str, float]:
-        """Return the metrics of waves.
-
-        Raises:
-            UserError: a reward outside `reward_range`; the worker that met it only stopped the group.
-        """
-        found = Counter(
-            self.pods.status(group.by_number(values))
-            for group, values in zip(groups, rewards, strict=True)
-            if len(values) < self.pods.num_rollouts
-        )
-        return {
-            "pods/waves/rollouts": sum(map(len, rewards)) / len(groups),
-            "pods/waves/decided": found[Status.DECIDED] / len(groups),
-            "pods/waves/gave_up": found[Status.GAVE_UP] / len(groups),
-        }
 
 
 class PODSReplayBuffer(PODSMixin, ReplayBuffer):

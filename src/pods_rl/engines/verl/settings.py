@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError
-from ...rollouts.stopping import Status, Stopping, wave_end, wave_sizes
 from ...selection import Rule, get_rule
-from .groups import pad_rewards
-from .scoring import check_sources, is_ours
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 BEFORE = "pods_before"  # name of the estimator with advantages over all n
-_WAVES = ("rollout_waves", "stop_variance", "reward_range", "give_up_after", "give_up_probability")
-_DEAD_GROUPS = ("dead_groups", "refill_limit")
-_KEYS = ("num_rollouts", "rule", "seed", *_WAVES, *_DEAD_GROUPS, "ledger", "ledger_every", "poll_interval")
-_RULE = "max_variance"  # the default
+_KEYS = ("num_rollouts", "rule", "seed", "ledger", "ledger_every", "poll_interval")
 _KWARGS = "trainer.v1.sampler.sampler_kwargs"
 _SAMPLER = "trainer.v1.sampler.custom_sampler"
 _MANAGER = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
@@ -39,13 +34,9 @@ class PODSSettings:
         rule: the rule function (`sampler_kwargs.rule`: a name or an import path; default max_variance).
         seed: of rules that draw (`sampler_kwargs.seed`; default 0).
         before: whether advantages are computed over all n (`algorithm.adv_estimator: pods_before`).
-        filter_arguments: arguments of verl's own replay buffer for DAPO's filter and refills.
-        waves: sizes of the waves in which a prompt's sessions start, n in all; one wave if `rollout_waves` is unset.
-        stopping: when a group needs no further session; None without `rollout_waves`.
-        refill_limit: how often a batch's places may be drawn again in place of dead groups (`dead_groups: refill`);
-            None: dead groups are kept, or filtered as `algorithm.filter_groups` says.
-        ledger: the folder of the rollout ledger (`sampler_kwargs.ledger`); None: no ledger.
-        ledger_every: it is written at step 1 and every this many steps.
+        filter_arguments: arguments of verl's own replay buffer for DAPO's dynamic sampling (`algorithm.filter_groups`).
+        ledger: the folder of the rollout ledger (`sampler_kwargs.ledger`). If None, no ledger is written.
+        ledger_every: the ledger is written at step 1 and at every multiple of this number.
         poll_interval: seconds between two looks at the queue while a batch is generated; verl's default is 2.
     """
 
@@ -55,32 +46,18 @@ class PODSSettings:
     seed: int
     before: bool
     filter_arguments: Mapping[str, Any]
-    waves: tuple[int, ...] = ()
-    stopping: Stopping | None = None
-    refill_limit: int | None = None
     ledger: str | None = None
     ledger_every: int = 10
     poll_interval: float = 2.0
 
-    def status(self, rewards: Sequence[float]) -> Status:
-        """Return what stops a group after these rewards of its first sessions, NaN where a session is unscored.
-
-        Raises:
-            UserError: a reward outside `reward_range`.
-        """
-        if self.stopping is None:
-            return Status.OPEN
-        rewards_1T = pad_rewards([rewards]).float()  # as the queue stores them
-        return Status(int(self.stopping.statuses(rewards_1T)))
-
 
 def read_settings(config: DictConfig) -> PODSSettings:
-    """Read the settings from verl's whole configuration.
+    """Read the settings from verl's full configuration.
 
     Raises:
-        UserError: an unknown key or rule, n below m, only one of the two plug-ins, or a mode that selection does not
-            support (a colocated reward model, verl's legacy trainer, `pods_before` with a KL term in the reward), waves
-            in which nothing can stop a group or that verl cannot weight, or rows that our reward function cannot score.
+        UserError: an unknown key or rule, n below m, only one of the two plug-ins, a mode that selection does not
+            support (a colocated reward model, verl's legacy trainer, `pods_before` with a KL term in the reward), or
+            rows that our reward function cannot score.
     """
     keys = _plain(_get(config, _KWARGS) or {})
     for key in keys:
@@ -100,27 +77,21 @@ def read_settings(config: DictConfig) -> PODSSettings:
         raise UserError(f"{_KWARGS}.seed must be a whole number; got {seed!r}.")
     _check_plugins(config)
     _check_modes(config)
-    if is_ours(_get(config, f"{_FUNCTION}.path"), _get(config, f"{_FUNCTION}.name")):
-        files = [_get(config, f"data.{split}_files") for split in ("train", "val")]
-        check_sources(files, _get(config, "data.reward_fn_key", "data_source"))
-    waves, stopping = _waves(config, keys, generated, kept)
+    _check_sources(config)
     return PODSSettings(
         num_rollouts=generated,
         num_generations=kept,
-        rule=get_rule(keys.get("rule", _RULE)),
+        rule=get_rule(keys.get("rule", "max_variance")),
         seed=seed,
         before=_get(config, "algorithm.adv_estimator") == BEFORE,
-        filter_arguments=_filter_arguments(config, keys),
-        waves=waves,
-        stopping=stopping,
-        refill_limit=_refill_limit(keys),
+        filter_arguments=_filter_arguments(config),
         ledger=keys.get("ledger"),
         ledger_every=_count(f"{_KWARGS}.ledger_every", keys.get("ledger_every", 10)),
         poll_interval=_poll_interval(keys.get("poll_interval", 2.0)),
     )
 
 
-def whole_config(sampler_kwargs: DictConfig) -> DictConfig:
+def full_config(sampler_kwargs: DictConfig) -> DictConfig:
     """Return the configuration that `sampler_kwargs` is a part of: verl passes only that part to a sampler."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -131,7 +102,7 @@ def whole_config(sampler_kwargs: DictConfig) -> DictConfig:
         root = None
     if root is None or "actor_rollout_ref" not in root:
         raise UserError(
-            f"the replay buffer needs {_KWARGS} as a part of verl's whole configuration, from which it reads "
+            f"the replay buffer needs {_KWARGS} as a part of verl's full configuration, from which it reads "
             f"rollout.n, the reward model and the filter; got only {sampler_kwargs!r}."
         )
     return root
@@ -180,54 +151,19 @@ def _check_modes(config: DictConfig) -> None:
         )
 
 
-def _waves(config: DictConfig, keys: Mapping[str, Any], n: int, m: int) -> tuple[tuple[int, ...], Stopping | None]:
-    """The sizes of all waves, and what stops a group between them."""
-    given = {key: keys[key] for key in (*_WAVES, *_DEAD_GROUPS) if keys.get(key) is not None}
-    for key in {"give_up_after", "refill_limit"} & set(given):
-        _count(f"{_KWARGS}.{key}", given[key])
-    for key in {"stop_variance", "give_up_probability"} & set(given):
-        if isinstance(given[key], bool) or not isinstance(given[key], int | float):
-            raise UserError(f"{_KWARGS}.{key} must be a number above 0 and up to 1; got {given[key]!r}.")
-    before = _get(config, "algorithm.adv_estimator") == BEFORE
-    if before and "rollout_waves" in given:
-        raise UserError(
-            f"{_KWARGS}.rollout_waves needs advantages of the kept sessions: those of {BEFORE} would depend on how "
-            "many were generated. Set algorithm.adv_estimator=grpo, or unset rollout_waves."
-        )
-    if given.get("dead_groups") == "share":
-        raise UserError(
-            f"{_KWARGS}.dead_groups = share: verl trains rollout.n sessions of every prompt, so dead groups cannot "
-            "give their places to others. Set keep or refill."
-        )
-    if "rollout_waves" not in given:
-        return (n,), None
-    if given.get("give_up_probability", 1.0) != 1.0:
-        raise UserError(
-            f"{_KWARGS}.give_up_probability must be 1.0 under verl, which has no weight per prompt for the groups that "
-            f"continue by chance; got {given['give_up_probability']}. Unset it, or unset give_up_after."
-        )
-    low, high = given.get("reward_range", (None, None))
-    after = given.get("give_up_after")
-    if low is after is None:
-        raise UserError(
-            f"{_KWARGS}.rollout_waves needs something that stops a group, and verl knows no range of its rewards: set "
-            "reward_range to the least and the greatest, for example [0, 1], or give_up_after."
-        )
-    sizes = wave_sizes(given["rollout_waves"], n, m)
-    after = None if after is None else wave_end(sizes, after)
-    return sizes, Stopping(m, n, given.get("stop_variance", 1.0), low, high, after)
+def _check_sources(config: DictConfig) -> None:
+    """Check the data's sources if the reward function is ours: its module has `check_sources`."""
+    module = str(_get(config, f"{_FUNCTION}.path")).removeprefix("pkg://")
+    if module.startswith("pods_rl."):
+        files = [_get(config, f"data.{split}_files") for split in ("train", "val")]
+        import_module(module).check_sources(files, _get(config, "data.reward_fn_key", "data_source"))
 
 
-def _refill_limit(keys: Mapping[str, Any]) -> int | None:
-    return keys.get("refill_limit", 3) if keys.get("dead_groups") == "refill" else None
-
-
-def _filter_arguments(config: DictConfig, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that verl passes to its own replay buffer but not to a custom one."""
+def _filter_arguments(config: DictConfig) -> dict[str, Any]:
+    """Return the arguments that verl passes to its own replay buffer but not to a custom one."""
     groups = _get(config, "algorithm.filter_groups") or {}
-    enabled = groups.get("enable") or _refill_limit(keys) is not None
-    metric = groups.get("metric") if enabled else None
-    if enabled and not metric:
+    metric = groups.get("metric") if groups.get("enable") else None
+    if groups.get("enable") and not metric:
         raise UserError(
             "algorithm.filter_groups.enable needs algorithm.filter_groups.metric; got none. Example: reward"
         )

@@ -1,7 +1,6 @@
-"""The rollout backend `pods_cpu`: a server that completes prompts with the policy itself, on a CPU, to try things out.
+"""The rollout backend `pods_cpu`: a server that completes prompts with `model.generate`, on a CPU, to try things out.
 
-It completes together what is requested at about the same time, and computes each distinct prompt once
-(`rollouts.generating`). For training at any scale use vLLM or SGLang.
+It completes requests that arrive at about the same time as one batch. For training at any scale use vLLM or SGLang.
 """
 
 from __future__ import annotations
@@ -18,10 +17,7 @@ from transformers import AutoModelForCausalLM
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
-from ...rollouts.completing import complete_prompts
-from ...rollouts.sampling import RowDraws
-
-_PAUSE = 0.02  # a batch starts after this many seconds without a further request
+_PAUSE = 0.02  # a batch starts once no request has arrived for this many seconds
 
 
 class CPUServer:
@@ -37,25 +33,24 @@ class CPUServer:
         self._model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, config.dtype)).eval()
         ends = self._model.generation_config.eos_token_id
         self._ends: list[int] = ends if isinstance(ends, list) else [ends] if ends is not None else []
-        self._config, self._number = config, number
-        self._version, self._asked = 0, 0
+        self._config, self._version = config, 0
         self._waiting: list[_Request] = []
         self._serving: asyncio.Task[None] | None = None
         self._generating = asyncio.Lock()
+        torch.manual_seed(config.seed + number)
 
     async def generate(
         self, request_id: str, prompt_ids: Sequence[int], sampling_params: Mapping[str, Any], **_: Any
     ) -> TokenOutput:
         """Return a completion, with its log-probabilities if `logprobs`, and the version of the weights."""
-        request = _Request(list(prompt_ids), sampling_params, self._asked)
-        self._asked += 1
+        request = _Request(list(prompt_ids), sampling_params)
         self._waiting.append(request)
         if self._serving is None or self._serving.done():
             self._serving = asyncio.ensure_future(self._serve())
         return await request.answer
 
     async def load(self, weights: Mapping[str, Tensor], version: int | None) -> None:
-        """Replace all weights; a batch that is being completed is completed with the old ones."""
+        """Replace all weights. A batch that is being completed keeps the old ones."""
         async with self._generating:
             self._model.load_state_dict(weights)
             self._version = version or 0
@@ -68,22 +63,19 @@ class CPUServer:
 
     async def _serve(self) -> None:
         while self._waiting:
-            seen = 0
-            while seen < self._asked:
-                seen = self._asked
+            seen = -1
+            while seen != len(self._waiting):
+                seen = len(self._waiting)
                 await asyncio.sleep(_PAUSE)
-            self._waiting = [request for request in self._waiting if not request.answer.done()]  # else cancelled
             like = [request for request in self._waiting if request.sampling == self._waiting[0].sampling]
             batch = like[: self._config.max_num_seqs]
             self._waiting = [request for request in self._waiting if request not in batch]
-            if not batch:
-                return
             async with self._generating:
                 try:
                     outputs = await asyncio.to_thread(self._complete, batch)
                 except Exception as error:
                     for request in batch:
-                        if not request.answer.done():
+                        if not request.answer.done():  # it may be cancelled
                             request.answer.set_exception(error)
                     continue
             for request, output in zip(batch, outputs, strict=True):
@@ -92,25 +84,32 @@ class CPUServer:
 
     def _complete(self, batch: Sequence[_Request]) -> list[TokenOutput]:
         how = batch[0].sampling
-        length = how.get("max_tokens") or self._config.response_length
-        keys = [(self._config.seed, self._number, request.number) for request in batch]
         width = max(len(request.prompt) for request in batch)
-        draws = _Draws(keys, length, width) if how["temperature"] else None
-        rows = complete_prompts(
-            self._model,
-            [request.prompt for request in batch],
-            draws,
-            length=length,
-            ends=self._ends,
-            pad=self._ends[0] if self._ends else 0,
-            temperature=how["temperature"],
-            top_k=how["top_k"],
-            top_p=how["top_p"],
-        ).tolist()
+        pad = self._ends[0] if self._ends else 0
+        ids = torch.tensor([[pad] * (width - len(request.prompt)) + request.prompt for request in batch])
+        mask = torch.tensor([[0] * (width - len(r.prompt)) + [1] * len(r.prompt) for r in batch])
+        sampled = {"temperature": how["temperature"], "top_p": how["top_p"], "top_k": max(0, how["top_k"])}
+        with torch.no_grad():
+            made = self._model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                max_new_tokens=how.get("max_tokens") or self._config.response_length,
+                pad_token_id=pad,
+                do_sample=bool(how["temperature"]),
+                **(sampled if how["temperature"] else {}),
+                output_scores=bool(how.get("logprobs")),
+                return_dict_in_generate=True,
+            )
+        rows = made.sequences[:, width:]
         outputs = []
-        for row, tokens in enumerate(rows):
+        logps = None
+        if made.scores:
+            # the scores are those that were sampled from: after temperature, top_k and top_p
+            stacked = torch.stack(made.scores, dim=1).float().log_softmax(dim=-1)
+            logps = stacked.gather(2, rows.unsqueeze(2)).squeeze(2)
+        for row, tokens in enumerate(rows.tolist()):
             end = next((i + 1 for i, token in enumerate(tokens) if token in self._ends), len(tokens))
-            log_probs = draws.log_probs[row, :end].tolist() if draws and how.get("logprobs") else None
+            log_probs = None if logps is None else logps[row, :end].tolist()
             version = {"global_steps": self._version}
             outputs.append(TokenOutput(token_ids=tokens[:end], log_probs=log_probs, extra_fields=version))
         return outputs
@@ -120,22 +119,7 @@ class CPUServer:
 class _Request:
     prompt: list[int]
     sampling: Mapping[str, Any]
-    number: int
     answer: asyncio.Future[TokenOutput] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-
-class _Draws(RowDraws):
-    """Draws that keep the log-probability of each token, `log_probs` [rows, length]."""
-
-    def __init__(self, keys: Sequence[Sequence[int]], length: int, prompt_width: int) -> None:
-        super().__init__(keys, length, prompt_width=prompt_width, strict=True)
-        self.log_probs = torch.zeros(len(keys), length)
-
-    def tokens(self, scores: Tensor, at: int, rows: Tensor | None = None) -> Tensor:
-        tokens = super().tokens(scores, at, rows)
-        drawn = scores.float().log_softmax(dim=-1).gather(1, tokens.unsqueeze(1)).squeeze(1)
-        self.log_probs[slice(None) if rows is None else rows, at] = drawn
-        return tokens
 
 
 class CPUReplica(RolloutReplica):
@@ -156,9 +140,9 @@ class CPURollout(BaseRollout):
         self, weights: Iterable[tuple[str, Tensor]], wire_format: str = "named_tensors", **fields: Any
     ) -> None:
         """Send all weights, and wait until the server uses them."""
-        whole = {name: tensor.detach().cpu() for name, tensor in weights}
+        tensors = {name: tensor.detach().cpu() for name, tensor in weights}
         server = ray.get_actor(_server_name(torch.distributed.get_rank()))
-        await server.load.remote(whole, fields.get("global_steps"))
+        await server.load.remote(tensors, fields.get("global_steps"))
 
     async def resume(self, tags: list[str]) -> None:
         """Do nothing: the server keeps its weights."""

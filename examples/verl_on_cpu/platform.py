@@ -1,9 +1,9 @@
-"""verl without a GPU, to try things out: a platform `cpu`, and a rollout backend `pods_cpu` (`cpu_rollout`).
+"""verl without a GPU, to try things out: a platform `cpu`, and a rollout backend `pods_cpu` (`rollout.py`).
 
 verl has platforms for accelerators only, and rollouts by vLLM, SGLang and TensorRT-LLM. It lets others add both. Every
 process that imports verl gets them with these environment variables:
 
-    VERL_USE_EXTERNAL_MODULES=pods_rl.engines.verl.cpu VERL_PLATFORM=cpu
+    PYTHONPATH=examples VERL_USE_EXTERNAL_MODULES=verl_on_cpu.platform VERL_PLATFORM=cpu
 """
 
 from __future__ import annotations
@@ -105,13 +105,13 @@ class CPUPlatform(PlatformBase):
 
 
 def _replica() -> Any:
-    from .cpu_rollout import CPUReplica
+    from .rollout import CPUReplica
 
     return CPUReplica
 
 
 RolloutReplicaRegistry.register(BACKEND, _replica)
-_ROLLOUT_REGISTRY[BACKEND, "async"] = "pods_rl.engines.verl.cpu_rollout.CPURollout"
+_ROLLOUT_REGISTRY[BACKEND, "async"] = "verl_on_cpu.rollout.CPURollout"
 # verl registers its FSDP engine for accelerators by name. It runs on a CPU as it is.
 os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
 # verl's default names the CPU and the platform's device. Here they are one, and torch refuses a device named twice.

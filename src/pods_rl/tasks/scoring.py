@@ -7,9 +7,9 @@ from typing import Any
 
 from pyarrow import dataset
 
-from ...errors import UserError
-from ...rewards import get_reward
-from ...tasks import TASKS, TaskEntry
+from ..errors import UserError
+from ..rewards import get_reward
+from . import TASKS, TaskEntry
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, **_: Any) -> dict[str, float]:
@@ -36,7 +36,7 @@ def scored_task(data_source: str) -> TaskEntry:
     """Return the task whose rewards score the rows of a data source.
 
     Raises:
-        UserError: an unknown task, or one with tools, whose conversations verl does not hand to its reward function.
+        UserError: an unknown task.
     """
     entry = TASKS.get(data_source)
     if entry is None:
@@ -44,21 +44,7 @@ def scored_task(data_source: str) -> TaskEntry:
             f"the column data_source is {data_source!r}; expected the task whose rewards to use: {', '.join(TASKS)}. "
             "For other data name a reward function of your own there."
         )
-    if entry.tools:
-        raise UserError(
-            f"task {data_source} has tools, which the verl engine does not run: train it with pods train (TRL's engine)"
-        )
     return entry
-
-
-def is_ours(path: object, name: object) -> bool:
-    """Return whether `reward.custom_reward_function` names `compute_score` of this module.
-
-    >>> is_ours("pkg://pods_rl.engines.verl.scoring", "compute_score"), is_ours("my_rewards.py", "compute_score")
-    (True, False)
-    """
-    module = str(path).removesuffix(".py").replace("/", ".")
-    return module.endswith("pods_rl.engines.verl.scoring") and name == "compute_score"
 
 
 def check_sources(files: Iterable[Any], column: str) -> None:
