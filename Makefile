@@ -13,19 +13,23 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 REAL_VENV  ?= .venv-real
 REAL_STAMP := $(REAL_VENV)/.installed
 
-.PHONY: quickstart test test-verl test-vllm verl-demo test-real-model test-trl test-newest test-reliability packages dist docs lint types clean help
+.PHONY: quickstart test test-slow test-numeric test-all test-verl test-vllm verl-demo test-real-model test-trl test-newest \
+  test-reliability packages dist docs lint types clean help
 
 help:
 	@echo "make quickstart  train GRPO and PODS on word problems, then write a report (about 6 minutes)"
-	@echo "make test        lint, type check and tests (9 to 12 minutes)"
+	@echo "make test        lint, type check, unit and contract tests and one complete run (3 minutes)"
+	@echo "make test-all    everything that the gate runs (20 minutes): test, test-slow, test-numeric, docs, test-verl, test-vllm, dist"
+	@echo "make test-slow   complete runs and several processes"
+	@echo "make test-numeric  the numeric tests under two other instruction sets"
 	@echo "make test-verl   the verl engine, in an environment of its own"
 	@echo "make test-vllm   training, generation and evaluation with a real vLLM on the CPU, in an environment of its own"
+	@echo "make docs        build the documentation site into site/"
+	@echo "make dist        build the wheel and the source distribution, check them, install the wheel and train with it"
 	@echo "make verl-demo   train the shipped policy with verl's own trainer on the CPU, then write a report"
 	@echo "make test-real-model   a pretrained chat model of 135 million parameters through the commands"
 	@echo "make test-trl TRL=path/to/a/clone   TRL's own tests of its trainer, with ours at n = m and at n = 2m"
 	@echo "make test-newest   the newest TRL, transformers, torch, vLLM and verl, each in an environment of its own"
-	@echo "make dist        build the wheel and the source distribution, check them, install the wheel and train with it"
-	@echo "make docs        build the documentation site into site/"
 	@echo "make test-reliability   kills, full disks and bad rewards at full length (docs/reliability.md)"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -49,16 +53,29 @@ types: $(STAMP)
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
-# More than a hundred processes start: compiled files are kept, even if the shell's settings say not to.
-test: lint types
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+# Many processes start, so compiled files are kept even if the shell's settings forbid it.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
-# Every promise of docs/reliability.md at full length, and the long tests of other files; `make test` has a sample of each.
+test: lint types
+	$(PYTEST) -m "not slow and not reliability"
+
+test-slow: $(STAMP)
+	$(PYTEST) -m "slow and not reliability"
+
+# No number may depend on the processor: torch's kernels for two other instruction sets.
+test-numeric: $(STAMP)
+	ATEN_CPU_CAPABILITY=avx2 $(PYTEST) -m numeric
+	ATEN_CPU_CAPABILITY=default $(PYTEST) -m numeric
+
+test-all:
+	.ci/run --no-install
+
+# Every promise of docs/reliability.md at full length, and the long tests of other files. test-slow has a sample of each.
 LONG := $(sort tests/reliability $(shell grep -rl --include='test_*.py' mark.reliability tests | grep -v ^tests/reliability/))
 test-reliability: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "reliability or not reliability" $(LONG)
 
-# The verl engine against the real verl and a local Ray, in an environment of its own (docs/engines.md).
+# The verl engine against the real verl and a local Ray, in an environment of its own (docs/verl.md).
 $(VERL_STAMP): pyproject.toml constraints-verl.txt
 	@echo "== setting up $(VERL_VENV) (first time only; installs PyTorch, verl and Ray)"
 	$(PYTHON) -m venv $(VERL_VENV)
@@ -75,7 +92,7 @@ verl-demo: $(STAMP) $(VERL_STAMP)
 	OMP_NUM_THREADS=1 $(VERL_VENV)/bin/python examples/verl_cpu.py --output runs/verl-demo
 	$(BIN)/pods report runs/verl-demo
 
-# A real vLLM on the CPU, in an environment of its own (docs/engines.md). Its files are compiled when they are imported
+# A real vLLM on the CPU, in an environment of its own (docs/trl.md). Its files are compiled when they are imported
 # first, and kept, whatever the shell says of that: all of them would take a minute, and those of a process 20 seconds.
 $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
 	@echo "== setting up $(VLLM_VENV) (first time only; installs PyTorch and vLLM)"
@@ -100,7 +117,7 @@ $(REAL_STAMP): pyproject.toml constraints.txt
 test-real-model: $(REAL_STAMP)
 	OMP_NUM_THREADS=1 $(REAL_VENV)/bin/python -m pytest -q tests/real_model
 
-# TRL's own tests of its GRPO trainer with ours, from a clone of TRL (docs/engines.md); minutes for each of the three runs.
+# TRL's own tests of its GRPO trainer with ours, from a clone of TRL (docs/trl.md); minutes for each of the three runs.
 build/trl-own/site/.installed: | $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(@D) dashscope==2.0.2 jmespath==1.1.0
 	@touch $@

@@ -1,7 +1,6 @@
 """What MkDocs does not do by itself: pages that lie outside docs/, and doctests in docstrings."""
 
 import re
-import tomllib
 from pathlib import Path, PurePosixPath
 from posixpath import normpath, relpath
 from typing import Any
@@ -10,8 +9,6 @@ import griffe
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-REPOSITORY = PROJECT["urls"]["Source"] + "/blob/main/"
 # pages of the repository's other folders, and their place on the site
 OUTSIDE = {
     "README.md": "index.md",
@@ -19,11 +16,11 @@ OUTSIDE = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
-LINK = re.compile(r"(\]\()(?!https?:|#|mailto:)([^)#\s]+)")
+LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#|mailto:)([^)#\s]+)([^)]*)\)")
 
 
 def on_files(files: Files, *, config: Any) -> Files:
-    """Add the pages outside docs/: one copy of each serves GitHub and the site."""
+    """Add the pages outside docs/, so that one copy of each serves the repository and the site."""
     for source, place in OUTSIDE.items():
         text = (ROOT / source).read_text("utf-8")
         files.append(File.generated(config, place, content=relinked(text, source, place)))
@@ -39,17 +36,22 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 def relinked(text: str, source: str, place: str) -> str:
     """Return a page of the repository with its links as they must be at its place on the site.
 
-    >>> relinked("[a](docs/a.md#b) [c](src/c.py)", "README.md", "index.md").replace(REPOSITORY, "REPOSITORY/")
-    '[a](a.md#b) [c](REPOSITORY/src/c.py)'
+    A link to a file that is not on the site becomes its text.
+
+    >>> relinked("[a](docs/a.md#b), [c](src/c.py)", "README.md", "index.md")
+    '[a](a.md#b), c'
     >>> relinked("[home](../../README.md#x)", "docs/results/a.md", "results/a.md")
     '[home](../index.md#x)'
     """
 
     def rewrite(found: re.Match[str]) -> str:
-        target = normpath(str(PurePosixPath(source).parent / found[2]))
+        image, label, link, anchor = found.groups()
+        target = normpath(str(PurePosixPath(source).parent / link))
         page = target.startswith("docs/") and not (ROOT / target).is_dir()
         inside = OUTSIDE.get(target, target.removeprefix("docs/") if page else None)
-        return found[1] + (relpath(inside, PurePosixPath(place).parent) if inside else REPOSITORY + target)
+        if inside is None:
+            return label
+        return f"{image}[{label}]({relpath(inside, PurePosixPath(place).parent)}{anchor})"
 
     return LINK.sub(rewrite, text)
 
