@@ -1,7 +1,7 @@
-"""Cost of a step, lever by lever, beside TRL's GRPO: python benchmarks/step.py [--repeats 5] [--json FILE]
+"""Cost of a step beside TRL's GRPO: python benchmarks/step.py [--repeats 5] [--json FILE]
 
-In each repeat all arms take their turn: TRL's GRPO with 16 and with 64 rollouts, PODS 64 -> 16 without levers, with
-each lever alone and with all of them, and PODS 16 -> 16 with all of them. One prompt a step, real generation, every
+In each repeat all arms take their turn: TRL's GRPO with 16 and with 64 rollouts, PODS 64 -> 16 without and with
+`prompt_once`, and PODS 16 -> 16 with it. One prompt a step, real generation, every
 completion of the same length, rewards that differ. The tables show seconds of processor time, which other work on the
 machine hardly changes (medians), and each arm's step as a multiple of TRL's GRPO 16 of the same repeat: the median and,
 in brackets, the least and the greatest.
@@ -30,34 +30,30 @@ from transformers.utils import logging
 from trl import GRPOConfig, GRPOTrainer
 
 from pods_rl import PODSConfig, PODSTrainer
-from pods_rl.engines.trl.settings import LEVERS
 from pods_rl.policies import tiny_policy_path
 from pods_rl.policies.build import build_tokenizer
 from quiet import quiet
 
 M, N, WARM_UP = 16, 64, 1
 GOALS = {("embedded", 200, 30): (0.42, 0.28), ("embedded", 60, 30): (0.75, 0.55), ("embedded", 12, 30): (1.2, 1.0)}
-OFF = dict.fromkeys(LEVERS, False)
+OFF = {"exact_trl": True}
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A trainer: TRL's if it has no levers, else ours with these on; n is also the rows that TRL's trains."""
+    """A trainer: TRL's if it has no settings, else ours with these; n is also the rows that TRL's trains."""
 
     name: str
     n: int
-    levers: dict[str, bool] | None = None
+    settings: dict[str, bool] | None = None
 
 
 ARMS = (
     Arm("TRL's GRPO 16", M),
     Arm("TRL's GRPO 64", N),
-    Arm("PODS 64 -> 16, no lever", N, OFF),
-    Arm("  prompt once in generation", N, OFF | {"prompt_once_generation": True}),
-    Arm("  prompt once in the update", N, OFF | {"prompt_once_update": True}),
-    Arm("  rows that cannot teach", N, OFF | {"skip_zero_advantage_rows": True, "merge_equal_rows": True}),
-    Arm("  all levers", N, {}),
-    Arm("PODS 16 -> 16, all levers", M, {}),
+    Arm("PODS 64 -> 16 as TRL computes", N, OFF),
+    Arm("PODS 64 -> 16", N, {}),
+    Arm("PODS 16 -> 16", M, {}),
 )
 BASE, ALL, EQUAL = ARMS[0].name, ARMS[-2].name, ARMS[-1].name
 
@@ -119,7 +115,7 @@ def prompt_of(tokens: int) -> str:
 
 def steps_of(arm: Arm, policy: str, prompt: int, completion: int, steps: int) -> dict[str, float]:
     """Train a few steps; return the median seconds of the parts of a step."""
-    rows = arm.n if arm.levers is None else M
+    rows = arm.n if arm.settings is None else M
     settings: dict[str, Any] = {
         "num_generations": rows, "per_device_train_batch_size": M, "gradient_accumulation_steps": rows // M,
         "max_completion_length": completion, "generation_kwargs": {"min_new_tokens": completion},
@@ -127,9 +123,9 @@ def steps_of(arm: Arm, policy: str, prompt: int, completion: int, steps: int) ->
         "bf16": False, "use_cpu": True, "report_to": "none", "save_strategy": "no", "disable_tqdm": True,
         "logging_steps": 1000,
     }  # fmt: skip
-    if arm.levers is not None:
-        settings |= {"num_rollouts": arm.n} | arm.levers
-    trainer_class, config_class = (GRPOTrainer, GRPOConfig) if arm.levers is None else (PODSTrainer, PODSConfig)
+    if arm.settings is not None:
+        settings |= {"num_rollouts": arm.n} | arm.settings
+    trainer_class, config_class = (GRPOTrainer, GRPOConfig) if arm.settings is None else (PODSTrainer, PODSConfig)
     with tempfile.TemporaryDirectory(prefix="pods-bench-") as folder:
         trainer = trainer_class(
             model=POLICIES[policy](),

@@ -7,7 +7,7 @@ Goals, TRL / PODS unless stated:
 1. prompt 200, completion 30:               >= 3.5
 2. prompt 60, completion 30:                >= 1.8
 3. 12 and 30, 60 and 120: PODS / TRL        <= 1.02
-4. half of the groups dead: PODS / TRL      <= 0.6   (without prompt_once_update too)
+4. half of the groups dead: PODS / TRL      <= 0.6
 5. peak memory of the update: PODS / TRL    <= 1     (each of the shapes)
 """
 
@@ -39,13 +39,12 @@ FIRST_TOKEN, TOKENS = 20, 200  # single bytes of the tokenizer
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison: lengths in tokens, prompts a step, and settings of PODS."""
+    """One comparison: lengths in tokens and prompts a step."""
 
     prompt: int
     completion: int
     prompts: int = 1
     dead: bool = False  # every second prompt's rewards are all equal
-    settings: tuple[tuple[str, Any], ...] = ()
 
 
 CASES = {
@@ -54,7 +53,6 @@ CASES = {
     "prompt 12, completion 30": Case(12, 30),
     "prompt 60, completion 120": Case(60, 120),
     "60 + 30, half of the groups dead": Case(60, 30, prompts=2, dead=True),
-    "the same, rows one by one": Case(60, 30, prompts=2, dead=True, settings=(("prompt_once_update", False),)),
 }
 FASTER = {"prompt 200, completion 30": 1 / 3.5, "prompt 60, completion 30": 1 / 1.8}
 
@@ -94,8 +92,6 @@ def build_trainer(case: Case, pods: bool, steps: int) -> tuple[GRPOTrainer, Stop
         "max_steps": steps, "loss_type": "grpo", "gradient_checkpointing": False, "bf16": False, "report_to": "none",
         "use_cpu": True, "save_strategy": "no", "disable_tqdm": True, "logging_steps": 1000,
     }  # fmt: skip
-    if pods:
-        config |= dict(case.settings)
 
     def reward(completions: list[str], **_: Any) -> list[float]:
         return [1.0 if case.dead and i // M % 2 else i % 7 for i in range(len(completions))]

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,12 @@ def run_processes(tmp_path_factory, random_model, tokenizer) -> Callable[[str], 
         return folder
 
     return run
+
+
+@pytest.fixture
+def trl_draws(monkeypatch):
+    """Let TRL's generation draw the rollouts, whatever `prompt_once` says."""
+    monkeypatch.setattr("pods_rl.engines.trl.trainer.each_prompt_once", lambda *_: nullcontext())
 
 
 @pytest.fixture

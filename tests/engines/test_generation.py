@@ -10,7 +10,7 @@ from peft import LoraConfig
 from trl import GRPOTrainer
 
 from pods_rl import PODSTrainer
-from pods_rl.engines.trl.generation import prompt_once
+from pods_rl.engines.trl.generation import each_prompt_once
 from pods_rl.rollouts import generating
 
 QUIET = {"max_steps": 1, "learning_rate": 0.0}
@@ -114,15 +114,15 @@ def test_what_is_generated_elsewhere_says_so_once(make_trainer, caplog, monkeypa
 
 @pytest.mark.parametrize(
     "settings",
-    [{"prompt_once_generation": False}, {"exact_trl": True}, {"ds3_gather_for_generation": False}],
+    [{"prompt_once": False}, {"exact_trl": True}, {"ds3_gather_for_generation": False}],
     ids=lambda settings: next(iter(settings)),
 )
 def test_with_the_lever_off_generate_is_untouched(make_trainer, monkeypatch, settings):
     trainer = make_trainer(num_rollouts=8, **settings)
     monkeypatch.setattr(trainer, "_dist", type("Dist", (), {"is_zero3": True, "is_fsdp": False})())
-    with prompt_once(trainer, [(0,)]):
+    with each_prompt_once(trainer, [(0,)]):
         assert "generate" not in vars(trainer.model)
-    with prompt_once(make_trainer(num_rollouts=8), []):
+    with each_prompt_once(make_trainer(num_rollouts=8), []):
         assert "generate" not in vars(trainer.model)
 
 
@@ -137,7 +137,7 @@ def test_rows_of_a_users_own_are_left_to_generate(make_trainer):
 
 
 def test_trl_generates_by_one_call_of_the_unwrapped_model():
-    """`prompt_once` replaces that method; its arguments are `once`'s."""
+    """`each_prompt_once` replaces that method; its arguments are `once`'s."""
     source = inspect.getsource(GRPOTrainer._generate_single_turn)
     assert source.count("unwrapped_model.generate(") == 1
     call = source.split("unwrapped_model.generate(")[1].split(")")[0]

@@ -10,9 +10,7 @@ import pytest
 import torch
 from datasets import Dataset, IterableDataset
 from peft import LoraConfig
-from transformers import GPT2Config, GPT2LMHeadModel
 from trl import GRPOConfig, GRPOTrainer
-from trl.trainer.utils import add_fused_lm_head
 
 from pods_rl import PODSConfig, PODSTrainer
 
@@ -118,6 +116,7 @@ TIMES = {"step_time", "train_runtime", "eval_runtime"}
 @pytest.mark.parametrize(
     "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.reliability) for name in CONFIGURATIONS]
 )
+@pytest.mark.usefixtures("trl_draws")
 def test_four_steps_are_trl_s(make_trainer, tokenizer, monkeypatch, name):
     """To the last bit, logs included, with the switches off; with the defaults up to the stated rounding."""
     monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
@@ -128,41 +127,18 @@ def test_four_steps_are_trl_s(make_trainer, tokenizer, monkeypatch, name):
     for their_row, our_row in zip(their_logs, our_logs, strict=True):
         same = {key: (our_row[key], value) for key, value in their_row.items() if key not in TIMES}
         assert {key: pair for key, pair in same.items() if pair[0] != pair[1]} == {}
-    (rounded, _) = train(make_trainer(**settings, prompt_once_generation=False))  # else other draws
+    (rounded, _) = train(make_trainer(**settings))
     apart = max((weight - rounded[key]).abs().max().item() for key, weight in theirs.items())
     print(f"\n{name}: weights apart by {apart / 1e-3:.1e} learning rates")
     assert apart <= WEIGHTS * 1e-3
 
 
+@pytest.mark.usefixtures("trl_draws")
 @pytest.mark.parametrize("name", ["grpo", "vespo"])
 def test_the_first_gradient_is_trl_s_up_to_the_stated_rounding(make_trainer, name):
     settings = {"loss_type": "dapo", **CONFIGURATIONS[name]}
     theirs = gradients_of_first_step(make_trainer(GRPOTrainer, GRPOConfig, **settings))
-    ours = gradients_of_first_step(make_trainer(**settings, prompt_once_generation=False))  # else other draws
+    ours = gradients_of_first_step(make_trainer(**settings))
     ulp = torch.finfo(torch.float32).eps
     apart = {key: ((ours[key] - g).abs().max() / g.abs().max() / ulp).item() for key, g in theirs.items()}
     assert max(apart.values()) <= FIRST_GRADIENT
-
-
-@pytest.mark.parametrize("positions", ["learned", "rotary"])
-def test_trimming_is_right_whatever_tells_a_model_its_positions(make_trainer, tokenizer, random_model, positions):
-    """TRL passes no positions: where they are learned, padding cut on the left would move every token."""
-    trainer = make_trainer(num_rollouts=8, prompt_once_update=False, merge_equal_rows=False)
-    model = trainer.model.train()
-    if positions == "learned":
-        no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-        config = GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=1, n_head=2, n_positions=64, **no_dropout)
-        model = trainer.model = GPT2LMHeadModel(config).train()
-        add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    ids = torch.randint(5, 200, (4, 12))
-    mask = torch.ones_like(ids)
-    for row, (left, right) in enumerate([(3, 2), (4, 5), (6, 2), (3, 3)]):
-        mask[row, :left] = mask[row, 12 - right :] = 0
-    widths = []
-    model.register_forward_pre_hook(lambda *a: widths.append(a[2]["input_ids"].size(1)), with_kwargs=True)
-    passes = [trainer._get_per_token_logps_and_entropies(model, ids, mask, 5, 2)[0]]
-    trainer.args.trim_padding = False
-    passes.append(trainer._get_per_token_logps_and_entropies(model, ids, mask, 5, 2)[0])
-    assert widths == ([10, 10] if positions == "learned" else [6, 7]) + [12, 12]
-    assert passes[0].abs().max() > 1
-    torch.testing.assert_close(*(part * mask[:, -5:] for part in passes), rtol=1e-5, atol=1e-5)

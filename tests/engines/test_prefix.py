@@ -25,8 +25,8 @@ from transformers import (
 )
 from trl.trainer.utils import add_fused_lm_head
 
-from pods_rl.engines.trl import passes
-from pods_rl.engines.trl.passes import ChosenRows, why_rows
+from pods_rl.engines.trl import packing
+from pods_rl.engines.trl.packing import ChosenRows, why_rows
 from pods_rl.engines.trl.prefix import Rows, attend, lay_out
 
 
@@ -161,7 +161,7 @@ def with_head(make):
 
 @pytest.mark.parametrize("name", TAKES_PACKS)
 def test_a_pack_has_the_scores_and_gradients_of_its_rows(name, monkeypatch):
-    monkeypatch.setattr(passes, "CALL", -99)  # packs of single rows too
+    monkeypatch.setattr(packing, "CALL", -99)  # packs of single rows too
     model = with_head(TAKES_PACKS[name]).double()
     assert why_rows(model, model, tolerance=1e-4) is None
     ids, mask, labels, keep = batch([9, 9, 9, 5, 5, 2, 2, 1], [7, 3, 1, 7, 7, 0, 4, 7])
@@ -177,7 +177,7 @@ def test_a_pack_has_the_scores_and_gradients_of_its_rows(name, monkeypatch):
     expected = gradients(log_probs, entropy)
     for packed, merge in [(True, True), (False, True), (True, False)]:
         counts = {"merged": 0}
-        chosen = ChosenRows(model, keep, merge=merge, packed=packed, trimmed="right", multiple_of=None, counts=counts)
+        chosen = ChosenRows(model, keep, merge=merge, packed=packed, counts=counts)
         scores = chosen(ids, mask, labels, fused_lm_head=True)
         assert counts == {"merged": int(merge)}
         torch.testing.assert_close(scores.log_probs, log_probs, rtol=0, atol=1e-5)
@@ -206,8 +206,8 @@ def test_without_a_pack_attention_is_transformers_own():
     model = with_head(TAKES_PACKS["Qwen2"])
     ids, mask, *_ = batch([4, 2], [3, 3])
     expected = copy.deepcopy(model)(input_ids=ids, attention_mask=mask).logits
-    passes.teach_attention_packs()
-    passes.teach_attention_packs()
+    packing.teach_attention_packs()
+    packing.teach_attention_packs()
     assert torch.equal(model(input_ids=ids, attention_mask=mask).logits, expected)
 
 
@@ -216,27 +216,27 @@ def test_a_batch_without_a_row_to_read_still_has_a_pass_and_a_gradient_of_zero()
     ids, mask, labels, keep = batch([4, 4, 2], [3, 0, 5])
     calls = []
     model.register_forward_pre_hook(
-        lambda module, given, named: calls.append(named["input_ids"].numel()), with_kwargs=True
+        lambda module, given, named: calls.append(len(named["input_ids"])), with_kwargs=True
     )
     unread = torch.full((3, keep), -2.0)
     for packed in (True, False):
-        how = {"merge": True, "packed": packed, "trimmed": "both", "multiple_of": None}
+        how = {"merge": True, "packed": packed}
         chosen = ChosenRows(model, keep, **how, live=torch.zeros(3, dtype=torch.bool), unread=unread)
         scores = chosen(ids, mask, labels, fused_lm_head=True)
         assert torch.equal(scores.log_probs, unread)
         scores.log_probs.sum().backward()
         assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
     assert len(calls) == 2
-    assert max(calls) <= 5  # one short row
+    assert calls == [1, 1]
 
 
 def test_rows_with_holes_keep_their_places(monkeypatch):
     """Nothing is packed, and every score stays in its column."""
-    monkeypatch.setattr(passes, "CALL", -99)
+    monkeypatch.setattr(packing, "CALL", -99)
     model = with_head(TAKES_PACKS["Qwen2"])
     ids, mask, labels, keep = batch([4, 4, 2], [5, 4, 5])
     mask[1, -4] = 0
     labels = labels.masked_fill(mask == 0, -100)
     expected = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs[:, -keep:]
-    chosen = ChosenRows(model, keep, merge=True, packed=True, trimmed="right", multiple_of=None)
+    chosen = ChosenRows(model, keep, merge=True, packed=True)
     torch.testing.assert_close(chosen(ids, mask, labels, fused_lm_head=True).log_probs, expected)

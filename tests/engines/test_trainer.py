@@ -39,8 +39,7 @@ def count_forward_rows(trainer):
 def test_only_kept_rows_reach_a_forward_pass(make_trainer):
     trainer = make_trainer(
         num_rollouts=16,
-        prompt_once_update=False,
-        merge_equal_rows=False,
+        prompt_once=False,
         beta=0.04,
         num_iterations=2,
         steps_per_generation=2,
@@ -59,7 +58,7 @@ def test_only_kept_rows_reach_a_forward_pass(make_trainer):
 def test_old_log_probabilities_see_kept_rows_only(make_trainer):
     trainer = make_trainer(
         num_rollouts=16, steps_per_generation=4, gradient_accumulation_steps=2, per_device_train_batch_size=4,
-        max_steps=4, prompt_once_update=False, skip_zero_advantage_rows=False, merge_equal_rows=False,
+        max_steps=4, prompt_once=False,
     )  # fmt: skip
     rows = count_forward_rows(trainer)
     trainer.train()
@@ -249,7 +248,7 @@ def test_a_step_of_several_generations_is_skipped_only_if_none_has_signal(make_t
 def test_a_micro_batch_without_signal_is_passed_where_its_step_has_some(make_trainer):
     """Only a step without any signal is left out."""
     schedule = {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "per_device_train_batch_size": 4}
-    trainer = make_trainer(num_rollouts=8, sort_by_length=False, **schedule)
+    trainer = make_trainer(num_rollouts=8, **schedule)
     signals = [True, False, False, False]
     mask = torch.ones(4, 2, dtype=torch.int64)
     micro_batches = [{"advantages": torch.full((4,), float(on)), "completion_mask": mask} for on in signals]

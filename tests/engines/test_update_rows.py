@@ -1,4 +1,4 @@
-"""The update without repeats and without rows that cannot teach: TRL's gradient in float64, by the real trainer."""
+"""The update with `prompt_once` has TRL's gradient in float64 and logs TRL's metrics, by the real trainer."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ import torch
 from peft import LoraConfig
 from transformers import TrainerCallback
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
+from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import utils
 
 from pods_rl import PODSTrainer
-from pods_rl.engines.trl import passes
+from pods_rl.engines.trl import packing
+from pods_rl.engines.trl.update import Update
+from tests.numeric import FLOAT64, assert_near
 
 from .conftest import PROMPTS, letter_reward
 from .test_losses import LOSSES, OFTEN, OTHERS
 
-REPEATS = ("prompt_once_update", "merge_equal_rows")
-OFF = dict.fromkeys((*REPEATS, "skip_zero_advantage_rows", "trim_padding", "sort_by_length"), False)
+pytestmark = [pytest.mark.usefixtures("trl_draws"), pytest.mark.numeric]
 
 
 class ExactHead:
@@ -38,7 +40,7 @@ def exact_norm(norm, x):
 
 @pytest.fixture(autouse=True)
 def exact(monkeypatch):
-    monkeypatch.setattr(passes, "CALL", -99)  # packs of single rows too
+    monkeypatch.setattr(packing, "CALL", -99)  # packs of single rows too
     monkeypatch.setattr(utils, "_ChunkedLogProbFunction", ExactHead)
     monkeypatch.setattr(Qwen2RMSNorm, "forward", exact_norm)
 
@@ -47,6 +49,10 @@ def half_dead(prompts, completions, **_):
     """Constant for every second prompt."""
     letters = letter_reward(completions)
     return [0.3 if PROMPTS.index(p) % 2 else reward for p, reward in zip(prompts, letters, strict=True)]
+
+
+def constant(completions, **_):
+    return [1.0] * len(completions)
 
 
 class Gradients(TrainerCallback):
@@ -60,17 +66,10 @@ class Gradients(TrainerCallback):
         self.steps.append({name: p.grad.clone() for name, p in named if p.grad is not None})
 
 
-def run(make_trainer, prepare=lambda trainer: None, **config):
+def run(make_trainer, *trainer_classes, prepare=lambda trainer: None, **config):
     """Gradients of each step, and logs. The weights do not move, so that steps do not add up their rounding."""
-    settings = {
-        "num_rollouts": 8,
-        "max_grad_norm": 0.0,
-        "optim": "sgd",
-        "learning_rate": 0.0,
-        "max_steps": 2,
-        "shuffle_dataset": False,
-    }
-    trainer = make_trainer(dtype=torch.float64, **settings | config)
+    settings = {"max_grad_norm": 0.0, "optim": "sgd", "learning_rate": 0.0, "max_steps": 2, "shuffle_dataset": False}
+    trainer = make_trainer(*trainer_classes, dtype=torch.float64, **settings | {"reward": half_dead} | config)
     prepare(trainer)
     watch = Gradients(trainer)
     trainer.add_callback(watch)
@@ -78,16 +77,9 @@ def run(make_trainer, prepare=lambda trainer: None, **config):
     return watch.steps, [row for row in trainer.state.log_history if "loss" in row]
 
 
-def assert_same(ours, theirs, tolerance):
-    assert len(ours) == len(theirs) > 0
+def assert_same(ours, theirs):
     for one, other in zip(ours, theirs, strict=True):
-        assert one.keys() == other.keys()
-        largest = max([1e-30, *(gradient.abs().max().item() for gradient in other.values())])
-        apart = {name: (one[name] - gradient).abs().max().item() / largest for name, gradient in other.items()}
-        assert max(apart.values(), default=0.0) <= tolerance, max(apart, key=apart.__getitem__)
-
-
-# -- each prompt once ----------------------------------------------------------------------------------------------
+        assert_near(one, other, FLOAT64)
 
 
 def checkpointing(reentrant):
@@ -96,134 +88,123 @@ def checkpointing(reentrant):
         trainer.args.gradient_checkpointing_kwargs = {"use_reentrant": reentrant}
         trainer.model.enable_input_require_grads()
 
-    return prepare
+    return {"prepare": prepare}
 
 
-LORA = {
-    "trainer_arguments": {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)}
-}
+LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+MOVING = {"learning_rate": 0.05, **OFTEN}  # ratios leave 1, and some are clipped
 SETTINGS = {
-    **{name: {**settings, **OFTEN} for name, settings in (LOSSES | OTHERS).items()},
-    "LoRA, KL": {**LORA, "beta": 0.04, **OFTEN},
+    **{name: {**settings, **MOVING} for name, settings in (LOSSES | OTHERS).items()},
+    "LoRA, KL": {"trainer_arguments": {"peft_config": LORA}, "beta": 0.04, **MOVING},
     "one micro-batch": {"per_device_train_batch_size": 16},
-    "checkpointing": {"prepare": checkpointing(False)},
-    "reentrant checkpointing": {"prepare": checkpointing(True)},
-}
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_packs_leave_the_gradient(make_trainer, name):
-    config = {"per_device_train_batch_size": 8, **SETTINGS[name], "max_steps": 2}
-    if "num_iterations" in config:
-        config["learning_rate"] = 0.05  # ratios leave 1 in the second step
-    ours, logs = run(make_trainer, **{"skip_zero_advantage_rows": False, **config})
-    theirs, expected = run(make_trainer, **OFF, **config)
-    assert_same(ours, theirs, 1e-12)
-    assert any(theirs)  # DAPO's first step has no gradient: every completion is truncated
-    for row, other in zip(logs, expected, strict=True):
-        assert row.keys() == other.keys()
-        if "entropy" in row:
-            assert row["entropy"] == pytest.approx(other["entropy"], rel=1e-3)  # TRL's is a mean over micro-batches
-        assert row["loss"] == pytest.approx(other["loss"], abs=1e-6)
-
-
-def test_the_model_sees_each_prompt_once_and_no_padding(make_trainer):
-    seen = []
-
-    def watch(trainer):
-        note = lambda module, given, named: seen.append(named) if module.training else None  # noqa: E731
-        trainer.model.register_forward_pre_hook(note, with_kwargs=True)
-
-    trainer = make_trainer(num_rollouts=8, max_steps=1, merge_equal_rows=False, skip_zero_advantage_rows=False)
-    trainer._takes = trainer._update._takes_packs(trainer.model)
-    watch(trainer)
-    trainer.train()
-    (update,) = [named for named in seen if "shift_labels" in named]
-    record = trainer.rollouts
-    prompts = [len(trainer.processing_class(p)["input_ids"]) for p in dict.fromkeys(record.prompts)]
-    kept = [record.completion_tokens[8 * p + i] for p, group in enumerate(record.kept.tolist()) for i in group]
-    assert update["input_ids"].shape == (1, sum(prompts) - len(prompts) + sum(kept))
-
-
-def test_a_model_with_dropout_trains_on_rows_and_says_so_once(make_trainer, caplog):
-    adapter = LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.1)
-    with caplog.at_level(logging.INFO, logger="pods_rl"):
-        trainer = make_trainer(
-            num_rollouts=8, max_steps=2, trainer_arguments={"peft_config": adapter}, disable_dropout=False
-        )
-        trainer.train()
-    said = [record.getMessage() for record in caplog.records if "prompt_once_update" in record.getMessage()]
-    assert said == ["prompt_once_update does not apply to PeftModel: it has dropout"]
-
-
-# -- rows that cannot teach ----------------------------------------------------------------------------------------
-
-DROPPING = {
-    **{name: {**settings, **OFTEN} for name, settings in LOSSES.items()},
-    "n = m": {"num_rollouts": 4, "per_device_train_batch_size": 16},
-    "two micro-batches": {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 8},
-    "eight micro-batches": {"gradient_accumulation_steps": 8, "per_device_train_batch_size": 2},
-}
-
-
-@pytest.mark.parametrize("name", DROPPING)
-def test_left_out_rows_leave_the_gradient(make_trainer, name):
-    """Rows one by one, so that nothing else rounds: the largest difference is that of a sum in another order."""
-    config = {"reward": half_dead, **OFF, **DROPPING[name], "max_steps": 2}
-    if "num_iterations" in config:
-        config["learning_rate"] = 0.05  # ratios leave 1 and are clipped in the second step
-    theirs, expected = run(make_trainer, skip_zero_advantage_steps=False, **config)
-    ours, logs = run(make_trainer, skip_zero_advantage_steps=False, **config | {"skip_zero_advantage_rows": True})
-    assert sum(row["pods/rows/left_out"] for row in logs) > 0
-    assert_same(ours, theirs, 1e-12)
-    for row, other in zip(logs, expected, strict=True):
-        assert row["loss"] == pytest.approx(other["loss"], abs=1e-6)
-        assert row["pods/tokens/trained"] == other["pods/tokens/trained"]
-        assert {k: row[k] for k in row if "clip_ratio" in k and "mean" in k} == pytest.approx(
-            {k: other[k] for k in other if "clip_ratio" in k and "mean" in k}
-        )
-
-
-def test_all_levers_together_leave_the_gradient(make_trainer):
-    config = {
-        "reward": half_dead,
-        "gradient_accumulation_steps": 4,
-        "per_device_train_batch_size": 4,
+    "eight micro-batches, n = m": {
+        "gradient_accumulation_steps": 8,
+        "per_device_train_batch_size": 2,
         "num_rollouts": 4,
-    }
+    },
+    "checkpointing": checkpointing(False),
+    "reentrant checkpointing": checkpointing(True),
+}
+
+
+@pytest.mark.parametrize("rows", ["packed", "row by row"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_each_prompt_once_and_only_rows_with_an_advantage_have_trl_s_gradient(make_trainer, monkeypatch, name, rows):
+    if rows == "row by row":
+        monkeypatch.setattr(Update, "_takes_packs", lambda *_: False)
+    config = {"num_rollouts": 8, "skip_zero_advantage_steps": False, **SETTINGS[name], "max_steps": 2}
+    theirs, expected = run(make_trainer, **config, prompt_once=False)
     ours, logs = run(make_trainer, **config)
-    theirs, _ = run(make_trainer, **config, **OFF)
-    assert_same(ours, theirs, 1e-12)
-    assert all(row["pods/rows/left_out"] >= 8 for row in logs)
+    assert any(theirs)  # DAPO's first step has no gradient: every completion is truncated
+    assert_same(ours, theirs)
+    reads_all = name in {*OTHERS} - {"two-sided clipping"} or name in ("vespo", "LoRA, KL")
+    assert (sum(row.get("pods/rows/left_out", 0) for row in logs) == 0) == reads_all
+    assert [row["pods/tokens/trained"] for row in logs] == [row["pods/tokens/trained"] for row in expected]
 
 
-def test_entropy_is_that_of_the_rows_computed(make_trainer):
-    """By hand, from TRL's own pass over every row: a generation is one micro-batch."""
-    config = {"reward": half_dead, "per_device_train_batch_size": 16, "max_steps": 1}
+COMPARED = ["grpo", "GSPO", "CISPO", "vespo", *OTHERS]
+
+
+@pytest.mark.parametrize("reward", [letter_reward, half_dead, constant])
+@pytest.mark.parametrize("name", COMPARED)
+def test_every_metric_is_trl_s(make_trainer, name, reward):
+    """On the same rollouts, at n = m; docs/metrics.md names the exception."""
+    config = {"reward": reward, **(LOSSES | OTHERS)[name], **MOVING, "max_steps": 3}
+    _, theirs = run(make_trainer, GRPOTrainer, GRPOConfig, **config)
+    _, ours = run(make_trainer, **config)
+    for got, expected in zip(ours, theirs, strict=True):
+        dead = got.get("pods/rows/left_out", 0) > 0
+        names = {key for key in expected if "time" not in key} - ({"entropy"} if dead else set())
+        assert {key: got[key] for key in names} == pytest.approx({key: expected[key] for key in names}, rel=1e-6)
+        assert ("entropy" in got) == (not dead or reward is not constant)
+
+
+@pytest.mark.parametrize("size", [16, 2])
+def test_entropy_is_that_of_the_computed_rows(make_trainer, monkeypatch, size):
+    """By hand, from TRL's own pass over every row; tokens of tools do not count."""
+    config = {"max_steps": 1, "per_device_train_batch_size": size, "gradient_accumulation_steps": 16 // size}
     entropies, batches = [], []
 
+    def with_tools(trainer):
+        arrange = trainer._update.arrange
+
+        def masked(micro_batches):
+            for batch in micro_batches:
+                batch["tool_mask"] = batch["completion_mask"].clone()
+                batch["tool_mask"][:, 1::3] = 0
+            return arrange(micro_batches)
+
+        trainer._update.arrange = masked
+
     def watch(trainer):
+        with_tools(trainer)
         scores, loss = trainer._get_per_token_logps_and_entropies, trainer._compute_loss
         trainer._get_per_token_logps_and_entropies = lambda *a, **k: entropies.append(scores(*a, **k)) or entropies[-1]
         trainer._compute_loss = lambda model, inputs: batches.append(inputs) or loss(model, inputs)
 
-    run(make_trainer, watch, **config, **OFF)
-    ((_, entropy, _),), (batch,) = entropies, batches
-    live = batch["completion_mask"] * (batch["advantages"] != 0).unsqueeze(1)
-    assert live.any(dim=1).sum() <= 8
-    expected = (entropy * live).sum() / live.sum()
-    everything = (entropy * batch["completion_mask"]).sum() / batch["completion_mask"].sum()
-    _, (row,) = run(make_trainer, **config)
-    assert row["entropy"] == pytest.approx(expected.item(), rel=1e-6) != pytest.approx(everything.item(), rel=1e-6)
+    run(make_trainer, prepare=watch, **config, prompt_once=False)
+    means, everything = [], []
+    for (_, entropy, _), batch in zip(entropies, batches, strict=True):
+        live = batch["tool_mask"] * (batch["advantages"] != 0).unsqueeze(1)
+        everything.append((entropy * batch["tool_mask"]).sum() / batch["tool_mask"].sum())
+        if live.any():
+            means.append((entropy * live).sum() / live.sum())
+    _, (row,) = run(make_trainer, prepare=with_tools, **config)
+    expected = torch.stack(means).mean().item()
+    assert row["entropy"] == pytest.approx(expected, rel=1e-6)
+    assert expected != pytest.approx(torch.stack(everything).mean().item(), rel=1e-6)
 
 
-@pytest.mark.parametrize("term", [{"beta": 0.04}, {"entropy_coef": 0.01}, {"top_entropy_quantile": 0.5}])
-def test_no_row_is_left_out_where_another_term_reads_it(make_trainer, term):
-    config = {"reward": half_dead, "per_device_train_batch_size": 16, "num_rollouts": 4, **term}
-    ours, logs = run(make_trainer, **config)
-    theirs, _ = run(make_trainer, **config, **OFF)
-    assert_same(ours, theirs, 1e-12)
-    assert [row["pods/rows/left_out"] for row in logs] == [0, 0]
+def test_the_model_sees_each_prompt_once_and_no_padding(make_trainer):
+    seen = []
+    trainer = make_trainer(num_rollouts=8, max_steps=1)
+    trainer._update._takes_packs(trainer.model)
+    trainer.model.register_forward_pre_hook(
+        lambda module, given, named: seen.append(named) if module.training else None, with_kwargs=True
+    )
+    trainer.train()
+    (update,) = [named for named in seen if "shift_labels" in named]
+    record = trainer.rollouts
+    prompts = [len(trainer.processing_class(p)["input_ids"]) for p in dict.fromkeys(record.prompts)]
+    kept = [
+        (p, record.completions[8 * p + i], record.completion_tokens[8 * p + i])
+        for p, group in enumerate(record.kept.tolist())
+        for i in group
+        if record.advantages[p, group.index(i)] != 0
+    ]
+    tokens = sum(length for *_, length in {(p, text): (p, text, length) for p, text, length in kept}.values())
+    assert update["input_ids"].shape == (1, sum(prompts) - len(prompts) + tokens)
+
+
+def test_a_model_with_dropout_trains_on_rows_and_logs_it_once(make_trainer, caplog):
+    adapter = LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.1)
+    with caplog.at_level(logging.INFO, logger="pods_rl"):
+        make_trainer(
+            num_rollouts=8, max_steps=2, trainer_arguments={"peft_config": adapter}, disable_dropout=False
+        ).train()
+    (message,) = [record.getMessage() for record in caplog.records if record.name.endswith("trl.update")]
+    assert "PeftModel" in message
+    assert "dropout" in message
 
 
 def test_a_subclass_with_its_own_loss_gets_every_row(make_trainer):
@@ -233,11 +214,12 @@ def test_a_subclass_with_its_own_loss_gets_every_row(make_trainer):
 
     trainer = make_trainer(Regularized, reward=half_dead, num_rollouts=4)
     trainer.train()
-    assert [row["pods/rows/left_out"] for row in trainer.state.log_history if "loss" in row] == [0, 0]
+    assert not any(row.get("pods/rows/left_out") for row in trainer.state.log_history)
 
 
-def test_equal_rows_are_computed_once_and_counted(make_trainer):
+def test_equal_rows_are_computed_once_and_counted(make_trainer, monkeypatch):
     """One completion for all rollouts of a prompt but one, whose reward differs."""
+    monkeypatch.setattr(Update, "_takes_packs", lambda *_: False)
     shapes = []
 
     def same(trainer):
@@ -250,38 +232,24 @@ def test_equal_rows_are_computed_once_and_counted(make_trainer):
             lambda module, given, named: shapes.append(named["input_ids"].shape), with_kwargs=True
         )
 
-    def shorter(completions, **_):
-        return [float(len(text)) for text in completions]
-
-    config = {"reward": shorter, "num_rollouts": 4, "per_device_train_batch_size": 8, "max_steps": 1}
-    theirs, _ = run(make_trainer, same, **config, **OFF)
-    ours, (row,) = run(make_trainer, same, **config, **OFF | {"merge_equal_rows": True})
+    config = {"reward": lambda completions, **_: [float(len(text)) for text in completions], "max_steps": 1}
+    theirs, _ = run(make_trainer, prepare=same, **config, prompt_once=False)
+    ours, (row,) = run(make_trainer, prepare=same, **config)
     assert [shape[0] for shape in shapes] == [8, 4]
-    assert (row["pods/rows/merged"], row["pods/rows/left_out"]) == (4, 0)
-    assert_same(ours, theirs, 1e-12)
+    assert row["pods/rows/merged"] == 4
+    assert_same(ours, theirs)
 
 
-def test_micro_batches_without_a_live_row_come_first_and_have_no_pass(make_trainer):
-    """Two of four: their rows are counted as trained, and in the shares of clipping."""
+def test_a_micro_batch_without_a_row_to_compute_has_no_pass(make_trainer):
+    """The last before the optimizer step has one: it sends the gradients to the other processes."""
     calls = []
-    config = {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 4, "num_rollouts": 4, "max_steps": 1}
-
-    shares = []
-
-    class Shares(TrainerCallback):
-        def __init__(self, trainer):
-            self.trainer = trainer
-
-        def on_step_end(self, *args, **kwargs):
-            shares.append(len(self.trainer._metrics["train"]["clip_ratio/region_mean"]))
 
     def watch(trainer):
         loss = trainer._compute_loss
         trainer._compute_loss = lambda *args: calls.append(1) or loss(*args)
-        trainer.add_callback(Shares(trainer))
 
-    run(make_trainer, watch, reward=half_dead, **config)
-    assert len(calls) == 2
-    assert shares == [4]  # TRL's mean is one over micro-batches
-    run(make_trainer, watch, reward=half_dead, **config, **OFF)
-    assert len(calls) == 2 + 4
+    config = {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 2, "reward": constant, "max_steps": 1}
+    _, (row,) = run(make_trainer, prepare=watch, **config)
+    assert len(calls) == 1
+    assert "entropy" not in row
+    assert row["clip_ratio/region_mean"] == 0

@@ -100,9 +100,9 @@ def test_only_the_clock_stops_a_run_without_steps(values, steps):
 
 def test_overrides_replace_the_file(tmp_path):
     (tmp_path / "r.yaml").write_text("max_seconds: 1\nseed: 1\n")
-    recipe = load_recipe(tmp_path / "r.yaml", {"seed": "2", "rule": "random", "trim_padding": "no"})
-    assert (recipe.values["seed"], recipe.values["rule"], recipe.values["trim_padding"]) == (2, "random", False)
-    assert recipe.given == {"max_seconds": 1, "seed": 2, "rule": "random", "trim_padding": False}
+    recipe = load_recipe(tmp_path / "r.yaml", {"seed": "2", "rule": "random", "prompt_once": "no"})
+    assert (recipe.values["seed"], recipe.values["rule"], recipe.values["prompt_once"]) == (2, "random", False)
+    assert recipe.given == {"max_seconds": 1, "seed": 2, "rule": "random", "prompt_once": False}
 
 
 def test_a_recipe_cannot_be_changed():
@@ -449,6 +449,6 @@ def test_a_stored_recipe_is_compared_by_what_its_keys_meant_then(monkeypatch):
 
 
 def test_the_switch_that_gives_trl_back_shows_in_the_resolved_recipe():
-    exact = build(exact_trl=True, trim_padding=True, skip_zero_advantage_steps=True)
+    exact = build(exact_trl=True, prompt_once=True, skip_zero_advantage_steps=True)
     assert [exact.values[lever] for lever in LEVERS] == [False] * len(LEVERS)
     assert all(build(skip_zero_advantage_steps=True).values[lever] for lever in LEVERS)

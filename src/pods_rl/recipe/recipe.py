@@ -47,10 +47,7 @@ FREE = frozenset((
 # Of keys that a recipe stored by an earlier version may lack: how that version trained.
 FORMER_DEFAULTS: dict[str, str | bool] = {
     "loss_type": "grpo",
-    "prompt_once_generation": False,
-    "prompt_once_update": False,
-    "skip_zero_advantage_rows": False,
-    "merge_equal_rows": False,
+    "prompt_once": False,
 }
 
 

@@ -164,8 +164,8 @@ def batches_of(trainer: PODSTrainer) -> Batches:
     return Batches(
         rows=args.per_device_train_batch_size * (args.steps_per_generation or 1),
         chunk=None if trainer.use_vllm else args.rollout_batch_size,
-        skips=args.skip_zero_advantage_rows and not trainer._update._reads_every_row(),
-        merges=args.merge_equal_rows,
+        skips=args.prompt_once and not trainer._update._reads_every_row(),
+        merges=args.prompt_once,
         repeats=args.num_iterations,
         rule=args.rule,
         refill_limit=args.refill_limit,

@@ -120,34 +120,12 @@ class PODSConfig(GRPOConfig):
             "num_rollouts > num_generations."
         },
     )
-    prompt_once_generation: bool = field(
+    prompt_once: bool = field(
         default=True,
         metadata={
-            "help": "Compute each prompt once for all its rollouts, and drop finished rollouts from the batch. Without "
-            "vLLM; rollouts are other draws of the same distribution than those of generate, and without dropout."
+            "help": "Compute each prompt once for all its rollouts, in generation (without vLLM) and in the update, "
+            "and skip what has no gradient or equals another row. false: generate and update as TRL does."
         },
-    )
-    prompt_once_update: bool = field(
-        default=True,
-        metadata={"help": "Compute each prompt once for all its rows in the update, and pad nothing."},
-    )
-    skip_zero_advantage_rows: bool = field(
-        default=True,
-        metadata={
-            "help": "Leave rows with advantage 0 out of the update's passes if nothing else has a gradient (a KL term, "
-            "an entropy bonus); denominators still count them."
-        },
-    )
-    merge_equal_rows: bool = field(
-        default=True, metadata={"help": "Compute rows of a prompt with the same tokens once in the update."}
-    )
-    trim_padding: bool = field(
-        default=True,
-        metadata={"help": "Cut each micro-batch to its own longest row, where prompt_once_update does not apply."},
-    )
-    sort_by_length: bool = field(
-        default=True,
-        metadata={"help": "Put rows of similar length into one micro-batch; the gradient of the step stays the same."},
     )
     exact_trl: bool = field(
         default=False,

@@ -1,13 +1,15 @@
-"""What generates: the policy itself, each prompt computed once, or vLLM."""
+"""Generation with the policy, which computes each prompt once, or with vLLM."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
@@ -16,9 +18,8 @@ from ...distributed.processes import version
 from ...rollouts.generating import complete
 from ...rollouts.sampling import RowDraws
 from .batching import Shares
-from .compat import Completions, TRLTrainer, standing_in
+from .compat import Completions, TRLTrainer, grpo_trainer, standing_in
 from .config import PODSConfig
-from .packing import by_prompt, of_prompts
 from .waves import rollouts_of
 
 logger = logging.getLogger(__name__)
@@ -28,16 +29,16 @@ ROLLOUT = 5  # numbers of a key that are the rollout's
 
 
 @contextmanager
-def prompt_once(trainer: TRLTrainer, keys: Sequence[Key]) -> Iterator[None]:
+def each_prompt_once(trainer: TRLTrainer, keys: Sequence[Key]) -> Iterator[None]:
     """Inside, `generate` of the policy computes each distinct prompt of its batch once, and row i draws by `keys[i]`.
 
-    Nothing changes without keys, with another generator, with `prompt_once_generation` off, and where ZeRO-3 gathers
+    Nothing changes without keys, with another generator, with `prompt_once` off, and where ZeRO-3 gathers
     the weights layer by layer: processes would run different numbers of forward passes.
     """
     args = trainer.args
     elsewhere = trainer.use_vllm or trainer.use_transformers_continuous_batching
     by_layer = trainer._dist.is_zero3 and not args.ds3_gather_for_generation
-    if not keys or not args.prompt_once_generation or elsewhere or by_layer:
+    if not keys or not args.prompt_once or elsewhere or by_layer:
         yield
         return
     model = trainer.accelerator.unwrap_model(trainer.model_wrapped)  # as TRL unwraps it
@@ -175,3 +176,67 @@ def describe_vllm(trainer: TRLTrainer) -> dict[str, dict[str, str | None]]:
     engine = getattr(trainer.vllm_generation, "llm", None)  # a server keeps its dtype to itself
     dtype = {"dtype": str(engine.llm_engine.model_config.dtype)} if engine else {}
     return {"vllm": {"version": version("vllm"), **dtype}}
+
+
+# -- inputs of images: some tensors are indexed by row, some by image, patch, tile or token --------------------------
+
+IMAGE_INPUTS = (
+    "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
+    "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids",
+)  # fmt: skip
+
+
+def has_images(inputs: Mapping[str, Any]) -> bool:
+    """Return whether a batch, or the arguments of a pass over it, have inputs of images."""
+    return any(inputs.get(name) is not None for name in IMAGE_INPUTS)
+
+
+def present_images(more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return inputs of images; if no row has an image, only the token types: models fail on tensors of no image."""
+    found = {name: value for name, value in more.items() if name in IMAGE_INPUTS}
+    if any(more.get("num_images") or [True]):
+        return found
+    return {name: value if name.endswith("token_type_ids") else None for name, value in found.items()}
+
+
+def by_prompt(
+    fields: Mapping[str, Any], images: Sequence[Any] | None, prompt_ids: Sequence[list[int]], image_token: int | None
+) -> dict[str, Any] | None:
+    """Return a processor's inputs for prompts with images, by prompt; None if they cannot be told apart.
+
+    Args:
+        fields: TRL's `multimodal_fields` of a turn: inputs of images, and lists of token types.
+        images: of each prompt, None without.
+        prompt_ids: tokens of each prompt.
+        image_token: which of them stand for images.
+    """
+    if "spatial_shapes" in fields:  # of tiles that have various numbers of tokens
+        return None
+    found = {name: _by_prompt_or_tensor(value) for name, value in fields.items()}
+    pixels = found.get("pixel_values")
+    found["num_images"] = counts = [len(own or ()) for own in images or [()] * len(prompt_ids)]
+    if pixels is not None and pixels.ndim == 4 and "image_position_ids" not in found and len(pixels) != sum(counts):
+        tokens = [ids.count(image_token) for ids in prompt_ids]  # type: ignore[arg-type]
+        found["num_tiles"] = [count * len(pixels) // sum(tokens) for count in tokens]  # all tiles have as many
+    found = grpo_trainer.split_pixel_values_by_grid(found)
+    return found if all(len(values) == len(prompt_ids) for values in found.values()) else None
+
+
+def of_prompts(found: Mapping[str, Any], prompts: slice) -> dict[str, Any]:
+    """Return TRL's `multimodal_fields` of some prompts, from the result of `by_prompt`.
+
+    Example:
+        >>> pixels, own = torch.arange(3), [["an image"], ["two", "images"]]
+        >>> found = by_prompt({"pixel_values": pixels, "token_type_ids": [[0, 1], [1, 1]]}, own, [[4, 5], [5, 5]], 5)
+        >>> of_prompts(found, slice(1, 2))
+        {'pixel_values': tensor([1, 2]), 'token_type_ids': [[1, 1]]}
+    """
+    cut = grpo_trainer.unsplit_pixel_values_by_grid({name: values[prompts] for name, values in found.items()})
+    cut = present_images(cut)
+    return {name: value for name, value in cut.items() if value is not None and name not in ("num_images", "num_tiles")}
+
+
+def _by_prompt_or_tensor(value: Any) -> Any:
+    """Return a list of lists, of token types by prompt, as it is, and anything else as a tensor, as TRL does."""
+    by_prompt = isinstance(value, list) and bool(value) and isinstance(value[0], list)
+    return value if by_prompt or isinstance(value, Tensor) else torch.tensor(np.array(value))

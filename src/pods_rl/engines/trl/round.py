@@ -261,7 +261,7 @@ class RolloutRound:
         if all_rows is not None:
             output["advantages"] = all_rows[own].to(device)
         elif (
-            args.skip_zero_advantage_steps or args.skip_zero_advantage_rows
+            args.skip_zero_advantage_steps or args.prompt_once
         ) and trainer.multi_objective_aggregation == "sum_then_normalize":
             # The mean of equal float32 rewards can differ from them by rounding: TRL's advantages are then not zero.
             constant = is_constant(kept.by_slot(record.rewards)).repeat_interleave(self.m)[own].to(device)

@@ -99,15 +99,7 @@ def refuse_impossible(settings: Mapping[str, Any]) -> None:
 
 
 # What changes rounding, draws or which steps are skipped; `exact_trl` turns all of it off.
-LEVERS = (
-    "prompt_once_generation",
-    "prompt_once_update",
-    "skip_zero_advantage_rows",
-    "merge_equal_rows",
-    "trim_padding",
-    "sort_by_length",
-    "skip_zero_advantage_steps",
-)
+LEVERS = ("prompt_once", "skip_zero_advantage_steps")
 DEAD_GROUPS = ("keep", "share", "refill")
 ROWS_PER_GROUP = ("fixed", "auto")
 CLOCKS = ("wall", "cpu")

@@ -22,9 +22,9 @@ from . import compat
 from .checkpoints import Checkpoints, cache_on, load_renamed
 from .compat import Batch, Completions, TypedGRPOTrainer
 from .config import PAPER, PODSConfig
-from .generation import Key, TurnInputs, check_completions, prompt_once, sequences_at_once
+from .generation import Key, TurnInputs, check_completions, each_prompt_once, sequences_at_once
 from .guard import Guard
-from .packing import Passes
+from .packing import LogProbs
 from .refusals import lossy_cast, refuse_unsupported
 from .rewards import CheckedRewards
 from .rollouts import Rollouts, escape_table
@@ -138,7 +138,7 @@ class PODSTrainer(TypedGRPOTrainer):
 
         def generate(rows: slice, keys: Sequence[Key] = ()) -> Completions:
             given, more = inputs.of(rows, kwargs)
-            with self._guard.explaining_sampling(), prompt_once(self, keys):
+            with self._guard.explaining_sampling(), each_prompt_once(self, keys):
                 completion_ids, logprobs = sample(*given, *args, **more)
             check_completions(len(given[0]), completion_ids)
             return completion_ids, logprobs
@@ -154,14 +154,14 @@ class PODSTrainer(TypedGRPOTrainer):
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         return self._rewards.settle(rewards)
 
-    # -- the update: without repeats, padding, passes without signal, or steps that are not finite ---
+    # -- the update: without repeats, rows and steps without a gradient, or steps that are not finite ---
 
     def _prepare_inputs(self, generation_batch: Any) -> Batch:
         before = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
         if not self.model.training or self._buffered_inputs is None or self._buffered_inputs is before:
             return inputs
-        # Sort the micro-batches of a new generation by length, and mark those without signal.
+        # Mark the rows and steps of a new generation that have no gradient.
         self._buffered_inputs = self._update.arrange(self._buffered_inputs)
         return self._buffered_inputs[self._step % self.args.steps_per_generation]
 
@@ -173,12 +173,12 @@ class PODSTrainer(TypedGRPOTrainer):
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int,
         batch_size: int | None = None, *args: Any, **kwargs: Any,
-    ) -> Passes:  # fmt: skip
-        # Compute each prompt once, only rows with a gradient, and no padding.
+    ) -> LogProbs:  # fmt: skip
+        # Compute each prompt once, and only rows with a gradient.
         compute = super()._get_per_token_logps_and_entropies
         given = (model, input_ids, attention_mask, logits_to_keep, batch_size)
         # TRL gives all else by keyword.
-        return compute(*given, *args, **kwargs) if args else self._update.passes(compute, *given, kwargs)
+        return compute(*given, *args, **kwargs) if args else self._update.log_probs(compute, *given, kwargs)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         # Read the loss before transformers' filter turns NaN into 0.

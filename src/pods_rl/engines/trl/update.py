@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,9 +16,9 @@ from trl import GRPOTrainer
 
 from ...distributed import mark
 from .compat import Batch, TRLTrainer
+from .generation import has_images, present_images
 from .guard import Guard
-from .packing import Passes, completion_lengths, live_passes, present_images, sort_windows, steps_window, trimmed_passes
-from .passes import ChosenRows, has_dropout, trimmed_sides, why_rows
+from .packing import ChosenRows, LogProbs, has_dropout, why_rows
 
 logger = logging.getLogger(__name__)
 
@@ -71,12 +71,15 @@ class PhaseClock:
 
 
 class Update:
-    """Micro-batches sorted and computed without repeats; the gradient stays TRL's up to rounding."""
+    """Compute each micro-batch without repeats and without rows that have no gradient.
+
+    Micro-batches stay those of TRL, so the metrics that it averages over them keep their meaning.
+    """
 
     def __init__(self, trainer: TRLTrainer) -> None:
         self._trainer = trainer
         self._packs: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # by model: whether it takes packs
-        self._batch: Batch | None = None  # whose policy pass is running
+        self._batch: Batch = {}  # whose loss is being computed
         self._dead = 0  # micro-batches skipped since the last one that was computed
         now = time.process_time if trainer.args.clock == "cpu" else time.perf_counter
         self.clock = PhaseClock(trainer.accelerator.device, now)
@@ -84,46 +87,33 @@ class Update:
 
     def begin_step(self) -> None:
         """Reset the last step's tokens, rows and signal."""
-        # `trained`: of all rows of the steps that update the weights, also those whose passes are left out.
+        # `trained`: of all rows of the steps that update the weights, including rows that are skipped.
         self.tokens = {"generated": 0, "trained": 0}
-        self.rows = {"left_out": 0, "merged": 0}  # trained without a pass of their own: no gradient, an equal row
+        self.rows = {"left_out": 0, "merged": 0}  # trained without a pass: no gradient, or equal to another row
         self.has_signal = False
 
     def arrange(self, micro_batches: list[Batch]) -> list[Batch]:
-        """Sort a generation's rows within each optimizer step, and mark the rows and the steps without a gradient.
-
-        With `prompt_once_update` rows of a prompt share a micro-batch, otherwise rows of similar length do.
-        """
-        args, trainer = self._trainer.args, self._trainer
-        window = steps_window(args.steps_per_generation, args.gradient_accumulation_steps)
-        leave_out = args.skip_zero_advantage_rows and not self._reads_every_row()
-        if leave_out:
+        """Mark the rows and the steps of a new generation that have no gradient. Call this on every process."""
+        trainer, args = self._trainer, self._trainer.args
+        window = args.gradient_accumulation_steps
+        if args.prompt_once and not any(map(has_images, micro_batches)) and not self._reads_every_row():
             micro_batches = [batch | {"live": _live(batch)} for batch in micro_batches]
-        if args.sort_by_length and window and window > 1 and not self._loss_depends_on_micro_batch():
-            packs = args.prompt_once_update and self._takes_packs(trainer.model_wrapped)
-            packs &= "num_images" not in micro_batches[0]
-            micro_batches = sort_windows(micro_batches, window, by_prompt=packs)
         local = torch.stack([self._count(batch) for batch in micro_batches])
-        counts = trainer.accelerator.gather(local.unsqueeze(0)).view(-1, *local.shape).sum(dim=0).tolist()
-        whole = window == args.gradient_accumulation_steps  # a step uses only one generation
+        counts = trainer.accelerator.reduce(local, reduction="sum").tolist()
+        within = args.skip_zero_advantage_steps and args.steps_per_generation % window == 0  # one generation a step
         for i, (batch, (signal, live, tokens)) in enumerate(zip(micro_batches, counts, strict=True)):
             batch["has_signal"] = signal > 0
-            batch["skip"] = False
-            batch["entropy_scale"] = tokens / live if leave_out and live else 1.0
-            if whole and window is not None and args.skip_zero_advantage_steps:
-                start = i - i % window
-                batch["skip"] = not any(count[0] for count in counts[start : start + window])
+            batch["live_share"] = live / tokens if tokens else 1.0
+            start = i - i % window
+            batch["skip"] = within and not any(count[0] for count in counts[start : start + window])
         return micro_batches
 
     def _count(self, batch: Batch) -> Tensor:
         """Return three numbers of a micro-batch: whether it has a gradient, tokens of live rows, and of all rows."""
-        lengths = completion_lengths(batch)
+        lengths = policy_tokens(batch)
         live = lengths * batch["live"] if "live" in batch else lengths
-        return torch.stack([self._has_gradient(batch).to(lengths.dtype), live.sum(), lengths.sum()])
-
-    def _has_gradient(self, batch: Batch) -> Tensor:
-        """Return whether a micro-batch has a row with an advantage and a token, or a loss term that needs none."""
-        return _live(batch).any() | self._has_other_terms
+        has_gradient = _live(batch).any() | self._has_other_terms
+        return torch.stack([has_gradient.to(lengths.dtype), live.sum(), lengths.sum()])
 
     @property
     def _has_other_terms(self) -> bool:
@@ -131,15 +121,11 @@ class Update:
         return trainer.beta != 0.0 or trainer.aux_loss_enabled or trainer._entropy_bonus_enabled
 
     def _reads_every_row(self) -> bool:
-        """Return whether a row with advantage 0 can have a gradient, or change that of another row."""
-        own_loss = type(self._trainer)._compute_loss is not GRPOTrainer._compute_loss  # a subclass may add a term
-        return self._has_other_terms or self._trainer.top_entropy_quantile < 1.0 or own_loss
-
-    def _loss_depends_on_micro_batch(self) -> bool:
-        """Return whether a loss term is computed per micro-batch, so that sorting would change the gradient."""
+        """Return whether a row with advantage 0 matters: to a gradient, or to a metric other than the entropy."""
         trainer = self._trainer
-        per_micro_batch = trainer.loss_type == "bnpo" or trainer.top_entropy_quantile < 1.0
-        return per_micro_batch or trainer.aux_loss_enabled or trainer._entropy_bonus_enabled
+        own_loss = type(trainer)._compute_loss is not GRPOTrainer._compute_loss  # a subclass may add a term
+        reads = trainer.top_entropy_quantile < 1.0 or trainer.loss_type == "vespo"  # logs the weight of each row
+        return self._has_other_terms or reads or own_loss
 
     def loss(self, batch: Batch, compute: Callable[[], Tensor]) -> Tensor:
         """Call TRL's `compute` on a micro-batch, or return 0 without a pass where it cannot change a gradient."""
@@ -150,7 +136,7 @@ class Update:
         if "live" in batch:
             self.rows["left_out"] += int((~batch["live"]).sum())
         if not batch["skip"]:
-            self.tokens["trained"] += int(completion_lengths(batch).sum())
+            self.tokens["trained"] += int(policy_tokens(batch).sum())
         if batch["skip"] or self._is_dead(batch):
             self._dead += not batch["skip"]
             return torch.zeros((), device=trainer.accelerator.device, requires_grad=True)
@@ -158,8 +144,8 @@ class Update:
         try:
             loss = compute()
         finally:
-            self._batch = None
-        self._correct_metrics(batch.get("entropy_scale", 1.0))
+            self._batch = {}
+        self._correct_metrics(batch["live_share"])
         return loss
 
     def _is_dead(self, batch: Batch) -> bool:
@@ -171,72 +157,53 @@ class Update:
         waits = not trainer.accelerator.sync_gradients and not trainer.is_deepspeed_enabled
         return "live" in batch and not batch["has_signal"] and waits
 
-    def _correct_metrics(self, entropy_scale: float) -> None:
-        """Take the mean entropy over the rows computed, and count skipped micro-batches in the shares of clipping."""
+    def _correct_metrics(self, live_share: float) -> None:
+        """Take the mean entropy over the computed rows, and count skipped micro-batches in the shares of clipping.
+
+        Rows with advantage 0 have entropy 0 here, and are never clipped.
+        """
         metrics = self._trainer._metrics["train"]
-        if entropy_scale != 1.0:
-            metrics["entropy"][-1] *= entropy_scale
+        if live_share:
+            metrics["entropy"][-1] /= live_share
+        else:
+            metrics["entropy"].pop()
+            if not metrics["entropy"]:
+                del metrics["entropy"]  # TRL divides by the number of values
         for name in [name for name in metrics if self._dead and "clip_ratio" in name]:
             metrics[name].extend([0.0] * self._dead)
         self._dead = 0
 
-    def passes(
-        self, compute: Callable[..., Passes], model: Any, ids: Tensor, mask: Tensor, keep: int, batch_size: int | None,
-        others: Mapping[str, Any],
-    ) -> Passes:  # fmt: skip
-        """Call TRL's `compute`; in training without repeats and padding, if that changes only rounding.
+    def log_probs(
+        self, compute: Callable[..., LogProbs], model: Any, ids: Tensor, mask: Tensor, keep: int,
+        batch_size: int | None, others: Mapping[str, Any],
+    ) -> LogProbs:  # fmt: skip
+        """Call TRL's `compute`; in training with `prompt_once` without repeats, if that changes only rounding.
 
         Args:
             compute: takes the model, ids and mask `[B, T]`, columns to keep, rows a pass, and `others`.
-            others: what else TRL passes; rows with images, or with experts' loss, are not packed or merged.
+            others: what else TRL passes; rows with images, or with experts' loss, are computed as TRL does.
         """
-        trainer, args = self._trainer, self._trainer.args
-        compute = partial(compute, **others)
-        if not trainer.model.training:
-            return compute(model, ids, mask, keep, batch_size)
-        images = {name: value for name, value in others.items() if name[:8] != "compute_" and value is not None}
-        plain = not images and not others.get("compute_aux_loss")
-        packed = args.prompt_once_update and self._takes_packs(model) and plain
-        merge = args.merge_equal_rows and not self._has_dropout
-        trims = args.trim_padding and self._trimmed_sides != "none" and not packed
-        batch = self._batch or {}
-        chosen = partial(
-            ChosenRows,
-            model,
-            merge=merge,
-            packed=packed,
-            trimmed=self._trimmed_sides if args.trim_padding else "none",
-            multiple_of=trainer.pad_to_multiple_of,
-            live=batch.get("live"),
-            unread=batch.get("old_per_token_logps"),
-            counts=self.rows if self._batch else None,
-        )
-        chooses = packed or (plain and (merge or "live" in batch))
-
-        def call(ids: Tensor, mask: Tensor, keep: int, rows: int | None = None, **own: Any) -> Passes:
-            return compute(chosen(keep) if chooses else model, ids, mask, keep, rows, **present_images(own))
-
-        def trimmed(ids: Tensor, mask: Tensor, keep: int, rows: int | None = None, **own: Any) -> Passes:
-            if not trims:
-                return call(ids, mask, keep, rows, **own)
-            sides = (trainer.pad_to_multiple_of, self._trimmed_sides == "both")
-            return trimmed_passes(call, ids, mask, keep, rows or len(ids), *sides, more=own)
-
-        if images and "live" in batch:
-            return live_passes(trimmed, ids, mask, keep, batch, images)
-        return trimmed(ids, mask, keep, batch_size, **images)
-
-    @cached_property
-    def _trimmed_sides(self) -> str:
         trainer = self._trainer
-        return trimmed_sides(trainer.accelerator.unwrap_model(trainer.model).config.get_text_config())
+        if images := has_images(others):
+            others = {**others, **present_images(others)}
+        if trainer.model.training and trainer.args.prompt_once and not images and not others.get("compute_aux_loss"):
+            model = ChosenRows(
+                model,
+                keep,
+                merge=not self._has_dropout,
+                packed=self._takes_packs(model),
+                live=self._batch.get("live"),
+                unread=self._batch.get("old_per_token_logps"),
+                counts=self.rows if self._batch else None,
+            )
+        return compute(model, ids, mask, keep, batch_size, **others)
 
     @cached_property
     def _has_dropout(self) -> bool:
         return has_dropout(self._trainer.accelerator.unwrap_model(self._trainer.model))
 
     def _takes_packs(self, model: Any) -> bool:
-        """Return whether a model takes packs; decided at its first pass and, if it does not, said in the log."""
+        """Return whether a model takes packs; decided at its first pass and, if it does not, logged."""
         accelerator = self._trainer.accelerator
         bare = accelerator.unwrap_model(model)
         if bare not in self._packs:
@@ -248,13 +215,22 @@ class Update:
                     reason = why_rows(bare, model, tolerance=0.1 if rounds else 1e-4)
             self._packs[bare] = reason is None
             if reason is not None and accelerator.is_main_process:
-                logger.warning("prompt_once_update does not apply to %s: %s", type(bare).__name__, reason)
+                logger.warning(
+                    "The update computes the prompt once for each row of %s, not once for all its rows: %s",
+                    type(bare).__name__, reason,
+                )  # fmt: skip
         return self._packs[bare]
 
 
+def policy_tokens(batch: Batch) -> Tensor:
+    """Return how many tokens of each row the policy wrote, `[B]`: not those of tools; a masked-out row has 0."""
+    mask = batch["completion_mask"]
+    return (mask * batch["tool_mask"] if "tool_mask" in batch else mask).sum(dim=1)
+
+
 def _live(batch: Batch) -> Tensor:
-    """Return which rows have an advantage and a token, `[B]`."""
-    lengths = completion_lengths(batch)
+    """Return which rows have an advantage and a token of the policy, `[B]`."""
+    lengths = policy_tokens(batch)
     return (batch["advantages"] != 0).view(len(lengths), -1).any(dim=1) & (lengths > 0)
 
 
