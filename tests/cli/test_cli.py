@@ -621,13 +621,6 @@ def test_doctor_says_that_deepspeed_is_missing(monkeypatch):
     assert found[-1] == ("bad", "layout", words)
 
 
-def test_doctor_estimates_the_memory_and_what_would_lower_it():
-    shown = " ".join(pods("doctor", "--config", "tiny-pods").output.split())
-    assert "memory, GiB generation update" in shown
-    assert "update peaks" in shown
-    assert "per_device_train_batch_size: 8 with gradient_accumulation_steps: 2: " in shown
-
-
 def test_doctor_finds_what_is_missing(monkeypatch):
     from pods_rl.cli import doctor
 

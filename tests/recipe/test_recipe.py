@@ -119,7 +119,7 @@ REFUSED = [
     ({"num_rolouts": 64}, "r.yaml: num_rolouts: unknown key. Did you mean num_rollouts?"),
     ({"xyzzy": 1}, "xyzzy: unknown key. Neither pods-rl nor TRL has such a key."),
     ({"learning_rate": "fast"}, "learning_rate: got the text 'fast', expected a number."),
-    ({"num_rollouts": 4.5}, "num_rollouts: got 4.5, expected a whole number or auto or null."),
+    ({"num_rollouts": 4.5}, "num_rollouts: got 4.5, expected a whole number or null."),
     ({"num_generations": 16}, "holds 8 rows (per_device_train_batch_size 8 x processes 1"),
     ({"num_generations": 16}, "Set per_device_train_batch_size to 16 or 32."),
     ({"num_rollouts": 4}, "cannot keep 8 of 4 rollouts"),

@@ -171,7 +171,7 @@ def test_lines_survive_comments_and_merges():
 
 
 def test_explain_knows_our_keys_and_trls():
-    assert explain("num_rollouts").startswith("num_rollouts: a whole number or auto or null\n  default  null")
+    assert explain("num_rollouts").startswith("num_rollouts: a whole number or null\n  default  null")
     assert "from     transformers / TRL, part: engine" in explain("temperature")
     assert "default  dapo (GRPOConfig)" in explain("loss_type")
     assert "Not in a recipe: continue a run with --resume" in explain("resume_from_checkpoint")

@@ -1,4 +1,4 @@
-"""The command line: ``pods train | eval | compare | report | watch | plan | select | card | export | doctor | ...``.
+"""The command line: ``pods train | eval | compare | report | watch | plan | select | card | doctor | ...``.
 
 Each command imports heavy libraries inside its function, so that ``pods --help`` stays fast.
 """
@@ -20,7 +20,7 @@ from ..distributed.signals import ignore_signals, stop_on_signals
 from ..distributed.streams import drop_pending_output, lost_output, settle_streams
 from ..errors import UserError
 from ..text import console, safe_text
-from . import card, catalog, compare, doctor, evaluate, export, plan, select, train, watch
+from . import card, catalog, compare, doctor, evaluate, plan, select, train, watch
 
 app = typer.Typer(
     name="pods",
@@ -60,7 +60,6 @@ app.command(
 )(plan.plan)
 app.command()(select.select)
 app.command(short_help="Write the model card of a run, or push its policy to the hub.")(card.card)
-app.command(short_help="Write a run as TRL, lm-eval or CSV files.")(export.export)
 app.command(
     cls=train.RecipeCommand,
     context_settings=_ANY_KEY,

@@ -17,7 +17,6 @@ from .starting import Launch, find_launch
 from .train import AccelerateConfig, Config, Processes, RecipeName, named_recipe, show_plan
 
 if TYPE_CHECKING:
-    from ..engines.trl.batching import BatchPlan
     from ..recipe import Recipe
 
 TESTED_TRL = ("1.16", "1.16")  # first and last version that the tests ran with
@@ -78,7 +77,6 @@ def doctor(
         out.print()
         show_plan(plan)
         out.print()
-        show_memory(recipe, plan)
         out.print("\nWhich n and m are quickest here? pods plan measures it: pods plan " + safe_text(named))
     if any(finding.grade == "bad" for finding in findings):
         raise typer.Exit(1)
@@ -196,30 +194,3 @@ def check_launch(launch: Launch, *, on_cpu: bool) -> Iterator[Finding]:
         yield Finding("bad", "layout", f"{layout.name} runs on GPUs only: use --accelerate_config fsdp2 or ddp")
     else:
         yield Finding("ok", "layout", layout.describe())
-
-
-def show_memory(recipe: Recipe, plan: BatchPlan) -> None:
-    """Print the estimated peak memory of each phase, from the policy's config.json, and settings that lower it."""
-    from ..planning.memory import GENERATION, UPDATE
-    from ..training.inputs import memory_inputs
-
-    out, values = console(), recipe.every_value()
-    try:
-        inputs = memory_inputs(values)
-    except UserError as error:
-        out.print(f"[yellow]Note:[/yellow] {safe_text(error)}")
-        return
-    expected = inputs.estimate(values, plan)
-    out.print(f"{'memory, GiB':<20} {GENERATION:>10} {UPDATE:>10}   estimated, for each process")
-    for part in expected.parts:
-        if part.generation or part.update:
-            sizes = [f"{size / _GIB:.3f}" if size else "" for size in (part.generation, part.update)]
-            out.print(f"{part.name:<20} {sizes[0]:>10} {sizes[1]:>10}".rstrip())
-    generation, update = (expected.total(phase) / _GIB for phase in (GENERATION, UPDATE))
-    out.print(f"{'total':<20} {generation:>10.3f} {update:>10.3f}   {expected.phase} peaks")
-    given = "max_prompt_length" if values.get("max_prompt_length") else "assumed"
-    out.print(f"Prompts of {expected.prompt} tokens ({given}). Python and its libraries take about 0.5 GiB more.")
-    if values["use_vllm"]:
-        out.print(f"vLLM takes {values['vllm_gpu_memory_utilization']:.0%} of a device if colocated.")
-    for change in inputs.advice(values, plan, expected.phase):
-        out.print(f"{'lower it with':<20} {safe_text(change.settings)}: {change.left / _GIB:.3f}")

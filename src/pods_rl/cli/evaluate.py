@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -16,7 +17,6 @@ from ..distributed import get_rank
 from ..distributed.streams import outlive_output
 from ..errors import UserError
 from ..text import console, safe_text
-from .export import file_time, lm_eval_layout, lm_eval_table
 from .train import Config, stoppable
 
 if TYPE_CHECKING:
@@ -51,15 +51,15 @@ def evaluate(
     output: Annotated[
         Path | None,
         Option(
-            help="Directory: adds a line to results.jsonl, and writes results_<time>.json in lm-eval's layout and the "
-            "completions beside it."
+            help="Directory: adds a line to results.jsonl, in the format of lm-eval and lighteval, and writes the "
+            "completions as Parquet."
         ),
     ] = None,
 ) -> None:
     """Evaluate a policy on a recipe's task.
 
-    Prints answer accuracy with its standard error, pass@k, format accuracy and lengths, and the same as lm-eval's table
-    in Markdown. Set any key of the recipe with --KEY VALUE, such as --task, --eval_prompts, --eval_repeats and
+    Prints answer accuracy with its standard error, pass@k, format accuracy and lengths as lm-eval's table in Markdown.
+    Set any key of the recipe with --KEY VALUE, such as --task, --eval_prompts, --eval_repeats and
     --eval_temperature.
 
     \b
@@ -87,11 +87,8 @@ def evaluate(
         written: tuple[Path, ...] = ()
         try:
             written = write_results(outcome, output) if output is not None else ()
-            if output is not None:
-                written += (_write_lm_eval(results_line(outcome), output),)
         finally:  # print the result even if it cannot be written
-            _print_outcome(policy, outcome)
-            console().print(f"\n{safe_text(lm_eval_table(results_line(outcome)))}\n")
+            _print_outcome(policy, outcome, results_line(outcome))
         for path in written:
             console().print(f"{'written':<24} {safe_text(path)}")
 
@@ -170,25 +167,50 @@ def _progress(out: Console | None) -> Iterator[Callable[[int, int], None]]:
         yield done
 
 
-def _write_lm_eval(line: dict[str, Any], folder: Path) -> Path:
-    """Write a line of `results.jsonl` as a file in lm-eval's layout; return its path."""
-    from ..runs import to_json, write_atomic
-
-    path = folder / f"results_{file_time(line['date'])}.json"
-    try:
-        write_atomic(path, to_json(lm_eval_layout(line), indent=2) + "\n")
-    except OSError as error:
-        raise UserError(f"Cannot write {path}: {error.strerror}. Choose a directory with --output.") from error
-    return path
-
-
-def _print_outcome(policy: _Policy, outcome: Outcome) -> None:
-    lines = {
+def _print_outcome(policy: _Policy, outcome: Outcome, line: dict[str, Any]) -> None:
+    """Print what was evaluated and how, then the scores as a table."""
+    found = outcome.evaluation
+    facts = {
         "policy": policy.model,
         **({"adapter": policy.adapter} if policy.adapter else {}),
         "task": f"{outcome.task.name} {outcome.task.version}",
-        "backend": outcome.settings["backend"],
-        **outcome.evaluation.row(),
+        "completions": f"{found.prompts} prompts x {found.repeats}, temperature {found.temperature:g}",
+        "sampled with": f"{outcome.settings['backend']}, {found.eval_seconds:.3g} s",
     }
-    for name, value in lines.items():
-        console().print(f"{name:<24} {value:.4g}" if isinstance(value, float) else f"{name:<24} {safe_text(value)}")
+    for name, value in facts.items():
+        console().print(f"{name:<14} {safe_text(value)}")
+    console().print(f"\n{safe_text(score_table(line))}\n")
+
+
+def score_table(line: Mapping[str, Any]) -> str:
+    """Return the scores in a line of `results.jsonl` as the Markdown table that lm-eval prints.
+
+    >>> print(score_table({"results": {"sums": {"accuracy": 0.5, "accuracy_stderr": 0.1}}, "versions": {"sums": "3"},
+    ...     "higher_is_better": {"sums": {"accuracy": True}}}))
+    |Tasks|Version|Filter|n-shot| Metric |   |Value |   |Stderr|
+    |-----|------:|------|-----:|--------|---|-----:|---|-----:|
+    |sums |      3|none  |     0|accuracy|↑  |0.5000|±  |0.1000|
+    """
+    ((task, scores),) = line["results"].items()
+    head = ["Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "Stderr"]
+    rows = [head]
+    for name, value in scores.items():
+        if name.endswith("_stderr") or name == "pass@1":  # pass@1 is the accuracy
+            continue
+        error = scores.get(f"{name}_stderr", math.nan)
+        first = [task, line["versions"][task], "none", "0"] if len(rows) == 1 else [""] * 4
+        arrow = {True: "↑", False: "↓", None: ""}[line["higher_is_better"][task].get(name)]
+        rows.append([*first, name, arrow, f"{value:.4f}", *(("", "") if math.isnan(error) else ("±", f"{error:.4f}"))])
+    cells = [[cell.replace("|", "/").replace("\n", " ") for cell in row] for row in rows]
+    widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
+    ends = [":" if column in (1, 3, 6, 8) else "-" for column in range(len(head))]
+    lines = [
+        [
+            cell.rjust(width) if end == ":" else cell.ljust(width)
+            for cell, width, end in zip(row, widths, ends, strict=True)
+        ]
+        for row in cells
+    ]
+    lines[0] = [cell.center(width) for cell, width in zip(head, widths, strict=True)]
+    lines.insert(1, ["-" * (width - 1) + end for width, end in zip(widths, ends, strict=True)])
+    return "\n".join(f"|{'|'.join(row)}|" for row in lines)

@@ -50,6 +50,7 @@ AllowChanged = Annotated[
 DryRun = Annotated[
     bool, Option("--dry-run", help="Check and show the recipe, or each arm, and its batch plan; then stop.")
 ]
+Force = Annotated[bool, Option("--force", help="Replace a file that this command did not write.")]
 Explain = Annotated[str | None, Option(metavar="KEY", help="Show type, default and meaning of a recipe key.")]
 
 
@@ -200,9 +201,7 @@ def show_plan(plan: BatchPlan) -> None:
 
 
 def note_missing(recipe: Recipe) -> None:
-    """Print what a recipe still needs before it can train on this machine: libraries, and a plan."""
-    if recipe.values["num_rollouts"] == "auto":
-        console().print("num_rollouts: auto   planned before training, at these rows a step (`pods plan` shows it)")
+    """Print which libraries a recipe still needs before it can train on this machine."""
     if recipe.missing_library:
         console().print(f"[yellow]Note:[/yellow] {safe_text(recipe.missing_library)}")
 

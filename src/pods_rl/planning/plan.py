@@ -1,274 +1,293 @@
-"""A plan: the modelled signal and seconds of each setting, the times of the best ones, and the recommendation."""
+"""Which n and m have the most signal a second: prices, simulated signal, and a recommendation. Does not import TRL.
+
+**Signal.** E, the sum over prompts of k (m - k) / m with k of the m kept rows right, is the precision of the difference
+between the mean gradients of right and wrong rows. The signal of a step is the square root of its E: the ratio of
+signal to noise by which Adam moves at a fixed learning rate. For graded rewards, E is m times the variance of the kept
+rewards, scaled to [0, 1]. Axes: P observed prompts, G groups of all simulated steps, N rollouts.
+"""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
 
-from .costs import Costs
-from .grid import Setting
-from .signal import Array, Batches, Pool, Simulated, simulate
+from ..selection import Rule, select
 
-FINALISTS = 3
-_SHOWN = 10  # rows of the table
-_ABOUT_AS_GOOD = 0.95  # of the best signal a second; the plan picks the simplest setting above this
-_DISAGREE = 0.3  # between modelled and timed seconds
-_STEPS, _FEW_STEPS = 300, 100  # simulated: of each setting, and of each resample
+Array = npt.NDArray[Any]
+
+LIMITS = """\
+Limits: rewards are those of the policy now, and seconds those of this machine.
+Signal ranks settings of equal rows at one learning rate. Check: pods compare."""
+NO_INFORMATION = "No prompt has two different rewards, so these rollouts do not show the signal: keep GRPO."
+_TIMES = (1, 2, 4, 8)  # n as a multiple of m
+_FEWEST = 4  # rows of a prompt; with fewer, the advantages are noise
+_STEPS, _RESAMPLES, _FEW_STEPS = 300, 40, 100
+
+
+@dataclass(frozen=True)
+class Setting:
+    """n rollouts generated for a prompt, and m rows trained."""
+
+    n: int
+    m: int
+
+    @property
+    def label(self) -> str:
+        return f"{self.n} -> {self.m}"
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """Return the recipe keys."""
+        return {"num_generations": self.m, "num_rollouts": self.n}
+
+
+def settings_to_compare(own: Setting, rows: int) -> list[Setting]:
+    """Return the settings that train `rows` rows a step, plain GRPO at the recipe's m first.
+
+    m is the recipe's, a half, a quarter and twice that; n is 1, 2, 4 and 8 times m. Fewer rows of a prompt mean more
+    prompts in a step.
+
+    >>> [setting.label for setting in settings_to_compare(Setting(32, 8), 8)]
+    ['8 -> 8', '16 -> 8', '32 -> 8', '64 -> 8', '4 -> 4', '8 -> 4', '16 -> 4', '32 -> 4']
+    """
+    sizes = [own.m, *(m for m in (own.m // 2, own.m // 4, 2 * own.m) if m >= _FEWEST and rows % m == 0)]
+    return list(dict.fromkeys([*(Setting(m * times, m) for m in sizes for times in _TIMES), own]))
+
+
+def to_measure(settings: Sequence[Setting]) -> list[Setting]:
+    """Return the settings whose steps show the prices: few and many rollouts, few and many prompts.
+
+    >>> [setting.label for setting in to_measure(settings_to_compare(Setting(32, 8), 8))]
+    ['8 -> 8', '32 -> 8', '64 -> 8', '8 -> 4']
+    """
+    own = sorted((one for one in settings if one.m == settings[0].m), key=lambda one: one.n)
+    small = sorted((one for one in settings if one.m == min(one.m for one in settings)), key=lambda one: one.n)
+    return list(dict.fromkeys([own[0], own[len(own) // 2], own[-1], small[min(1, len(small) - 1)]]))
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a generation batch and its update do: prompts, rollouts, and rows with a gradient."""
+
+    prompts: float
+    rollouts: float
+    rows: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """The work of a measured step, the seconds of its generation and rewards, and those of the rest."""
+
+    work: Work
+    generation: float
+    update: float
+
+    @property
+    def seconds(self) -> float:
+        return self.generation + self.update
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Seconds of a step, and of each prompt, rollout and trained row in it; 0 if too small to measure."""
+
+    step: float = 0.0
+    prompt: float = 0.0
+    rollout: float = 0.0
+    row: float = 0.0
+
+    def seconds(self, work: Work) -> float:
+        """Return the seconds of a step.
+
+        >>> Prices(step=1.0, rollout=0.5, row=0.25).seconds(Work(prompts=1, rollouts=4, rows=2))
+        3.5
+        """
+        return self.step + self.prompt * work.prompts + self.rollout * work.rollouts + self.row * work.rows
+
+
+def fit_prices(measured: Sequence[Sequence[Step]]) -> Prices:
+    """Fit prices of at least 0 to the steps of several settings, by least squares of relative errors."""
+    steps = [step for some in measured for step in some]
+    weights = np.concatenate([np.full(len(some), 1 / np.median([s.seconds for s in some])) for some in measured])
+    generated = [[1.0, step.work.prompts, step.work.rollouts] for step in steps]
+    call, prompt, rollout = _non_negative(generated, [step.generation for step in steps], weights)
+    step, row = _non_negative([[1.0, step.work.rows] for step in steps], [step.update for step in steps], weights)
+    return Prices(call + step, prompt, rollout, row)
+
+
+def _non_negative(features: Sequence[Sequence[float]], values: Sequence[float], weights: Array) -> list[float]:
+    """Return weighted least-squares prices: as long as one is below 0, set the lowest to 0 and fit the others again."""
+    features_RF, values_R = np.array(features) * weights[:, None], np.array(values) * weights
+    fitted, prices = list(range(features_RF.shape[1])), np.zeros(features_RF.shape[1])
+    while fitted:
+        prices[:] = 0
+        prices[fitted] = np.linalg.lstsq(features_RF[:, fitted], values_R, rcond=None)[0]
+        if (prices >= 0).all():
+            break
+        fitted.remove(int(prices.argmin()))
+    return [float(price) for price in prices]
+
+
+class Pool:
+    """The observed rewards of some prompts, from which groups of any size are drawn.
+
+    A drawn reward is one of the prompt's own or, with a chance of one in the number of its rollouts plus 1, one of any
+    prompt: 0 of 8 right does not prove a pass rate of 0.
+
+    Args:
+        groups: the rewards of each prompt. NaN (no reward) is dropped, and so is a prompt without rewards.
+
+    >>> Pool([[1.0, 0.0], [0.0, float("nan")]]).rewards.tolist()
+    [1.0, 0.0, 0.0]
+    """
+
+    def __init__(self, groups: Sequence[Sequence[float]]) -> None:
+        scored = [rewards for group in groups if (rewards := [x for x in group if np.isfinite(x)])]
+        self.counts_P = np.array([len(rewards) for rewards in scored], dtype=int)
+        self._starts_P = self.counts_P.cumsum() - self.counts_P
+        self.rewards = np.array([x for rewards in scored for x in rewards])
+        self.live = sum(min(rewards) < max(rewards) for rewards in scored)  # prompts whose rewards differ
+
+    def draw(self, count: int, n: int, rng: np.random.Generator, among: Array | None = None) -> Tensor:
+        """Return the rewards of n rollouts of random prompts, `[count, n]`; `among`: the prompts to draw from."""
+        prompts_G = rng.choice(np.arange(len(self.counts_P)) if among is None else among, size=count)
+        counts_G1, starts_G1 = self.counts_P[prompts_G][:, None], self._starts_P[prompts_G][:, None]
+        own_GN = starts_G1 + rng.integers(counts_G1, size=(count, n))
+        any_GN = rng.integers(len(self.rewards), size=(count, n))
+        return torch.from_numpy(self.rewards[np.where(rng.random((count, n)) * (counts_G1 + 1) < 1, any_GN, own_GN)])
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Means over simulated steps of a setting: its work, its signal, and the share of groups without a signal."""
+
+    work: Work
+    signal: float
+    dead: float
+
+
+Simulated = Callable[..., Expected]  # `simulate` with a pool and rows
+
+
+def simulate(
+    setting: Setting, pool: Pool, rows: int, rule: str | Rule = "max_variance", *,
+    steps: int = _STEPS, seed: int = 0, among: Array | None = None,
+) -> Expected:  # fmt: skip
+    """Simulate steps of `rows` rows with the rule that training uses; `among`: the prompts to draw from."""
+    rng, prompts = np.random.default_rng(seed), rows // setting.m
+    rewards_GN = pool.draw(steps * prompts, setting.n, rng, among)
+    if setting.n > setting.m:
+        generator = torch.Generator().manual_seed(seed)
+        rewards_GN = rewards_GN.gather(1, select(rewards_GN, setting.m, rule, generator=generator).indices)
+    precision_G = rewards_GN.var(dim=1, correction=0) * setting.m / (np.ptp(pool.rewards) or 1.0) ** 2
+    live = float((precision_G > 1e-12).double().mean())
+    signal = float(precision_G.view(steps, prompts).sum(dim=1).sqrt().mean())
+    return Expected(Work(prompts, prompts * setting.n, rows * live), signal, 1 - live)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A setting, what a step of it does on average, and its seconds: modelled, and timed for the best.
-
-    `prompts` is the number of prompts a step, so that all settings train the same rows.
-    """
+    """A setting, what a step of it does on average, and its seconds: modelled, and those of timed steps."""
 
     setting: Setting
-    prompts: int
-    expected: Simulated
-    seconds: float
-    timed: float | None = None
-    steps: int = 0  # timed
-    error: float = 0.0  # relative standard error of the timed seconds
+    expected: Expected
+    modelled: float
+    times: tuple[float, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        return float(np.mean(self.times)) if self.times else self.modelled
 
     @property
     def rate(self) -> float:
-        """Signal a second, of timed seconds where there are any."""
-        return self.expected.signal / max(self.timed or self.seconds, 1e-9)
-
-    def record(self) -> dict[str, Any]:
-        return {
-            "setting": self.setting.keys, "prompts": self.prompts, "signal": self.expected.signal,
-            "dead": self.expected.dead, "precision": self.expected.precision, "work": asdict(self.expected.work),
-            "seconds_modelled": self.seconds, "seconds_timed": self.timed, "steps_timed": self.steps,
-            "signal_a_second": self.rate,
-        }  # fmt: skip
-
-
-def model(settings: Sequence[Setting], pool: Pool, batches: Batches, costs: Costs) -> list[Candidate]:
-    """Simulate settings, in order, and predict their seconds."""
-    found = []
-    for setting in settings:
-        expected = simulate(setting, pool, batches, steps=_STEPS)
-        prompts = batches.rows // setting.num_generations
-        found.append(Candidate(setting, prompts, expected, costs.seconds(expected.work)))
-    return found
-
-
-def finalists(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return the first, which is plain GRPO, and the best three, each of other n and m."""
-    base, *others = candidates
-    taken = {(base.setting.num_rollouts, base.setting.num_generations)} if base.setting.parts == 0 else set()
-    best: list[Candidate] = []
-    for one in sorted(others, key=lambda one: -one.rate):
-        pair = (one.setting.num_rollouts, one.setting.num_generations)
-        if len(best) < FINALISTS and (pair not in taken or not best):
-            best.append(one)
-            taken.add(pair)
-    return [base, *best]
-
-
-def frontier(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates that no other beats in both modelled seconds and signal, quickest first."""
-    found: list[Candidate] = []
-    for one in sorted(candidates, key=lambda one: (one.seconds, -one.expected.signal)):
-        if not found or one.expected.signal > found[-1].expected.signal:
-            found.append(one)
-    return found
+        """Signal a second."""
+        return self.expected.signal / max(self.seconds, 1e-9)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The measurements, the model, the timings, and the recommended setting.
+    """The candidates, plain GRPO first; the recommended one, None if nothing was timed; why; and what was measured."""
 
-    Args:
-        base: plain GRPO at the recipe's m.
-        candidates: all settings, modelled.
-        timed: the finalists, GRPO first; without timing the modelled ones.
-        best: of them.
-        chosen: the recommended one.
-        gain: of the chosen, or of the best where GRPO is kept, over GRPO in signal a second: 5th and 95th percentile
-            over resampled prompts and timed seconds.
-        facts: what was measured, as lines: a name and a text.
-        notes: further lines, such as settings left out.
-    """
-
-    base: Candidate
     candidates: Sequence[Candidate]
-    timed: Sequence[Candidate]
-    best: Candidate
-    chosen: Candidate
-    gain: tuple[float, float]
-    costs: Costs
-    facts: Mapping[str, str] = field(default_factory=dict)
-    notes: Sequence[str] = ()
-
-    @property
-    def keys(self) -> dict[str, Any]:
-        """The recipe keys of the recommended setting."""
-        return self.chosen.setting.keys
-
-    @property
-    def reasons(self) -> list[str]:
-        """Return why, as sentences."""
-        one, base = self.chosen, self.base
-        how = "timed" if base.timed else "modelled"
-        low, high = self.gain
-        if one is base:
-            if self.best is base:
-                return [f"No setting has more signal a {how} second than GRPO {base.setting.label}."]
-            return [
-                f"{self.best.setting.label} has {_gain(self.best, base):.2f} times the signal a {how} second of GRPO "
-                f"[{low:.2f}, {high:.2f}]: too little, or too uncertain, to leave GRPO."
-            ]
-        cost = (one.timed or one.seconds) / (base.timed or base.seconds)
-        return [
-            f"A step costs {cost:.2f} steps of GRPO {base.setting.label} ({how}), its signal is "
-            f"{one.expected.signal / base.expected.signal:.2f} times as large (modelled).",
-            f"Groups without signal: {one.expected.dead:.0%} instead of {base.expected.dead:.0%} (modelled).",
-            f"Signal a second: {_gain(one, base):.2f} times GRPO's [{low:.2f}, {high:.2f}].",
-        ]
-
-    def record(self) -> dict[str, Any]:
-        """Return the plan as plain data, for `plan.json` of a run."""
-        return {
-            "recommended": self.keys, "label": self.chosen.setting.label, "reasons": self.reasons,
-            "measured": dict(self.facts), "seconds": asdict(self.costs), "notes": list(self.notes),
-            "gain_90_percent": list(self.gain),
-            "timed": [one.record() for one in self.timed], "modelled": [one.record() for one in self.candidates],
-        }  # fmt: skip
+    chosen: Candidate | None
+    reason: str
+    facts: Mapping[str, str]
 
     def lines(self) -> list[str]:
         """Return the plan as text of 80 columns."""
-        lines = [line for name, text in self.facts.items() for line in _wrapped(text, f"{name:<14} ")]
-        shown = sorted(frontier(self.candidates), key=lambda one: -one.rate)[:_SHOWN]
-        shown = sorted({one.setting: one for one in (self.base, *shown)}.values(), key=lambda one: one.seconds)
-        lines += ["", "Modelled: GRPO, and settings that no other beats in both seconds and signal", _HEAD]
-        most = max(one.rate for one in shown) or 1.0
-        for one in shown:
-            mark = "GRPO " if one.setting == self.base.setting else ""
-            rollouts, dead, bar = one.expected.work.rollouts, one.expected.dead, "#" * round(8 * one.rate / most)
-            lines.append(
-                f"{mark + one.setting.label:<41}{one.prompts:>4}{rollouts:>6.0f}{dead:>6.0%}{one.seconds:>7.3g}"
-                f"{one.expected.signal:>7.2f} {bar}".rstrip()
-            )
-        if self.base.timed:
-            lines += ["", "Timed: GRPO and the best three", _TIMED]
-            lines += [
-                f"{one.setting.label:<41}{one.seconds:>7.3g}{one.timed or 0:>7.3g}{one.steps:>6}{one.rate:>17.3g}"
-                for one in self.timed
-            ]
-        chosen = self.chosen
-        keep = ": keep GRPO" if chosen is self.base else f", {chosen.prompts} prompt{'s' * (chosen.prompts > 1)} a step"
-        text = [*self.notes, f"Recommended: {chosen.setting.label}{keep}", *self.reasons]
-        return [*lines, "", *(line for one in text for line in _wrapped(one))]
+        lines = [line for name, text in self.facts.items() for line in _wrapped(text, f"{name:<12} ")]
+        lines += ["", _row("n -> m", "prompts", "rollouts", "dead", "signal", "s/step", "timed", "signal/s")]
+        for one in self.candidates:
+            work, expected = one.expected.work, one.expected
+            timed = f"{one.seconds:.3g}" if one.times else ""
+            seconds = (f"{one.modelled:.3g}", timed, f"{one.rate:.3g}") if one.modelled else ()
+            signal = (f"{work.prompts:g}", f"{work.rollouts:g}", f"{expected.dead:.0%}", f"{expected.signal:.2f}")
+            lines.append(_row(one.setting.label, *signal, *seconds))
+        verdict = f"Recommended: {self.chosen.setting.label}. " if self.chosen else ""
+        return [*lines, "", *LIMITS.splitlines(), "", *_wrapped(verdict + self.reason)]
 
 
-_HEAD = f"{'n -> m':<41}{'P':>4}{'gen.':>6}{'dead':>6}{'s/step':>7}{'signal':>7} a second"
-_TIMED = f"{'n -> m':<41}{'model':>7}{'timed':>7}{'steps':>6}{'signal a second':>17}"
+def _row(first: str, *cells: str) -> str:
+    return f"{first:<12}" + "".join(f"{cell:>9}" for cell in cells)
 
 
 def _wrapped(text: str, first: str = "") -> list[str]:
     return textwrap.wrap(text, 80, initial_indent=first, subsequent_indent=" " * len(first))
 
 
-def _gain(one: Candidate, base: Candidate) -> float:
-    return one.rate / base.rate if base.rate else float("inf")
+def model(settings: Sequence[Setting], simulated: Simulated, prices: Prices) -> list[Candidate]:
+    """Return the settings with their simulated signal and modelled seconds."""
+    expected = [simulated(setting) for setting in settings]
+    return [Candidate(s, e, prices.seconds(e.work)) for s, e in zip(settings, expected, strict=True)]
 
 
 def decide(
-    candidates: Sequence[Candidate],
-    timed: Sequence[Candidate],
-    pool: Pool,
-    batches: Batches,
-    costs: Costs,
-    *,
-    facts: Mapping[str, str],
-    notes: Sequence[str] = (),
+    candidates: Sequence[Candidate], pool: Pool, simulated: Simulated, prices: Prices, facts: Mapping[str, str]
 ) -> Plan:
-    """Return the plan: the simplest timed setting that is about as good as the best, if it surely beats GRPO.
+    """Recommend the timed setting with the most signal a second, if its gain over GRPO is above 1.
 
-    Surely: in 95 of 100 resamples of prompts and timed seconds its signal a second is above that of GRPO, the first
-    of the timed.
+    That is: the 5th percentile of the gain over resampled prompts and timed seconds. Otherwise keep GRPO.
     """
-    base, best = timed[0], max(timed, key=lambda one: one.rate)
-    good = [one for one in timed if one.rate >= _ABOUT_AS_GOOD * best.rate]
-    chosen = min(good, key=lambda one: (one.setting.parts, -one.rate))
-    compared = best if chosen is base else chosen
-    gain = (1.0, 1.0) if compared is base else interval(_gain_over(compared, base, pool, batches, costs), pool)
-    if gain[0] <= 1:
-        best, chosen = compared, base
-    apart = max(abs(one.seconds / one.timed - 1) if one.timed else 0.0 for one in timed)
-    if apart > _DISAGREE:
-        notes = [
-            *notes,
-            f"Modelled and timed seconds differ by up to {apart:.0%}: the machine may not have been quiet.",
-        ]
-    return Plan(base, candidates, timed, best, chosen, gain, costs, facts, notes)
+    base, timed = candidates[0], [one for one in candidates if one.times]
+    if not pool.live:
+        return Plan(candidates, base if timed else None, NO_INFORMATION, facts)
+    if not timed:
+        return Plan(candidates, None, "Nothing was timed, so no setting is recommended.", facts)
+    best = max(timed, key=lambda one: one.rate)
+    if best is base:
+        return Plan(candidates, base, "No timed setting has more signal a second: keep GRPO.", facts)
+    rng, gains = np.random.default_rng(0), []
+    for _ in range(_RESAMPLES):
+        among, seed, rates = rng.integers(len(pool.counts_P), size=len(pool.counts_P)), int(rng.integers(2**31)), []
+        for one in (best, base):
+            expected = simulated(one.setting, steps=_FEW_STEPS, seed=seed, among=among)
+            error = np.std(one.times, ddof=1) / len(one.times) ** 0.5 / one.seconds
+            scale = one.seconds / one.modelled * max(1 + error * rng.normal(), 0.01)
+            rates.append(expected.signal / (scale * prices.seconds(expected.work)))
+        gains.append(rates[0] / rates[1] if rates[1] else 1.0)
+    low, middle, high = np.percentile(gains, [5, 50, 95])
+    gain = f"{middle:.2f} times the signal a second of GRPO {base.setting.label} [{low:.2f}, {high:.2f}]"
+    if low <= 1:
+        return Plan(candidates, base, f"{best.setting.label} has {gain}: too uncertain, keep GRPO.", facts)
+    return Plan(candidates, best, f"It has {gain}.", facts)
 
 
-def _gain_over(one: Candidate, base: Candidate, pool: Pool, batches: Batches, costs: Costs) -> Callable[[Array], float]:
-    """Return the gain in signal a second on given prompts; timed seconds scale the modelled ones, with their error."""
+def describe(pool: Pool, prices: Prices | None = None) -> dict[str, str]:
+    """Return the observed rewards and the prices as lines.
 
-    noise = np.random.default_rng(0)
-
-    def gain(among: Array) -> float:
-        found, seed = [], int(noise.integers(2**31))
-        for candidate in (one, base):
-            expected = simulate(candidate.setting, pool, batches, steps=_FEW_STEPS, seed=seed, among=among)
-            scale = (candidate.timed or candidate.seconds) / candidate.seconds * (1 + candidate.error * noise.normal())
-            found.append(replace(candidate, expected=expected, timed=scale * costs.seconds(expected.work)))
-        return min(_gain(*found), 1e9)
-
-    return gain
-
-
-def describe_pool(pool: Pool) -> dict[str, str]:
-    """Return what the sampled prompts say about pass rates, as a line.
-
-    >>> from .signal import Observed
-    >>> describe_pool(Pool([Observed(0, 1.0, 1.0, 1), Observed(0, 0.0, 0.0, 2), Observed(1, 0.0, 0.0, 3)]))["prompts"]
-    '2 sampled, 3 rollouts'
+    >>> describe(Pool([[1.0, 0.0], [0.0, 0.0]]))
+    {'rewards': 'mean 0.25 of 4 rollouts; 1 of 2 prompts have equal rewards'}
     """
-
-    def mean(among: Array) -> float:
-        return float(pool.right_Q[among].sum() / pool.rollouts_Q[among].sum())
-
-    low, high = interval(mean, pool, resamples=200)
-    everyone = np.arange(pool.prompts)
-    rates = pool.rates(np.tile(everyone, 2000 // pool.prompts + 1), np.random.default_rng(0))
-    return {
-        "prompts": f"{pool.prompts} sampled, {pool.rollouts_Q.sum()} rollouts",
-        "pass rates": f"mean {mean(everyone):.2f} [{low:.2f}, {high:.2f}]; {(rates < 0.1).mean():.0%} of prompts below "
-        f"0.1, {(rates > 0.9).mean():.0%} above 0.9",
-    }
-
-
-def describe_costs(costs: Costs) -> dict[str, str]:
-    """Return the prices as lines.
-
-    >>> describe_costs(Costs(call=0.05, rollout=0.001, step=0.02, row=0.002))["generation"]
-    '50 ms a call, 0 a prompt, 1 a rollout (rewards: 0)'
-    """
-    ms = {name: f"{1000 * value:.3g}" for name, value in asdict(costs).items()}
-    return {
-        "generation": f"{ms['call']} ms a call, {ms['prompt']} a prompt, {ms['rollout']} a rollout "
-        f"(rewards: {ms['reward']})",
-        "update": f"{ms['step']} ms a step, {ms['group']} a prompt, {ms['row']} a row",
-    }
-
-
-def interval(of: Callable[[Array], float], pool: Pool, *, resamples: int = 40, seed: int = 0) -> tuple[float, float]:
-    """Return the 5th and 95th percentile of a statistic over resampled prompts: what the sample of prompts leaves open.
-
-    Args:
-        of: the statistic, given the prompts of one resample.
-    """
-    rng = np.random.default_rng(seed)
-    found = [of(rng.integers(pool.prompts, size=pool.prompts)) for _ in range(resamples)]
-    low, high = np.percentile(found, [5, 95])
-    return float(low), float(high)
+    dead = f"{len(pool.counts_P) - pool.live} of {len(pool.counts_P)} prompts have equal rewards"
+    facts = {"rewards": f"mean {pool.rewards.mean():.2f} of {len(pool.rewards)} rollouts; {dead}"}
+    if prices is not None:
+        ms = (f"{1000 * seconds:.3g} a {name}" for name, seconds in vars(prices).items())
+        facts["prices, ms"] = ", ".join(ms).replace("a row", "a trained row")
+    return facts

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 
 from ..errors import UserError
 from ..recipe.catalog import SHIPPED
@@ -113,39 +112,6 @@ def lora_rank(adapter: Path) -> int:
     if not all(isinstance(rank, int) and rank > 0 for rank in ranks):
         raise UserError(f"{adapter / ADAPTER_CONFIG} gives the ranks {ranks}: expected those of a LoRA adapter.")
     return max(ranks)
-
-
-def read_config(name: str, revision: str = "main") -> dict[str, Any]:
-    """Return the config.json of a policy: a shipped one, a folder's, or a hub id's, which is downloaded alone.
-
-    Raises UserError if there is none, or the hub cannot be reached within 5 seconds.
-    """
-    folder = Path(policy_path(name)).expanduser()
-    try:
-        if folder.is_dir():
-            return dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-        return dict(json.loads(_fetch_config(name, revision)))
-    except (OSError, ValueError) as error:
-        where = folder / "config.json" if folder.is_dir() else f"the config.json of {name}, on the hub,"
-        raise UserError(
-            f"No estimate of memory: {where} cannot be read ({type(error).__name__}: {error}). Give a folder that "
-            "holds the policy and its config.json."
-        ) from None
-
-
-def _fetch_config(name: str, revision: str) -> str:
-    """Return the text of a hub id's config.json: from the cache, or by one request without retries."""
-    from huggingface_hub import constants, hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.utils import build_hf_headers
-
-    cached = try_to_load_from_cache(name, "config.json", revision=revision)
-    if isinstance(cached, str):
-        return Path(cached).read_text(encoding="utf-8")
-    if constants.HF_HUB_OFFLINE:
-        raise OSError("HF_HUB_OFFLINE is set")
-    request = Request(hf_hub_url(name, "config.json", revision=revision), headers=build_hf_headers())
-    with urlopen(request, timeout=5) as answer:
-        return str(answer.read(1 << 20).decode("utf-8"))
 
 
 def _folder(name: str, what: str, revision: str) -> Path:

@@ -14,7 +14,6 @@ from typing import Any
 
 from ..engines.trl.settings import check_losses, check_rollouts
 from ..errors import UserError
-from ..planning.grid import AUTO
 from .fields import inside, interval_in_words, suggest
 from .reading import local_path, short
 from .schema import RULES, fields
@@ -55,9 +54,6 @@ _NEEDS_GPU = "it needs a GPU, and use_cpu is true"
 _CONTINUOUS = "use_transformers_continuous_batching"
 # (a predicate on contradicting values, the message; {key} is the value of a key)
 _CONFLICTS: tuple[tuple[Callable[[Mapping[str, Any]], Any], str], ...] = (
-    (lambda v: v.get("plan_every") is not None and v.get("num_rollouts") != AUTO,
-     "plan_every = {plan_every}: nothing is planned with num_rollouts = {num_rollouts}: set num_rollouts: auto, or "
-     "unset plan_every."),
     (lambda v: v.get("sync_ref_model") and not v.get("beta"),
      "sync_ref_model = true: there is no reference model with beta = 0: set beta above 0, or unset sync_ref_model."),
     (lambda v: v.get("sync_ref_model") and v.get("use_peft"),

@@ -12,7 +12,6 @@ from typing import Any
 from ..engines.trl.batching import BatchPlan, batch_plan
 from ..engines.trl.settings import LEVERS
 from ..errors import UserError
-from ..planning.grid import AUTO, PLANNED
 from .available import check_reachable, locked_tracker, missing_library, missing_module
 from .catalog import SHIPPED, read_recipe
 from .checks import check_values
@@ -95,10 +94,7 @@ class Recipe:
         return _with_defaults(self.values)
 
     def batch_plan(self, processes: int | None = None) -> BatchPlan:
-        """Return the batch plan for this number of processes; None: as many as the launcher started.
-
-        With `num_rollouts: auto` it is that of plain GRPO.
-        """
+        """Return the batch plan for this number of processes; None: as many as the launcher started."""
         return _batches(self.values, processes)
 
     @property
@@ -205,7 +201,7 @@ def _convert(values: Mapping[str, Any], origin: Origin | None) -> dict[str, Any]
 
 
 def _batches(values: Mapping[str, Any], processes: int | None) -> BatchPlan:
-    return batch_plan({**values, "num_rollouts": None} if values["num_rollouts"] == AUTO else values, processes)
+    return batch_plan(values, processes)
 
 
 def _unknown(key: str) -> str:
@@ -253,15 +249,13 @@ def differences(saved: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str
     """Return each key that differs between a recipe stored by any version and one of this version, with both values.
 
     A missing key has its default: the version that stored the recipe did not know the key. A key that this
-    version does not know is skipped: nothing can set it any more. With num_rollouts auto in one of them, the keys that
-    a plan sets are skipped too.
+    version does not know is skipped: nothing can set it any more.
 
     >>> differences({"seed": 1, "num_generations": 8, "a_removed_key": 3}, {"seed": 1, "num_rollouts": 16})
     {'num_rollouts': (8, 16)}
     """
     was, now = _completed(FORMER_DEFAULTS | dict(saved)), _completed(values)
-    planned = PLANNED if AUTO in (was["num_rollouts"], now["num_rollouts"]) else ()
-    keys = [key for key in {**saved, **values} if key in fields() and key not in planned]
+    keys = [key for key in {**saved, **values} if key in fields()]
     return {key: (was[key], now[key]) for key in keys if was[key] != now[key]}
 
 

@@ -12,7 +12,6 @@ from functools import cache
 from typing import Any
 
 from ..engines.trl.settings import ADVANTAGES, BASELINES, CLOCKS, DEAD_GROUPS, REWARD_ERRORS, ROWS_PER_GROUP
-from ..planning.grid import AUTO
 from .available import REPORTERS
 from .fields import Field
 from .trl_source import parse_annotation, pods_fields, trl_fields
@@ -127,9 +126,6 @@ class RunKeys:
     ledger_every: int = _key(
         10, "Keep every rollout of every Nth step under rollouts/; 0: never.", source="a page of every tenth step",
         within="[0, inf)")
-    plan_every: int | None = _key(
-        None, "With num_rollouts: auto, plan again every this many steps from the run's own rollouts, off the "
-        "training clock; num_generations stays. null: keep the first plan (docs/plan.md).", within="[1, inf)")
     threads: int | None = _key(None, "CPU threads of torch.", source="torch's own", within="[1, 4096]")
 # fmt: on
 
@@ -146,7 +142,6 @@ _DEFAULTS: dict[str, tuple[Any, str]] = {
 _LOG_LEVELS = ("debug", "info", "warning", "error", "critical", "passive")
 # choices that TRL documents only in prose or code; it rejects some wrong ones only after the first rollouts
 _CHOICES = {
-    "num_rollouts": (AUTO,),
     "advantages": ADVANTAGES,
     "advantage_baseline": BASELINES,
     "reward_errors": REWARD_ERRORS,
@@ -270,7 +265,6 @@ def fields() -> dict[str, Field]:
         known[name] = replace(known[name], choices=choices)
     for name, interval in _RANGES.items():
         known[name] = replace(known[name], within=interval)
-    known["num_rollouts"] = replace(known["num_rollouts"], kinds=known["num_rollouts"].kinds | {"str"})
     known["fsdp"] = replace(known["fsdp"], kinds=known["fsdp"].kinds | {"bool"})  # its help allows True
     return known
 

@@ -24,7 +24,6 @@ from ..runs.files import CHECKPOINTS, LOG, write_failure
 from ..tasks import Fitted, Task
 from .environment import describe, print_start
 from .inputs import fitted_task
-from .planning import plan_recipe, settle_auto
 from .progress import Progress, label_of
 from .publishing import push_finished
 from .resume import Start, find_start
@@ -32,7 +31,6 @@ from .tracking import add_trackers, tracking
 
 if TYPE_CHECKING:
     from ..engines.trl import PODSTrainer
-    from ..planning.plan import Plan
     from .recorder import Recorder
 
 DDP_TIMEOUT = 1800.0  # seconds: transformers' own default
@@ -79,33 +77,21 @@ def train(
         begin = shown.begin if shown else lambda what: None
         begin("importing TRL")
         quiet_libraries()
-        with stop.at_once():
-            recipe, trains = settle_auto(recipe, output, resume=resume, plan=partial(_plan, shown=shown))
         stack.enter_context(stop.later())  # a signal that raises anywhere could prevent the last status
         stack.enter_context(_status_at_end(recipe, output, writer, stop, display))
         with stop.at_once():
             set_threads(recipe.run_settings()["threads"])
-            task, skipped, trainer = _load(recipe, trains, output, begin)
+            task, skipped, trainer = _load(recipe, output, begin)
             start = agree(find(recipe) if writer else None) if resume else None
             if shown:
                 print_start(shown, output, trainer, task, skipped, start)
             if writer:
                 writer.write_environment(describe(trainer, task, skipped, start))
             recorder = _add_recorder(recipe, task, trainer, output, writer, shown, stop)
-            if recipe.values["plan_every"]:
-                _replan(recipe, trainer, output, recorder)
         _train(trainer, recorder, start)
         begin("saving the policy")
         _finish(trainer, recorder, recipe, output, stop)
     return Run.open(output)
-
-
-def _plan(recipe: Recipe, *, shown: Progress | None) -> Plan:
-    """Plan a recipe with num_rollouts: auto before it trains, and show the plan."""
-    plan = plan_recipe(recipe, show=shown.show if shown else lambda text: None)
-    if shown:
-        shown.say("\n".join(plan.lines()))
-    return plan
 
 
 @contextmanager
@@ -166,22 +152,14 @@ def _display(recipe: Recipe, output: Path) -> Progress:
     )
 
 
-def _load(
-    recipe: Recipe, trains: Recipe, output: Path, begin: Callable[[str], None]
-) -> tuple[Task, Fitted | None, PODSTrainer]:
-    """Return the task, which of its prompts are too long, and the trainer of what `trains`."""
+def _load(recipe: Recipe, output: Path, begin: Callable[[str], None]) -> tuple[Task, Fitted | None, PODSTrainer]:
+    """Return the task, which of its prompts are too long, and the trainer."""
     from .trainer import build_trainer
 
     begin(f"loading the task {recipe.values['task']}")
     task, skipped = fitted_task(recipe)
     begin(f"loading the policy {recipe.values['model_name_or_path']}")
-    return task, skipped, build_trainer(trains, task, output / CHECKPOINTS)
-
-
-def _replan(recipe: Recipe, trainer: PODSTrainer, output: Path, recorder: Recorder) -> None:
-    from .replanning import plan_again
-
-    plan_again(recipe, trainer, output, recorder)
+    return task, skipped, build_trainer(recipe, task, output / CHECKPOINTS)
 
 
 def _add_recorder(

@@ -55,7 +55,7 @@ class PODSConfig(GRPOConfig):
         default=None,
         metadata={
             "help": "n: rollouts generated per prompt, at least m = num_generations, the rows trained on. null: n = m, "
-            "plain GRPO. In a recipe also auto: measure first, and set n, m, waves and dead groups (docs/plan.md)."
+            "plain GRPO. pods plan measures which n and m have the most signal a second."
         },
     )
     rule: RuleOrName = field(
