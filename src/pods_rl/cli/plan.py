@@ -77,7 +77,7 @@ def plan(
 def _from_rollouts(path: Path, rows: int, m: int, group_by: str, reward_key: str) -> Plan:
     """Plan from the rewards of a file: signals without seconds."""
     from ..planning.plan import Pool, Prices, Setting, decide, describe, model, settings_to_compare, simulate
-    from .select import read_rollouts
+    from .rows import read_rollouts
 
     found, bad = read_rollouts(str(path), group_by, reward_key)
     groups: dict[str, list[float]] = {}
