@@ -1,5 +1,6 @@
 """What MkDocs does not do by itself: pages that lie outside docs/, and doctests in docstrings."""
 
+import ast
 import re
 from pathlib import Path, PurePosixPath
 from posixpath import normpath, relpath
@@ -72,3 +73,12 @@ def fenced(text: str) -> str:
     """
     blocks = re.split(r"\n(?:[ \t]*\n)+", text)
     return "\n\n".join(re.sub(r"(?ms)^( *)(>>> .*)", r"\1```pycon\n\1\2\n\1```", block) for block in blocks)
+
+
+class FieldHelp(griffe.Extension):
+    """Documents a dataclass field by the `help` of its metadata."""
+
+    def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
+        found = re.search(r"'help':\s*((?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\s)+)", str(attr.value))
+        if found and not attr.docstring:
+            attr.docstring = griffe.Docstring(ast.literal_eval(f"({found[1]})"), parent=attr)

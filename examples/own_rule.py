@@ -3,7 +3,7 @@
     PYTHONPATH=examples pods train tiny-pods --max_seconds 20 --rule own_rule:extremes_and_random
 
 Needs: pods-rl; half a minute on one CPU core. `select` and `PODSConfig(rule=...)` take the function itself
-(docs/rules.md).
+(docs/how-it-works.md).
 """
 
 import torch

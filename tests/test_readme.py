@@ -1,11 +1,13 @@
-"""What the README and the pages show exists: files, commands and their options; the README's snippet runs."""
+"""What the README and the pages show is true: every block runs, and files, commands, keys and figures exist."""
 
 from __future__ import annotations
 
+import csv
 import doctest
 import re
 import runpy
 import shlex
+import subprocess
 from pathlib import Path
 
 import click
@@ -15,14 +17,56 @@ from typer.main import get_command
 from pods_rl.cli import app
 from pods_rl.recipe.schema import fields
 
+from .cli import pods
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+RESULTS = ROOT / "docs" / "results"
 
 
-def test_the_snippet_without_a_model_runs(capsys):
-    (snippet,) = (found for found in re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL) if "select(" in found)
-    exec(compile(snippet, "README.md", "exec"), {})
-    assert "tensor([[0, 1, 2, 5]])" in capsys.readouterr().out
+def blocks(text: str) -> list[tuple[str, str]]:
+    """The language and the text of each code block of a page."""
+    return re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+
+
+PYTHON = [code for language, code in blocks(README) if language == "python"]
+SHELL = [code for language, code in blocks(README) if language == "" and "pods_rl/" not in code]
+
+
+@pytest.mark.parametrize("code", PYTHON, ids=["trl", "select"])
+def test_a_python_block_runs_as_it_stands(code, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(compile(code, "README.md", "exec"), names)
+    if "trainer" in names:
+        assert names["trainer"].state.global_step == 3
+    else:
+        assert "tensor([[0, 1, 2, 5]])" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_pods_commands_run_one_after_the_other(tmp_path, monkeypatch):
+    """As they stand, but for fewer seconds."""
+    monkeypatch.chdir(tmp_path)
+    commands = [words for code in SHELL for words in shown_commands(f"```\n{code}```\n")]
+    assert len(commands) >= 5
+    for words in commands:
+        done = pods(*["3" if word == "20" else word for word in words])
+        assert done.exit_code == 0, (words, done.output)
+    assert Path("runs/first/report/report.html").is_file()
+    assert Path("kept.jsonl").is_file()
+
+
+def test_every_shell_block_is_one_that_a_test_knows():
+    for code in SHELL:
+        for line in code.splitlines():
+            words = shlex.split(line, comments=True)
+            if words[0] == "make":
+                done = subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, capture_output=True, text=True)
+                assert done.returncode == 0, done.stderr
+            else:
+                assert words[0] == "pods" or words == ["pip", "install", "."], line
 
 
 PAGES = ["README.md", "CONTRIBUTING.md", "examples/README.md"]
@@ -33,7 +77,7 @@ TAKE_KEYS = {"train", "compare", "eval", "plan", "doctor", "tasks"}  # the keys 
 
 def shown_commands(text: str) -> list[list[str]]:
     """The words of each `pods` command in the code blocks of a page, without `pods`."""
-    lines = "\n".join(re.findall(r"^```\w*\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)).replace("\\\n", " ")
+    lines = "\n".join(code for _, code in blocks(text)).replace("\\\n", " ")
     found = re.findall(r"^(?:\$ |[A-Z_]+=\S+ )*pods +(.*)$", lines, flags=re.MULTILINE)
     return [shlex.split(line, comments=True) for line in found]
 
@@ -64,27 +108,98 @@ def test_a_stale_command_is_found():
     assert [unknown_words(words) for words in shown_commands(text)] == [["--outputs"], [], ["trian"]]
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if "results" not in page and page != "docs/verl.md"])
+def test_shown_keys_exist(page):
+    """`key: value` in a page is a key of a recipe."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    shown = {key for span in re.findall(r"`(\w+: [^`\n]+)`", text) for key in re.findall(r"^(\w+): ", span)}
+    assert shown <= set(fields()) | {"rewards"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_named_files_exist(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)", text):
+        if not target.startswith("http"):
+            assert ((ROOT / page).parent / target).exists(), target
+    for path in re.findall(r"`(?:python )?((?:benchmarks|tests|examples)/[\w/]+\.\w+)", text):
+        assert (ROOT / path).is_file(), path
+
+
+def test_no_address_is_made_up():
+    """Until an owner confirms one, no file names a repository of ours or tells pip to fetch us from an index."""
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in tracked.split("\0"):
+        if name and name != "tests/test_readme.py" and Path(name).suffix in (".md", ".toml", ".cff", ".py", ".ipynb"):
+            text = (ROOT / name).read_text(encoding="utf-8")
+            assert not re.search(r"(github|gitlab)\.com/pods|pip install ['\"]?pods-rl", text), name
+
+
+def test_the_pages_are_eleven_and_short():
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    assert len(pages) <= 11
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= 12_000
+
+
+def table(study: str, name: str) -> list[dict[str, str]]:
+    with (RESULTS / study / f"{name}.csv").open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+ARMS = {
+    "TRL's GRPO 16 (`exact_trl`)": "grpo-16-trl",
+    "TRL's GRPO 16": "grpo-16-trl",
+    "TRL's GRPO 64, accumulated": "grpo-64-trl",
+    "GRPO 16, `prompt_once: false`": "grpo-16-off",
+    "GRPO 16": "grpo-16",
+    "PODS 64 -> 16, `prompt_once: false`": "pods-64-16-off",
+    "PODS 64 -> 16": "pods-64-16",
+    "PODS 32 -> 8": "pods-32-8",
+}
+
+
+@pytest.mark.parametrize(("study", "heading"), [("words", "Word problems"), ("levers", "Short sums")])
+def test_the_tables_of_a_study_are_its_files(study, heading):
+    page = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    section = page.split(f"\n### {heading}\n")[1].split("\n### ")[0]
+    rows = [[cell.strip(" *") for cell in line.split("|")[1:-1]] for line in section.splitlines() if line[:1] == "|"]
+    final = {row["arm"]: row for row in table(study, "final")}
+    assert len(rows) == 2 + 5
+    for name, seconds, accuracy, *sooner in rows[2:]:
+        found = final[ARMS[name]]
+        ends = "{final:.3f} [{final_low:.3f}, {final_high:.3f}]"
+        assert accuracy == ends.format_map({key: float(found[key]) for key in ("final", "final_low", "final_high")})
+        assert float(seconds) == pytest.approx(float(found["seconds_per_step"]), abs=0.0006)
+        for baseline, shown in zip(("grpo-16-trl", "grpo-16"), sooner, strict=False):
+            speedups = {row["arm"]: row for row in table(study, f"speedup-{baseline}") if row["criterion"] == "p99"}
+            value = speedups[ARMS[name]]["speedup"]
+            assert shown == "never" if float(value) == 0 else float(shown.split()[0].strip("*")) == round(float(value), 2)
+
+
+def test_the_differences_that_the_pages_show_are_claims_of_the_studies():
+    text = " ".join((README + (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")).split())
+    shown = re.findall(r"(-?\d\.\d{3}) (?:above it |accuracy )?[[(](-?\d\.\d{3})(?:, | to )(-?\d\.\d{3})[])]", text)
+    known = {
+        tuple(sorted(abs(round(float(row[key]) + 0.0, 3)) for key in ("difference", "ci_low", "ci_high")))
+        for study in ("words", "levers", "study")
+        for row in table(study, "claims")
+    }
+    known |= {
+        tuple(sorted(abs(round(float(row[key]), 3)) for key in ("final", "final_low", "final_high")))
+        for study in ("words", "levers")
+        for row in table(study, "final")
+    }
+    calculator = (0.018, 0.051, 0.078)  # its task is gone, and so are its files
+    unknown = [row for row in shown if tuple(sorted(abs(float(value)) for value in row)) not in known | {calculator}]
+    assert len(shown) > 15
+    assert unknown == []
+
+
 def test_the_sites_own_functions():
     names = runpy.run_path(str(ROOT / "docs" / "site.py"))
     tests = [doctest.DocTestFinder().find(names[name], name, globs=names) for name in ("relinked", "fenced")]
     results = [doctest.DocTestRunner().run(test) for (test,) in tests]
     assert [(result.failed, result.attempted > 0) for result in results] == [(0, True), (0, True)]
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_links_point_to_files(page):
-    text = (ROOT / page).read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#]+)", text):
-        if not target.startswith("http"):
-            assert ((ROOT / page).parent / target).exists(), target
-
-
-def test_commands_name_what_exists():
-    for path in re.findall(r"`python (benchmarks/\w+\.py)", README):
-        assert (ROOT / path).is_file(), path
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in re.findall(r"^make (\w+)", README, flags=re.MULTILINE):
-        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
 
 
 def test_the_file_tree_is_true():

@@ -1,4 +1,4 @@
-"""The plain PyTorch loop in examples/ runs, and docs/engines.md quotes it."""
+"""The plain PyTorch loop in examples/ runs, and docs/trl.md quotes it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def loop() -> str:
 
 
 def test_the_page_quotes_it(loop):
-    page = (ROOT / "docs" / "engines.md").read_text("utf-8")
+    page = (ROOT / "docs" / "trl.md").read_text("utf-8")
     core = page.split("Its core:")[1].split("```python\n")[1].split("```")[0]
     lines = [line.split("  #")[0].strip() for line in loop.splitlines()]
     assert [line for line in core.splitlines() if line.split("  #")[0] not in lines] == []

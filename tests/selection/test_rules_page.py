@@ -1,4 +1,4 @@
-"""The examples and the worked table of docs/rules.md."""
+"""The examples and the worked table of docs/how-it-works.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-PAGE = Path(__file__).parents[2] / "docs" / "rules.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-it-works.md"
 
 
 def test_examples_run() -> None:

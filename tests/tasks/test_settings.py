@@ -59,7 +59,7 @@ def test_the_key_is_explained_with_every_name():
 
 
 def test_the_page_of_tasks_lists_the_table():
-    page = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| .* \| .* \| `(\w+)` \|$", page, re.MULTILINE))
     assert rows == {name: entry.answer for name, entry in tasks.TASKS.items()}
     hub_ids = [part for entry in tasks.TASKS.values() if entry.folders for part in entry.source.split(", ")]
