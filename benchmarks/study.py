@@ -5,12 +5,10 @@ baseline, what each arm had spent when it reached a baseline's threshold, accura
 differences between two arms, paired by seed, with intervals.
 
 - paper: the paper's comparison and ablations (`study.yaml`: 13 arms, eight seeds, one core, about 2 hours).
-- levers: what the levers of docs/rollouts.md are worth (`levers.yaml`: 7 arms, eight seeds, about an hour of one core).
+- levers: what cheaper steps are worth on short sums (`levers.yaml`: 5 arms, eight seeds, 45 minutes of one core).
 - words: PODS on word problems against TRL's GRPO (`words.yaml`: 6 arms, eight seeds, 80 minutes of one core).
 - chat: a chat model of 135 million parameters on small sums (`chat.yaml`: 2 arms, two seeds, an hour of one core;
   first `python benchmarks/chat.py runs/chat-model`).
-- calculator: conversations with a tool (`calculator.yaml`: 2 arms, three seeds, a quarter of an hour of one core; first
-  `python benchmarks/calculator.py runs/calculator-policy`).
 """
 
 from __future__ import annotations
@@ -84,8 +82,6 @@ STUDIES = {
             ("PODS against TRL's GRPO", "pods-64-16", "grpo-16-trl"),
             ("PODS against GRPO", "pods-64-16", "grpo-16"),
             ("GRPO against TRL's", "grpo-16", "grpo-16-trl"),
-            ("waves", "pods-64-16-waves", "pods-64-16"),
-            ("refill", "pods-64-16-refill", "pods-64-16"),
         ),
     ),
     "words": Study(
@@ -98,18 +94,12 @@ STUDIES = {
             ("planned against GRPO 16", "planned", "grpo-16"),
             ("PODS 64 to 16 against GRPO 16", "pods-64-16", "grpo-16"),
             ("PODS 32 to 8 against GRPO 16", "pods-32-8", "grpo-16"),
-            ("refill in PODS 64 to 16", "planned", "pods-64-16"),
+            ("dynamic sampling in PODS 64 to 16", "planned", "pods-64-16"),
             ("GRPO 16 against TRL's", "grpo-16", "grpo-16-trl"),
         ),
     ),
     "chat": Study(
         "chat",
-        baselines=("grpo-8",),
-        headline=("grpo-8", "pods-32-8"),
-        claims=(("PODS 32 to 8 against GRPO 8", "pods-32-8", "grpo-8"),),
-    ),
-    "calculator": Study(
-        "calculator",
         baselines=("grpo-8",),
         headline=("grpo-8", "pods-32-8"),
         claims=(("PODS 32 to 8 against GRPO 8", "pods-32-8", "grpo-8"),),
