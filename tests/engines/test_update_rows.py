@@ -7,7 +7,7 @@ import logging
 import pytest
 import torch
 from peft import LoraConfig
-from transformers import TrainerCallback
+from transformers import OPTConfig, OPTForCausalLM, TrainerCallback
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import utils
@@ -205,6 +205,23 @@ def test_a_model_with_dropout_trains_on_rows_and_logs_it_once(make_trainer, capl
     (message,) = [record.getMessage() for record in caplog.records if record.name.endswith("trl.update")]
     assert "PeftModel" in message
     assert "dropout" in message
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_cannot_take_packs_is_refused_under_bf16(make_trainer, tokenizer, dtype, caplog):
+    """TRL's default precision; OPT numbers its positions by the mask."""
+    shape = {"hidden_size": 32, "ffn_dim": 64, "word_embed_proj_dim": 32, "num_hidden_layers": 2, "dropout": 0.0}
+    torch.manual_seed(0)
+    opt = OPTForCausalLM(OPTConfig(vocab_size=len(tokenizer), num_attention_heads=4, **shape)).to(dtype)
+
+    class OPT(PODSTrainer):
+        def __init__(self, **given):
+            super().__init__(**given | {"model": opt})
+
+    trainer = make_trainer(OPT, bf16=True)
+    trainer.train()
+    assert not trainer._update._takes_packs(trainer.model_wrapped)
+    assert "log-probabilities differ" in caplog.text
 
 
 def test_a_subclass_with_its_own_loss_gets_every_row(make_trainer):

@@ -3,7 +3,8 @@
 - `Overridden`: the methods that PODSTrainer overrides, with the parameters that it was written for.
 - `TRLTrainer`: what else is read, written or called on the trainer, one line each; it types the rest of the engine.
 - the imports below: names that are not public.
-- the context managers: every patch, undone at its end.
+- the context managers: every patch of TRL and accelerate, undone at its end, but for `shard_with`. `packing` wraps the
+  attention functions of transformers, which stays.
 
 `check_overrides` and `check_names` compare the lists with the installed versions when a trainer is built.
 """
@@ -219,7 +220,7 @@ def check_names(trainer: TRLTrainer) -> None:
             raise _refusal(f"patches or calls trl.trainer.grpo_trainer.{name}", "that name does not exist")
 
 
-# -- patches: each holds inside its context and is undone at the end ------------------------------------------------
+# -- patches: each holds inside its context and is undone at the end, but for `shard_with` ---------------------------
 
 
 @contextmanager

@@ -15,10 +15,10 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from trl import GRPOTrainer
 
 from ...distributed import mark
-from .compat import Batch, TRLTrainer
+from .compat import Batch, TRLTrainer, standing_in
 from .generation import has_images, present_images
 from .guard import Guard
-from .packing import ChosenRows, LogProbs, has_dropout, why_rows
+from .packing import ChosenRows, LogProbs, draws_noise, why_rows
 
 logger = logging.getLogger(__name__)
 
@@ -190,7 +190,7 @@ class Update:
             model = ChosenRows(
                 model,
                 keep,
-                merge=not self._has_dropout,
+                merge=not self._draws_noise,
                 packed=self._takes_packs(model),
                 live=self._batch.get("live"),
                 unread=self._batch.get("old_per_token_logps"),
@@ -199,8 +199,8 @@ class Update:
         return compute(model, ids, mask, keep, batch_size, **others)
 
     @cached_property
-    def _has_dropout(self) -> bool:
-        return has_dropout(self._trainer.accelerator.unwrap_model(self._trainer.model))
+    def _draws_noise(self) -> bool:
+        return draws_noise(self._trainer.accelerator.unwrap_model(self._trainer.model))
 
     def _takes_packs(self, model: Any) -> bool:
         """Return whether a model takes packs; decided at its first pass and, if it does not, logged."""
@@ -208,11 +208,13 @@ class Update:
         bare = accelerator.unwrap_model(model)
         if bare not in self._packs:
             weights = {weight.dtype for weight in bare.parameters()}
-            rounds = accelerator.mixed_precision != "no" or weights & {torch.bfloat16, torch.float16}
+            coarse = bool(weights - {torch.float32, torch.float64})
+            coarse |= self._trainer.is_fsdp_enabled and accelerator.mixed_precision != "no"
             reason: str | None = "torch.compile would compile it for every batch"
             if not self._trainer.args.torch_compile:
-                with accelerator.autocast():
-                    reason = why_rows(bare, model, tolerance=0.1 if rounds else 1e-4)
+                # In float32 if the weights are: `_original_forward` is without accelerate's autocast.
+                with standing_in(bare, forward=getattr(bare, "_original_forward", bare.forward)):
+                    reason = why_rows(bare, model, tolerance=0.1 if coarse else 1e-3)
             self._packs[bare] = reason is None
             if reason is not None and accelerator.is_main_process:
                 logger.warning(
