@@ -28,7 +28,6 @@ from trl.trainer import grpo_trainer
 
 from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.engines.trl.rollouts import as_text
-from pods_rl.engines.trl.round import RolloutRound
 from pods_rl.selection import get_rule
 from tests import DEADLINE, free_port
 
@@ -39,10 +38,8 @@ from .vision import make_vlm
 
 # processes, settings; the single process that it must equal has `processes` times the rows per device.
 CASES: dict[str, tuple[int, dict[str, Any]]] = {
-    "one group over two": (2, {"num_generations": 4, "num_rollouts": 8, "per_device_train_batch_size": 2}),
     "seven of one prompt over two": (2, {"num_generations": 4, "num_rollouts": 7, "per_device_train_batch_size": 2}),
-    "three groups over two": (2, {"num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 6}),
-    "several whole groups each": (
+    "several groups each": (
         2,
         {"num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
     ),
@@ -54,13 +51,11 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
         },
     ),
     "plain GRPO over two": (2, {"num_generations": 4, "num_rollouts": 4, "per_device_train_batch_size": 2}),
-    "sixteen over four": (4, {"num_generations": 16, "num_rollouts": 32, "per_device_train_batch_size": 4}),
-    "six of one prompt over four": (4, {"num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 1}),
     "dead groups over two": (
         2,
         {"num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
     ),
-    "three prompts, uneven, over four": (
+    "three prompts over four": (
         4,
         {"num_generations": 4, "num_rollouts": 7, "per_device_train_batch_size": 3, "rollout_batch_size": 5},
     ),
@@ -69,45 +64,12 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
         4,
         {"num_generations": 4, "num_rollouts": 9, "per_device_train_batch_size": 2, "rollout_batch_size": 7},
     ),
-}  # fmt: skip
-# Waves and the places of dead groups; rows may be any prompt's, so these have tests of their own.
-WAVES: dict[str, tuple[int, dict[str, Any]]] = {
-    "waves of one group over two": (
-        2,
-        {"num_generations": 4, "num_rollouts": 21, "per_device_train_batch_size": 2, "rollout_waves": [4, 1]},
-    ),
-    "waves of three groups over four": (
-        4,
-        {
-            "num_generations": 4, "num_rollouts": 11, "per_device_train_batch_size": 3, "rollout_waves": [4, 3],
-            "give_up_after": 4, "give_up_probability": 0.7, "rollout_batch_size": 3, "loss_type": "dapo",
-        },
-    ),
-    "waves, refilled, over two": (
-        2,
-        {
-            "num_generations": 2, "num_rollouts": 3, "per_device_train_batch_size": 3, "rollout_waves": [2, 1],
-            "dead_groups": "refill", "prefer_distinct": True,
-        },
-    ),
-    "shared over two": (
-        2, {"num_generations": 4, "num_rollouts": 9, "per_device_train_batch_size": 6, "dead_groups": "share"},
-    ),
-}  # fmt: skip
-# Prompts with images: rows are generated on one process and trained on another.
-IMAGES: dict[str, tuple[int, dict[str, Any]]] = {
-    "images by patch over two": (
+    # Prompts with images: rows are generated on one process and trained on another.
+    "images over two": (
         2, {"num_generations": 4, "num_rollouts": 7, "per_device_train_batch_size": 6, "rollout_batch_size": 3},
     ),
-    "images by tile, in waves, over two": (
-        2,
-        {
-            "num_generations": 4, "num_rollouts": 7, "per_device_train_batch_size": 6, "rollout_waves": [4, 1],
-            "stop_variance": 0.6,
-        },
-    ),
 }  # fmt: skip
-ALL = CASES | WAVES | IMAGES
+FAULTS = CASES["seven of one prompt over two"][1] | {"num_rollouts": 8}
 STEPS = 2
 
 
@@ -133,17 +95,23 @@ def numbered_rollouts(trainer: PODSTrainer) -> Any:
     return generate
 
 
+def train(trainer: PODSTrainer, *, numbered: bool = True) -> None:
+    """Train, with numbered rollouts in place of the policy's."""
+    original = GRPOTrainer._generate_single_turn
+    if numbered:
+        stand_in = numbered_rollouts(trainer)
+        GRPOTrainer._generate_single_turn = lambda self, *args, **kwargs: stand_in(*args, **kwargs)
+    try:
+        trainer.train()
+    finally:
+        GRPOTrainer._generate_single_turn = original
+
+
 def graded(completions: list[Any], log_extra: Any, **_: Any) -> list[float]:
     """Logs a column about every rollout, and scores the letters."""
     texts = [as_text(completion) for completion in completions]
     log_extra("characters", [len(text) for text in texts])
     return letter_reward(texts)
-
-
-def rare(completions: list[str], log_extra: Any, **_: Any) -> list[float]:
-    """As `graded`, with two values; some groups have but one of them."""
-    log_extra("characters", [len(text) for text in completions])
-    return [float(text[:1] in "6789+" and len(text) % 3 > 0) for text in completions]
 
 
 def half_dead(prompts: list[str], completions: list[str], log_extra: Any, **_: Any) -> list[float]:
@@ -171,23 +139,6 @@ class Watch(TrainerCallback):
             self.gradients.update({name: p.grad.clone() for name, p in named if p.grad is not None})
 
 
-def count_traffic() -> dict[str, int]:
-    """Bytes this process sends, by collective, from now on; a gather counts what it contributes."""
-    sent = {"gathered": 0, "moved": 0}
-    gather, exchange = dist.all_gather, dist.all_to_all_single
-
-    def counting_gather(output: Any, tensor: torch.Tensor, *rest: Any) -> Any:
-        sent["gathered"] += tensor.nbytes
-        return gather(output, tensor, *rest)
-
-    def counting_exchange(output: Any, tensor: torch.Tensor, *rest: Any) -> Any:
-        sent["moved"] += tensor.nbytes
-        return exchange(output, tensor, *rest)
-
-    dist.all_gather, dist.all_to_all_single = counting_gather, counting_exchange
-    return sent
-
-
 def make_trainer(
     folder: Path, settings: dict[str, Any], reward: Any = graded, family: str | None = None
 ) -> PODSTrainer:
@@ -212,21 +163,14 @@ def make_trainer(
     )  # fmt: skip
 
 
-def train_case(folder: Path, name: str, settings: dict[str, Any], sent: dict[str, int]) -> None:
-    waves = {"reward_range": [0.0, 1.0]} if "rollout_waves" in settings else {}
-    reward = rare if name in WAVES else half_dead if "dead" in name else graded
-    family = name in IMAGES and ("Qwen2_5_VL" if "patch" in name else "InternVL")
-    trainer = make_trainer(folder, settings | waves, reward, family or None)
+def train_case(folder: Path, name: str, settings: dict[str, Any]) -> None:
+    reward = half_dead if "dead" in name else graded
+    family = "Qwen2_5_VL" if "images" in name else None
+    trainer = make_trainer(folder, settings, reward, family)
     watch = Watch(trainer)
     trainer.add_callback(watch)
     seen: list[dict[str, Any]] = []
-    score, select = trainer._generate_and_score_completions, RolloutRound.generate_and_select
-
-    def generate(current: RolloutRound) -> Any:
-        before = dict(sent)
-        rows = select(current)
-        seen[-1]["traffic"] = {kind: sent[kind] - before[kind] for kind in sent}
-        return rows
+    score = trainer._generate_and_score_completions
 
     def keep(inputs: list[dict[str, Any]]) -> dict[str, Any]:
         seen.append({"asked": [row["prompt"] for row in inputs]})
@@ -240,19 +184,11 @@ def train_case(folder: Path, name: str, settings: dict[str, Any], sent: dict[str
             rows = grpo_trainer.split_pixel_values_by_grid(batch)["pixel_values"]
             seen[-1]["pixels"] = [[len(pixels), *pixels.flatten()[:9].tolist()] for pixels in rows]
         seen[-1]["kept"] = trainer.rollouts.kept.tolist()
-        seen[-1]["groups"] = trainer.rollouts.groups.tolist()
         seen[-1]["ledger"] = trainer.rollouts.columns()
         return batch
 
-    RolloutRound.generate_and_select, trainer._generate_and_score_completions = generate, keep
-    original = GRPOTrainer._generate_single_turn
-    stand_in = numbered_rollouts(trainer)
-    if not name.startswith("sampled"):
-        GRPOTrainer._generate_single_turn = lambda self, *args, **kwargs: stand_in(*args, **kwargs)
-    try:
-        trainer.train()
-    finally:
-        GRPOTrainer._generate_single_turn, RolloutRound.generate_and_select = original, select
+    trainer._generate_and_score_completions = keep
+    train(trainer, numbered=not name.startswith("sampled"))
     rank, world = trainer.accelerator.process_index, trainer.accelerator.num_processes
     tables = {
         "extra": list(trainer._logs["extra"]["characters"]),
@@ -272,7 +208,7 @@ def train_case(folder: Path, name: str, settings: dict[str, Any], sent: dict[str
 def refused_case(folder: Path, rank: int) -> None:
     get_rule("tests.engines.many_processes:process_s_own_choice")
     rule = {"rule": "tests.engines.many_processes:process_s_own_choice"}
-    trainer = make_trainer(folder, CASES["one group over two"][1] | rule)
+    trainer = make_trainer(folder, FAULTS | rule)
     try:
         trainer.train()
     except Exception as error:
@@ -290,7 +226,7 @@ def faults_case(folder: Path, rank: int) -> None:
             raise ArithmeticError("odd")
         return letter_reward(completions)
 
-    trainer = make_trainer(folder, CASES["one group over two"][1] | {"reward_errors": "zero"}, picky)
+    trainer = make_trainer(folder, FAULTS | {"reward_errors": "zero"}, picky)
     compute_loss = trainer.compute_loss
 
     def odd_loss(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -371,13 +307,12 @@ def process(folder: Path, rank: int, world: int, port: int) -> None:
     if world > 1:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    sent = count_traffic()
-    for name, (processes, settings) in ALL.items():
+    for name, (processes, settings) in CASES.items():
         if world == processes:
-            train_case(folder, name, settings, sent)
+            train_case(folder, name, settings)
         elif world == 1:
             rows = settings["per_device_train_batch_size"] * processes
-            train_case(folder, name, settings | {"per_device_train_batch_size": rows}, sent)
+            train_case(folder, name, settings | {"per_device_train_batch_size": rows})
     if world == 2:
         refused_case(folder, rank)
         faults_case(folder, rank)

@@ -20,14 +20,14 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from trl import GRPOTrainer
 
 from pods_rl import PODSTrainer
 from pods_rl.engines.trl.checkpoints import save_policy
 from pods_rl.evaluation import GenerateSampler, Sampling
 from pods_rl.recipe import find_accelerate_config
 
-from .many_processes import CASES, Watch, fork_all, make_trainer, numbered_rollouts
+from . import many_processes
+from .many_processes import CASES, Watch, fork_all, make_trainer
 
 CASE = "seven of one prompt over two"  # shares of 4 and 3 rollouts
 PROMPTS_IDS = [[5, 6, 7], [8, 9], [10], [11, 12, 13, 14], [15, 16]]
@@ -56,12 +56,7 @@ def train(folder: Path, processes: int) -> PODSTrainer:
     trainer = make_trainer(folder, settings)
     watch = Watch(trainer)
     trainer.add_callback(watch)
-    original, stand_in = GRPOTrainer._generate_single_turn, numbered_rollouts(trainer)
-    GRPOTrainer._generate_single_turn = lambda self, *args, **kwargs: stand_in(*args, **kwargs)
-    try:
-        trainer.train()
-    finally:
-        GRPOTrainer._generate_single_turn = original
+    many_processes.train(trainer)
     weights = {f"weight {key}": whole(p) for key, p in trainer.model.named_parameters()}
     gradients = {f"gradient {key}": whole(g) for key, g in watch.gradients.items()}
     save_file(weights | gradients, folder / f"{processes}-{trainer.accelerator.process_index}.safetensors")
