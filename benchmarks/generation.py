@@ -29,7 +29,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, StoppingCriteria, StoppingCriteriaList, logging
 
 from pods_rl.policies import tiny_policy_path
-from pods_rl.rollouts.generating import Rows, complete
+from pods_rl.rollouts.generating import LiveRows, complete
 from pods_rl.rollouts.sampling import RowDraws
 
 ROWS, SHORT, LONG, NEVER = 64, 30, 120, 10**6
@@ -83,11 +83,11 @@ class Case:
 
     def kept(self) -> None:
         """Ours, but ended rows stay in the batch."""
-        drop, Rows.drop_ended = Rows.drop_ended, lambda *_: None  # type: ignore[method-assign]
+        drop, LiveRows.drop_ended = LiveRows.drop_ended, lambda *_: None  # type: ignore[method-assign]
         try:
             self.ours()
         finally:
-            Rows.drop_ended = drop  # type: ignore[method-assign]
+            LiveRows.drop_ended = drop  # type: ignore[method-assign]
 
     def ours(self) -> None:
         draws = RowDraws([(0, row) for row in range(ROWS)], self._length, strict=True)

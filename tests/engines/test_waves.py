@@ -19,7 +19,7 @@ from pods_rl.engines.trl.keeping import keep_rows
 from pods_rl.engines.trl.settings import check_rollouts
 from pods_rl.errors import UserError
 from pods_rl.rollouts.allocating import live
-from pods_rl.rollouts.draws import uniforms
+from pods_rl.rollouts.sampling import uniforms
 from pods_rl.rollouts.stopping import ROULETTE
 
 from .conftest import PROMPTS

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..rollouts.completing import complete_prompts
+from ..rollouts.generating import complete_prompts
 from ..rollouts.sampling import RowDraws
 from .sampling import Completion, RowsDone, Sampling
 

@@ -1,7 +1,6 @@
-"""What decoding costs beside the model's own layers: copies of the cache, and attention of a single query on a CPU.
+"""Faster parts of transformers' decoding: layers of its cache, and attention of a single query on a CPU.
 
-Parts of transformers with the same results, up to rounding: layers of its cache, and a function of its attention
-interface.
+They have the same results up to rounding.
 """
 
 from __future__ import annotations
@@ -70,14 +69,6 @@ class GrowingLayer(DynamicLayer):
         self._key_room = self._with_room(self.keys, indices)
         self._value_room = self._with_room(self.values, indices)
         self._show(columns)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each row."""
-        self.batch_select_indices(torch.arange(len(self.keys), device=self.device).repeat_interleave(repeats))
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Remove the last tokens, given as a negative number."""
-        self._show(self.keys.shape[-2] - abs(tokens_to_remove))
 
     def _show(self, columns: int) -> None:
         self.keys, self.values = self._key_room[:, :, :columns], self._value_room[:, :, :columns]
@@ -185,6 +176,17 @@ def unshareable(cache: Any) -> str | None:
         (layer for layer in cache.layers if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)), None
     )
     return None if other is None else f"its cache has a layer of the kind {type(other).__name__}"
+
+
+def rope_types(config: Any) -> set[str | None]:
+    """Return the kinds of rotary positions of a text model's configuration; some have one for each kind of layer.
+
+    >>> from transformers import Qwen2Config
+    >>> rope_types(Qwen2Config())
+    {'default'}
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    return {part.get("rope_type") for part in (rope.values() if "rope_type" not in rope else [rope]) if part}
 
 
 def share_prompts(model: PreTrainedModel, cache: Cache, rows: Tensor, most: int) -> None:

@@ -11,20 +11,28 @@ that are this close to equal in greedy decoding, can then go either way, and the
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import (
+    GenerationConfig,
+    GenerationMixin,
+    LogitsProcessorList,
+    PreTrainedModel,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 from transformers.generation import GenerationMode
 
-from .decoding import CannotServeError, check_attended, decoding, share_prompts, unshareable
+from .decoding import CannotServeError, check_attended, decoding, rope_types, share_prompts, unshareable
 
 if TYPE_CHECKING:
-    from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+    from transformers import StoppingCriteriaList
 
     from .sampling import RowDraws
 
@@ -71,6 +79,64 @@ def complete(
     return generate(**{**inputs, **otherwise})
 
 
+def complete_prompts(
+    model: PreTrainedModel,
+    prompts_ids: Sequence[Sequence[int]],
+    draws: RowDraws | None,
+    *,
+    length: int,
+    ends: Sequence[int],
+    pad: int,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+) -> Tensor:
+    """Return completions `[rows, T]` of a batch of prompts, each with its own draws, padded on the right.
+
+    The model's own sampling defaults and penalties are not used.
+
+    Args:
+        prompts_ids: tokens of each row's prompt; equal prompts are computed once.
+        draws: of the rows; None: greedy.
+        length: most tokens of a completion.
+        ends: tokens that end a completion.
+        pad: the token after a row's end.
+        temperature, top_k, top_p: of the draws; a top_k below 1 keeps all tokens.
+    """
+    width, device = max(map(len, prompts_ids)), model.device
+    padded = torch.tensor([[pad] * (width - len(ids)) + list(ids) for ids in prompts_ids], device=device)
+    mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts_ids], device=device)
+    # greedy for `generate`, since draws leave one token
+    config = GenerationConfig(
+        do_sample=False,
+        temperature=1.0,
+        top_k=50,
+        top_p=1.0,
+        num_beams=1,
+        repetition_penalty=1.0,
+        no_repeat_ngram_size=0,
+        max_new_tokens=length,
+        pad_token_id=pad,
+        eos_token_id=sorted(ends) or None,
+    )
+    inputs: dict[str, Any] = {
+        "input_ids": padded,
+        "attention_mask": mask,
+        "generation_config": config,
+        "synced_gpus": False,  # whole weights are here, and processes may have different numbers of batches
+    }
+    if draws is None:
+        return complete(model.generate, inputs)[:, width:]
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(float(temperature))])
+    if top_k > 0:
+        warpers.append(TopKLogitsWarper(top_k))
+    if top_p < 1:
+        warpers.append(TopPLogitsWarper(top_p))
+    inputs["logits_processor"] = warpers
+    drawn = {"logits_processor": LogitsProcessorList([*warpers, draws])}
+    return complete(model.generate, inputs, draws, otherwise=drawn)[:, width:]
+
+
 class PromptOnce:
     """A decoding loop for `generate(custom_generate=...)`; stateless but for the draws.
 
@@ -102,7 +168,7 @@ class PromptOnce:
         if draws is not None and len(draws) != len(input_ids):
             raise ValueError(f"got draws for {len(draws)} rows and {len(input_ids)} rows")
         with decoding(model):
-            rows = Rows(model, input_ids, generation_config, inputs)
+            rows = LiveRows(model, input_ids, generation_config, inputs)
             logits = rows.prefill()
             while True:
                 scores = logits_processor(rows.seen, logits)
@@ -155,10 +221,14 @@ def refusal(
         return "an adapter changes the model's inputs (prompt learning)"
     if positions is not None and positions.ndim != 2:
         return "positions have several axes"
+    text = model.config.get_text_config(decoder=True)
+    switch = getattr(text, "original_max_position_embeddings", None) or text.max_position_embeddings
+    if rope_types(text) & {"dynamic", "longrope"} and (config.max_length or 0) > switch:
+        return "its rotary frequencies change with the longest row of a batch"
     return None
 
 
-class Rows:
+class LiveRows:
     """The rollouts that are still generated: their tokens, masks, positions and cache.
 
     Args:
@@ -201,7 +271,7 @@ class Rows:
             inputs["position_ids"] = positions[firsts]
         if self._mask is not None:
             inputs["attention_mask"] = inputs["attention_mask"][firsts]
-        prepared = self._model.prepare_inputs_for_generation(self.seen[firsts], is_first_iteration=True, **inputs)
+        prepared = self._prepare(self.seen[firsts], self.columns, is_first_iteration=True, **inputs)
         logits = self._model(**prepared, return_dict=True).logits[:, -1].float()
         cache = self._inputs["past_key_values"]
         if cache.get_seq_length() != self.columns:
@@ -220,10 +290,18 @@ class Rows:
         if getattr(model.prepare_inputs_for_generation, "__func__", None) is _PREPARE and not model.is_remote_code():
             inputs["input_ids"] = self._ids[:, self.columns - 1 : self.columns]  # what it would do, less its checks
         else:
-            inputs = model.prepare_inputs_for_generation(self.seen, next_sequence_length=1, **inputs)
+            inputs = self._prepare(self.seen, 1, next_sequence_length=1, **inputs)
         logits: Tensor = model(**inputs, return_dict=True).logits[:, -1].float()
         check_attended(inputs["past_key_values"])
         return logits
+
+    def _prepare(self, ids: Tensor, columns: int, **inputs: Any) -> dict[str, Any]:
+        """Return the model's own preparation of its inputs, which must be the latest `columns` and the cache."""
+        prepared: dict[str, Any] = self._model.prepare_inputs_for_generation(ids, **inputs)
+        latest, cached = prepared.get("input_ids"), prepared.get("past_key_values") is inputs["past_key_values"]
+        if not cached or latest is None or latest.shape[1] != columns:
+            raise CannotServeError("the model computes other tokens than the latest")
+        return prepared
 
     def append(self, tokens: Tensor, criteria: StoppingCriteriaList) -> None:
         """Add a token to each row, padding to rows that have ended, and see which end with it."""

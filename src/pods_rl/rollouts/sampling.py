@@ -1,4 +1,7 @@
-"""Tokens drawn row by row: each row has uniform draws of its own, which depend on its key alone."""
+"""Tokens drawn row by row: each row has uniform draws of its own, which depend on its key alone.
+
+So a rollout does not depend on its batch or process.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,17 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from .draws import uniforms
+
+def uniforms(key: Sequence[int], count: int) -> np.ndarray:
+    """Return `count` draws in [0, 1), float32, that depend on `key` alone; a longer call begins with the same draws.
+
+    Args:
+        key: integers of at least 0: seed, generation, prompt, number.
+
+    >>> bool((uniforms((0, 1), 8)[:3] == uniforms((0, 1), 3)).all())
+    True
+    """
+    return np.random.default_rng(tuple(key)).random(count, dtype=np.float32)
 
 
 class RowDraws(LogitsProcessor):

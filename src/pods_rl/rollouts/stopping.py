@@ -21,7 +21,7 @@ from torch import Tensor
 from ..errors import UserError
 from ..selection import is_constant, select
 from ..selection.types import check_rewards
-from .draws import uniforms
+from .sampling import uniforms
 
 # The rule takes variances this near, as a share, for equal; a share of the variance is certified as closely.
 TOLERANCE = 1e-9

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import AttentionInterface
 
+from ...rollouts.decoding import rope_types
 from .prefix import Pack, Rows, UnsupportedAttentionError, attend, lay_out
 
 LogProbs = tuple[Tensor, Tensor | None, Tensor | None]  # TRL's result: log-probabilities, entropies, auxiliary loss
@@ -182,7 +183,7 @@ def why_rows(model: Any, call: Callable[..., Any], *, tolerance: float = 1e-3) -
     kinds = set(getattr(config, "layer_types", None) or ())
     if config.is_encoder_decoder or base.config.is_encoder_decoder:
         return "it has an encoder"
-    if _rope_types(config) & {"dynamic", "longrope"}:
+    if rope_types(config) & {"dynamic", "longrope"}:
         return "its rotary frequencies depend on the length of the batch"
     if (
         not getattr(base, "_supports_attention_backend", False)
@@ -200,12 +201,6 @@ def why_rows(model: Any, call: Callable[..., Any], *, tolerance: float = 1e-3) -
             return f"tokens also meet in {type(module).__name__}"
     windowed = "sliding_attention" in kinds or (not kinds and getattr(config, "sliding_window", None) is not None)
     return _disagreement(call, next(model.parameters()), config.vocab_size, windowed, tolerance)
-
-
-def _rope_types(config: Any) -> set[str | None]:
-    """Return the kinds of rotary positions of a text model; some have one for each kind of layer."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    return {part.get("rope_type") for part in (rope.values() if "rope_type" not in rope else [rope]) if part}
 
 
 def _disagreement(
