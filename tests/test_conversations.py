@@ -19,7 +19,7 @@ from trl import GRPOTrainer
 from trl.chat_template_utils import parse_response
 
 from pods_rl.errors import UserError
-from pods_rl.evaluation import Completion, Sampling, evaluate
+from pods_rl.evaluation import Completion, Sampling, Talking, evaluate
 from pods_rl.evaluation.checkpoint import choose_backend, evaluate_checkpoint
 from pods_rl.evaluation.conversation import converse
 from pods_rl.policies.build import EOS, build_model
@@ -134,9 +134,8 @@ def task_of(rows, **settings):
 def talk(task, sampler, turns=None, batch_size=5, limits=None):
     how = Sampling(max_completion_length=LENGTH, batch_size=batch_size)
     rows, options = range(len(task.test)), tool_options(sampler.tokenizer, task)
-    return converse(
-        sampler, task, list(task.test), rows, how, options, turns, limits or ToolLimits(), lambda rows, of: None
-    )
+    talking = Talking(turns, limits or ToolLimits())
+    return converse(sampler, task, list(task.test), rows, how, options, talking, lambda rows, of: None)
 
 
 def test_every_conversation_is_the_one_that_trls_loop_makes(tokenizer, monkeypatch):
@@ -168,15 +167,30 @@ def slow(number: str) -> str:
         pass
 
 
-def test_a_call_that_takes_too_long_or_is_one_too_many_is_an_error_to_read(tokenizer):
-    turns = [call("1", "slow", "number") + EOS], [call("3*4") + EOS, call("3*5") + EOS]
-    found = talk(task_of(2, tools=(slow, calculator)), Script(tokenizer, turns), limits=ToolLimits(0.05, most=1))
-    heard = [[m["content"] for m in one.messages if m["role"] == "tool"] for one in found]
-    assert heard == [
-        ["{'error': 'tool slow took longer than 0.05 s (tool_timeout)'}"],
-        ["12", "{'error': 'no call of calculator is left: a rollout may make 1 (max_tool_calls)'}"],
-    ]
-    assert [one.messages[-1]["content"] for one in found] == ["no", "no"]
+class MuteError(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+
+def odd(text: str) -> str:
+    """Return text that no tokenizer takes, or raise an error without text.
+
+    Args:
+        text: which.
+    """
+    if text == "raise":
+        raise MuteError
+    return "a\ud83db"
+
+
+def test_a_tool_that_takes_too_long_or_returns_or_raises_what_has_no_text_is_an_answer_to_read(tokenizer):
+    turns = [[call("1", "slow", "number") + EOS], *([call(text, "odd", "text") + EOS] for text in ("raise", "return"))]
+    found = talk(task_of(3, tools=(slow, odd)), Script(tokenizer, turns), limits=ToolLimits(0.05))
+    answers = [[m["content"] for m in one.messages if m["role"] == "tool"] for one in found]
+    assert "longer than 0.05 s" in answers[0][0]
+    assert "error" in answers[1][0]
+    assert answers[2] == ["a?b"]
+    assert [one.messages[-1]["content"] for one in found] == ["no"] * 3
 
 
 class Guessing:
@@ -210,10 +224,6 @@ class Guessing:
         Guessing.open -= 1
 
 
-class Reused(Guessing):
-    close = None
-
-
 def test_an_environment_of_its_own_grades_each_conversation_and_is_closed(tokenizer):
     Guessing.open = Guessing.made = 0
     task = task_of(3, environment_factory=Guessing, answer="environment")
@@ -227,18 +237,15 @@ def test_an_environment_of_its_own_grades_each_conversation_and_is_closed(tokeni
     assert said == [("assistant", ""), ("tool", "right"), ("assistant", "<think>.</think><answer>12</answer>")]
     own = sum(len(tokenizer.encode(turn)) for turn in turns[1])
     assert found.answers[1].completion_tokens == own
-    assert (Guessing.made, Guessing.open) == (4, 0)  # one told its tools
+    assert (Guessing.made, Guessing.open) == (3, 0)  # one for each place of a batch; one described its tools
 
 
-def test_environments_are_closed_after_an_interrupt_and_used_again_if_they_cannot_be(tokenizer):
+def test_environments_are_closed_after_an_interrupt(tokenizer):
     Guessing.open = Guessing.made = 0
     stop = [[call("stop", "guess", "number") + EOS]] * 3
     with pytest.raises(KeyboardInterrupt):
         talk(task_of(3, environment_factory=Guessing), Script(tokenizer, stop))
     assert Guessing.open == 0
-    Reused.made = 0
-    talk(task_of(3, environment_factory=Reused), Script(tokenizer, [["no"]] * 3), batch_size=1)
-    assert Guessing.made == 4 + 2
 
 
 def learned(folder, tokenizer, turns):

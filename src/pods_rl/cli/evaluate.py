@@ -16,6 +16,8 @@ from typer import Option
 from ..distributed import get_rank
 from ..distributed.streams import outlive_output
 from ..errors import UserError
+from ..runs import read_jsonl
+from ..runs.outputs import check_output
 from ..text import console, safe_text
 from .train import Config, stoppable
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from ..recipe import Recipe
     from ..runs import Run
 
+RESULTS = "results.jsonl"
 _LOG_SECONDS = 60.0  # between lines of progress in a log
 
 
@@ -55,6 +58,7 @@ def evaluate(
             "completions as Parquet."
         ),
     ] = None,
+    force: Annotated[bool, Option("--force", help="Add to a results.jsonl that pods eval did not write.")] = False,
 ) -> None:
     """Evaluate a policy on a recipe's task.
 
@@ -72,7 +76,7 @@ def evaluate(
     from ..rewards import check_rewards
 
     if output is not None:
-        _check_writable(output)
+        _check_writable(output, force)
     policy = _find_policy(run, model, adapter, config, parse_overrides(context.args))
     with stoppable():
         check_rewards(policy.recipe.values)
@@ -93,13 +97,20 @@ def evaluate(
             console().print(f"{'written':<24} {safe_text(path)}")
 
 
-def _check_writable(output: Path) -> None:
+def _check_writable(output: Path, force: bool) -> None:
     """Raise UserError, before the evaluation, if the results cannot be written to a directory; create nothing."""
     there = next(place for place in (output, *output.absolute().parents) if os.path.lexists(place))
     if not there.is_dir():
         raise UserError(f"--output {output}: {there} is a file: give a directory for results.jsonl.")
     if not os.access(there, os.W_OK | os.X_OK):
         raise UserError(f"--output {output}: {there} cannot be written to. Give another directory.")
+    if output.is_dir():
+        check_output(output / RESULTS, "--output", ours=_are_results, force=force)
+
+
+def _are_results(path: Path) -> bool:
+    """Return whether a file has a line of `pods eval`; a kill may have torn others."""
+    return path.stat().st_size == 0 or any("results" in line and "versions" in line for line in read_jsonl(path))
 
 
 def _find_policy(

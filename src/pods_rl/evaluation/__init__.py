@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from .conversation import Talking
 from .evaluator import Answer, Evaluation, evaluate, pass_at_k
-from .generate import GenerateSampler
-from .sampling import Completion, RowsDone, Sampler, Sampling
+from .sampling import Completion, GenerateSampler, RowsDone, Sampler, Sampling
 
 __all__ = [
     "Answer",
@@ -14,6 +14,7 @@ __all__ = [
     "RowsDone",
     "Sampler",
     "Sampling",
+    "Talking",
     "evaluate",
     "pass_at_k",
 ]

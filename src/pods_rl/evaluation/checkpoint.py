@@ -1,8 +1,7 @@
 """Evaluate a saved policy on a recipe's task, and write the result with all settings needed to repeat it.
 
-A result is a line of JSON in the format of lighteval and lm-eval. Both write `results: {task: {metric: value,
-metric_stderr: value}}` with `versions`, `n-samples`, `higher_is_better` and `config` (lm-eval) or `config_general`
-(lighteval) beside it; here one object has both.
+A result is a line of JSON in lm-eval's format: `results: {task: {metric: value, metric_stderr: value}}`, `versions`,
+`n-samples`, `higher_is_better`, `config` and more.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from ..runs import to_json, write_parquet
 from ..runs.files import encoded, open_own
 from ..tasks import Task, fit_prompts, load_task
 from . import vllm_backend
+from .conversation import Talking
 from .evaluator import Evaluation, evaluate
-from .generate import GenerateSampler
-from .sampling import RowsDone, Sampler, Sampling
+from .sampling import GenerateSampler, RowsDone, Sampler, Sampling
 
 BACKENDS = ("auto", "generate", "vllm")
 RESULTS = "results.jsonl"
@@ -43,11 +42,7 @@ _NOT_IN_CONFIG = ("task_settings", "chat_template", "system_prompt", "prompts_sh
 
 @dataclass(frozen=True)
 class Outcome:
-    """An evaluation of a saved policy, with all settings needed to repeat it.
-
-    `settings` holds the policy with the hashes of its weights, how completions were sampled, the recipe's task part,
-    chat template and system prompt, device, precision and versions; `started` is Unix time.
-    """
+    """An evaluation of a saved policy, with all settings needed to repeat it; `started` is Unix time."""
 
     evaluation: Evaluation
     task: Task
@@ -81,7 +76,7 @@ def evaluate_checkpoint(
     settings = recipe.run_settings()
     prompts, repeats = settings["eval_prompts"], settings["eval_repeats"]
     if prompts == 0:
-        raise UserError("eval_prompts = 0 evaluates nothing: set a number, or null for the whole test split.")
+        raise UserError("eval_prompts = 0 evaluates nothing: set a number, or null for all test prompts.")
     set_threads(settings["threads"])
     choose_backend(backend)  # refuse before anything is loaded
     policy = find_policy(model, adapter, revision=recipe.model_arguments().get("model_revision") or "main")
@@ -103,14 +98,11 @@ def evaluate_checkpoint(
             chat=getattr(sampler.tokenizer, "chat_template", None) is not None,
             render=lambda prompt: render(sampler.tokenizer, prompt, **sampling.chat_template_kwargs),
         )
-        turns = recipe.values.get("max_tool_calling_iterations")
-        limits = ToolLimits(recipe.values["tool_timeout"], recipe.values["max_tool_calls"])
-        # before the evaluation: an error here loses no result
-        described = _describe(recipe, policy, sampler, sampling, task, device, precision)
+        talking = Talking(recipe.values.get("max_tool_calling_iterations"), ToolLimits(recipe.values["tool_timeout"]))
+        # Described before the evaluation: an error here loses no result.
+        described = _describe(recipe, policy, sampler, sampling, task, device) | {"precision": precision}
         started = time.time()
-        evaluation = evaluate(
-            sampler, task, sampling, prompts=prompts, repeats=repeats, turns=turns, limits=limits, done=done
-        )
+        evaluation = evaluate(sampler, task, sampling, prompts=prompts, repeats=repeats, talking=talking, done=done)
     return Outcome(evaluation, task, described, started)
 
 
@@ -133,9 +125,12 @@ def choose_backend(wanted: str, *, on_cpu: bool = False, task: Task | None = Non
 
 
 def write_results(outcome: Outcome, folder: Path) -> tuple[Path, Path]:
-    """Append a line to `results.jsonl` of a folder, and write the completions beside it; return both files.
+    """Append a line to `results.jsonl` of a folder, and write the completions next to it; return both files.
 
-    A line truncated by a kill is terminated first. Raises UserError if the folder cannot be written to.
+    A line truncated by a kill is terminated first.
+
+    Raises:
+        UserError: the folder cannot be written to.
     """
     when = datetime.fromtimestamp(outcome.started, UTC).strftime("%Y-%m-%dT%H-%M-%S.%f")
     name = re.sub(r"[^\w.-]", "_", outcome.task.name, flags=re.ASCII)[:100]  # file names have at most 255 bytes
@@ -157,37 +152,19 @@ def results_line(outcome: Outcome) -> dict[str, Any]:
     """Return an evaluation as an object of `results.jsonl`."""
     task, found, settings = outcome.task, outcome.evaluation, outcome.settings
     metrics = task_metrics(found)
-    general = {
-        "model_name": settings["model"],
-        "model_sha": settings["model_sha256"],
-        "model_dtype": settings["dtype"],
-        "max_samples": settings["limit"],
-        "start_time": outcome.started,
-        "end_time": outcome.started + found.eval_seconds,
-        "total_evaluation_time_secondes": str(found.eval_seconds),  # lighteval's spelling
-        "generation_parameters": {
-            "temperature": settings["temperature"],
-            "max_new_tokens": settings["max_completion_length"],
-            "seed": settings["seed"],
-        },
-    }
-    template, system = settings["chat_template"], settings["system_prompt"]
+    better = {"mean_completion_tokens": None, "truncated_share": False}
     return {
         "results": {task.name: metrics},
         "versions": {task.name: task.version},
         "n-shot": {task.name: 0},
-        "higher_is_better": {task.name: {name: _higher_is_better(name) for name in metrics if "_stderr" not in name}},
+        "higher_is_better": {task.name: {name: better.get(name, True) for name in metrics if "_stderr" not in name}},
         "n-samples": {task.name: {"original": len(task.test), "effective": found.prompts}},
         "configs": {task.name: {**settings["task_settings"], "repeats": found.repeats}},
         "config": {name: value for name, value in settings.items() if name not in _NOT_IN_CONFIG},
-        "config_general": general,
         "model_name": settings["model"],
-        "chat_template": template,
-        "chat_template_sha": _sha256(template),
-        "system_instruction": system,
-        "system_instruction_sha": _sha256(system),
+        "chat_template": settings["chat_template"],
+        "system_instruction": settings["system_prompt"],
         "task_hashes": {task.name: settings["prompts_sha256"]},
-        "transformers_version": settings["versions"]["transformers"],
         "git_hash": settings["git_commit"],
         "date": outcome.started,
         "total_evaluation_time_seconds": found.eval_seconds,
@@ -195,16 +172,11 @@ def results_line(outcome: Outcome) -> dict[str, Any]:
 
 
 def task_metrics(found: Evaluation) -> dict[str, float]:
-    """Return the metrics of an evaluation, each with `_stderr` if it has a standard error."""
-    metrics = {"accuracy": found.accuracy, "accuracy_stderr": found.accuracy_se}
-    for k, (value, error) in ({1: (found.accuracy, found.accuracy_se)} | dict(found.pass_at)).items():
-        metrics |= {f"pass@{k}": value, f"pass@{k}_stderr": error}
-    metrics |= {"format_accuracy": found.format_accuracy, "format_accuracy_stderr": found.format_accuracy_se}
-    metrics |= {"both_accuracy": found.both_accuracy, "both_accuracy_stderr": found.both_accuracy_se}
-    return metrics | {
-        "mean_completion_tokens": found.mean_completion_tokens,
-        "truncated_share": found.truncated_share,
-    }
+    """Return the metrics of an evaluation in lm-eval's names, each with `_stderr` if it has a standard error."""
+    settings = ("prompts", "repeats", "temperature", "eval_seconds")
+    row = {name: value for name, value in found.row().items() if name not in settings}
+    row |= {"pass@1": found.accuracy, "pass@1_se": found.accuracy_se}
+    return {name.replace("_se", "_stderr"): value for name, value in row.items()}
 
 
 def _sampler(backend: str, policy: Policy, recipe: Recipe, device: torch.device) -> Sampler:
@@ -240,17 +212,16 @@ def _precision(recipe: Recipe, device: torch.device) -> Iterator[str]:
 
 
 def _describe(
-    recipe: Recipe,
-    policy: Policy,
-    sampler: Sampler,
-    sampling: Sampling,
-    task: Task,
-    device: torch.device,
-    precision: str,
+    recipe: Recipe, policy: Policy, sampler: Sampler, sampling: Sampling, task: Task, device: torch.device
 ) -> dict[str, Any]:
     """Return everything that decides the result: policy, machine, sampling, prompts and versions."""
     settings = recipe.run_settings()
-    vllm = {"vllm": version("vllm")} if sampler.backend == "vllm" else {}
+    prompts = task.test.select(range(min(settings["eval_prompts"] or len(task.test), len(task.test))))
+    digest = hashlib.sha256()
+    for row in prompts:
+        digest.update(json.dumps([row["prompt"], row["answer"]], sort_keys=True).encode() + b"\n")
+    first = prompts[0]["prompt"]
+    messages = [] if isinstance(first, str) else first
     return {
         "model": policy.name,
         "adapter": policy.adapter_name,
@@ -258,38 +229,17 @@ def _describe(
         "backend": sampler.backend,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         "dtype": str(sampler.dtype),
-        "precision": precision,
         **asdict(sampling),
         "repeats": settings["eval_repeats"],
         "limit": settings["eval_prompts"],
-        **_describe_prompts(task, sampler, settings["eval_prompts"]),
+        "prompts_sha256": digest.hexdigest(),
+        "prompt_style": "chat" if messages else "plain",
+        "chat_template": sampler.tokenizer.chat_template if messages else None,
+        "system_prompt": next((str(m["content"]) for m in messages if m.get("role") == "system"), None),
         "task_settings": recipe.task_settings(),
-        "versions": versions() | vllm,
+        "versions": versions() | ({"vllm": version("vllm")} if sampler.backend == "vllm" else {}),
         "git_commit": git_commit(),
     }
-
-
-def _describe_prompts(task: Task, sampler: Sampler, prompts: int | None) -> dict[str, Any]:
-    """Return what decides the rendered prompts: the prompt style, the chat template, the system prompt."""
-    digest = hashlib.sha256()
-    for row in task.test.select(range(min(prompts or len(task.test), len(task.test)))):
-        digest.update(json.dumps([row["prompt"], row["answer"]], sort_keys=True).encode() + b"\n")
-    first = task.test[0]["prompt"]
-    messages = [] if isinstance(first, str) else first
-    return {
-        "prompts_sha256": digest.hexdigest(),
-        "prompt_style": "plain" if isinstance(first, str) else "chat",
-        "chat_template": None if isinstance(first, str) else sampler.tokenizer.chat_template,
-        "system_prompt": next((str(m["content"]) for m in messages if m.get("role") == "system"), None),
-    }
-
-
-def _higher_is_better(metric: str) -> bool | None:
-    return {"mean_completion_tokens": None, "truncated_share": False}.get(metric, True)
-
-
-def _sha256(text: str | None) -> str | None:
-    return None if text is None else hashlib.sha256(encoded(text)).hexdigest()
 
 
 def _last_byte(file: IO[bytes]) -> bytes:

@@ -1,7 +1,7 @@
-"""Completions that are conversations: the policy calls tools, reads their results, and goes on to its last turn.
+"""Completions that are conversations: the policy calls tools and reads their results until its last turn.
 
-The turns are those of TRL's tool loop: results are appended as tokens and nothing is tokenized again; a result that
-does not fit into `max_completion_length` ends the conversation before its call is answered.
+The turns are those of TRL's tool loop: results are appended as tokens and nothing is tokenized again. A result that
+does not fit into `max_completion_length` ends the conversation, and its call has no answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trl.chat_template_utils import parse_response
 
 from ..policies.loading import encode, render
 from ..rollouts.tools import Tool, ToolLimits, close_environment
-from ..tasks import Task, conversation_text
+from ..tasks import Task
 from ..tasks.task import ENVIRONMENT, Messages
 
 if TYPE_CHECKING:
@@ -29,9 +29,25 @@ if TYPE_CHECKING:
 Wait = Callable[[Coroutine[Any, Any, Any]], Any]  # runs a coroutine and returns its result
 
 
+@dataclass(frozen=True)
+class Talking:
+    """How conversations run.
+
+    Args:
+        turns: the most turns with tool calls that are answered. None: no limit.
+        limits: on the calls of tools.
+        loop: an event loop that another thread runs, for tools and rewards that are coroutines: they may hold
+            connections that are bound to it. None: a new loop in this thread.
+    """
+
+    turns: int | None = None
+    limits: ToolLimits = field(default_factory=ToolLimits)
+    loop: asyncio.AbstractEventLoop | None = None
+
+
 @dataclass
 class Conversation:
-    """A completion in the making, and at the end.
+    """A completion with its tool calls and their results, complete or not.
 
     Args:
         row: seeds its draws.
@@ -39,11 +55,11 @@ class Conversation:
         prompt_ids: its tokens.
         tools: those of the task and of its environment.
         limited: the same by name, with limits.
-        messages: of all turns, tool results among them.
+        messages: of all turns, with tool results.
         ids: tokens of all turns.
-        tokens: how many of them are the policy's.
+        tokens: the number of them that the policy generated.
         ended: whether the last turn has an end token.
-        reward: what its environment gave, if that grades the task.
+        reward: the environment's, if it grades the task.
     """
 
     row: int
@@ -69,47 +85,36 @@ def converse(
     rows: Sequence[int],
     how: Sampling,
     options: Mapping[str, Any],
-    turns: int | None,
-    limits: ToolLimits,
+    talking: Talking,
     done: RowsDone,
-    loop: asyncio.AbstractEventLoop | None = None,
 ) -> list[Conversation]:
-    """Continue each prompt of a task with tools to the end of its conversation, in order, `batch_size` at a time.
+    """Continue each prompt of a task with tools to the end of its conversation, `batch_size` at a time.
+
+    Each conversation of a batch has an environment of its own. As in TRL, the next batch resets the same ones.
 
     Args:
         sampler: the policy.
-        task: its tools and environments; one environment a conversation, closed at its end.
+        task: its tools and environments.
         questions: rows of the data set; `reset` of an environment takes their columns.
         rows: seed the draws.
         how: `max_completion_length` counts the tokens of all turns and results.
         options: arguments of the chat template (`tool_options`).
-        turns: most turns with tool calls that are answered; None: any number.
-        limits: on the calls of tools.
+        talking: limits and the event loop.
         done: called with the number of finished conversations.
-        loop: an event loop that another thread runs, for tools and rewards that are coroutines: they may hold
-            connections that are bound to it. None: a new loop, in this thread.
     """
     found: list[Conversation] = []
-    idle: list[Any] = []  # environments that can start again
-    with _waiting(loop) as wait:
+    with _waiting(talking.loop) as wait, _environments(task, min(how.batch_size, len(rows))) as environments:
         for start in range(0, len(rows), how.batch_size):
             part = slice(start, start + how.batch_size)
-            with _environments(task, len(rows[part]), idle) as environments:
-                batch = [
-                    _begin(sampler.tokenizer, task, *given, options, limits)
-                    for given in zip(questions[part], rows[part], environments, strict=True)
-                ]
-                _take_turns(sampler, batch, how, options, turns, wait)
-                if task.answer == ENVIRONMENT:
-                    for conversation, environment in zip(batch, environments, strict=True):
-                        reward = environment.get_reward()
-                        conversation.reward = wait(_result(reward)) if inspect.isawaitable(reward) else reward
-                elif task.graded_in_conversation:
-                    pairs = zip(batch, environments, strict=True)
-                    texts = [conversation_text(talk.messages, environment) for talk, environment in pairs]
-                    marks = task.scores(task.answer, texts, [question["answer"] for question in questions[part]])
-                    for conversation, mark in zip(batch, marks, strict=True):
-                        conversation.reward = mark
+            batch = [
+                _begin(sampler.tokenizer, task, *given, options, talking.limits)
+                for given in zip(questions[part], rows[part], environments, strict=False)
+            ]
+            _take_turns(sampler, batch, how, options, talking.turns, wait)
+            if task.answer == ENVIRONMENT:
+                for conversation, environment in zip(batch, environments, strict=False):
+                    reward = environment.get_reward()
+                    conversation.reward = wait(_result(reward)) if inspect.isawaitable(reward) else reward
             found += batch
             done(len(found), len(rows))
     return found
@@ -117,7 +122,7 @@ def converse(
 
 @contextmanager
 def _waiting(loop: asyncio.AbstractEventLoop | None) -> Iterator[Wait]:
-    """Yield a function that runs a coroutine and returns its result: in another thread's loop or a new one."""
+    """Yield a function that runs a coroutine in another thread's loop, or in a new one, and returns its result."""
     if loop is not None:
         yield lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop).result()
         return
@@ -129,22 +134,16 @@ def _waiting(loop: asyncio.AbstractEventLoop | None) -> Iterator[Wait]:
 
 
 @contextmanager
-def _environments(task: Task, count: int, idle: list[Any]) -> Iterator[list[Any]]:
-    """Yield an environment for each conversation, None without; close them at the end and after an error.
-
-    Those that cannot be closed come from the list of idle ones, and go back to it.
-    """
-    used: list[Any] = []
+def _environments(task: Task, count: int) -> Iterator[list[Any]]:
+    """Yield an environment for each conversation of a batch, None for a task without; close them at the end."""
+    made: list[Any] = []
     try:
-        while len(used) < count:
-            used.append(idle.pop() if idle else task.environment_factory and task.environment_factory())
-        yield used
+        while len(made) < count:
+            made.append(task.environment_factory and task.environment_factory())
+        yield made
     finally:
-        for environment in used:
-            if callable(getattr(environment, "close", None)):
-                close_environment(environment)
-            else:
-                idle.append(environment)
+        for environment in made:
+            close_environment(environment)
 
 
 def _begin(
@@ -157,9 +156,9 @@ def _begin(
     limits: ToolLimits,
 ) -> Conversation:
     prompt = question["prompt"]
-    said = environment.reset(**question) if environment is not None else None
-    if said is not None:  # what it observes follows the prompt
-        prompt = [*prompt[:-1], {**prompt[-1], "content": prompt[-1]["content"] + said}]
+    observed = environment.reset(**question) if environment is not None else None
+    if observed is not None:
+        prompt = [*prompt[:-1], {**prompt[-1], "content": prompt[-1]["content"] + observed}]
     text = render(tokenizer, prompt, **options)
     tools = task.tools_of(environment)
     limited = limits.of_rollout({tool.__name__: tool for tool in tools})
@@ -174,39 +173,36 @@ def _take_turns(
     turns: int | None,
     wait: Wait,
 ) -> None:
-    """Let the policy and the tools take turns until no call is left, or no room."""
-    turn, talking = 0, list(batch)
-    while talking:
-        # a turn has draws of its own
-        keys = [conversation.row + (turn << 32) for conversation in talking]
-        most = max(how.max_completion_length - len(conversation.ids) for conversation in talking)
-        contexts = [conversation.prompt_ids + conversation.ids for conversation in talking]
+    """Alternate turns of the policy with tool results until no call or no room for tokens remains."""
+    turn, open_ones, length = 0, list(batch), how.max_completion_length
+    while open_ones:
+        keys = [one.row + (turn << 32) for one in open_ones]  # each turn has its own draws
+        most = max(length - len(one.ids) for one in open_ones)
+        contexts = [one.prompt_ids + one.ids for one in open_ones]
         completions = sampler.sample(contexts, keys, replace(how, max_completion_length=most), lambda *_: None)
-        for conversation, context, completion in zip(talking, contexts, completions, strict=True):
-            own = list(completion.ids)[: how.max_completion_length - len(conversation.ids)]
-            conversation.ids += own
-            conversation.tokens += len(own)
-            conversation.ended = completion.ended and len(own) == len(completion.ids)
-            said = parse_response(sampler.tokenizer, own, prefix=context, tools=conversation.tools)
-            conversation.messages.append(said)
-        talking = [one for one in talking if one.messages[-1].get("tool_calls")] if turn != turns else []
+        for one, context, completion in zip(open_ones, contexts, completions, strict=True):
+            own = list(completion.ids)[: length - len(one.ids)]
+            one.ids += own
+            one.tokens += len(own)
+            one.ended = completion.ended and len(own) == len(completion.ids)
+            one.messages.append(parse_response(sampler.tokenizer, own, prefix=context, tools=one.tools))
+        calling = [one for one in open_ones if one.messages[-1].get("tool_calls")] if turn != turns else []
         turn += 1
-        results = [_results(conversation, wait) for conversation in talking]
-        suffixes = [_suffix(sampler.tokenizer, messages, options) for messages in results]
-        fitting = []
-        for conversation, messages, suffix in zip(talking, results, suffixes, strict=True):
-            room = how.max_completion_length - len(conversation.ids) - len(suffix)
-            if room >= 0:  # else the call stays without an answer
-                conversation.messages += messages
-                conversation.ids += suffix
-                conversation.ended = False
+        results = [_results(one, wait) for one in calling]
+        open_ones = []
+        for one, messages in zip(calling, results, strict=True):
+            suffix = _suffix(sampler.tokenizer, messages, options)
+            room = length - len(one.ids) - len(suffix)
+            if room >= 0:  # otherwise the call has no answer
+                one.messages += messages
+                one.ids += suffix
+                one.ended = False
             if room > 0:
-                fitting.append(conversation)
-        talking = fitting
+                open_ones.append(one)
 
 
 def _results(conversation: Conversation, wait: Wait) -> Messages:
-    """Call the tools of the latest turn; what one raises is the result that the policy reads.
+    """Call the tools of the latest turn; an exception becomes a result that the policy reads.
 
     Coroutines run together, and their results follow the others, as in TRL.
     """
@@ -220,13 +216,13 @@ def _results(conversation: Conversation, wait: Wait) -> Messages:
                 raise ValueError(f"Tool {name} not found.")
             result = conversation.limited[name](**function["arguments"])
         except Exception as error:
-            result = _named(error)
+            result = _error_text(error)
         (waiting if inspect.isawaitable(result) else ready).append((name, result))
     if waiting:
         names, coroutines = zip(*waiting, strict=True)
         results = wait(_gather(coroutines))
-        ready += zip(names, [_named(x) if isinstance(x, Exception) else x for x in results], strict=True)
-    return [{"role": "tool", "name": name, "content": result} for name, result in ready]
+        ready += zip(names, [_error_text(x) if isinstance(x, Exception) else x for x in results], strict=True)
+    return [{"role": "tool", "name": _encodable(name), "content": _encodable(result)} for name, result in ready]
 
 
 async def _gather(coroutines: Sequence[Awaitable[Any]]) -> list[Any]:
@@ -237,24 +233,32 @@ async def _result(waiting: Awaitable[Any]) -> Any:
     return await waiting
 
 
-def _named(error: Exception) -> str:
-    """Return what the policy reads of a tool that failed, as TRL writes it."""
-    return str({"error": str(error)})
+def _error_text(error: Exception) -> str:
+    """Return what the policy reads of a tool that failed, in TRL's form."""
+    try:
+        return str({"error": str(error)})
+    except Exception:  # the error's own __str__ raised
+        return str({"error": type(error).__name__})
+
+
+def _encodable(result: Any) -> Any:
+    """Replace lone surrogates, which no tokenizer takes: a policy can write one as an escape in its arguments."""
+    return result.encode("utf-8", "replace").decode() if isinstance(result, str) else result
 
 
 def _suffix(tokenizer: PreTrainedTokenizerBase, results: Messages, options: Mapping[str, Any]) -> list[int]:
     """Return the tokens of tool results after a turn, up to the start of the next turn.
 
-    Templates write a line break or nothing after the end token, so the results begin right behind it.
+    Templates write a line break or nothing after the end token, so the results begin directly after it.
     """
     given = {name: value for name, value in options.items() if name != "tools"}
     call = {"type": "function", "function": {"name": results[0]["name"], "arguments": {}}}
     before = [{"role": "user", "content": "-"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    head, whole = (
+    head, complete = (
         tokenizer.apply_chat_template(
             messages, add_generation_prompt=messages is not before, tokenize=True, return_dict=False, **given
         )
         for messages in (before, [*before, *results])
     )
     ends = [place for place, token in enumerate(head, start=1) if token == tokenizer.eos_token_id]
-    return list(whole[ends[-1] if ends else len(head) :])
+    return list(complete[ends[-1] if ends else len(head) :])

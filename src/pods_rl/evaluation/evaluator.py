@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
 
 from ..distributed import busy
 from ..distributed.collectives import gather, own_rows
 from ..policies.loading import encode, render, tool_options
-from ..rollouts.tools import ToolLimits
 from ..tasks import Task, last_turn
-from .conversation import converse
+from .conversation import Conversation, Talking, converse
 from .sampling import Completion, RowsDone, Sampler, Sampling
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 def evaluate(
@@ -24,15 +26,13 @@ def evaluate(
     *,
     prompts: int | None = None,
     repeats: int = 1,
-    turns: int | None = None,
-    limits: ToolLimits | None = None,
+    talking: Talking | None = None,
     done: RowsDone = lambda rows, of: None,
-    loop: asyncio.AbstractEventLoop | None = None,
 ) -> Evaluation:
     """Sample `repeats` completions of each of the first `prompts` test prompts and grade them.
 
-    With several processes (`torch.distributed`) each one completes its share of the rows and all return the
-    whole result: the same as one process's, up to rounding in a batch.
+    With several processes (`torch.distributed`) each completes its share of the rows, and all return the result of one
+    process, up to rounding in a batch.
 
     Args:
         sampler: the policy.
@@ -40,10 +40,8 @@ def evaluate(
         sampling: how completions are drawn.
         prompts: the number of test prompts, from the first. None: all.
         repeats: completions per prompt; pass@k is measured for k in powers of two up to it.
-        turns: most turns with tool calls that are answered, for a task with tools. None: any number.
-        limits: on the calls of its tools. None: there are none.
+        talking: limits of conversations, for a task with tools.
         done: called with the number of finished rows, to show progress.
-        loop: the trainer's event loop, for tools and rewards that are coroutines. None: a new one.
 
     Raises:
         ValueError: prompts or repeats below 1.
@@ -53,44 +51,37 @@ def evaluate(
         raise ValueError(f"prompts = {prompts}, repeats = {repeats}: expected at least 1 of each")
     started = time.perf_counter()
     count = len(task.test) if prompts is None else min(prompts, len(task.test))
-    rows = own_rows(count * repeats)
+    rows = own_rows(count * repeats)  # row r is repeat r % repeats of prompt r // repeats
+    picked = task.test.select([row // repeats for row in rows])
     with busy("evaluation"):
-        own = _answer(sampler, task, sampling, rows, repeats, turns, limits or ToolLimits(), done, loop)
+        texts, completions, talks = _complete(sampler, task, sampling, picked, rows, talking or Talking(), done)
+        golds = list(picked["answer"])
+        rewards = [talk.reward for talk in talks] if talks else None
+        grades = task.grade([completion.text for completion in completions], golds, rewards)
+    messages = [talk.to_json() for talk in talks] or [""] * len(rows)
+    own = [
+        Answer(row // repeats, row % repeats, text, gold, c.text, grade.answer, grade.format, c.tokens, c.ended, turns)
+        for row, text, gold, c, grade, turns in zip(rows, texts, golds, completions, grades, messages, strict=True)
+    ]
     answers = sorted(gather(own), key=lambda answer: (answer.index, answer.repeat))
     seconds = time.perf_counter() - started
     return summarise(answers, repeats=repeats, temperature=sampling.temperature, seconds=seconds)
 
 
-def _answer(
-    sampler: Sampler,
-    task: Task,
-    sampling: Sampling,
-    rows: Sequence[int],
-    repeats: int,
-    turns: int | None,
-    limits: ToolLimits,
+def _complete(
+    sampler: Sampler, task: Task, sampling: Sampling, picked: Dataset, rows: Sequence[int], talking: Talking,
     done: RowsDone,
-    loop: asyncio.AbstractEventLoop | None,
-) -> list[Answer]:
-    """Complete and grade some rows; row r is repeat r % repeats of prompt r // repeats."""
-    picked = task.test.select([row // repeats for row in rows])
-    questions, golds = list(picked["prompt"]), list(picked["answer"])
+) -> tuple[list[str], list[Completion], list[Conversation]]:  # fmt: skip
+    """Return the rendered prompts, a completion of each, and the conversations of a task with tools."""
     options = {**sampling.chat_template_kwargs, **tool_options(sampler.tokenizer, task)}
-    rewards, messages = None, [""] * len(rows)
     if task.converses:
-        talks = converse(sampler, task, list(picked), rows, sampling, options, turns, limits, done, loop)
-        texts = [talk.prompt for talk in talks]
+        talks = converse(sampler, task, list(picked), rows, sampling, options, talking, done)
         completions = [Completion(last_turn(talk.messages), talk.tokens, talk.ended) for talk in talks]
-        rewards, messages = [talk.reward for talk in talks], [talk.to_json() for talk in talks]
-    else:
-        texts = [render(sampler.tokenizer, question, **options) for question in questions]
-        ids = [encode(sampler.tokenizer, question, text) for question, text in zip(questions, texts, strict=True)]
-        completions = sampler.sample(ids, rows, sampling, done)
-    grades = task.grade([completion.text for completion in completions], golds, rewards)
-    return [
-        Answer(row // repeats, row % repeats, text, gold, c.text, grade.answer, grade.format, c.tokens, c.ended, said)
-        for row, text, gold, c, grade, said in zip(rows, texts, golds, completions, grades, messages, strict=True)
-    ]
+        return [talk.prompt for talk in talks], completions, talks
+    prompts = list(picked["prompt"])
+    texts = [render(sampler.tokenizer, prompt, **options) for prompt in prompts]
+    ids = [encode(sampler.tokenizer, prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
+    return texts, sampler.sample(ids, rows, sampling, done), []
 
 
 @dataclass(frozen=True)
@@ -173,39 +164,28 @@ def pass_at_k(repeats: int, right: int, k: int) -> float:
     return (ways - math.comb(repeats - right, k)) / ways
 
 
-def powers_of_two(most: int) -> list[int]:
-    """Return the k of pass@k: 1, 2, 4, ... up to `most`.
-
-    >>> powers_of_two(5)
-    [1, 2, 4]
-    """
-    return [2**i for i in range(most.bit_length())]
-
-
 def summarise(answers: Sequence[Answer], *, repeats: int, temperature: float, seconds: float) -> Evaluation:
     """Return the means and standard errors of graded completions, `repeats` per prompt, sorted by prompt."""
-    prompts = len(answers) // repeats
-    groups = [answers[i * repeats : (i + 1) * repeats] for i in range(prompts)]
+    groups = [answers[start : start + repeats] for start in range(0, len(answers), repeats)]
     right = [sum(answer.answer_right for answer in group) for group in groups]
     accuracy, accuracy_se = mean_and_error([count / repeats for count in right])
-    formed = mean_and_error([_share([a.format_kept for a in group]) for group in groups])
-    both = mean_and_error([_share([a.answer_right and a.format_kept for a in group]) for group in groups])
+    formed, formed_se = mean_and_error([sum(a.format_kept for a in group) / repeats for group in groups])
+    both, both_se = mean_and_error([sum(a.answer_right and a.format_kept for a in group) / repeats for group in groups])
+    ks = [2**i for i in range(1, repeats.bit_length())]
     return Evaluation(
         accuracy=accuracy,
         accuracy_se=accuracy_se,
-        format_accuracy=formed[0],
-        both_accuracy=both[0],
-        mean_completion_tokens=_share([answer.completion_tokens for answer in answers]),
-        truncated_share=_share([not answer.ended for answer in answers]),
-        prompts=prompts,
+        format_accuracy=formed,
+        both_accuracy=both,
+        mean_completion_tokens=sum(answer.completion_tokens for answer in answers) / len(answers),
+        truncated_share=sum(not answer.ended for answer in answers) / len(answers),
+        prompts=len(groups),
         repeats=repeats,
         temperature=temperature,
         eval_seconds=seconds,
-        format_accuracy_se=formed[1],
-        both_accuracy_se=both[1],
-        pass_at={
-            k: mean_and_error([pass_at_k(repeats, count, k) for count in right]) for k in powers_of_two(repeats)[1:]
-        },
+        format_accuracy_se=formed_se,
+        both_accuracy_se=both_se,
+        pass_at={k: mean_and_error([pass_at_k(repeats, count, k) for count in right]) for k in ks},
         answers=answers,
     )
 
@@ -221,7 +201,3 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
         return mean, math.nan
     variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
     return mean, math.sqrt(variance / len(values))
-
-
-def _share(values: Sequence[float | bool]) -> float:
-    return sum(map(float, values)) / len(values)

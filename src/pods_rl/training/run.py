@@ -15,7 +15,7 @@ from ..distributed.processes import quiet_libraries, set_threads
 from ..distributed.signals import Stop, stop_on_signals
 from ..distributed.streams import outlive_output
 from ..errors import Interrupted, UserError
-from ..evaluation import Evaluation, GenerateSampler, Sampling, evaluate
+from ..evaluation import Evaluation, GenerateSampler, Sampling, Talking, evaluate
 from ..recipe import Recipe
 from ..rollouts.tools import ToolLimits
 from ..runs import Run, RunWriter
@@ -215,10 +215,12 @@ def _evaluator(trainer: PODSTrainer, task: Task, recipe: Recipe, shown: Progress
                 sampling,
                 prompts=settings["eval_prompts"],
                 repeats=settings["eval_repeats"],
-                turns=trainer.args.max_tool_calling_iterations,
-                limits=ToolLimits(trainer.args.tool_timeout, trainer.args.max_tool_calls),
+                talking=Talking(
+                    trainer.args.max_tool_calling_iterations,
+                    ToolLimits(trainer.args.tool_timeout),
+                    getattr(trainer, "async_loop", None),
+                ),
                 done=lambda rows, of: shown.show(f"{what} {rows} of {of}") if shown and rows < of else None,
-                loop=getattr(trainer, "async_loop", None),
             )
 
     return run
