@@ -6,4 +6,3 @@ import pods_rl
 
 TINY = Path(pods_rl.__file__).parent / "policies" / "tiny"  # the shipped policy
 BROKEN_AFTER = 4  # steps of two cases before their weights no longer travel
-WAVES = [16, 16, 32]

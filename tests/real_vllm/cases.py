@@ -33,7 +33,7 @@ from tests import DEADLINE
 from tests.engines.conftest import letter_reward
 from tests.engines.many_processes import fork_all
 
-from . import BROKEN_AFTER, TINY, WAVES
+from . import BROKEN_AFTER, TINY
 
 # The shipped policy, moved far in each step.
 RECIPE = {
@@ -47,11 +47,10 @@ RECIPE = {
 class Watched:
     """A trainer, and what each of its generations asked of vLLM and got."""
 
-    def __init__(self, folder: Path, *, letters: bool = True, **keys: Any) -> None:
-        """`letters`: rewards by `letter_reward`, so that every group has a gradient; else the task's."""
+    def __init__(self, folder: Path, **keys: Any) -> None:
+        """Rewards are by `letter_reward`, so that every group has a gradient."""
         recipe = build_recipe(RECIPE | keys, Origin("test"))
-        if letters:
-            build.reward_functions = lambda recipe, task: [letters_as(name) for name in task.rewards]
+        build.reward_functions = lambda recipe, task: [letters_as(name) for name in task.rewards]
         self.trainer: PODSTrainer = build.build_trainer(recipe, load_task(recipe.task_settings()), folder / "out")
         self.initial = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
         self.asked: list[int] = []  # rollouts of each request since the last generation began
@@ -82,7 +81,6 @@ class Watched:
                 "asked": list(self.asked),
                 "prompts": sorted(set(record.prompts)),
                 "rollouts": len(record.completions),
-                "stopped": record.stopped,
                 "completions": record.completions,
                 "rows": len(mask),
                 "shapes": [list(batch[name].shape) for name in ("completion_ids", "sampling_per_token_logps")],
@@ -148,15 +146,6 @@ def resumed(folder: Path) -> dict[str, Any]:
     """The third step again, from the checkpoint of `colocate`."""
     watched = Watched(folder, max_steps=3, rollout_batch_size=24)
     watched.trainer.train(resume_from_checkpoint=str(folder / "out" / "checkpoint-2"))
-    return watched.report()
-
-
-def waves(folder: Path) -> dict[str, Any]:
-    watched = Watched(
-        folder, letters=False, max_steps=8, learning_rate=1e-4, max_completion_length=56, rollout_waves=WAVES,
-        give_up_after=16,
-    )  # fmt: skip
-    watched.trainer.train()
     return watched.report()
 
 
@@ -241,7 +230,6 @@ def learned(folder: Path) -> dict[str, Any]:
 CASES: dict[str, tuple[int, Callable[[Path], dict[str, Any]]]] = {
     "colocate": (1, colocate),
     "resumed": (1, resumed),
-    "waves": (1, waves),
     "lora": (1, lora),
     "processes": (2, processes),
     "evaluated": (1, evaluated),

@@ -6,16 +6,11 @@ at most 0.019 with the trainer's weights, by at least 2.4 with older ones and 0.
 
 from __future__ import annotations
 
-import http.client
-import json
-import urllib.request
 from typing import Any
 
 import pytest
 
-from tests import DEADLINE, until
-
-from . import BROKEN_AFTER, TINY, WAVES
+from . import BROKEN_AFTER
 
 FOLLOWS = 0.05  # at most, where vLLM has the trainer's weights
 OTHER = 0.2  # at least, where it has others
@@ -68,18 +63,6 @@ def test_two_processes(saw):
         check_shapes(found["steps"])
 
 
-def test_waves_ask_for_no_more_than_they_need(saw):
-    """A group that is decided, or given up, costs no further request: there is none to cancel."""
-    (found,) = saw("waves")
-    for step in found["steps"]:
-        assert step["asked"] == WAVES[: len(step["asked"])]
-        assert sum(step["asked"]) == step["rollouts"]
-        (stopped,) = step["stopped"]
-        assert stopped in ("decided", "gave up") or (stopped, step["rollouts"]) == ("full", 64), step
-        assert stopped != "gave up" or step["rollouts"] == 16
-    assert min(step["rollouts"] for step in found["steps"]) < 64
-
-
 def test_a_resumed_run_has_the_checkpoint_s_weights_and_prompts(saw):
     """The weights of a new engine are those of the policy's folder, until they are sent."""
     (first,), (resumed,) = saw("colocate"), saw("resumed")
@@ -94,34 +77,6 @@ def test_a_server_generates_n_in_one_request_and_has_the_weights(saw):
     assert {(step["rollouts"], step["rows"]) for step in found["steps"]} == {(64, 16)}
     check_followed(found["steps"])
     check_shapes(found["steps"])
-
-
-def test_a_server_aborts_a_request_whose_caller_is_gone(saw, server):
-    """As the agent loop of verl cancels the requests of a decided group: vLLM stops generating for them."""
-    assert saw("served")
-    tokens = 240
-
-    def ask(n: int) -> http.client.HTTPConnection:
-        body = {"model": str(TINY), "prompt": [7], "n": n, "max_tokens": tokens, "ignore_eos": True}
-        connection = http.client.HTTPConnection(server.removeprefix("http://"), timeout=DEADLINE)
-        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-        return connection
-
-    def generated() -> float:
-        with urllib.request.urlopen(f"{server}/metrics", timeout=DEADLINE) as answer:
-            lines = answer.read().decode().splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:generation_tokens_total"))
-
-    def aborted() -> bool:
-        """Whether less than half of both requests was generated; the second ends after the first would."""
-        before, first = generated(), ask(128)
-        until(lambda: generated() > before)
-        first.close()
-        second = ask(1)
-        assert len(json.load(second.getresponse())["choices"]) == 1
-        return generated() - before < 129 * tokens / 2
-
-    assert any(aborted() for _ in range(20))  # the first may end before its caller is gone
 
 
 def test_a_run_learns_and_says_what_generated(saw):

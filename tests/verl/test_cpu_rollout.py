@@ -1,4 +1,4 @@
-"""The rollout backend for a CPU: what its server answers, and with which weights."""
+"""The rollout server of the CPU example: what it answers, and with which weights."""
 
 from __future__ import annotations
 
@@ -66,17 +66,6 @@ def test_log_probabilities_are_the_models(server, tokenizer):
         assert tokenizer.eos_token_id not in output.token_ids[:-1]
 
 
-def test_requests_with_other_settings_or_beyond_the_limit_wait_for_the_next_batch(server, tokenizer, batches):
-    server._config.max_num_seqs = 2
-
-    async def play():
-        ids = tokenizer("7+8=")["input_ids"]
-        return await asyncio.gather(*(server.generate("id", ids, how) for how in [SAMPLED] * 3 + [GREEDY]))
-
-    assert len(asyncio.run(play())) == 4
-    assert batches == [2, 1, 1]
-
-
 def test_new_weights_answer_later_requests_alone(server, tokenizer):
     weights = {name: torch.zeros_like(value) for name, value in server._model.state_dict().items()}
     before = answers(server, tokenizer, ["7+8="], GREEDY)[0]
@@ -86,11 +75,6 @@ def test_new_weights_answer_later_requests_alone(server, tokenizer):
     assert after.extra_fields["global_steps"] == 3
     assert after.token_ids == [0] * 40  # all logits are equal
     assert before.token_ids != after.token_ids
-
-
-def test_weights_that_do_not_fit_are_refused(server):
-    with pytest.raises(RuntimeError, match="Missing key"):
-        asyncio.run(server.load({}, 1))
 
 
 def test_a_failed_batch_answers_each_request_with_its_error_and_the_next_runs(server, tokenizer, monkeypatch):

@@ -65,13 +65,6 @@ def test_every_rule_in_every_mode(make_buffer, rule, mode):
     assert len(batch.tags) == 4
 
 
-def test_a_rule_by_import_path(make_buffer):
-    buffer = make_buffer("trainer.v1.sampler.sampler_kwargs.rule=pods_rl.selection.rules:max_reward")
-    put_group("a", REWARDS)
-    batch, _ = sample(buffer, 1)
-    assert kept_sessions(batch.keys) == {"a": [1, 3, 5, 6]}
-
-
 def test_a_drawing_rule_repeats_with_its_seed_and_differs_by_step(make_buffer):
     rule = "trainer.v1.sampler.sampler_kwargs.rule=random"
     seen = []
@@ -102,14 +95,6 @@ def test_a_batch_without_a_usable_reward_is_refused(make_buffer):
     put_group("a", [math.nan] * 8)
     with pytest.raises(RuntimeError, match="none of the 8 rows sampled has a usable reward"):
         sample(buffer, 1)
-
-
-def test_validation_keeps_all_and_logs_nothing(make_buffer):
-    buffer = make_buffer()
-    put_group("a", REWARDS, partition="val")
-    batch, metrics = sample(buffer, 1, partition="val")
-    assert kept_sessions(batch.keys) == {"a": list(range(8))}
-    assert metrics == {}
 
 
 def test_groups_not_sampled_stay_as_they_are(make_buffer):

@@ -120,17 +120,10 @@ def asked(make_config, monkeypatch):
     return ask
 
 
-def test_training_prompts_are_asked_for_n(asked):
-    assert asked() == [8, 8]
-    assert asked(validate=False) == [8, 8]
-
-
-def test_validation_is_asked_for_as_verl_does(asked):
+def test_training_prompts_are_asked_for_n_and_no_others(asked):
+    assert asked() == asked(validate=False) == [8, 8]
     assert asked(validate=True) == []
-
-
-def test_a_data_sets_own_number_stands(asked):
-    assert asked(__rollout_n__=3) == [3, 3]
+    assert asked(__rollout_n__=3) == [3, 3]  # the data set's own number
 
 
 def parameters(function) -> list[str]:

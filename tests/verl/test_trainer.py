@@ -27,31 +27,21 @@ def advantage_of_session(batch, update) -> dict[int, float]:
     return found
 
 
-def test_a_step_generates_n_and_trains_m(trainer):
+def test_steps_generate_n_train_m_and_clear_the_rest(trainer):
     trainer = trainer()
-    batch, metrics = train_step(trainer)
-    assert metrics["pods/all/rows"] == 16
-    assert len(batch.keys) == 8
-    assert list(kept_sessions(batch.keys).values()) == [BEST] * 2
-    assert sorted(trainer.actor_rollout_wg.log_prob_rows[0]) == sorted(batch.keys)
-
-
-def test_dropped_rows_and_prompts_are_gone_from_the_queue(trainer):
-    trainer = trainer()
-    for _ in range(2):
-        batch, _ = train_step(trainer)
+    for step in range(2):
+        batch, metrics = train_step(trainer)
+        assert metrics["pods/all/rows"] == 16
+        assert len(batch.keys) == 8
+        assert list(kept_sessions(batch.keys).values()) == [BEST] * 2
+        assert sorted(trainer.actor_rollout_wg.log_prob_rows[step]) == sorted(batch.keys)
+        update = trainer.actor_rollout_wg.updates[step]
+        assert update["padding"] == 0
+        assert update["mini_batch_size"] == update["global_batch_size"] == 4  # one prompt x m = 4
         assert left_in_queue() == set(batch.keys)
         tq.kv_clear(keys=batch.keys, partition_id="train")
         trainer.global_steps += 1
     assert left_in_queue() == set()
-
-
-def test_no_padding_and_mini_batches_of_m(trainer):
-    trainer = trainer()
-    train_step(trainer)
-    (update,) = trainer.actor_rollout_wg.updates
-    assert update["padding"] == 0
-    assert update["mini_batch_size"] == update["global_batch_size"] == 4  # one prompt x m = 4
 
 
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
