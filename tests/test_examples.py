@@ -56,6 +56,7 @@ def test_the_table_names_every_example():
     assert named == {path.name for path in EXAMPLES.iterdir() if path.is_file()} - {"README.md"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plain", [False, True], ids=["pods", "trl"])
 def test_the_trl_script_runs_with_and_without_pods(plain, tmp_path, monkeypatch):
     """Also with TRL's lines, which stand beside as comments, in place of ours."""
@@ -81,12 +82,14 @@ def test_the_doctests_of_an_example(name):
     assert sum(result.failed for result in results) == 0
 
 
+@pytest.mark.slow
 def test_the_own_reward_is_trained_on(at_root, tmp_path):
     (command,) = header_commands("own_reward.py")
     run = train_shortly(command, tmp_path / "run")
     assert "rewards/own_reward:brevity/mean" in run.metrics[0]
 
 
+@pytest.mark.slow
 def test_the_own_rule_selects(at_root, tmp_path):
     (command,) = header_commands("own_rule.py")
     run = train_shortly(command, tmp_path / "run")
@@ -94,6 +97,7 @@ def test_the_own_rule_selects(at_root, tmp_path):
     assert run.metrics[0]["step"] == 1
 
 
+@pytest.mark.slow
 def test_the_own_task_is_read_from_its_files(at_root, tmp_path):
     (command,) = header_commands("own_task.yaml")
     run = train_shortly(command, tmp_path / "run")
@@ -104,6 +108,7 @@ def test_the_own_task_is_read_from_its_files(at_root, tmp_path):
     assert {prompt.strip() for prompt in parquet.read_table(rollouts)["prompt"].to_pylist()} <= set(asked)
 
 
+@pytest.mark.slow
 def test_the_recipe_for_a_gpu_is_right_and_its_short_form_runs(at_root, tmp_path, monkeypatch):
     doctor, full, short = header_commands("lora_vllm.yaml")
     assert "bad   recipe" in (report := pods(*doctor).output)
@@ -141,6 +146,7 @@ def test_the_slurm_array_makes_exactly_the_runs_that_compare_looks_for(tmp_path)
     assert len(calls) == len(plan)
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("PODS_NOTEBOOK_SECONDS", "0.5")
     notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)

@@ -28,8 +28,6 @@ RECIPE = {
     "threads": 1,
 }
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
@@ -67,6 +65,7 @@ def test_train_resume_and_evaluate(place):
     assert json.loads(line)["n-samples"] == {"arithmetic": {"original": 512, "effective": 4}}
 
 
+@pytest.mark.slow
 def test_a_chat_models_files(place):
     """The ledger shows each prompt as the policy continued it; saved configurations generate with a cache."""
     from transformers import AutoTokenizer
@@ -96,6 +95,7 @@ def test_a_chat_models_files(place):
         assert json.loads(Path("run/checkpoints", folder, "config.json").read_text())["use_cache"]
 
 
+@pytest.mark.slow
 def test_gsm8k_trains_by_naming_a_file_and_its_columns(place):
     if not GSM8K.is_dir():
         pytest.skip(f"no GSM8K in {GSM8K}")

@@ -106,21 +106,6 @@ def test_groups_not_sampled_stay_as_they_are(make_buffer):
     assert {key for key in left_in_queue() if key.startswith(other)} == {other, *(f"{other}_{i}_0" for i in range(8))}
 
 
-def test_the_buffer_gets_dapos_filter(make_buffer):
-    buffer = make_buffer(
-        "algorithm.filter_groups.enable=true",
-        "algorithm.filter_groups.metric=acc",
-        "algorithm.filter_groups.max_inflight_gen_batches=3",
-        "data.train_batch_size=6",
-    )
-    arguments = ("filter_groups_metric", "train_batch_size", "gen_batch_size", "max_inflight_gen_batches")
-    assert [getattr(buffer, name) for name in arguments] == ["acc", 6, 1, 3]
-    plain = make_buffer("data.train_batch_size=6")
-    assert [getattr(plain, name) for name in arguments] == [None, 6, 6, 1]
-    refilling = make_buffer("trainer.v1.sampler.sync_refill_failed_groups=true")
-    assert (refilling.sync_refill_failed_groups, refilling.gen_batch_size) == (True, 1)
-
-
 def test_before_refuses_groups_it_did_not_sample(make_buffer):
     buffer = make_buffer("algorithm.adv_estimator=pods_before")
     put_group("a", REWARDS)

@@ -93,6 +93,22 @@ def test_the_reward_as_the_filters_metric_is_refused_where_verl_does_not_know_it
     assert read_settings(filtered).filter_arguments["filter_groups_metric"] == "acc"
 
 
+def test_verls_own_buffer_arguments_are_passed_on(make_config):
+    filtered = make_config(
+        "algorithm.filter_groups.enable=true",
+        "algorithm.filter_groups.metric=acc",
+        "algorithm.filter_groups.max_inflight_gen_batches=3",
+        "trainer.v1.sampler.sync_refill_failed_groups=true",
+    )
+    assert read_settings(filtered).filter_arguments == {
+        "filter_groups_metric": "acc",
+        "sync_refill_failed_groups": True,
+        "train_batch_size": 2,
+        "gen_batch_size": 1,
+        "max_inflight_gen_batches": 3,
+    }
+
+
 def test_a_reward_model_with_its_own_pool_is_accepted(make_config):
     read_settings(make_config("reward.reward_model.enable=true", "reward.reward_model.enable_resource_pool=true"))
 
