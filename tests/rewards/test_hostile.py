@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pods_rl.rewards import REWARDS, VerifierPool, accuracy_batch, answers, verifier
-from pods_rl.rewards.complexity import is_too_complex
+from pods_rl.rewards.answers import _too_large
 
 from .data import rows
 
@@ -28,8 +28,8 @@ UNITS = [
     "9^", "9!", "9", "1,", "1/", "-", "+", "=", "->", " ", "\n", "answer A ", "is true ", "A: ", "Ag+ + ", "²⁺",
 ]  # fmt: skip
 ABSURD = [
-    "9^{9^{9^9}}", "9^9^9^9", "10^{999999999}", "(10^{10^{10}})!", "(10^{10})!", "((9!)!)!", "99999!", "9!!!!",
-    "(((9^9)^9)^9)", "2^{100000}", "[" * 900, "(" * 25, r"\frac{" * 30, "1234567!", "30!!",
+    "9^{9^{9^9}}", "9^9^9^9", "10^{999999999}", "(10^{10^{10}})!", "((9!)!)!", "99999!", "9!!!!",
+    "(((9^9)^9)^9)", "2^{100000}", "[" * 900, "(" * 25, r"\frac{" * 30, "1234567!",
 ]  # fmt: skip
 HONEST = [
     "2^{2^5}", "2^{2024}", "(2^3)!", "(2^{10})!", "5!!", "20!", "100!", "2000!", "(n+1)!", "(3!)!", "x^{2^n}",
@@ -48,19 +48,19 @@ def benchmark_module():
 
 @pytest.mark.parametrize("answer", ABSURD)
 def test_the_hopeless_is_refused_at_sight(answer):
-    assert is_too_complex(answer)
+    assert _too_large(answer)
 
 
 @pytest.mark.parametrize("answer", HONEST)
 def test_the_honest_is_not(answer):
-    assert not is_too_complex(answer)
+    assert not _too_large(answer)
 
 
-def test_no_gold_answer_of_math_is_too_complex():
-    assert [row["answer"] for row in rows("math500/test.jsonl") if is_too_complex(row["answer"])] == []
+def test_no_gold_answer_of_math__too_large():
+    assert [row["answer"] for row in rows("math500/test.jsonl") if _too_large(row["answer"])] == []
 
 
-def test_an_absurd_gold_answer_may_be_met_by_another(monkeypatch):
+def test_an_absurd_gold_answer_may_equal_another(monkeypatch):
     asked = []
 
     class Recorder:

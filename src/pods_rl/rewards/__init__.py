@@ -27,7 +27,7 @@ from .user_rewards import RewardFailure, Scores, as_score, attempt, user_pool
 from .verifier import VerifierPool, default_pool
 
 # Raise it whenever some completion would be scored differently: tasks carry it in their version.
-GRADER_VERSION = "3"
+GRADER_VERSION = "4"
 SECONDS = 60.0  # that a library's scorer may take for a completion, if nothing else is set
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from .complexity import is_too_complex
 from .extract import extract_answer, extract_gold
-from .notation import plain, unit
+from .notation import plain, split_unit
 from .numeric import (
     MAX_LENGTH,
     WORDS_THAT_CHANGE_A_NUMBER,
@@ -19,17 +18,28 @@ from .numeric import (
 )
 from .verifier import Pair, default_pool
 
+MAX_DEPTH = 24  # nested brackets: twice the depth of MATH's gold answers
+
 # An operator; a minus sign counts between digits or single letters only, so that hyphenated words stay words.
 _SINGLE = r"(?<![A-Za-z])(?:[A-DF-Za-df-z]|(?<![0-9.])[eE])"  # not the e of 1e-9
 _SYMBOLIC = re.compile(rf"[\\^_{{}}+*/=()\[\]|!<>]|(?:{_SINGLE}|[0-9])\s*[-:]\s*(?:[A-Za-z](?![A-Za-z])|[0-9])")
 _LIST_OR_TERM = re.compile(  # 1, 2 or 6 and 8 or 0.5x
     r"[0-9]\s*(?:[,;]|(?:and|or)\s)|(?<![A-Za-z0-9.])[0-9.]+[A-Za-z](?![A-Za-z])"
 )
+_PRODUCT = re.compile(  # -x, 2ab, mn: letters that are not a word
+    r"[-+]?[0-9.]*\s*(?!(?:no|on|or|so|as|is|it|in|if|at|an|am|by|to|of|up|us|we|he|me|odd|all|any|yes|not|one|two|six"
+    r"|ten|day|may|dne)$)(?:[A-Za-z]\s*){1,3}",
+    re.IGNORECASE,
+)
 _NEEDLESS_SPACE = re.compile(r"(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])")
 _WORD = re.compile(r"(?<![A-Za-z\\])(?:[A-Za-z]{3,}|[Nn]o)(?![A-Za-z])")
-_UNIT = re.compile(r"(?<=[0-9])\s*[A-Za-z]+(?:\s*/\s*[A-Za-z]+)?(?:\s*\^\s*\{?[23]\}?)?$")  # dropped if both have it
 _NO_MATHEMATICS = re.compile(r"[0-9.,=\s]*")  # 18 = 17
-_CHOICE = re.compile(r"(?:\\(?:text|mathrm|textbf|mathbf)\s*\{)?\(?([A-Za-z])\)?\}?")  # (B), \text{B}
+_UPRIGHT = r"(?:\\(?:text|mathrm|textbf|mathbf)\s*\{\s*)?"
+_LABEL = re.compile(rf"{_UPRIGHT}\(?([A-Za-z])\)?\s*\}}?")  # (B), \text{B}
+_LABELLED = re.compile(  # (C) 12
+    rf"{_UPRIGHT}(?:\(([A-Z])\)|([A-H])[.)](?=\s))\s*\}}?(?:\\[ ,;:]|~|\\quad|\s)*([^\s,;)}}].*)", re.DOTALL
+)
+_TIME = re.compile(r"([0-9]{1,2})(?::([0-5][0-9]))?\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
 _FORMULA = re.compile(
     r"(?<!\\)\$\$(.+?)(?<!\\)\$\$|(?<!\\)\$([^$]+)(?<!\\)\$|(?<!\\)\\\[(.+?)\\\]|(?<!\\)\\\((.+?)\\\)", re.DOTALL
 )
@@ -43,6 +53,10 @@ _CHANGING = (
     "multiplied increased decreased added subtracted raised fourth fifth"
 )
 _WORDS_THAT_CHANGE_A_FORMULA = WORDS_THAT_CHANGE_A_NUMBER | frozenset(_CHANGING.split())
+_TOO_LARGE = re.compile(  # a tower of powers, a power or factorial of a long number, a factorial of factorials
+    r"[0-9][\s)}\]]{0,8}\^[\s({\[]{0,8}[0-9]+[\s)}\]]{0,8}\^[\s({\[]{0,8}[0-9]+(?:[0-9]|[\s)}\]]{0,8}\^)"
+    r"|\^[\s({\[]{0,8}[0-9]{6}|[0-9]{5}[\s)}\]]{0,8}!|!\s*\)?\s*!\s*\)?\s*!"
+)
 
 
 def accuracy(text: str, gold: str) -> float:
@@ -53,7 +67,7 @@ def accuracy(text: str, gold: str) -> float:
     `extract_answer` finds the answer of the completion `text`; `gold` is the bare gold answer. Numbers are compared
     exactly (0.333 is not 1/3), then strings without styles and spacing. Other mathematics goes to a verifier process,
     which is killed at its time limit; the answer then scores 0.0. Numeric answers never start that process, and
-    neither do answers that are too large to evaluate (`is_too_complex`), unless the gold answer is as large. An answer
+    neither do answers that are obviously too large to evaluate, unless the gold answer is as large. An answer
     of more than `numeric.MAX_LENGTH` characters is right only if it equals the gold answer to the letter.
 
     >>> accuracy("<think>9*2</think><answer>$18.00 a day</answer>", "18")
@@ -89,30 +103,85 @@ def _decide(text: str, gold: str) -> bool | Pair:
         return True
     if len(stated) > MAX_LENGTH or len(wanted) > MAX_LENGTH:
         return False
-    wanted = extract_gold(wanted) or wanted
-    answer, gold = plain(stated), plain(wanted)
-    if (stated_unit := unit(stated)) and (wanted_unit := unit(wanted)):
-        if stated_unit != wanted_unit:
-            return False
-        answer, gold = _UNIT.sub("", answer), _UNIT.sub("", gold)
+    return _compare(stated, extract_gold(wanted) or wanted)
+
+
+def _compare(stated: str, wanted: str) -> bool | Pair:
+    labels = _LABELLED.fullmatch(stated.strip(" $.")), _LABELLED.fullmatch(wanted.strip(" $."))
+    if any(labels) and not re.search(r"[=<>]", stated + wanted):  # \textbf{(C)}\ 12 is C, and 12
+        return _compare_labelled(stated, wanted, *labels)
+    unitless = _without_units(stated, wanted)
+    if unitless is None:
+        return False
+    answer, gold = map(plain, unitless)
+    times = _TIME.fullmatch(answer), _TIME.fullmatch(gold)
+    if times[1] and (times[1][2] or times[1][3]) and (times[0] or ":" in answer or (times[1][2] or "").startswith("0")):
+        return _same_time(*times)
     numbers = _numbers(answer, gold)
     if numbers:
         return numbers[0].equals(numbers[1])
-    if _key(answer) == _key(gold) or _same_choice(stated, wanted):
+    number = read_number(gold)
+    if (_key(answer) == _key(gold) and not number) or _same_choice(stated, wanted):
         return True
     if formula := _formula(stated):
-        answer = formula
-        if _key(answer) == _key(gold):
-            return True
+        return _compare(formula, wanted)
     # Symbolic mathematics is used only if there is some: in the answer if gold is a number, else in gold.
-    if read_number(gold):
+    if number:
         symbolic = bool(_SYMBOLIC.search(answer) and not _NO_MATHEMATICS.fullmatch(answer))
     else:
         symbolic = bool(_SYMBOLIC.search(gold) or _LIST_OR_TERM.search(gold))
-        symbolic = symbolic or (len(gold) == 1 and bool(_SYMBOLIC.search(answer)))  # the gold answer i
-    if not symbolic or (is_too_complex(answer) and not is_too_complex(gold)):
+        symbolic = symbolic or (bool(_PRODUCT.fullmatch(gold)) and _same_letters(answer, gold))
+    if not symbolic or (_too_large(answer) and not _too_large(gold)):
         return False
     return gold, answer
+
+
+def _compare_labelled(
+    stated: str, wanted: str, mine: re.Match[str] | None, theirs: re.Match[str] | None
+) -> bool | Pair:
+    if mine and theirs:
+        return _letter(mine) == _letter(theirs) and _compare(mine[3], theirs[3])
+    labelled, other = (mine, wanted) if mine else (theirs, stated)
+    if letter := _LABEL.fullmatch(other.strip(" $.")):
+        return letter[1].upper() == _letter(labelled)  # type: ignore[arg-type]
+    return _compare(mine[3], wanted) if mine else _compare(stated, theirs[3])  # type: ignore[index]
+
+
+def _letter(labelled: re.Match[str]) -> str:
+    return labelled[1] or labelled[2]
+
+
+def _without_units(stated: str, wanted: str) -> tuple[str, str] | None:
+    """Return both answers without their units, or None if both have one and these differ; nothing is converted."""
+    (answer, unit), (gold, gold_unit) = split_unit(stated), split_unit(wanted)
+    if gold_unit and not unit:
+        answer, unit = split_unit(stated, loose=True)
+    elif unit and not gold_unit:
+        gold, gold_unit = split_unit(wanted, loose=True)
+    if (
+        unit
+        and gold_unit
+        and unit != gold_unit
+        and {unit, gold_unit} not in ({"degree", "degreeF"}, {"degree", "degreeC"})
+    ):
+        return None
+    return answer, gold
+
+
+def _same_time(mine: re.Match[str] | None, theirs: re.Match[str]) -> bool:
+    if mine is None:
+        return False
+    half = {(time[3] or "").lower() for time in (mine, theirs)} - {""}
+    return len(half) < 2 and [int(mine[1]), mine[2] or "00"] == [int(theirs[1]), theirs[2] or "00"]
+
+
+def _too_large(text: str) -> bool:
+    """Whether an answer is obviously too large or too deeply nested to evaluate; others have the time limit."""
+    depth = deepest = 0
+    for bracket in re.findall(r"[(\[{]|[)\]}]", text):
+        depth = max(0, depth + (1 if bracket in "([{" else -1))
+        deepest = max(deepest, depth)
+    return deepest > MAX_DEPTH or bool(_TOO_LARGE.search(text))
 
 
 def _numbers(answer: str, gold: str) -> tuple[Number, Number] | None:
@@ -140,8 +209,13 @@ def _formula(stated: str) -> str | None:
         return None
     if may_change(words, _WORDS_THAT_CHANGE_A_FORMULA):
         return None
-    formula = plain(next(filter(None, found[0].groups())))
-    return None if read_number(formula) else formula
+    formula = next(filter(None, found[0].groups()))
+    return None if read_number(plain(formula)) else formula
+
+
+def _same_letters(answer: str, gold: str) -> bool:
+    """Whether an answer may be a product of letters: it has an operator, or the same letters."""
+    return bool(_SYMBOLIC.search(answer)) or set(re.findall("[A-Za-z]", answer)) == set(re.findall("[A-Za-z]", gold))
 
 
 def _key(text: str) -> str:
@@ -151,7 +225,7 @@ def _key(text: str) -> str:
 
 def _same_choice(answer: str, gold: str) -> bool:
     """Whether both are the label of the same choice; a bare letter is a variable, so that its case counts."""
-    letters = [_CHOICE.fullmatch(text.strip(" $.")) for text in (answer, gold)]
+    letters = [_LABEL.fullmatch(text.strip(" $.")) for text in (answer, gold)]
     if not all(letters):
         return False
     mine, theirs = (letter[1] for letter in letters if letter)

@@ -1,13 +1,13 @@
-"""Read numbers, worked arithmetic and the names of quantities: exactly, never through a float or `eval`."""
+"""Read numbers in digits and in words: exactly, never through a float or `eval`."""
 
 from __future__ import annotations
 
-import operator
 import re
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
+
+from .arithmetic import read_expression
 
 MAX_LENGTH = 1000  # maximum characters of an answer: bounds every pattern below
 MAX_EXPONENT = 400  # 1e400 is beyond every answer; 1e999999999 would fill the memory
@@ -15,7 +15,7 @@ MAX_EXPONENT = 400  # 1e400 is beyond every answer; 1e999999999 would fill the m
 _UNSIGNED = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+"
 _PART = rf"(?:{_UNSIGNED})(?:[eE][+-]?[0-9]+)?"
 _NUMBER = re.compile(
-    rf"(?<![\w.,])(?P<sign>(?<![\w)])[+-])?(?:(?P<whole>[0-9]+)\s+(?=[0-9]+\s*/))?"
+    rf"(?<![\w.,])(?P<sign>(?<![\w)])[+-])?(?:(?P<units>[0-9]+)\s+(?=[0-9]+\s*/))?"
     rf"(?P<top>{_PART})(?:\s*/\s*(?P<bottom>{_PART}))?"
 )
 _SIMPLE = r"-?[0-9.,]+"
@@ -24,18 +24,20 @@ _FRACTION = re.compile(
     rf"|([0-9])\s*([0-9])|([0-9])\s*\{{\s*({_SIMPLE})\s*\}}|\{{\s*({_SIMPLE})\s*\}}\s*([0-9]))(?![0-9.^_!{{])"
 )
 _PERCENT = re.compile(r"\s*(?:%|percent(?:age)?(?![a-z])|pct(?![a-z]))")
+_SCALE = re.compile(r"\s*(thousand|million|billion|trillion)(?![a-z])")
 _COMMA_AMONG_WORDS = re.compile(r"(?<![\w.,])([0-9]+),([0-9]{2}|[0-9]{4,})(?![\w,]|\.[0-9])")
 _DECIMAL_COMMA = re.compile(r"[+-]?(?:0,[0-9]+|[0-9]+,(?:[0-9]{2}|[0-9]{4,}))")
 
 _WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
-_LETTER = re.compile(r"[A-Za-z](?![A-Za-z])")  # right after a number, so no article
+_LETTER = re.compile(r"(?!(?:st|nd|rd|th)\b)[A-Za-z]")  # right after a number
 _BULLET = re.compile(r"\s*[-*•]\s+")
 _QUOTES = re.compile(r"(['\"])\s*$")
 _BESIDE_A_NUMBER = frozenset(" .,;:?")
 _CHANGING = (
     "minus negative not half quarter third twice double triple squared cubed root over times plus hundred thousand "
     "million billion trillion dozen factorial sin cos tan cot sec csc log ln exp sqrt abs mod "
-    "never neither nor cannot t false wrong incorrect"  # the t of isn't
+    "never neither nor cannot t false wrong incorrect "  # the t of isn't
+    "january february march april may june july august september october november december am pm"
 )
 WORDS_THAT_CHANGE_A_NUMBER = frozenset(_CHANGING.split())
 
@@ -49,14 +51,28 @@ _SYMBOL = (
     r"|\\(?:vec|bar|hat|overline|tilde|dot|overrightarrow|mathbf|mathcal)\s*\{[^{}]*\})"
     r"\s*(?:_\s*(?:\{[^{}]*\}|[A-Za-z0-9]))?'*"
 )
-_SEGMENTS = re.compile(r"\s*(?:\|\s*[A-Z]{2,5}\s*\||\\[dtc]?frac\s*\{\s*[A-Z]{2,5}\s*\}\s*\{\s*[A-Z]{2,5}\s*\})\s*")
 _ARGUMENT = rf"\s*-?\s*(?:[0-9]+(?:\.[0-9]+)?|{_SYMBOL})\s*"
 _NAME = re.compile(
-    rf"\s*(?:m?\s*\\angle\s*)?{_SYMBOL}(?:\s*\^\s*\{{\s*-1\s*\}}(?=\s*\())?(?:\s*\({_ARGUMENT}(?:,{_ARGUMENT})*\))?\s*"
+    r"\s*(?:\|\s*[A-Z]{2,5}\s*\|"
+    r"|\\[dtc]?frac\s*\{\s*(?:[A-Z]{2,5}\s*\}\s*\{\s*[A-Z]{2,5}|d[a-z]\s*\}\s*\{\s*d[a-z])\s*\}"
+    rf"|(?:m?\s*\\angle\s*)?{_SYMBOL}(?:\s*\^\s*\{{\s*-1\s*\}}(?=\s*\())?(?:\s*\({_ARGUMENT}(?:,{_ARGUMENT})*\))?)\s*:?\s*"
 )
-_PHRASE = re.compile(r"[A-Za-z]{3,}(?:[\s'-]+[A-Za-z]+)*")
-_NEGATION = re.compile(r"(?i)\b(?:not|never|nor|cannot)\b|n't")
-_ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+_PHRASE = re.compile(r"\s*(?!(?i:.*(?:\b(?:not|never|nor|cannot)\b|n't)))[A-Za-z]{3,}(?:[\s'-]+[A-Za-z]+)*\s*:?\s*")
+
+_ONES = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
+)
+_SPELT = {word: number for number, word in enumerate(_ONES.split())}
+for _number, _ten in enumerate(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], 2):
+    _SPELT |= {_ten: 10 * _number} | {f"{_ten} {one}": 10 * _number + _SPELT[one] for one in _ONES.split()[1:10]}
+for _word in ("a", *_ONES.split()[1:10]):
+    _hundred = 100 * _SPELT.get(_word, 1)
+    for _link in (" ", " and "):
+        _SPELT |= {f"{_word} hundred{_link}{rest}": _hundred + _SPELT[rest] for rest in list(_SPELT)[1:100]}
+    _SPELT[f"{_word} hundred"] = _hundred
+_SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SHARES = {"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
 
 
 class Number(NamedTuple):
@@ -105,35 +121,41 @@ def read_decimal_comma(text: str) -> Number | None:
 
 
 def read_number_in_words(text: str) -> Number | None:
-    """Read the only number of a `plain` text with words around it ("18 dollars a day"), or return None.
+    """Read the only number of a `plain` text with words around it ("18 dollars a day") or in words, or return None.
 
     Two numbers give None, so that a list of guesses never scores. Single letters may be variables and words
-    such as "minus" or "million" change the number: both give None. Of an equation, the right side is read if the
+    such as "minus" change the number: both give None. Of an equation, the right side is read if the
     left side is a name, or arithmetic that is true.
 
     >>> read_number_in_words("9 * 2 = 18 dollars").value, read_number_in_words("17 or 18") is None
     (Fraction(18, 1), True)
     >>> read_number_in_words("x = 18").value, read_number_in_words("2x = 18"), read_number_in_words("9 * 3 = 18")
     (Fraction(18, 1), None, None)
+    >>> read_number_in_words("2.5 million").value == 2_500_000, read_number_in_words("twenty-one").value
+    (True, Fraction(21, 1))
     """
     if "=" in text:
         text = _right_side(text)
     text = _FRACTION.sub(_inline_fraction, _COMMA_AMONG_WORDS.sub(r"\1.\2", text))
     match = _NUMBER.search(text)
     if match is None:
-        return None
+        return _spelt(text)
     before, after = text[: match.start()], text[match.end() :]
+    if (match[0] + after[:2]).endswith(".."):  # 42... may go on
+        return None
     quote = _QUOTES.search(before)
     if quote and after.lstrip().startswith(quote[1]):
         before, after = before[: quote.start()], after.lstrip()[1:]
-    percent = _PERCENT.match(after)
-    rest = f"{_BULLET.sub('', before, count=1)} {after[percent.end() if percent else after.startswith('-') :]}"
+    ending = _PERCENT.match(after) or _SCALE.match(after)
+    rest = f"{_BULLET.sub('', before, count=1)} {after[ending.end() if ending else after.startswith('-') :]}"
     words = _WORD.findall(rest)
     if not set(_WORD.sub("", rest)) <= _BESIDE_A_NUMBER or re.match(r"-(?![A-Za-z]{2})", after):
         return None
     if _LETTER.match(after) or may_change(words, WORDS_THAT_CHANGE_A_NUMBER):
         return None
-    return _value(match, percent=bool(percent))
+    scale = _SCALES[ending[1]] if ending and ending.lastindex else 1
+    found = _value(match, percent=bool(ending) and scale == 1)
+    return found and found._replace(value=found.value * scale)
 
 
 def is_name(text: str) -> bool:
@@ -144,10 +166,7 @@ def is_name(text: str) -> bool:
     >>> [is_name(text) for text in ("2x", "xy", "x+y", "x^2", "|x|", "x(x+1)", r"\pi")]
     [False, False, False, False, False, False, False]
     """
-    text = text.strip().removesuffix(":").strip()
-    if _NAME.fullmatch(text) or _SEGMENTS.fullmatch(text):
-        return True
-    return bool(_PHRASE.fullmatch(text)) and text.lower() not in _ALPHABET and not _NEGATION.search(text)
+    return bool(_NAME.fullmatch(text) or _PHRASE.fullmatch(text))
 
 
 def may_change(words: Sequence[str], changing: frozenset[str]) -> bool:
@@ -158,6 +177,30 @@ def may_change(words: Sequence[str], changing: frozenset[str]) -> bool:
     """
     parts = {part for word in words for part in re.split("['’-]", word.lower())}
     return bool(parts & changing) or any(len(word) == 1 and word not in "aAI" for word in words)
+
+
+def _spelt(text: str) -> Number | None:
+    """Read a number in words, with at most two other words after it: "one hundred and five eggs", "two thirds"."""
+    words = text.lower().replace("-", " ").strip(" .").split()
+    if words[:1] == ["a"] and words[1:2] and words[1] in _SCALES:
+        words[0] = "one"
+    total, at, scale = 0, 0, 0
+    while scale != 1:
+        size = next((size for size in range(5, 0, -1) if " ".join(words[at : at + size]) in _SPELT), 0)
+        if not size:
+            break
+        number, at = _SPELT[" ".join(words[at : at + size])], at + min(size, len(words) - at)
+        scale = _SCALES.get(words[at], 1) if at < len(words) else 1
+        total += number * scale
+        at += (scale > 1) + (words[at + 1 : at + 2] == ["and"] and scale > 1)
+    rest = words[at:]
+    share = _SHARES.get(rest[0]) or _SHARES.get(rest[0].removesuffix("s")) if len(rest) == 1 else None
+    if scale and share:
+        return Number(Fraction(total, share))
+    odd = any(not word.isalpha() or word in _SPELT or word in _SCALES or word in ("and", "or", "to") for word in rest)
+    if not scale or odd or len(rest) > 2 or may_change(rest, WORDS_THAT_CHANGE_A_NUMBER):
+        return None
+    return Number(Fraction(total))
 
 
 def _right_side(text: str) -> str:
@@ -178,8 +221,8 @@ def _is_true(equation: str) -> bool:
 
 
 def _inline_fraction(match: re.Match[str]) -> str:
-    whole, top, bottom = (part for part in match.groups() if part is not None)
-    return f"{whole} {top}/{bottom}" if whole else f"{top}/{bottom}"
+    units, top, bottom = (part for part in match.groups() if part is not None)
+    return f"{units} {top}/{bottom}" if units else f"{top}/{bottom}"
 
 
 def _value(match: re.Match[str], *, percent: bool) -> Number | None:
@@ -189,7 +232,7 @@ def _value(match: re.Match[str], *, percent: bool) -> Number | None:
         value = value / divisor if divisor else None
     if value is None:
         return None
-    value += int(match["whole"] or 0)
+    value += int(match["units"] or 0)
     return Number(-value if (match["sign"] or "").startswith("-") else value, percent)
 
 
@@ -200,99 +243,3 @@ def _exact(part: str) -> Fraction | None:
     if not exponent:
         return Fraction(int(mantissa) if mantissa.isdigit() else mantissa)
     return Fraction(mantissa) * Fraction(10) ** int(exponent) if abs(int(exponent)) <= MAX_EXPONENT else None
-
-
-# -- arithmetic -------------------------------------------------------------------------------------------------------
-
-_INNER_FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
-_DRESS = re.compile(r"\\(?:left|right|displaystyle)(?![a-z])|\\[,;:! ()\[\]]|[$`]")
-_TIMES = re.compile(r"\\(?:times|cdot)(?![a-z])|(?<=[0-9)\s])[xX](?=[0-9(\s])")
-_OPERATORS = str.maketrans("×·∗÷∶−–[]{}", "***//--()()")
-_IMPLICIT = re.compile(r"(?<=[0-9)])\s*(?=\()|(?<=\))\s*(?=[0-9])")
-_THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
-_OPERAND = r"[0-9]{1,100}(?:\.[0-9]{1,100})?"
-_TOKEN = re.compile(rf"\s*(?:({_OPERAND})|([-+*/()]))")
-_SIGNED_OPERAND = re.compile(rf"-?{_OPERAND}")
-_APPLY: dict[str, Callable[[Fraction, Fraction], Fraction]] = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
-}  # fmt: skip
-_RANK = {"+": 1, "-": 1, "*": 2, "/": 2, "negate": 3}
-
-
-def read_expression(text: str) -> tuple[Fraction, Counter[Fraction]] | None:
-    """Return the exact value of an arithmetic expression and how often it uses each number, or None.
-
-    An equation with a bare number on one side counts if it is true. Division by zero has no value. Time and
-    memory are linear in the length, which the caller bounds; there is no recursion.
-
-    >>> value, numbers = read_expression("(1 + 2) / 6"); value, sorted(numbers.elements())
-    (Fraction(1, 2), [Fraction(1, 1), Fraction(2, 1), Fraction(6, 1)])
-    >>> read_expression("2 + 2 = 5") is None, read_expression("2 **  3") is None
-    (True, True)
-    """
-    sides = [side.strip() for side in _in_ascii(text).split("=")]
-    if len(sides) > 2:
-        return None
-    if len(sides) == 2 and not _SIGNED_OPERAND.fullmatch(sides[1]):
-        sides.reverse()
-    read = _evaluate(sides[0])
-    if read is None or len(sides) == 1:
-        return read
-    claimed = _SIGNED_OPERAND.fullmatch(sides[1])
-    return read if claimed and Fraction(claimed[0]) == read[0] else None
-
-
-def _in_ascii(text: str) -> str:
-    text = text.strip().removesuffix(".")
-    if text.startswith("**") and text.endswith("**"):
-        text = text[2:-2]
-    text = _THOUSANDS.sub("", _DRESS.sub("", _INNER_FRACTION.sub(r"((\1)/(\2))", text)))
-    text = _TIMES.sub("*", text.replace(r"\div", "/")).translate(_OPERATORS)
-    return _IMPLICIT.sub("*", text).strip()
-
-
-def _evaluate(text: str) -> tuple[Fraction, Counter[Fraction]] | None:
-    """Operator precedence with two stacks: the values so far, and the operators that wait for their second operand."""
-    values: list[Fraction] = []
-    waiting: list[str] = []
-    numbers: Counter[Fraction] = Counter()
-    position, wants_value = 0, True
-    while position < len(text):
-        token = _TOKEN.match(text, position)
-        if token is None:
-            return None
-        position = token.end()
-        number, sign = token.groups()
-        if wants_value != bool(number or sign == "(" or (sign == "-" and wants_value)):
-            return None
-        if number:
-            values.append(Fraction(number))
-            numbers[values[-1]] += 1
-            wants_value = False
-        elif wants_value:
-            waiting.append("negate" if sign == "-" else sign)
-        elif not _close(values, waiting, sign):
-            return None
-        else:
-            wants_value = sign != ")"
-    whole = not wants_value and _apply_from(values, waiting, 0) and not waiting
-    return (values[0], numbers) if whole else None
-
-
-def _close(values: list[Fraction], waiting: list[str], sign: str) -> bool:
-    """Apply what binds at least as tightly as this operator, or back to the opening bracket; False: not valid."""
-    if not _apply_from(values, waiting, _RANK.get(sign, 0)):
-        return False
-    if sign != ")":
-        waiting.append(sign)
-        return True
-    return bool(waiting) and waiting.pop() == "("
-
-
-def _apply_from(values: list[Fraction], waiting: list[str], rank: int) -> bool:
-    while waiting and waiting[-1] != "(" and _RANK[waiting[-1]] >= rank:
-        sign, last = waiting.pop(), values.pop()
-        if sign == "/" and last == 0:
-            return False
-        values.append(-last if sign == "negate" else _APPLY[sign](values.pop(), last))
-    return True

@@ -1,79 +1,71 @@
 r"""Parse the structure of an answer: lists, sets, tuples, intervals and relations, around expressions.
 
 An answer is split at the separators, relation signs and brackets outside every bracket; the rest are expressions
-(evaluated by `expressions.value`). Nothing is evaluated here.
+(`equality.value` evaluates them). Nothing is evaluated here.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from .numeric import is_name
 
-INTERVALS = ("()", "[]", "(]", "[)")
-ORDERED = (*INTERVALS, "ratio")
+BRACKETS = ("()", "[]", "(]", "[)")
 
 
-class Expression(NamedTuple):
-    """An answer, or a part of one, without structure: its text, as `plain` writes it."""
+class Node(NamedTuple):
+    """An expression ("value": its text), a chain of sides with signs ("relation"), or a group of answers.
 
-    text: str
-
-
-class Group(NamedTuple):
-    """Several answers; its kind is `list` (or `and`), `set`, `union`, `minus`, `ratio` or a pair of brackets."""
+    A group is a "list", a list joined by "and" or "or", a "set", "union", "minus", "ratio", or a pair of brackets.
+    """
 
     kind: str
-    items: tuple[Node, ...]
-
-
-class Relation(NamedTuple):
-    """A chain of sides with signs between: `=`, `<`, `<=`, `>`, `>=`, `!=` or `in`."""
-
-    sides: tuple[Node, ...]
-    signs: tuple[str, ...]
+    items: tuple[Any, ...] = ()
+    signs: tuple[str, ...] = ()
+    text: str = ""
 
     @property
     def equation(self) -> bool:
-        """Whether every sign is `=` or `in`."""
-        return set(self.signs) <= {"=", "in"}
+        return self.kind == "relation" and set(self.signs) <= {"=", "in"}
 
-
-Node: TypeAlias = "Expression | Group | Relation"
 
 _TOKEN = re.compile(
     r"(?P<open>\\\{|\\(?:langle|lfloor|lceil|begin)(?![a-z])|[({\[])"
     r"|(?P<close>\\\}|\\(?:rangle|rfloor|rceil|end)(?![a-z])|[)}\]])"
     r"|(?P<list>(?:[,;]\s*)?(?:(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])|\\(?:land|lor|wedge|vee)(?![a-z]))|[,;])"
-    r"|(?P<relation>\\(?:leq?|geq?|leqslant|geqslant|lt|gt|neq?|in|approx)(?![a-z])|<=|>=|!=|=|<|>)"
-    r"|(?P<set>\\(?:cup|cap|setminus|backslash)(?![a-z]))"
-    r"|(?P<ratio>:)|\\[A-Za-z]+|.",
+    r"|(?P<relation>\\(?:leq?|geq?|leqslant|geqslant|lt|gt|neq?|in|approx)(?![a-z])|:=|<=|>=|!=|=|<|>)"
+    r"|(?P<group>\\(?:cup|cap|setminus|backslash)(?![a-z]))"
+    r"|(?P<ratio>:|(?<![A-Za-z\\])to(?![A-Za-z]))|\\[A-Za-z]+|.",
     re.DOTALL,
 )
 _SIGNS = {
     r"\leq": "<=", r"\le": "<=", r"\leqslant": "<=", r"\geq": ">=", r"\ge": ">=", r"\geqslant": ">=",
-    r"\lt": "<", r"\gt": ">", r"\ne": "!=", r"\neq": "!=", r"\in": "in",
+    r"\lt": "<", r"\gt": ">", r"\ne": "!=", r"\neq": "!=", r"\in": "in", ":=": "=",
 }  # fmt: skip
-_BRACKETS = {
+_PAIRS = {
     ("(", ")"): "()", ("[", "]"): "[]", ("(", "]"): "(]", ("[", ")"): "[)",
     (r"\{", r"\}"): "set", (r"\langle", r"\rangle"): "()", ("{", "}"): "braces",
 }  # fmt: skip
-_SETS = {r"\cup": "union", r"\cap": "and", r"\setminus": "minus", r"\backslash": "minus"}
+_GROUPS = {r"\cup": "union", r"\cap": "cap", r"\setminus": "minus", r"\backslash": "minus"}
 _THOUSANDS = re.compile(r"(?<![0-9.,_^])[1-9][0-9]{0,2}(?:,[0-9]{3})+(?!,?[0-9])")
 _ARGUMENT = re.compile(rf"(?<=[A-Za-z\]}}^]\{{){_THOUSANDS.pattern}(?=\}})")  # \sqrt{1,000}
 _BUILDER = re.compile(r"\s*([^,:|]*?)\s*(?:\\mid|:|\|)\s*(.*[<>=].*|.*\\(?:le|ge|lt|gt|ne).*)", re.DOTALL)
-_CLOCK = re.compile(r"\s*[0-9]{1,2}:0[0-9]")
 _SIGNED = re.compile(r"\\(?:pm|mp)(?![a-z])")
+_OUTWARD = re.compile(r"(\])([^\[\]]*,[^\[\]]*)([\[\])])|([\[(])([^\[\]()]*,[^\[\]()]*)(\[)")  # ]2, 5[
+_POINT = re.compile(r"[ABD-OQ-Z]\s*=?\s*(\((?:[-+0-9.,;/ ]|\\frac|\\sqrt|[{}])+\))")  # A(2, 3)
 
 
 def read(text: str) -> Node:
     r"""Read the structure of a `plain` text.
 
-    >>> read(r"x < 3").signs, read("1, 2 and 3").kind, read(r"\{1, 2\}").kind, read("[0,1)").kind, read("2x+1")
-    (('<',), 'list', 'set', '[)', Expression(text='2x+1'))
+    >>> read(r"x < 3").signs, read("1, 2 and 3").kind, read(r"\{1, 2\}").kind, read("[0,1)").kind, read("2x+1").text
+    (('<',), 'list', 'set', '[)', '2x+1')
     """
+    if point := _POINT.fullmatch(text.strip()):
+        text = point[1]
+    text = _OUTWARD.sub(_inward, text)
     text = _ungrouped(_ARGUMENT.sub(lambda match: match[0].replace(",", ""), text.strip()), alone=True)
     parts, separators = _split(text, "list")
     if separators:
@@ -81,33 +73,35 @@ def read(text: str) -> Node:
     parts, signs = _split(text, "relation")
     if signs:
         return _relation(parts, signs)
-    parts, signs = _split(text, "set")
+    parts, signs = _split(text, "group")
     if signs:
-        kind = _SETS[signs[-1]]
+        kind = _GROUPS[signs[-1]]
         earlier = text[: -len(parts[-1]) - len(signs[-1])]
-        return Group(kind, (read(earlier), read(parts[-1])) if kind == "minus" else _all(parts))
+        return Node(kind, (read(earlier), read(parts[-1])) if kind == "minus" else _all(parts))
     inner = _bracketed(text)
     if inner is not None:
         return _group(text, *inner)
     if _SIGNED.search(text):
-        return Group("list", (read(_signed(text, " + ", " - ")), read(_signed(text, " - ", " + "))))
+        return Node("list", tuple(read(_signed(text, *both)) for both in ((" + ", " - "), (" - ", " + "))))
     parts, separators = _split(text, "ratio")
-    if separators and not _CLOCK.match(text):
-        return Group("ratio", _all(parts))
-    return Expression(text)
+    return Node("ratio", _all(parts)) if separators else Node("value", text=text)
+
+
+def _inward(interval: re.Match[str]) -> str:
+    left, inner, right = interval.groups()[:3] if interval[1] else interval.groups()[3:]
+    return f"{'(' if left == ']' else left}{inner}{')' if right == '[' else right}"
 
 
 def named(node: Node) -> str | None:
-    """The name whose value a relation states (`x` of `x = 5` and `x in S`), or None."""
-    if not isinstance(node, Relation) or not node.equation:
+    """Return the name whose value a relation states (`x` of `x = 5` and `x in S`), or None."""
+    if not node.equation:
         return None
-    first = node.sides[0]
-    kind = first.kind if isinstance(first, Group) else ""
-    items = first.items if isinstance(first, Group) and kind in ("()", "ratio") else (first,)  # (p, q) = (3, 2)
-    texts = ["".join(item.text.split()) for item in items if isinstance(item, Expression) and is_name(item.text)]
-    if kind == "ratio" and not all(text[0].isupper() for text in texts):  # A:B = 1:2
+    first = node.items[0]
+    items = first.items if first.kind in ("()", "ratio") else (first,)  # (p, q) = (3, 2)
+    texts = ["".join(item.text.split()) for item in items if item.kind == "value" and is_name(item.text)]
+    if first.kind == "ratio" and not all(text[0].isupper() for text in texts):  # A:B = 1:2
         return None
-    between = any(isinstance(side, Expression) and is_name(side.text) for side in node.sides[1:-1])
+    between = any(side.kind == "value" and is_name(side.text) for side in node.items[1:-1])
     return ",".join(texts) if len(texts) == len(items) and not between else None
 
 
@@ -115,7 +109,7 @@ def _all(parts: list[str]) -> tuple[Node, ...]:
     """Read each part. A part that is a list itself, as of `\\pm`, gives several items."""
     found: list[Node] = []
     for node in map(read, parts):
-        found += node.items if isinstance(node, Group) and node.kind == "list" else (node,)
+        found += node.items if node.kind == "list" else (node,)
     return tuple(found)
 
 
@@ -124,11 +118,15 @@ def _list(parts: list[str], separators: list[str]) -> Node:
         groups, start = [], 0
         for end in [i for i, sign in enumerate(separators) if sign == ";"] + [len(separators)]:
             items = _all(parts[start : end + 1])
-            groups.append(items[0] if len(items) == 1 else Group("()", items))
+            groups.append(items[0] if len(items) == 1 else Node("()", items))
             start = end + 1
-        return Group("list", tuple(groups))
-    together = all(separator.endswith(("and", "land", "wedge")) for separator in separators)
-    return Group("and" if together else "list", _all(parts))
+        return Node("list", tuple(groups))
+    if not parts[-1].strip():  # a comma at the end
+        parts = parts[:-1]
+    kinds = {
+        "and" if sign.endswith(("and", "land", "wedge")) else "or" if sign not in ",;" else "" for sign in separators
+    }
+    return Node(kinds.pop() or "list" if len(kinds) == 1 else "list", _all(parts))
 
 
 def _relation(parts: list[str], signs: list[str]) -> Node:
@@ -139,7 +137,9 @@ def _relation(parts: list[str], signs: list[str]) -> Node:
         else:
             parts, signs = parts[: end + 1], signs[:end]
     sides = tuple(map(read, parts))
-    return Relation(sides, tuple(_SIGNS.get(sign, sign) for sign in signs)) if signs else sides[0]
+    if len(sides) == 2 and signs == ["="] and sides[1].kind == "value" and is_name(sides[1].text):  # 5 = x
+        sides = sides if sides[0].kind == "value" and is_name(sides[0].text) else sides[::-1]
+    return Node("relation", sides, tuple(_SIGNS.get(sign, sign) for sign in signs)) if signs else sides[0]
 
 
 def _group(text: str, kind: str, content: str) -> Node:
@@ -149,25 +149,25 @@ def _group(text: str, kind: str, content: str) -> Node:
     parts, separators = _split(content, "list")
     if not separators and kind != "set":
         inner = read(content)
-        return Expression(text) if isinstance(inner, Expression) and kind == "()" else inner
+        return Node("value", text=text) if inner.kind == "value" and kind == "()" else inner
     if kind == "braces":
         return read(content)
-    return Group(kind, _all(parts) if content.strip() else ())
+    return Node(kind, _all(parts) if content.strip() else ())
 
 
 def _bracketed(text: str) -> tuple[str, str] | None:
-    """The kind and the content of the brackets around a whole text."""
+    """Return the kind and the content of the brackets around an entire text."""
     stack, tokens = 0, list(_TOKEN.finditer(text))
     for index, token in enumerate(tokens):
         stack += bool(token["open"]) - bool(token["close"])
         if stack == 0 and index < len(tokens) - 1:
             return None
-    kind = _BRACKETS.get((tokens[0][0], tokens[-1][0])) if tokens and stack == 0 else None
+    kind = _PAIRS.get((tokens[0][0], tokens[-1][0])) if tokens and stack == 0 else None
     return (kind, text[tokens[0].end() : tokens[-1].start()]) if kind else None
 
 
 def _split(text: str, kind: str) -> tuple[list[str], list[str]]:
-    """The parts of a text between the tokens of a kind outside every bracket, and these tokens."""
+    """Return the parts of a text between the tokens of a kind outside every bracket, and these tokens."""
     parts, found, start = [], [], 0
     for token in _outside(text):
         if token[kind]:

@@ -82,7 +82,7 @@ def verification() -> Work:
 
 
 def _equal(pair: Pair) -> bool:
-    from .mathematics import equal  # here, since only verifier processes load SymPy
+    from .equality import equal  # here, since only verifier processes load SymPy
 
     try:
         return equal(*pair)

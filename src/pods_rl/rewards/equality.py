@@ -1,0 +1,403 @@
+r"""Compare two answers as mathematics, without rounding. Runs in a verifier process.
+
+The parser behind math-verify reads expressions and SymPy evaluates them. Two are equal if their difference is zero to
+`EXTRA_DIGITS` more digits than are written, at several points of their variables. math-verify's own `verify` rounds
+(0.333333 equals 1/3), takes the last side of any equation and ignores case and units, so it does not decide here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
+from functools import lru_cache
+from itertools import pairwise
+from math import gcd, lcm
+from typing import Any
+
+import sympy
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationConfig, latex2sympy, normalize_latex
+from sympy.core.function import AppliedUndef
+
+from .numeric import Number, read_number, read_number_in_words
+from .structure import BRACKETS, Node, named, read
+
+EXTRA_DIGITS = 60
+GUARD_DIGITS = 15
+SCALES = (1, 3, 17, 211, 211)  # of the points, in turn above and below zero: |x - 20| is 20 - x up to 20
+MAX_ITEMS = 64
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+_SYMBOLS = ConversionConfig(lowercase_symbols=False)
+_REPAIRS = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=False, boxed="none")
+_PART = r"(\{[^{}]*\}|\\[A-Za-z]+|[0-9A-Za-z])"
+_DECIMAL = re.compile(r"(?<![\w.])([0-9]*)\.([0-9]+)|(?<![\w.])([0-9]+)\.(?![0-9])")
+_MIXED = re.compile(
+    r"(?<![\w.)}^/_])([0-9]+)(?:\s+([0-9]+)\s*/\s*([0-9]+)(?![0-9.])|\s*\\frac\{\s*([0-9]+)\s*\}\{\s*([0-9]+)\s*\})"
+)
+_REWRITES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
+    (r"([A-Za-z}])('+)", lambda prime: f"{prime[1]}_{{{'p' * len(prime[2])}}}"),
+    (r"\\?(?:operatorname\{)?(gcd|lcm|min|max)\}?\s*\(([-0-9,\s]+)\)", lambda call: _of_integers(call[1], call[2])),
+    (r"(?:\{\s*\})?[_^]\{?(\w+)\}?\s*C_\{?(\w+)\}?|(?<![A-Za-z])C\((\w+),\s*(\w+)\)|\{?([^{}]*)\\choose([^{}]*)\}?",
+     lambda choose: r"\binom" + _braced(choose.groups())),
+    (r"\\log\s*_\s*\{?e\}?(?![A-Za-z])", r"\\ln "),
+    (r"\\lg(?![A-Za-z])", r"\\log_{10} "),
+    (r"(?<![A-Za-z\\])\\?sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+    (rf"\\[dtc]?(frac|binom)\s*{_PART}\s*{_PART}", lambda pair: rf"\{pair[1]}" + _braced(pair.groups()[1:])),
+    (r"(?<=[0-9])\s*[xX]\s*(?=10\s*\^)", r"\\cdot "),
+    (r"(?<=[_^])\s*([0-9A-Za-z])(?=[ _^\\])", r"{\1}"),
+    (r"(?<![\\A-Za-z])(a?r?c?(?:sin|cos|tan)h?|cot|sec|csc|log|ln|exp|sqrt|pi|infty|inf)(?![A-Za-z])", r"\\\1"),
+]  # fmt: skip
+_HALF = re.compile(r"(?<![\w.)}/^])(?<!\^ )([0-9]+)\s*/\s*([0-9]+)(?=\s*(?:[A-Za-z(]|\\[a-z]))")  # 1/2x is half of x
+_UNREADABLE = re.compile(r"[0-9]\s+[0-9]|[-+]\s*[-+]|[0-9}]\s*_|[%:,;]|^\s*$|[-+*/^=]\s*$|^\s*[*/^=]")
+_UNFINISHED = re.compile(r"\.\.|\\[lc]?dots|\\not(?![a-z])")
+_BASE_WORDS = ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+_IN_BASE = re.compile(
+    r"\(?\s*([0-9][0-9A-Fa-f]*)\s*\)?\s*_\s*\{?\s*\(?([0-9]+|" + "|".join(_BASE_WORDS) + r")\)?\s*\}?"
+)
+
+
+def _braced(parts: Iterable[str | None]) -> str:
+    return "".join(part if part[0] == "{" else f"{{{part}}}" for part in parts if part)
+
+
+def _of_integers(name: str, arguments: str) -> str:
+    numbers = [int(number) for number in arguments.split(",")]
+    return str({"gcd": gcd, "lcm": lcm, "min": min, "max": max}[name](*numbers))
+
+
+def _number(text: str) -> Number | None:
+    return read_number(text) or (read_number_in_words(text) if re.search(r"\s[A-Za-z]{2}|^[A-Za-z]{3}", text) else None)
+
+
+@lru_cache(maxsize=256)
+def value(text: str) -> Any:
+    """Parse an expression into an exact SymPy expression or matrix, with `i` as the imaginary unit, or None."""
+    number = _number(text)
+    if number:
+        return sympy.Rational(number.fraction.numerator, number.fraction.denominator)
+    if _UNFINISHED.search(text):
+        return None
+    for pattern, replacement in _REWRITES:
+        text = re.sub(pattern, replacement, text)
+    text = normalize_latex(text, _REPAIRS)
+    if _UNREADABLE.search(_MIXED.sub("1", text)):
+        return None
+    text = _HALF.sub(r"\\frac{\1}{\2}", _MIXED.sub(_improper, text))
+    try:
+        return _settled(
+            latex2sympy(
+                _DECIMAL.sub(_exact_decimal, text), is_real=True, normalization_config=None, conversion_config=_SYMBOLS
+            )
+        )
+    except MemoryError:
+        raise
+    except Exception:
+        return None
+
+
+def _improper(mixed: re.Match[str]) -> str:
+    units, top, bottom = (int(part) for part in mixed.groups() if part)
+    return rf"{{\frac{{{units * bottom + top}}}{{{bottom}}}}}"
+
+
+def _exact_decimal(match: re.Match[str]) -> str:
+    exact = Fraction(match[0] if match[0][-1] != "." else match[0][:-1])
+    return rf"{{\frac{{{exact.numerator}}}{{{exact.denominator}}}}}"
+
+
+def _settled(found: Any) -> Any:
+    """Resolve what the parser leaves open: the imaginary unit, undefined functions, sums and integrals."""
+    if getattr(found, "is_Matrix", False):
+        found = found.doit()
+        return found.as_immutable().applyfunc(_settled) if isinstance(found, sympy.MatrixBase) else None
+    if not isinstance(found, sympy.Expr):
+        return None
+    found = found.xreplace({symbol: sympy.I for symbol in found.free_symbols if symbol.name in ("i", "imath")})
+    # The real root of a negative number, as in textbooks: the cube root of -8 is -2.
+    found = found.replace(
+        lambda part: (
+            part.is_Pow and part.exp.is_Rational and part.exp.q % 2 and part.exp.q > 1 and part.base.is_negative
+        ),
+        lambda part: (-1) ** part.exp.p * sympy.Pow(-part.base, part.exp),
+    )
+    applied = sorted(found.atoms(AppliedUndef), key=str)
+    found = found.xreplace({each: sympy.Symbol(str(each.doit()), real=True) for each in applied})
+    if found.has(sympy.Sum, sympy.Product, sympy.Integral, sympy.Derivative, sympy.Limit, sympy.UnevaluatedExpr):
+        found = found.doit()
+    return None if found.has(sympy.nan, sympy.zoo) else found
+
+
+def same_value(a: Any, b: Any, written: int = 0) -> bool:
+    """Whether two expressions are equal at every point at which both have a value, and there are enough such points."""
+    if a == b:
+        return True
+    if (a.is_Rational and b.is_Rational) or a.has(sympy.oo) or b.has(sympy.oo):
+        return False
+    difference = sympy.Add(a, sympy.Mul(-1, b, evaluate=False), evaluate=False)
+    symbols = sorted(a.free_symbols | b.free_symbols, key=str)
+    seen = 0
+    for number, scale in enumerate(SCALES if symbols else (1,)):
+        # Irregular rationals of either sign, so that no identity of integers or of positive numbers passes.
+        point = {
+            symbol: sympy.Rational((-1) ** (number + i // 2) * scale * (97 + 41 * i), 89 + 13 * number)
+            for i, symbol in enumerate(symbols)
+        }
+        verdict = _is_zero_at(difference, a, point, written)
+        if verdict is False:
+            return False
+        seen += verdict is True
+    return seen >= (2 if symbols else 1)
+
+
+def _is_zero_at(difference: Any, side: Any, point: dict[Any, Any], written: int) -> bool | None:
+    """Whether a difference is zero at a point, or None if it has no value there."""
+    options = {"subs": point} if point else {}
+    size = abs(side.evalf(3, **options))
+    if not size.is_Float and not size.is_Rational:
+        return None
+    magnitude = max(0, int(sympy.log(size, 10).evalf(3))) if size else 0
+    if not point:
+        magnitude = min(3 * magnitude, magnitude + 1000)  # digits that cancel in 10^100 - sqrt(10^200 + 1)
+    digits = EXTRA_DIGITS + written + magnitude
+    found = difference.evalf(2, maxn=digits, **options)
+    parts = found.as_real_imag()
+    if not all(part.is_Float or part.is_Rational for part in parts):
+        return None
+    # SymPy rounds a point before it evaluates there, so the last digits are noise.
+    rounding = (size or 1) * sympy.Float(10) ** (GUARD_DIGITS - digits) if point else 0
+    return all(part == 0 or (part.is_Float and part._prec == 1) or abs(part) < rounding for part in parts)
+
+
+# -- comparison -------------------------------------------------------------------------------------------------------
+
+_LITERAL = {
+    r"\mathbb{R}": "Reals", r"\mathbb{Z}": "Integers", r"\mathbb{N}": "Naturals", r"\mathbb{Q}": "Rationals",
+    r"\emptyset": "EmptySet", r"\varnothing": "EmptySet", r"\{\}": "EmptySet",
+}  # fmt: skip
+_RELATIONS: dict[str, Callable[..., Any]] = {
+    "<": sympy.Lt, "<=": sympy.Le, ">": sympy.Gt, ">=": sympy.Ge, "!=": sympy.Ne, "=": sympy.Eq,
+}  # fmt: skip
+
+
+def equal(gold: str, answer: str) -> bool:
+    r"""Whether two answers, in the notation of `plain`, are equal.
+
+    >>> equal(r"2\sqrt{2}", r"\sqrt{8}"), equal("x<3", r"(-\infty, 3)"), equal("x=5", "5"), equal("x+y=5", "5")
+    (True, True, True, False)
+    """
+    return _same(read(gold), read(answer))
+
+
+def _same(gold: Node, answer: Node) -> bool:
+    if gold == answer:
+        return True
+    if gold.kind == answer.kind == "relation":
+        return _same_relation(gold, answer)
+    if "relation" in (gold.kind, answer.kind):
+        stated = _stated(gold), _stated(answer)
+        return _same(*stated) if stated != (gold, answer) else _same_set(gold, answer)
+    if gold.kind == answer.kind == "value":
+        return _same_expression(gold.text, answer.text) or _same_set(gold, answer)
+    return _same_group(gold, answer) or _same_set(gold, answer)
+
+
+def _same_expression(gold: str, answer: str) -> bool:
+    if "".join(gold.split()) == "".join(answer.split()) and not re.search(r"[0-9]\s+[0-9]", gold + "|" + answer):
+        return True
+    bases = [_IN_BASE.fullmatch(text.strip()) for text in (gold, answer)]
+    if any(bases):  # a numeral equals only the same numeral in the same base
+        numerals = [
+            base
+            and (base[1].lstrip("0").upper(), _BASE_WORDS.index(base[2]) + 2 if base[2].isalpha() else int(base[2]))
+            for base in bases
+        ]
+        return numerals[0] == numerals[1]
+    numbers = _number(gold), _number(answer)
+    if numbers[0] and numbers[1]:
+        return numbers[0].equals(numbers[1])
+    ours, theirs = value(gold), value(answer)
+    if ours is None or theirs is None:
+        return False
+    written = sum(sign.isdigit() for sign in gold + answer)
+    if isinstance(ours, sympy.MatrixBase) or isinstance(theirs, sympy.MatrixBase):
+        alike = getattr(ours, "shape", None) == getattr(theirs, "shape", None)
+        return alike and all(same_value(a, b, written) for a, b in zip(ours, theirs, strict=True))
+    return same_value(ours, theirs, written)
+
+
+def _stated(node: Node) -> Node:
+    """Return the value of an equation that states one: of a name (`x = 5`), or worked arithmetic that is true."""
+    if not node.equation:
+        return node
+    closed = "in" not in node.signs and all(_is_constant(side) for side in node.items)
+    if named(node) is not None or (closed and all(_same(*pair) for pair in pairwise(node.items))):
+        return node.items[-1]
+    return node
+
+
+def _is_constant(node: Node) -> bool:
+    found = value(node.text) if node.kind == "value" else None
+    return found is not None and not found.free_symbols
+
+
+def _same_group(gold: Node, answer: Node) -> bool:
+    if "value" in (gold.kind, answer.kind):  # the one element of a set
+        group, other = (answer, gold) if gold.kind == "value" else (gold, answer)
+        if group.kind == "ratio":
+            return len(group.items) == 2 and _same_ratio(group, Node("ratio", (other, Node("value", text="1"))))
+        return group.kind == "set" and len(group.items) == 1 and not _is_region(other) and _same(group.items[0], other)
+    kinds = {gold.kind, answer.kind}
+    if kinds == {"ratio"}:
+        return _same_ratio(gold, answer)
+    ours, theirs = (_distinct(group.items) if _is_set(group) else group.items for group in (gold, answer))
+    if len(ours) != len(theirs) or len(ours) > MAX_ITEMS:
+        return False
+    if kinds & {*BRACKETS, "ratio"}:
+        brackets = kinds - {"list", "and", "or"}
+        alike = len(brackets) == 1 and (len(kinds) == 1 or brackets == {"()"} or len(ours) > 2)
+        points = len(ours) > 2 and kinds == {"()", "[]"}
+        return (alike or points) and all(map(_same, ours, theirs))
+    if kinds & {"union", "minus", "cap"}:
+        return kinds in ({"union"}, {"cap"}) and _match_up(ours, theirs, _same)
+    if len(kinds) > 1 and any(item.kind == "relation" and not item.equation for item in (*ours, *theirs)):
+        return False  # x > 2 and x < 5 is not x > 2 or x < 5
+    relations = all(item.kind == "relation" for item in (*ours, *theirs))
+    if not relations and (_names_vary(ours) or _names_vary(theirs)):
+        return all(map(_same, ours, theirs))  # by names if both lists have them, else by order
+    return _match_up(ours, theirs, _same)
+
+
+def _is_set(group: Node) -> bool:
+    """Whether duplicate items count once: in a set or a list of points, not in a list of roots."""
+    return group.kind == "set" or all(item.kind not in ("value", "relation") for item in group.items)
+
+
+def _names_vary(items: Sequence[Node]) -> bool:
+    names = {re.sub(r"_.*", "", name) if (name := named(item)) else None for item in items}  # x_1 and x_2 are alike
+    return len(names) > 1 and None not in names
+
+
+def _match_up(ours: Sequence[Any], theirs: Sequence[Any], same: Callable[[Any, Any], bool]) -> bool:
+    """Whether every item of the one is the same as an item of the other, each used once."""
+    left = list(theirs)
+    for item in ours:
+        match = next((other for other in left if same(item, other)), None)
+        if match is None:
+            return False
+        left.remove(match)
+    return True
+
+
+def _distinct(items: Sequence[Node]) -> list[Node]:
+    found: list[Node] = []
+    for item in items[: MAX_ITEMS + 1]:
+        if not any(_same(item, other) for other in found):
+            found.append(item)
+    return found
+
+
+def _same_ratio(gold: Node, answer: Node) -> bool:
+    ours, theirs = _values(gold.items), _values(answer.items)
+    if ours is None or theirs is None or len(ours) != len(theirs):
+        return False
+    return all(same_value(a * theirs[0], b * ours[0]) for a, b in zip(ours[1:], theirs[1:], strict=True))
+
+
+def _values(items: Sequence[Node]) -> list[Any] | None:
+    found = [value(item.text) if item.kind == "value" else None for item in items]
+    return None if any(each is None for each in found) else found
+
+
+def _same_relation(gold: Node, answer: Node) -> bool:
+    name = named(gold)
+    if name is not None and name == named(answer):
+        return _same(gold.items[-1], answer.items[-1])
+    ours, theirs = _differences(gold), _differences(answer)
+    if ours and theirs and len(ours) == len(theirs) and _match_up(ours, theirs, _proportional):
+        return True
+    return _same_set(gold, answer)
+
+
+def _differences(relation: Node) -> list[tuple[str, Any]] | None:
+    """For each sign of a chain, `=`, `!=`, `<` or `<=`, and the expression that is compared with zero."""
+    sides = _values(relation.items)
+    if sides is None or "in" in relation.signs or any(isinstance(side, sympy.MatrixBase) for side in sides):
+        return None
+    return [
+        (sign.replace(">", "<"), right - left if sign.startswith(">") else left - right)
+        for sign, (left, right) in zip(relation.signs, pairwise(sides), strict=True)
+    ]
+
+
+def _proportional(ours: tuple[str, Any], theirs: tuple[str, Any]) -> bool:
+    """Whether two expressions are equal up to a constant factor, a positive one for an inequality."""
+    (sign, gold), (other_sign, answer) = ours, theirs
+    symbols = gold.free_symbols
+    if sign != other_sign or not symbols or symbols != answer.free_symbols:
+        return False
+    point = {symbol: sympy.Rational(7 * i + 3, 5) for i, symbol in enumerate(sorted(symbols, key=str))}
+    scales = gold.xreplace(point), answer.xreplace(point)
+    if any(not scale.is_number or same_value(scale, sympy.Integer(0)) for scale in scales):
+        return False
+    return (sign in ("=", "!=") or sympy.N(scales[0] / scales[1]) > 0) and same_value(
+        gold * scales[1], answer * scales[0]
+    )
+
+
+def _same_set(gold: Node, answer: Node) -> bool:
+    """Compare as sets of real numbers, if both are more than a list: `x < 3` is `(-\\infty, 3)`."""
+    if not (_is_region(gold) and _is_region(answer)) or len(_variables(gold) | _variables(answer)) > 1:
+        return False
+    sets = _set(gold), _set(answer)
+    if None in sets:
+        return False
+    return bool(sets[0] == sets[1] or sets[0].symmetric_difference(sets[1]).is_empty)
+
+
+def _is_region(node: Node) -> bool:
+    if node.kind == "value":
+        return "".join(node.text.split()) in _LITERAL
+    if node.kind == "relation":
+        return not node.equation or "in" in node.signs
+    return node.kind in (*BRACKETS, "set", "union", "minus", "cap") or any(map(_is_region, node.items))
+
+
+def _variables(node: Node) -> set[str]:
+    if node.kind == "relation":
+        name = named(node)
+        return {name} if name is not None else {str(s) for side in _values(node.items) or () for s in side.free_symbols}
+    return {name for item in node.items for name in _variables(item)}
+
+
+def _set(node: Node) -> Any:
+    if node.kind == "relation":
+        if node.equation and named(node) is not None:
+            return _set(node.items[-1])
+        sides = _values(node.items)
+        if sides is None or "in" in node.signs:
+            return None
+        relations = [_RELATIONS[sign](*pair) for sign, pair in zip(node.signs, pairwise(sides), strict=True)]
+        return sympy.Intersection(*(relation.doit().as_set() for relation in relations))
+    if node.kind == "value":
+        name = _LITERAL.get("".join(node.text.split()))
+        found = value(node.text)
+        return getattr(sympy.S, name) if name else None if found is None else sympy.FiniteSet(found)
+    if node.kind in BRACKETS and len(node.items) == 2:
+        ends = _values(node.items)
+        if ends is None or (ends[0] < ends[1]) != True:  # noqa: E712 - SymPy's answer may be neither
+            return None
+        return sympy.Interval(*ends, left_open=node.kind[0] == "(", right_open=node.kind[1] == ")")
+    parts = [_set(item) for item in node.items]
+    if node.kind in BRACKETS or None in parts or (node.kind == "set" and any(map(_is_region, node.items))):
+        return None
+    if node.kind == "minus":
+        return sympy.Complement(*parts)
+    relations = all(item.kind == "relation" for item in node.items)
+    together = (
+        sympy.Intersection(*parts) if node.kind == "cap" or (relations and node.kind in ("and", "list")) else None
+    )
+    if together is None or (node.kind == "list" and together.is_empty):
+        return sympy.Union(*parts)
+    return together
