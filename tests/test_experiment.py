@@ -511,3 +511,16 @@ def test_an_interrupt_of_runs_side_by_side_starts_no_more(tmp_path, monkeypatch)
 def test_fewer_than_one_run_at_a_time_is_refused(tmp_path):
     with pytest.raises(UserError, match="parallel is 0"):
         run(experiment(), tmp_path, parallel=0)
+
+
+def test_an_experiment_is_stored_over_no_file_of_another(tmp_path):
+    given = tmp_path / "experiment.yaml"
+    given.write_text("# mine\nbase: tiny-pods\narms: {a: {}}\n")
+    what = load_experiment(given)
+    with pytest.raises(UserError, match="is the input"):
+        run_experiment(what, tmp_path, lambda event: None)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "experiment.yaml").write_text("# notes\n")
+    with pytest.raises(UserError, match="did not write it"):
+        run_experiment(what, tmp_path / "out", lambda event: None)
+    assert given.read_text().startswith("# mine")

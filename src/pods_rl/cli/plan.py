@@ -10,7 +10,7 @@ import typer
 from typer import Option
 
 from ..errors import UserError
-from ..runs.outputs import check_output, write_output
+from ..runs.outputs import begins_with, check_output, write_output
 from ..text import console, plain_text, safe_text
 from .train import Config, Force, RecipeName, named_recipe, stoppable
 
@@ -62,7 +62,7 @@ def plan(
 
     recipe = load_recipe(named, keys)
     if write is not None:
-        check_output(write, "--write", inputs=[Path(recipe.source)], ours=_is_plan, force=force)
+        check_output(write, "--write", inputs=[Path(recipe.source)], ours=begins_with(_HEAD), force=force)
     recipe.check_reachable()
     from ..training.planning import plan_recipe
     from ..training.progress import LiveLine
@@ -90,11 +90,6 @@ def _from_rollouts(path: Path, rows: int, m: int, group_by: str, reward_key: str
     candidates = model(settings_to_compare(Setting(m, m), rows), simulated, Prices())
     facts = {"plan": f"{rows // m} prompts of {path.name} a step; nothing was timed"} | describe(pool)
     return decide(candidates, pool, simulated, Prices(), facts)
-
-
-def _is_plan(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(_HEAD)) == _HEAD.encode()
 
 
 def _write(made: Plan, recipe: Recipe, path: Path) -> None:

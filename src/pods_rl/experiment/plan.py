@@ -15,6 +15,7 @@ from ..recipe.fields import describe, listed, suggest
 from ..recipe.reading import Origin, YAMLError, dump_yaml, load_yaml, read_yaml, short
 from ..recipe.schema import fields
 
+HEAD = "# pods compare: the experiment of this directory\n"  # how a stored experiment begins
 _MOST_RUNS = 1000  # each is a process of its own
 _OVERRIDES = ("baseline", "seeds", "accelerate")  # of an experiment itself, from the command line
 
@@ -66,7 +67,7 @@ class Experiment:
             "seeds": list(self.seeds),
             "base": dict(self.base),
         }
-        return dump_yaml({key: value for key, value in settings.items() if value is not None})
+        return HEAD + dump_yaml({key: value for key, value in settings.items() if value is not None})
 
     def _recipe(self, arm: str, seed: int) -> Recipe:
         values = {**self.base, **self.arms[arm], "seed": seed}

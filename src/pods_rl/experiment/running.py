@@ -24,7 +24,8 @@ from ..recipe import check_accelerate, find_accelerate_config
 from ..recipe.reading import parse_yaml
 from ..recipe.recipe import differences
 from ..runs import Run, RunInUseError, RunWriter, end_run, is_run, write_atomic
-from .plan import Experiment, PlannedRun
+from ..runs.outputs import begins_with, check_output
+from .plan import HEAD, Experiment, PlannedRun
 from .process import LOG, Job, ask_to_end, in_progress, is_printing, train_in_process, visible_gpus, why
 
 Kind = Literal["started", "waiting", "skipped", "finished", "stopped", "failed"]
@@ -72,6 +73,7 @@ def run_experiment(
     """
     output, plan = Path(output), experiment.plan()
     _check(experiment, plan, output, parallel)
+    _check_stored(output / "experiment.yaml", experiment)
     with _hold(output):
         found = {run.path: _find(output / run.path, run, force=force) for run in plan}
         try:
@@ -92,6 +94,12 @@ def run_experiment(
         numbered.sort(key=lambda item: found[item[1].path] != "in use")  # these already use a GPU
         _make_all(numbered, make, parallel, runner.stopping)
     return dict(runner.counts)
+
+
+def _check_stored(path: Path, experiment: Experiment) -> None:
+    """Raise UserError if the experiment would replace a file that `pods compare` did not write."""
+    if path.exists() and not (path.is_file() and begins_with(HEAD)(path)):
+        check_output(path, "--output", inputs=[Path(experiment.source)], force=None)
 
 
 def _check(experiment: Experiment, plan: Sequence[PlannedRun], output: Path, parallel: int) -> None:

@@ -18,7 +18,7 @@ def check_output(
     *,
     inputs: Sequence[Path] = (),
     ours: Callable[[Path], bool] | None = None,
-    force: bool = False,
+    force: bool | None = False,
 ) -> None:
     """Raise UserError, before any work, if a command may not write its result to a file.
 
@@ -29,7 +29,7 @@ def check_output(
         option: names the file in messages.
         inputs: the files and directories that the command reads. They are never written, even with `force`.
         ours: whether an existing file is an earlier result of the command, so that it may be replaced.
-        force: replace an existing file that is not ours.
+        force: replace an existing file that is not ours. None: the command has no such option.
     """
     target = Path(os.path.realpath(path))
     try:
@@ -47,14 +47,22 @@ def check_output(
         if not os.access(target.parent if not target.exists() else target, os.W_OK):
             raise UserError(f"{option} {path} cannot be written to: permission denied. Choose another file.")
         if target.is_file() and not force and not (ours is not None and ours(target)):
-            raise UserError(
-                f"{option} {path} exists, and this command did not write it. Replace it with --force, or choose "
-                "another file."
-            )
+            how = "Choose another" if force is None else "Replace it with --force, or choose another"
+            raise UserError(f"{option} {path} exists, and this command did not write it. {how}.")
     except (OSError, ValueError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{option} {path} cannot be used: {getattr(error, 'strerror', None) or error}.") from error
+
+
+def begins_with(head: str) -> Callable[[Path], bool]:
+    """Return whether a file begins with a text, as those of a command do; for `check_output`."""
+
+    def ours(path: Path) -> bool:
+        with path.open("rb") as file:
+            return file.read(len(head.encode())) == head.encode()
+
+    return ours
 
 
 @contextmanager
