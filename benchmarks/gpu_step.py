@@ -1,6 +1,6 @@
 """Cost of a step on one GPU as n grows: python benchmarks/gpu_step.py [--output docs/results]
 
-PODS n -> 16 beside TRL's GRPO trainer on 16 and on all n (GRPO-GA: the same micro-batches, more of them). The model
+PODS n -> 16 next to TRL's GRPO trainer on 16 and on all n (GRPO-GA: the same micro-batches, more of them). The model
 has Qwen2.5-3B's shape, random weights (no download), LoRA of rank 64 on all linear layers, and bf16: the paper's
 setting a without its 4-bit base. The table has seconds by phase (median and range over the steps after the first) and
 peak memory of generation and update. Each cell runs in a process of its own, so running out of memory affects no

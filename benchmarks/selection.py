@@ -115,9 +115,9 @@ def table(results: list[dict]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Time the max-variance rule beside Algorithm 2 and torch.sort.")
-    parser.add_argument("--repeats", type=int, default=31, help="rounds beside the sorts (default: %(default)s)")
-    parser.add_argument("--loop-repeats", type=int, default=3, help="rounds beside the loop (default: %(default)s)")
+    parser = argparse.ArgumentParser(description="Time the max-variance rule next to Algorithm 2 and torch.sort.")
+    parser.add_argument("--repeats", type=int, default=31, help="rounds next to the sorts (default: %(default)s)")
+    parser.add_argument("--loop-repeats", type=int, default=3, help="rounds next to the loop (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
     arguments = parser.parse_args()
 

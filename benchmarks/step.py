@@ -1,4 +1,4 @@
-"""Cost of a step beside TRL's GRPO: python benchmarks/step.py [--repeats 5] [--json FILE]
+"""Cost of a step next to TRL's GRPO: python benchmarks/step.py [--repeats 5] [--json FILE]
 
 In each repeat all arms take their turn: TRL's GRPO with 16 and with 64 rollouts, PODS 64 -> 16 without and with
 `prompt_once`, and PODS 16 -> 16 with it. One prompt a step, real generation, every

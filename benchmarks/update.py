@@ -1,4 +1,4 @@
-"""Cost of PODS's update beside TRL's: python benchmarks/update.py [--repeats 5] [--json FILE]
+"""Cost of PODS's update next to TRL's: python benchmarks/update.py [--repeats 5] [--json FILE]
 
 TRL's trainer and PODSTrainer at n = m = 16 alternate in one run on the shipped tiny policy, one CPU thread. Completions
 are drawn beforehand, all different, so that both update on the same rows; everything but generation and reward counts.

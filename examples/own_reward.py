@@ -1,4 +1,4 @@
-"""A reward of your own, beside the shipped ones: a function of one completion and the gold answer.
+"""A reward of your own, next to the shipped ones: a function of one completion and the gold answer.
 
     PYTHONPATH=examples pods train tiny-pods --max_seconds 20 \\
       --task_rewards '{accuracy: 1.0, own_reward:brevity: 0.2}'

@@ -1,4 +1,4 @@
-"""A TRL script for GRPO, changed to PODS: two imports, two names and one new argument. The old lines stand beside.
+"""A TRL script for GRPO, changed to PODS: two imports, two names and one new argument. Comments show the old lines.
 
     python examples/trl_script.py        # the shipped policy trains on sums; half a minute on one CPU core
 

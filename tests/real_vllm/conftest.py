@@ -1,4 +1,4 @@
-"""What the cases saw, each in processes of its own, and a server of vLLM beside them."""
+"""What the cases saw, each in processes of its own, and a server of vLLM next to them."""
 
 from __future__ import annotations
 

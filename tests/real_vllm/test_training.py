@@ -1,4 +1,4 @@
-"""Training with a real vLLM on a CPU: how much it is asked for, and whose weights it has.
+"""Training with a real vLLM on a CPU: the size of its requests, and the weights that it has.
 
 The trainer computes in float32 and vLLM in bf16. The sampled tokens' log-probabilities differed (mean, absolute) by
 at most 0.019 with the trainer's weights, by at least 2.4 with older ones and 0.5 with the initial ones.

@@ -1,4 +1,4 @@
-"""verl's whole trainer on the CPU, through the example: a real policy generates, is trained, and generates again."""
+"""verl's own trainer on the CPU, through the example: a real policy generates, is trained, and generates again."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def choose(rewards_PN: Tensor, m: int, rule: str | Rule, generator: torch.Genera
         rule: as in `selection.select`.
         generator: passed to the rule.
 
-    Edges: NaN is never kept, because verl's advantages would turn its whole group into NaN. So a group may keep fewer
+    Edges: NaN is never kept, because verl's advantages would turn all of its group into NaN. So a group may keep fewer
     than m sessions, or none.
 
     >>> choose(torch.tensor([[0.0, 1.0, 0.0, 0.5], [1.0, 0.0, torch.nan, torch.nan]]), 2, "max_variance")
