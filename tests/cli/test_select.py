@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pods_rl.cli import app
+from pods_rl.cli.compare import TABLES
 from pods_rl.errors import UserError
 from pods_rl.runs import write_parquet
 
@@ -337,3 +338,26 @@ def test_data_sets_of_the_hub_are_read_and_written(sets):
     }.items():  # fmt: skip
         with pytest.raises(UserError, match=message):
             select(*words)
+
+
+def test_a_report_replaces_neither_its_csv_nor_files_of_another(tmp_path):
+    def report(csv, folder, *words):
+        words = ["report", "--csv", csv, "--output", folder, "--metric", "score", *words]
+        result = CliRunner().invoke(app, list(map(str, words)))
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+
+    rows = "arm,run,hours,score\n" + "".join(f"grpo,{run},{hour},0.{hour}\n" for run in (1, 2) for hour in (1, 2, 3))
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (tmp_path / "e.csv").write_text(rows)
+    (folder / "final.csv").write_text("mine")
+    with pytest.raises(UserError, match="--force"):
+        report(tmp_path / "e.csv", folder)
+    assert (folder / "final.csv").read_text() == "mine"
+    report(tmp_path / "e.csv", folder, "--force")
+    report(tmp_path / "e.csv", folder)  # a folder of its own
+    assert {path.stem for path in folder.glob("*.csv")} <= set(TABLES)
+    (folder / "final.csv").write_text(rows)
+    with pytest.raises(UserError, match="is the input"):
+        report(folder / "final.csv", folder, "--force")

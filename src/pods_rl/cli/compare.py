@@ -16,8 +16,9 @@ from ..distributed.streams import outlive_output
 from ..engines.trl.batching import counted
 from ..errors import UserError
 from ..runs.files import LOG
+from ..runs.outputs import check_output
 from ..text import console, safe_text
-from .train import DryRun, named_recipe, note_missing, show_plan
+from .train import DryRun, Force, named_recipe, note_missing, show_plan
 
 if TYPE_CHECKING:
     from ..experiment import Event, Experiment
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _NEXT = """\
 More seeds settle more: repeat the command with --seeds; finished runs are kept.
 Your own model and data: pods train --help. Which n and m pay there: pods plan."""
+TABLES = ("final", "pairs", "speedup", "scores", "ablations", "curves", "phases", "runs", "config")  # of a report
 
 
 def compare(
@@ -142,6 +144,7 @@ def report(
         str | None, Option(help="Figures for a paper, one column wide, in publication/: pdf, svg, png, or pdf,svg.")
     ] = None,
     rollouts_mb: Annotated[float, Option(min=0, help="Megabytes of rollouts that the page may hold.")] = 20.0,
+    force: Force = False,
 ) -> None:
     """Write report.html, report.md, figures (PNG) and a CSV of every table: speedup.csv, final.csv and more.
 
@@ -157,6 +160,8 @@ def report(
     """
     if (csv is None) == (not directories):
         raise UserError("Name the runs to report on: `pods report DIRECTORY...`, or --csv FILE.")
+    if output is not None:
+        _check_folder(output, csv, force)
     from ..report import build_report, build_report_from_csv, print_summary
 
     kinds = [kind.strip().lower() for kind in (figures or "").split(",") if kind.strip()]
@@ -176,6 +181,15 @@ def report(
     else:
         files = build_report_from_csv(csv, output, baseline or "grpo", metric or "answer_accuracy", figures=kinds)
     print_summary(files, console())
+
+
+def _check_folder(folder: Path, csv: Path | None, force: bool) -> None:
+    """Raise UserError if a report would replace its input, or files of a folder that no report was written to."""
+    page = folder / "report.html"
+    files = [page, folder / "report.md", *(folder / f"{name}.csv" for name in TABLES)]
+    ours = page.is_file() and b"<title>PODS report: " in page.read_bytes()[:4096]
+    for path in (path for path in files if path.exists()):
+        check_output(path, "--output", inputs=[csv] if csv else [], ours=lambda _: ours, force=force)
 
 
 def _declared_baseline(directories: Sequence[Path]) -> str:
