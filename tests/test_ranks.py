@@ -1,56 +1,46 @@
-"""Several processes of one run, as `pods train --num_processes 2` starts them: one raises, stalls, is killed, stopped.
-
-Where the whole command would add nothing, `rank_faults` stands for it: processes that join and wait for each other.
-"""
+"""Several processes of one run, as `pods train --num_processes 2` starts them: one raises, is killed or stalls."""
 
 from __future__ import annotations
 
-import inspect
+import json
 import os
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import yaml
-from torch.distributed.elastic.multiprocessing import api
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.launcher.api import LaunchConfig
 
-from pods_rl.distributed.heartbeat import SILENT, Failure, Position, of_broken_collective, of_stall, overdue
-from pods_rl.distributed.watch import _write_error_file
-from pods_rl.experiment.process import launcher, wait_for
-from pods_rl.recipe import find_accelerate_config
+from pods_rl.distributed.launch import LAUNCHED, first_failure, report_failure
 from pods_rl.runs import Run
 
-from . import DEADLINE, free_port, until
+from . import until
 from .test_evaluation_processes import RECIPE
 
 ROOT = Path(__file__).parents[1]
-PATIENCE = 60  # `ddp_timeout` of the run that stalls: two processes that only load never wait for so long
 RANK_RECIPE = RECIPE | {"num_generations": 4, "num_rollouts": 7, "eval_prompts": 0, "ledger_every": 0}
 
 
 class Launched:
-    """A command with processes of its own."""
+    """A `pods train` with two processes of its own."""
 
-    def __init__(self, command: list[str], folder: Path, **environment: str) -> None:
-        self.out, self.err = folder / "stdout.txt", folder / "stderr.txt"
+    def __init__(self, folder: Path, **keys: object) -> None:
+        self.out, self.err, self.run = folder / "stdout.txt", folder / "stderr.txt", folder / "run"
+        (folder / "r.yaml").write_text(yaml.safe_dump(RANK_RECIPE | keys))
+        words = ["--config", str(folder / "r.yaml"), "--output", str(self.run), "--num_processes", "2"]
         with self.out.open("w") as out, self.err.open("w") as err:
             self.process = subprocess.Popen(
-                command,
+                [sys.executable, "-m", "pods_rl", "train", *words],
                 cwd=ROOT,
-                env=os.environ | {"OMP_NUM_THREADS": "1", **environment},
+                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                start_new_session=True,
             )
         self.family: set[psutil.Process] = set()
 
@@ -65,20 +55,13 @@ class Launched:
         until(looked, self.said, poll=0.2)
 
     def end(self) -> int:
-        """Wait for the end: the exit code. No process is left behind."""
+        """Wait for the end, and return the exit code. No process is left behind."""
         self.until(lambda: self.process.poll() is not None)
-        assert self.family or self.process.returncode is not None
         self.until(lambda: not any(map(is_alive, self.family)))
         return int(self.process.returncode)
 
     def said(self) -> str:
         return self.err.read_text()
-
-    def kill(self) -> None:
-        for one in self.family:
-            with suppress(psutil.NoSuchProcess):
-                one.kill()
-        self.process.kill()
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -87,211 +70,92 @@ def is_alive(process: psutil.Process) -> bool:
     return False
 
 
-@pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    """Starts a command in a folder of its own; what is left of it at the end is killed."""
+@pytest.fixture
+def start(tmp_path) -> Iterator[Callable[..., Launched]]:
     started: list[Launched] = []
 
-    def start_one(command: Callable[[Path], list[str]], **environment: str) -> tuple[Launched, Path]:
-        folder = tmp_path_factory.mktemp("ranks")
-        started.append(Launched(command(folder), folder, **environment))
-        return started[-1], folder / "run"
+    def start_one(**keys: object) -> Launched:
+        started.append(Launched(tmp_path, **keys))
+        return started[-1]
 
     yield start_one
     for one in started:
-        one.kill()
-
-
-def pods_train(**keys: object) -> Callable[[Path], list[str]]:
-    def command(folder: Path) -> list[str]:
-        (folder / "r.yaml").write_text(yaml.safe_dump(RANK_RECIPE | keys))
-        words = ["--config", str(folder / "r.yaml"), "--output", str(folder / "run"), "--num_processes", "2"]
-        return [sys.executable, "-m", "pods_rl", "train", *words]
-
-    return command
-
-
-@pytest.fixture(scope="module")
-def stalled(start):
-    """A run whose process 1 never comes back from its rule; it waits for its limit while the other tests run."""
-    return start(pods_train(rule="tests.rank_faults:stalls_on_one", ddp_timeout=PATIENCE))
-
-
-# -- pods train -------------------------------------------------------------------------------------------------------
+        for process in one.family:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        one.process.kill()
 
 
 @pytest.mark.slow
-def test_a_process_that_raises_ends_all_with_its_own_message_first(stalled, start):
-    command, output = start(pods_train(task_rewards={"tests.rank_faults:raises_on_one": 1.0}))
-    assert command.end() in (1, 2)  # 2 where a reward's error is told as a user's mistake
+def test_a_process_that_raises_ends_all_with_its_own_message(start):
+    command = start(task_rewards={"tests.rank_faults:raises_on_one": 1.0})
+    assert command.end() in (1, 2)  # 2 if the error of a reward counts as a user's mistake
     first = command.said().splitlines()[0]
     assert first.startswith("Error: process 1: ")
     assert "no score for this one" in first
-    for noise in ("ChildFailedError", "CalledProcessError", "gloo", "SIGTERM", "Warning"):
+    for noise in ("ChildFailedError", "gloo", "SIGTERM", "Warning"):
         assert noise not in command.said()
-    assert command.said().count("Error: ") - command.said().count("ValueError: ") <= 1
-    status = Run(output).status
-    assert status["state"] == "failed"
-    assert status["reason"] == first.removeprefix("Error: ")
+    status = Run(command.run).status
+    assert (status["state"], status["reason"]) == ("failed", first.removeprefix("Error: "))
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_after_the_step_and_says_so_in_a_line(start):
-    command, output = start(pods_train(max_steps=100_000))
-    command.until(lambda: len(Run(output).metrics) > 1)
-    os.killpg(command.process.pid, signal.SIGINT)
+def test_a_process_that_is_killed_ends_all(start):
+    command = start(rule="tests.rank_faults:kills_one")
+    assert command.end() == 1
+    assert command.said().splitlines() == ["Error: process 1 was killed by signal 9 (SIGKILL), perhaps out of memory"]
+    assert Run(command.run).state == "failed"
+
+
+@pytest.mark.reliability
+def test_a_process_that_stalls_ends_the_run_after_ddp_timeout(start):
+    command = start(rule="tests.rank_faults:stalls_on_one", ddp_timeout=60)
+    assert command.end() == 1
+    assert command.said().startswith("Error: process 0: ")
+    assert Run(command.run).state == "failed"
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_after_the_step_with_one_line(start):
+    command = start(max_steps=100_000)
+    command.until(lambda: len(Run(command.run).metrics) > 1)
+    command.process.send_signal(signal.SIGINT)
     assert command.end() == 130
-    assert command.said() == f"Stopped: interrupted by SIGINT. Finished work is kept in {output}.\n"
-    run = Run.open(output)
+    assert command.said() == f"Stopped: interrupted by SIGINT. Finished work is kept in {command.run}.\n"
+    run = Run.open(command.run)
     assert run.state == "stopped"
     assert run.status["step"] == run.metrics[-1]["step"]
     assert (run.path / "checkpoints" / "final" / "model.safetensors").is_file()
-    for line in command.out.read_text().splitlines():  # one process speaks, and nothing else does
+    for line in command.out.read_text().splitlines():  # one process prints
         assert line.startswith(("run: ", "run  "))
 
 
-@pytest.mark.slow
-def test_a_second_interrupt_ends_a_launcher_and_what_it_started(monkeypatch):
-    """Of processes that heed nothing: one that has started another, in a session of its own."""
-    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True)"
-    nested = [sys.executable, "-c", f"{deaf}; time.sleep(3600)"]
-    code = f"import subprocess; subprocess.Popen({nested!r}, start_new_session=True); {deaf}; time.sleep(3600)"
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert [process.stdout.readline() for _ in range(2)] == [b"deaf\n"] * 2
-    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children()]
-    assert len(family) == 2
-    ours, waiting, asked = threading.main_thread().ident, threading.Event(), threading.Event()
-    wait, terminate = process.wait, process.terminate
-    monkeypatch.setattr(process, "wait", lambda: (waiting.set(), wait())[1])
-    monkeypatch.setattr(process, "terminate", lambda: (terminate(), asked.set()))
-
-    def interrupt_twice() -> None:
-        """The second comes once the first has been passed on, or the two would be one."""
-        for heard in (waiting, asked):
-            heard.wait()
-            time.sleep(0.2)  # it really waits by now, on most machines
-            signal.pthread_kill(ours, signal.SIGINT)
-
-    # a shell leaves SIGINT ignored in what it starts in the background
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    threading.Thread(target=interrupt_twice, daemon=True).start()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            wait_for(process)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert psutil.wait_procs(family, timeout=DEADLINE)[1] == []
-
-
-# -- the processes alone ----------------------------------------------------------------------------------------------
-
-
-def stand_in(fault: str) -> Callable[[Path], list[str]]:
-    def command(folder: Path) -> list[str]:
-        (folder / "run").mkdir()
-        words = launcher(find_accelerate_config("ddp"), 2)
-        return [*words[:-1], "tests.rank_faults", fault, "--output", str(folder / "run")]
-
-    return command
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_process_that_is_killed_is_told_of_by_its_launcher(start, victim):
-    command, output = start(stand_in("wait"))
-    pids = [output / f"process-{rank}" for rank in range(2)]
-    command.until(lambda: all(pid.exists() and pid.read_text() for pid in pids))
-    os.kill(int(pids[victim].read_text()), signal.SIGKILL)
-    assert command.end() == 1
-    reason = f"process {victim} was killed by signal 9 (SIGKILL), perhaps out of memory"
-    assert command.said() == f"Error: {reason}\n"
-    assert Run(output).status == {"state": "failed", "reason": reason, "step": 3, "seconds": 0, "elapsed": 0}
-
-
-@pytest.mark.slow
-def test_a_launcher_that_is_stopped_when_its_run_has_finished_says_so_too(start):
-    """The signal kills process 1, which has not come to its end: the exit code is that of the status all the same."""
-    command, output = start(stand_in("finish"))
-    assert command.end() == 0, command.said()
-    assert Run(output).state == "finished"
-
-
-@pytest.mark.slow
-def test_without_our_launcher_the_processes_end_each_other(start):
-    places: list[Path] = []
-
-    def command(folder: Path) -> list[str]:
-        places[:] = places or [folder / "run"]
-        places[0].mkdir(exist_ok=True)
-        return [sys.executable, "-m", "tests.rank_faults", "refuse", "--output", str(places[0])]
-
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    both = [start(command, RANK=str(rank), LOCAL_RANK=str(rank), **common)[0] for rank in range(2)]
-    assert [one.end() for one in both] == [2, 2]
-    reason = "process 1: Nothing to train on. Put some there."
-    assert [one.said() for one in both] == [f"Error: {reason}\n", ""]
-    assert Run(places[0]).status["reason"] == reason
-
-
-@pytest.mark.slow
-def test_a_process_that_stalls_is_named_when_the_limit_passes(stalled):
-    command, output = stalled
-    assert command.end() == 1
-    (line,) = command.said().splitlines()
-    assert line.startswith("Error: process 1 has been in rule tests.rank_faults:stalls_on_one of step 1 for ")
-    assert "at stalls_on_one (rank_faults.py:" in line
-    assert "; process 0 waited " in line
-    assert f"longer than ddp_timeout = {PATIENCE} s" in line
-    assert Run(output).status["reason"] == line.removeprefix("Error: ")
-
-
-def test_what_we_take_of_torchs_launcher():
-    """The handler it installs for each signal, by this name; the file a process leaves its reason in."""
-    assert "signal.signal(sig, _terminate_process_handler)" in inspect.getsource(api.PContext.start)
-    assert "TORCH_ELASTIC_SHUTDOWN_TIMEOUT" in inspect.getsource(LaunchConfig)
-
-
-def test_torchs_launcher_reads_our_reason(tmp_path, monkeypatch):
-    file = tmp_path / "error.json"
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
-    _write_error_file(Failure(1, "process 1: ValueError: no"))
-    assert ProcessFailure(local_rank=1, pid=5, exitcode=1, error_file=str(file)).message == "process 1: ValueError: no"
-
-
-# -- who is late ------------------------------------------------------------------------------------------------------
-
-
-def at(marks: int, since: float, *, busy: bool = False, seen: float = 1000.0) -> Position:
-    return Position(marks, 7, "update", busy, since, seen, "step (train.py:9)")
+def failed(folder: Path, rank: int, code: int, message: str | None = None, time: float = 0.0) -> SimpleNamespace:
+    file = folder / str(rank) / "error.json"
+    file.parent.mkdir()
+    if message:
+        file.write_text(json.dumps({"message": message, "details": "", "code": code, "time": time}))
+    return SimpleNamespace(timestamp=0, exitcode=code, error_file=str(file))
 
 
 @pytest.mark.parametrize(
-    ("own", "others", "late"),
+    ("ends", "reason"),
     [
-        (at(9, 300), {1: at(8, 200)}, 1),
-        (at(9, 500), {1: at(8, 200)}, None),  # not for so long yet
-        (at(9, 300, busy=True), {1: at(8, 200)}, None),  # it waits for nobody
-        (at(9, 300), {1: at(9, 200), 2: at(10, 200)}, None),  # nobody is behind
-        (at(9, 300), {1: at(8, 200), 2: at(7, 250), 3: at(7, 250)}, 2),  # the furthest
-        (at(9, 300), {1: at(9, 200, seen=1000 - SILENT - 1)}, 1),  # stopped where the others wait
-        (at(9, 300), {1: at(9, 200, seen=900), 2: at(8, 200)}, 2),  # behind counts more than silent
+        ({0: (1, "lost contact", 2.5), 1: (2, "no data", 2.25)}, "no data"),  # the earliest, below a second too
+        ({0: (1, "lost contact", 2.5), 1: (-9,)}, "process 1 was killed by signal 9 (SIGKILL), perhaps out of memory"),
+        ({0: (-15,), 1: (1, "no data", 1.0)}, "no data"),  # the agent ended process 0
+        ({1: (3,)}, "process 1 ended with exit code 3"),
     ],
 )
-def test_who_is_late(own, others, late):
-    assert overdue(own, others, limit=600) == late
+def test_the_failure_that_caused_the_others_is_reported(tmp_path, ends, reason):
+    failures = {rank: failed(tmp_path, rank, *end) for rank, end in ends.items()}
+    assert first_failure(SimpleNamespace(failures=failures)).reason == reason
 
 
-def test_a_process_that_says_nothing_is_told_so():
-    said = of_stall(1, at(8, 200, seen=900), 0, at(9, 300), 600).reason
-    assert said.startswith(
-        "process 1 has been in update of step 7 for 800 s, at step (train.py:9), without a heartbeat"
-    )
-    assert "heartbeat for 100 s; process 0 waited 700 s for it, longer than ddp_timeout = 600 s" in said
-
-
-def test_a_collective_that_broke_for_no_known_reason_tells_where_each_is():
-    error = RuntimeError("[gloo] Timed out\nmore")
-    failure = of_broken_collective(error, 0, at(9, 300), {1: at(9, 300)})
-    assert failure.reason == "process 0 lost contact in update of step 7: [gloo] Timed out"
-    assert failure.details == "".join(f"process {k}: in update of step 7, at step (train.py:9)\n" for k in range(2))
+def test_a_process_reports_only_to_our_launcher(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    monkeypatch.delenv(LAUNCHED, raising=False)
+    assert not report_failure("no data", "", 2)
+    monkeypatch.setenv(LAUNCHED, "1")
+    assert report_failure("no data", "", 2)
+    assert json.loads((tmp_path / "error.json").read_text())["message"] == "process 0: no data"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -16,6 +18,7 @@ import yaml
 import pods_rl.cli
 from pods_rl import __version__
 from pods_rl.cli import main
+from pods_rl.distributed.launch import Failure
 from pods_rl.errors import UserError
 from pods_rl.recipe import load_recipe, shipped_recipes
 from pods_rl.recipe.recipe import checkpoint_keys
@@ -214,42 +217,33 @@ def test_an_interrupt_before_training_ends_it_quietly(trained, monkeypatch):
     assert pods("train", "--config", "tiny-pods", "--output", "out").exit_code == 143
 
 
-LAUNCHER = """
-import json, os, signal, sys
-for number in (signal.SIGUSR1, signal.SIGTERM):
-    signal.signal(number, signal.SIG_IGN)  # it is passed on to us
-def send():
-    os.kill(os.getppid(), signal.SIGUSR1)
-def write():
-    if {state!r}:
-        open("out/status.json", "w").write(json.dumps({{"state": {state!r}, "reason": {reason!r}}}))
-for step in ({order}):
-    step()
-sys.exit({code})
-"""
-
-
-@pytest.mark.parametrize("order", ["send, write", "write, send"])
+@pytest.mark.parametrize("asked", [True, False])
 @pytest.mark.parametrize(
-    ("state", "reason", "ended", "code"),
+    ("state", "failure", "code", "ends"),
     [
-        ("finished", "all steps done", 0, 0),
-        ("finished", "all steps done", 143, 0),
-        ("stopped", "interrupted by SIGUSR1", 138, 138),
-        ("stopped", "interrupted by SIGTERM", 143, 143),  # which reached the processes first
-        ("failed", "process 1: ValueError: no", 1, 1),
-        (None, None, 138, 138),  # before they had begun
+        ("finished", Failure("lost contact", "", 1), 0, "finished"),  # after its last status
+        ("stopped", None, 138, "stopped"),
+        ("failed", Failure("process 1: no data", "", 2), 2, "failed"),
+        ("running", Failure("process 1 was killed", "", 1), 1, "failed"),
     ],
 )
-def test_a_signal_to_the_starter_of_several_processes_agrees_with_the_status(
-    trained, monkeypatch, order, state, reason, ended, code
+def test_the_exit_code_of_several_processes_agrees_with_the_status(
+    trained, monkeypatch, asked, state, failure, code, ends
 ):
-    program = LAUNCHER.format(state=state, reason=reason, order=order, code=ended)
-    monkeypatch.setattr("pods_rl.experiment.process.launcher", lambda *_: [sys.executable, "-c", program])
+    def launch(words, config, processes, stop):
+        reason = "interrupted by SIGUSR1" if state == "stopped" else None
+        Path("out/status.json").write_text(json.dumps({"state": state, "reason": reason}))
+        if asked:
+            stop.ask(signal.SIGUSR1)
+        return failure
+
+    monkeypatch.setattr("pods_rl.distributed.launch.launch", launch)
     words = ("train", "--config", "tiny-pods", "--output", "out", "--num_processes", "2", "--num_generations", "16")
+    Path("out").mkdir()
+    if asked and state == "running":  # a second SIGINT has killed the processes
+        code, ends = 138, "stopped"
     assert pods(*words, "--per_device_train_batch_size", "8").exit_code == code
-    status = Run.open("out").status
-    assert (status["state"], status["reason"]) == (state or "stopped", reason or "interrupted by SIGUSR1")
+    assert Run.open("out").status["state"] == ends
 
 
 def test_several_processes_need_one_place(trained, monkeypatch):
@@ -259,23 +253,21 @@ def test_several_processes_need_one_place(trained, monkeypatch):
 
 
 def test_num_processes_starts_accelerate_once_the_recipe_fits(trained, monkeypatch):
-    """What is started is replaced; a real launch is in tests/engines/test_processes.py."""
+    """What is started is replaced; a real launch is in tests/test_ranks.py."""
     commands = []
 
-    def ended(command, **_):
-        commands.append(command)
+    def launch(words, config, processes, stop):
+        commands.append((words, config.name, processes))
         Path("out/status.json").write_text('{"state": "finished"}')
 
-    monkeypatch.setattr("subprocess.Popen", ended)
-    monkeypatch.setattr("pods_rl.experiment.process.wait_for", lambda _, apart: 0)
+    monkeypatch.setattr("pods_rl.distributed.launch.launch", launch)
     words = ("train", "--config", "tiny-pods", "--output", "out", "--num_processes", "8", "--num_generations", "16")
+    Path("out").mkdir()
     pods(*words, "--per_device_train_batch_size", "2")
     (command,) = commands
-    assert command[1:4] == ["-m", "pods_rl.distributed.launch", "--config_file"]
-    assert command[4].endswith("ddp.yaml")
-    assert command[5:9] == ["--num_processes", "8", "-m", "pods_rl"]
-    assert command[9:14] == ["train", "--config", "tiny-pods", "--output", "out"]
-    assert command[14:] == ["--num_generations=16", "--per_device_train_batch_size=2"]
+    assert command[1:] == ("ddp.yaml", 8)
+    assert command[0][:5] == ["train", "--config", "tiny-pods", "--output", "out"]
+    assert command[0][5:] == ["--num_generations=16", "--per_device_train_batch_size=2"]
     assert trained.made == []
     with pytest.raises(UserError, match=r"whole groups of num_generations = 16 rows, but it holds 24 rows"):
         pods(*words, "--per_device_train_batch_size", "3")

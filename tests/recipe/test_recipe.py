@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 import yaml
@@ -15,7 +14,7 @@ from pods_rl.errors import UserError
 from pods_rl.experiment import load_experiment
 from pods_rl.recipe import Origin, available, build_recipe, checks, load_recipe
 from pods_rl.recipe.fields import inside
-from pods_rl.recipe.recipe import FREE, changed_keys
+from pods_rl.recipe.recipe import FREE
 from pods_rl.recipe.schema import UNSUPPORTED, fields
 
 MINIMAL = {"max_seconds": 1}
@@ -433,19 +432,6 @@ def test_what_cannot_be_pushed_is_refused_before_loading(monkeypatch, offline, t
     with pytest.raises(UserError, match=message) as refusal:
         build(push_to_hub=True).check_reachable()
     assert "hf_x" not in str(refusal.value)
-
-
-def test_a_stored_recipe_is_compared_by_what_its_keys_meant_then(monkeypatch):
-    """A default that has changed since is no change of a recipe that lacks the key."""
-    values = load_recipe("tiny-pods").values
-    stored = {key: value for key, value in values.items() if key not in ("loss_type", "rule", "eval_temperature")}
-    assert changed_keys({**stored, "a_key_of_then": 1}, values) == []
-    assert changed_keys(stored, {**values, "loss_type": "dapo"}) == ["loss_type (saved grpo, now dapo)"]
-    known = fields()
-    monkeypatch.setattr(
-        "pods_rl.recipe.recipe.fields", lambda: known | {"loss_type": replace(known["loss_type"], default="dapo")}
-    )
-    assert changed_keys(stored, values) == []
 
 
 def test_the_switch_that_gives_trl_back_shows_in_the_resolved_recipe():

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import functools
-import inspect
 import logging
 import math
 import pickle
@@ -18,9 +16,8 @@ import pytest
 import torch
 from datasets import Dataset
 
-from pods_rl.distributed.heartbeat import here
 from pods_rl.engines.trl import killable
-from pods_rl.engines.trl.rewards import Faults, check_scores, watched
+from pods_rl.engines.trl.rewards import check_scores
 from pods_rl.errors import UserError
 from pods_rl.rewards import get_reward
 from pods_rl.training.trainer import trl_reward
@@ -28,7 +25,6 @@ from pods_rl.training.trainer import trl_reward
 from .. import DEADLINE
 from ..engines.conftest import letter_reward
 from . import own_rewards
-from .own_rewards import columns_of
 
 # -- reward functions that raise -----------------------------------------------------------------------------------
 
@@ -190,52 +186,6 @@ def test_a_killable_function_has_its_name_and_attributes_and_can_be_copied():
         assert twin.__wrapped__ is own_rewards.rows_of_good
         assert twin.__name__ == "rows_of_good"
     assert pickle.loads(pickle.dumps(decorated)) is decorated
-
-
-# -- ... and the marks that they pass ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("policy", ["zero", "drop"])
-def test_every_path_of_a_call_passes_two_marks(policy):
-    picky, faults = raise_for({1}), Faults()
-
-    async def asked(**columns):
-        return picky(**columns)
-
-    rows = 4
-    columns = columns_of(["2"] * rows, "2")
-    recipe = trl_reward(get_reward("tests.reliability.own_rewards:never"), limit=12)
-    for function in (picky, asked, killable(picky, DEADLINE), recipe):
-        for numbers in ([0] * rows, [0, 1, 0, 1]):
-            before = here().marks
-            result = watched(function, "it", policy, faults)(number=numbers, **columns)
-            scores = asyncio.run(result) if inspect.isawaitable(result) else result
-            assert len(scores) == rows
-            assert (here().marks - before, here().busy, here().doing) == (2, False, "reward it")
-    assert faults.errors == 3 * 2 + 2 * rows
-
-
-def test_a_process_is_busy_until_the_last_of_its_async_functions_is_done():
-    seen = []
-
-    async def asked(seconds, completions, **_):
-        await asyncio.sleep(seconds)
-        seen.append(here().busy)
-        return [1.0] * len(completions)
-
-    async def both():
-        calls = [watched(functools.partial(asked, s), f"of {s}", "raise", Faults()) for s in (0.0, 0.05)]
-        await asyncio.gather(*(call(completions=["2"]) for call in calls))
-
-    before = here().marks
-    asyncio.run(both())
-    assert seen == [True, True]
-    assert (here().marks - before, here().busy) == (4, False)
-    with pytest.raises(ZeroDivisionError):
-        watched(raise_for({1}), "it", "raise", Faults())(completions=["2"], number=[1])
-    assert (here().busy, here().doing) == (True, "reward it")  # where it failed
-    watched(raise_for({1}), "it", "raise", Faults())(completions=["2"], number=[0])
-    assert not here().busy
 
 
 # -- ... that give something else ------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ def test_stops_at_20_random_moments(tmp_path, reference):
 @pytest.mark.reliability
 @pytest.mark.timeout(1800)
 def test_a_stop_of_several_processes(tmp_path):
-    """The signal goes to `pods train`, which has started a launcher, which has started the two that train."""
+    """The signal goes to `pods train`, which has started the two that train."""
     place = prepare(tmp_path / "two")
     words = ["train", "--config", "r.yaml", "--output", "run", "--num_processes", "2"]
     words += ["--per_device_train_batch_size", "1", "--save_steps", "1000"]
@@ -189,7 +189,7 @@ from pods_rl.runs import RunWriter
 write_status = RunWriter.write_status
 
 def racing(self, state, **rest):
-    to = {{"launcher": os.getppid(), "itself": os.getpid()}}.get("{to}") or int(os.environ["PODS_STARTER"])
+    to = {{"launcher": os.getppid(), "itself": os.getpid()}}["{to}"]
     if state == "finished" and "{when}" == "before":
         os.kill(to, signal.SIGTERM)
     write_status(self, state, **rest)
@@ -219,9 +219,8 @@ def test_a_signal_while_the_end_is_written_leaves_a_finished_run(tmp_path, when)
 @pytest.mark.reliability
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("to", ["starter", "launcher"])
-def test_a_signal_while_two_processes_end_leaves_a_finished_run(tmp_path, to, when):
-    race(tmp_path / "race", to, when)
+def test_a_signal_while_two_processes_end_leaves_a_finished_run(tmp_path, when):
+    race(tmp_path / "race", "launcher", when)
     words = ["train", "--config", "r.yaml", "--output", "run", "--num_processes", "2"]
     process = pods(tmp_path / "race", *words, "--per_device_train_batch_size", "1")
     _, errors = process.communicate(timeout=DEADLINE)

@@ -1,4 +1,4 @@
-"""The command line: ``pods train | eval | compare | report | watch | plan | select | card | doctor | ...``.
+"""The command line: ``pods train | eval | compare | report | watch | plan | select | doctor | ...``.
 
 Each command imports heavy libraries inside its function, so that ``pods --help`` stays fast.
 """
@@ -19,8 +19,8 @@ from ..distributed import is_launched
 from ..distributed.signals import ignore_signals, stop_on_signals
 from ..distributed.streams import drop_pending_output, lost_output, settle_streams
 from ..errors import UserError
-from ..text import console, safe_text
-from . import card, catalog, compare, doctor, evaluate, plan, select, train, watch
+from ..text import console, plain_text, safe_text
+from . import catalog, compare, doctor, evaluate, plan, select, train, watch
 
 app = typer.Typer(
     name="pods",
@@ -59,7 +59,6 @@ app.command(
     short_help="Find the n and m with most signal a second, by measuring.",
 )(plan.plan)
 app.command()(select.select)
-app.command(short_help="Write the model card of a run, or push its policy to the hub.")(card.card)
 app.command(
     cls=train.RecipeCommand,
     context_settings=_ANY_KEY,
@@ -111,11 +110,24 @@ def _main() -> None:
             sys.stdout.flush()
     except (Exception, SystemExit) as error:
         code, message = _verdict(error)
+        if message and is_launched() and _reported(error, int(code or 1)):
+            os._exit(int(code or 1))  # an orderly exit would wait for the other processes
         with suppress(OSError):  # the exit code is right even if the message cannot be printed
             console(stderr=True).print(message, end="")
     drop_pending_output()
     if code:
         sys.exit(code)
+
+
+def _reported(error: BaseException, code: int) -> bool:
+    """Leave the reason of a failure for the launcher that started this process; return False if there is none."""
+    from ..distributed.launch import report_failure
+
+    reason = " ".join(plain_text(error).split())
+    if isinstance(error, UserError):
+        return report_failure(reason, "", code)
+    details = plain_text("".join(traceback.format_exception(error)))
+    return report_failure(f"{type(error).__name__}: {reason}".removesuffix(": "), details, code)
 
 
 def _verdict(error: Exception | SystemExit) -> tuple[Any, str]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -66,14 +65,14 @@ def loaded_trainer(output: Path) -> Callable[..., Run]:
 @contextmanager
 def last_words(output: Path, launch: Launch | None) -> Iterator[None]:
     """At the end, however it comes, print where the run lies, how to resume it and what to do next."""
-    from ..distributed.launch import STARTER
+    from ..distributed.launch import LAUNCHED
     from ..training.progress import label_of
     from ..training.resume import last_lines
 
     try:
         yield
     finally:
-        if get_rank() == 0 and STARTER not in os.environ:
+        if get_rank() == 0 and LAUNCHED not in os.environ:
             options = f" --num_processes {launch.processes} --accelerate_config {launch.name}" if launch else ""
             several = f"{label_of(output)}: " if launch or get_world_size() > 1 else ""
             with outlive_output(output / LOG):
@@ -85,28 +84,28 @@ def launch_run(
     launch: Launch, recipe: str, keys: Mapping[str, str | bool], output: Path, again: Mapping[str, bool], stop: Stop
 ) -> Mapping[str, Any]:
     """Train with `pods train` in several processes; return the last status of the run."""
-    from ..distributed.launch import STARTER
-    from ..experiment.process import child_environment, launcher, wait_for
-    from ..runs import Run, end_run
+    from ..distributed.launch import launch as start
+    from ..runs import Run, RunInUseError, RunWriter
 
-    command = [*launcher(launch.config, launch.processes), "train", "--config", recipe, "--output", str(output)]
-    command += [f"--{name}" for name, wanted in again.items() if wanted]
-    command += [f"--{key}={'true' if value is True else value}" for key, value in keys.items()]
-    code = 0
+    words = ["train", "--config", recipe, "--output", str(output)]
+    words += [f"--{name}" for name, wanted in again.items() if wanted]
+    words += [f"--{key}={'true' if value is True else value}" for key, value in keys.items()]
+    failure = None
     with stop.later(), outlive_output(output / LOG):
-        try:
-            # In a session of its own: Ctrl-C reaches only this process, which forwards it once.
-            environment = child_environment({STARTER: str(os.getpid())})
-            process = subprocess.Popen(command, env=environment, start_new_session=True)
-            code = wait_for(process, apart=True)
-        except Interrupted as interrupt:  # the processes may end before they write a status, or after they finish
-            stop.over()
-            end_run(output, "stopped", str(interrupt))
+        with suppress(Interrupted):  # before the processes started
+            failure = start(words, launch.config, launch.processes, stop)
         stop.over()
-        status = Run(output).status
-        if status.get("state") == "stopped":
-            reason = safe_text(status.get("reason"))
-            console(stderr=True).print(f"Stopped: {reason}. Finished work is kept in {safe_text(output)}.")
-    if code == 2 and status.get("state") == "failed":  # a user's mistake, already printed by a process
-        raise typer.Exit(2)
-    return status
+        state, stopped = Run(output).state, stop.reason
+        if state == "finished" or (stopped and state != "failed"):
+            failure = None
+        if failure or (stopped and state not in ("finished", "stopped")):
+            end, reason = ("failed", failure.reason) if failure else ("stopped", str(stopped))
+            with suppress(RunInUseError), RunWriter(output, resume=True) as writer:
+                writer.write_end(end, reason)
+        if failure:
+            console(stderr=True).print(f"[red]Error:[/red] {safe_text(failure.reason)}")
+            console(stderr=True).print(safe_text(failure.details), end="")
+            raise typer.Exit(failure.code)
+        if stopped and state != "finished":
+            console(stderr=True).print(f"Stopped: {stopped}. Finished work is kept in {safe_text(output)}.")
+    return Run(output).status

@@ -147,6 +147,7 @@ def stoppable() -> Iterator[Stop]:
         try:
             yield stop
         except KeyboardInterrupt as interrupt:
+            console(stderr=True).print(f"Stopped: {interrupt}.")
             raise typer.Exit(getattr(interrupt, "code", 130)) from None
 
 
@@ -161,17 +162,14 @@ def named_recipe(
         name: a shipped recipe (--recipe).
         resumed: the run whose recipe is used if none is named.
     """
-    from ..recipe.reading import parse_words, read_yaml
-    from ..recipe.recipe import FORMER_DEFAULTS
+    from ..recipe.reading import parse_words
+    from ..runs import Run
 
     named, keys = parse_words(words, name if config is None else config)
     if name is not None:
         return _shipped(name, config), keys
     if named is None and resumed is not None:
-        recipe = resumed / "config.yaml"
-        named = str(recipe)
-        if recipe.is_file():  # a run that an earlier version began trains to its end as it began
-            keys = {key: value for key, value in FORMER_DEFAULTS.items() if key not in read_yaml(recipe)[0]} | keys
+        named = str(Run.open(resumed).path / "config.yaml")
     return named, keys
 
 

@@ -1,112 +1,104 @@
-"""``python -m pods_rl.distributed.launch``: `accelerate launch` with signals forwarded and failures in one line.
+"""Start the processes of one run with `accelerate launch`, inside this process, and report a failure in one line.
 
-Torch's launcher kills all processes 30 seconds after a signal, and prints pages about its internals if one fails.
-This launcher forwards a signal to the processes, which end themselves after their step. A process that fails has
-printed the reason itself (`watch.py`); this launcher reports killed processes, by exit code.
+Torch's elastic agent ends the other processes if one fails, and `ddp_timeout` ends a hang.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
-import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from subprocess import CalledProcessError
-from threading import Thread
-from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..runs import Run, RunInUseError, end_run
-from ..text import console, safe_text
-from .signals import SIGNALS, exit_code, handled_signals, ignore_signals
-from .streams import outlive_output
-from .watch import LAUNCHER
+from ..errors import Interrupted
+from .processes import get_rank
+from .signals import Stop
 
-STARTER = "PODS_STARTER"  # the process that the run must not outlive; a run of an experiment continues alone
-# For the processes, unless the user has set it: the launcher kills quickly, C++ libraries report only errors.
-_ENVIRONMENT = {LAUNCHER: "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-
-
-def main() -> int:
-    """Launch the command line's program and return the exit code, which agrees with the status of the run."""
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    try:
-        with outlive_output(None):
-            code = launch()
-    except SystemExit as end:
-        code = int(end.code or 0)
-    ignore_signals()
-    status = Run(Path(_output())).status
-    return exit_code(status, default=code) if status.get("state") in ("finished", "stopped") else code
-
-
-def launch() -> int:
-    """Start the processes, wait for them and return the exit code."""
-    handled = handled_signals()
-    for number in handled:
-        signal.signal(number, forward)
-    if starter := os.environ.get(STARTER):
-        Thread(target=_stop_without, args=[int(starter)], daemon=True).start()
-    logging.disable(logging.CRITICAL)  # only in this process: the agent's reports on the others
-    from accelerate.commands.launch import launch_command, launch_command_parser
-    from torch.distributed.elastic.multiprocessing import api
+if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    # The only patch of torch's launcher: its signal handler forwards, rather than kill the processes.
-    ignored = set(SIGNALS) - set(handled)  # torch installs its handler for these too
-    api._terminate_process_handler = lambda signum, frame: None if signum in ignored else forward(signum, frame)
-    try:
-        launch_command(launch_command_parser().parse_args())
-    except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        published = failure.message if Path(failure.error_file).is_file() else None
-        return report_failure(rank, failure.exitcode, published)
-    except CalledProcessError as error:  # raised if accelerate started a single process
-        return report_failure(0, error.returncode)
-    return 0
+LAUNCHED = "PODS_LAUNCHED"  # set for the processes that `launch` starts
+# For torch's agent, unless the user has set them: it kills quickly and leaves signals to us; C++ reports only errors.
+_AGENT = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5", "PET_SIGNALS_TO_HANDLE": "SIGQUIT", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
-def forward(signum: int, frame: FrameType | None) -> None:
-    """Send a signal to the processes; exit if there are none yet."""
-    import psutil
+class Failure(NamedTuple):
+    """The end of the process that failed first: one line, a traceback or nothing, and its exit code."""
 
-    processes = psutil.Process().children()
-    if not processes:
-        raise SystemExit(128 + signum)
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            process.send_signal(signum)
+    reason: str
+    details: str
+    code: int
 
 
-def _stop_without(starter: int) -> None:
-    """Stop the processes, like SIGTERM, once the process that started this launcher has ended."""
-    while os.getppid() == starter:
-        time.sleep(1.0)
-    os.kill(os.getpid(), signal.SIGTERM)
+def launch(words: Sequence[str], config: Path, processes: int, stop: Stop) -> Failure | None:
+    """Run ``pods WORDS`` in several processes and wait for them; return the failure of the first one that failed.
 
-
-def report_failure(rank: int, code: int, published: str | None = None) -> int:
-    """Write the reason of a failure into the run's status if its processes could not; return the exit code.
+    A signal is forwarded to the processes, which end themselves after their step. A second SIGINT kills them.
 
     Args:
-        rank: the process that failed first.
-        code: its exit code.
-        published: the reason that it published; None: report the exit code.
+        words: the command line of each process.
+        config: an accelerate configuration.
+        processes: their number on this machine.
+        stop: receives the signals.
     """
-    reason, unreported = published or how_it_ended(rank, code), False
-    with suppress(RunInUseError):  # another run uses the directory, so these processes were refused
-        unreported = end_run(_output(), "failed", reason)
-    if unreported and published is None:
-        console(stderr=True).print(f"[red]Error:[/red] {safe_text(reason)}")
-    return code if code > 0 else 1
+    for name, value in {**_AGENT, LAUNCHED: "1", "PYTHONSAFEPATH": "1"}.items():
+        os.environ.setdefault(name, value)
+    logging.disable(logging.CRITICAL)  # the agent's own reports on the processes
+    from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    options = ["--config_file", str(config), "--num_processes", str(processes), "--module", "pods_rl", *words]
+    try:
+        with stop.passed_to(_forward):
+            launch_command(launch_command_parser().parse_args(options))
+    except ChildFailedError as error:
+        return first_failure(error)
+    except CalledProcessError as error:  # a single process, which has printed its error
+        return Failure(how_it_ended(0, error.returncode), "", max(error.returncode, 1))
+    finally:
+        logging.disable(logging.NOTSET)
+        for name in (LAUNCHED, "PYTHONSAFEPATH"):
+            os.environ.pop(name, None)
+    return None
 
 
-def _output() -> str:
-    """Return the run's directory from the command line of the processes."""
-    return sys.argv[sys.argv.index("--output") + 1]
+def report_failure(reason: str, details: str, code: int) -> bool:
+    """Leave the reason of a failure for the launcher, which prints it; return False in a process without a launcher."""
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if LAUNCHED not in os.environ or not file:
+        return False
+    now = time.time()
+    row = {"message": f"process {get_rank()}: {reason}", "details": details, "code": code, "time": now}
+    with suppress(OSError):
+        Path(file).write_text(json.dumps(row | {"timestamp": int(now)}), encoding="ascii")
+        return True
+    return False
+
+
+def first_failure(error: ChildFailedError) -> Failure:
+    """Return the failure that caused the others.
+
+    A process that was killed comes first: it could not report. Of those that reported, the earliest one counts, since
+    the others lose contact only after it.
+    """
+    ends = sorted((each.timestamp, rank, each.exitcode) for rank, each in error.failures.items())
+    killed = [(rank, code) for _, rank, code in ends if code < 0 and code != -signal.SIGTERM]
+    if killed:
+        rank, code = killed[0]
+        return Failure(how_it_ended(rank, code), "", 1)
+    folders = {Path(each.error_file).parent.parent for each in error.failures.values()}
+    files = [file for folder in folders for file in folder.glob("*/error.json")]
+    reports = [row for row in map(_read, files) if row]
+    if found := min(reports, key=lambda row: float(row["time"]), default=None):
+        return Failure(str(found["message"]), str(found["details"]), int(found["code"]))
+    _, rank, code = ends[0]
+    return Failure(how_it_ended(rank, code), "", max(code, 1))
 
 
 def how_it_ended(rank: int, code: int) -> str:
@@ -118,9 +110,24 @@ def how_it_ended(rank: int, code: int) -> str:
     if code >= 0:
         return f"process {rank} ended with exit code {code}"
     name = signal.Signals(-code).name
-    more = ", perhaps out of memory" if name == "SIGKILL" else ""
-    return f"process {rank} was killed by signal {-code} ({name}){more}"
+    return f"process {rank} was killed by signal {-code} ({name})" + ", perhaps out of memory" * (name == "SIGKILL")
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _forward(number: int, again: bool) -> None:
+    """Send a signal to the processes of this one; a second SIGINT kills them. Raise Interrupted before they start."""
+    import psutil
+
+    kills = again and number == signal.SIGINT
+    processes = psutil.Process().children(recursive=kills)
+    if not processes:
+        raise Interrupted(number)
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill() if kills else process.send_signal(number)
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    with suppress(OSError, ValueError):
+        row = json.loads(file.read_text(encoding="ascii"))
+        return row if isinstance(row, dict) and "time" in row else None
+    return None

@@ -41,16 +41,10 @@ class Job:
 
     @property
     def command(self) -> list[str]:
-        return [*launcher(self.accelerate), "train", "--config", str(self.config), "--output", str(self.output)]
-
-
-def launcher(accelerate: Path | None, processes: int | None = None) -> list[str]:
-    """The command before `train`: this interpreter, with our launcher if an accelerate configuration is given."""
-    words = [sys.executable]
-    if accelerate is not None:
-        words += ["-m", "pods_rl.distributed.launch", "--config_file", str(accelerate)]
-        words += ["--num_processes", str(processes)] if processes is not None else []
-    return [*words, "-m", "pods_rl"]
+        words = ["train", "--config", str(self.config), "--output", str(self.output)]
+        if self.accelerate is not None:
+            words += ["--accelerate_config", str(self.accelerate)]
+        return [sys.executable, "-m", "pods_rl", *words]
 
 
 def train_in_process(job: Job) -> int:
@@ -64,7 +58,7 @@ def train_in_process(job: Job) -> int:
             _lock(log)
             process = subprocess.Popen(
                 job.command,
-                env=child_environment(job.environment),
+                env={**os.environ, "PYTHONSAFEPATH": "1", **job.environment},  # no file here shadows a module
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -72,19 +66,11 @@ def train_in_process(job: Job) -> int:
         return wait_for(process)
 
 
-def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Return our environment with more variables; no file in the working directory can shadow a module."""
-    return {**os.environ, "PYTHONSAFEPATH": "1", **extra}
-
-
-def wait_for(process: subprocess.Popen[bytes], *, apart: bool = False) -> int:
-    """Return a process's exit code. A signal asks it to end, a second SIGINT kills it; both then raise Interrupted.
-
-    ``apart``: the process has its own session, so that a terminal's Ctrl-C does not reach it.
-    """
+def wait_for(process: subprocess.Popen[bytes]) -> int:
+    """Return a process's exit code. A signal asks it to end, a second SIGINT kills it; both then raise Interrupted."""
     in_progress.add(process)
     try:
-        with stop_on_signals() as stop, stop.passed_to(partial(ask_to_end, process, apart=apart)):
+        with stop_on_signals() as stop, stop.passed_to(partial(ask_to_end, process)):
             code = process.wait()
     finally:
         in_progress.discard(process)
@@ -93,18 +79,16 @@ def wait_for(process: subprocess.Popen[bytes], *, apart: bool = False) -> int:
     return code
 
 
-def ask_to_end(process: subprocess.Popen[bytes], number: int, again: bool, *, apart: bool = False) -> None:
+def ask_to_end(process: subprocess.Popen[bytes], number: int, again: bool) -> None:
     """Pass a signal on; safe while another thread, or the code that a signal interrupts, waits for the process."""
     if again and number == signal.SIGINT:
         _kill(process)
-    elif apart:
-        process.send_signal(number)
     else:  # not SIGINT: a terminal has already sent it to the run, and a second one kills
         process.terminate()
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and those it started: a launcher's have their own sessions."""
+    """Kill a process and those it started, which may have their own sessions."""
     import psutil
 
     with suppress(psutil.NoSuchProcess):

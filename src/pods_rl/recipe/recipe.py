@@ -43,11 +43,6 @@ FREE = frozenset((
     "vllm_gpu_memory_utilization", "vllm_server_base_url", "vllm_server_host", "vllm_server_port",
     "vllm_server_timeout", "vllm_group_port", "vllm_enable_sleep_mode",
 ))  # fmt: skip
-# Of keys that a recipe stored by an earlier version may lack: how that version trained.
-FORMER_DEFAULTS: dict[str, str | bool] = {
-    "loss_type": "grpo",
-    "prompt_once": False,
-}
 
 
 @dataclass(frozen=True)
@@ -254,7 +249,7 @@ def differences(saved: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str
     >>> differences({"seed": 1, "num_generations": 8, "a_removed_key": 3}, {"seed": 1, "num_rollouts": 16})
     {'num_rollouts': (8, 16)}
     """
-    was, now = _completed(FORMER_DEFAULTS | dict(saved)), _completed(values)
+    was, now = _completed(dict(saved)), _completed(values)
     keys = [key for key in {**saved, **values} if key in fields()]
     return {key: (was[key], now[key]) for key in keys if was[key] != now[key]}
 

@@ -57,6 +57,7 @@ class RunWriter:
                     f"{self.path / name} is a link: writing there would change the file it points to. Remove the link, "
                     "or choose another --output."
                 )
+        self._made = not self.path.exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = _take_lock(self.path)
@@ -82,8 +83,26 @@ class RunWriter:
             with suppress(OSError):  # the disk is full, which was reported when the line was written
                 file.close()
         self._files.clear()
+        with suppress(OSError):
+            if self._made and os.listdir(self.path) == [_LOCK]:  # the run never began
+                (self.path / _LOCK).unlink()
+                self.path.rmdir()
         _locks.discard(self._lock)
         self._lock.close()
+
+    def check(self) -> None:
+        """Raise UserError if the directory, or a file that this appends to, was moved or deleted meanwhile."""
+        for name, file in {_LOCK: self._lock, **self._files}.items():
+            path = self.path / name
+            try:
+                same = os.path.samestat(path.stat(), os.fstat(file.fileno()))
+            except FileNotFoundError:
+                same = False
+            if not same:
+                raise UserError(
+                    f"{path} was moved, deleted or replaced while the run was writing it. The run ends here: put it "
+                    "back, and resume from the last checkpoint with --resume."
+                )
 
     def write_config(self, text: str) -> None:
         """Write ``Recipe.to_yaml()`` as ``config.yaml``."""

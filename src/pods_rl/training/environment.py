@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..distributed.processes import git_commit, versions
 from ..engines.trl.batching import counted
-from .progress import Progress, label_of
+from .progress import label_of
+from .watcher import Watcher
 
 if TYPE_CHECKING:
     from ..engines.trl import PODSTrainer
@@ -71,7 +72,7 @@ def describe(trainer: PODSTrainer, task: Task, skipped: Fitted | None, resumed: 
 
 
 def print_start(
-    shown: Progress, output: Path, trainer: PODSTrainer, task: Task, skipped: Fitted | None, start: Start | None
+    shown: Watcher, output: Path, trainer: PODSTrainer, task: Task, skipped: Fitted | None, start: Start | None
 ) -> None:
     """Print what a run trains, where it resumes, and how to watch it."""
     lines = [f"{device_line(trainer)}; {task.name} {counted(len(task.train), 'prompt')}"]

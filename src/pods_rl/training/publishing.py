@@ -1,79 +1,81 @@
-"""Push a run's final policy to the hub, with its model card."""
+"""The model card of a run: TRL's own, with a table of evaluations; and the push of its policy, by transformers."""
 
 from __future__ import annotations
 
-import re
+import os
 from pathlib import Path
+from typing import Any
 
-from ..errors import UserError
-from ..recipe import Recipe
+from transformers import Trainer
+
 from ..runs import Run
-from ..runs.checkpoints import MANIFEST
-from ..text import console, safe_text
+from ..runs.files import write_atomic
+from ..text import console, plain_text, safe_text
 
-# weights as safetensors, configurations, tokenizers; a pickle, a log or anything else is never pushed
-_PUSHED = re.compile(r".*\.safetensors|.*\.json|.*\.jinja|tokenizer\.model|merges\.txt|vocab\.txt")
-_LONGEST = 96  # characters of a repository's name
-
-
-def repository_name(run: Run) -> str:
-    """Return the run's name as the hub allows it: ``experiment-arm-seed-3``."""
-    name = re.sub(r"[^A-Za-z0-9_.-]+|-{2,}|\.{2,}", "-", run.name)[:_LONGEST].strip("-.")
-    return name.removesuffix(".git") or "pods-run"
+_UNKNOWN = "[None](https://huggingface.co/None)"  # TRL's text for a policy from a local folder
+_COLUMNS = ("step", "seconds", "accuracy", "accuracy_se", "format_accuracy")
 
 
-def policy_files(folder: Path) -> list[Path]:
-    """Return the files of a policy that may be pushed: regular files of the allowed names, without our manifest."""
-    found = [path for path in folder.iterdir() if path.is_file() and not path.is_symlink()]
-    return sorted(path for path in found if _PUSHED.fullmatch(path.name) and path.name != MANIFEST)
-
-
-def push(run: Run, repository: str | None = None, *, private: bool | None = None, revision: str | None = None) -> str:
-    """Push ``checkpoints/final`` and the model card in one commit; return the repository's address.
+def add_table_to_cards(trainer: Trainer, output: Path, model: str) -> None:
+    """Have every model card that the trainer writes include the run's evaluations and the policy that it began with.
 
     Args:
-        run: a run with a final policy.
-        repository: its name; None: named after the run, in the namespace of the token.
-        private: of a repository that is created; None: the account's default.
-        revision: the branch; None: main.
-
-    Raises:
-        UserError: the run has no final policy.
-        Exception: whatever the hub's client raises.
+        trainer: any of TRL's.
+        output: the run directory.
+        model: `model_name_or_path` of the recipe. Of a local path only the last part is shown.
     """
-    final = run.final_checkpoint
-    files = policy_files(final) if final else []
-    if not any(path.suffix == ".safetensors" for path in files):
-        raise UserError(f"{run.path} ({run.state}) has no final policy to push: expected checkpoints/final.")
-    from huggingface_hub import CommitOperationAdd, HfApi
+    write = trainer.create_model_card
 
-    from ..report.card import FIGURE, model_card  # matplotlib, which a run without a push does not need
+    def create_model_card(model_name: str | None = None, *args: Any, **kwargs: Any) -> None:
+        run = Run(output)
+        write(plain_text(run.name), *args, **kwargs)
+        if trainer.is_world_process_zero():
+            card = Path(trainer.args.output_dir, "README.md")
+            write_atomic(card, complete_card(card.read_text(encoding="utf-8"), run, model))
 
-    api = HfApi()
-    created = api.create_repo(repository or repository_name(run), private=private, exist_ok=True)
-    if revision:
-        api.create_branch(created.repo_id, branch=revision, exist_ok=True)
-    text, figure = model_card(run)
-    operations = [CommitOperationAdd(path.name, str(path)) for path in files]
-    operations.append(CommitOperationAdd("README.md", text.encode("utf-8")))
-    operations += [CommitOperationAdd(FIGURE, figure)] if figure else []
-    message = f"Policy after {run.step} steps of pods-rl"
-    api.create_commit(created.repo_id, operations, commit_message=message, revision=revision)
-    return str(created)
+    trainer.create_model_card = create_model_card
 
 
-def push_finished(recipe: Recipe, run: Run) -> None:
-    """Push a run, if it finished, as its recipe says; a failure is only a warning, since the run is complete."""
-    if run.state != "finished":
-        return
-    name, private, revision = (recipe.values.get(f"hub_{key}") for key in ("model_id", "private_repo", "revision"))
+def complete_card(text: str, run: Run, model: str) -> str:
+    """Return TRL's card with the name of the first policy, if TRL has none, and a table of evaluations."""
+    local = os.path.isdir(model) or model.startswith(("/", ".", "~"))
+    text = text.replace(_UNKNOWN, plain_text(Path(model).name if local else model))
+    text = text.replace('model="None"', 'model="path/to/this/folder"')
+    return f"{text.rstrip()}\n\n{table}" if (table := evaluation_table(run)) else text
+
+
+def evaluation_table(run: Run) -> str:
+    """Return the run's evaluations as a Markdown table, and n and m; empty before the first evaluation."""
+    rows = [[_cell(row.get(name)) for name in _COLUMNS] for row in run.evals]
+    if not rows:
+        return ""
+    lines = [f"| {' | '.join(cells)} |" for cells in [[*_COLUMNS], ["---:"] * len(_COLUMNS), *rows]]
+    n, m = (run.config.get(key) for key in ("num_rollouts", "num_generations"))
+    how = f"{_cell(n or m)} rollouts a prompt, {_cell(m)} trained ([PODS](https://arxiv.org/abs/2504.13818))."
+    return "\n".join(["## Evaluation", "", how, "", *lines, ""])
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value) if isinstance(value, int) else "-"
+
+
+def push(trainer: Trainer, folder: Path, name: str) -> None:
+    """Push the final policy with transformers' `push_to_hub`. A failure is only a warning: the run is complete.
+
+    Call it on every process.
+
+    Args:
+        trainer: its `hub_*` arguments say where to push.
+        folder: the final policy.
+        name: the repository, if the recipe does not name it.
+    """
+    args = trainer.args
+    args.hub_model_id = args.hub_model_id or "".join(c if c.isascii() and c.isalnum() else "-" for c in name).strip("-")
+    before, args.output_dir = args.output_dir, str(folder)
     try:
-        url = push(run, name, private=private, revision=revision)
+        trainer.push_to_hub()
     except Exception as error:  # the network, the hub, its client
         reason = " ".join(str(error).split()) or type(error).__name__
-        console(stderr=True).print(
-            f"[yellow]Not pushed to the hub:[/yellow] {safe_text(reason)} The run is complete. Push it with: "
-            f"pods card {safe_text(run.path)} --push"
-        )
-    else:
-        console().print(f"pushed: {safe_text(url)}")
+        console(stderr=True).print(f"[yellow]Not pushed to the hub:[/yellow] {safe_text(reason)} The run is complete.")
+    finally:
+        args.output_dir = before

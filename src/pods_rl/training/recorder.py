@@ -13,12 +13,12 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from ..distributed.collectives import alone, gather
 from ..distributed.signals import Stop
-from ..errors import Interrupted
+from ..errors import Interrupted, UserError
 from ..evaluation import Evaluation
 from ..runs import RunWriter
-from .progress import Progress
+from .watcher import Watcher
 
-_NOT_A_STEP = "train_runtime"  # in TRL's closing summary only
+_NOT_A_STEP = "train_runtime"  # only in TRL's closing summary
 _STATE = "pods_recorder"  # the key of our state in the trainer state of a checkpoint
 
 
@@ -82,21 +82,19 @@ class Recorder(TrainerCallback):
         ledger: the columns of the latest generation, of all processes; called on each of them.
         stop: read after each step. During an evaluation of a single process a signal raises at once.
         max_seconds: the budget of the training clock.
-        eval_completions: keep the completions of each evaluation.
         ledger_every: write the ledger at step 1 and every this many steps; 0: never.
         save_seconds: have TRL save a checkpoint whenever the clock passes a multiple of it.
         cpu_clock: the clock counts processor time of this process.
-        track: called with each evaluation's row, on the process that writes.
+        track: called with each evaluation's row.
     """
 
     writer: RunWriter | None
-    progress: Progress | None
+    progress: Watcher | None
     evaluate: Callable[[int], Evaluation] | None
     ledger: Callable[[], dict[str, list[Any]] | None]
     stop: Stop
     max_seconds: float | None = None
     eval_seconds: float | None = None
-    eval_completions: bool = False
     ledger_every: int = 0
     save_seconds: float | None = None
     cpu_clock: bool = False
@@ -114,6 +112,8 @@ class Recorder(TrainerCallback):
 
     def __post_init__(self) -> None:
         self.clock = self._make_clock(0.0)
+        self._ledger = Watcher("the ledger of rollouts")
+        self._tables = Watcher("a file of rollouts or completions", raises=(OSError, UserError))
 
     def _make_clock(self, offset: float) -> TrainingClock:
         return TrainingClock(offset, time.process_time) if self.cpu_clock else TrainingClock(offset)
@@ -141,6 +141,8 @@ class Recorder(TrainerCallback):
         self.clock.start()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.writer:
+            self.writer.check()
         before, self.step = self.seconds, state.global_step
         all_ranks = gather([(self.clock.seconds(), self.stop.reason)])  # a signal may reach one process of several
         self.seconds, self.stopped_by = all_ranks[0][0], next((reason for _, reason in all_ranks if reason), None)
@@ -176,7 +178,7 @@ class Recorder(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        if logs is None or _NOT_A_STEP in logs:
+        if logs is None or _NOT_A_STEP in logs or "eval_accuracy" in logs:
             return
         # metrics.jsonl has all of it; TRL's own list would grow in memory and in every checkpoint.
         del state.log_history[:-1]
@@ -229,16 +231,16 @@ class Recorder(TrainerCallback):
         row = {"step": self.step, "due": due, "seconds": self.seconds, "elapsed": self.elapsed(), **result.row()}
         if self.writer:
             self.writer.append_eval(row)
-            if self.eval_completions and result.answers:
-                self.writer.write_evaluation(self.step, result.columns())
-            if self.track:
-                self.track(row)
+            if result.answers:
+                self._tables.attempt(self.writer.write_evaluation, self.step, result.columns())
+        if self.track:
+            self.track(row)
         if self.progress:
             self.progress.evaluation(row)
         self.write_status("running")
 
     def _write_ledger(self) -> None:
         if self.ledger_every and (self.step == 1 or self.step % self.ledger_every == 0):
-            columns = self.ledger()
+            columns = self._ledger.attempt(self.ledger)  # of all processes together: it raises on all or on none
             if self.writer and columns is not None:
-                self.writer.write_rollouts(self.step, columns)
+                self._tables.attempt(self.writer.write_rollouts, self.step, columns)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..distributed import Failure, get_rank, get_world_size, watching
+from torch.distributed import distributed_c10d
+
+from ..distributed import get_rank, get_world_size
 from ..distributed.collectives import agree, gather
 from ..distributed.processes import quiet_libraries, set_threads
 from ..distributed.signals import Stop, stop_on_signals
@@ -25,15 +28,12 @@ from ..tasks import Fitted, Task
 from .environment import describe, print_start
 from .inputs import fitted_task
 from .progress import Progress, label_of
-from .publishing import push_finished
 from .resume import Start, find_start
-from .tracking import add_trackers, tracking
+from .watcher import Watcher
 
 if TYPE_CHECKING:
     from ..engines.trl import PODSTrainer
     from .recorder import Recorder
-
-DDP_TIMEOUT = 1800.0  # seconds: transformers' own default
 
 
 def train(
@@ -70,13 +70,14 @@ def train(
         if resume:
             find(recipe, hashes=False)  # refuse before anything is written
         writer = stack.enter_context(RunWriter(output, resume=resume)) if get_rank() == 0 else None
-        stack.enter_context(tracking(recipe, output, writes=writer is not None))
         stack.enter_context(outlive_output(output / LOG if writer else None))
         display = stack.enter_context(ExitStack())
-        shown = display.enter_context(_display(recipe, output)) if progress and writer else None
+        shown = _display(recipe, output, display) if progress and writer else None
         begin = shown.begin if shown else lambda what: None
         begin("importing TRL")
         quiet_libraries()
+        from .tracking import logging_watched
+
         stack.enter_context(stop.later())  # a signal that raises anywhere could prevent the last status
         stack.enter_context(_status_at_end(recipe, output, writer, stop, display))
         with stop.at_once():
@@ -88,6 +89,7 @@ def train(
             if writer:
                 writer.write_environment(describe(trainer, task, skipped, start))
             recorder = _add_recorder(recipe, task, trainer, output, writer, shown, stop)
+        stack.enter_context(logging_watched(trainer))
         _train(trainer, recorder, start)
         begin("saving the policy")
         _finish(trainer, recorder, recipe, output, stop)
@@ -98,10 +100,7 @@ def train(
 def _status_at_end(
     recipe: Recipe, output: Path, writer: RunWriter | None, stop: Stop, display: ExitStack
 ) -> Iterator[None]:
-    """Write the status of a run that ends early: by an exception inside, or because another process failed.
-
-    The display is closed before an error is printed.
-    """
+    """Write the status of a run that ends early by an exception. The display is closed before an error is printed."""
     started = time.perf_counter()
 
     def end(state: str, reason: str) -> None:
@@ -109,20 +108,15 @@ def _status_at_end(
             if writer:
                 writer.write_end(state, reason, time.perf_counter() - started)
 
-    def end_all(failure: Failure) -> None:
-        end(failure.state, failure.reason)
-        display.close()
-
-    limit = recipe.engine_arguments().get("ddp_timeout") or DDP_TIMEOUT
     try:
-        with watching(limit, end_all), _full_disk_explained(output):
+        with _full_disk_explained(output):
             if writer:
                 writer.write_config(recipe.to_yaml())
                 writer.write_status("running", reason="loading")
                 clean(output / CHECKPOINTS)
             with display:
                 yield
-    except BaseException as error:  # a single process; of several, `watching` ends each with its exit code
+    except BaseException as error:
         stop.over()
         reason = str(error) if isinstance(error, Interrupted) else f"{type(error).__name__}: {error}"
         end("stopped" if isinstance(error, KeyboardInterrupt) else "failed", reason)
@@ -143,13 +137,14 @@ def _full_disk_explained(output: Path) -> Iterator[None]:
         raise UserError(f"Cannot write to {output}: {full}. Free some space, then {then}") from error
 
 
-def _display(recipe: Recipe, output: Path) -> Progress:
+def _display(recipe: Recipe, output: Path, display: ExitStack) -> Watcher:
     steps = recipe.values.get("max_steps")
-    return Progress(
+    shown = Progress(
         label_of(output),
         max_seconds=recipe.run_settings()["max_seconds"],
         max_steps=steps if isinstance(steps, int) and steps > 0 else None,
     )
+    return Watcher("the progress display", display.enter_context(shown))
 
 
 def _load(recipe: Recipe, output: Path, begin: Callable[[str], None]) -> tuple[Task, Fitted | None, PODSTrainer]:
@@ -159,7 +154,10 @@ def _load(recipe: Recipe, output: Path, begin: Callable[[str], None]) -> tuple[T
     begin(f"loading the task {recipe.values['task']}")
     task, skipped = fitted_task(recipe)
     begin(f"loading the policy {recipe.values['model_name_or_path']}")
-    return task, skipped, build_trainer(recipe, task, output / CHECKPOINTS)
+    trainer = build_trainer(recipe, task, output / CHECKPOINTS)
+    if trainer.args.use_cpu and get_world_size() > 1:  # transformers passes ddp_timeout on for GPUs only
+        distributed_c10d._set_pg_timeout(timedelta(seconds=trainer.args.ddp_timeout))
+    return task, skipped, trainer
 
 
 def _add_recorder(
@@ -168,16 +166,18 @@ def _add_recorder(
     trainer: PODSTrainer,
     output: Path,
     writer: RunWriter | None,
-    shown: Progress | None,
+    shown: Watcher | None,
     stop: Stop,
 ) -> Recorder:
     """Add a `Recorder` that writes the run directory, and remove transformers' printing callbacks."""
     from transformers import PrinterCallback
 
+    from .publishing import add_table_to_cards
     from .recorder import Recorder
+    from .tracking import add_trackers, track_evaluation
 
     settings = recipe.run_settings()
-    names = ("max_seconds", "eval_seconds", "eval_completions", "ledger_every", "save_seconds")
+    names = ("max_seconds", "eval_seconds", "ledger_every", "save_seconds")
     recorder = Recorder(
         writer,
         shown,
@@ -185,15 +185,17 @@ def _add_recorder(
         ledger=partial(_ledger, trainer, task),
         stop=stop,
         cpu_clock=trainer.args.clock == "cpu",
+        track=partial(track_evaluation, trainer),
         **{name: settings[name] for name in names},
     )
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(recorder)
-    add_trackers(trainer, recorder, recipe, output)
+    add_trackers(trainer, Run(output).name)
+    add_table_to_cards(trainer, output, str(recipe.values["model_name_or_path"]))
     return recorder
 
 
-def _evaluator(trainer: PODSTrainer, task: Task, recipe: Recipe, shown: Progress | None) -> Callable[[int], Evaluation]:
+def _evaluator(trainer: PODSTrainer, task: Task, recipe: Recipe, shown: Watcher | None) -> Callable[[int], Evaluation]:
     settings = recipe.run_settings()
 
     def run(index: int) -> Evaluation:
@@ -233,7 +235,14 @@ def _ledger(trainer: PODSTrainer, task: Task) -> dict[str, list[Any]] | None:
     # the prompt as the policy continued it, as in the files of evaluations
     options = {**trainer.chat_template_kwargs, **tool_options(trainer.processing_class, task)}
     write = partial(render, trainer.processing_class, **options)
-    parts = gather([trainer.rollouts.columns(write) if trainer.rollouts else {}])
+    own, problem = {}, None
+    try:
+        own = trainer.rollouts.columns(write) if trainer.rollouts else {}
+    except Exception as error:  # each process must come to `gather`
+        problem = f"{type(error).__name__}: {error}"
+    parts, problems = zip(*gather([(own, problem)]), strict=True)
+    if any(problems):
+        raise RuntimeError(next(filter(None, problems)))
     names = dict.fromkeys(name for part in parts for name in part)  # one process alone may have turns
     columns = {
         name: [value for part in parts for value in part.get(name) or [None] * len(part["step"])] for name in names
@@ -258,13 +267,21 @@ def _train(trainer: PODSTrainer, recorder: Recorder, start: Start | None) -> Non
 def _finish(trainer: PODSTrainer, recorder: Recorder, recipe: Recipe, output: Path, stop: Stop) -> None:
     """Save the final policy and write the last status; from then on no signal changes the status or the exit code."""
     from ..engines.trl.checkpoints import save_policy
+    from .publishing import push
 
-    trainer.publish_folder(output / CHECKPOINTS / "final", partial(save_policy, trainer))
+    if not recorder.step and not recorder.stopped_by:
+        rows = trainer.args.generation_batch_size // trainer.args.num_generations
+        raise UserError(
+            f"The run ended without a step: {len(trainer.train_dataset)} training prompts, and a step needs {rows}. "
+            "Give it more prompts, or lower per_device_train_batch_size."
+        )
+    final = output / CHECKPOINTS / "final"
+    trainer.publish_folder(final, partial(save_policy, trainer))
     stop.over()
     if recorder.stopped_by:
         recorder.write_status("stopped", recorder.stopped_by)
     else:
         recorder.write_status("finished", recorder.stop_reason or "all steps done")
     trainer.accelerator.wait_for_everyone()  # the other processes read the status next
-    if recorder.writer and recipe.values.get("push_to_hub"):
-        push_finished(recipe, Run.open(output))
+    if recipe.values.get("push_to_hub") and not recorder.stopped_by:
+        push(trainer, final, Run(output).name)

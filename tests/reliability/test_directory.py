@@ -1,0 +1,102 @@
+"""What happens to a run's directory, or before there is one: a run that cannot be kept ends with one line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pods_rl.errors import UserError
+from pods_rl.runs import Run, RunWriter
+
+from .. import DEADLINE
+from .commands import server, write_recipe
+
+
+def move(run: Path) -> None:
+    run.rename(run.with_name("elsewhere"))
+
+
+def delete_metrics(run: Path) -> None:
+    (run / "metrics.jsonl").unlink()
+
+
+def replace_by_a_copy(run: Path) -> None:
+    move(run)
+    shutil.copytree(run.with_name("elsewhere"), run)
+
+
+@pytest.mark.parametrize("happens", [move, delete_metrics, replace_by_a_copy])
+def test_a_directory_that_is_moved_or_emptied_is_noticed(tmp_path, happens):
+    with RunWriter(tmp_path / "run") as writer:
+        writer.append_metrics({"step": 1})
+        writer.check()
+        happens(tmp_path / "run")
+        with pytest.raises(UserError, match="moved, deleted or replaced"):
+            writer.check()
+
+
+@pytest.mark.slow
+def test_a_run_whose_directory_is_moved_ends_with_one_line(tmp_path):
+    write_recipe(tmp_path, max_steps=100_000, save_steps=1000)
+    run = tmp_path / "run"
+    command = server().start("train", "--config", "r.yaml", "--output", "run", cwd=tmp_path)
+    assert command.until(lambda: len(Run(run).metrics) > 1), command.log.read_text()
+    move(run)
+    assert command.wait() == 2
+    printed = command.log.read_text()
+    assert [line for line in printed.splitlines() if "Error" in line] == [printed.splitlines()[-1]]
+    assert "Traceback" not in printed
+    assert not run.exists()
+
+
+@pytest.mark.slow
+def test_a_run_without_a_step_fails(tmp_path):
+    """Fewer prompts than a step needs: nothing is trained, and there is no final policy."""
+    write_recipe(tmp_path, task_train_size=1, per_device_train_batch_size=8, max_steps=1000)
+    code, printed = server().run("train", "--config", "r.yaml", "--output", "run", cwd=tmp_path)
+    assert code == 2, printed
+    assert not (tmp_path / "run/checkpoints/final").exists()
+    assert Run(tmp_path / "run").state in ("failed", "unknown")  # refused before it began, or afterwards
+
+
+def test_a_run_that_never_began_leaves_no_directory(tmp_path):
+    RunWriter(tmp_path / "run").close()
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "mine").mkdir()
+    RunWriter(tmp_path / "mine").close()
+    assert (tmp_path / "mine").exists()
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_libraries_are_imported_says_so_and_leaves_nothing(tmp_path):
+    write_recipe(tmp_path)
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'trl':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+    )
+    done = run_command(tmp_path, "train", "--config", "r.yaml", "--output", "run")
+    assert done.returncode == 128 + signal.SIGINT, done.stderr
+    assert done.stderr.splitlines()[-1] == "Stopped: interrupted by SIGINT."
+    assert not (tmp_path / "run").exists()
+    again = run_command(tmp_path, "train", "--output", "run", "--resume")
+    assert again.returncode == 2
+    assert "does not exist" in again.stderr
+
+
+def run_command(place: Path, *words: str):
+
+    path = os.pathsep.join([str(place), *filter(None, sys.path)])
+    return subprocess.run(
+        [sys.executable, "-m", "pods_rl", *words],
+        cwd=place, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False, timeout=DEADLINE,
+    )  # fmt: skip
