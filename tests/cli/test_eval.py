@@ -284,16 +284,6 @@ def test_the_template_and_the_system_prompt_are_part_of_a_result(place):
     assert table.column("prompt").to_pylist() == ["[system]Add.[user]1+1?!"]
 
 
-def test_without_a_template_the_same_prompts_are_written_plain(place):
-    Path("q.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n')
-    words = ["--dataset_name", "q.jsonl", "--dataset_test_name", "q.jsonl", "--system_prompt", "Add."]
-    pods("eval", "--model", "./policy", *words, *SHORT, "--output", "results")
-    line = json.loads(Path("results/results.jsonl").read_text())
-    assert line["config"]["prompt_style"] == "plain"
-    table = pq.read_table(Path("results") / line["completions"])
-    assert table.column("prompt").to_pylist() == ["Add.\n\n1+1?\n"]
-
-
 def test_an_adapter_changes_what_its_base_says(place):
     import torch
     from peft import LoraConfig, get_peft_model
@@ -335,17 +325,14 @@ def test_policies_that_cannot_be_loaded_are_refused(place, monkeypatch):
     base = AutoModelForCausalLM.from_pretrained("policy")
     get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained("lora")
     refusals = {}
-    for name in ("pickle", "torn", "strange", "no-base", "not-lora"):
+    for name in ("pickle", "torn", "strange", "no-base"):
         save(place / name, model_type="qwen2")
     (place / "pickle/pytorch_model.bin").write_bytes(b"x")
     refusals["./pickle"] = "holds its weights as a pickle"
     (place / "torn/model.safetensors").write_bytes(Path("policy/model.safetensors").read_bytes()[:1000])
     refusals["./torn"] = r"\./torn cannot be loaded"
-    save(
-        place / "strange",
-        model_type="of-my-own",
-        auto_map={"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"},
-    )
+    classes = {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}
+    save(place / "strange", model_type="of-my-own", auto_map=classes)
     (place / "strange/model.safetensors").write_bytes(Path("policy/model.safetensors").read_bytes())
     (place / "strange/mine.py").write_text("raise SystemExit('code of the model was run')")
     refusals["./strange"] = r"\./strange cannot be loaded"
@@ -364,8 +351,6 @@ def test_policies_that_cannot_be_loaded_are_refused(place, monkeypatch):
     shutil.copytree("policy", "mute", ignore=shutil.ignore_patterns("tok*"))
     with pytest.raises(UserError, match="tokenizer in mute cannot be loaded: it has no vocabulary"):
         pods("eval", "--model", "./mute", *SHORT)
-    with pytest.raises(UserError, match=r"holds no adapter_config\.json"):
-        pods("eval", "--model", "./policy", "--adapter", "./not-lora", *SHORT)
     with pytest.raises(UserError, match=r"adapter \./gone: there is no such directory"):
         pods("eval", "--model", "./policy", "--adapter", "./gone", *SHORT)
     with pytest.raises(UserError, match="chat_template_kwargs = suffix: expected a mapping"):
