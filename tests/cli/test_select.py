@@ -60,7 +60,7 @@ def test_the_extremes_of_each_group_are_kept_in_the_files_order(tmp_path):
     assert (by_id["a3"]["selected_rank"], by_id["a1"]["selected_rank"]) == (1, 2)
     assert by_id["a3"]["advantage"] == pytest.approx(2.5 / (12.5**0.5 + 1e-4))  # 1 and 6, ddof = 1
     assert by_id["a1"]["advantage"] == -by_id["a3"]["advantage"]
-    assert "2 groups, 0 of them with equal rewards" in result.output
+    assert "2 groups, 0 with equal rewards" in result.output
 
 
 def test_advantages_before_selection_use_all_of_the_group(tmp_path):
@@ -78,7 +78,7 @@ def test_groups_may_be_small_and_of_any_value_and_rewards_true_or_null(tmp_path)
     assert [row["score"] for row in kept] == [True, False, 1, 2, None, 1]
     assert [row["selected_rank"] for row in kept] == [1, 2, 1, 1, 2, 1]  # an unscored row ranks last
     assert kept[4]["advantage"] == 0
-    assert "2 groups had fewer than 2 rows" in result.output
+    assert "2 groups of fewer than 2 rows" in result.output
 
 
 def test_a_random_rule_is_seeded(tmp_path):
@@ -118,7 +118,7 @@ def test_bad_lines_are_named_and_nothing_is_written(tmp_path, line, message):
     assert not (tmp_path / "k.jsonl").exists()
     result = select(source, "-m", 2, "--output", tmp_path / "k.jsonl", "--skip-bad")
     assert [row["reward"] for row in rows_of(tmp_path / "k.jsonl")] == [1, 3]
-    assert "1 bad lines skipped" in result.output
+    assert "1 bad line skipped" in result.output
 
 
 def test_only_ten_of_many_bad_lines_are_shown(tmp_path):
@@ -269,7 +269,7 @@ def test_a_file_of_somebody_else_is_replaced_only_with_force_and_its_own_always(
     assert output.read_text() == "mine"
     select(source, "-m", 2, "--output", output, "--force")
     assert "3 " in select(source, "-m", 1, "--output", output).output
-    assert "1 groups" in select(output, "-m", 1).output
+    assert "1 group," in select(output, "-m", 1).output
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_reading(tmp_path, source):
@@ -304,7 +304,7 @@ def test_it_is_a_filter(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(lines))
     result = select("-", "-m", 2, "--output", "-", stdin=lines)
     assert [json.loads(line)["reward"] for line in result.stdout.splitlines()] == [1, 3]
-    assert "1 groups" in result.stderr
+    assert "1 group," in result.stderr
 
 
 @pytest.fixture

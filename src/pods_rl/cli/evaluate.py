@@ -15,6 +15,7 @@ from typer import Option
 
 from ..distributed import get_rank
 from ..distributed.streams import outlive_output
+from ..engines.trl.batching import counted
 from ..errors import UserError
 from ..runs import read_jsonl
 from ..runs.outputs import check_output
@@ -54,8 +55,7 @@ def evaluate(
     output: Annotated[
         Path | None,
         Option(
-            help="Directory: adds a line to results.jsonl, in the format of lm-eval and lighteval, and writes the "
-            "completions as Parquet."
+            help="Directory: adds a line to results.jsonl, in lm-eval's format, and writes the completions as Parquet."
         ),
     ] = None,
     force: Annotated[bool, Option("--force", help="Add to a results.jsonl that pods eval did not write.")] = False,
@@ -94,7 +94,7 @@ def evaluate(
         finally:  # print the result even if it cannot be written
             _print_outcome(policy, outcome, results_line(outcome))
         for path in written:
-            console().print(f"{'written':<24} {safe_text(path)}")
+            console().print(f"{'written':<14} {safe_text(path)}")
 
 
 def _check_writable(output: Path, force: bool) -> None:
@@ -185,7 +185,7 @@ def _print_outcome(policy: _Policy, outcome: Outcome, line: dict[str, Any]) -> N
         "policy": policy.model,
         **({"adapter": policy.adapter} if policy.adapter else {}),
         "task": f"{outcome.task.name} {outcome.task.version}",
-        "completions": f"{found.prompts} prompts x {found.repeats}, temperature {found.temperature:g}",
+        "completions": f"{counted(found.prompts, 'prompt')} x {found.repeats}, temperature {found.temperature:g}",
         "sampled with": f"{outcome.settings['backend']}, {found.eval_seconds:.3g} s",
     }
     for name, value in facts.items():

@@ -220,7 +220,7 @@ def _are_kept_rows(path: Path) -> bool:
 
 
 def write_rows(rows: Iterable[dict[str, Any]], output: str, source: str, split: str) -> None:
-    """Write rows as JSONL, as Parquet, or as a data set of the hub, as the name of the output says.
+    """Write rows in the format that the name of the output selects: JSONL, Parquet or a data set of the hub.
 
     Raises:
         UserError: a value that the format cannot hold, a full disk, a push that failed.

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from ..engines.trl.batching import counted
 from ..errors import UserError
 from ..text import console, safe_text
 from .rows import BAD_LINES_SHOWN, Rollout, check_rows_output, read_rollouts, write_rows
@@ -45,9 +46,9 @@ def select(
 ) -> None:
     """Down-sample rollouts that any framework wrote.
 
-    Keeps m rollouts of each group, as the rule selects, in the file's order. Adds selected_rank (1: highest
-    reward) and advantage to each. Groups may differ in size; all rows of a group of fewer than m are kept. Each Parquet
-    file has groups of its own.
+    Keeps the m rollouts of each group that the rule selects, in the file's order, and adds selected_rank (1: highest
+    reward) and advantage to each. Groups may differ in size. If a group has fewer than m rows, all are kept. A group
+    does not span several Parquet files.
 
     \b
     Examples:
@@ -130,11 +131,11 @@ def _summarise(rows: list[Rollout], kept: list[Rollout], keep: int, bad: int, ou
     out.print(table)
     sizes = Counter(row.group for row in rows)
     spread = {row.group for row in kept if row.advantage != 0}
-    out.print(f"{len(sizes)} groups, {len(sizes) - len(spread)} of them with equal rewards (no signal)")
+    out.print(f"{counted(len(sizes), 'group')}, {len(sizes) - len(spread)} with equal rewards (no signal)")
     if small := sum(size < keep for size in sizes.values()):
-        out.print(f"[yellow]{small} groups had fewer than {keep} rows: all of them are kept[/yellow]")
+        out.print(f"[yellow]{counted(small, 'group')} of fewer than {keep} rows: all rows are kept[/yellow]")
     if bad:
-        out.print(f"[yellow]{bad} bad lines skipped[/yellow]")
+        out.print(f"[yellow]{counted(bad, 'bad line')} skipped[/yellow]")
     if output is None:
         out.print("Nothing written: give --output FILE for the kept rows.")
     elif output != "-":

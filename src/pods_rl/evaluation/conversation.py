@@ -90,7 +90,7 @@ def converse(
 ) -> list[Conversation]:
     """Continue each prompt of a task with tools to the end of its conversation, `batch_size` at a time.
 
-    Each conversation of a batch has an environment of its own. As in TRL, the next batch resets the same ones.
+    Each conversation of a batch has its own environment. As in TRL, the next batch resets the same environments.
 
     Args:
         sampler: the policy.

@@ -88,10 +88,10 @@ def _complete(
 class Answer:
     """One graded completion: a row of the completions file, with these columns in this order.
 
-    `index` numbers the test prompt, `repeat` its completion, both from 0; `prompt` is the text the model continued,
-    `answer` the gold answer; `completion_tokens` counts the end token, `ended` says whether there was one. Of a
-    conversation, `completion` is what the last turn says, `completion_tokens` counts the policy's tokens, and
-    `messages` are the messages of all turns as JSON.
+    `index` numbers the test prompt and `repeat` its completion, both from 0. `prompt` is the text that the model
+    continued, and `answer` is the gold answer. `completion_tokens` includes the end token, and `ended` is whether there
+    is one. Of a conversation, `completion` is the text of the last turn, `completion_tokens` counts the policy's
+    tokens, and `messages` has the messages of all turns as JSON.
     """
 
     index: int
@@ -110,10 +110,10 @@ class Answer:
 class Evaluation:
     """The result of one evaluation.
 
-    `accuracy`, `format_accuracy` and `both_accuracy` are means over prompts and repeats, each `_se` a standard error
-    over prompts; `mean_completion_tokens` counts the end token, `truncated_share` is the share of completions without
-    one; `eval_seconds` is wall time. `pass_at` maps k > 1 to pass@k and its standard error (pass@1 is `accuracy`).
-    `answers` are the graded completions, by prompt and repeat.
+    `accuracy`, `format_accuracy` and `both_accuracy` are means over prompts and repeats, and each `_se` is a standard
+    error over prompts. `mean_completion_tokens` includes end tokens. `truncated_share` is the share of completions
+    without an end token. `eval_seconds` is wall time. `pass_at` maps k > 1 to pass@k and its standard error (pass@1 is
+    `accuracy`). `answers` has the graded completions, sorted by prompt and repeat.
     """
 
     accuracy: float
@@ -141,7 +141,7 @@ class Evaluation:
     def columns(self) -> dict[str, list[object]]:
         """Return the graded completions as columns of a table, named as the fields of `Answer`.
 
-        Without conversations there is no column `messages`.
+        There is a column `messages` only if there are conversations.
         """
         columns = {f.name: [getattr(answer, f.name) for answer in self.answers] for f in fields(Answer)}
         return columns if any(columns["messages"]) else {k: v for k, v in columns.items() if k != "messages"}
@@ -150,8 +150,11 @@ class Evaluation:
 def pass_at_k(repeats: int, right: int, k: int) -> float:
     """Estimate, without bias, the probability that at least one of k completions is right.
 
-    Chen et al. 2021 (arXiv 2107.03374), equation 1: 1 - C(n-c, k) / C(n, k) for c right ones (`right`) of n
-    (`repeats`), in whole numbers, rounded once. Raises ValueError unless 0 <= c <= n and 1 <= k <= n.
+    Source: Chen et al. 2021 (arXiv 2107.03374), equation 1: 1 - C(n-c, k) / C(n, k) for c right ones (`right`) of n
+    (`repeats`). Computed with integers and rounded once.
+
+    Raises:
+        ValueError: unless 0 <= c <= n and 1 <= k <= n.
 
     >>> pass_at_k(4, 1, 1), pass_at_k(4, 1, 2), pass_at_k(4, 3, 2)
     (0.25, 0.5, 1.0)

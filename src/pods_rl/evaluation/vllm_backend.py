@@ -1,4 +1,4 @@
-"""Completions by vLLM; only this module uses vLLM's API (0.22 to 0.31)."""
+"""Completions with vLLM. Only this module uses its API (0.22 to 0.31)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def is_installed() -> bool:
 class VLLMSampler:
     """Completes prompts with a vLLM engine.
 
-    Each row is a request of token ids with its own seed. Weights are read as safetensors, and no code of the
-    model's repository is run.
+    Each row is a request of token ids with its own seed. Weights are read as safetensors, and code in the model's
+    repository is not run.
 
     Args:
         policy: the folders of the model and its adapter.
@@ -36,7 +36,8 @@ class VLLMSampler:
             `vllm_gpu_memory_utilization` (default 0.9: nothing else is on the device).
         seed: of the engine.
 
-    Raises UserError if vLLM is not installed or does not support the adapter's rank.
+    Raises:
+        UserError: vLLM is not installed, or does not support the adapter's rank.
     """
 
     backend = "vllm"

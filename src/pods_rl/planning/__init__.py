@@ -1,1 +1,1 @@
-"""Before a run starts: batch sizes, memory, compatible settings, and plans. No torch, except in `signal` and `plan`."""
+"""Plans: which n and m have the most signal a second."""

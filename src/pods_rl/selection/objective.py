@@ -32,7 +32,7 @@ def advantages(
         rewards_PN: `[P, N]`, finite or NaN.
         selection: the rollouts kept of each prompt.
         when: "after" takes mean and deviation of the m kept rewards (the paper), "before" of all n.
-        scale: divide by the deviation of the "group", of the whole "batch" (all prompts' rewards), or "none".
+        scale: divide by the deviation of the "group", of the "batch" (all prompts' rewards), or "none".
         baseline: the group's "mean", or for each rollout the mean of the others ("leave_one_out"). With the
             latter, "batch" standardises the batch's advantages (TRL's `normalize_advantages`).
         epsilon: added to the deviation, in units of reward.

@@ -107,8 +107,8 @@ def _check_indices(indices_PM: Tensor, rewards_PN: Tensor, m: int, rule: str | R
     if not isinstance(indices_PM, Tensor) or indices_PM.dtype != torch.int64:
         raise TypeError(f"the rule '{name}' must return {wanted}; it returned {describe(indices_PM)}.")
     if indices_PM.shape != (prompts, m) or indices_PM.device != rewards_PN.device:
-        came = f"{describe(indices_PM)} on {indices_PM.device}"
-        raise ValueError(f"the rule '{name}' must return {wanted}; it returned {came}.")
+        returned = f"{describe(indices_PM)} on {indices_PM.device}"
+        raise ValueError(f"the rule '{name}' must return {wanted}; it returned {returned}.")
     ascending_PM = indices_PM.sort(dim=1).values
     bad_P = ((ascending_PM < 0) | (ascending_PM >= n)).any(dim=1) | (ascending_PM.diff(dim=1) == 0).any(dim=1)
     if bad_P.any():

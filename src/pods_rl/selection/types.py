@@ -57,14 +57,14 @@ class Selection:
         """Return the kept rollouts' values, `[P, M]`, of any values `[P, N]`.
 
         Raises:
-            ValueError: values of another number of prompts, or an index out of their range.
+            ValueError: values with a different number of prompts, or an index out of their range.
 
         >>> Selection(torch.tensor([[2, 0]])).take(torch.tensor([[5.0, 6.0, 7.0]]))
         tensor([[7., 5.]])
         """
         if values_PN.ndim != 2 or values_PN.shape[0] != self.indices.shape[0]:
             raise ValueError(
-                f"a selection of {self.indices.shape[0]} prompts needs values [P, N] of as many; "
+                f"a selection of {self.indices.shape[0]} prompts needs values [{self.indices.shape[0]}, N]; "
                 f"got {describe(values_PN)}."
             )
         self._check_range(values_PN.shape[1])

@@ -39,7 +39,7 @@ from .inputs import fitted_task
 if TYPE_CHECKING:
     from ..engines.trl import PODSTrainer
 
-_FINALISTS = 3  # timed, besides plain GRPO
+_FINALISTS = 3  # timed next to plain GRPO
 _MEASURING = 0.4  # of the seconds; the rest times the best settings
 _LEAST, _MOST = 2, 60  # rounds of steps
 # No step moves the policy, ends the schedule or writes a file, and each trains one generation batch once.
@@ -119,8 +119,8 @@ def standing_still(recipe: Recipe, setting: Setting) -> Recipe:
 class Meter(TrainerCallback):
     """Runs a trainer's steps with an n and m for each, and measures them.
 
-    Prompts come in an order of their own; the number of rows stays. `steps` holds the latest rounds, `rewards` those of
-    each prompt, `tokens` the length of each completion.
+    The meter draws prompts in its own order; the number of rows stays. `steps` holds the latest rounds, `rewards` the
+    rewards of each prompt, `tokens` the length of each completion.
 
     Args:
         trainer: of a single process and a `standing_still` recipe.
