@@ -144,5 +144,5 @@ def test_a_selection_marks_and_takes_its_rows() -> None:
     for misfit in (kept.mask, lambda n: kept.take(torch.zeros(2, n))):
         with pytest.raises(ValueError, match="between 0 and n - 1 = 2; got 0 to 3"):
             misfit(3)
-    with pytest.raises(ValueError, match=r"2 prompts needs values \[P, N\] of as many; got .* shape \[3, 4\]"):
+    with pytest.raises(ValueError, match=r"2 prompts needs values \[2, N\]; got .* shape \[3, 4\]"):
         kept.take(torch.zeros(3, 4))

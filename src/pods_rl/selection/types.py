@@ -11,9 +11,6 @@ from torch import Tensor
 # Engines treat larger rewards as unscored: their float32 variance would overflow in a group of 1024.
 REWARD_LIMIT = 1e15
 
-# Engines treat larger rewards as unscored: their float32 variance would overflow in a group of 1024.
-REWARD_LIMIT = 1e15
-
 
 class Rule(Protocol):
     """Which m of n rollouts to keep: rewards `[P, N]` to int64 indices `[P, M]`, distinct within a row."""
