@@ -679,7 +679,7 @@ def test_kept_rows_go_through_a_link_and_into_a_pipe(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE, text=True) as reader:
         for output in ("link", "pipe"):
-            assert pods("select", rollouts, "-m", 2, "--output", tmp_path / output).exit_code == 0
+            assert pods("select", rollouts, "-m", 2, "--output", tmp_path / output, "--force").exit_code == 0
         assert reader.communicate(timeout=DEADLINE)[0] == target.read_text()
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "pipe").is_fifo()
