@@ -26,15 +26,16 @@ ALLOWED = {
     "selection": {"errors", "text"},
     "rollouts": {"errors", "selection", "text"},
     "distributed": {"errors", "runs", "text"},
-    "rewards": {"distributed", "errors", "text"},
-    "tasks": {"errors", "rewards", "text"},
-    "engines": LOW | {"rewards", "rollouts", "selection", "tasks"},
+    "sandbox": {"distributed", "errors", "text"},
+    "rewards": {"distributed", "errors", "sandbox", "text"},
+    "tasks": {"errors", "rewards", "sandbox", "text"},
+    "engines": LOW | {"rollouts", "sandbox", "selection", "tasks"},
     "planning": {"distributed", "engines", "errors", "rollouts", "selection"},
     "recipe": {"engines", "errors", "planning", "text"},
     "policies": {"errors", "recipe", "tasks", "text"},
     "evaluation": LOW | {"planning", "policies", "recipe", "rollouts", "tasks"},
     "training": LOW
-    | {"engines", "evaluation", "planning", "policies", "recipe", "report", "rewards", "rollouts", "tasks"},
+    | {"engines", "evaluation", "planning", "policies", "recipe", "report", "rewards", "rollouts", "sandbox", "tasks"},
     "experiment": LOW | {"recipe"},
 }  # fmt: skip
 ROOT_MODULES = {"__init__", "__main__", "errors", "text"}

@@ -12,7 +12,7 @@ from pods_rl.errors import UserError
 from pods_rl.recipe import Origin
 from pods_rl.recipe.recipe import build_recipe
 from pods_rl.rewards import REWARDS, Reward, VerifierPool, get_reward, verifier
-from pods_rl.rewards.user_rewards import RewardFailure
+from pods_rl.sandbox.scores import RewardFailure
 from pods_rl.tasks import Task
 from pods_rl.training import trainer as build
 from pods_rl.training.trainer import reward_functions, trl_reward

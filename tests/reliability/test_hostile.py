@@ -83,7 +83,7 @@ def test_code_payloads_are_distinct_and_enough() -> None:
 
 BARRED = """
 import os, socket, subprocess, sympy
-from pods_rl.rewards.sandbox.serve import bar_process
+from pods_rl.rewards.verifier import bar_process
 bar_process()
 passed = []
 for name, act in {

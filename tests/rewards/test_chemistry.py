@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -91,25 +90,17 @@ ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "atoms"), FORMULAS.items())
-def test_formulas(text, atoms):
-    assert dict(read_formula(text)) == atoms
+def test_formulas():
+    assert {text: dict(read_formula(text)) for text in FORMULAS} == FORMULAS
+    assert [text for text in NO_FORMULAS if read_formula(text) is not None] == []
 
 
-@pytest.mark.parametrize("text", NO_FORMULAS)
-def test_what_is_no_formula(text):
-    assert read_formula(text) is None
-
-
-@pytest.mark.parametrize(("answer", "gold", "right"), ANSWERS)
-def test_worked_values(answer, gold, right):
-    assert equation(f"<answer>{answer}</answer>", gold) == float(right)
-
-
-@pytest.mark.parametrize("answer", ["", " "])
-def test_no_answer_or_no_gold_is_wrong(answer):
-    assert equation(f"<answer>{answer}</answer>", WATER) == 0.0
-    assert equation(f"<answer>{WATER}</answer>", answer) == 0.0
+def test_worked_values():
+    for answer, gold, right in ANSWERS:
+        assert equation(f"<answer>{answer}</answer>", gold) == float(right), answer
+    for nothing in ("", " "):
+        assert equation(f"<answer>{nothing}</answer>", WATER) == 0.0
+        assert equation(f"<answer>{WATER}</answer>", nothing) == 0.0
     assert equation(WATER, WATER) == 0.0  # an answer must be marked as one
 
 
@@ -145,7 +136,7 @@ def test_any_positive_multiple_is_right(factor):
 
 
 @given(st.text("H2O+-=>()[]{}^_*.0123 e", max_size=60))
-@settings(max_examples=200)
+@settings(max_examples=60)
 def test_any_text_is_read_or_refused(text):
     assert equation(f"<answer>{text}</answer>", WATER) in (0.0, 1.0)
 

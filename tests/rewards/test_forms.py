@@ -1,4 +1,4 @@
-"""The form rewards: worked values of the rule their docstrings state."""
+"""The rewards of form, length and order: worked values of the rules that their docstrings state."""
 
 from __future__ import annotations
 
@@ -6,68 +6,97 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pods_rl.rewards import format_reward, tag_count
+from pods_rl.rewards import format_reward, overlong, positions, tag_count
+from pods_rl.rewards.graded import MAX_SEQUENCE
 
 GOOD = "<think>9*2=18</think><answer>18</answer>"
+FORMATS = {
+    GOOD: 1.0,
+    "<think>\na\n</think>\n\n<answer>\n18\n</answer>\n": 1.0,
+    f"x{GOOD}": 0.99,
+    f"{GOOD} Hope this helps!": 0.86,
+    "<think>a</think>so<answer>18</answer>": 0.98,
+    f"a b{GOOD}c d": 0.96,
+    "é" + GOOD: 0.99,
+    f"{'x' * 99}{GOOD}": 0.01,
+    f"{'x' * 1000}{GOOD}": 0.0,
+    f"{GOOD}<answer>17</answer>": 0.81,
+    "<think>a</think>b</think><answer>18</answer>": 0.91,
+    "<think></think><answer></answer>": 1.0,
+    "<answer>18</answer><think>a</think>": 0.0,
+    "<think>a<answer>18</answer>": 0.0,
+    "<think>a</think><answer>18": 0.0,
+    "<Think>a</Think><Answer>18</Answer>": 0.0,
+    "": 0.0,
+}
+TAGS = {
+    GOOD: 0.1,
+    "<answer>18</answer>": 0.05,
+    "</think>": 0.025,
+    "<think>a</think><think>b</think><answer>18</answer>": 0.05,
+    GOOD * 2: 0.0,
+    "": 0.0,
+}
 
 
-@pytest.mark.parametrize(
-    ("text", "score"),
-    [
-        (GOOD, 1.0),
-        ("<think>\na\n</think>\n\n<answer>\n18\n</answer>\n", 1.0),
-        (f"\n {GOOD} \n", 1.0),
-        (f"x{GOOD}", 0.99),
-        (f"{GOOD} Hope this helps!", 0.86),
-        ("<think>a</think>so<answer>18</answer>", 0.98),
-        (f"a b{GOOD}c d", 0.96),
-        ("é" + GOOD, 0.99),
-        (f"{'x' * 99}{GOOD}", 0.01),
-        (f"{'x' * 100}{GOOD}", 0.0),
-        (f"{'x' * 1000}{GOOD}", 0.0),
-        (f"{GOOD}<answer>17</answer>", 0.81),
-        ("<think>a</think>b</think><answer>18</answer>", 0.91),
-        ("<think></think><answer></answer>", 1.0),
-        ("<answer>18</answer><think>a</think>", 0.0),
-        ("<think>a<answer>18</answer>", 0.0),
-        ("<think>a</think><answer>18", 0.0),
-        ("<think>a</think>18", 0.0),
-        ("<answer>18</answer>", 0.0),
-        ("<Think>a</Think><Answer>18</Answer>", 0.0),
-        ("18", 0.0),
-        ("", 0.0),
-    ],
-)
-def test_format_reward(text, score):
-    assert format_reward(text) == score
-
-
-@pytest.mark.parametrize(
-    ("text", "score"),
-    [
-        (GOOD, 0.1),
-        ("<answer>18</answer>", 0.05),
-        ("</think>", 0.025),
-        ("<think>a</think><think>b</think><answer>18</answer>", 0.05),
-        ("<think><think>a</think><answer>18</answer>", 0.075),
-        (GOOD * 2, 0.0),
-        ("", 0.0),
-    ],
-)
-def test_tag_count(text, score):
-    assert tag_count(text) == score
+def test_the_form_of_a_completion():
+    assert {text: format_reward(text) for text in FORMATS} == FORMATS
+    assert {text: tag_count(text) for text in TAGS} == TAGS
 
 
 @given(st.lists(st.sampled_from([*"ab \n", "<think>", "</think>", "<answer>", "</answer>"]), max_size=30))
-def test_ranges(pieces):
+def test_ranges_and_a_stray_character_never_helps(pieces):
     text = "".join(pieces)
     assert 0.0 <= format_reward(text) <= 1.0
     assert 0.0 <= tag_count(text) <= 0.1
     assert format_reward(text + "x") <= format_reward(text)
 
 
-def test_hostile_megabytes():
-    for unit in ("<think>", "</think>", "<answer>", "<think></think>", "x", " "):
-        text = unit * (1_000_000 // len(unit))
-        assert format_reward(text) == 0.0
-        assert tag_count(text) == 0.0
+def test_the_penalty_of_length_has_dapo_s_worked_values():
+    # 16384 expected tokens, 4096 of buffer
+    values = {1: 0.0, 16384: 0.0, 17408: -0.25, 18432: -0.5, 20480: -1.0, 20481: -1.0, 10**9: -1.0}
+    assert {tokens: overlong(tokens, 20480) for tokens in values} == values
+
+
+@pytest.mark.parametrize("limit", [1, 2, 4, 5, 7, 512])
+def test_the_penalty_of_length_falls_evenly_from_zero_to_minus_one(limit):
+    scores = [overlong(tokens, limit) for tokens in range(limit + 1)]
+    assert scores == sorted(scores, reverse=True)
+    assert (scores[0], scores[-1]) == (0.0, -1.0)
+    assert scores[limit - max(1, limit // 5)] == 0.0
+
+
+def test_an_impossible_limit_is_refused():
+    for limit in (0, -1):
+        with pytest.raises(ValueError, match=f"at least 1 token: got {limit}"):
+            overlong(5, limit)
+
+
+GOLD = "1 2 3 4 5 6 7 8"
+ORDERS = [
+    ("1, 2, 3, 4, 5, 6, 7, 8", GOLD, 1.0),
+    ("[1,2,3,4,5,6,7,8]", GOLD, 1.0),
+    ("1 -> 2 -> 3 → 4; 5 | 6\n7 < 8.", GOLD, 1.0),
+    (r"$\left(1, 2, 3, 4, 5, 6, 7, 8\right)$", GOLD, 1.0),
+    ("['1', '2', '3', '4', '5', '6', '7', '8']", GOLD, 1.0),
+    ("2 1 3 4 5 6 7 8", GOLD, 0.75),
+    ("1 2 3 4 5 6 7", GOLD, 0.875),  # one short
+    ("1 2 3 4 5 6", GOLD, 0.75),  # a quarter short
+    ("1 2 3 4 5", GOLD, 0.0),  # more than that
+    ("1 2 3 4 5 6 7 8 9 10", GOLD, 0.8),
+    ("1 2 3 4 5 6 7 8 9 10 11", GOLD, 0.0),
+    ("2 3 4 5 6 7 8", GOLD, 0.0),  # all moved by one
+    ("3 3", "3", 0.5),
+    ("", "3", 0.0),
+    ("3", "", 0.0),
+    ("Apple pear", "apple Pear", 1.0),
+    ("1 -2", "-1 -2", 0.5),
+    ("1.5 2", "1.5 2", 1.0),
+]
+
+
+def test_the_share_of_positions():
+    for answer, gold, score in ORDERS:
+        assert positions(f"<answer>{answer}</answer>", gold) == score, answer
+    assert positions(GOLD, GOLD) == 0.0  # an answer must be marked as one
+    assert positions(f"<answer>{'1 ' * MAX_SEQUENCE}</answer>", "1 " * MAX_SEQUENCE) == 0.0

@@ -23,18 +23,24 @@ GOLDS = {
     "countdown": "6*(5-1)",
     "positions": "1 2 3 4",
 }
-UNITS = [
-    "(", "[", "{", "}", "((1)", "H(", "<", "<answer>", "</answer>", "\\boxed{", "\\frac{", "\\xright[", "\\", "^{",
-    "9^", "9!", "9", "1,", "1/", "-", "+", "=", "->", " ", "\n", "answer A ", "is true ", "A: ", "Ag+ + ", "²⁺",
-]  # fmt: skip
+ANY = ("(", "9", " ", "<answer>", "\\boxed{", "\\")  # each reaches another pattern of the extraction
+OWN = {
+    "accuracy": ("9^", "9!", "1,", "1/", "-", "\\frac{"),
+    "format": ("</think>", "</answer>"),
+    "tag_count": ("</think>", "</answer>"),
+    "choice": ("answer A ", "is true ", "A: "),
+    "equation": ("H(", "((1)", "Ag+ + ", "²⁺", "\\xright[", "->", "="),
+    "chemistry": ("->", "A: "),
+    "countdown": ("((1)", "-", "1/", "+"),
+    "positions": ("1,", "->", "["),
+}
 ABSURD = [
-    "9^{9^{9^9}}", "9^9^9^9", "10^{999999999}", "(10^{10^{10}})!", "((9!)!)!", "99999!", "9!!!!",
-    "(((9^9)^9)^9)", "2^{100000}", "[" * 900, "(" * 25, r"\frac{" * 30, "1234567!",
+    "9^{9^{9^9}}", "9^9^9^9", "10^{999999999}", "(10^{10^{10}})!", "((9!)!)!", "99999!", "9!!!!", "(((9^9)^9)^9)",
+    "2^{100000}", "[" * 900, "(" * 25, r"\frac{" * 30, "1234567!",
 ]  # fmt: skip
 HONEST = [
-    "2^{2^5}", "2^{2024}", "(2^3)!", "(2^{10})!", "5!!", "20!", "100!", "2000!", "(n+1)!", "(3!)!", "x^{2^n}",
-    "10^{23}", "e^{-x^2}", r"\frac{10!}{5!5!}", "3^{100}-1", "(" * 24 + ")" * 24, ")" * 900, r"2^{\frac{1}{3}}",
-    "9^x^9^y",
+    "2^{2^5}", "2^{2024}", "(2^3)!", "5!!", "100!", "(n+1)!", "(3!)!", "x^{2^n}", "10^{23}", "e^{-x^2}",
+    r"\frac{10!}{5!5!}", "3^{100}-1", "(" * 24 + ")" * 24, ")" * 900, r"2^{\frac{1}{3}}", "9^x^9^y",
 ]  # fmt: skip
 
 
@@ -46,17 +52,12 @@ def benchmark_module():
     return module
 
 
-@pytest.mark.parametrize("answer", ABSURD)
-def test_the_hopeless_is_refused_at_sight(answer):
-    assert _too_large(answer)
+def test_what_is_obviously_too_large_is_refused_and_nothing_else():
+    assert [answer for answer in ABSURD if not _too_large(answer)] == []
+    assert [answer for answer in HONEST if _too_large(answer)] == []
 
 
-@pytest.mark.parametrize("answer", HONEST)
-def test_the_honest_is_not(answer):
-    assert not _too_large(answer)
-
-
-def test_no_gold_answer_of_math__too_large():
+def test_no_gold_answer_of_math_is_too_large():
     assert [row["answer"] for row in rows("math500/test.jsonl") if _too_large(row["answer"])] == []
 
 
@@ -83,25 +84,18 @@ def test_sixty_four_hostile_and_sixty_four_good_answers(benchmark_module, monkey
     scores = accuracy_batch(texts, golds)
     pool.close()
     assert scores == wanted
-    assert pool.timeouts + pool.crashes >= 3  # some were foreseen by nobody
+    assert pool.timeouts + pool.crashes >= 3  # no rule detects these
 
 
-def test_ordinary_answers_are_what_they_seem(benchmark_module):
+def test_ordinary_answers_are_graded(benchmark_module):
     assert accuracy_batch(*benchmark_module.ordinary_answers(200)) == [1.0, 0.0] * 100
 
 
-@pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("reward", GOLDS)
-def test_a_megabyte_is_graded_without_a_second_look(reward, unit):
-    text = unit * (1_000_000 // len(unit))
-    for completion in (text, f"<answer>{text}</answer>", f"<answer>A {text} = H2</answer>"):
-        assert REWARDS[reward](completion, GOLDS[reward]) < 1.0
-
-
-@pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("reward", ["choice", "equation", "countdown", "positions"])
-@pytest.mark.parametrize("length", [390, 990, 19_980])
-def test_the_longest_answers_that_are_read(reward, unit, length):
-    text = unit * (length // len(unit))
-    for completion in (f"<answer>{text}</answer>", f"<answer>2H2 + O2 = {text}</answer>"):
-        assert REWARDS[reward](completion, GOLDS[reward]) < 1.0
+def test_a_long_completion_takes_linear_time(reward):
+    """A megabyte, and the longest answers that are read; quadratic time would exceed the timeout of a test."""
+    for unit in ANY + OWN[reward]:
+        for length in (990, 19_980, 1_000_000):
+            text = unit * (length // len(unit))
+            for completion in (text, f"<answer>{text}</answer>", f"<answer>2H2 + O2 = {text}</answer>"):
+                assert REWARDS[reward](completion, GOLDS[reward]) < 1.0

@@ -18,8 +18,9 @@ from datasets import Dataset
 from pods_rl.distributed.signals import SIGNALS, stop_on_signals
 from pods_rl.errors import Interrupted, UserError
 from pods_rl.rewards import get_reward
-from pods_rl.rewards.sandbox import pool as pool_module
-from pods_rl.rewards.user_rewards import RewardFailure, UserRewardPool, as_score, attempt, user_pool
+from pods_rl.rewards.user_rewards import UserRewardPool, user_pool
+from pods_rl.sandbox import pool as pool_module
+from pods_rl.sandbox.scores import RewardFailure, as_score, attempt
 from pods_rl.tasks import Task, load_task
 
 from .. import DEADLINE, until, with_time

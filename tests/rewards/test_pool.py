@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from pods_rl.rewards import verifier
-from pods_rl.rewards.sandbox import pool as pool_module
-from pods_rl.rewards.sandbox.processes import Reply
 from pods_rl.rewards.verifier import VerifierPool
+from pods_rl.sandbox import pool as pool_module
+from pods_rl.sandbox.processes import Reply
 
 from .. import DEADLINE, until
 

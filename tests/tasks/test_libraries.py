@@ -20,9 +20,9 @@ from pods_rl.policies.loading import tool_options
 from pods_rl.recipe import Origin, build_recipe
 from pods_rl.rewards import library_reward, score, tasksets
 from pods_rl.rewards.gym import numbered
-from pods_rl.rewards.sandbox.pool import ForkedPool, FreshPool
 from pods_rl.rollouts.tools import ToolLimits, close_environment
 from pods_rl.runs import Run
+from pods_rl.sandbox.pool import WorkerPool
 from pods_rl.tasks import Task, load_task
 from pods_rl.tasks.task import check_split, shared_prompts
 from pods_rl.training import trainer as build
@@ -43,7 +43,7 @@ def make(task: str, options: dict | None = None, **settings):
 def one_process():
     """One grading process a task: each imports its library for seconds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pods_rl.rewards.sandbox.pool.MAX_WORKERS", 1)
+        patch.setattr("pods_rl.sandbox.pool.MAX_WORKERS", 1)
         yield
 
 
@@ -67,12 +67,15 @@ def legs():
 def forked(monkeypatch):
     """Grading processes are copies of this one, which has loaded the library already."""
 
-    def launch(pool, questions, replies):
-        module, _, name = pool._maker[0].partition(":")
-        pool._work = getattr(sys.modules[module], name)(*pool._maker[1:])
-        return ForkedPool.launch(pool, questions, replies)
+    start = WorkerPool.launch
 
-    monkeypatch.setattr(FreshPool, "launch", launch)
+    def launch(pool, questions, replies):
+        if isinstance(pool._work, tuple | list) and isinstance(pool._work[0], str):
+            module, _, name = pool._work[0].partition(":")
+            pool._work = getattr(sys.modules[module], name)(*pool._work[1:])
+        return start(pool, questions, replies)
+
+    monkeypatch.setattr(WorkerPool, "launch", launch)
 
 
 @gym
@@ -167,7 +170,7 @@ def test_a_run_trains_on_a_data_set_and_its_ledger_names_the_problem(read_back):
 def test_a_scorer_of_a_library_is_killed_when_it_hangs(tmp_path, monkeypatch):
     (tmp_path / "slow_scorer.py").write_text(
         "import time\n"
-        "from pods_rl.rewards.sandbox.serve import Work\n"
+        "from pods_rl.sandbox.pool import Work\n"
         "def work(most):\n"
         "    def mark(pair):\n"
         "        time.sleep(600 if pair[0] == 'hang' else 0)\n"

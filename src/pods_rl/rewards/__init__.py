@@ -15,15 +15,16 @@ from typing import Any, Literal
 
 from ..distributed.streams import outlive_output
 from ..errors import UserError
+from ..sandbox.pool import Work
+from ..sandbox.processes import flush, no_copies
+from ..sandbox.scores import RewardFailure, Scores, as_score, attempt
 from ..text import find
 from .answers import accuracy, accuracy_batch
 from .chemistry import chemistry, equation
 from .choice import choice
 from .extract import extract_answer, extract_gold
 from .graded import countdown, format_reward, overlong, positions, tag_count
-from .sandbox.processes import flush, no_copies
-from .sandbox.serve import Work
-from .user_rewards import RewardFailure, Scores, as_score, attempt, user_pool
+from .user_rewards import user_pool
 from .verifier import VerifierPool, default_pool
 
 # Raise it whenever some completion would be scored differently: tasks carry it in their version.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import operator
 import re
 from collections import Counter
@@ -16,7 +15,9 @@ _IMPLICIT = re.compile(r"(?<=[0-9)])\s*(?=\()|(?<=\))\s*(?=[0-9])")
 _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 _OPERAND = re.compile(r"[0-9]{1,100}(?:\.[0-9]{1,100})?")
 _SIGNED_OPERAND = re.compile(rf"-?{_OPERAND.pattern}")
-_APPLY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+_TOKEN = re.compile(rf"{_OPERAND.pattern}|[-+*/()]")
+_APPLY = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+_RANK = {"+": 1, "-": 1, "*": 2, "/": 2}
 
 
 def read_expression(text: str) -> tuple[Fraction, Counter[Fraction]] | None:
@@ -52,23 +53,31 @@ def _in_ascii(text: str) -> str:
 
 
 def _evaluate(text: str) -> tuple[Fraction, Counter[Fraction]] | None:
-    """Parse with Python's grammar, each number as a name, and apply the four operators and the minus sign."""
-    if re.search(r"[^-+*/(). 0-9\s]", text):
+    """Precedence climbing, with the sign of a number as the tightest operator."""
+    tokens = _TOKEN.findall(text)
+    if "".join(tokens) != "".join(text.split()):
         return None
-    operands = [Fraction(number) for number in _OPERAND.findall(text)]
-    names = iter(range(len(operands)))
+    tokens.reverse()
+    numbers: Counter[Fraction] = Counter()
+
+    def parse(rank: int) -> Fraction:
+        token = tokens.pop()
+        if token == "-":
+            value = -parse(2)
+        elif token == "(":
+            value = parse(0)
+            if tokens.pop() != ")":
+                raise ValueError
+        else:
+            value = Fraction(token)  # raises ValueError for an operator
+            numbers[value] += 1
+        while tokens and _RANK.get(tokens[-1], 0) > rank:
+            sign = tokens.pop()
+            value = _APPLY[sign](value, parse(_RANK[sign]))
+        return value
+
     try:
-        tree = ast.parse(_OPERAND.sub(lambda _: f"n{next(names)}", " ".join(text.split())), mode="eval")
-        return _apply(tree.body, operands), Counter(operands)
-    except (SyntaxError, ValueError, LookupError, ZeroDivisionError, RecursionError, MemoryError):
+        found = parse(0)
+    except (ValueError, IndexError, ZeroDivisionError, RecursionError):
         return None
-
-
-def _apply(node: ast.expr, operands: list[Fraction]) -> Fraction:
-    if isinstance(node, ast.Name):
-        return operands[int(node.id[1:])]
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_apply(node.operand, operands)
-    if isinstance(node, ast.BinOp):
-        return _APPLY[type(node.op)](_apply(node.left, operands), _apply(node.right, operands))  # type: ignore[index]
-    raise ValueError("only numbers and + - * / are allowed")
+    return None if tokens else (found, numbers)

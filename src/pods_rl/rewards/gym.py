@@ -13,8 +13,8 @@ from functools import lru_cache
 from importlib import import_module
 
 from ..errors import UserError
+from ..sandbox.pool import Work
 from .extract import extract_answer
-from .sandbox.serve import Work
 
 _NUMBERED = re.compile(r"(.*) \(problem (\d+)\)", re.DOTALL)
 

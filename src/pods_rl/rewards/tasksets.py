@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from .sandbox.serve import Work
+from ..sandbox.pool import Work
 
 Chat = Sequence[Mapping[str, Any]]  # messages with role and content, as TRL's
 

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import resource
+import sys
 import threading
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, wraps
+from typing import Any
 
-from .sandbox.pool import FreshPool
-from .sandbox.processes import CAN_FORK, Reply
-from .sandbox.serve import Work, bar_process
+from ..sandbox.pool import Work, WorkerPool
+from ..sandbox.processes import Reply
 
 DEFAULT_LIMIT = 5.0  # seconds an answer: math-verify's own default (its parsing_timeout and timeout_seconds)
 FIRST_LIMIT = 0.25  # seconds an answer gets at first: 500 gold answers of MATH-500 took 0.15 at most, most 0.002
@@ -24,13 +27,13 @@ MEMORY_BYTES = 3 << 30  # a tower of powers fills any memory within seconds; pas
 Pair = tuple[str, str]
 
 
-class VerifierPool(FreshPool):
+class VerifierPool(WorkerPool):
     """Decide whether pairs of expressions are equal, `size` at a time, `limit` seconds at most each.
 
-    Seconds are of processor time, so that right answers do not fail on a busy machine (on Windows, which has no such
-    limit, of wall time). Every answer of a batch gets `FIRST_LIMIT` seconds; those that took longer are tried again
-    with equal shares of `BATCH_SECONDS` a process, up to `limit`. So a few slow answers get all the time they need, and
-    a batch in which each one hangs ends after `len(batch) / size * FIRST_LIMIT` seconds.
+    Seconds are of processor time, so that right answers do not fail on a busy machine. Every answer of a batch gets
+    `FIRST_LIMIT` seconds; those that took longer are tried again with equal shares of `BATCH_SECONDS` a process, up to
+    `limit`. So a few slow answers get the time they need, and a batch in which each one hangs ends after
+    `len(batch) / size * FIRST_LIMIT` seconds.
 
     `timeouts` counts the answers that took too long, `crashes` those whose process ended by itself (out of memory,
     recursion); both score False.
@@ -68,8 +71,7 @@ class VerifierPool(FreshPool):
         return RuntimeError("the answer verifier did not start: check that `python -c 'import math_verify'` works")
 
     def _verify(self, pairs: Sequence[Pair], limit: float) -> list[Reply]:
-        # A system that cannot fork has no limit of processor time.
-        return self.ask(pairs, limit, limit * PATIENCE if CAN_FORK else limit)
+        return self.ask(pairs, limit, limit * PATIENCE)
 
 
 def verification() -> Work:
@@ -93,10 +95,6 @@ def _equal(pair: Pair) -> bool:
 
 
 def _limit_memory() -> None:
-    try:
-        import resource
-    except ImportError:  # Windows
-        return
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     wanted = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
@@ -124,3 +122,56 @@ def verifier_losses() -> tuple[int, int]:
     """
     pool = default_pool()
     return pool.timeouts, pool.crashes
+
+
+# -- restrictions of a verifier's process -----------------------------------------------------------------------------
+
+_HARMLESS = re.compile(r"\s*[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?\s*|[A-Za-z][A-Za-z0-9]*")
+_BARRED = (
+    "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "os.kill", "os.startfile",
+    "subprocess.Popen", "pty.spawn", "socket.", "urllib.", "http.", "ftplib.", "smtplib.", "webbrowser.",
+    "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown",
+    "shutil.", "tempfile.", "pickle.find_class",
+)  # fmt: skip
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+def bar_process() -> None:
+    """Permanently block this process from evaluating text, starting processes, the network, writing files and pickles.
+
+    Call it when everything is imported, before the first answer of a model. math-verify hands the digits of a number to
+    SymPy's parser, which evaluates text as Python: only a number or a name may get there. An audit hook refuses the
+    rest. Both raise PermissionError, so the answer is wrong. The hook is not a sandbox for machine code.
+    """
+    from sympy.parsing import sympy_parser
+
+    read = sympy_parser.parse_expr
+
+    @wraps(read)
+    def read_harmless(text: str, *args: Any, **kwargs: Any) -> Any:
+        if not is_harmless(text):
+            raise PermissionError(f"{text[:80]!r} is neither a number nor a name: it is not evaluated")
+        return read(text, *args, **kwargs)
+
+    sympy_parser.parse_expr = read_harmless  # sympify looks it up each time
+    sys.addaudithook(_refuse)
+
+
+def is_harmless(text: object) -> bool:
+    """Whether evaluating a text can do nothing: a number in digits, or a bare name (SymPy's own, at late imports).
+
+    >>> is_harmless("0.25"), is_harmless("1e9"), is_harmless("kilo")
+    (True, True, True)
+    >>> is_harmless("f(1)"), is_harmless("x.y"), is_harmless("__import__"), is_harmless("1if 1else 2")
+    (False, False, False, False)
+    """
+    return isinstance(text, str) and _HARMLESS.fullmatch(text) is not None
+
+
+def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open":
+        _, mode, flags = arguments
+        if ((flags or 0) & _WRITING) or (isinstance(mode, str) and set(mode) & set("wax+")):
+            raise PermissionError("a verifier process must not write a file")
+    elif event.startswith(_BARRED):
+        raise PermissionError(f"a verifier process must not use {event}")

@@ -8,7 +8,7 @@ from importlib import metadata
 from ..errors import UserError
 from ..rewards import library_reward, score
 from ..rewards.gym import numbered, unnumbered
-from ..rewards.user_rewards import RewardFailure
+from ..sandbox.scores import RewardFailure
 from .generated import create_gym, distinct, sizes_of, to_dataset
 from .prompts import PromptForm
 from .task import FORM_REWARDS, Settings, Task, shown

@@ -13,7 +13,7 @@ from datasets import Dataset
 
 from ..errors import UserError
 from ..rewards import REWARDS, Reward, get_reward, score
-from ..rewards.user_rewards import RewardFailure, Scores
+from ..sandbox.scores import RewardFailure, Scores
 
 Settings = Mapping[str, Any]  # the task part of a recipe
 Messages = list[dict[str, Any]]

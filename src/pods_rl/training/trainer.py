@@ -27,8 +27,8 @@ from ..recipe.reading import short
 from ..recipe.recipe import checkpoint_keys
 from ..rewards import Reward, binarise
 from ..rewards import score as score_texts
-from ..rewards.user_rewards import RewardFailure, Scores
 from ..rewards.verifier import verifier_losses
+from ..sandbox.scores import RewardFailure, Scores
 from ..tasks import Task, conversation_text, last_turn
 
 RewardFunction = Callable[..., Scores]

@@ -11,10 +11,8 @@ import torch
 from torch import nn
 
 from ...errors import UserError
-from ...rewards.sandbox.pool import ForkedPool
-from ...rewards.sandbox.processes import CAN_FORK
-from ...rewards.sandbox.serve import Work
-from ...rewards.user_rewards import failure
+from ...sandbox.pool import Work, WorkerPool
+from ...sandbox.scores import failure
 from .compat import get_callable_name, is_async_callable
 from .rewards import Scores, check_scores, one_row
 
@@ -33,7 +31,7 @@ def killable(function: Callable[..., Any], seconds: float) -> Callable[..., Scor
     standard input is empty, and an exception reaches the trainer as text.
 
     Raises:
-        UserError: an async function or a reward model, a limit that is not above 0, or a system that cannot fork.
+        UserError: an async function or a reward model, or a limit that is not above 0.
 
     >>> async def judge(completions, **_): ...
     >>> killable(judge, seconds=5)
@@ -45,8 +43,8 @@ def killable(function: Callable[..., Any], seconds: float) -> Callable[..., Scor
             f"killable takes a plain reward function, got a {type(function).__name__} that is async or a model: "
             "give it a limit of its own (asyncio.wait_for)"
         )
-    if not seconds > 0 or not CAN_FORK:
-        raise UserError(f"killable needs a limit above 0 (got {seconds!r}) and a system that can fork (not Windows)")
+    if not seconds > 0:
+        raise UserError(f"killable needs a limit above 0 seconds: got {seconds!r}")
     return _Killable(function, seconds)
 
 
@@ -61,7 +59,7 @@ class _Killable:
     def __call__(self, **columns: Any) -> Scores:
         rows, limit = len(columns["completions"]), self._seconds / 2
         answer = functools.partial(_answer, self.__wrapped__, columns, rows)
-        pool = ForkedPool(AT_ONCE, limit, Work(answer, prepare=_one_thread))
+        pool = WorkerPool(AT_ONCE, limit, Work(answer, prepare=_one_thread), runs_user_code=True)
         try:
             (reply,) = pool.ask([None], 0.0, limit)
             replies = [reply] if reply.kind == "gave" else pool.ask(range(rows), 0.0, limit)

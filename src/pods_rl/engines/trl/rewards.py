@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from ...distributed import busy
 from ...errors import UserError, add_note, raised
-from ...rewards.sandbox.processes import no_copies
-from ...rewards.user_rewards import RewardFailure, as_score
+from ...sandbox.processes import no_copies
+from ...sandbox.scores import RewardFailure, as_score
 from ...selection import REWARD_LIMIT
 from ...text import plain_text
 from .compat import TRLTrainer, is_async_callable, standing_in, without_unscored_warning

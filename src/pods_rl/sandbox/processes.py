@@ -19,22 +19,18 @@ from typing import Any, NamedTuple, NoReturn
 
 import psutil
 
-from ...distributed.signals import SIGNALS
+from ..distributed.signals import SIGNALS
 
-CAN_FORK = hasattr(os, "fork")
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # of Linux's prctl
 _HANDLED_BY_TRAINER = [number for number in SIGNALS if number != signal.SIGTERM]
 _KILL_SECONDS = 10.0  # a killed process can take this long to end while it waits for a disk
 
 
-# -- messages ---------------------------------------------------------------------------------------------------------
-
-
 class Reply(NamedTuple):
     """A worker's reply.
 
-    `kind` is "gave" (`value` is the result), "raised" (`value` is the reason, as text), or the failure: "timeout",
-    "crash" (the process ended) or "garbled" (something else wrote into the pipe).
+    `kind` is "gave" (`value` is the result), "raised" (`value` is the reason, as text), "refused" (a UserError's text),
+    or the failure: "timeout", "crash" (the process ended) or "garbled" (something else wrote into the pipe).
     """
 
     kind: str
@@ -50,6 +46,10 @@ def frame(number: int, value: Any) -> bytes:
     return json.dumps([number, value], default=_as_json).encode() + b"\n"
 
 
+def _as_json(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
 def unframe(line: bytes, number: int) -> Reply:
     """Return the reply in a line: "crash" if it is empty, "garbled" if it does not answer this request.
 
@@ -61,10 +61,10 @@ def unframe(line: bytes, number: int) -> Reply:
     if not line:
         return Reply("crash")
     try:
-        said, (kind, value) = json.loads(line)  # data of a child is never unpickled
+        received, (kind, value) = json.loads(line)  # data of a child is never unpickled
     except (ValueError, TypeError):
         return Reply("garbled")
-    return Reply(kind, value) if type(said) is int and said == number else Reply("garbled")
+    return Reply(kind, value) if type(received) is int and received == number else Reply("garbled")
 
 
 def send(descriptor: int, data: bytes) -> None:
@@ -73,19 +73,9 @@ def send(descriptor: int, data: bytes) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-def _as_json(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else str(value)
-
-
-# -- start ------------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def signals_held() -> Iterator[None]:
     """Inside, signals that ask a run to end wait; a process that starts here holds them until `outlive_signals`."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_BY_TRAINER)
     try:
         yield
@@ -101,8 +91,7 @@ def outlive_signals() -> None:
     for number in _HANDLED_BY_TRAINER:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_BY_TRAINER)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_BY_TRAINER)
 
 
 def fork(work: Callable[[], object]) -> int:
@@ -126,27 +115,6 @@ def fork(work: Callable[[], object]) -> int:
         _leave(error)
 
 
-class Forked:
-    """A forked child, with the part of `subprocess.Popen` that a pool uses. `wait` with a timeout does not wait."""
-
-    def __init__(self, work: Callable[[], object]) -> None:
-        self.returncode: int | None = None
-        self.pid = fork(work)
-
-    def poll(self) -> int | None:
-        return self.wait(0.0)
-
-    def wait(self, timeout: float | None = None) -> int | None:
-        if self.returncode is None:
-            try:
-                ended, status = os.waitpid(self.pid, 0 if timeout is None else os.WNOHANG)
-            except ChildProcessError:  # a handler of SIGCHLD has already reaped it
-                self.returncode = 0
-            else:
-                self.returncode = os.waitstatus_to_exitcode(status) if ended else None
-        return self.returncode
-
-
 def become_leader() -> None:
     """Make this process the leader of its descendants: it adopts orphans, and SIGTERM or its parent's end kills all."""
 
@@ -168,9 +136,6 @@ def supervise(work: Callable[[], object]) -> int:
         ended, status = os.wait()  # adopted orphans end here too
         if ended == child:
             return os.waitstatus_to_exitcode(status)
-
-
-# -- end --------------------------------------------------------------------------------------------------------------
 
 
 def end_leader(leader: int) -> None:
@@ -201,13 +166,12 @@ def end_family(leader: int) -> None:
 
 def end_after(limit: float, patience: float) -> None:
     """Make the system end this process after `limit` seconds of processor time or `patience` of wall time; 0: never."""
-    if hasattr(signal, "setitimer"):
-        for number, timer, seconds in (
-            (signal.SIGPROF, signal.ITIMER_PROF, limit),
-            (signal.SIGALRM, signal.ITIMER_REAL, patience),
-        ):
-            signal.signal(number, signal.SIG_DFL)
-            signal.setitimer(timer, seconds)
+    for number, timer, seconds in (
+        (signal.SIGPROF, signal.ITIMER_PROF, limit),
+        (signal.SIGALRM, signal.ITIMER_REAL, patience),
+    ):
+        signal.signal(number, signal.SIG_DFL)
+        signal.setitimer(timer, seconds)
 
 
 @contextmanager

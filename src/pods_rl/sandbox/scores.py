@@ -1,0 +1,82 @@
+"""The score of one completion: a number, or the failure of the reward that should have given it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from decimal import Decimal
+from numbers import Real
+
+from ..errors import raised
+from .processes import Reply, no_copies
+
+
+@dataclass(frozen=True)
+class RewardFailure:
+    """Stands for the score of a completion whose reward raised, or took too long (`late`).
+
+    `error` is the exception, if it was raised in this process.
+    """
+
+    reason: str
+    late: bool = False
+    error: BaseException | None = field(default=None, compare=False)
+
+
+Scores = list[float] | list[float | RewardFailure]
+
+
+def as_score(value: object) -> float | None:
+    """Return a reward of one completion as a float; None is kept: the reward does not apply.
+
+    Accepts every real number: of Python (bool, Fraction and Decimal too), and of numpy and torch, also as an array
+    without axes. An integer beyond any float is infinite.
+
+    Raises:
+        TypeError: text, a complex number, or anything else.
+
+    >>> as_score(True), as_score(None), as_score(-10**400)
+    (1.0, None, -inf)
+    """
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # numpy and torch
+        try:
+            value = value.item()
+        except (RuntimeError, ValueError) as error:  # a tensor without data
+            raise TypeError(f"expected a number, got {type(value).__name__}: {error}") from error
+    if value is None:
+        return None
+    if not isinstance(value, (Real, Decimal)):
+        raise TypeError(f"expected a number, got {type(value).__name__}")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf  # type: ignore[operator]
+    except ValueError:  # a signalling NaN of Decimal
+        return math.nan
+
+
+def attempt(reward: Callable[[str, str], float], text: str, gold: str) -> float | RewardFailure:
+    """Return the score of one completion, or a RewardFailure if the reward raised.
+
+    >>> attempt(lambda text, gold: float(text), "1", "")
+    1.0
+    """
+    try:
+        with no_copies():
+            return reward(text, gold)
+    except (Exception, SystemExit) as error:
+        return RewardFailure(f"raised {raised(error)}", error=error)
+
+
+def failure(reply: Reply, limit: float) -> RewardFailure:
+    """Return the failure that a worker's reply without a score means, after at most `limit` seconds.
+
+    >>> failure(Reply("timeout"), 5).reason
+    'gave no score within 5 s'
+    """
+    if reply.kind == "timeout":
+        return RewardFailure(f"gave no score within {limit:g} s", late=True)
+    if reply.kind == "raised":
+        return RewardFailure(f"raised {reply.value}")
+    return RewardFailure("ended its process" if reply.kind == "crash" else "wrote into the pipe of its process")
