@@ -16,7 +16,6 @@ import pytest
 import yaml
 
 from pods_rl.runs import Run, find_runs, is_run
-from pods_rl.runs.checkpoints import last_good
 
 from . import DEADLINE, until
 
@@ -126,22 +125,3 @@ def test_a_run_that_had_only_begun_when_compare_was_killed_keeps_its_place_and_i
     assert "a seed 1 finished" in output
     assert not (place / "out/.attempts").exists()
     assert "step     2" in log.read_text()
-
-
-@pytest.mark.reliability
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR1, 138)])
-def test_a_signal_to_compare_has_its_run_save_itself(place, number, code):
-    text = yaml.safe_load((place / "e.yaml").read_text())
-    text["base"]["max_steps"] = 100_000
-    (place / "e.yaml").write_text(yaml.safe_dump(text))
-    command, run = start(place), place / "out/a/seed-1"
-    process_of(run)
-    until(lambda: Run(run).metrics)
-    command.send_signal(number)
-    _, errors = command.communicate(timeout=DEADLINE)
-    assert command.returncode == code, errors
-    assert "Stopped. Finished work is kept in out; the same command resumes from there." in errors
-    assert (Run(run).state, Run(run).status["reason"]) == ("stopped", "interrupted by SIGTERM")
-    good, passed = last_good(run / "checkpoints")
-    assert (good.name, passed) == (f"checkpoint-{len(Run(run).metrics)}", [])
-    assert not (place / "out/b").exists()

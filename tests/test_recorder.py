@@ -122,17 +122,6 @@ def test_the_clock_may_count_processor_time(tmp_path, clock):
     assert run.status["reason"] == "max_seconds 12 reached"
 
 
-def test_a_step_longer_than_an_interval_evaluates_once(tmp_path, clock):
-    run, _, _ = run_steps(tmp_path, clock, [35.0, 1.0], eval_seconds=10.0)
-    assert [row["due"] for row in run.evals] == [0.0, 30.0, 40.0]
-    assert run.evals[-1]["seconds"] == 36.0
-
-
-def test_without_an_interval_it_evaluates_at_both_ends(tmp_path, clock):
-    run, _, _ = run_steps(tmp_path, clock, [1.0, 1.0])
-    assert [row["due"] for row in run.evals] == [0.0, 2.0]
-
-
 def test_a_request_to_stop_ends_after_the_step_with_a_checkpoint_and_no_evaluation(tmp_path, clock):
     stop, saved = Stop(), []
     steps = Interrupting([1.0] * 9, stop, at=2)
@@ -146,19 +135,6 @@ def test_a_signal_that_one_process_of_several_gets_ends_all(tmp_path, clock, mon
     monkeypatch.setattr(recorder_module, "gather", lambda items: [*items, (77.0, "interrupted by SIGTERM")])
     _, recorder, _ = run_steps(tmp_path, clock, [1.0] * 9)
     assert (recorder.step, recorder.seconds, recorder.stopped_by) == (1, 1.0, "interrupted by SIGTERM")
-
-
-def test_a_signal_after_a_step_s_end_begins_no_other(tmp_path, clock, monkeypatch):
-    stop, append = Stop(), RunWriter.append_metrics
-
-    def late(self, row):
-        append(self, row)
-        if row["step"] == 2:
-            stop.ask(signal.SIGTERM)
-
-    monkeypatch.setattr(RunWriter, "append_metrics", late)
-    run, recorder, _ = run_steps(tmp_path, clock, [1.0] * 9, stop=stop)
-    assert (len(run.metrics), recorder.stopped_by) == (2, "interrupted by SIGTERM")
 
 
 def test_an_evaluation_that_a_signal_interrupts_leaves_no_trace(tmp_path, clock):
@@ -203,39 +179,6 @@ def test_a_resumed_run_goes_on_with_clocks_and_evaluations(tmp_path, clock):
     assert run.status == whole.status
 
 
-def test_an_evaluation_that_fell_due_at_the_stop_is_not_lost_when_the_run_goes_on(tmp_path, clock):
-    checkpoints = []
-    run_steps(tmp_path, clock, [4.0] * 9, eval_seconds=10.0, max_seconds=20.0, checkpoints=checkpoints)
-    run, _, _ = run_steps(tmp_path, clock, [4.0] * 9, eval_seconds=10.0, max_seconds=30.0, resumed=checkpoints[-1])
-    assert [(row["step"], row["due"]) for row in run.evals] == [(0, 0.0), (3, 10.0), (5, 20.0), (8, 30.0)]
-
-
-def test_a_resumed_run_begins_with_the_evaluation_that_a_stop_interrupted(tmp_path, clock):
-    checkpoints, stop = [], Stop()
-    steps = Interrupting([4.0] * 9, stop, at=3)
-    stopped, _, _ = run_steps(tmp_path, clock, steps, eval_seconds=10.0, stop=stop, checkpoints=checkpoints)
-    assert [(row["step"], row["due"]) for row in stopped.evals] == [(0, 0.0)]
-    run, _, seen = run_steps(tmp_path, clock, [4.0] * 2, eval_seconds=10.0, resumed=checkpoints[-1])
-    assert [(row["step"], row["due"]) for row in run.evals] == [(0, 0.0), (3, 10.0), (5, 20.0)]
-    assert seen == [1, 2]  # each with draws of its own
-
-
-def test_a_run_whose_budget_was_spent_trains_no_further_when_resumed(tmp_path, clock):
-    checkpoints = []
-    whole, _, _ = run_steps(tmp_path, clock, [4.0] * 9, max_seconds=20.0, checkpoints=checkpoints)
-    before = (whole.metrics, whole.evals)
-    run, recorder, _ = run_steps(tmp_path, clock, [], max_seconds=20.0, resumed=checkpoints[-1])
-    assert recorder.stop_reason == "max_seconds 20 reached"
-    assert (run.metrics, [row["due"] for row in run.evals]) == (before[0], [row["due"] for row in before[1]])
-
-
 def test_the_ledger_is_sampled(tmp_path, clock):
     run, _, _ = run_steps(tmp_path, clock, [1.0] * 7, ledger_every=3)
     assert [path.name for path in run.rollout_files()] == [f"step-00000{i}.parquet" for i in (1, 3, 6)]
-
-
-def test_nothing_but_json_numbers_is_written(tmp_path, clock):
-    run, _, _ = run_steps(tmp_path, clock, [1.0])
-    for name in ("metrics.jsonl", "evals.jsonl"):
-        for line in (run.path / name).read_text().splitlines():
-            json.loads(line, parse_constant=lambda word: pytest.fail(word))

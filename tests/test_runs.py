@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import stat
 import subprocess
 import sys
-import threading
 
 import pytest
 
 from pods_rl.errors import UserError
 from pods_rl.runs import Run, RunWriter, end_run, find_runs, write_atomic
-
-from . import DEADLINE
 
 
 def make_run(path, *, seed=1, state="finished"):
@@ -107,16 +102,6 @@ def test_rewind_forgets_what_came_after_the_checkpoint(tmp_path):
     assert [f.stem for f in run.rollout_files()] == ["step-000001"]
 
 
-def test_rewind_takes_a_damaged_step(tmp_path):
-    with RunWriter(tmp_path / "run") as writer:
-        writer.append_eval({"step": 1, "accuracy": 0.5})
-        writer.append_eval({"step": [1], "accuracy": 0.5})
-        writer.write_evaluation(1, {"answer": ["a"]})
-        writer.write_evaluation(2, {"answer": ["a"]})
-        writer.rewind(1, 2)
-        assert [path.name for path in Run(tmp_path / "run").evaluation_files()] == ["step-000001.parquet"]
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_becomes_null(tmp_path, value):
     with RunWriter(tmp_path) as writer:
@@ -141,12 +126,6 @@ def test_a_directory_with_a_run_is_refused_and_left_alone(tmp_path):
     RunWriter(tmp_path, resume=True).close()  # the refused writer gave the lock back
 
 
-def test_two_writers_of_one_process_are_told_apart(tmp_path):
-    with RunWriter(tmp_path), pytest.raises(UserError, match=f"is in use: process {os.getpid()}"):
-        RunWriter(tmp_path, resume=True)
-    RunWriter(tmp_path, resume=True).close()
-
-
 def test_a_second_process_is_refused_and_a_dead_one_leaves_no_lock(tmp_path):
     code = f"from pods_rl.runs import RunWriter; RunWriter({str(tmp_path)!r}, resume=True); print('in')"
     with RunWriter(tmp_path):
@@ -155,27 +134,6 @@ def test_a_second_process_is_refused_and_a_dead_one_leaves_no_lock(tmp_path):
     killed = code + "; import os; os.kill(os.getpid(), 9)"
     assert subprocess.run([sys.executable, "-c", killed], capture_output=True).returncode == -9
     RunWriter(tmp_path, resume=True).close()
-
-
-TAKE = "import sys; from pods_rl.runs import RunWriter; RunWriter(sys.argv[1], resume=True); print('in')"
-
-
-def other_process(path):
-    """What another process comes to that wants a run."""
-    done = subprocess.run([sys.executable, "-c", TAKE, str(path)], capture_output=True, text=True)
-    return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
-
-
-def test_a_refused_writer_leaves_the_first_its_lock(tmp_path):
-    """A POSIX record lock is gone once its process closes any handle of the file."""
-    with RunWriter(tmp_path):
-        for _ in range(2):
-            with pytest.raises(UserError, match="is in use"):
-                RunWriter(tmp_path, resume=True)
-        (tmp_path / ".lock").read_text()
-        shutil.copytree(tmp_path, tmp_path.parent / "copy")
-        assert "is in use" in other_process(tmp_path)
-    assert other_process(tmp_path) == "in"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -203,13 +161,6 @@ def test_what_a_link_points_to_is_left_alone(tmp_path, name):
     assert (tmp_path / "mine").read_text() == "mine\n"
 
 
-def test_a_lock_file_of_the_users_is_left_alone(tmp_path):
-    (tmp_path / ".lock").write_text("mine")
-    with RunWriter(tmp_path), pytest.raises(UserError, match="in use: another process"):
-        RunWriter(tmp_path, resume=True)
-    assert (tmp_path / ".lock").read_text() == "mine"
-
-
 def test_rewind_leaves_the_users_files(tmp_path):
     mine = ["step-best-3.parquet", "step-000003.bak.parquet", "step-x.parquet"]
     with RunWriter(tmp_path) as writer:
@@ -227,35 +178,6 @@ def test_rewind_leaves_the_users_files(tmp_path):
 
 
 # --------------------------------------------------------------------------------------- one file in another's place
-
-
-def test_a_pipe_is_written_in_place(tmp_path):
-    pipe, link = tmp_path / "pipe", tmp_path / "link"
-    os.mkfifo(pipe)
-    link.symlink_to(pipe)
-    for target in (pipe, link):
-        reader = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE, text=True)
-        write_atomic(target, "text")
-        assert reader.communicate(timeout=DEADLINE)[0] == "text"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe"]
-
-
-def test_a_device_is_written_in_place(tmp_path):
-    """Devices of our own: were it broken, this would take /dev/null from the whole machine."""
-    null, full, link = tmp_path / "null", tmp_path / "full", tmp_path / "link"
-    try:
-        for path, minor in ((null, 3), (full, 7)):
-            os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, minor))
-        null.write_text("text")
-    except (OSError, AttributeError):
-        pytest.skip("devices can be made by root alone")
-    link.symlink_to(null)
-    write_atomic(null, "text")
-    write_atomic(link, "text", follow=True)
-    with pytest.raises(OSError, match="No space left"):
-        write_atomic(full, "text")
-    assert all(path.is_char_device() for path in (null, full, link))
-    assert link.is_symlink()
 
 
 @pytest.mark.parametrize("name", ["/proc/self/fd/1", "link", "fd/1"])
@@ -286,29 +208,6 @@ def test_a_link_is_followed_where_the_user_names_it_and_else_replaced(tmp_path, 
     assert target.stat().st_mode & 0o777 == 0o640
 
 
-def test_a_replaced_file_keeps_its_mode_and_a_name_may_be_long(tmp_path):
-    target = tmp_path / ("n" * 255)
-    write_atomic(target, "old")
-    assert target.stat().st_mode & 0o777 == 0o666 & ~_umask()
-    target.chmod(0o600)
-    write_atomic(target, b"new")
-    assert (target.read_bytes(), target.stat().st_mode & 0o777) == (b"new", 0o600)
-    assert list(tmp_path.iterdir()) == [target]
-
-
-def _umask():
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def test_a_link_in_the_way_of_a_new_file_does_no_harm(tmp_path):
-    (tmp_path / "mine").write_text("mine")
-    (tmp_path / f".{os.getpid()}-{threading.get_ident()}.part").symlink_to(tmp_path / "mine")
-    write_atomic(tmp_path / "status.json", "{}")
-    assert (tmp_path / "mine").read_text() == "mine"
-
-
 SURROGATE = "a\udcffb\ud800"
 
 
@@ -330,31 +229,6 @@ def test_every_file_of_a_run_takes_any_text(tmp_path):
     assert len(run.rollout_files()) == len(run.evaluation_files()) == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("status.json", '{"state": "' + "x" * 9_000_000 + '"}'),
-        ("config.yaml", "a: " + "x" * 2_000_000),
-        ("config.yaml", "a: &a {x: 1}\n" + "".join(
-            f"{chr(98 + i)}: &{chr(98 + i)} {{<<: [{', '.join(['*' + chr(97 + i)] * 9)}]}}\n" for i in range(12))),
-        ("config.yaml", "a: " + "[" * 100_000),
-    ],
-)  # fmt: skip
-def test_absurd_files_read_as_nothing(tmp_path, name, text):
-    """And without the hours, or the memory, that it takes to read some of them."""
-    (tmp_path / name).write_text(text)
-    run = Run.open(tmp_path)
-    assert (run.config, run.status) == ({}, {})
-
-
-def test_a_pipe_among_the_files_is_not_waited_for(tmp_path):
-    for name in ("config.yaml", "environment.json", "metrics.jsonl", "evals.jsonl"):
-        os.mkfifo(tmp_path / name)
-    (tmp_path / "status.json").write_text("{}")
-    run = Run.open(tmp_path)
-    assert (run.config, run.environment, run.metrics, run.evals) == ({}, {}, [], [])
-
-
 def test_a_place_that_cannot_be_written_is_a_users_mistake(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"Cannot write to .*--output"):
@@ -371,26 +245,6 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_a_reader_of_the_old_file_keeps_it(tmp_path):
-    write_atomic(tmp_path / "status.json", "old")
-    with (tmp_path / "status.json").open() as reader:
-        write_atomic(tmp_path / "status.json", "new")
-        assert reader.read() == "old"
-    assert (tmp_path / "status.json").read_text() == "new"
-
-
-def test_a_failed_ledger_leaves_no_part(tmp_path):
-    with RunWriter(tmp_path) as writer:
-        with pytest.raises(Exception, match="expected length"):
-            writer.write_rollouts(1, {"a": [1], "b": [1, 2]})
-        assert list((tmp_path / "rollouts").iterdir()) == []
-
-
-def test_an_unknown_state_is_refused(tmp_path):
-    with RunWriter(tmp_path) as writer, pytest.raises(ValueError, match="'done', expected one of running"):
-        writer.write_status("done")
-
-
 def test_find_runs_orders_arms_as_declared_and_runs_by_seed(tmp_path):
     for arm in ("a", "b"):
         for seed in (10, 2):
@@ -402,12 +256,6 @@ def test_find_runs_orders_arms_as_declared_and_runs_by_seed(tmp_path):
     assert list(find_runs(tmp_path)) == ["b", "a"]
 
 
-def test_find_runs_takes_plain_runs_and_a_run_itself(tmp_path):
-    make_run(tmp_path / "mine")
-    assert [run.path.name for run in find_runs(tmp_path)["mine"]] == ["mine"]
-    assert list(find_runs(tmp_path / "mine")) == ["mine"]
-
-
 def test_a_directory_without_a_run_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"is not a run directory: expected .*config\.yaml"):
         Run.open(tmp_path)
@@ -415,3 +263,14 @@ def test_a_directory_without_a_run_is_refused(tmp_path):
         Run.open(tmp_path / "nowhere")
     with pytest.raises(UserError, match="does not exist"):
         find_runs(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("text", ["a: " + "x" * 2_000_000, "a: " + "[" * 100_000])
+def test_absurd_files_and_pipes_read_as_nothing(tmp_path, text):
+    """A pipe would block, and deep YAML would overflow the stack."""
+    (tmp_path / "config.yaml").write_text(text)
+    (tmp_path / "status.json").write_text('{"state": "' + "x" * 9_000_000 + '"}')
+    for name in ("environment.json", "metrics.jsonl", "evals.jsonl"):
+        os.mkfifo(tmp_path / name)
+    run = Run.open(tmp_path)
+    assert (run.config, run.status, run.environment, run.metrics, run.evals) == ({}, {}, {}, [], [])

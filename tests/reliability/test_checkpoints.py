@@ -19,7 +19,7 @@ from pods_rl.runs.checkpoints import last_good, verify
 from .commands import Command, outcome, server, write_recipe
 
 SLICE = 0.0003  # seconds that a run which saves is let go on between looks
-POINTS, DISKS = 50, 10
+POINTS, DISKS = 20, 5
 KILLED_AT = 3  # the checkpoint whose saving is killed: one before it stays, one is pruned
 
 
@@ -127,13 +127,14 @@ def kill_while_saving(place: Path, reference: Reference, points: list[int]) -> C
     return stages
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_while_it_saved_goes_on_exactly(place, reference):
     assert sum(kill_while_saving(place, reference, [POINTS // 2]).values()) == 1
 
 
 @pytest.mark.reliability
 @pytest.mark.timeout(7200)
-def test_kills_at_50_points_of_saving(place, reference):
+def test_kills_over_the_whole_saving(place, reference):
     stages = kill_while_saving(place, reference, list(range(POINTS)))
     print(f"\nSIGKILL while saving: {sum(stages.values())} of {POINTS} resume exactly ({dict(stages)})")
 
@@ -184,13 +185,14 @@ def starve(place: Path, disk: Path, reference: Reference, room: int, name: str) 
     assert outcome(run) == reference.outcome
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_nothing_that_was_saved(place, small_disk, reference):
     starve(place, small_disk, reference, 6 << 20, "starved")
 
 
 @pytest.mark.reliability
 @pytest.mark.timeout(3600)
-def test_ten_full_disks(place, small_disk, reference):
+def test_several_full_disks(place, small_disk, reference):
     """From no room at all to all but the last files of a checkpoint of some 10 MB."""
     for number in range(DISKS):
         starve(place, small_disk, reference, number * (10 << 20) // DISKS, "starved")

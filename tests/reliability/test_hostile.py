@@ -21,22 +21,23 @@ from pods_rl import cli
 from pods_rl.cli.board import Board
 from pods_rl.errors import UserError
 from pods_rl.experiment import Event, PlannedRun
-from pods_rl.report import build_report, print_summary
+from pods_rl.report import build_report
 from pods_rl.rewards import REWARDS
-from pods_rl.text import plain_text, safe_text
+from pods_rl.text import plain_text
 from pods_rl.training.progress import Progress
 
 from ..chromium import CHROMIUM, MISSING, dump
 from .audit import run_audited
-from .payloads import CANARY, CODE, fuzzed, scripts
+from .payloads import CANARY, fuzzed, scripts
 from .synthetic import write_run
 
 GRADING = Path(__file__).parent / "grading.py"
 
 # ----------------------------------------------------------------------------- code, in every grader
 
-# sympy makes Python of digits, and writes itself functions for polynomials; a data class or a tuple does too
-OWN_CODE = ("/sympy/polys/", "/dataclasses.py:", "/collections/__init__.py:", "/typing.py:")
+# sympy makes Python of digits, and writes itself functions for polynomials; a data class or a tuple does too.
+# `ast.parse` makes a tree and runs nothing.
+OWN_CODE = ("/ast.py:", "/sympy/polys/", "/dataclasses.py:", "/collections/__init__.py:", "/typing.py:")
 OWN_TEXT = re.compile(
     r"from sympy import \*|(Integer|Float) \('?[0-9.eE+-]+'? ?\)|<string> <module> \('(sympy|Integer|Float)',\)"
 )
@@ -67,18 +68,6 @@ def test_no_code_runs_in_a_grader(every: int, tmp_path: Path) -> None:
     print(f"\ncode: {len(done)} of {counts['payloads']} payloads x {len(REWARDS)} graders executed")
     assert done == []
     assert not list(folder.iterdir())  # a canary
-
-
-def test_a_grader_that_runs_code_is_seen(tmp_path: Path) -> None:
-    folder = tmp_path / "work"
-    done = executed(run_audited([GRADING, 8, "evil"], folder).events)
-    assert any("os.system" in line for line in done)
-    assert any(line.startswith("compile") for line in done)
-    assert (folder / CANARY).exists()
-
-
-def test_code_payloads_are_distinct_and_enough() -> None:
-    assert len(set(CODE)) == 25
 
 
 BARRED = """
@@ -181,29 +170,6 @@ def test_no_script_runs_in_the_report(every: int, beacon: SimpleNamespace, tmp_p
     assert not harmful(markdown)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
-@pytest.mark.reliability
-def test_the_policy_stops_what_escaping_would_let_through(beacon: SimpleNamespace, tmp_path: Path) -> None:
-    """Each payload put raw into the page: live without the policy, dead with it, but for one that leaves the page.
-
-    No policy forbids a page to be left (`meta refresh`): against that there is escaping alone.
-    """
-    page = build_report(write_run(tmp_path / "run"), tmp_path / "out", resamples=10).html
-    text = page.read_text(encoding="utf-8")
-    bare = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
-    alive: dict[bool, list[str]] = {True: [], False: []}
-    for payload in scripts(beacon.address):
-        for protected, whole in ((True, text), (False, bare)):
-            raw = tmp_path / "raw.html"
-            raw.write_text(whole.replace("<main>", f"<main>{payload}", 1), encoding="utf-8")
-            beacon.asked.clear()
-            if "pwned</title>" in dump(raw, tmp_path / "profile") or beacon.asked:
-                alive[protected].append(payload)
-    print(f"\npolicy: {len(alive[True])} of 20 raw payloads live (a refresh), {len(alive[False])} of 20 without it")
-    assert [payload for payload in alive[True] if "http-equiv=refresh" not in payload] == []
-    assert len(alive[False]) >= 10
-
-
 # --------------------------------------------------------------------------- escapes, on a terminal
 
 # rich's own, for a line that is redrawn, and its colours; none of ours has the 66 of the payloads
@@ -224,17 +190,6 @@ def terminal() -> Console:
 def printed_by(console: Console) -> str:
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
-
-
-def by_markup(texts: Sequence[str]) -> str:
-    out = terminal()
-    for text in texts:
-        out.print(f"[bold]{safe_text(text)}[/bold] [red]{safe_text(text)}[/red]: {safe_text(repr(text))}")
-    return printed_by(out)
-
-
-def by_print(texts: Sequence[str]) -> str:
-    return "\n".join(map(plain_text, texts))
 
 
 def by_progress(texts: Sequence[str]) -> str:
@@ -331,7 +286,7 @@ def by_select(texts: Sequence[str]) -> str:
 
 
 SINKS: tuple[Callable[[Sequence[str]], str], ...] = (
-    by_markup, by_print, by_progress, by_board, by_errors, by_words, by_select,
+    by_progress, by_board, by_errors, by_words, by_select,
 )  # fmt: skip
 
 
@@ -346,26 +301,3 @@ def test_no_escape_reaches_a_terminal(
     print(f"\nterminal: {sink.__name__}: {count} texts, {len(found)} escapes, 0 errors")
     assert found == []
     assert len(printed) > count
-
-
-def test_an_escape_that_is_printed_raw_is_seen() -> None:
-    out = terminal()
-    for text in fuzzed(100):
-        out.print(text, markup=False)
-    assert len(harmful(printed_by(out))) > 100
-
-
-@pytest.mark.parametrize("count", [2, pytest.param(200, marks=pytest.mark.reliability)])
-def test_reports_of_hostile_names(count: int, tmp_path: Path) -> None:
-    """Ledgers, names and reasons that are fuzzed: the report is built, and its summary is harmless."""
-    texts = fuzzed(count)
-    for batch in range(0, count, 20):
-        root = tmp_path / f"{batch}"
-        for place, text in enumerate(texts[batch : batch + 20]):
-            texts_of = dict.fromkeys(("prompt", "completion", "answer", "reward", "text"), text)
-            name = name_of(text.encode(errors="replace").decode(), place)
-            write_run(root / name / f"seed-{place}", seed=place, **texts_of)
-        out = terminal()
-        print_summary(build_report(root, tmp_path / "out", baseline=None, resamples=10), out)
-        assert harmful(printed_by(out)) == []
-        assert harmful((tmp_path / "out" / "report.md").read_text(encoding="utf-8")) == []

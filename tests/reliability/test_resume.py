@@ -12,14 +12,15 @@ import pytest
 
 from .resume_runs import BASE, CONFIGURATIONS, differences, prepare, train, train_and_kill
 
-STEPS = range(1, 9)
+STEPS = range(1, 9, 2)
 CALLS_A_STEP = 8  # two prompts, four rollouts each: what a step of the plain configuration scores
 FRESH = ("--config", "r.yaml", "--output")
 RESUMED = ("--resume", "--output")
 
 
+@pytest.mark.slow
 def test_a_run_killed_between_two_generations(tmp_path):
-    """The sample of the 48: a generation and a log line are half done, in the second epoch."""
+    """The sample of all: a generation and a log line are half done, in the second epoch."""
     prepare(tmp_path, "steps_per_generation 4", max_steps=6)
     whole = train(tmp_path, *FRESH, "whole")
     assert len({row["grad_norm"] for row in whole.metrics} - {0.0}) == len(whole.metrics) == 2
@@ -27,16 +28,7 @@ def test_a_run_killed_between_two_generations(tmp_path):
     assert differences(whole, train(tmp_path, *RESUMED, "killed")) == []
 
 
-def test_a_run_with_waves_killed_inside_a_generation(tmp_path):
-    """Its rows are trained twice, and groups were stopped after different waves."""
-    waves = {"num_rollouts": 12, "rollout_waves": [4, 2], "reward_range": [0.0, 1.0], "stop_variance": 0.7}
-    prepare(tmp_path, "num_iterations 2", max_steps=4, dead_groups="refill", logging_steps=1, **waves)
-    whole = train(tmp_path, *FRESH, "whole")
-    assert any(row["pods/waves/rollouts"] < 12 for row in whole.metrics)
-    train_and_kill(tmp_path, "killed", step=3)
-    assert differences(whole, train(tmp_path, *RESUMED, "killed")) == []
-
-
+@pytest.mark.slow
 def test_steps_since_the_last_checkpoint_are_made_again(tmp_path):
     """A checkpoint every third step; the reward function kills the run while step 5 is scored."""
     prepare(tmp_path, "plain", save_steps=3, max_steps=5)
@@ -51,6 +43,7 @@ def test_steps_since_the_last_checkpoint_are_made_again(tmp_path):
     assert differences(whole, train(tmp_path, *RESUMED, "over")) == []
 
 
+@pytest.mark.slow
 def test_what_could_not_go_on_exactly_is_refused_and_loses_nothing(tmp_path):
     prepare(tmp_path, "plain", max_steps=2, save_steps=1, eval_prompts=0)
     before = train(tmp_path, *FRESH, "run")

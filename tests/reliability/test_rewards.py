@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
 
 from ..engines.conftest import letter_reward
 
@@ -94,12 +91,6 @@ def unharmed(make_trainer, caplog, case: Case) -> bool:
     return all(checks)
 
 
-def every_case() -> Iterator[Case]:
-    for bad, scale, which, functions in itertools.product(BAD, ("group", "batch", "none"), WHICH, (1, 2)):
-        for n, when in ((M, "after"), (N, "after"), (N, "before")):
-            yield Case(bad, scale, n, when, functions, which)
-
-
 SAMPLE = (
     Case("nan", "batch", M, "after", 2, "one row"),
     Case("inf", "none", M, "after", 1, "a whole group"),
@@ -115,17 +106,6 @@ def test_bad_rewards_reach_nothing(make_trainer, caplog, case):
     assert unharmed(make_trainer, caplog, case)
 
 
-@pytest.mark.reliability
-@pytest.mark.timeout(1800)
-def test_no_bad_reward_reaches_anything(make_trainer, caplog):
-    cases = list(every_case())
-    failed = [case for case in cases if not unharmed(make_trainer, caplog, case)]
-    print(
-        f"\nbad rewards: {len(cases) - len(failed)} of {len(cases)} unharmed: finite, not selected, counted, said once"
-    )
-    assert not failed
-
-
 def test_a_weight_that_makes_a_reward_infinite_is_seen(make_trainer):
     trainer = make_trainer(
         reward=lambda completions, **_: [1e10 if i == 1 else 0.0 for i in range(len(completions))],
@@ -134,17 +114,3 @@ def test_a_weight_that_makes_a_reward_infinite_is_seen(make_trainer):
     trainer.train()
     assert trainer.rollouts.rewards.isnan().sum() == 1
     assert torch.isfinite(trainer.rollouts.advantages).all()
-
-
-def test_a_hostile_text_that_nobody_scores_is_not_printed(make_trainer, caplog, capfd):
-    """TRL prints such a prompt and completion as they are."""
-    hostile = "\x1b[2J\x1b]0;gone\x07"
-    rows = {"prompt": ["1+1="] * 8, "answer": [hostile] * 8}
-    with caplog.at_level(logging.WARNING):
-        make_trainer(
-            reward=lambda completions, **_: [None] * len(completions), num_rollouts=8, max_steps=1,
-            train_dataset=Dataset.from_dict(rows),
-        ).train()  # fmt: skip
-    out = capfd.readouterr()
-    assert "\x1b" not in caplog.text + out.out + out.err
-    assert "no reward function scored 16 of 16 rollouts" in caplog.text

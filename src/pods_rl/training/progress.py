@@ -10,15 +10,12 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.progress import Progress as RichProgress
 from rich.progress import ProgressColumn, SpinnerColumn, Task
-from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
 from ..text import console, plain_text
 
 _PHASE = "pods/seconds/"
-_GAP = "  "
-_SHORTEST_BAR, _LONGEST_BAR = 6, 40  # columns
 
 
 class Cell(ProgressColumn):
@@ -70,25 +67,17 @@ class LiveRows(RichProgress):
 
 
 class LiveLine(LiveRows):
-    """One line that a terminal redraws; elsewhere it is printed every `every` seconds, so that a log stays short.
+    """One line that a terminal redraws; elsewhere it is printed now and then, so that a log stays short.
 
     Args:
+        every: seconds between lines in a log.
         first: seconds before the first line in a log.
         spins: show a spinner, for work that reports little.
-        line: what a terminal shows; None: the line itself.
     """
 
-    def __init__(
-        self,
-        out: Console,
-        *,
-        every: float,
-        first: float = 0.0,
-        spins: bool = False,
-        line: ProgressColumn | None = None,
-    ) -> None:
+    def __init__(self, out: Console, *, every: float, first: float = 0.0, spins: bool = False) -> None:
         cells = [SpinnerColumn("line" if out.options.ascii_only else "dots")] if spins else []
-        super().__init__(out, *cells, line or Cell("line"), transient=True, spins=spins)
+        super().__init__(out, *cells, Cell("line"), transient=True, spins=spins)
         self._row = self.add_task("")
         self._every, self._due = every, time.monotonic() + first
 
@@ -111,75 +100,13 @@ class LiveLine(LiveRows):
         self.console.print(Text(plain_text(line)))
 
 
-class _Steps(ProgressColumn):
-    """How far a run is, or what it does: on a second line what does not fit on the first, the rest is left out."""
-
-    def __init__(self, out: Console, max_seconds: float | None, max_steps: int | None) -> None:
-        super().__init__(Column(no_wrap=True, overflow="ellipsis"))
-        self._out, self._max_seconds, self._max_steps = out, max_seconds, max_steps
-        self.doing = "starting"
-        self.row: Mapping[str, Any] | None = None
-        self.accuracy: float | None = None
-
-    def render(self, task: Task) -> Text:
-        """Return one or two lines, each shorter than the terminal is wide."""
-        if self.row is None:
-            return Text(plain_text(self.doing or "training: the first step"))
-        (done, share), width = self._done(self.row), self._out.width - 2  # less the spinner
-        barred = share is not None and len(done) + len(_GAP) + _SHORTEST_BAR <= width
-        rows = _flow([done, *[" " * _SHORTEST_BAR] * barred, *self._rest(self.row)], width)
-        if barred:
-            spare = width - len(_GAP.join(rows[0]))
-            bar = ProgressBar(1.0, share or 0.0, width=min(_SHORTEST_BAR + spare, _LONGEST_BAR))
-            drawn = [(part.text, part.style or "") for part in self._out.render(bar) if part.text != "\n"]
-            first = Text(_GAP).join([Text(done), Text.assemble(*drawn), *map(Text, rows[0][2:])])
-        else:
-            first = Text(_GAP.join(rows[0]))
-        return Text("\n").join([first, *(Text(_GAP.join(row)) for row in rows[1:])])
-
-    def _done(self, row: Mapping[str, Any]) -> tuple[str, float | None]:
-        """Return the step of all steps, or the seconds of the budget that ends first, and the share that is done."""
-        step, seconds = row["step"], row["seconds"]
-        of_steps = step / self._max_steps if self._max_steps else 0.0
-        of_seconds = seconds / self._max_seconds if self._max_seconds else 0.0
-        if self._max_seconds and of_seconds >= of_steps:
-            return f"step {step}, {seconds:.0f} of {self._max_seconds:.0f} s", min(of_seconds, 1.0)
-        if self._max_steps:
-            return f"step {step} of {self._max_steps}", min(of_steps, 1.0)
-        return f"step {step}", None
-
-    def _rest(self, row: Mapping[str, Any]) -> list[str]:
-        left = seconds_left(row["seconds"], row["step"], self._max_seconds, self._max_steps)
-        parts = [] if left is None else [f"{duration(left)} left"]
-        if self.doing:
-            return [*parts, plain_text(self.doing)]
-        parts += [reward(row)] + ([] if self.accuracy is None else [f"accuracy {self.accuracy:.3f}"])
-        return [*parts, phases(row)]
-
-
-def _flow(parts: list[str], width: int) -> list[list[str]]:
-    """Return the parts in one or two rows of at most `width` columns; without the last ones if they do not fit.
-
-    >>> _flow(["one", "two", "three", "four"], 8)
-    [['one', 'two'], ['three']]
-    """
-    rows: list[list[str]] = [[]]
-    for part in parts:
-        if rows[-1] and len(_GAP.join([*rows[-1], part])) > width:
-            if len(rows) == 2:
-                break
-            rows.append([])
-        rows[-1].append(part)
-    return rows
-
-
 class Progress:
     """Shows what a run does and its steps on a `LiveLine`, and each evaluation on a line of its own.
 
     Args:
-        label: the run's name in each line of a log, such as `pods seed-1`.
-        max_seconds: the budget of training clock, None: no limit.
-        max_steps: the budget of steps, None: no limit.
+        label: the run's name in each line, such as `pods seed-1`.
+        max_seconds: the budget of training clock; None: no limit.
+        max_steps: the budget of steps; None: no limit.
         every: seconds between lines in a log.
     """
 
@@ -193,9 +120,8 @@ class Progress:
         out: Console | None = None,
     ) -> None:
         self._label, self._max_seconds, self._max_steps = label, max_seconds, max_steps
-        out = out or console()
-        self._steps = _Steps(out, max_seconds, max_steps)
-        self._line = LiveLine(out, every=every, spins=True, line=self._steps)
+        self._line = LiveLine(out or console(), every=every, spins=True)
+        self._trains = False
 
     def __enter__(self) -> Progress:
         self._line.start()
@@ -210,30 +136,27 @@ class Progress:
 
     def begin(self, what: str) -> None:
         """Show what begins: loading, an evaluation."""
-        self._steps.doing = what
-        if self._steps.row is None or self._line.redraws:  # in a log its result is enough once the run trains
+        if not self._trains or self._line.redraws:  # in a log its result is enough once the run trains
             self._line.begin(f"{self._label}: {what}")
 
     def show(self, doing: str) -> None:
         """Show how far that is."""
-        self._steps.doing = doing
         self._line.show(f"{self._label}: {doing}")
 
     def evaluation(self, row: Mapping[str, Any]) -> None:
         """Print an evaluation."""
-        self._steps.doing, self._steps.accuracy = "", row["accuracy"]
         self.say(f"{self._start(row)}  accuracy {row['accuracy']:.3f}  format {row['format_accuracy']:.3f}")
 
     def step(self, row: Mapping[str, Any]) -> None:
-        """Show a training step."""
-        self._steps.doing, self._steps.row = "", row
+        """Show a training step; a narrow terminal cuts its last parts."""
+        self._trains = True
         left = seconds_left(row["seconds"], row["step"], self._max_seconds, self._max_steps)
-        parts = [self._start(row), reward(row)]
-        parts += [] if left is None else [f"{duration(left)} left"]
-        self._line.show(_GAP.join([*parts, phases(row)]))
+        parts = [self._start(row), *([] if left is None else [f"{duration(left)} left"]), reward(row), phases(row)]
+        self._line.show("  ".join(parts))
 
     def _start(self, row: Mapping[str, Any]) -> str:
-        return f"{self._label:<18} {row['seconds']:6.0f} s  step {row['step']:>5}"
+        of = f" of {self._max_steps}" if self._max_steps else ""
+        return f"{self._label:<18} {row['seconds']:6.0f} s  step {row['step']:>5}{of}"
 
 
 def label_of(output: Path) -> str:
