@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import logging
 
 import pytest
 from peft import LoraConfig
 from trl import GRPOTrainer
 
-from pods_rl import PODSTrainer
 from pods_rl.engines.trl.generation import each_prompt_once
-from pods_rl.rollouts import generating
 
 QUIET = {"max_steps": 1, "learning_rate": 0.0}
 
@@ -70,25 +67,15 @@ def test_prompts_are_computed_once_a_part(make_trainer):
     assert [rows for rows, columns in seen if columns == 1][-1] < 8  # rows are dropped as they end
 
 
-@pytest.mark.parametrize("kind", ["LoRA", "checkpointed", "bf16"])
-def test_other_policies_compute_their_prompts_once_too(make_trainer, kind):
-    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.5)
-    arguments = {"trainer_arguments": {"peft_config": lora}} if kind == "LoRA" else {}
-    trainer = make_trainer(num_rollouts=8, bf16=kind == "bf16", **arguments, **QUIET)
-    if kind == "checkpointed":
-        trainer.model.gradient_checkpointing_enable()
-    if kind == "LoRA":
-        trainer.model.get_base_model().register_forward_pre_hook(
-            lambda _, __, inputs: seen.append(tuple(inputs["input_ids"].shape)), with_kwargs=True
-        )
-        seen = []
-    else:
-        seen = rows_of_forward_passes(trainer)
+def test_an_adapter_with_dropout_computes_its_prompts_once_too(make_trainer):
+    lora = {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.5)}
+    trainer, seen = make_trainer(num_rollouts=8, trainer_arguments=lora, **QUIET), []
+    trainer.model.get_base_model().register_forward_pre_hook(
+        lambda _, __, inputs: seen.append(tuple(inputs["input_ids"].shape)), with_kwargs=True
+    )
     first = texts(trainer)
-    assert seen[0][0] == 2
-    assert seen[1] == (16, 1)
-    if kind != "bf16":
-        assert texts(make_trainer(num_rollouts=4, **arguments, **QUIET)) == {p: g[:4] for p, g in first.items()}
+    assert (seen[0][0], seen[1]) == (2, (16, 1))
+    assert texts(make_trainer(num_rollouts=4, trainer_arguments=lora, **QUIET)) == {p: g[:4] for p, g in first.items()}
     assert trainer.model.training
     assert "generate" not in vars(trainer.model)
 
@@ -100,16 +87,6 @@ def test_greedy_rollouts_and_the_other_keys_of_generation(make_trainer):
     assert few == equal
     short = texts(make_trainer(num_rollouts=8, generation_kwargs={"max_new_tokens": 2}, **QUIET))
     assert all(len(text) <= 2 * 8 for group in short.values() for text in group)
-
-
-def test_what_is_generated_elsewhere_says_so_once(make_trainer, caplog, monkeypatch):
-    monkeypatch.setattr(generating, "_said", set())
-    trainer = make_trainer(num_rollouts=8, generation_kwargs={"num_beams": 2}, max_steps=2)
-    with caplog.at_level(logging.WARNING, logger="pods_rl"):
-        texts(trainer)
-    said = [record.getMessage() for record in caplog.records if record.name == generating.__name__]
-    assert len(said) == 1
-    assert said[0].endswith("the generation mode is beam sample.")
 
 
 @pytest.mark.parametrize(
@@ -124,16 +101,6 @@ def test_with_the_lever_off_generate_is_untouched(make_trainer, monkeypatch, set
         assert "generate" not in vars(trainer.model)
     with each_prompt_once(make_trainer(num_rollouts=8), []):
         assert "generate" not in vars(trainer.model)
-
-
-def test_rows_of_a_users_own_are_left_to_generate(make_trainer):
-    class Twice(PODSTrainer):
-        def _generate_single_turn(self, prompt_ids, *args, **kwargs):
-            completion_ids, logprobs = super()._generate_single_turn([*prompt_ids, prompt_ids[0]], *args, **kwargs)
-            return completion_ids[: len(prompt_ids)], logprobs
-
-    trainer = make_trainer(Twice, num_rollouts=8, **QUIET)
-    assert len(texts(trainer)) == 2
 
 
 def test_trl_generates_by_one_call_of_the_unwrapped_model():

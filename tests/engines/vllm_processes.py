@@ -15,12 +15,8 @@ from .vllm_stand_in import LLM, Client, stand_ins
 SETTINGS = {"num_generations": 4, "num_rollouts": 8, "per_device_train_batch_size": 2, "use_vllm": True}
 
 
-# Groups differ too little to be decided, so all waves run: of 5, 2 and 1 rollouts of one prompt.
-WAVES = {"rollout_waves": [5, 2, 1], "reward_range": [-9.0, 9.0]}
-
-
-def train(folder: Path, mode: str, rank: int, waves: dict[str, object], name: str) -> None:
-    trainer = make_trainer(folder, SETTINGS | {"vllm_mode": mode} | waves)
+def train(folder: Path, mode: str, rank: int) -> None:
+    trainer = make_trainer(folder, SETTINGS | {"vllm_mode": mode})
     rows, build = [], trainer._generate_and_score_completions
 
     def keep(inputs: list[dict]) -> dict:
@@ -42,19 +38,17 @@ def train(folder: Path, mode: str, rank: int, waves: dict[str, object], name: st
         ],
         "given": [item for made in Client.made + LLM.made for item in made.sampler.given.items()],
         "rows": rows,
-        "counted": [row["pods/tokens/generated"] for row in trainer.state.log_history if "loss" in row],
         "moved": sum(row.get("pods/rows_moved", 0.0) for row in trainer.state.log_history),
     }
-    (folder / f"{mode}{name}-{rank}.json").write_text(json.dumps(report))
+    (folder / f"{mode}-{rank}.json").write_text(json.dumps(report))
 
 
 def process(folder: Path, rank: int, world: int, port: int) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     for mode in ("server", "colocate"):
-        for waves, name in (({}, ""), (WAVES, "-waves")):
-            with stand_ins():
-                train(folder, mode, rank, waves, name)
+        with stand_ins():
+            train(folder, mode, rank)
     dist.destroy_process_group()
 
 
