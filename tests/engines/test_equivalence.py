@@ -10,6 +10,7 @@ from pods_rl import pods_objective
 from pods_rl.selection import RULES
 from tests.numeric import FLOAT32, assert_near
 
+pytestmark = pytest.mark.numeric
 PLAIN = {"exact_trl": True}
 
 

@@ -10,6 +10,7 @@ from trl import GRPOTrainer
 
 from pods_rl.engines.trl.generation import each_prompt_once
 
+pytestmark = pytest.mark.numeric
 QUIET = {"max_steps": 1, "learning_rate": 0.0}
 
 

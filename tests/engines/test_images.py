@@ -88,6 +88,7 @@ def train(*given, **config):
     return gradients[-1], trainer
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("family", [*FAMILIES, pytest.param("Lfm2Vl", marks=NO_TORCHVISION)])
 def test_every_family_has_the_gradient_of_trl(tmp_path, family):
     """To the last bit with `exact_trl`; by default up to rounding."""
@@ -102,6 +103,7 @@ def test_every_family_has_the_gradient_of_trl(tmp_path, family):
     assert_near(ours, theirs, FLOAT32)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("family", ["Qwen2_5_VL", "InternVL"])
 @pytest.mark.parametrize("setting", ["reference", "adapter and its reference", "twice"])
 def test_m_of_n_have_the_gradient_of_trl_on_those_m(tmp_path, monkeypatch, family, setting):

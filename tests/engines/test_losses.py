@@ -150,6 +150,7 @@ def test_leave_one_out_is_rloo_to_the_last_bit(make_trainer, scale, normalize):
     assert len({abs(value) for value in expected}) > 2
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("when", ["after", "before"])
 def test_leave_one_out_of_the_kept_or_of_all(make_trainer, when):
     trainer = make_trainer(

@@ -116,6 +116,7 @@ TIMES = {"step_time", "train_runtime", "eval_runtime"}
 @pytest.mark.parametrize(
     "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.reliability) for name in CONFIGURATIONS]
 )
+@pytest.mark.numeric
 @pytest.mark.usefixtures("trl_draws")
 def test_four_steps_are_trl_s(make_trainer, tokenizer, monkeypatch, name):
     """To the last bit, logs included, with the switches off; with the defaults up to the stated rounding."""
@@ -133,6 +134,7 @@ def test_four_steps_are_trl_s(make_trainer, tokenizer, monkeypatch, name):
     assert apart <= WEIGHTS * 1e-3
 
 
+@pytest.mark.numeric
 @pytest.mark.usefixtures("trl_draws")
 @pytest.mark.parametrize("name", ["grpo", "vespo"])
 def test_the_first_gradient_is_trl_s_up_to_the_stated_rounding(make_trainer, name):

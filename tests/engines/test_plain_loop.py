@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.numeric import assert_near
+
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "plain_loop.py"
 
@@ -39,6 +41,7 @@ def test_it_trains_on_the_kept_rows_alone(loop, capsys):
     assert torch.isfinite(names["loss"])
 
 
+@pytest.mark.numeric
 def test_its_log_probabilities_are_the_policys(loop, capsys):
     """Against each row alone, without padding."""
     names: dict = {}
@@ -52,4 +55,4 @@ def test_its_log_probabilities_are_the_policys(loop, capsys):
         for row, found, kept in zip(rows, logps, mask.bool(), strict=True):
             bare = row[row != tokenizer.pad_token_id][None]
             alone = policy(bare).logits[:, :-1].log_softmax(-1).gather(-1, bare[:, 1:, None])[0, :, 0]
-            assert torch.allclose(found[kept], alone[-int(kept.sum()) :], atol=1e-4)
+            assert_near(found[kept], alone[-int(kept.sum()) :], 1e-4)

@@ -13,6 +13,7 @@ from trl import GRPOConfig
 from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.engines.trl.refusals import refuse_unsupported
 from pods_rl.errors import UserError
+from tests.numeric import FLOAT32, assert_near
 
 from .conftest import letter_reward
 
@@ -87,7 +88,7 @@ def test_async_rewards_and_several_functions(make_trainer):
     trainer = make_trainer(reward=[letter_reward, async_reward], num_rollouts=8, reward_weights=[1.0, 0.5], max_steps=1)
     trainer.train()
     rollouts = trainer.rollouts
-    torch.testing.assert_close(rollouts.rewards.flatten(), rollouts.rewards_per_func @ torch.tensor([1.0, 0.5]))
+    assert_near(rollouts.rewards.flatten(), rollouts.rewards_per_func @ torch.tensor([1.0, 0.5]), FLOAT32)
 
 
 def test_the_kept_rows_have_maximal_variance_and_the_paper_s_advantages(make_trainer):
@@ -97,8 +98,8 @@ def test_the_kept_rows_have_maximal_variance_and_the_paper_s_advantages(make_tra
     for rewards, kept, advantages in zip(r.rewards, r.kept, r.advantages, strict=True):
         chosen = rewards[kept]
         best = max(torch.cat([rewards.sort().values[: 4 - k], rewards.sort().values[12 - k :]]).var() for k in range(5))
-        torch.testing.assert_close(chosen.var(), best)
-        torch.testing.assert_close(advantages, (chosen - chosen.mean()) / (chosen.std() + 1e-4))
+        assert_near(chosen.var(), best, FLOAT32)
+        assert_near(advantages, (chosen - chosen.mean()) / (chosen.std() + 1e-4), FLOAT32)
 
 
 def last_first(rewards, m, *, generator=None):
@@ -120,7 +121,7 @@ def test_advantages_before_selection(make_trainer):
     r = trainer.rollouts
     for rewards, kept, advantages in zip(r.rewards, r.kept, r.advantages, strict=True):
         expected = ((rewards - rewards.mean()) / (rewards.std() + 1e-4))[kept]
-        torch.testing.assert_close(advantages, expected)
+        assert_near(advantages, expected, FLOAT32)
     assert list(trainer._logs["advantages"]) == pytest.approx(r.advantages.flatten().tolist())
 
 

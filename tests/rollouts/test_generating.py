@@ -27,6 +27,7 @@ from pods_rl.rollouts.generating import CannotServeError, PromptOnce, complete
 from pods_rl.rollouts.sampling import RowDraws
 from tests.numeric import FLOAT32, assert_near
 
+pytestmark = pytest.mark.numeric
 V, PAD, END = 40, 0, 1
 SIZES = {"vocab_size": V, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.4, "pad_token_id": PAD}
@@ -273,7 +274,6 @@ def test_nothing_more_is_computed_once_all_rows_ended(qwen2, calls):
     assert seen == [(2, 4)]
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_of_one_query_is_transformers_own(dtype):
     """With and without a mask, for heads that share keys, and in a model that decodes with it."""
@@ -294,7 +294,6 @@ def test_attention_of_one_query_is_transformers_own(dtype):
     assert model.config._attn_implementation == "sdpa"
 
 
-@pytest.mark.numeric
 def test_a_shared_layer_reads_what_a_growing_one_reads():
     """With runs of equally many rollouts, after drops, with and without a mask, and through transformers' own path."""
     torch.manual_seed(3)

@@ -15,6 +15,8 @@ from pods_rl.selection.rules import max_variance
 
 from .test_stopping import kept_when_stopped
 
+pytestmark = pytest.mark.numeric
+
 POLICY = torch.tensor([0.5, 0.1, 0.25, 0.15], dtype=torch.float64)  # of four texts
 REWARDS = torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
 GRADED = torch.tensor([1.0, 1.0, 0.0, 0.4], dtype=torch.float64)

@@ -10,6 +10,8 @@ import torch
 
 from pods_rl.selection import Selection, advantages, select
 
+pytestmark = pytest.mark.numeric
+
 NAN = math.nan
 ways = pytest.mark.parametrize("scale", ["group", "batch", "none"])
 times = pytest.mark.parametrize("when", ["after", "before"])

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from pods_rl.selection.rules import max_variance
 
+pytestmark = pytest.mark.numeric
+
 NAN = math.nan
 SIZES = [(n, m) for n in range(1, 13) for m in range(1, n + 1)]
 

@@ -9,6 +9,8 @@ import torch
 
 from pods_rl.selection import pods_objective
 
+pytestmark = pytest.mark.numeric
+
 
 def example(seed: int = 0, dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)

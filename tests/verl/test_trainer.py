@@ -64,7 +64,7 @@ def test_loss_denominators_count_what_was_kept(trainer, mode):
         "seq-mean-token-sum": -(ratio * advantage * tokens).sum() / 8,  # 2 prompts x m = 4, not 16
     }[mode]
     assert len(tokens) == 8
-    assert update["loss"] == pytest.approx(expected.item(), abs=1e-6)
+    assert update["loss"] == pytest.approx(expected.item(), rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -84,14 +84,14 @@ def test_advantages_of_each_estimator(trainer, estimator, expected):
     found = advantage_of_session(batch, trainer.actor_rollout_wg.updates[0])
     rewards = torch.tensor(REWARDS)
     for session, value in zip(BEST, expected(rewards[BEST], rewards).tolist(), strict=True):
-        assert found[session] == pytest.approx(value, abs=1e-5)
+        assert found[session] == pytest.approx(value, rel=1e-4, abs=1e-5)
 
 
 def test_before_only_centres_without_norm_adv_by_std(trainer):
     trainer = trainer("algorithm.adv_estimator=pods_before", "algorithm.norm_adv_by_std_in_grpo=false")
     batch, _ = train_step(trainer)
     found = advantage_of_session(batch, trainer.actor_rollout_wg.updates[0])
-    assert found[1] == pytest.approx(1.0 - sum(REWARDS) / 8, abs=1e-6)
+    assert found[1] == pytest.approx(1.0 - sum(REWARDS) / 8, rel=1e-4, abs=1e-6)
 
 
 def test_ppo_trains_its_critic_on_m(trainer):
