@@ -203,14 +203,11 @@ def test_a_part_of_a_turn_has_the_images_of_its_rows(family):
             assert fields[name].double().sum() == pytest.approx(values.double().sum())  # the rest is padding
 
 
-def test_a_turn_whose_images_are_not_known_by_row_is_whole_and_the_log_says_so(caplog):
+def test_a_turn_whose_images_are_not_known_by_row_is_not_split():
     trainer = SimpleNamespace(args=SimpleNamespace(rollout_batch_size=1), use_vllm=False, processing_class=None)
     fields = {"pixel_values": torch.zeros(5, 2), "spatial_shapes": torch.zeros(5, 2)}
-    for _ in range(2):
-        turn = TurnInputs(trainer, [[1], [2]], [["a"], ["b"]], fields)
-        assert turn.whole
-    assert turn.of(slice(None), {"kept": 1}) == (([[1], [2]], [["a"], ["b"]], fields), {"kept": 1})
-    assert [record.getMessage()[:33] for record in caplog.records] == ["rollout_batch_size does not apply"]
+    with pytest.raises(UserError, match="rollout_batch_size cannot split"):
+        TurnInputs(trainer, [[1], [2]], [["a"], ["b"]], fields)
 
 
 def test_rows_without_images_are_text():

@@ -118,10 +118,10 @@ TAKES_ROWS = {  # name: architecture, configuration, a word of the reason
     "dropout": ("gpt2", {}, "dropout"),
     "dropout of attention": ("llama", {"attention_dropout": 0.1}, "dropout"),
     "noise of a router": ("mixtral", {"router_jitter_noise": 0.1}, "noise"),
-    "eager attention": ("llama", {"attn_implementation": "eager"}, "cannot be replaced"),
-    "no attention": ("mamba", {}, "cannot be replaced"),
+    "eager attention": ("llama", {"attn_implementation": "eager"}, "takes no packs"),
+    "no attention": ("mamba", {}, "linear_attention"),
     "frequencies that depend on the length": ("llama", {"rope_parameters": DYNAMIC}, "length of the batch"),
-    "attention that no function replaces": ("nemotron", {}, "log-probabilities differ"),
+    "attention that no function replaces": ("nemotron", {}, "takes no packs"),
     "positions by the mask": ("opt", OPT, "log-probabilities differ"),
     "positions by the tokens": ("roberta", ENCODER, "log-probabilities differ"),
 }

@@ -269,7 +269,7 @@ def test_each_turn_of_a_rollout_draws_anew():
             asked.append((prompt_ids[rows], keys))
             return [[7, ids[-1]] for ids in prompt_ids[rows]], None
 
-        turns.generate(prompt_ids, sample, whole=False)
+        turns.generate(prompt_ids, sample)
 
     ask([[1], [2], [2], [3]])
     assert [keys for _, keys in asked] == [[(9, 1, 1, 0, 0), (9, 1, 1, 0, 1)], [(9, 1, 1, 0, 2), (9, 1, 1, 0, 3)]]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,14 +13,13 @@ from transformers import GenerationConfig
 
 from ...distributed import busy
 from ...distributed.processes import version
+from ...errors import UserError
 from ...rollouts.generating import complete
 from ...rollouts.sampling import RowDraws
 from .batching import Shares
 from .compat import Completions, TRLTrainer, grpo_trainer, standing_in
 from .config import PODSConfig
 from .waves import rollouts_of
-
-logger = logging.getLogger(__name__)
 
 Key = tuple[int, ...]  # of a turn's draws: seed, step, generation in it, prompt, number, and the turn after the first
 ROLLOUT = 5  # numbers of a key that are the rollout's
@@ -69,13 +66,10 @@ class TurnInputs:
 
     def __init__(self, trainer: TRLTrainer, prompt_ids: list[list[int]], images: Any, fields: dict[str, Any]) -> None:
         self._given = (prompt_ids, images, fields)
-        self._rows: dict[str, Any] | None = {}
+        self._rows: dict[str, Any] = {}
         if fields and trainer.args.rollout_batch_size and not trainer.use_vllm:
             image_token = getattr(trainer.processing_class, "image_token_id", None)
             self._rows = by_prompt(fields, images, prompt_ids, image_token)
-            if self._rows is None:
-                _say_whole(type(trainer.processing_class).__name__)
-        self.whole = self._rows is None  # inputs cannot be told apart by row
 
     def of(self, rows: slice, more: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of some rows; `more` are those by keyword."""
@@ -86,15 +80,6 @@ class TurnInputs:
         if "pixel_values" not in fields:  # else TRL adds token types of images, which few models take without any
             more = more | dict.fromkeys(more.keys() & {"has_tool_images"}, False)
         return (prompt_ids[rows], images, fields), more
-
-
-@cache
-def _say_whole(processor: str) -> None:
-    logger.warning(
-        "rollout_batch_size does not apply to rows with images of %s, whose inputs cannot be told apart by row: they "
-        "are generated in one call.",
-        processor,
-    )
 
 
 class Turns:
@@ -115,17 +100,15 @@ class Turns:
         self,
         prompt_ids: list[list[int]],
         sample: Callable[[slice, list[Key]], Completions],
-        *,
-        whole: bool,
     ) -> Completions:
-        """Call `sample` for the rows of a turn, part by part; for all at once if it is vLLM or `whole`."""
+        """Call `sample` for the rows of a turn, part by part; for all at once if it is vLLM."""
         keys = self._turn_keys(prompt_ids)
         most = len(prompt_ids) if self._number else self._most
         rows = self._trainer.args.rollout_batch_size or most
         completion_ids: list[list[int]] = []
         logprobs = None  # generators that work in parts return none
         with busy("generation"):
-            if whole or self._trainer.use_vllm or rows >= most:
+            if self._trainer.use_vllm or rows >= most:
                 completion_ids, logprobs = sample(slice(None), keys)
             else:
                 for start in range(0, most, rows):
@@ -201,25 +184,32 @@ def present_images(more: Mapping[str, Any]) -> dict[str, Any]:
 
 def by_prompt(
     fields: Mapping[str, Any], images: Sequence[Any] | None, prompt_ids: Sequence[list[int]], image_token: int | None
-) -> dict[str, Any] | None:
-    """Return a processor's inputs for prompts with images, by prompt; None if they cannot be told apart.
+) -> dict[str, Any]:
+    """Return a processor's inputs for prompts with images, by prompt.
 
     Args:
         fields: TRL's `multimodal_fields` of a turn: inputs of images, and lists of token types.
         images: of each prompt, None without.
         prompt_ids: tokens of each prompt.
         image_token: which of them stand for images.
+
+    Raises:
+        UserError: the processor does not say which inputs are whose.
     """
-    if "spatial_shapes" in fields:  # of tiles that have various numbers of tokens
-        return None
     found = {name: _by_prompt_or_tensor(value) for name, value in fields.items()}
     pixels = found.get("pixel_values")
     found["num_images"] = counts = [len(own or ()) for own in images or [()] * len(prompt_ids)]
     if pixels is not None and pixels.ndim == 4 and "image_position_ids" not in found and len(pixels) != sum(counts):
         tokens = [ids.count(image_token) for ids in prompt_ids]  # type: ignore[arg-type]
         found["num_tiles"] = [count * len(pixels) // sum(tokens) for count in tokens]  # all tiles have as many
-    found = grpo_trainer.split_pixel_values_by_grid(found)
-    return found if all(len(values) == len(prompt_ids) for values in found.values()) else None
+    if "spatial_shapes" not in fields:  # whose images have tiles, and these various numbers of tokens
+        found = grpo_trainer.split_pixel_values_by_grid(found)
+    if "spatial_shapes" in fields or any(len(values) != len(prompt_ids) for values in found.values()):
+        raise UserError(
+            "rollout_batch_size cannot split these rows: their processor does not say which inputs belong to which "
+            f"image ({', '.join(fields)}). Set rollout_batch_size: null, and fewer rollouts if memory runs out."
+        )
+    return found
 
 
 def of_prompts(found: Mapping[str, Any], prompts: slice) -> dict[str, Any]:

@@ -176,47 +176,33 @@ def why_rows(model: Any, call: Callable[..., Any], *, tolerance: float = 1e-3) -
         tolerance: how far the log-probabilities of a pack may be from those of its rows, as a share of their spread
             over tokens: by rounding 1e-6 in float32 and up to 0.05 in 16 bits; by wrong positions at least 0.3.
     """
+    config = model.config.get_text_config()
+    other = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if any(adapter.is_prompt_learning for adapter in getattr(model, "peft_config", {}).values()):
         return "its adapter adds tokens to the prompt"
-    base = model.get_base_model() if hasattr(model, "peft_config") else model
-    config = base.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if config.is_encoder_decoder or base.config.is_encoder_decoder:
-        return "it has an encoder"
     if rope_types(config) & {"dynamic", "longrope"}:
         return "its rotary frequencies depend on the length of the batch"
-    if (
-        not getattr(base, "_supports_attention_backend", False)
-        or config._attn_implementation not in AttentionInterface()
-    ):
-        return f"its attention ({config._attn_implementation}) cannot be replaced"
-    if kinds - {"full_attention", "sliding_attention"}:
-        return f"it has layers of {', '.join(sorted(kinds - {'full_attention', 'sliding_attention'}))}"
+    if other:
+        return f"it has layers of {', '.join(sorted(other))}"
     if draws_noise(model):
         return "it has dropout or other noise"
     if getattr(config, "output_router_logits", False):
         return "its loss reads the router of its experts"
-    for module in model.modules():
-        if isinstance(module, nn.Conv1d | nn.RNNBase):
-            return f"tokens also meet in {type(module).__name__}"
-    windowed = "sliding_attention" in kinds or (not kinds and getattr(config, "sliding_window", None) is not None)
-    return _disagreement(call, next(model.parameters()), config.vocab_size, windowed, tolerance)
+    return _disagreement(call, next(model.parameters()).device, config, tolerance)
 
 
-def _disagreement(
-    call: Callable[..., Any], weight: Tensor, vocabulary: int, windowed: bool, tolerance: float
-) -> str | None:
+def _disagreement(call: Callable[..., Any], device: torch.device, config: Any, tolerance: float) -> str | None:
     """Compare a small pack with its rows, without a gradient; return what is wrong, None if they agree."""
     teach_attention_packs()
     prompts, completions = torch.tensor([[5], [5], [2], [2]]), torch.tensor([[4], [2], [1], [4]])
     place = torch.arange(9)
-    mask = ((place >= 5 - prompts) & (place < 5 + completions)).long().to(weight.device)
-    ids = (torch.arange(36).view(4, 9) * 7 + 3) % min(vocabulary, 97)
+    mask = ((place >= 5 - prompts) & (place < 5 + completions)).long().to(device)
+    ids = (torch.arange(36).view(4, 9) * 7 + 3) % min(config.vocab_size, 97)
     ids[1, :5], ids[3, :5] = ids[0, :5], ids[2, :5]
-    ids = ids.to(weight.device)
+    ids = ids.to(device)
     labels = ids.masked_fill(mask == 0, -100)
     labels[:, :-4] = -100
-    pack = lay_out(Rows.of(ids, mask, 4), range(4), ids.device)
+    pack = lay_out(Rows.of(ids, mask, 4), range(4), device)
     rows = ChosenRows(call, 4, merge=False, packed=False)
     with torch.no_grad(), torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of gradient checkpointing without a gradient
@@ -228,11 +214,13 @@ def _disagreement(
         except (TypeError, ValueError, RuntimeError, LookupError, AttributeError) as error:
             return f"a pass over a pack failed: {type(error).__name__}: {error}"
         got = rows._scattered(output, Rows.of(ids, mask, 4), [0, 1, 2, 3], pack.starts)
-    if windowed and pack.windows <= {0}:
+    if not pack.windows:
+        return f"its attention ({config._attn_implementation}) takes no packs"
+    kinds = getattr(config, "layer_types", None) or ()
+    windowed = "sliding_attention" in kinds or (not kinds and getattr(config, "sliding_window", None))
+    if windowed and pack.windows == {0}:
         return "its attention does not state its sliding window"
     real = labels[:, -4:] >= 0
     one, other = got.log_probs[real].float(), expected.log_probs[real].float()
     apart = ((one - other).norm() / (other - other.mean()).norm()).item()
-    if not pack.windows or not apart <= tolerance:
-        return f"its log-probabilities differ in a pack, by {apart:.1g} of their spread"
-    return None
+    return None if apart <= tolerance else f"its log-probabilities differ in a pack, by {apart:.1g} of their spread"

@@ -144,7 +144,7 @@ class PODSTrainer(TypedGRPOTrainer):
             return completion_ids, logprobs
 
         turns = self._round and self._round.turns
-        return turns.generate(prompt_ids, generate, whole=inputs.whole) if turns else generate(slice(None))
+        return turns.generate(prompt_ids, generate) if turns else generate(slice(None))
 
     def _calculate_rewards(
         self, inputs: list[Batch], prompts: list[Any], completions: list[Any], completion_ids_list: list[list[int]]

@@ -111,9 +111,8 @@ class Update:
     def _count(self, batch: Batch) -> Tensor:
         """Return three numbers of a micro-batch: whether it has a gradient, tokens of live rows, and of all rows."""
         lengths = policy_tokens(batch)
-        live = lengths * batch["live"] if "live" in batch else lengths
         has_gradient = _live(batch).any() | self._has_other_terms
-        return torch.stack([has_gradient.to(lengths.dtype), live.sum(), lengths.sum()])
+        return torch.stack([has_gradient.to(lengths.dtype), (lengths * batch.get("live", 1)).sum(), lengths.sum()])
 
     @property
     def _has_other_terms(self) -> bool:
