@@ -24,16 +24,17 @@ from pods_rl.evaluation.checkpoint import choose_backend, evaluate_checkpoint
 from pods_rl.evaluation.conversation import converse
 from pods_rl.policies.build import EOS, build_model
 from pods_rl.policies.loading import tool_options
-from pods_rl.policies.pretrain import batches_of, save
 from pods_rl.recipe import build_recipe
-from pods_rl.recipe.reading import Origin
 from pods_rl.rollouts.tools import ToolLimits
-from pods_rl.tasks import TASKS, Task
-from pods_rl.tasks.calculator import calculator, calculator_task
+from pods_rl.tasks import Task
 from pods_rl.training.run import train
+from pods_rl.yaml_files import Origin
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-from calculator import build_policy_tokenizer, encode
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+from benchmarks.pretrain import batches_of, save
+from calculator import calculator, make_task
+
+from .calling_policy import build_policy_tokenizer, encode
 
 LENGTH = 120
 TINY = {"hidden_size": 40, "intermediate_size": 64, "num_hidden_layers": 1}
@@ -269,7 +270,7 @@ def policy(tmp_path_factory, tokenizer):
 
 
 def recipe(policy, **values):
-    given = {"model_name_or_path": str(policy), "task": "calculator", "system_prompt": "", "task_train_size": 4}
+    given = {"model_name_or_path": str(policy), "task": "calculator:make_task", "task_train_size": 4}
     given |= {"task_test_size": 3, "max_completion_length": 48, "use_cpu": True, "max_steps": 1}
     return build_recipe(given | values, Origin("test"))
 
@@ -302,9 +303,8 @@ def test_training_and_evaluation_call_coroutines_in_one_loop(policy, tmp_path, m
         return tool(expression)
 
     calculator_later.__name__, calculator_later.__doc__ = tool.__name__, tool.__doc__
-    entry = TASKS["calculator"]
-    task = replace(entry, make=lambda settings: replace(entry.make(settings), tools=(calculator_later,)))
-    monkeypatch.setitem(TASKS, "calculator", task)
+    made = make_task({"task_train_size": 4, "task_test_size": 3})
+    monkeypatch.setattr("calculator.make_task", lambda settings: replace(made, tools=(calculator_later,)))
     values = {"num_rollouts": 4, "num_generations": 2, "per_device_train_batch_size": 2, "eval_prompts": 2}
     run = train(recipe(policy, max_steps=1, **values), tmp_path / "run", progress=False)
     assert run.metrics[0]["pods/tool_calls"] > 0
@@ -324,8 +324,6 @@ def test_what_cannot_converse_is_refused_in_a_sentence(policy, tokenizer, monkey
     plain = Dataset.from_dict({"prompt": ["1?"], "answer": ["1"]})
     with pytest.raises(UserError, match="tools need chat messages"):
         tool_options(tokenizer, Task("t", "1", plain, plain, {"accuracy": 1.0}, tools=(calculator,)))
-    with pytest.raises(UserError, match="tools need chat prompts"):
-        calculator_task({"prompt_style": "plain"})
     with pytest.raises(UserError, match="graded by its environments"):
         task_of(1, environment_factory=Guessing, answer="environment").grade([""], [""])
 
@@ -352,14 +350,10 @@ def test_the_calculator_takes_nothing_else(expression):
         calculator(expression)
 
 
-@pytest.mark.parametrize("difficulty", ["easy", "mixed", "hard"])
-def test_the_tool_solves_every_problem_bracket_by_bracket(difficulty):
-    task = calculator_task({"task_difficulty": difficulty, "task_train_size": 300, "task_test_size": 50})
-    steps = set()
+def test_the_tool_solves_every_problem_bracket_by_bracket():
+    task = make_task({"task_train_size": 30, "task_test_size": 5})
     for row in (*task.train, *task.test):
-        text, count = f"({row['prompt'][-1]['content']})", 0
+        text = f"({row['prompt'][-1]['content']})"
         while inner := re.search(r"\(([^()]+)\)", text):
-            text, count = text.replace(inner[0], calculator(inner[1])), count + 1
+            text = text.replace(inner[0], calculator(inner[1]))
         assert text == row["answer"]
-        steps.add(count)
-    assert steps == {"easy": {1}, "mixed": {1, 2}, "hard": {2, 3}}[difficulty]

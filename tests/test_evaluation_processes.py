@@ -11,8 +11,8 @@ import yaml
 from pods_rl.distributed import collectives
 from pods_rl.evaluation.checkpoint import evaluate_checkpoint, task_metrics
 from pods_rl.recipe import build_recipe
-from pods_rl.recipe.reading import Origin
 from pods_rl.runs import Run
+from pods_rl.yaml_files import Origin
 
 from .reliability.commands import server
 

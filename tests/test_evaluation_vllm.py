@@ -25,7 +25,7 @@ from pods_rl.evaluation.checkpoint import choose_backend, evaluate_checkpoint
 from pods_rl.policies import tiny_policy_path
 from pods_rl.policies.files import Policy
 from pods_rl.recipe import build_recipe
-from pods_rl.recipe.reading import Origin
+from pods_rl.yaml_files import Origin
 
 
 @dataclass

@@ -15,8 +15,8 @@ import yaml
 from pods_rl.cli.board import run_progress
 from pods_rl.errors import UserError
 from pods_rl.experiment import Job, build_experiment, load_experiment, process, run_experiment, running
-from pods_rl.recipe.reading import Origin, parse_yaml
 from pods_rl.runs import Run, RunWriter, find_runs
+from pods_rl.yaml_files import Origin, parse_yaml
 
 from . import DEADLINE
 

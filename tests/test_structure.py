@@ -21,24 +21,25 @@ LOW = {"distributed", "errors", "runs", "text"}
 ALLOWED = {
     "errors": set(),
     "text": {"errors"},
-    "runs": {"errors"},
+    "yaml_files": {"errors", "text"},
+    "runs": {"errors", "yaml_files"},
     "report": {"errors", "runs", "text"},
     "selection": {"errors", "text"},
     "rollouts": {"errors", "selection", "text"},
     "distributed": {"errors", "runs", "text"},
     "sandbox": {"distributed", "errors", "text"},
     "rewards": {"distributed", "errors", "sandbox", "text"},
-    "tasks": {"errors", "rewards", "sandbox", "text"},
+    "tasks": {"errors", "rewards", "sandbox", "text", "yaml_files"},
     "engines": LOW | {"rollouts", "sandbox", "selection", "tasks"},
     "planning": {"distributed", "engines", "errors", "rollouts", "selection"},
-    "recipe": {"engines", "errors", "planning", "text"},
+    "recipe": {"engines", "errors", "text", "yaml_files"},
     "policies": {"errors", "recipe", "tasks", "text"},
     "evaluation": LOW | {"planning", "policies", "recipe", "rollouts", "tasks"},
     "training": LOW
     | {"engines", "evaluation", "planning", "policies", "recipe", "report", "rewards", "rollouts", "sandbox", "tasks"},
-    "experiment": LOW | {"recipe"},
+    "experiment": LOW | {"recipe", "yaml_files"},
 }  # fmt: skip
-ROOT_MODULES = {"__init__", "__main__", "errors", "text"}
+ROOT_MODULES = {"__init__", "__main__", "errors", "text", "yaml_files"}
 
 
 def modules(room: str) -> list[Path]:

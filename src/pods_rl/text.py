@@ -1,12 +1,14 @@
-"""Functions that a user names, text that is safe to print, and chat messages as text."""
+"""Names that a user gives, text that is safe to print, and chat messages as text."""
 
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
+from reprlib import Repr
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import UserError, interrupted
@@ -19,6 +21,9 @@ Entry = TypeVar("Entry")
 DEEPEST = 200
 """Nested lists and objects in what others wrote; Python's own limit depends on the caller."""
 TOO_DEEP = "nested too deeply"
+
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
 
 # C0 and C1 controls except newline and tab, and marks that change the direction of text
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -39,7 +44,7 @@ def find(kind: str, name: str, table: Mapping[str, Entry]) -> Entry | Callable[.
     1
     >>> find("number", "on", {"one": 1})
     Traceback (most recent call last):
-    pods_rl.errors.UserError: unknown number 'on': did you mean 'one'? ...
+    pods_rl.errors.UserError: unknown number 'on'. Did you mean one? ...
     """
     choices = f"Choose one of {', '.join(table)}, or give your own as package.module:function."
     if not isinstance(name, str):
@@ -47,9 +52,7 @@ def find(kind: str, name: str, table: Mapping[str, Entry]) -> Entry | Callable[.
     if name in table:
         return table[name]
     if ":" not in name and "." not in name:
-        near = difflib.get_close_matches(name, table, n=1)
-        hint = f": did you mean '{near[0]}'?" if near else "."
-        raise UserError(f"unknown {kind} '{name}'{hint} {choices}")
+        raise UserError(f"unknown {kind} '{name}'.{suggest(name, table)} {choices}")
     module, _, attribute = name.rpartition(":" if ":" in name else ".")
     try:
         found = getattr(import_module(module), attribute)
@@ -63,6 +66,55 @@ def find(kind: str, name: str, table: Mapping[str, Entry]) -> Entry | Callable[.
     if not callable(found):
         raise UserError(f"the {kind} '{name}' is a {type(found).__name__}, not a function. {choices}")
     return found
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """Return `` Did you mean ...?``, or nothing if no known word is near.
+
+    >>> suggest("num_rolouts", ["num_rollouts", "seed"])
+    ' Did you mean num_rollouts?'
+    """
+    plain = {name.replace("-", "_"): name for name in known}
+    near = difflib.get_close_matches(word.replace("-", "_"), plain, n=1, cutoff=0.7)
+    return f" Did you mean {plain[near[0]]}?" if near else ""
+
+
+def short(text: str, most: int = 60) -> str:
+    """Return a text cut to a length that fits a message.
+
+    >>> short("a" * 100, most=8)
+    'aaaaa...'
+    """
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def describe(value: object) -> str:
+    """Return a value and its type, short enough for a message.
+
+    >>> describe([1, 2]), describe(True), describe(None)
+    ('the list [1, 2]', 'true', 'null')
+    """
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int) and abs(value) > 10**60:  # Python refuses to print numbers of more than 4,300 digits
+        return f"a whole number of {value.bit_length()} bits"
+    text = short(_SHORT.repr(value))  # Repr handles a list that contains itself
+    kind = {str: "the text ", list: "the list ", dict: "the mapping ", int: "", float: ""}.get(type(value))
+    return f"{type(value).__name__} {text}" if kind is None else kind + text
+
+
+def listed(problems: Iterable[str], count: int, most: int = 5) -> str:
+    """Return the first problems, one per line, and the number of the others.
+
+    Args:
+        problems: read one by one, because each may be slow to make (``suggest``).
+        count: how many there are.
+
+    >>> listed(iter(["a is wrong.", "b is wrong."]), 2, most=1)
+    'a is wrong.\\n... and 1 more.'
+    """
+    lines = list(itertools.islice(problems, most))
+    return "\n".join(lines + ([f"... and {count - len(lines)} more."] if count > len(lines) else []))
 
 
 def safe_text(value: object) -> str:

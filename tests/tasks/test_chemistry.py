@@ -74,7 +74,9 @@ def test_a_bad_row_is_named(tmp_path, row, message):
 
 def test_a_gold_answer_that_the_grader_does_not_accept_is_refused(tmp_path):
     write_jsonl(tmp_path / "L3.jsonl", [*ROWS, equation(answer=""), equation("H2 + Cl2 = HCl", "")])
-    with pytest.raises(UserError, match=r"row 4 .*does not accept '' as its own answer \(1 more rows are like it\)"):
+    with pytest.raises(
+        UserError, match=r"row 4 .*does not accept '' as its own answer \(at least 1 more"
+    ):
         load_task({"task": "sciknoweval_chemistry", "data_dir": str(tmp_path)})
 
 
@@ -100,26 +102,6 @@ def test_questions_that_read_the_same_are_on_the_same_side(tmp_path):
     assert 0.1 < sum(q.held_out for q in asked) / 120 < 0.3
 
 
-def test_sizes_keep_the_first_rows_of_a_side(tmp_path):
-    write_jsonl(tmp_path / "L1.jsonl", [choice(f"Which of {i}?") for i in range(60)])
-    both = {"task": "sciknoweval_chemistry", "data_dir": str(tmp_path)}
-    whole, cut = load_task(both), load_task({**both, "task_train_size": 5, "task_test_size": 3})
-    assert cut.train["prompt"][:] == whole.train["prompt"][:5]
-    assert cut.test["prompt"][:] == whole.test["prompt"][:3]
-
-
-def test_a_file_too_small_to_split_is_refused(tmp_path):
-    write_jsonl(tmp_path / "L1.jsonl", ROWS[:1])
-    with pytest.raises(UserError, match="1 questions leave none to test"):
-        load_task({"task": "sciknoweval_chemistry", "data_dir": str(tmp_path)})
-
-
-def test_a_folder_without_its_files_is_refused(tmp_path):
-    write_jsonl(tmp_path / "test.jsonl", ROWS)
-    with pytest.raises(UserError, match=r"found none of its files L\*.jsonl there; it holds test.jsonl"):
-        load_task({"task": "sciknoweval_chemistry", "data_dir": str(tmp_path)})
-
-
 PUBLISHED = {
     ("L1_chemical_literature_QA", "multiple choice"): 1000,
     ("L2_reaction_mechanism_inference", "multiple choice"): 269,
@@ -139,17 +121,3 @@ def test_every_published_row_is_parsed(shared):
     lines = [line for file in sorted((shared / "sciknoweval_chemistry").glob("*.jsonl")) for line in file.open()]
     golds = [row["answerKey"] or row["answer"] for row in map(json.loads, lines)]
     assert [q.gold for q in asked] == golds
-
-
-def test_the_published_split_and_its_grader(shared):
-    task = load_task({"task": "sciknoweval_chemistry", "data_dir": str(shared)})
-    assert (len(task.train), len(task.test)) == (2794, 675)
-    assert (task.answer, dict(task.rewards)) == ("chemistry", {"chemistry": 1.0, "format": 0.1, "tag_count": 1.0})
-    golds = [*task.train["answer"], *task.test["answer"]]
-    assert all(grade.answer for grade in task.grade([f"<answer>{gold}</answer>" for gold in golds], golds))
-    other = {"A": "B", "B": "C", "C": "D", "D": "A", "Yes": "No", "No": "Yes"}
-    pairs = [(other[gold], gold) for gold in golds if gold in other]
-    assert len(pairs) == 3469 - 300
-    assert not any(
-        grade.answer for grade in task.grade([f"<answer>{a}</answer>" for a, _ in pairs], [b for _, b in pairs])
-    )

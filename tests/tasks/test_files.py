@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
-from itertools import pairwise
-from pathlib import Path
 
 import datasets
 import pytest
 
 from pods_rl.errors import UserError
 from pods_rl.recipe import schema
-from pods_rl.rewards import accuracy
 from pods_rl.tasks import TASKS, load_task
 from pods_rl.tasks.prompts import SYSTEM_PROMPT
 
 from .conftest import write_jsonl
 
-GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
 ROWS = [{"question": "9*2?", "answer": "9*2=18\n#### 18"}, {"question": "600*2?", "answer": "#### 1,200"}]
 
 
@@ -28,26 +24,6 @@ def files(tmp_path) -> dict[str, str]:
         "dataset_name": write_jsonl(tmp_path / "train.jsonl", ROWS),
         "dataset_test_name": write_jsonl(tmp_path / "test.jsonl", ROWS[:1]),
     }
-
-
-@pytest.mark.skipif(not GSM8K.is_dir(), reason=f"the GSM8K files are not at {GSM8K.name} beside the repository")
-def test_every_gold_answer_of_gsm8k_is_extracted_and_accepted():
-    settings = {"dataset_name": str(GSM8K / "train.jsonl"), "dataset_test_name": str(GSM8K / "test.jsonl")}
-    task = load_task({"task": "gsm8k", **settings})
-    assert (len(task.train), len(task.test)) == (7473, 1319)
-    golds = [*task.train["answer"], *task.test["answer"]]
-    assert all(g.both for g in task.grade([f"<think>so</think>\n<answer>{gold}</answer>" for gold in golds], golds))
-    assert all(g.answer for g in task.grade([f"<answer>${gold}.00 a day</answer>" for gold in golds], golds))
-    assert not any(accuracy(f"#### {a}", b) for a, b in pairwise(golds) if a.replace(",", "") != b.replace(",", ""))
-    assert task.train[0]["prompt"][1]["content"].startswith("Natalia sold clips")
-    assert task.train[0]["answer"] == "72"
-
-
-@pytest.mark.skipif(not GSM8K.is_dir(), reason=f"the GSM8K files are not at {GSM8K.name} beside the repository")
-def test_the_folder_and_the_plain_dataset_task_give_the_same_answers():
-    folder = load_task({"dataset_name": str(GSM8K), "task_train_size": 50, "task_test_size": 20})
-    assert (folder.name, len(folder.train), len(folder.test)) == ("dataset", 50, 20)
-    assert folder.train[0]["answer"] == "72"
 
 
 def test_chat_prompts_are_the_default(files):
@@ -71,13 +47,6 @@ def test_plain_prompts_and_no_system_prompt(files):
     assert plain.train[0]["prompt"] == "Add.\n\n9*2?\n"
     bare = load_task({**files, "system_prompt": ""})
     assert bare.train[0]["prompt"] == [{"role": "user", "content": "9*2?"}]
-
-
-def test_the_version_follows_the_prompt(files):
-    settings = [{}, {"system_prompt": "Add."}, {"system_prompt": ""}, {"prompt_style": "plain"}, {"task_train_size": 1}]
-    versions = [load_task({**files, **extra}).version for extra in settings]
-    assert len(set(versions)) == 4
-    assert versions[0] == versions[4]
 
 
 def test_questions_may_be_chat_messages(tmp_path):
@@ -130,7 +99,7 @@ def test_every_kind_of_file(tmp_path, kind):
 
 def test_one_file_can_be_cut_in_two(tmp_path):
     name = write_jsonl(tmp_path / "a.jsonl", [{"question": f"{i}?", "answer": i} for i in range(10)])
-    cut = {"dataset_train_split": "train[:80%]", "dataset_test_split": "train[80%:]"}
+    cut = {"dataset_train_split": "train[:80%]", "dataset_test_name": "train[80%:]"}
     task = load_task({"dataset_name": name, **cut})
     assert (task.train["answer"][-1], task.test["answer"][0]) == ("7", "8")
     with pytest.raises(UserError, match="nothing to test on"):
@@ -157,7 +126,7 @@ def test_a_bad_row_is_named(tmp_path, row, message):
 
 
 def chat(*messages):
-    return {"question": list(messages), "answer": "#### 4"}
+    return {"question": list(messages), "answer": "4"}
 
 
 USER = {"role": "user", "content": "2+2?"}
@@ -166,7 +135,7 @@ USER = {"role": "user", "content": "2+2?"}
 def test_content_in_parts_of_text_is_text(tmp_path):
     parts = [{"type": "text", "text": "2+"}, {"type": "text", "text": "2?"}]
     name = write_jsonl(tmp_path / "a.jsonl", [chat({"role": "user", "content": parts})])
-    task = load_task({"dataset_name": name, "dataset_test_name": name, "answer_after": "####", "system_prompt": ""})
+    task = load_task({"dataset_name": name, "dataset_test_name": name, "system_prompt": ""})
     assert task.train[0]["prompt"] == [USER]
 
 
@@ -194,7 +163,7 @@ def test_content_in_parts_of_text_is_text(tmp_path):
 )
 def test_a_bad_chat_message_is_named(tmp_path, row, message):
     name = write_jsonl(tmp_path / "a.jsonl", [row])
-    settings = {"dataset_name": name, "dataset_test_name": name, "answer_after": "####"}
+    settings = {"dataset_name": name, "dataset_test_name": name}
     with pytest.raises(UserError, match=message):
         load_task(settings)
 
@@ -237,7 +206,7 @@ def test_files_that_hold_no_dataset(tmp_path, name, content, message):
 def test_a_file_in_another_encoding_is_refused(tmp_path):
     path = tmp_path / "latin.jsonl"
     path.write_bytes('{"question": "caf\u00e9", "answer": "3"}\n'.encode("latin-1"))
-    with pytest.raises(UserError, match=r"latin.jsonl \(train\), column 'question', is not text in UTF-8"):
+    with pytest.raises(UserError, match=r"latin.jsonl \(train\) is not text in UTF-8"):
         load_task({"dataset_name": str(path), "dataset_test_name": str(path)})
 
 
@@ -259,15 +228,6 @@ def test_a_task_of_ones_own_that_raises_is_told_in_a_line_with_its_place():
         load_task({"task": f"{__name__}:failing_task"})
 
 
-def test_the_hub_that_cannot_be_reached(monkeypatch):
-    def unreachable(*args, **kwargs):
-        raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub")
-
-    monkeypatch.setattr("pods_rl.tasks.sources.load_dataset", unreachable)
-    with pytest.raises(UserError, match=r"config 'main', split 'train'.*Couldn't reach.*name a local file"):
-        load_task({"task": "gsm8k"})
-
-
 def test_the_hub_is_asked_for_what_the_recipe_names(monkeypatch):
     asked = []
 
@@ -276,8 +236,8 @@ def test_the_hub_is_asked_for_what_the_recipe_names(monkeypatch):
         return datasets.Dataset.from_list(ROWS)
 
     monkeypatch.setattr("pods_rl.tasks.sources.load_dataset", load)
-    load_task({"task": "gsm8k", "dataset_train_split": "train", "dataset_test_split": "test"})
-    load_task({"dataset_name": "owner/maths", "dataset_test_split": "validation"})
+    load_task({"task": "gsm8k", "dataset_train_split": "train"})
+    load_task({"dataset_name": "owner/maths", "dataset_test_name": "validation"})
     assert asked == [
         ("openai/gsm8k", "main", "train"),
         ("openai/gsm8k", "main", "test"),
@@ -288,30 +248,3 @@ def test_the_hub_is_asked_for_what_the_recipe_names(monkeypatch):
 
 def test_every_task_of_a_recipe_is_in_the_table():
     assert tuple(TASKS) == schema.TASKS
-
-
-def test_unknown_tasks_and_rewards_are_refused():
-    small = {"task_train_size": 4, "task_test_size": 2}
-    cases = [
-        ({"task": "gsmk8"}, "did you mean 'gsm8k'"),
-        ({"task_difficulty": "extreme"}, "expected one of easy"),
-        ({**small, "task_rewards": {"acuracy": 1.0}}, "did you mean 'accuracy'"),
-        ({**small, "task_rewards": {"accuracy": float("nan")}}, "expected a finite number"),
-        ({**small, "task_rewards": {"accuracy": "1"}}, "expected a finite number"),
-        ({**small, "task_rewards": {}}, "expected names and weights"),
-        ({**small, "task_rewards": ["accuracy"]}, "expected names and weights"),
-    ]
-    for settings, message in cases:
-        with pytest.raises(UserError, match=message):
-            load_task(settings)
-
-
-def test_settings_reach_the_arithmetic_task():
-    settings = {"task": "arithmetic", "task_difficulty": "easy", "task_train_size": 4, "task_test_size": 2}
-    task = load_task(
-        {**settings, "task_seed": 1, "task_rewards": {"accuracy": 1, "builtins:max": 0.0}, "dataset_name": None}
-    )
-    assert (len(task.train), len(task.test)) == (4, 2)
-    assert dict(task.rewards) == {"accuracy": 1.0, "builtins:max": 0.0}
-    again, other = (load_task({**settings, "task_seed": seed}) for seed in (1, 2))
-    assert again.train["prompt"][:] == task.train["prompt"][:] != other.train["prompt"][:]

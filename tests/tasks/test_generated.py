@@ -11,11 +11,10 @@ from fractions import Fraction
 import pytest
 import torch
 
-from pods_rl.errors import UserError
 from pods_rl.rewards import REWARDS
 from pods_rl.selection import select
 from pods_rl.tasks import load_task
-from pods_rl.tasks.generated import DIFFICULTIES, combine, distinct
+from pods_rl.tasks.generated import DIFFICULTIES, combine
 
 NAMES = ("countdown", "sorting")
 
@@ -103,15 +102,3 @@ def test_partial_rewards_make_max_variance_keep_other_rollouts_than_a_split_into
     assert kept == {0, 2, 4, 5}  # the all-wrong and the all-right; the half-right are dropped
     binary = (rewards >= 1).float()
     assert set(select(binary, 4).indices[0].tolist()) == {0, 1, 2, 4}  # wrong is wrong: the first of them
-
-
-def test_other_difficulties_and_sizes_are_refused():
-    with pytest.raises(UserError, match="task_difficulty is 'brutal'; expected one of easy, mixed, hard"):
-        make("sorting", task_difficulty="brutal")
-    with pytest.raises(UserError, match="a split of 0 prompts"):
-        make("countdown", task_test_size=0)
-
-
-def test_problems_that_run_out_are_said():
-    with pytest.raises(ValueError, match="5 distinct train prompts were asked for, but sums gave only 1"):
-        distinct((("1+1=", "2") for _ in range(5000)), 5, held_out=False, of="sums")

@@ -1,125 +1,177 @@
-"""reasoning-gym: its generators and never its scorers; a stand-in of the library where it is not installed."""
+"""`reasoning_gym:NAME`, graded by the real library's scorers, and `reasoning_gym`, graded by gold answers."""
 
 from __future__ import annotations
 
-import dataclasses
-import sys
+import json
 from importlib import metadata
 from importlib.util import find_spec
-from types import ModuleType
 
 import pytest
 
 from pods_rl.errors import UserError
-from pods_rl.recipe import build_recipe
-from pods_rl.recipe.reading import Origin
-from pods_rl.tasks import generated, load_task
+from pods_rl.recipe import Origin, build_recipe
+from pods_rl.rewards import library_reward, score
+from pods_rl.rewards.gym import numbered
+from pods_rl.runs import Run
+from pods_rl.tasks import load_task
+from pods_rl.tasks.task import check_split, shared_prompts
 
-NAME = "reasoning_gym"
+from ..cli import pods
+
 SIZES = {"task_train_size": 6, "task_test_size": 3}
+LEGS = {"max_animals": 4}
+gym = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed")
 
 
-class Doubles:
-    """A data set of the library: problem i doubles seed + i, or whatever `answer` says."""
-
-    def __init__(self, size, seed, answer="double"):
-        self.size, self.seed, self.answer = size, seed, answer
-
-    def __len__(self):
-        return self.size
-
-    def __getitem__(self, index):
-        number = self.seed + index
-        gold = {"double": str(2 * number), "none": None, "empty": ""}[self.answer]
-        return {"question": f"Double {number}.", "answer": gold, "metadata": {}}
-
-    def score_answer(self, answer, entry):
-        raise AssertionError("a scorer of the library was called")
+def make(task: str, options: dict | None = None, **settings):
+    return load_task({"task": task, "task_options": options, **SIZES, **settings})
 
 
-@pytest.fixture
-def library(monkeypatch):
-    """Its table and factory, put where the real ones would be."""
-    factory = ModuleType("reasoning_gym.factory")
-    factory.DATASETS = {"doubles": Doubles, "halves": Doubles}
-    factory.create_dataset = lambda name, **options: factory.DATASETS[name](**options)
-    monkeypatch.setitem(sys.modules, NAME, ModuleType(NAME))
-    monkeypatch.setitem(sys.modules, f"{NAME}.factory", factory)
-    monkeypatch.setattr(generated, "find_spec", lambda name: object())
-    monkeypatch.setattr(generated.metadata, "version", lambda name: "9.9")
+@pytest.fixture(autouse=True, scope="module")
+def one_process():
+    """One grading process a task: each imports its library for seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pods_rl.rewards.sandbox.pool.MAX_WORKERS", 1)
+        yield
 
 
-def make(dataset="doubles", **settings):
-    options = {"dataset": dataset, **settings.pop("options", {})}
-    return load_task({"task": NAME, "task_options": options, **SIZES, **settings})
+def answers(*given: str) -> list[str]:
+    return [f"<answer>{answer}</answer>" for answer in given]
 
 
-def test_its_problems_become_a_task_with_our_grader(library):
-    task = make()
-    assert (task.name, len(task.train), len(task.test), task.answer) == ("reasoning_gym/doubles", 6, 3, "accuracy")
-    number = int(task.train[0]["prompt"][1]["content"].split()[1].rstrip("."))
-    assert task.train[0]["answer"] == str(2 * number)
-    golds = task.test["answer"][:]
-    assert all(grade.answer for grade in task.grade([f"<answer>{gold}.0</answer>" for gold in golds], golds))
-    assert "-1.9.9-" in task.version
+@pytest.fixture(scope="module")
+def legs():
+    """One task for all tests: its grading process starts once."""
+    return make("reasoning_gym:leg_counting", LEGS)
 
 
-def test_no_seed_trains_on_what_another_tests(library):
-    made = [make(task_seed=seed) for seed in (0, 7)]
-    assert made[0].train["answer"][:] != made[1].train["answer"][:]
-    trained = {answer for task in made for answer in task.train["answer"]}
-    assert not trained & {answer for task in made for answer in task.test["answer"]}
+@gym
+def test_problems_are_graded_by_the_scorer_of_their_data_set(legs):
+    assert (legs.name, len(legs.train), len(legs.test)) == ("reasoning_gym/leg_counting", 6, 3)
+    assert legs.rewards == {"reasoning_gym": 1.0, "format": 0.1, "tag_count": 1.0}
+    assert metadata.version("reasoning-gym") in legs.version
+    for split in ("train", "test"):
+        assert check_split(legs, split).refused == ()
+    gold = legs.train[0]["answer"]
+    right = gold.split()[0]
+    # the library's partial credit: the share of the text that is the gold answer
+    marks = legs.scores("reasoning_gym", [*answers(right, f"{right} legs", "x"), right], [gold] * 4)
+    assert marks == [1.0, len(right) / len(f"{right} legs"), 0.0, 0.0]
 
 
+@gym
+def test_splits_are_the_same_for_a_seed_and_disjoint_over_seeds(legs, monkeypatch):
+    monkeypatch.setattr("pods_rl.tasks.gym.score", lambda reward, texts, *_: [1.0] * len(texts))
+    other = make("reasoning_gym:leg_counting", LEGS, task_seed=7)
+    assert make("reasoning_gym:leg_counting", LEGS).train["prompt"][:] == legs.train["prompt"][:]
+    assert other.train["prompt"][:] != legs.train["prompt"][:]
+    trained = {str(prompt) for task in (legs, other) for prompt in task.train["prompt"]}
+    assert not trained & {str(prompt) for task in (legs, other) for prompt in task.test["prompt"]}
+    assert shared_prompts(legs) == 0
+
+
+@gym
+def test_no_scorer_runs_an_answer_as_code(tmp_path):
+    """The scorer of spiral_matrix would `eval` an answer that is not the gold text."""
+    task = make("reasoning_gym:spiral_matrix", {"max_n": 3})
+    gold = task.test[0]["answer"]
+    numbers = gold.partition(" (")[0]
+    mark = tmp_path / "ran"
+    attempts = answers(f"[open({str(mark)!r}, 'w')]", f"[{numbers.replace(' ', ', ')}]", numbers)
+    assert task.scores("reasoning_gym", attempts, [gold] * 3) == [0.0, 0.0, 1.0]
+    assert not mark.exists()
+
+
+@gym
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("name", "options", "message"),
     [
-        ({"dataset": "double"}, "no data set 'double'; similar names: doubles"),
-        ({"options": {"max_terms": 4}}, "rejects {'max_terms': 4}"),
-        ({"options": {"answer": "none"}}, "problem 0: the grader does not accept None as its own answer"),
-        ({"options": {"answer": "empty"}}, "does not accept ''"),
-        ({"task_train_size": 0}, "a split of 0 prompts"),
+        ("leg_count", None, "no data set 'leg_count'.*leg_counting"),
+        ("leg_counting", {"max_animal": 3}, "task_options: reasoning-gym's leg_counting rejects {'max_animal': 3}"),
+        ("countdown", None, "its scorer does not accept its own answer .* code, which is blocked: choose another"),
     ],
 )
-def test_what_it_cannot_give_is_refused(library, settings, message):
+def test_a_data_set_that_cannot_be_used_is_refused(name, options, message):
     with pytest.raises(UserError, match=message):
-        make(**settings)
+        make(f"reasoning_gym:{name}", options)
 
 
-def test_its_data_set_must_be_named():
-    with pytest.raises(UserError, match=r"task_options is None; .*task_options: {dataset: chain_sum"):
-        load_task({"task": NAME})
+def test_a_scorer_of_a_library_is_killed_when_it_hangs(tmp_path, monkeypatch):
+    (tmp_path / "slow_scorer.py").write_text(
+        "import time\n"
+        "from pods_rl.rewards.sandbox.serve import Work\n"
+        "def work(most):\n"
+        "    def mark(pair):\n"
+        "        time.sleep(600 if pair[0] == 'hang' else 0)\n"
+        "        return min(float(pair[1]), float(most))\n"
+        "    return Work(mark)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    reward = library_reward("slow", ("slow_scorer:work", "0.5"), given=lambda gold: gold.split()[0])
+    marks = score(reward, ["hang", "", "", ""], [numbered(gold, 1) for gold in ("1", "1", "0.25", "x")], 2.0)
+    assert (marks[0].late, marks[1:3], marks[3].late) == (True, [0.5, 0.25], False)
+    assert reward("", "0.25") == 0.25
+    with pytest.raises(RuntimeError, match="reward 'slow' raised ValueError"):
+        reward("", "x")
 
 
-def test_where_it_is_not_installed_a_sentence_says_how(monkeypatch):
-    monkeypatch.setattr(generated, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"not installed: pip install 'pods-rl\[reasoning-gym\]'"):
-        make()
-    monkeypatch.setattr("pods_rl.recipe.task_checks.find_spec", lambda name: None)
-    values = {"max_steps": 1, "model_name_or_path": "tiny", "task": NAME, "task_options": {"dataset": "chain_sum"}}
-    with pytest.raises(UserError, match=r"not installed: pip install 'pods-rl\[reasoning-gym\]'"):
-        build_recipe(values, Origin("test"))
+@gym
+@pytest.mark.slow
+def test_a_run_trains_on_a_data_set_and_its_ledger_names_the_problem(tmp_path, monkeypatch):
+    import pyarrow.parquet as pq
+
+    monkeypatch.chdir(tmp_path)
+    words = "--recipe tiny-pods --num_rollouts 4 --num_generations 2 --per_device_train_batch_size 2 --max_steps 1"
+    words += " --eval_prompts 2 --ledger_every 1 --max_completion_length 4 --task_train_size 6 --task_test_size 3"
+    task = ["--task", "reasoning_gym:leg_counting", "--task_options", json.dumps(LEGS)]
+    pods("train", "--output", "run", *words.split(), *task, "--task_rewards", "{reasoning_gym: 2.0, format: 0.1}")
+    run = Run.open("run")
+    assert run.state == "finished"
+    assert "rewards/reasoning_gym/mean" in run.metrics[-1]
+    ledger = pq.read_table(run.rollout_files()[0]).to_pylist()
+    assert len(ledger) == 4
+    assert all(" (problem " in row["answer"] for row in ledger)
 
 
-@pytest.mark.skipif(find_spec(NAME) is None, reason="reasoning-gym is not installed")
-@pytest.mark.parametrize("dataset", ["chain_sum", "gcd", "letter_counting"])
-def test_the_real_library_gives_tasks_and_none_of_its_scorers_is_called(monkeypatch, dataset):
+@gym
+@pytest.mark.parametrize("dataset", ["chain_sum", "gcd"])
+def test_gold_answers_grade_a_task_and_no_scorer_of_the_library_is_called(monkeypatch, dataset):
     from reasoning_gym import factory
 
     def scorer(*_):
         raise AssertionError("a scorer of the library was called")
 
     monkeypatch.setattr(factory.DATASETS[dataset][0], "score_answer", scorer)
-    task = make(dataset)
+    task, other = (make("reasoning_gym", {"dataset": dataset}, task_seed=seed) for seed in (0, 7))
     golds = task.train["answer"][:]
-    assert all(grade.both for grade in task.grade([f"<think>so</think><answer>{a}</answer>" for a in golds], golds))
+    assert all(grade.both for grade in task.grade([f"<think>so</think>{a}" for a in answers(*golds)], golds))
     assert metadata.version("reasoning-gym") in task.version
+    trained = {str(prompt) for each in (task, other) for prompt in each.train["prompt"]}
+    assert not trained & {str(prompt) for each in (task, other) for prompt in each.test["prompt"]}
 
 
-@pytest.mark.skipif(find_spec(NAME) is None, reason="reasoning-gym is not installed")
-def test_the_options_of_the_real_library_reach_it():
-    task = make("chain_sum", options={"min_terms": 4, "max_terms": 4})
-    assert all(len(prompt[1]["content"].split()) >= 7 for prompt in task.train["prompt"])
-    with pytest.raises(UserError, match=r"rejects {'max_therms': 4}"):
-        make("chain_sum", options={"max_therms": 4})
-    assert dataclasses.is_dataclass(sys.modules["reasoning_gym.factory"].DATASETS["chain_sum"][1])
+@gym
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (None, "needs the name of a data set"),
+        ({"dataset": "chain_sun"}, "no data set 'chain_sun'.*Did you mean chain_sum"),
+        ({"dataset": "chain_sum", "max_therms": 4}, "rejects {'max_therms': 4}"),
+    ],
+)
+def test_a_data_set_that_is_not_there_is_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        make("reasoning_gym", options)
+
+
+def test_a_missing_library_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setattr("pods_rl.tasks.gym.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'pods-rl\[reasoning-gym\]'"):
+        make("reasoning_gym", {"dataset": "chain_sum"})
+
+
+def test_a_recipe_may_weigh_the_reward_of_a_library():
+    weights = {"reasoning_gym": 2.0, "format": 0.5}
+    recipe = build_recipe({"max_steps": 1, "task": "reasoning_gym:chain_sum", "model_name_or_path": "tiny",
+                           "task_rewards": weights}, Origin("test"))  # fmt: skip
+    assert recipe.task_settings()["task_rewards"] == weights

@@ -47,7 +47,7 @@ def rows(task):
 )
 def test_hub_and_folder_give_the_same_prompts_and_gold_answers(hub, folder, name, trained, tested):
     hub.rows = HUB
-    settings = {"task": name, "dataset_train_split": "train", "dataset_test_split": "test", "dataset_name": None}
+    settings = {"task": name, "dataset_train_split": "train", "dataset_name": None}
     from_hub, local = load_task(settings), load_task({**settings, "data_dir": str(folder)})
     assert rows(from_hub) == rows(local)
     assert from_hub.version == local.version
@@ -70,11 +70,6 @@ def test_the_hub_is_asked_for_the_real_sets(hub, name, asked):
     hub.rows = HUB
     load_task({"task": name})
     assert hub.asked == asked
-
-
-def test_a_tasks_own_folder_does_as_well_as_the_one_above(folder):
-    above = load_task({"task": "gsm8k", "data_dir": str(folder)})
-    assert rows(load_task({"task": "gsm8k", "data_dir": str(folder / "gsm8k")})) == rows(above)
 
 
 def test_a_folder_without_training_rows_gives_a_task_to_evaluate_on(folder):

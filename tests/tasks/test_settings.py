@@ -20,13 +20,12 @@ def build(**values):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"task": "gsm8"}, r"task = gsm8: expected one of arithmetic, .*package.module:function. Did you mean gsm8k\?"),
+        ({"task": "gsm8"}, r"task: unknown name gsm8. Did you mean gsm8k\?"),
         (
             {"task": "sorting", "dataset_name": "openai/gsm8k"},
             "sorting generates its prompts, so it does not read dataset_name",
         ),
         ({"task": "sciknoweval_chemistry", "dataset_name": "a/b"}, "reads a published format"),
-        ({"task": "gsm8k", "data_dir": "nowhere"}, "data_dir = nowhere: there is no such folder"),
         ({"task": "gsm8k", "data_dir": ".", "dataset_name": "openai/gsm8k"}, "data_dir and dataset_name both name"),
         ({"task": "countdown", "data_dir": "."}, "countdown generates its prompts, so it does not read data_dir"),
         (
@@ -34,9 +33,7 @@ def build(**values):
             "is named by dataset_name, so it does not read data_dir",
         ),
         ({"task": "countdown", "task_options": {"a": 1}}, "countdown does not read task_options"),
-        ({"task": "reasoning_gym"}, r"needs task_options with its data set"),
-        ({"task": "reasoning_gym", "task_options": {"max_terms": 3}}, r"needs task_options with its data set"),
-        ({"max_prompt_length": 0}, "max_prompt_length = 0: expected at least 1"),
+        ({"max_prompt_length": 0}, "max_prompt_length: got 0"),
     ],
 )
 def test_what_a_task_does_not_read_is_refused(values, message):
@@ -47,11 +44,6 @@ def test_what_a_task_does_not_read_is_refused(values, message):
 @pytest.mark.parametrize("name", sorted(set(TASKS) - {"dataset", "reasoning_gym"}))
 def test_every_task_needs_nothing_more_than_its_name(name):
     assert build(task=name).task_settings()["task"] == name
-
-
-def test_a_task_of_ones_own_is_left_to_its_function(tmp_path):
-    values = {"task": "mine:task", "data_dir": str(tmp_path), "task_options": {"a": 1}}
-    assert build(**values).task_settings()["task_options"] == {"a": 1}
 
 
 def test_the_key_is_explained_with_every_name():

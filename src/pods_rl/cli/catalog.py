@@ -44,8 +44,8 @@ def recipes(
     """
     from ..recipe import accelerate_configs, shipped_arms, shipped_recipes
     from ..recipe.catalog import read_arm
-    from ..recipe.fields import suggest
-    from ..recipe.reading import dump_yaml, short
+    from ..text import short, suggest
+    from ..yaml_files import dump_yaml
 
     if name is None:
         if path:
@@ -191,8 +191,8 @@ def _settings(name: str, data_dir: Path | None, keys: Mapping[str, Any]) -> dict
     """Return the task's settings, checked like those of a recipe."""
     from ..recipe import build_recipe
     from ..recipe.catalog import TINY
-    from ..recipe.reading import Origin
     from ..tasks import TASKS
+    from ..yaml_files import Origin
 
     given: dict[str, Any] = {"task": name, "model_name_or_path": TINY, **keys}
     if data_dir is not None and name in TASKS and TASKS[name].folders:

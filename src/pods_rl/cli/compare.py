@@ -88,7 +88,7 @@ def _next(output: Path) -> str:
 
 def _show(experiment: Experiment) -> None:
     """Print what each arm sets and does, and how many runs there are."""
-    from ..recipe.reading import dump_yaml
+    from ..yaml_files import dump_yaml
 
     out, plan = console(), experiment.plan()
     for run in plan[: len(experiment.arms)]:
@@ -193,7 +193,7 @@ def _check_folder(folder: Path, csv: Path | None, force: bool) -> None:
 
 
 def _declared_baseline(directories: Sequence[Path]) -> str:
-    from ..recipe.reading import read_yaml
+    from ..yaml_files import read_yaml
 
     declared = directories[0] / "experiment.yaml"
     if len(directories) == 1 and declared.is_file():

@@ -54,7 +54,7 @@ def doctor(
       pods doctor my.yaml --num_processes 8
     """
     from ..recipe import load_recipe
-    from ..recipe.reading import short
+    from ..text import short
 
     launch = find_launch(num_processes, accelerate_config)
     named, keys = named_recipe(context.args, config, recipe_name)
@@ -112,7 +112,8 @@ def _tested(version: str) -> bool:
 
 def check_torch() -> Iterator[Finding]:
     """Report device, precision and threads."""
-    from ..recipe.checks import cpu_has_bf16
+
+    from ..policies.files import cpu_has_bf16
 
     try:
         import torch
@@ -143,7 +144,7 @@ def check_package() -> Iterator[Finding]:
     from ..policies import tiny_policy_path
     from ..recipe import shipped_recipes
     from ..recipe.catalog import SHIPPED
-    from ..recipe.reading import read_yaml
+    from ..yaml_files import read_yaml
 
     for name, path in shipped_recipes().items():
         try:
@@ -193,4 +194,4 @@ def check_launch(launch: Launch, *, on_cpu: bool) -> Iterator[Finding]:
     elif gpus == 0 and not layout.on_cpu:
         yield Finding("bad", "layout", f"{layout.name} runs on GPUs only: use --accelerate_config fsdp2 or ddp")
     else:
-        yield Finding("ok", "layout", layout.describe())
+        yield Finding("ok", "layout", f"{layout.name}: the processes shard {layout.shared}")

@@ -117,8 +117,8 @@ def _find_policy(
     run: Path | None, model: str | None, adapter: str | None, config: str | None, keys: dict[str, Any]
 ) -> _Policy:
     from ..recipe import build_recipe, load_recipe
-    from ..recipe.reading import Origin
     from ..runs import Run
+    from ..yaml_files import Origin
 
     if adapter is not None and model is None:
         raise UserError("--adapter needs its base model: add --model BASE.")

@@ -94,7 +94,7 @@ def _from_rollouts(path: Path, rows: int, m: int, group_by: str, reward_key: str
 
 def _write(made: Plan, recipe: Recipe, path: Path) -> None:
     """Write the recipe with the recommended n and m."""
-    from ..recipe.reading import dump_yaml
+    from ..yaml_files import dump_yaml
 
     assert made.chosen is not None
     text = f"{_HEAD}{made.chosen.setting.label}\n# {plain_text(made.reason)}\n"

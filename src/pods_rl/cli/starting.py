@@ -18,6 +18,7 @@ from ..runs.files import LOG
 from ..text import console, safe_text
 
 if TYPE_CHECKING:
+    from ..recipe import Recipe
     from ..runs import Run
 
 
@@ -36,7 +37,7 @@ def find_launch(processes: int | None, config: str | None) -> Launch | None:
     """
     from ..recipe import accelerate_processes, find_accelerate_config
     from ..recipe.accelerate import MOST_PROCESSES
-    from ..recipe.reading import short
+    from ..text import short
 
     if processes is None and config is None:
         return None
@@ -51,14 +52,21 @@ def find_launch(processes: int | None, config: str | None) -> Launch | None:
     return Launch(processes or accelerate_processes(path), path, config or "ddp")
 
 
-def loaded_trainer(output: Path) -> Callable[..., Run]:
-    """Import what trains, which takes seconds, and say so."""
+def loaded_trainer(recipe: Recipe, output: Path) -> Callable[..., Run]:
+    """Import what trains, which takes seconds, log it, and check the recipe with it.
+
+    With several processes, each one checks the recipe when it builds its trainer.
+    """
     from ..training.progress import Progress, label_of
 
     with outlive_output(output / LOG), Progress(label_of(output)) if get_rank() == 0 else nullcontext() as shown:
         if shown:
             shown.begin("importing torch")
+        from ..training.checking import check_engine
         from ..training.run import train as train_run
+
+        if not is_launched():
+            check_engine(recipe)
     return train_run
 
 

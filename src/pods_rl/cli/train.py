@@ -48,7 +48,7 @@ AllowChanged = Annotated[
     bool, Option("--allow_changed_recipe", help="With --resume: accept a checkpoint of another recipe.")
 ]
 DryRun = Annotated[
-    bool, Option("--dry-run", help="Check and show the recipe, or each arm, and its batch plan; then stop.")
+    bool, Option("--dry_run", help="Check and show the recipe, or each arm, and its batch plan; then stop.")
 ]
 Force = Annotated[bool, Option("--force", help="Replace a file that this command did not write.")]
 Explain = Annotated[str | None, Option(metavar="KEY", help="Show type, default and meaning of a recipe key.")]
@@ -103,9 +103,9 @@ def train(
     \b
     Examples:
       pods train tiny-pods
-      pods train --recipe gsm8k-qwen2.5-3b-pods --data_dir gsm8k/ --dry-run
+      pods train --recipe gsm8k-qwen2.5-3b-pods --data_dir gsm8k/ --dry_run
       pods train --config my.yaml --num_rollouts 64 --learning_rate 5e-6 --output runs/mine
-      pods train --config my.yaml --num_processes 8 --dry-run
+      pods train --config my.yaml --num_processes 8 --dry_run
       pods train --config my.yaml --num_processes 8 --accelerate_config fsdp2
       pods train --output runs/mine --resume
       pods train --explain num_rollouts
@@ -120,9 +120,10 @@ def train(
         launch = find_launch(num_processes, accelerate_config)
         named, keys = named_recipe(context.args, config, recipe_name, resumed=output if resume else None)
         if named is None:
-            raise UserError("No recipe: name one, as in `pods train tiny-pods` (`pods recipes` lists them), or a file.")
+            raise UserError("Missing recipe. Pass a name that `pods recipes` lists, or a file: pods train tiny-pods")
         recipe = load_recipe(named, keys, processes=launch and launch.processes)
         if dry_run:
+            check_engine(recipe, launch and launch.processes)
             print(plain_text(recipe.to_yaml()))
             show_plan(recipe.batch_plan(launch and launch.processes))
             note_missing(recipe)
@@ -135,7 +136,7 @@ def train(
             if launch:
                 status = launch_run(launch, named, keys, output, again, stop)
             else:
-                status = loaded_trainer(output)(recipe, output, stop=stop, **again).status
+                status = loaded_trainer(recipe, output)(recipe, output, stop=stop, **again).status
         if code := exit_code(status, default=stop.code):
             raise typer.Exit(code)
 
@@ -176,8 +177,9 @@ def named_recipe(
 def _shipped(name: str, config: str | None) -> str:
     """Check the name of a shipped recipe of one run; without a name, the error lists them all."""
     from ..recipe import shipped_arms, shipped_recipes
-    from ..recipe.fields import suggest
-    from ..recipe.reading import local_path, read_yaml
+    from ..recipe.reading import local_path
+    from ..text import suggest
+    from ..yaml_files import read_yaml
 
     if config is not None:
         raise UserError(f"--recipe {name} and --config {config}: give one of them.")
@@ -198,6 +200,14 @@ def show_plan(plan: BatchPlan) -> None:
         console().print(f"{label:<20} {safe_text(value)}")
 
 
+def check_engine(recipe: Recipe, processes: int | None = None) -> None:
+    """Raise UserError if TRL, transformers, PEFT or torch reject the recipe; unless one that it needs is missing."""
+    if recipe.missing_library is None:
+        from ..training.checking import check_engine as check
+
+        check(recipe, processes or 1)
+
+
 def note_missing(recipe: Recipe) -> None:
     """Print which libraries a recipe still needs before it can train on this machine."""
     if recipe.missing_library:
@@ -206,8 +216,8 @@ def note_missing(recipe: Recipe) -> None:
 
 def _show_key(key: str) -> None:
     from ..recipe import explain
-    from ..recipe.fields import suggest
     from ..recipe.schema import fields
+    from ..text import suggest
 
     key = key.lstrip("-").replace("-", "_")
     if key not in fields():

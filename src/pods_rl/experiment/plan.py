@@ -11,9 +11,9 @@ from typing import Any
 from ..errors import UserError
 from ..recipe import Recipe, accelerate_processes, build_recipe, find_accelerate_config, find_recipe
 from ..recipe.catalog import EXPERIMENT_KEYS, split_experiment
-from ..recipe.fields import describe, listed, suggest
-from ..recipe.reading import Origin, YAMLError, dump_yaml, load_yaml, read_yaml, short
 from ..recipe.schema import fields
+from ..text import describe, listed, short, suggest
+from ..yaml_files import Origin, YAMLError, dump_yaml, parse_value, read_yaml
 
 HEAD = "# pods compare: the experiment of this directory\n"  # how a stored experiment begins
 _MOST_RUNS = 1000  # each is a process of its own
@@ -141,7 +141,7 @@ def _check_keys(base: Mapping[str, Any], arms: Mapping[str, Mapping[str, Any]], 
 def _seeds(seeds: Any, source: Origin) -> tuple[int, ...]:
     if isinstance(seeds, str):
         with suppress(YAMLError):  # refused below, as text
-            seeds, _ = load_yaml(seeds)
+            seeds = parse_value(seeds)
     if type(seeds) is int and 1 <= seeds <= _MOST_RUNS:
         return tuple(range(1, seeds + 1))
     if type(seeds) is int and seeds > _MOST_RUNS:
@@ -162,4 +162,4 @@ def _convert(overrides: Mapping[str, Any], base: dict[str, Any]) -> None:
         try:
             base[key] = known.parse(word) if known is not None and isinstance(word, str) else word
         except ValueError as error:
-            raise UserError(f"--{key}: {error}.") from None
+            raise UserError(f"--{key}: {error}") from None

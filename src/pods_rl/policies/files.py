@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -158,3 +160,13 @@ def _file_hash(path: Path, size: int, changed: int) -> str:
         while read := file.readinto(chunk):
             digest.update(chunk[:read])
     return digest.hexdigest()
+
+
+def cpu_has_bf16() -> bool | None:
+    """Return whether the processor has bf16 instructions; None if the system does not say."""
+    info = Path("/proc/cpuinfo")
+    if platform.system() != "Linux" or not info.is_file():
+        return None
+    match = re.search(r"^(?:flags|Features)\s*:(.*)$", info.read_text(errors="replace"), re.MULTILINE)
+    wanted = {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"}
+    return bool(wanted & set(match[1].split())) if match else None

@@ -24,8 +24,7 @@ from trl.chat_template_utils import (
 
 from ..errors import UserError
 from ..recipe import Recipe
-from ..recipe.checks import cpu_has_bf16
-from .files import ADAPTER_CONFIG, Policy, weight_files
+from .files import ADAPTER_CONFIG, Policy, cpu_has_bf16, weight_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -1,5 +1,6 @@
 """Recipes: one flat mapping of TRL's own names and ours, checked before torch is loaded."""
 
+from ..yaml_files import Origin
 from .accelerate import (
     Sharding,
     accelerate_configs,
@@ -9,7 +10,6 @@ from .accelerate import (
     find_accelerate_config,
 )
 from .catalog import find_recipe, shipped_arms, shipped_recipes
-from .reading import Origin
 from .recipe import Recipe, build_recipe, load_recipe
 from .schema import explain
 

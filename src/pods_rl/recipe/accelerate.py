@@ -12,43 +12,31 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import UserError
-from .fields import describe, suggest
-from .reading import local_path, read_yaml
+from ..text import describe, suggest
+from ..yaml_files import read_yaml
+from .reading import local_path
 
 MOST_PROCESSES = 1024  # of one launch on one machine
 _SHIPPED = Path(__file__).parent.parent / "recipes" / "accelerate"
-_ZERO = {  # what DeepSpeed's stages shard
-    0: (),
-    1: ("optimizer states",),
-    2: ("gradients", "optimizer states"),
-    3: ("weights", "gradients", "optimizer states"),
+_SHARED = {  # what the processes shard, by ZeRO's stage; FSDP2 shards as much as stage 3
+    0: "nothing",
+    1: "optimizer states",
+    2: "gradients and optimizer states",
+    3: "weights, gradients and optimizer states",
 }
 
 
 class Sharding(NamedTuple):
     """What the processes of an accelerate configuration shard.
 
-    `name` is the usual name; `shared` is what the processes shard, nothing for DDP; `library` must be
-    installed besides; `on_cpu` says whether it runs without a GPU.
+    `name` is the usual name; `shared` says what is sharded; `library` must be installed as well; `on_cpu` says whether
+    it runs without a GPU.
     """
 
     name: str
-    shared: tuple[str, ...]
+    shared: str = "nothing"
     library: str | None = None
     on_cpu: bool = True
-
-    def describe(self) -> str:
-        """Return a sentence on what each process holds.
-
-        >>> Sharding("ZeRO-2", ("gradients", "optimizer states")).describe()
-        'ZeRO-2: each process holds a part of gradients and optimizer states, the rest whole'
-        """
-        if not self.shared:
-            return f"{self.name}: each process holds the whole model and its optimizer"
-        *first, last = self.shared
-        parts = f"{', '.join(first)} and {last}" if first else last
-        rest = ", the rest whole" if len(self.shared) < 3 else ""
-        return f"{self.name}: each process holds a part of {parts}{rest}"
 
     @property
     def missing_library(self) -> str | None:
@@ -70,8 +58,9 @@ def find_accelerate_config(path_or_name: str) -> Path:
         return path.resolve()
     if path_or_name not in shipped:
         raise UserError(
-            f"accelerate: {path_or_name} is neither a file nor a shipped configuration: expected a YAML file that "
-            f"`accelerate config` wrote, or one of {', '.join(shipped)}.{suggest(path_or_name, shipped)}"
+            f"accelerate: {path_or_name} is neither a file nor a shipped configuration."
+            f"{suggest(path_or_name, shipped)} Expected a YAML file that `accelerate config` wrote, or one of "
+            f"{', '.join(shipped)}."
         )
     return shipped[path_or_name]
 
@@ -92,13 +81,13 @@ def accelerate_sharding(config: Path) -> Sharding:
     kind = str(values.get("distributed_type"))
     if kind == "DEEPSPEED":
         stage = _zero_stage(values.get("deepspeed_config") or {}, config)
-        return Sharding(f"ZeRO-{stage}", _ZERO[stage], "deepspeed", on_cpu=False)
+        return Sharding(f"ZeRO-{stage}", _SHARED[stage], "deepspeed", on_cpu=False)
     if kind == "FSDP":
         version = (values.get("fsdp_config") or {}).get("fsdp_version", 1)
         if version != 2:
             raise UserError(f"{config}: fsdp_version: got {version!r}, expected 2 (FSDP2); 1 is not supported.")
-        return Sharding("FSDP2", _ZERO[3])
-    return Sharding("DDP", ())
+        return Sharding("FSDP2", _SHARED[3])
+    return Sharding("DDP")
 
 
 def _zero_stage(settings: Mapping[str, Any], config: Path) -> int:
@@ -112,8 +101,8 @@ def _zero_stage(settings: Mapping[str, Any], config: Path) -> int:
         raise UserError(
             f"{config}: deepspeed_config_file: {own} gives no zero_optimization.stage ({error})."
         ) from error
-    if stage not in _ZERO:
-        raise UserError(f"{config}: zero_stage: got {stage!r}, expected one of {', '.join(map(str, _ZERO))}.")
+    if stage not in _SHARED:
+        raise UserError(f"{config}: zero_stage: got {stage!r}, expected one of {', '.join(map(str, _SHARED))}.")
     return int(stage)
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from .fields import describe, suggest
-from .reading import Origin, local_path, read_yaml
+from ..text import describe, suggest
+from ..yaml_files import Origin, read_yaml
+from .reading import local_path
 
 TINY = "tiny"  # a shipped policy
 SHIPPED = {TINY: "arithmetic", "tiny-words": "words"}  # shipped policies, and the task of each
@@ -51,11 +52,8 @@ def find_recipe(path_or_name: str | Path) -> Path:
     if str(path_or_name) in shipped:
         return shipped[str(path_or_name)]
     what = "is a directory" if path.is_dir() else "is neither a file nor a shipped recipe"
-    word = path.name.removesuffix(".yaml")
-    raise UserError(
-        f"{path_or_name} {what}: expected a YAML file or one of {', '.join(shipped)} (`pods recipes` lists them and "
-        f"their arms).{suggest(word, [*shipped, *shipped_arms()])}"
-    )
+    near = suggest(path.name.removesuffix(".yaml"), [*shipped, *shipped_arms()])
+    raise UserError(f"{path_or_name} {what}.{near} Expected a YAML file, or a name that `pods recipes` lists.")
 
 
 def read_recipe(path_or_name: str | Path) -> tuple[dict[str, Any], Origin]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
-import itertools
+import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from reprlib import Repr
 from typing import Any
 
-from .reading import YAMLError, load_yaml, short
+from ..text import describe, suggest
+from ..yaml_files import YAMLError, parse_value
 
 COMPUTED = "(chosen at run time)"  # a default that is not a literal in the source
 KINDS = {
@@ -24,11 +23,7 @@ KINDS = {
     "None": "null",
 }
 _NUMBERS = frozenset(("int", "float"))
-_SHORT = Repr()
-_SHORT.maxstring = _SHORT.maxother = 60
 _LARGEST = 2**63 - 1  # torch and the files of a run cannot hold larger integers
-_MOST_ITEMS = 10_000  # in a list or mapping, at all levels
-_DEEPEST = 32
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
@@ -67,10 +62,7 @@ class Field:
         """
         if self.choices and self.kinds <= {"str", "list", "None"}:
             return f"one of {', '.join(self.choices)}{' or null' if 'None' in self.kinds else ''}"
-        if "Any" in self.kinds:
-            return "anything"
-        words = _in_words(self.kinds)
-        return words.replace("text", " or ".join(self.choices)) if self.choices and self.kinds & _NUMBERS else words
+        return "anything" if "Any" in self.kinds else _in_words(self.kinds)
 
     def convert(self, value: Any) -> Any:
         """Return the value as this key's type; raise ValueError (what was given, what was expected) if it has another.
@@ -84,11 +76,14 @@ class Field:
         if "Any" in self.kinds:
             return value
         try:
-            converted = _convert(value, self.kinds, self.choices)
+            converted = _convert(value, self.kinds)
         except _WrongTypeError:
-            raise ValueError(f"got {describe(value)}, expected {self.expected}") from None
+            raise ValueError(f"got {describe(value)}, expected {self.expected}.") from None
         if self.choices and isinstance(converted, str) and converted not in self.choices:
-            raise ValueError(f"got {describe(value)}, expected {self.expected}{_near(converted, self.choices)}")
+            near = suggest(converted, self.choices)
+            raise ValueError(f"got {describe(value)}.{near} Expected {self.expected}.")
+        if self.within and isinstance(converted, (int, float)) and not inside(converted, self.within):
+            raise ValueError(f"got {converted}, expected a number in {self.within}.")
         if isinstance(converted, list) and self.item is not None:
             return [self._item(place, item, self.item) for place, item in enumerate(converted, start=1)]
         return converted
@@ -102,9 +97,9 @@ class Field:
         if self.kinds <= {"str"}:
             return self.convert(text)
         try:
-            value, _ = load_yaml(text)
-            if "str" in self.kinds:  # `--run_name 12` is a name, `--answer_after ####` is not a comment
-                _convert(value, self.kinds - {"str"}, self.choices)
+            value = parse_value(text)
+            if "str" in self.kinds:  # `--run_name 12` is a name, `--run_name #1` is not a comment
+                _convert(value, self.kinds - {"str"})
                 if value is None and text.strip() not in ("null", "~"):
                     value = text
         except (YAMLError, _WrongTypeError):
@@ -113,29 +108,17 @@ class Field:
 
     def _item(self, place: int, item: Any, kinds: frozenset[str]) -> Any:
         try:
-            converted = _convert(item, kinds)
-            if not self.choices or converted in self.choices:
-                return converted
+            return _convert(item, kinds)
         except _WrongTypeError:
-            if not self.choices:
-                raise ValueError(
-                    f"got {describe(item)} as item {place} of the list, expected {_in_words(kinds)}"
-                ) from None
-        near = _near(str(item), self.choices)
-        raise ValueError(f"got {describe(item)} in the list, expected some of {', '.join(self.choices)}{near}")
-
-
-def _near(word: str, choices: Iterable[str]) -> str:
-    """Return `` (did you mean ...?)``, or nothing if no choice is near."""
-    hint = suggest(word, choices).strip()
-    return f" ({hint[0].lower()}{hint[1:]})" if hint else ""
+            wanted = _in_words(kinds)
+            raise ValueError(f"got {describe(item)} as item {place} of the list, expected {wanted}.") from None
 
 
 def _in_words(kinds: frozenset[str]) -> str:
     return " or ".join(words for kind, words in KINDS.items() if kind in kinds)
 
 
-def _convert(value: Any, kinds: frozenset[str], choices: tuple[str, ...] = ()) -> Any:
+def _convert(value: Any, kinds: frozenset[str]) -> Any:
     """Return the value as one of these types, or raise _WrongTypeError."""
     if value is None:
         if "None" in kinds:
@@ -143,12 +126,12 @@ def _convert(value: Any, kinds: frozenset[str], choices: tuple[str, ...] = ()) -
     elif isinstance(value, bool):
         if "bool" in kinds:
             return value
-        if not value and "no" in choices:  # YAML 1.1 reads a bare `no` as false
+        if not value and "str" in kinds:  # YAML 1.1 reads a bare `no` as false
             return "no"
     elif isinstance(value, (int, float)):
         return _convert_number(value, kinds)
     elif isinstance(value, str):
-        if "str" in kinds and not (choices and kinds & _NUMBERS and value not in choices):
+        if "str" in kinds:
             return value
         if kinds & _NUMBERS and _NUMBER.fullmatch(value.strip()):
             return _convert_number(float(value), kinds)
@@ -163,51 +146,31 @@ def _convert(value: Any, kinds: frozenset[str], choices: tuple[str, ...] = ()) -
 
 
 def _convert_number(value: int | float, kinds: frozenset[str]) -> int | float:
-    if isinstance(value, int) and kinds & _NUMBERS:
-        return value
-    if math.isfinite(value) and "float" in kinds:
-        return value
-    if math.isfinite(value) and "int" in kinds and value == int(value):
-        check_plain(int(value))
-        return int(value)
-    raise _WrongTypeError
+    if isinstance(value, int):
+        plain = abs(value) <= _LARGEST and kinds & _NUMBERS
+    else:
+        plain = math.isfinite(value) and ("float" in kinds or ("int" in kinds and value == int(value) <= _LARGEST))
+    if not plain:
+        raise _WrongTypeError
+    return value if isinstance(value, int) or "float" in kinds else int(value)
 
 
 def check_plain(value: Any) -> None:
-    """Raise ValueError for a value that cannot be written into the files of a run and read back.
-
-    Text, finite numbers, true, false, null, lists, and mappings with text as keys can, unless they contain themselves.
+    """Raise ValueError for a list or mapping that cannot be written into the files of a run and read back.
 
     >>> check_plain({"a": [1, float("inf")]})
     Traceback (most recent call last):
     ...
-    ValueError: got inf in it, expected a finite number
+    ValueError: got the mapping {'a': [1, inf]}, expected finite numbers and text in it, and text as keys.
     """
-    left, seen = [(value, 0)], 0
-    while left:
-        item, depth = left.pop()
-        seen += 1
-        if seen > _MOST_ITEMS or depth > _DEEPEST:
-            raise ValueError(
-                f"holds more than {_MOST_ITEMS:,} items or {_DEEPEST} levels, or itself: expected a value that fits a "
-                "file"
-            )
-        inside = " in it" if depth else ""
-        if isinstance(item, Mapping):
-            left += [(part, depth + 1) for part in item.values()]
-            for key in item:
-                if not isinstance(key, str):
-                    raise ValueError(f"got {describe(key)} as a key, expected text: put it in quotes")
-        elif isinstance(item, (list, tuple)):
-            left += [(part, depth + 1) for part in item]
-        elif isinstance(item, int):
-            if abs(item) > _LARGEST:
-                raise ValueError(f"got {describe(item)}, expected a number of at most {_LARGEST}")
-        elif isinstance(item, float):
-            if depth and not math.isfinite(item):
-                raise ValueError(f"got {describe(item)}{inside}, expected a finite number")
-        elif item is not None and not isinstance(item, str):
-            raise ValueError(f"got {describe(item)}{inside}, expected text or a number: put it in quotes")
+    if isinstance(value, (str, int, float, type(None))):
+        return
+    try:
+        plain = json.loads(json.dumps(value, allow_nan=False)) == value
+    except (TypeError, ValueError, RecursionError):  # a date, infinity, itself
+        plain = False
+    if not plain:
+        raise ValueError(f"got {describe(value)}, expected finite numbers and text in it, and text as keys.")
 
 
 def inside(value: float, interval: str) -> bool:
@@ -220,54 +183,3 @@ def inside(value: float, interval: str) -> bool:
     above = value >= low if interval[0] == "[" else value > low
     below = value <= high if interval[-1] == "]" else value < high
     return above and below
-
-
-def interval_in_words(interval: str) -> str:
-    """Return an interval for a message.
-
-    >>> interval_in_words("(0, 1]"), interval_in_words("[1, inf)"), interval_in_words("[0, 1)")
-    ('more than 0 and at most 1', 'at least 1', 'at least 0 and less than 1')
-    """
-    words = (("at least", "more than")[interval[0] == "("], ("at most", "less than")[interval[-1] == ")"])
-    ends = [(word, float(end)) for word, end in zip(words, interval[1:-1].split(","), strict=True)]
-    return " and ".join(f"{word} {end:.15g}" for word, end in ends if math.isfinite(end)) or "a number"
-
-
-def describe(value: Any) -> str:
-    """Return a value and its type, short enough for a message.
-
-    >>> describe([1, 2]), describe(True), describe(None)
-    ('the list [1, 2]', 'true', 'null')
-    """
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, int) and abs(value) > 10**60:  # Python refuses to print numbers of more than 4,300 digits
-        return f"a whole number of {value.bit_length()} bits"
-    text = short(_SHORT.repr(value))  # Repr handles a list that contains itself
-    kind = {str: "the text ", list: "the list ", dict: "the mapping ", int: "", float: ""}.get(type(value))
-    return f"{type(value).__name__} {text}" if kind is None else kind + text
-
-
-def suggest(word: str, known: Iterable[str]) -> str:
-    """Return `` Did you mean ...?``, or nothing if no known word is near.
-
-    >>> suggest("num_rolouts", ["num_rollouts", "seed"])
-    ' Did you mean num_rollouts?'
-    """
-    plain = {name.replace("-", "_"): name for name in known}
-    near = difflib.get_close_matches(word.replace("-", "_"), plain, n=1, cutoff=0.7)
-    return f" Did you mean {plain[near[0]]}?" if near else ""
-
-
-def listed(problems: Iterable[str], count: int, most: int = 5) -> str:
-    """Return the first problems, one per line, and the number of the others.
-
-    Args:
-        problems: read one by one, because each may be slow to make (``suggest``).
-        count: how many there are.
-
-    >>> listed(iter(["a is wrong.", "b is wrong."]), 2, most=1)
-    'a is wrong.\\n... and 1 more.'
-    """
-    lines = list(itertools.islice(problems, most))
-    return "\n".join(lines + ([f"... and {count - len(lines)} more."] if count > len(lines) else []))

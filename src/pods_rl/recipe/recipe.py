@@ -10,13 +10,12 @@ from types import MappingProxyType
 from typing import Any
 
 from ..engines.trl.batching import BatchPlan, batch_plan
-from ..engines.trl.settings import LEVERS
 from ..errors import UserError
-from .available import check_reachable, locked_tracker, missing_library, missing_module
+from ..text import listed, short, suggest
+from ..yaml_files import Origin, dump_yaml
+from .available import check_reachable, missing_library, missing_module
 from .catalog import SHIPPED, read_recipe
 from .checks import check_values
-from .fields import listed, suggest
-from .reading import Origin, dump_yaml, short
 from .schema import UNSUPPORTED, defaults, fields
 
 _SAVING = frozenset(("save_seconds", "save_steps", "save_strategy"))
@@ -30,8 +29,8 @@ FREE = frozenset((
     # how long
     "max_steps", "num_train_epochs", "max_seconds",
     # evaluation, the ledger, checkpoints (not the size of the test split, which belongs to the task)
-    "eval_seconds", "eval_prompts", "eval_repeats", "eval_temperature", "eval_batch_size", "eval_completions",
-    "ledger_every", "save_seconds", "save_steps", "save_strategy", "save_total_limit", "save_on_each_node",
+    "eval_seconds", "eval_prompts", "eval_repeats", "eval_temperature", "eval_batch_size", "ledger_every",
+    "save_seconds", "save_steps", "save_strategy", "save_total_limit", "save_on_each_node",
     # what is logged, and where
     "logging_steps", "logging_strategy", "logging_first_step", "log_level", "log_level_replica", "log_on_each_node",
     "log_completions", "num_completions_to_print", "log_unique_prompts", "disable_tqdm", "report_to", "run_name",
@@ -90,7 +89,7 @@ class Recipe:
 
     def batch_plan(self, processes: int | None = None) -> BatchPlan:
         """Return the batch plan for this number of processes; None: as many as the launcher started."""
-        return _batches(self.values, processes)
+        return batch_plan(self.values, processes)
 
     @property
     def missing_library(self) -> str | None:
@@ -98,8 +97,8 @@ class Recipe:
         return missing_library(self.values)
 
     def check_installed(self) -> None:
-        """Raise UserError if a library, a module or a tracker's key that training needs is missing."""
-        missing = self.missing_library or missing_module(self.values) or locked_tracker(self.values)
+        """Raise UserError if a library or a module that training needs is missing."""
+        missing = self.missing_library or missing_module(self.values)
         if missing:
             raise UserError(f"{self.source}: {missing}")
 
@@ -160,7 +159,7 @@ def build_recipe(
     try:
         check_values(resolved)
         if trains:
-            _batches(resolved, processes)
+            batch_plan(resolved, processes)
     except UserError as error:
         raise UserError(f"{origin.name}: {error}") from None
     return Recipe(MappingProxyType(resolved), MappingProxyType(given), origin.name)
@@ -185,7 +184,7 @@ def _convert(values: Mapping[str, Any], origin: Origin | None) -> dict[str, Any]
             else:
                 converted[key] = field.convert(value)
         except ValueError as error:
-            problems[key] = f"{error}."
+            problems[key] = str(error)
     if problems:
         lines = (
             f"{'--' if origin is None else origin.where(key)}{short(key)}: {text or _unknown(key)}"
@@ -193,10 +192,6 @@ def _convert(values: Mapping[str, Any], origin: Origin | None) -> dict[str, Any]
         )
         raise UserError(listed(lines, len(problems)))
     return converted
-
-
-def _batches(values: Mapping[str, Any], processes: int | None) -> BatchPlan:
-    return batch_plan(values, processes)
 
 
 def _unknown(key: str) -> str:
@@ -207,14 +202,15 @@ def _resolve(values: dict[str, Any], given: Mapping[str, Any]) -> None:
     """Fill in the keys that follow from other keys."""
     if values["num_rollouts"] is None:
         values["num_rollouts"] = values["num_generations"]
-    if values["exact_trl"]:
-        values.update(dict.fromkeys(LEVERS, False))
     if values["eval_temperature"] is None:
         values["eval_temperature"] = values["temperature"]
     if "task" not in given and values["dataset_name"]:
         values["task"] = "dataset"
     if values["model_name_or_path"] is None:
         values["model_name_or_path"] = next((name for name, task in SHIPPED.items() if task == values["task"]), None)
+    if values["model_name_or_path"] in SHIPPED:  # these policies continue the question alone
+        values["prompt_style"] = values["prompt_style"] or "plain"
+        values["system_prompt"] = values["system_prompt"] or ""
     if not _SAVING & given.keys():
         values["save_seconds"] = _SAVE_SECONDS
         if "save_total_limit" not in given:
@@ -241,15 +237,12 @@ def changed_keys(saved: Mapping[str, Any], values: Mapping[str, Any]) -> list[st
 
 
 def differences(saved: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return each key that differs between a recipe stored by any version and one of this version, with both values.
+    """Return each key that differs between two recipes, with both values; a missing key has its default.
 
-    A missing key has its default: the version that stored the recipe did not know the key. A key that this
-    version does not know is skipped: nothing can set it any more.
-
-    >>> differences({"seed": 1, "num_generations": 8, "a_removed_key": 3}, {"seed": 1, "num_rollouts": 16})
+    >>> differences({"seed": 1, "num_generations": 8}, {"seed": 1, "num_rollouts": 16})
     {'num_rollouts': (8, 16)}
     """
-    was, now = _completed(dict(saved)), _completed(values)
+    was, now = _completed(saved), _completed(values)
     keys = [key for key in {**saved, **values} if key in fields()]
     return {key: (was[key], now[key]) for key in keys if was[key] != now[key]}
 

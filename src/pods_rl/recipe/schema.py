@@ -1,7 +1,8 @@
-"""Every key that a recipe may have, each defined once. No torch.
+"""Every key that a recipe may have, each defined once. Does not import torch.
 
-The keys of training are those of TRL and of PODSConfig (`trl_source`); those of the task and of the run are below, each
-with its type, default, help and range. Below are the differences from TRL: defaults, choices, ranges, refused keys.
+The keys of training are those of TRL and of PODSConfig (`trl_source`). Those of the task and of the run are below, each
+with its type, default, help and range. After them stand the differences from TRL: defaults, refused keys, and the
+values that TRL, transformers and torch accept although no run can use them.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from ..engines.trl.settings import ADVANTAGES, BASELINES, CLOCKS, DEAD_GROUPS, REWARD_ERRORS, ROWS_PER_GROUP
-from .available import REPORTERS
 from .fields import Field
 from .trl_source import parse_annotation, pods_fields, trl_fields
 
@@ -21,11 +20,10 @@ REWARDS = (
     "accuracy", "format", "tag_count", "choice", "equation", "chemistry", "countdown", "positions", "overlong",
 )  # fmt: skip
 TASKS = (
-    "arithmetic", "words", "countdown", "sorting", "calculator", "gsm8k", "math", "amc23", "sciknoweval_chemistry",
-    "dataset", "reasoning_gym",
+    "arithmetic", "words", "countdown", "sorting", "gsm8k", "math", "amc23", "sciknoweval_chemistry", "dataset",
+    "reasoning_gym",
 )  # fmt: skip
-# libraries of tasks, `library:NAME`, with an example
-LIBRARIES = {"reasoning_gym": "reasoning_gym:chain_sum", "verifiers": "verifiers:my-taskset"}
+GYM = "reasoning_gym"  # tasks of this library are reasoning_gym:NAME
 
 
 def _key(default: Any, help: str, *, source: str = "", within: str = "", choices: tuple[str, ...] = ()) -> Any:
@@ -43,14 +41,14 @@ class TaskKeys:
 
     task: str = _key(
         "arithmetic", f"What to train on: {', '.join(TASKS)} (dataset: your own prompts and answers; `pods tasks` "
-        "describes each), reasoning_gym:NAME, verifiers:NAME, or a function of your own as package.module:function.",
+        "describes each), reasoning_gym:NAME, or a function of your own as package.module:function.",
         source="needs no download")
     task_difficulty: str = _key(
-        "mixed", "arithmetic, words, countdown, sorting, calculator: easy, mixed or hard.",
+        "mixed", "arithmetic, words, countdown, sorting: easy, mixed or hard.",
         source="the tiny policy's own", choices=("easy", "mixed", "hard"))
     task_options: dict[str, Any] | None = _key(
-        None, "reasoning_gym:NAME and verifiers:NAME: options of the data set or taskset, as in {max_terms: 4}. "
-        "reasoning_gym: the data set too, as in {dataset: chain_sum}.")
+        None, "reasoning_gym:NAME: options of the data set, as in {max_terms: 4}. reasoning_gym: the data set too, as "
+        "in {dataset: chain_sum}.")
     task_train_size: int | None = _key(
         None, "Number of training prompts to use, from the first. null: the whole split; generated tasks make 4096.",
         source="the whole split", within="[1, inf)")
@@ -68,27 +66,20 @@ class TaskKeys:
         None, "A JSONL or parquet file, a directory, or a hub id, with the training prompts.")
     dataset_config: str | None = _key(None, "Configuration of dataset_name, if it is a data set of the hub.")
     dataset_train_split: str = _key("train", "Split of dataset_name to train on.", source="hub custom")
-    dataset_test_split: str = _key("test", "Split to evaluate on.", source="hub custom")
     dataset_test_name: str | None = _key(
-        None, "File, directory or hub id with the test prompts, if they are not a split of dataset_name.",
-        source="dataset_name")
+        None, "The test prompts: a split of dataset_name, as in validation or train[90%:], or another file, directory "
+        "or hub id (owner/name).", source="the split test of dataset_name")
     question_column: str | None = _key(
         None, "Column with the question (or the chat messages).", source="the task's own")
     answer_column: str | None = _key(None, "Column with the gold answer.", source="the task's own")
-    answer_after: str | None = _key(
-        None, "Mark after whose last occurrence the gold answer starts, as #### in GSM8K.", source="the task's own")
-    system_prompt: str | None = _key(None, "System message put before every question.", source="the task's own")
+    system_prompt: str | None = _key(
+        None, "System message put before every question.", source="none for a shipped policy, else the task's own")
     prompt_style: str | None = _key(
         None, "How a question becomes a prompt: chat (messages, rendered with the model's template) or plain (text). A "
-        "model without a template gets text either way.", source="the task's own", choices=("chat", "plain"))
+        "model without a template gets text either way.", source="plain for a shipped policy, else the task's own",
+        choices=("chat", "plain"))
     task_rewards: dict[str, float] | None = _key(
         None, "Rewards and their weights, such as {accuracy: 1.0, format: 0.1}.", source="the task's own")
-    task_binary: float | None = _key(
-        None, "Turn each reward into 1 if it has at least this share of its range, else 0 (1.0: full marks only).",
-        source="graded rewards", within="(0, 1]")
-    overlong_buffer: int | None = _key(
-        None, "Tokens before max_completion_length over which the reward overlong falls from 0 to -1.",
-        source="a fifth of max_completion_length, as in DAPO", within="[1, inf)")
     reward_seconds: float | None = _key(
         60.0, "Timeout in seconds for a reward of your own to score one completion; its process is then killed. null: "
         "score in the training process, without a timeout. Built-in rewards have timeouts of their own.",
@@ -121,8 +112,6 @@ class RunKeys:
         within="[0, inf)")
     eval_batch_size: int = _key(
         256, "Completions generated at once in an evaluation.", source="fits the tiny policy", within="[1, 1e6]")
-    eval_completions: bool = _key(
-        True, "Keep every completion of an evaluation under evaluations/, as parquet.", source="to look at later")
     ledger_every: int = _key(
         10, "Keep every rollout of every Nth step under rollouts/; 0: never.", source="a page of every tenth step",
         within="[0, inf)")
@@ -139,71 +128,32 @@ _DEFAULTS: dict[str, tuple[Any, str]] = {
     "logging_steps": (1, "a line of metrics.jsonl per step (TRL: 10)"),
 }
 
-_LOG_LEVELS = ("debug", "info", "warning", "error", "critical", "passive")
-# choices that TRL documents only in prose or code; it rejects some wrong ones only after the first rollouts
-_CHOICES = {
-    "advantages": ADVANTAGES,
-    "advantage_baseline": BASELINES,
-    "reward_errors": REWARD_ERRORS,
-    "dead_groups": DEAD_GROUPS,
-    "rows_per_group": ROWS_PER_GROUP,
-    "clock": CLOCKS,
+# ranges that no library checks before a policy is loaded: for each interval, its keys
+_UNCHECKED_RANGES = {
+    "[1, 1e9]": "num_rollouts num_generations per_device_train_batch_size gradient_accumulation_steps num_iterations "
+    "steps_per_generation generation_batch_size rollout_batch_size max_completion_length pad_to_multiple_of "
+    "ref_model_sync_steps lora_r lora_alpha save_total_limit num_completions_to_print vllm_tensor_parallel_size "
+    "max_tool_calling_iterations vllm_max_model_length ddp_timeout dynamic_sampling_rounds",
+    "(0, inf)": "epsilon delta sapo_temperature_neg sapo_temperature_pos vllm_importance_sampling_clip_max save_steps "
+    "tool_timeout vllm_server_timeout num_train_epochs",
+    "[0, inf)": "beta epsilon_high weight_decay max_grad_norm neftune_noise_alpha vespo_k_pos vespo_lambda_pos "
+    "vespo_k_neg vespo_lambda_neg router_aux_loss_coef entropy_coef_delta dataloader_num_workers logging_steps",
+    "[0, 1]": "top_entropy_quantile ref_model_mixup_alpha label_smoothing_factor",
+    "[0, 1)": "lora_dropout",
+    "(0, 1]": "top_p vllm_gpu_memory_utilization",
+    "[-1, 1e12]": "max_steps",
+    "[0, 4294967295]": "seed data_seed",
+    "[1, 65535]": "vllm_server_port vllm_group_port",
+}
+# choices that TRL rejects only after the first rollouts, or never
+_UNCHECKED_CHOICES = {
     "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"),
     "scale_rewards": ("group", "batch", "none"),
     "importance_sampling_level": ("token", "sequence"),
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
     "vllm_mode": ("server", "colocate"),
-    "vllm_model_impl": ("vllm", "transformers"),
     "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
-    "cache_implementation": ("dynamic", "static", "offloaded", "offloaded_static", "quantized"),
-    "report_to": REPORTERS,
-    "lora_task_type": ("CAUSAL_LM",),
-    "log_level": _LOG_LEVELS,
-    "log_level_replica": _LOG_LEVELS,
-    "torch_compile_mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
-    "bnb_4bit_quant_storage": ("uint8", "float16", "bfloat16", "float32"),
-    "include_num_input_tokens_seen": ("all", "non_padding", "no"),
 }
-
-# the range of each number of TRL and PODSConfig: TRL, transformers, peft and torch check few, and late
-_RANGES = {
-    # batches
-    "num_rollouts": "[1, 1e6]", "rollout_batch_size": "[1, inf)", "num_generations": "[1, 1e6]",
-    "per_device_train_batch_size": "[1, 1e6]", "gradient_accumulation_steps": "[1, 1e6]",
-    "generation_batch_size": "[1, 1e9]", "steps_per_generation": "[1, 1e6]", "num_iterations": "[1, 1e6]",
-    "pad_to_multiple_of": "[1, 1e6]", "max_completion_length": "[1, 1e7]",
-    "tool_timeout": "(0, 1e6]", "max_tool_calls": "[0, 1e6]", "max_tool_calling_iterations": "[1, 1e6]",
-    # waves and dead groups
-    "stop_variance": "(0, 1]", "give_up_after": "[2, 1e6]", "give_up_probability": "(0, 1]",
-    "refill_limit": "[1, 1e6]", "majority_rows": "(0, 1e6]",
-    # how long, how fast
-    "num_train_epochs": "(0, 1e9]", "max_steps": "[-1, 1e12]", "learning_rate": "[0, inf)", "warmup_steps": "[0, inf)",
-    "weight_decay": "[0, inf)", "adam_beta1": "[0, 1)", "adam_beta2": "[0, 1)", "adam_epsilon": "[0, inf)",
-    "max_grad_norm": "[0, inf)", "label_smoothing_factor": "[0, 1]", "neftune_noise_alpha": "[0, inf)",
-    # sampling
-    "temperature": "(0, inf)", "top_p": "(0, 1]", "top_k": "[0, 1e9]", "min_p": "[0, 1]",
-    "repetition_penalty": "(0, inf)",
-    # the loss
-    "beta": "[0, inf)", "epsilon": "(0, inf)", "epsilon_high": "[0, inf)", "delta": "(0, inf)",
-    "sapo_temperature_neg": "(0, inf)", "sapo_temperature_pos": "(0, inf)", "vespo_k_pos": "[0, inf)",
-    "vespo_lambda_pos": "[0, inf)", "vespo_k_neg": "[0, inf)", "vespo_lambda_neg": "[0, inf)",
-    "top_entropy_quantile": "[0, 1]", "entropy_coef": "(-inf, inf)", "entropy_coef_min": "(-inf, inf)",
-    "entropy_coef_max": "(-inf, inf)", "entropy_coef_delta": "[0, inf)", "entropy_target": "(-inf, inf)",
-    "off_policy_mask_threshold": "(-inf, inf)", "router_aux_loss_coef": "[0, inf)",
-    "ref_model_mixup_alpha": "[0, 1]", "ref_model_sync_steps": "[1, inf)",
-    # vLLM
-    "vllm_server_port": "[1, 65535]", "vllm_group_port": "[1, 65535]", "vllm_server_timeout": "(0, inf)",
-    "vllm_gpu_memory_utilization": "(0, 1]", "vllm_max_model_length": "[1, inf)",
-    "vllm_tensor_parallel_size": "[1, 1024]", "vllm_importance_sampling_clip_max": "(0, inf)",
-    "vllm_importance_sampling_clip_min": "[0, inf)",
-    # adapters
-    "lora_r": "[1, 65536]", "lora_alpha": "[1, inf)", "lora_dropout": "[0, 1)",
-    # seeds, logs, checkpoints, the machine
-    "seed": "[0, 4294967295]", "data_seed": "[0, 4294967295]", "logging_steps": "(0, inf)", "save_steps": "(0, inf)",
-    "save_total_limit": "[1, inf)", "num_completions_to_print": "[1, inf)", "torch_empty_cache_steps": "[1, inf)",
-    "dataloader_num_workers": "[0, 1024]", "dataloader_prefetch_factor": "[1, 1e6]", "ddp_bucket_cap_mb": "[1, 1e6]",
-    "ddp_timeout": "[1, 1e9]",
-}  # fmt: skip
 
 # TRL's keys that `pods train` always writes into config.yaml, set or not: they define a run
 _RECORDED = (
@@ -261,10 +211,10 @@ def fields() -> dict[str, Field]:
     known = _ours() | {name: field for name, field in trl_fields().items() if name not in _ours()}
     for name, (default, why) in _DEFAULTS.items():
         known[name] = replace(known[name], default=default, source=why)
-    for name, choices in _CHOICES.items():
+    for name, choices in _UNCHECKED_CHOICES.items():
         known[name] = replace(known[name], choices=choices)
-    for name, interval in _RANGES.items():
-        known[name] = replace(known[name], within=interval)
+    for interval, names in _UNCHECKED_RANGES.items():
+        known |= {name: replace(known[name], within=interval) for name in names.split() if name in known}
     known["fsdp"] = replace(known["fsdp"], kinds=known["fsdp"].kinds | {"bool"})  # its help allows True
     return known
 

@@ -22,7 +22,6 @@ _CLASSES = (
     ("trl", "trainer/grpo_config.py", "GRPOConfig", "engine"),
     ("trl", "trainer/model_config.py", "ModelConfig", "model"),
 )
-_ENUMS = (("transformers", "training_args.py"), ("transformers", "trainer_utils.py"))
 
 
 @cache
@@ -41,7 +40,7 @@ def pods_fields() -> dict[str, Field]:
 
 
 def parse_annotation(annotation: ast.expr | str) -> tuple[frozenset[str], frozenset[str] | None]:
-    """Return the types that an annotation names, and those of a list's items; an enumeration is text in YAML.
+    """Return the types that an annotation names, and those of a list's items. An enumeration is text in YAML.
 
     >>> parse_annotation("list[float] | None")[1]
     frozenset({'float'})
@@ -107,8 +106,7 @@ def _read_class(package: str, file: str, name: str, section: str) -> Iterator[Fi
             continue
         kinds, item = parse_annotation(node.annotation)
         metadata = options.get("metadata") or {}
-        enums = (_enumerations().get(_name(part)) for part in _members(node.annotation))
-        choices = metadata.get("choices") or next(filter(None, enums), ())
+        choices = metadata.get("choices") or ()
         yield Field(
             name=node.target.id,
             kinds=kinds,
@@ -138,15 +136,3 @@ def _literal(node: ast.expr | None) -> Any:
         return ast.literal_eval(node) if node is not None else COMPUTED
     except ValueError:
         return COMPUTED
-
-
-@cache
-def _enumerations() -> dict[str, tuple[str, ...]]:
-    """The values of transformers' enumerations of text, by the name of the class."""
-    found = {}
-    for node in (node for place in _ENUMS for node in _parse(*place).body):
-        if isinstance(node, ast.ClassDef):
-            members = [_literal(n.value) for n in node.body if isinstance(n, ast.Assign)]
-            if members and all(isinstance(member, str) and member != COMPUTED for member in members):
-                found[node.name] = tuple(members)
-    return found

@@ -14,14 +14,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-import yaml
-
 CONFIG, ENVIRONMENT, STATUS = "config.yaml", "environment.json", "status.json"
 METRICS, EVALS, ROLLOUTS, CHECKPOINTS = "metrics.jsonl", "evals.jsonl", "rollouts", "checkpoints"
 EVALUATIONS, LOG, TRACKING = "evaluations", "log.txt", "tracking"
 PLAN = "plan.json"  # of a recipe with num_rollouts: auto
 _LARGEST_JSON, _LARGEST_YAML = 8 << 20, 1 << 20  # bytes; our files have a few thousand
-_DEEPEST = 64  # levels of a YAML file
 _MOST_LINKS = 40  # as on Linux
 # disk full, quota exceeded, file too large, read-only disk
 _FULL = tuple(getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EROFS") if hasattr(errno, name))
@@ -49,35 +46,17 @@ def read_jsonl(path: Path, skipped: list[int] | None = None) -> Iterator[dict[st
 
 def read_mapping(path: Path) -> dict[str, Any]:
     """Return the mapping in a JSON or YAML file; an empty one if the file is missing, truncated or far too large."""
+    from ..yaml_files import YAMLError, parse_value
+
     is_json = path.suffix == ".json"
     try:
         if not path.is_file() or path.stat().st_size > (_LARGEST_JSON if is_json else _LARGEST_YAML):
             return {}
         text = path.read_text(encoding="utf-8")
-        value = json.loads(text) if is_json else _load_yaml(text)
-    except (FileNotFoundError, ValueError, RecursionError, yaml.YAMLError):
+        value = json.loads(text) if is_json else parse_value(text)
+    except (FileNotFoundError, ValueError, RecursionError, YAMLError):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Loads plain YAML without merge keys, which are never written here and can take hours to expand."""
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        pass
-
-
-def _load_yaml(text: str) -> Any:
-    depth = 0
-    for event in yaml.parse(text, _Loader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > _DEEPEST:
-            raise ValueError(f"nested more than {_DEEPEST} deep")  # libyaml would overflow the stack
-    loader = _Loader(text)
-    try:
-        return loader.get_single_data()
-    finally:
-        loader.dispose()
 
 
 def number(value: Any, otherwise: float = 0.0) -> float:

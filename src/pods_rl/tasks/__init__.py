@@ -15,14 +15,12 @@ from ..errors import UserError, raised
 from ..rewards import check_reward
 from ..text import find
 from .arithmetic import arithmetic_task
-from .calculator import calculator_task
 from .chemistry import CHEMISTRY, chemistry_task
-from .generated import countdown_task, gym_task, sorting_task
-from .gym import GYM, scored_gym_task
+from .generated import countdown_task, sorting_task
+from .gym import GYM, gym_task, scored_gym_task
 from .prompts import Fitted, fit_prompts, plain_prompt
 from .questions import PUBLISHED, dataset_task, published_task
-from .task import ENVIRONMENT, FORM_REWARDS, PAPER_REWARDS, Grade, Prompt, Settings, Task, conversation_text, last_turn
-from .tasksets import VERIFIERS, taskset_task
+from .task import ENVIRONMENT, FORM_REWARDS, PAPER_REWARDS, Grade, Prompt, Settings, Task, last_turn
 from .words import words_task
 
 
@@ -30,8 +28,7 @@ from .words import words_task
 class TaskEntry:
     """An entry of `TASKS`: a task's constructor, its description, the source of its rows, and its deciding reward.
 
-    `folders` are the names that its folder under `data_dir` may have, for a task that reads one. `tools`: whether the
-    policy may call tools.
+    `folders` are the names that its folder under `data_dir` may have, for a task that reads one.
     """
 
     make: Callable[[Settings], Task]
@@ -39,7 +36,6 @@ class TaskEntry:
     source: str
     answer: str = "accuracy"
     folders: tuple[str, ...] = ()
-    tools: bool = False
 
     @property
     def rewards(self) -> dict[str, float]:
@@ -57,13 +53,12 @@ def load_task(settings: Settings, *, reward_errors: str = "raise") -> Task:
     Which settings a task reads:
 
     - all but `arithmetic`: `system_prompt`, `prompt_style` (`chat`, `plain`);
-    - generated ones (`arithmetic`, `words`, `countdown`, `sorting`, `calculator`, `reasoning_gym`): `task_train_size`,
+    - generated ones (`arithmetic`, `words`, `countdown`, `sorting`, `reasoning_gym`): `task_train_size`,
       `task_test_size`, `task_seed`; the last `task_options`, the others `task_difficulty`;
-    - published ones (`gsm8k`, `math`, `amc23`, `sciknoweval_chemistry`): `data_dir`, a local folder in place of the
-      hub;
-    - `dataset`, and published mathematics in place of its own source: `dataset_name` (a local file or folder, or a
-      hub id), `dataset_config`, `dataset_train_split`, `dataset_test_split`, `dataset_test_name` (where the test rows
-      are elsewhere), `question_column`, `answer_column`, `answer_after` (the mark before the gold answer).
+    - published ones (`gsm8k`, `math`, `amc23`, `sciknoweval_chemistry`): `data_dir`, a local folder instead of the hub;
+    - `dataset`, and published mathematics instead of its own source: `dataset_name` (a local file or folder, or a hub
+      id), `dataset_config`, `dataset_train_split`, `dataset_test_name` (a split, or where else the test rows are),
+      `question_column`, `answer_column`.
 
     Raises UserError for an unknown task, an unknown reward, a weight that is not a finite number, or settings that the
     task refuses.
@@ -130,9 +125,6 @@ TASKS: dict[str, TaskEntry] = {
         countdown_task, "an expression of given numbers with a given value", "generated", "countdown"
     ),
     "sorting": TaskEntry(sorting_task, "integers to sort, marked by position", "generated", "positions"),
-    "calculator": TaskEntry(
-        calculator_task, "one to three steps of arithmetic, with a tool for each", "generated", tools=True
-    ),
     "gsm8k": _published("gsm8k", "grade-school word problems"),
     "math": _published("math", "competition mathematics, tested on MATH-500"),
     "amc23": _published("amc23", "AMC 2023 to test, MATH to train on"),
@@ -153,7 +145,6 @@ LIBRARIES: dict[str, TaskEntry] = {
     GYM: TaskEntry(
         scored_gym_task, "graded by the data set's own scorer", "reasoning-gym: pods-rl[reasoning-gym]", GYM
     ),
-    VERIFIERS: TaskEntry(taskset_task, "graded by a taskset's own rewards", "verifiers: pods-rl[verifiers]", VERIFIERS),
 }
 
 __all__ = [
@@ -165,7 +156,6 @@ __all__ = [
     "Prompt",
     "Task",
     "TaskEntry",
-    "conversation_text",
     "fit_prompts",
     "last_turn",
     "load_task",

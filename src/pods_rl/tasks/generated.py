@@ -1,4 +1,4 @@
-"""Generated tasks: countdown, sorting and those of reasoning-gym.
+"""Generated tasks: what they share, countdown and sorting.
 
 Prompts are distinct and depend on the seed; no seed trains on a problem of the test side.
 """
@@ -7,25 +7,19 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
-from importlib import import_module, metadata
-from importlib.util import find_spec
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count, islice
-from typing import Any
 
 from datasets import Dataset
 
 from ..errors import UserError
-from ..rewards import accuracy
 from .prompts import PromptForm
-from .task import FORM_REWARDS, PAPER_REWARDS, Prompt, Settings, Task
+from .task import FORM_REWARDS, Prompt, Settings, Task
 
 DIFFICULTIES = ("easy", "mixed", "hard")
 TRAIN_SIZE, TEST_SIZE = 4096, 512
 _HELD_OUT_ONE_IN = 5
 _DRAWS_PER_PROMPT = 200
-_GYM_DRAWS_PER_PROMPT = 20
 
 # a question and its gold answer
 Problem = tuple[str, str]
@@ -125,33 +119,6 @@ def sorting_task(settings: Settings) -> Task:
     return _generated("sorting", settings, _draw_sorting, answer="positions")
 
 
-def gym_task(settings: Settings) -> Task:
-    """Generate the problems of a reasoning-gym data set; `task_options` names it and holds its own options.
-
-    Graded by the reward `accuracy`: an answer is right if it equals the gold one, as a number, a text or a formula.
-    So choose data sets with one right answer. The library's scorers are never called: some run output as code.
-
-    Raises UserError if reasoning-gym is not installed, for an unknown data set or option, if it yields too few
-    distinct problems, or a gold answer that the grader does not accept.
-    """
-    options = dict(settings.get("task_options") or {})
-    if "dataset" not in options:
-        raise UserError(
-            f"task_options is {options or None!r}; task reasoning_gym needs the name of a data set of reasoning-gym, "
-            "as in task_options: {dataset: chain_sum, max_terms: 4}"
-        )
-    name = str(options.pop("dataset"))
-    form = PromptForm.of(settings)
-    splits = []
-    for size, held_out in zip(sizes_of(settings), (False, True), strict=True):
-        source = create_gym(name, options, _GYM_DRAWS_PER_PROMPT * size, settings.get("task_seed") or 0)
-        problems = distinct(_gym_problems(source, name), size, held_out=held_out, of=f"reasoning-gym's {name}")
-        splits.append(to_dataset(problems, form.write))
-    # the library's version decides the problems too
-    version = form.version(f"1.{metadata.version('reasoning-gym')}")
-    return Task(f"reasoning_gym/{name}", version, splits[0], splits[1], dict(PAPER_REWARDS))
-
-
 def _generated(name: str, settings: Settings, draw: Callable[[random.Random, str], Problem], *, answer: str) -> Task:
     difficulty = settings.get("task_difficulty") or "mixed"
     if difficulty not in DIFFICULTIES:
@@ -215,36 +182,3 @@ def _join(rng: random.Random, a: int, left: str, b: int, right: str) -> tuple[in
         results["/"] = a // b
     sign = rng.choice(sorted(results))
     return results[sign], f"({left} {sign} {right})"
-
-
-def create_gym(name: str, options: Settings, size: int, seed: int) -> Any:
-    """Make a data set of reasoning-gym; the library is imported here because it loads slowly.
-
-    Raises UserError if it is not installed, and for an unknown data set or option.
-    """
-    if find_spec("reasoning_gym") is None:
-        raise UserError(
-            "task reasoning_gym needs reasoning-gym, which is not installed: pip install 'pods-rl[reasoning-gym]'"
-        )
-    factory = import_module("reasoning_gym.factory")
-    import_module("reasoning_gym")  # fills the table of data sets
-    known = sorted(factory.DATASETS)
-    if name not in known:
-        near = get_close_matches(name, known, n=3) or known[:8]
-        raise UserError(f"reasoning-gym has no data set {name!r}; similar names: {', '.join(near)}")
-    try:
-        return factory.create_dataset(name, **{**options, "size": size, "seed": seed})
-    except (TypeError, AssertionError, ValueError) as error:
-        raise UserError(f"task_options: reasoning-gym's {name} rejects {dict(options)}: {error}") from error
-
-
-def _gym_problems(source: Sequence[Mapping[str, object]], name: str) -> Iterator[Problem]:
-    for index in range(len(source)):
-        entry = source[index]
-        question, gold = entry["question"], entry["answer"]
-        if not isinstance(gold, str) or accuracy(f"<answer>{gold}</answer>", gold) != 1:
-            raise UserError(
-                f"reasoning-gym's {name}, problem {index}: the grader does not accept {gold!r} as its own answer, so "
-                "no completion could be right; choose a data set whose answers are numbers or short texts"
-            )
-        yield str(question), gold

@@ -1,17 +1,24 @@
-"""`reasoning_gym:NAME`: any data set of reasoning-gym, graded by the scorer of that data set."""
+"""Tasks of reasoning-gym.
+
+`reasoning_gym:NAME` is graded by the scorer of the data set, and `reasoning_gym` by its gold answers.
+"""
 
 from __future__ import annotations
 
 import json
-from importlib import metadata
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from typing import Any
 
 from ..errors import UserError
-from ..rewards import library_reward, score
+from ..rewards import accuracy, library_reward, score
 from ..rewards.gym import numbered, unnumbered
 from ..sandbox.scores import RewardFailure
-from .generated import create_gym, distinct, sizes_of, to_dataset
+from ..text import suggest
+from .generated import Problem, distinct, sizes_of, to_dataset
 from .prompts import PromptForm
-from .task import FORM_REWARDS, Settings, Task, shown
+from .task import FORM_REWARDS, PAPER_REWARDS, Settings, Task, shown
 
 GYM = "reasoning_gym"
 _DRAWS_PER_PROMPT = 20
@@ -55,3 +62,64 @@ def scored_gym_task(settings: Settings) -> Task:
     train, test = (to_dataset(problems, form.write) for problems in splits)
     version = form.version(f"scored.1.{metadata.version('reasoning-gym')}")
     return Task(f"{GYM}/{name}", version, train, test, {GYM: 1.0, **FORM_REWARDS}, GYM, graders=(grader,))
+
+
+def gym_task(settings: Settings) -> Task:
+    """Generate the problems of a reasoning-gym data set; `task_options` names it and holds its own options.
+
+    Graded by the reward `accuracy`: an answer is right if it equals the gold one, as a number, a text or a formula.
+    So choose data sets with one right answer. The library's scorers are never called: some run output as code.
+
+    Raises UserError if reasoning-gym is not installed, for an unknown data set or option, if it yields too few
+    distinct problems, or a gold answer that the grader does not accept.
+    """
+    options = dict(settings.get("task_options") or {})
+    if "dataset" not in options:
+        raise UserError(
+            f"task_options is {options or None!r}; task reasoning_gym needs the name of a data set of reasoning-gym, "
+            "as in task_options: {dataset: chain_sum, max_terms: 4}"
+        )
+    name = str(options.pop("dataset"))
+    form = PromptForm.of(settings)
+    splits = []
+    for size, held_out in zip(sizes_of(settings), (False, True), strict=True):
+        source = create_gym(name, options, _DRAWS_PER_PROMPT * size, settings.get("task_seed") or 0)
+        problems = distinct(_gym_problems(source, name), size, held_out=held_out, of=f"reasoning-gym's {name}")
+        splits.append(to_dataset(problems, form.write))
+    # the library's version decides the problems too
+    version = form.version(f"1.{metadata.version('reasoning-gym')}")
+    return Task(f"reasoning_gym/{name}", version, splits[0], splits[1], dict(PAPER_REWARDS))
+
+
+def create_gym(name: str, options: Settings, size: int, seed: int) -> Any:
+    """Make a data set of reasoning-gym; the library is imported here because it loads slowly.
+
+    Raises UserError if it is not installed, and for an unknown data set or option.
+    """
+    if find_spec("reasoning_gym") is None:
+        raise UserError(
+            "task reasoning_gym needs reasoning-gym, which is not installed: pip install 'pods-rl[reasoning-gym]'"
+        )
+    factory = import_module("reasoning_gym.factory")
+    import_module("reasoning_gym")  # fills the table of data sets
+    known = sorted(factory.DATASETS)
+    if name not in known:
+        raise UserError(
+            f"reasoning-gym has no data set {name!r}.{suggest(name, known)} It has {', '.join(known[:8])}, ..."
+        )
+    try:
+        return factory.create_dataset(name, **{**options, "size": size, "seed": seed})
+    except (TypeError, AssertionError, ValueError) as error:
+        raise UserError(f"task_options: reasoning-gym's {name} rejects {dict(options)}: {error}") from error
+
+
+def _gym_problems(source: Sequence[Mapping[str, object]], name: str) -> Iterator[Problem]:
+    for index in range(len(source)):
+        entry = source[index]
+        question, gold = entry["question"], entry["answer"]
+        if not isinstance(gold, str) or accuracy(f"<answer>{gold}</answer>", gold) != 1:
+            raise UserError(
+                f"reasoning-gym's {name}, problem {index}: the grader does not accept {gold!r} as its own answer, so "
+                "no completion could be right; choose a data set whose answers are numbers or short texts"
+            )
+        yield str(question), gold

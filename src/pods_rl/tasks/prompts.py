@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from datasets import Dataset
 
 from ..errors import UserError
 from ..rewards import GRADER_VERSION
+from .sources import mapped
 from .task import Messages, Prompt, Settings, Task
 
 PROMPT_STYLES = ("chat", "plain")
+_BATCH = 1000  # prompts read at once
 
 # Requests the form that the paper's format reward checks (arXiv 2504.13818), in our own words.
 SYSTEM_PROMPT = (
@@ -167,7 +170,9 @@ def fit_prompts(
         return task, None
     if count_tokens is None:
         raise ValueError(f"a limit of {limit} tokens needs count_tokens, a function that counts them; got None")
-    train, test = (list(count_tokens(split["prompt"][:])) if len(split) else [] for split in (task.train, task.test))
+    train, test = (
+        [n for prompts in _batches(split) for n in count_tokens(prompts)] for split in (task.train, task.test)
+    )
     kept = [row for row, length in enumerate(train) if length <= limit]
     if train and not kept:
         raise UserError(
@@ -182,11 +187,18 @@ def fit_prompts(
 
 def _rewritten(task: Task, write: Callable[[Prompt], Prompt], version: str) -> Task:
     """Return the task with every prompt rewritten and other columns unchanged."""
-    splits = []
-    for split in (task.train, task.test):
-        columns = {name: split[name][:] for name in split.column_names}
-        splits.append(Dataset.from_dict({**columns, "prompt": [write(prompt) for prompt in columns["prompt"]]}))
-    return dataclasses.replace(task, train=splits[0], test=splits[1], version=version)
+
+    def rewrite(batch: Mapping[str, list[Any]], numbers: list[int]) -> dict[str, list[Any]]:
+        return {**batch, "prompt": [write(prompt) for prompt in batch["prompt"]]}
+
+    train, test = (mapped(split, rewrite, version) if len(split) else split for split in (task.train, task.test))
+    return dataclasses.replace(task, train=train, test=test, version=version)
+
+
+def _batches(split: Dataset) -> Iterator[list[Prompt]]:
+    """Yield the prompts of a split in parts, since all of them may be large."""
+    for start in range(0, len(split), _BATCH):
+        yield split[start : start + _BATCH]["prompt"]
 
 
 def _must_fold(task: Task, render: Callable[[Prompt], str]) -> bool:
@@ -197,11 +209,9 @@ def _must_fold(task: Task, render: Callable[[Prompt], str]) -> bool:
     fold = False
     for name, split in (("training", task.train), ("test", task.test)):
         tried = set()
-        for row, prompt in enumerate(split["prompt"][:] if len(split) else [], start=1):
-            if isinstance(prompt, str):
-                continue
-            roles = tuple(str(turn.get("role")) for turn in prompt)
-            if roles in tried:
+        for row, prompt in enumerate((prompt for batch in _batches(split) for prompt in batch), start=1):
+            roles = None if isinstance(prompt, str) else tuple(str(turn.get("role")) for turn in prompt)
+            if isinstance(prompt, str) or roles in tried:
                 continue
             tried.add(roles)
             refused = _refusal(prompt, render)
@@ -210,7 +220,7 @@ def _must_fold(task: Task, render: Callable[[Prompt], str]) -> bool:
             if fold_system(prompt) == prompt or _refusal(fold_system(prompt), render) is not None:
                 raise UserError(
                     f"the policy's chat template rejects the {name} prompt in row {row} (counted from 1; roles "
-                    f"{', '.join(roles)}): {refused}. Change the prompt, or set prompt_style: plain"
+                    f"{', '.join(roles or ())}): {refused}. Change the prompt, or set prompt_style: plain"
                 )
             fold = True
     return fold

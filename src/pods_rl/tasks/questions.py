@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from datasets import Dataset
 
 from ..errors import UserError
 from ..rewards import extract_gold, get_reward
 from .prompts import PromptForm
-from .sources import READERS, DataSource, find_split, listing, local_folder
+from .sources import READERS, DataSource, find_split, listing, local_folder, mapped
 from .task import COLUMNS, PAPER_REWARDS, Prompt, Settings, Task, shown
 
 QUESTION_COLUMNS = ("prompt", "question", "problem")
@@ -54,12 +56,10 @@ def published_task(name: str, settings: Settings) -> Task:
     `dataset_task` does.
     """
     settings = {key: value for key, value in settings.items() if value is not None}
-    if name == "gsm8k":
-        settings = {"answer_after": "####", **settings}
     if "dataset_name" in settings:
         return _task(name, _named_sources(settings), settings)
     train, test = PUBLISHED[name]
-    splits = settings.get("dataset_train_split", "train"), settings.get("dataset_test_split", "test")
+    splits = settings.get("dataset_train_split", "train"), "test"
     if "data_dir" not in settings:
         hub = DataSource(train.hub, splits[0], train.config), DataSource(test.hub, splits[1], test.config)
         return _task(name, hub, settings)
@@ -85,7 +85,7 @@ def check_golds(golds: Sequence[str], places: Sequence[str], reward: str) -> Non
     refused = [row for row, mark in enumerate(marks) if not mark >= 1]
     if refused:
         first, others = refused[0], len(refused) - 1
-        more = f" ({others} more rows are like it)" if others else ""
+        more = f" (at least {others} more rows are like it)" if others else ""
         raise UserError(
             f"{places[first]}: the grader does not accept {shown(golds[first])} as its own answer{more}; fix the row"
         )
@@ -95,8 +95,9 @@ def _task(name: str, sources: tuple[DataSource | None, DataSource], settings: Se
     """Return the task of a training and a test source; without a training source it can only be evaluated."""
     form = PromptForm.of(settings)
     no_rows = Dataset.from_dict({column: [] for column in COLUMNS})
+    mark = "####" if name == "gsm8k" else None
     train, test = (
-        _split(source, settings, form, settings.get(size)) if source else no_rows
+        _split(source, settings, form, settings.get(size), mark) if source else no_rows
         for source, size in zip(sources, ("task_train_size", "task_test_size"), strict=True)
     )
     return Task(name, form.version(1), train, test, dict(PAPER_REWARDS))
@@ -110,32 +111,52 @@ def _named_sources(settings: Settings) -> tuple[DataSource, DataSource]:
             "task 'dataset' needs dataset_name: a .jsonl, .json, .parquet or .csv file, a folder, or a hub id"
         )
     train = DataSource(name, settings.get("dataset_train_split") or "train", config)
-    test_split = settings.get("dataset_test_split") or "test"
-    if settings.get("dataset_test_name"):
-        return train, DataSource(settings["dataset_test_name"], test_split, config)
-    if train.is_file and ("[" not in test_split or train.split == test_split):
+    test = settings.get("dataset_test_name") or "test"
+    if _names_data(test):
+        return train, DataSource(test, "test", config)
+    if train.is_file and ("[" not in test or train.split == test):
         raise UserError(
             f"{name} is one file, so there is nothing to test on: name a second one as dataset_test_name, or "
-            "cut this one in two with dataset_train_split: train[:90%] and dataset_test_split: train[90%:]"
+            "cut this one in two with dataset_train_split: train[:90%] and dataset_test_name: train[90%:]"
         )
-    return train, DataSource(name, test_split, config)
+    return train, DataSource(name, test, config)
 
 
-def _split(source: DataSource, settings: Settings, form: PromptForm, size: int | None) -> Dataset:
-    """Return the prompts and gold answers of a source's first rows."""
+def _names_data(test: str) -> bool:
+    """Return whether `dataset_test_name` names other data than a split of `dataset_name`.
+
+    >>> _names_data("validation"), _names_data("train[90%:]"), _names_data("owner/set"), _names_data("test.jsonl")
+    (False, False, True, True)
+    """
+    return "/" in test or Path(test).suffix in READERS or Path(test).exists()
+
+
+def _split(source: DataSource, settings: Settings, form: PromptForm, size: int | None, mark: str | None) -> Dataset:
+    """Return the prompts and gold answers of a source's first rows.
+
+    Gold answers start after the last `mark`. Many rows are kept in a file, which the process maps into memory.
+    """
     rows = source.read()
-    question_column = _column(rows, source, settings, "question_column", QUESTION_COLUMNS)
-    answer_column = _column(rows, source, settings, "answer_column", ANSWER_COLUMNS)
+    columns = (
+        _column(rows, source, settings, "question_column", QUESTION_COLUMNS),
+        _column(rows, source, settings, "answer_column", ANSWER_COLUMNS),
+    )
+
+    def prepare(batch: Mapping[str, list[object]], numbers: list[int]) -> dict[str, list[Any]]:
+        asked, answered = (
+            [f"{source}, row {number + 1} (counted from 1), column {column!r}" for number in numbers]
+            for column in columns
+        )
+        golds = [_gold(*given, mark) for given in zip(batch[columns[1]], answered, strict=True)]
+        check_golds(golds, answered, "accuracy")
+        prompts = [_prompt(question, form, place) for question, place in zip(batch[columns[0]], asked, strict=True)]
+        return {"prompt": prompts, "answer": golds}
+
     rows = rows.select(range(min(size or len(rows), len(rows))))
-    places = [f"{source}, row {number} (counted from 1), column " for number in range(1, len(rows) + 1)]
-    asked = [f"{place}{question_column!r}" for place in places]
-    answered = [f"{place}{answer_column!r}" for place in places]
-    questions, answers = _values(rows, source, question_column), _values(rows, source, answer_column)
-    prompts = [_prompt(question, form, place) for question, place in zip(questions, asked, strict=True)]
-    after = settings.get("answer_after")
-    golds = [_gold(answer, after, place) for answer, place in zip(answers, answered, strict=True)]
-    check_golds(golds, answered, "accuracy")
-    return Dataset.from_dict({"prompt": prompts, "answer": golds})
+    try:
+        return mapped(rows, prepare, form.version(1), columns, mark, str(source))
+    except UnicodeDecodeError as error:  # the JSON reader accepts any bytes
+        raise UserError(f"{source} is not text in UTF-8 ({error.reason}); save it as UTF-8") from error
 
 
 def _column(rows: Dataset, source: DataSource, settings: Settings, key: str, usual: tuple[str, ...]) -> str:
@@ -150,15 +171,6 @@ def _column(rows: Dataset, source: DataSource, settings: Settings, key: str, usu
     if given not in present:
         raise UserError(f"{key} is {given!r}, but {source} has the columns {', '.join(present)}; name one of them")
     return given
-
-
-def _values(rows: Dataset, source: DataSource, column: str) -> list[object]:
-    try:
-        return list(rows[column])
-    except UnicodeDecodeError as error:  # the JSON reader accepts any bytes
-        raise UserError(
-            f"{source}, column {column!r}, is not text in UTF-8 ({error.reason}); save it as UTF-8"
-        ) from error
 
 
 def _prompt(question: object, form: PromptForm, where: str) -> Prompt:
@@ -196,11 +208,11 @@ def _part(part: object, where: str) -> str:
     return text
 
 
-def _gold(value: object, after: str | None, where: str) -> str:
+def _gold(value: object, where: str, mark: str | None) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise UserError(f"{where}: the answer is {shown(value)}; expected text or a number")
-    gold = extract_gold(str(value), after)
+    gold = extract_gold(str(value), mark)
     if gold is None:
-        wanted = f"something after {after!r}" if after else "an answer"
-        raise UserError(f"{where}: no gold answer in {shown(value)}; expected {wanted}. Fix it, or set answer_after")
+        wanted = f"something after {mark!r}" if mark else "an answer"
+        raise UserError(f"{where}: no gold answer in {shown(value)}; expected {wanted}; fix the row")
     return gold

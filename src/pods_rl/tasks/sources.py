@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from datasets import Dataset, load_dataset, load_from_disk
+from datasets import Dataset, config, load_dataset, load_from_disk
+from datasets.fingerprint import Hasher
 
 from ..errors import UserError
 
 READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
+_FEW_ROWS = 20_000  # held in memory
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,30 @@ class DataSource:
                 f"{self.config!r}, split {self.split!r}): {_first_line(error)}. Without network, name a local file as "
                 "dataset_name, or the folder of a published task as data_dir"
             ) from error
+
+
+def mapped(rows: Dataset, change: Callable[..., dict[str, list[Any]]], *of: object) -> Dataset:
+    """Return the data set that `change` makes of batches of rows, in memory in proportion to a batch.
+
+    Args:
+        rows: many of them go into a file of the datasets cache, which is read instead the next time.
+        change: takes a batch (column -> values) and the numbers of its rows, and returns the new columns.
+        of: everything that `change` depends on.
+    """
+    few = len(rows) <= _FEW_ROWS
+    mark = Hasher.hash((rows._fingerprint, *of))
+    file = None if few else str(Path(config.HF_DATASETS_CACHE) / f"pods-rl-{mark}.arrow")
+    # `map` gives a new column the type of an old one with its name
+    names = {f"given {name}": name for name in rows.column_names}
+    return rows.rename_columns({name: given for given, name in names.items()}).map(
+        lambda batch, numbers: change({name: batch[given] for given, name in names.items()}, numbers),
+        with_indices=True,
+        batched=True,
+        remove_columns=list(names),
+        keep_in_memory=few,
+        cache_file_name=file,
+        new_fingerprint=mark,
+    )
 
 
 def local_folder(data_dir: str) -> Path:

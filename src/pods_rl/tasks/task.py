@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -118,8 +117,8 @@ class Task:
 
     @property
     def graded_in_conversation(self) -> bool:
-        """Whether only the end of a conversation can be graded, by its environment or by a reward that reads it all."""
-        return self.answer == ENVIRONMENT or self.reward(self.answer).reads == "messages"
+        """Whether only its environment can grade a conversation."""
+        return self.answer == ENVIRONMENT
 
     def grade(
         self, texts: Sequence[str], golds: Sequence[str], environment_rewards: Sequence[float | None] | None = None
@@ -204,17 +203,6 @@ def check_split(task: Task, split: str, done: Callable[[int], None] = lambda row
     kinds = Counter(rows["kind"]) if "kind" in rows.column_names else {}
     unknown = len(golds) - len(known)
     return SplitCheck(len(golds), tuple(refused), total / max(len(known), 1), dict(kinds), unknown)
-
-
-def conversation_text(completion: str | Messages, environment: Any = None) -> str:
-    """Return the JSON text that a reward with `reads="messages"` scores: the turns, and the environment's `state`.
-
-    >>> conversation_text("3")
-    '{"messages": [{"role": "assistant", "content": "3"}], "state": null}'
-    """
-    messages = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
-    state = None if environment is None else environment.state.model_dump(mode="json")
-    return json.dumps({"messages": messages, "state": state}, default=str)
 
 
 def last_turn(completion: str | Messages) -> str:

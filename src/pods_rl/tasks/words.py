@@ -9,17 +9,24 @@ A full-marks completion has one equation a line, and repeats the last result:
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate, count
+from pathlib import Path
+from typing import Any
 
 from ..errors import UserError
+from ..yaml_files import read_yaml
 from .arithmetic import Step, take_step
 from .generated import is_held_out, sizes_of, take, to_dataset
 from .prompts import PromptForm
-from .stories import DISTRACTORS, ENDS, GROWTHS, HALVINGS, SCENES, TIMES, Scene, write_story
 from .task import PAPER_REWARDS, Settings, Task
 
 VERSION = 1
+TIMES = {2: "twice", 3: "three times", 4: "four times", 5: "five times"}
+_STORIES = Path(__file__).parent / "stories.yaml"
+_PRONOUN = re.compile(r"\{(He|he|him|His|his)\}")
 _LARGEST = 99  # of numbers and results; the smallest is 2, so that plurals are right
 _DISTRACTING = (4, 24)  # an age, minutes, dollars, ...
 _SIGNS = {"group": "*", "gain": "+", "loss": "-", "growth": "*", "half": "/"} | {
@@ -99,21 +106,22 @@ How many pumpkins does Tom have?
     """
     kinds = _draw_kinds(rng, rng.randint(*difficulty.steps))
     start, steps = _draw_numbers(rng, kinds)
-    scene = rng.choice(SCENES)
+    stories = _stories()
+    scene = rng.choice(stories["scenes"])
     numbers = [number for _, number in steps]
     told: list[tuple[str, int]] = []
     for kind, number in zip(kinds, numbers, strict=True):
         fresh = [sentence for sentence in _sentences(scene, kind) if sentence not in dict(told)]
         told.append((rng.choice(fresh), number))
     if kinds[0] != "group":
-        told.insert(0, (rng.choice(scene.opens), start))
-    if kinds[-1] not in ENDS:
-        told.append((rng.choice(ENDS["ask"]), 0))
+        told.insert(0, (rng.choice(scene["opens"]), start))
+    if kinds[-1] not in stories["ends"]:
+        told.append((rng.choice(stories["ends"]["ask"]), 0))
     template = " ".join(sentence for sentence, _ in told)
-    for sentence in rng.sample(DISTRACTORS, rng.randint(*difficulty.distractors)):
+    for sentence in rng.sample(stories["distractors"], rng.randint(*difficulty.distractors)):
         told.insert(rng.randint(1, len(told) - 1), (sentence, rng.randint(*_DISTRACTING)))
-    told.insert(0, (rng.choice(scene.settings), 0))
-    return WordProblem(write_story(rng, scene, told, groups=start), template, start, steps)
+    told.insert(0, (rng.choice(scene["settings"]), 0))
+    return WordProblem(_write_story(rng, scene, told, groups=start), template, start, steps)
 
 
 def draw_chain(rng: random.Random, length: int) -> WordProblem:
@@ -147,16 +155,46 @@ def words_task(settings: Settings) -> Task:
     return Task("words", form.version(VERSION), train, test, dict(PAPER_REWARDS))
 
 
-def _sentences(scene: Scene, kind: str) -> tuple[str, ...]:
-    of_scene = {"group": scene.groups, "gain": scene.gains, "loss": scene.losses}
-    return of_scene.get(kind) or {"growth": GROWTHS, "half": HALVINGS}.get(kind) or ENDS[kind]
+@cache
+def _stories() -> dict[str, Any]:
+    """Return the names and sentences of `stories.yaml`."""
+    return read_yaml(_STORIES)[0]
+
+
+def _sentences(scene: dict[str, list[str]], kind: str) -> list[str]:
+    """Return the sentences that tell a kind of step: the scene's own, or those of all scenes."""
+    own = {"group": "groups", "gain": "gains", "loss": "losses"}
+    shared = {"growth": "growths", "half": "halvings"}
+    if kind in own:
+        return scene[own[kind]]
+    return _stories()[shared[kind]] if kind in shared else _stories()["ends"][kind]
+
+
+def _write_story(rng: random.Random, scene: dict[str, list[str]], told: list[tuple[str, int]], groups: int) -> str:
+    """Write sentences, each with its number, as one text about one person and one kind of things.
+
+    `groups` is the number of groups, if the story opens with groups.
+    """
+    she, he = _stories()["she"], _stories()["he"]
+    own, others, words = (she, he, ("she", "her", "her")) if rng.random() < 0.5 else (he, she, ("he", "his", "him"))
+    name, friends = rng.choice(own), rng.sample(others, 2)
+    fields: dict[str, Any] = dict(zip(("he", "his", "him"), words, strict=True))
+    fields |= {"A": name, "He": words[0].title(), "His": words[1].title(), "k": groups}
+    fields["things"] = rng.choice(scene["things"])
+    text, subject = [], False
+    for sentence, number in told:
+        if not subject:  # a pronoun would be unclear
+            sentence = _PRONOUN.sub(lambda found: "{A}'s" if found[1].lower() == "his" else "{A}", sentence, count=1)
+        subject = sentence.startswith(("{He}", "{A} "))
+        text.append(sentence.format(**fields, n=number, times=TIMES.get(number), B=rng.choice(friends)))
+    return " ".join(text)
 
 
 def _draw_kinds(rng: random.Random, steps: int) -> list[str]:
     """Draw what happens: perhaps groups at the start, perhaps a question that needs a step of its own."""
     while True:
         head = ["group"] if rng.random() < 0.35 else []
-        tail = [rng.choice([end for end in ENDS if end != "ask"])] if rng.random() < 0.6 else []
+        tail = [rng.choice([end for end in _stories()["ends"] if end != "ask"])] if rng.random() < 0.6 else []
         between = steps - len(head) - len(tail)
         if between >= 0:
             return [*head, *rng.sample(_EVENTS, between), *tail]

@@ -16,6 +16,7 @@ from torch.nn import Linear
 from transformers import AutoConfig, AutoModelForCausalLM
 from trl import ModelConfig, get_peft_config
 
+from ..engines.trl.batching import counted
 from ..engines.trl.config import PODSConfig
 from ..engines.trl.refusals import lossy_cast
 from ..engines.trl.trainer import PODSTrainer
@@ -23,13 +24,13 @@ from ..errors import UserError
 from ..policies.files import policy_path
 from ..policies.loading import has_bf16, load_options, load_tokenizer
 from ..recipe import Recipe
-from ..recipe.reading import short
 from ..recipe.recipe import checkpoint_keys
-from ..rewards import Reward, binarise
+from ..rewards import Reward
 from ..rewards import score as score_texts
 from ..rewards.verifier import verifier_losses
-from ..sandbox.scores import RewardFailure, Scores
-from ..tasks import Task, conversation_text, last_turn
+from ..sandbox.scores import Scores
+from ..tasks import Task, last_turn
+from ..text import short
 
 RewardFunction = Callable[..., Scores]
 
@@ -46,7 +47,7 @@ def build_trainer(recipe: Recipe, task: Task, output_dir: Path) -> PODSTrainer:
         task: the task to train on.
         output_dir: the folder for TRL's checkpoints.
     """
-    with _as_recipe_errors(recipe):
+    with as_recipe_errors(recipe):
         return _build(recipe, task, output_dir)
 
 
@@ -62,10 +63,12 @@ def _build(recipe: Recipe, task: Task, output_dir: Path) -> PODSTrainer:
     adapter = get_peft_config(model)
     if adapter is not None:
         check_adapter(adapter, path, model.model_revision)
+    config = PODSConfig(str(output_dir), **arguments, reward_weights=list(task.rewards.values()))
+    check_prompts(config, task)
     trainer = PODSTrainer(
         model=path,
         reward_funcs=reward_functions(recipe, task),
-        args=PODSConfig(str(output_dir), **arguments, reward_weights=list(task.rewards.values())),
+        args=config,
         train_dataset=task.train,
         processing_class=load_tokenizer(path, model.model_revision),
         quantization_config=quantization,
@@ -79,19 +82,52 @@ def _build(recipe: Recipe, task: Task, output_dir: Path) -> PODSTrainer:
     return trainer
 
 
+_WRONG_VALUE = (ValueError, TypeError, AttributeError, LookupError, ImportError, NotImplementedError)
+
+
 @contextmanager
-def _as_recipe_errors(recipe: Recipe) -> Iterator[None]:
-    """Turn an error of TRL, transformers or peft about a value into a UserError of one line, with the cause."""
+def as_recipe_errors(recipe: Recipe, kinds: tuple[type[Exception], ...] = _WRONG_VALUE) -> Iterator[None]:
+    """Turn an error of TRL, transformers or peft about a value into a UserError of one line, with the cause.
+
+    `kinds` are the exceptions that mean a wrong value.
+    """
     try:
         yield
-    except UserError:
-        raise
-    except (ValueError, TypeError, AttributeError, LookupError, ImportError, NotImplementedError) as error:
+    except UserError as error:
+        raise error if str(error).startswith(recipe.source) else UserError(f"{recipe.source}: {error}") from error
+    except kinds as error:
         said = " ".join(str(error).split()) or type(error).__name__
-        keys = [key for key in recipe.given if re.search(rf"\b{key}\b", said)] or list(recipe.given)
+        check = f" Check {', '.join(keys)}." if (keys := _keys_in(said, recipe)) else ""
+        raise UserError(f"{recipe.source}: the trainer rejects this recipe: {short(said, 400)}{check}") from error
+
+
+def _keys_in(said: str, recipe: Recipe) -> list[str]:
+    """Return the keys that the user set and that a message names; if there are none, those whose value it quotes."""
+    words = said.lower().replace(" ", "_")
+    named = [key for key in recipe.given if re.search(rf"(?<![a-z]){key}(?![a-z])", words)]
+    if named:
+        return named
+    given = {key: v for key, v in recipe.given.items() if not isinstance(v, (bool, dict, type(None)))}
+    quoted = [
+        key for key, v in given.items() if v not in (0, 1, 2) and re.search(rf"(?<![\w.]){re.escape(str(v))}", said)
+    ]
+    quoted += [key for key, v in recipe.given.items() if isinstance(v, dict) and any(part in said for part in v)]
+    return quoted or list(recipe.given)[:8]
+
+
+def check_prompts(config: PODSConfig, task: Task) -> None:
+    """Raise UserError if the task has fewer training prompts than one generation needs.
+
+    TRL drops incomplete batches, so the run would end without a step.
+    """
+    assert config.generation_batch_size is not None
+    needed = config.generation_batch_size // config.num_generations
+    if len(task.train) < needed:
         raise UserError(
-            f"{recipe.source}: the trainer rejects this recipe: {short(said, 400)} Check {', '.join(keys[:20])}."
-        ) from error
+            f"task {task.name} has {counted(len(task.train), 'training prompt')}, and one generation needs {needed} "
+            "different ones: nothing would be trained. Give more prompts, or lower per_device_train_batch_size or "
+            "gradient_accumulation_steps."
+        )
 
 
 def check_adapter(adapter: PeftConfig, path: str, revision: str = "main") -> None:
@@ -125,30 +161,12 @@ def engine_arguments(recipe: Recipe) -> dict[str, Any]:
 
 
 def reward_functions(recipe: Recipe, task: Task) -> list[RewardFunction]:
-    """Return the task's rewards in TRL's signature, in the task's order, with the recipe's settings.
-
-    Raises UserError for an unknown reward, or, with `task_binary`, for a reward of unknown range.
-    """
-    return [
-        trl_reward(
-            task.reward(name),
-            limit=recipe.values["max_completion_length"],
-            buffer=recipe.values["overlong_buffer"],
-            binary=recipe.values["task_binary"],
-            seconds=recipe.values["reward_seconds"],
-        )
-        for name in task.rewards
-    ]
+    """Return the task's rewards in TRL's signature, in the task's order; raise UserError for an unknown reward."""
+    limit, seconds = recipe.values["max_completion_length"], recipe.values["reward_seconds"]
+    return [trl_reward(task.reward(name), limit=limit, seconds=seconds) for name in task.rewards]
 
 
-def trl_reward(
-    reward: Reward,
-    *,
-    limit: int,
-    buffer: int | None = None,
-    binary: float | None = None,
-    seconds: float | None = None,
-) -> RewardFunction:
+def trl_reward(reward: Reward, *, limit: int, seconds: float | None = None) -> RewardFunction:
     """Return a reward in TRL's signature: it takes completions and the `answer` column and returns a list of floats.
 
     A reward that uses verifier processes logs the answers whose verification timed out or crashed. A user's reward
@@ -156,41 +174,30 @@ def trl_reward(
 
     Args:
         limit: most tokens of a completion, for `overlong`.
-        buffer: tokens before the limit over which the penalty of `overlong` grows; None: a fifth of it.
-        binary: share of the reward's range from which a score counts as 1, below it as 0; None: scores stay.
-        seconds: limit of a user's reward for one completion, in a process that is then killed; None: no limit, in this
-            process.
+        seconds: limit of a user's reward for one completion, in a process that is then killed. If None, there is no
+            limit, and the reward runs in this process.
     """
-    if binary is not None:
-        binarise(reward, [], binary)  # refuse an unknown range before anything is generated
 
     def score(
         completions: list[Any],
         answer: list[str],
         completion_ids: list[list[int]],
         log_metric: Callable[[str, float], None] | None = None,
-        environments: list[Any] | None = None,
         **_: Any,
     ) -> Scores:
         before = verifier_losses()
         scores: Scores
         if reward.reads == "tokens":
-            scores = reward.of_lengths([len(ids) for ids in completion_ids], limit, buffer)
-        elif reward.reads == "messages":
-            of_each = environments or [None] * len(completions)
-            texts = [conversation_text(*given) for given in zip(completions, of_each, strict=True)]
-            scores = score_texts(reward, texts, answer, seconds)
+            scores = reward.of_lengths([len(ids) for ids in completion_ids], limit)
         else:
             scores = score_texts(reward, [last_turn(completion) for completion in completions], answer, seconds)
         if reward.verifies and log_metric is not None:
             _log_losses(before, log_metric)
-        if binary is not None:
-            scores = [x if isinstance(x, RewardFailure) else binarise(reward, [x], binary)[0] for x in scores]
         # To TRL, NaN is None, "does not apply"; here the whole rollout cannot be scored, which inf marks.
         return [math.inf if isinstance(x, float) and math.isnan(x) else x for x in scores]
 
     score.__name__ = reward.name
-    score.range = reward.range if binary is None else (0.0, 1.0)  # type: ignore[attr-defined]
+    score.range = reward.range  # type: ignore[attr-defined]
     return score
 
 

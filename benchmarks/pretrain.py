@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
-from ..tasks import arithmetic, words
-from ..tasks.arithmetic import Chain, take_step, write_completion
-from .build import build_model, build_tokenizer
+from pods_rl.policies.build import build_model, build_tokenizer
+from pods_rl.tasks import arithmetic, words
+from pods_rl.tasks.arithmetic import Chain, take_step, write_completion
 
 IGNORED = -100  # the label that cross-entropy skips
 Example = tuple[list[int], list[int]]  # token ids, and for each the id to predict or IGNORED
@@ -271,7 +271,7 @@ def _collate(examples: list[Example], pad: int) -> Batch:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m pods_rl.policies.pretrain",
+        prog="python benchmarks/pretrain.py",
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )

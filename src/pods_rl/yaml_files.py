@@ -1,0 +1,149 @@
+"""Read and write YAML: safe tags only, bounded in size, and with the line of each key for messages.
+
+PyYAML and not ruamel.yaml: a stored ``run_name: 1e-5`` stays text, and the bounds below are needed with either.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from yaml import YAMLError as YAMLError
+
+from .errors import UserError
+from .text import short
+
+_MOST_BYTES = 200_000  # the longest shipped experiment has 5 thousand
+_MOST_NODES = 10_000  # keys, values and items, with each alias expanded
+_LONGEST_NUMBER = 400  # characters; PyYAML converts a long one in quadratic time
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The origin of values, for messages: a file with the line of each key, or only a name."""
+
+    name: str
+    lines: Mapping[str, int] = field(default_factory=dict)
+
+    def where(self, key: str) -> str:
+        """Return ``recipe.yaml:3: `` for a key of a file, else ``name: ``."""
+        return f"{self.name}:{self.lines[key]}: " if key in self.lines else f"{self.name}: "
+
+
+def read_yaml(path: Path) -> tuple[dict[str, Any], Origin]:
+    """Return the mapping in a file, and the line of each of its keys.
+
+    Raises UserError for anything else. A pipe or a device is refused before it is opened, since reading it may block.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path} is not a file: expected a YAML file.")
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        size = max(len(content), path.stat().st_size)
+        if size > _MOST_BYTES:
+            raise UserError(f"{path} has {size:,} bytes: expected a YAML file of at most {_MOST_BYTES:,} bytes.")
+        text = content.decode("utf-8")
+    except OSError as error:
+        raise UserError(f"Cannot read {path}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not text in UTF-8: expected a YAML file.") from error
+    return parse_yaml(text, str(path))
+
+
+def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], Origin]:
+    """Like read_yaml, for a string; ``name`` is the file's name in messages.
+
+    >>> values, origin = parse_yaml("seed: 1\\nbeta: 0.04\\n", "my.yaml")
+    >>> values, origin.where("beta")
+    ({'seed': 1, 'beta': 0.04}, 'my.yaml:2: ')
+    """
+    try:
+        values, node = _load(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f":{mark.line + 1}" if mark else ""
+        raise UserError(f"{name}{line}: {error.problem}. Expected `key: value` on each line.") from error
+    except YAMLError as error:
+        raise UserError(f"{name}: not valid YAML: {str(error).splitlines()[0]}") from error
+    if not isinstance(values, dict) or not isinstance(node, yaml.MappingNode):
+        held = "nothing" if values is None else f"a {type(values).__name__}"
+        raise UserError(f"{name}: holds {held}: expected `key: value` lines.")
+    for key in values:
+        if not isinstance(key, str):
+            raise UserError(f"{name}: the key {short(str(key))} is not text: put it in quotes.")
+    return values, Origin(name, {key.value: key.start_mark.line + 1 for key, _ in node.value})
+
+
+def parse_value(text: str) -> Any:
+    """Return the value of a YAML text, such as a word of the command line; raise YAMLError if it is not valid.
+
+    >>> parse_value("[1, 2.5]")
+    [1, 2.5]
+    """
+    return _load(text)[0]
+
+
+def dump_yaml(values: Mapping[str, Any]) -> str:
+    """Return a mapping as YAML, in the order given, such that parse_yaml returns equal values."""
+    return yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True, width=sys.maxsize)
+
+
+def _load(text: str) -> tuple[Any, yaml.Node | None]:
+    """Return the value of a text and its node. PyYAML raises KeyError for `!!bool maybe`, and more of that kind."""
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None, None
+        _check(node, {})
+        return loader.construct_document(node), node
+    except YAMLError:
+        raise
+    except RecursionError as error:
+        raise YAMLError("nested too deeply") from error
+    except Exception as error:
+        raise YAMLError(str(error) or type(error).__name__) from error
+
+
+def _check(node: yaml.Node, sizes: dict[int, int]) -> int:
+    """Return the number of nodes below one, with each alias expanded; `sizes` holds those known, 0 for open ones.
+
+    Raises for too many nodes, an alias that contains itself, a long number, and duplicate keys, of which PyYAML
+    silently keeps the last one.
+    """
+    if id(node) in sizes:
+        if not sizes[id(node)]:
+            raise _refused(node, "an alias contains itself")
+        return sizes[id(node)]
+    sizes[id(node)] = 0
+    children: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in lines:
+                    first = lines[key.value]
+                    raise _refused(key, f"{short(key.value)} is a duplicate key (first on line {first}): keep one")
+                lines[key.value] = key.start_mark.line + 1
+            children += (key, value)
+    elif isinstance(node, yaml.SequenceNode):
+        children = node.value
+    elif node.tag in _NUMBERS and len(node.value) > _LONGEST_NUMBER:
+        raise _refused(node, f"a number of {len(node.value):,} characters: expected at most {_LONGEST_NUMBER}")
+    size = 1
+    for child in children:
+        size += _check(child, sizes)
+        if size > _MOST_NODES:
+            raise _refused(node, f"holds more than {_MOST_NODES:,} keys and values, with each alias expanded")
+    sizes[id(node)] = size
+    return size
+
+
+def _refused(place: Any, problem: str) -> yaml.MarkedYAMLError:
+    return yaml.constructor.ConstructorError(problem=problem, problem_mark=place.start_mark)
