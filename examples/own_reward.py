@@ -17,4 +17,4 @@ def brevity(text: str, gold: str) -> float:
     return max(0.0, 1.0 - len(text) / 60)
 
 
-brevity.range = (0.0, 1.0)  # optional: lets `task_binary` turn the score into 0 or 1
+brevity.range = (0.0, 1.0)  # optional: the least and the greatest score

@@ -100,7 +100,7 @@ def test_gsm8k_trains_by_naming_a_file_and_its_columns(place):
     if not GSM8K.is_dir():
         pytest.skip(f"no GSM8K in {GSM8K}")
     words = ["--dataset_name", str(GSM8K / "train.jsonl"), "--dataset_test_name", str(GSM8K / "test.jsonl")]
-    words += ["--question_column", "question", "--answer_column", "answer", "--answer_after", "####"]
+    words += ["--question_column", "question", "--answer_column", "answer"]
     words += ["--prompt_style", "plain", "--system_prompt", "", "--task_train_size", "8", "--task_test_size", "4"]
     pods("train", "--config", "r.yaml", "--output", "run", *words)
     run = Run.open("run")

@@ -11,7 +11,7 @@ from pods_rl import rewards
 from pods_rl.errors import UserError
 from pods_rl.recipe import Origin
 from pods_rl.recipe.recipe import build_recipe
-from pods_rl.rewards import REWARDS, Reward, VerifierPool, get_reward, verifier
+from pods_rl.rewards import REWARDS, VerifierPool, verifier
 from pods_rl.sandbox.scores import RewardFailure
 from pods_rl.tasks import Task
 from pods_rl.training import trainer as build
@@ -56,35 +56,6 @@ def test_texts_and_chat_messages_are_scored_and_the_function_keeps_its_name():
 def test_overlong_reads_the_lengths_of_the_completions():
     texts, lengths = ["long text"] * 4, [1, 80, 90, 100]
     assert call(trl_reward(REWARDS["overlong"], limit=100), texts, lengths) == [0.0, 0.0, -0.5, -1.0]
-    assert call(trl_reward(REWARDS["overlong"], limit=100, buffer=40), texts, lengths) == [0.0, -0.5, -0.75, -1.0]
-
-
-@pytest.mark.parametrize(
-    ("reward", "binary", "texts", "scores"),
-    [
-        ("positions", 0.5, ["<answer>3</answer>", "<answer>3 4</answer>", "<answer>4</answer>"], [1.0, 1.0, 0.0]),
-        ("positions", 0.51, ["<answer>3</answer>", "<answer>3 4</answer>"], [1.0, 0.0]),
-        ("tag_count", 1.0, ["<think></think><answer></answer>", "<think></think>"], [1.0, 0.0]),
-        (f"{__name__}:graded", 0.75, ["-2", "0.9", "1", "2"], [0.0, 0.0, 1.0, 1.0]),
-    ],
-)
-def test_a_threshold_is_a_share_of_the_range(reward, binary, texts, scores):
-    assert call(trl_reward(get_reward(reward), limit=10, binary=binary), texts) == scores
-
-
-def test_a_threshold_leaves_what_nobody_could_score():
-    scores = call(trl_reward(Reward("unsure", unsure, range=(0.0, 1.0)), limit=10, binary=0.5), ["", "x"])
-    assert scores == [math.inf, 0.0]  # the trainer takes infinite rewards for unscored rollouts
-
-
-def test_a_threshold_of_lengths():
-    function = trl_reward(REWARDS["overlong"], limit=100, binary=1.0)
-    assert call(function, [RIGHT] * 2, lengths=[80, 81]) == [1.0, 0.0]
-
-
-def test_a_threshold_without_a_range_is_refused_before_anything_is_scored():
-    with pytest.raises(UserError, match=r"'tests.engines.test_rewards:unsure' has none: set the function's attribute"):
-        trl_reward(get_reward(f"{__name__}:unsure"), limit=10, binary=0.5)
 
 
 def test_what_the_verifier_gave_up_is_logged_by_the_reward_that_asks_it(quick_pool, monkeypatch):
@@ -124,14 +95,11 @@ def test_a_recipe_s_settings_reach_every_reward():
     plain = reward_functions(build_recipe(settings, Origin("a test")), task)
     assert [function.__name__ for function in plain] == ["overlong", "positions"]
     assert call(plain[0], [RIGHT], lengths=[90]) == [-0.5]
-    settings |= {"overlong_buffer": 10, "task_binary": 1.0}
-    short = reward_functions(build_recipe(settings, Origin("a test")), task)
-    assert call(short[0], [RIGHT, RIGHT], lengths=[90, 91]) == [1.0, 0.0]
 
 
-def test_steps_log_what_the_verifier_gave_up_and_keep_the_thresholded_rewards(make_trainer, quick_pool):
+def test_steps_log_what_the_verifier_gave_up_(make_trainer, quick_pool):
     verify = trl_reward(REWARDS["accuracy"], limit=12)
-    lengths = trl_reward(REWARDS["overlong"], limit=12, binary=0.5)
+    lengths = trl_reward(REWARDS["overlong"], limit=12)
     seen = []
 
     def one_hangs(completions, **more):
@@ -147,7 +115,6 @@ def test_steps_log_what_the_verifier_gave_up_and_keep_the_thresholded_rewards(ma
     assert len(steps) == 2
     assert [line["pods/verifier_timeouts"] for line in steps] == [1.0, 1.0]
     assert [line["pods/verifier_crashes"] for line in steps] == [0.0, 0.0]
-    assert {score for scores in seen for score in scores} <= {0.0, 1.0}
     assert [line["rewards/watched/mean"] for line in steps] == pytest.approx([sum(s) / len(s) for s in seen])
 
 
@@ -162,27 +129,21 @@ def test_a_recipe_s_own_reward_runs_within_its_limit(monkeypatch):
             return [RewardFailure("gave no score within 7 s", late=True), *[1.0] * (len(texts) - 1)]
 
     monkeypatch.setattr(rewards, "user_pool", lambda *key: asked.append(key) or Pool())
-    settings = {"model_name_or_path": "tiny", "max_steps": 1, "task_binary": 0.5}
+    settings = {"model_name_or_path": "tiny", "max_steps": 1}
     for seconds in (7, None):
         own, _ = reward_functions(build_recipe(settings | {"reward_seconds": seconds}, Origin("a test")), task)
         first, second = call(own, ["x", "2"])
         assert isinstance(first, RewardFailure)
-        assert second == 1.0
+        assert second == 2.0
     assert asked == [(name, 7)]  # the one built in never asks, and without a limit nobody does
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"reward_errors": "ignore"}, "reward_errors: got the text 'ignore', expected one of raise, zero, drop"),
-        ({"reward_seconds": 0}, r"reward_seconds = 0: expected more than 0"),
+        ({"reward_seconds": 0}, r"reward_seconds: got 0"),
     ],
 )
 def test_impossible_settings_are_refused_with_the_recipe(settings, words):
     with pytest.raises(UserError, match=words):
         build_recipe({"model_name_or_path": "tiny", "max_steps": 1} | settings, Origin("a test"))
-
-
-def test_a_threshold_beyond_the_range_is_refused_with_the_recipe():
-    with pytest.raises(UserError, match=r"task_binary = 2.0: expected more than 0 and at most 1"):
-        build_recipe({"model_name_or_path": "tiny", "max_steps": 1, "task_binary": 2.0}, Origin("a test"))

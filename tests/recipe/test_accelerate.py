@@ -29,8 +29,6 @@ def test_the_shipped_configurations():
     }
 
 
-
-
 def test_deepspeed_s_own_file_gives_the_stage(tmp_path):
     own = tmp_path / "ds.json"
     path = written(tmp_path, distributed_type="DEEPSPEED", deepspeed_config={"deepspeed_config_file": str(own)})

@@ -58,8 +58,6 @@ def test_the_loss_is_trl_s_by_default_and_keys_follow_from_others():
     assert build(eval_temperature=0).values["eval_temperature"] == 0
 
 
-
-
 def test_each_part_gets_its_own_keys():
     recipe = build(num_rollouts=64, use_peft=True, lora_r=8, task_seed=3, threads=1, trust_remote_code=True)
     engine, model = recipe.engine_arguments(), recipe.model_arguments()
@@ -70,8 +68,6 @@ def test_each_part_gets_its_own_keys():
     assert recipe.task_settings()["task_seed"] == 3
     assert recipe.run_settings()["threads"] == 1
     assert not set(engine) & (set(model) | set(recipe.task_settings()) | set(recipe.run_settings()))
-
-
 
 
 @pytest.mark.parametrize(
@@ -94,18 +90,8 @@ def test_overrides_replace_the_file(tmp_path):
     assert recipe.given == {"max_seconds": 1, "seed": 2, "rule": "random", "prompt_once": False}
 
 
-
-
 def test_trls_own_default_of_an_unsupported_key_is_no_mistake():
     assert "eval_strategy" not in build(eval_strategy=False, do_train=False, output_dir=None).values
-
-
-
-
-
-
-
-
 
 
 # what no library checks: refused when a recipe is loaded, before torch is imported
@@ -227,20 +213,12 @@ def test_files_that_are_no_recipes(tmp_path):
         load_recipe(tmp_path / "weights.bin")
 
 
-
-
 def test_a_model_directory_must_hold_a_model(tmp_path):
     with pytest.raises(UserError, match=r"holds no config\.json"):
         build(model_name_or_path=str(tmp_path))
     (tmp_path / "config.json").write_text("{}")
     build(model_name_or_path=str(tmp_path))
     build(model_name_or_path="Qwen/Qwen2.5-3B-Instruct")
-
-
-
-
-
-
 
 
 @pytest.mark.parametrize(
@@ -277,8 +255,6 @@ def test_saving_where_a_recipe_does_not_say(given, seconds, kept):
     assert (recipe.values["save_seconds"], recipe.values["save_total_limit"]) == (seconds, kept)
     again = build(**recipe.values)
     assert dict(again.values) == dict(recipe.values)
-
-
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,6 @@ def test_types_are_said_in_words(name, expected):
     assert fields()[name].expected == expected
 
 
-
-
 def test_names_that_are_written_down_again_are_the_real_ones():
     from pods_rl import rewards, selection
     from pods_rl.tasks.arithmetic import DIFFICULTIES

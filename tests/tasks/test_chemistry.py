@@ -74,9 +74,7 @@ def test_a_bad_row_is_named(tmp_path, row, message):
 
 def test_a_gold_answer_that_the_grader_does_not_accept_is_refused(tmp_path):
     write_jsonl(tmp_path / "L3.jsonl", [*ROWS, equation(answer=""), equation("H2 + Cl2 = HCl", "")])
-    with pytest.raises(
-        UserError, match=r"row 4 .*does not accept '' as its own answer \(at least 1 more"
-    ):
+    with pytest.raises(UserError, match=r"row 4 .*does not accept '' as its own answer \(at least 1 more"):
         load_task({"task": "sciknoweval_chemistry", "data_dir": str(tmp_path)})
 
 

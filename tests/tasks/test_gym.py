@@ -31,7 +31,7 @@ def make(task: str, options: dict | None = None, **settings):
 def one_process():
     """One grading process a task: each imports its library for seconds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pods_rl.rewards.sandbox.pool.MAX_WORKERS", 1)
+        patch.setattr("pods_rl.sandbox.pool.MAX_WORKERS", 1)
         yield
 
 

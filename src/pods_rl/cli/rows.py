@@ -145,7 +145,7 @@ def _hub_name(address: str, what: str) -> str:
 
 
 def _parse(line: bytes) -> dict[str, Any]:
-    from ..recipe.reading import short
+    from ..text import short
 
     try:
         values = json.loads(line.decode("utf-8"))
@@ -162,8 +162,7 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 def _rollout(values: dict[str, Any], file: str, group_by: str, reward_key: str) -> Rollout:
     """Return the rollout of a line's values; raise ValueError if a key is missing or wrong."""
-    from ..recipe.fields import suggest
-    from ..recipe.reading import short
+    from ..text import short, suggest
 
     if depth(values) > DEEPEST:
         raise ValueError(f"is nested too deeply: expected {DEEPEST} levels at most")

@@ -21,10 +21,10 @@ from typing import Literal
 from ..distributed.signals import Stop, stop_on_signals
 from ..errors import UserError
 from ..recipe import check_accelerate, find_accelerate_config
-from ..recipe.reading import parse_yaml
 from ..recipe.recipe import differences
 from ..runs import Run, RunInUseError, RunWriter, end_run, is_run, write_atomic
 from ..runs.outputs import begins_with, check_output
+from ..yaml_files import parse_yaml
 from .plan import HEAD, Experiment, PlannedRun
 from .process import LOG, Job, ask_to_end, in_progress, is_printing, train_in_process, visible_gpus, why
 
