@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from pods_rl.cli import main
 from pods_rl.errors import UserError
 from pods_rl.runs import Run, RunWriter, end_run, find_runs, write_atomic
 
@@ -274,3 +275,19 @@ def test_absurd_files_and_pipes_read_as_nothing(tmp_path, text):
         os.mkfifo(tmp_path / name)
     run = Run.open(tmp_path)
     assert (run.config, run.status, run.environment, run.metrics, run.evals) == ({}, {}, {}, [], [])
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError(30, "Read-only file system", "x")])
+def test_a_full_disk_is_one_line_of_any_command(error, monkeypatch, capsys):
+    """Also where the error names no file, as a failed write does."""
+
+    def fails(**_):
+        raise error
+
+    monkeypatch.setattr("pods_rl.cli.app", fails)
+    with pytest.raises(SystemExit):
+        main()
+    printed = capsys.readouterr().err
+    assert printed.startswith("Error: ")
+    assert error.strerror in printed
+    assert len(printed.splitlines()) == 1

@@ -9,6 +9,7 @@ import io
 import os
 import sys
 import traceback
+import warnings
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from ..distributed import is_launched
 from ..distributed.signals import ignore_signals, stop_on_signals
 from ..distributed.streams import drop_pending_output, lost_output, settle_streams
 from ..errors import UserError
+from ..runs.files import write_failure
 from ..text import console, plain_text, safe_text
 from . import catalog, compare, doctor, evaluate, plan, select, train, watch
 
@@ -103,6 +105,7 @@ def _main() -> None:
     """Run the command. A user's mistake prints one red line without a traceback; the exit code is 2."""
     if is_launched():  # one of several processes: each would print the C++ warnings
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    warnings.filterwarnings("ignore", category=FutureWarning)  # of libraries, printed once for each process
     try:
         _find_user_modules()
         code = app(standalone_mode=False)
@@ -142,6 +145,8 @@ def _verdict(error: Exception | SystemExit) -> tuple[Any, str]:
         return error.code, ""
     if isinstance(error, UserError):
         return 2, f"[red]Error:[/red] {safe_text(error)}\n"
+    if full := write_failure(error):
+        return 1, f"[red]Error:[/red] A file cannot be written: {safe_text(full)}. Free some space, then try again.\n"
     if isinstance(error, OSError) and error.filename is not None and not isinstance(error, FileNotFoundError):
         return 2, f"[red]Error:[/red] Cannot use {safe_text(str(error.filename)[:200])}: {error.strerror}.\n"
     if isinstance(error, typer.Abort):

@@ -35,6 +35,10 @@ def compare(
         str | None, Option(help="An experiment: a YAML file with arms, or a name that `pods recipes` lists.")
     ] = None,
     output: Annotated[Path | None, Option(help="Directory of the experiment. [default: runs/<name>]")] = None,
+    seeds: Annotated[
+        str | None, Option(help="How many seeds each arm has (5: seeds 1 to 5), or a list such as '[3, 7]'.")
+    ] = None,
+    baseline: Annotated[str | None, Option(help="The arm to compare the others with.")] = None,
     force: Annotated[bool, Option("--force", help="Repeat finished runs whose recipe has changed.")] = False,
     parallel: Annotated[
         int, Option(help="Number of runs at the same time, each on its own GPU; on a CPU, set threads.")
@@ -57,7 +61,8 @@ def compare(
     named, keys = named_recipe(context.args, config, None)
     if named is None:
         raise UserError("No experiment: name a shipped one, as in `pods compare quickstart`, or a YAML file with arms.")
-    experiment = load_experiment(named, keys)
+    given = {"seeds": seeds, "baseline": baseline}
+    experiment = load_experiment(named, keys | {key: value for key, value in given.items() if value is not None})
     output = output or Path("runs") / experiment.name
     if dry_run:
         _show(experiment)

@@ -130,30 +130,23 @@ class _Lasting(Stream):
             pass  # a slow reader, or text that the encoding cannot represent
         except (OSError, ValueError) as error:
             buffered = not self.closed and not getattr(self._stream, "write_through", False)
-            self._lose(error)
+            self._replace(getattr(error, "strerror", None) or "it is closed")
             with suppress(OSError, ValueError):
                 self._stream.flush() if buffered else step()  # write what was lost, from the buffer or again
 
-    def _lose(self, error: Exception) -> None:
+    def _replace(self, why: str) -> None:
         """Replace the stream by the log, or by the null device if the log cannot be written either."""
         self._losses += 1
-        target = _opened(self._log if self._losses == 1 else None)
-        why = getattr(error, "strerror", None) or "it is closed"
-        what = "output" if self._name == "stdout" else "error"
-        note = f"Standard {what} cannot be written: {why}. The run continues"
-        with suppress(OSError):
-            target.write(f"{note} and prints here.\n")
-            target.flush()
+        target = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        note = f"Standard {'output' if self._name == 'stdout' else 'error'} cannot be written: {why}. The run continues"
+        if self._log and self._losses == 1:
+            with suppress(OSError):
+                target = self._log.open("a", encoding="utf-8", errors="backslashreplace")
+                target.write(f"{note} and prints here.\n")
+                target.flush()
         try:
             os.dup2(target.fileno(), self._stream.fileno())  # also for processes that inherit it
         except (OSError, ValueError, AttributeError):
             self._stream = target
         if self._name == "stdout" and self._losses == 1 and self._log:
             print(plain_text(f"{note} and prints to {self._log}."), file=sys.stderr, flush=True)
-
-
-def _opened(log: Path | None) -> io.TextIOWrapper:
-    with suppress(OSError):
-        if log:
-            return log.open("a", encoding="utf-8", errors="backslashreplace")
-    return open(os.devnull, "w", encoding="utf-8")

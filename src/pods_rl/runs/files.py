@@ -16,8 +16,8 @@ from typing import IO, Any
 
 CONFIG, ENVIRONMENT, STATUS = "config.yaml", "environment.json", "status.json"
 METRICS, EVALS, ROLLOUTS, CHECKPOINTS = "metrics.jsonl", "evals.jsonl", "rollouts", "checkpoints"
-EVALUATIONS, LOG, TRACKING = "evaluations", "log.txt", "tracking"
-PLAN = "plan.json"  # of a recipe with num_rollouts: auto
+EVALUATIONS, LOG = "evaluations", "log.txt"
+PLAN = "plan.json"
 _LARGEST_JSON, _LARGEST_YAML = 8 << 20, 1 << 20  # bytes; our files have a few thousand
 _MOST_LINKS = 40  # as on Linux
 # disk full, quota exceeded, file too large, read-only disk
