@@ -76,6 +76,7 @@ def plan(
 
 def _from_rollouts(path: Path, rows: int, m: int, group_by: str, reward_key: str) -> Plan:
     """Plan from the rewards of a file: signals without seconds."""
+    from ..engines.trl.batching import counted
     from ..planning.plan import Pool, Prices, Setting, decide, describe, model, settings_to_compare, simulate
     from .rows import read_rollouts
 
@@ -88,7 +89,7 @@ def _from_rollouts(path: Path, rows: int, m: int, group_by: str, reward_key: str
         raise UserError(f"{path}: {bad[0] if bad else 'no rollout has a reward'}.")
     simulated = partial(simulate, pool=pool, rows=rows)
     candidates = model(settings_to_compare(Setting(m, m), rows), simulated, Prices())
-    facts = {"plan": f"{rows // m} prompts of {path.name} a step; nothing was timed"} | describe(pool)
+    facts = {"plan": f"{counted(rows // m, 'prompt')} of {path.name} a step; nothing was timed"} | describe(pool)
     return decide(candidates, pool, simulated, Prices(), facts)
 
 

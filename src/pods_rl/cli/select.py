@@ -122,7 +122,7 @@ def _summarise(rows: list[Rollout], kept: list[Rollout], keep: int, bad: int, ou
     import torch
     from rich.table import Table
 
-    out = console(stderr=output == "-")
+    out = console(stderr=output in ("-", "/dev/stdout"))
     table = Table("", "rows", "reward mean", "reward sd", box=None)
     for name, some in (("all", rows), ("kept", kept)):
         scored = torch.tensor([row.reward for row in some if not math.isnan(row.reward)], dtype=torch.float64)
@@ -138,5 +138,5 @@ def _summarise(rows: list[Rollout], kept: list[Rollout], keep: int, bad: int, ou
         out.print(f"[yellow]{counted(bad, 'bad line')} skipped[/yellow]")
     if output is None:
         out.print("Nothing written: give --output FILE for the kept rows.")
-    elif output != "-":
+    elif output not in ("-", "/dev/stdout"):
         out.print(f"Kept rows: {safe_text(output)}")
