@@ -283,18 +283,7 @@ def test_a_saved_policy_is_evaluated_with_the_tasks_tools(policy):
     assert "12" in [m["content"] for said in columns["messages"] for m in json.loads(said) if m["role"] == "tool"]
 
 
-def test_a_run_trains_and_evaluates_conversations(policy, tmp_path):
-    values = {"num_rollouts": 4, "num_generations": 2, "per_device_train_batch_size": 2, "eval_prompts": 2}
-    run = train(recipe(policy, max_steps=2, ledger_every=1, **values), tmp_path / "run", progress=False)
-    assert (run.state, len(run.metrics), len(run.evals)) == ("finished", 2, 2)
-    assert sum(row["pods/tool_calls"] for row in run.metrics) > 0
-    for name in ("evaluations", "rollouts"):
-        table = pq.read_table(next((run.path / name).glob("*.parquet"))).to_pydict()
-        assert table["prompt"][0].endswith("<assistant>")
-        assert any(message["role"] == "tool" for said in table["messages"] for message in json.loads(said))
-
-
-def test_training_and_evaluation_call_coroutines_in_one_loop(policy, tmp_path, monkeypatch):
+def test_a_run_trains_and_evaluates_conversations_and_calls_coroutines_in_one_loop(policy, tmp_path, monkeypatch):
     """A tool may hold what is bound to a loop, such as a connection."""
     tool, loops = calculator, set()
 
@@ -306,9 +295,13 @@ def test_training_and_evaluation_call_coroutines_in_one_loop(policy, tmp_path, m
     made = make_task({"task_train_size": 4, "task_test_size": 3})
     monkeypatch.setattr("calculator.make_task", lambda settings: replace(made, tools=(calculator_later,)))
     values = {"num_rollouts": 4, "num_generations": 2, "per_device_train_batch_size": 2, "eval_prompts": 2}
-    run = train(recipe(policy, max_steps=1, **values), tmp_path / "run", progress=False)
-    assert run.metrics[0]["pods/tool_calls"] > 0
-    assert '"12"' in "".join(pq.read_table(next((run.path / "evaluations").iterdir())).to_pydict()["messages"])
+    run = train(recipe(policy, max_steps=2, ledger_every=1, **values), tmp_path / "run", progress=False)
+    assert (run.state, len(run.metrics), len(run.evals)) == ("finished", 2, 2)
+    assert sum(row["pods/tool_calls"] for row in run.metrics) > 0
+    for name in ("evaluations", "rollouts"):
+        table = pq.read_table(next((run.path / name).glob("*.parquet"))).to_pydict()
+        assert table["prompt"][0].endswith("<assistant>")
+        assert '"12"' in "".join(table["messages"])
     assert len(loops) == 1
 
 
@@ -328,31 +321,19 @@ def test_what_cannot_converse_is_refused_in_a_sentence(policy, tokenizer, monkey
         task_of(1, environment_factory=Guessing, answer="environment").grade([""], [""])
 
 
-@pytest.mark.parametrize(
-    ("expression", "result"),
-    [
-        ("12*34", "408"),
-        (" 12 + -3 ", "9"),
-        ("-5-6", "-11"),
-        ("000000000007*8", "56"),
-        ("9" * 12 + "+1", "1" + "0" * 12),
-    ],
-)
-def test_the_calculator_computes_one_operation(expression, result):
-    assert calculator(expression) == result
-
-
-@pytest.mark.parametrize(
-    "expression", ["", "1", "1+2+3", "4/2", "2**9", "a*b", "1_0*1", "9" * 13 + "*1", "٣*٤", "__import__('os')"]
-)
-def test_the_calculator_takes_nothing_else(expression):
-    with pytest.raises(ValueError, match=r"expected a\*b"):
-        calculator(expression)
-
-
-def test_the_tool_solves_every_problem_bracket_by_bracket():
+def test_the_calculator_computes_one_operation_and_takes_nothing_else():
+    for expression, result in {
+        "12*34": "408",
+        " 12 + -3 ": "9",
+        "-5-6": "-11",
+        "9" * 12 + "+1": "1" + "0" * 12,
+    }.items():
+        assert calculator(expression) == result
+    for expression in ("", "1", "1+2+3", "2**9", "a*b", "1_0*1", "9" * 13 + "*1", "٣*٤", "__import__('os')"):
+        with pytest.raises(ValueError, match=r"expected a\*b"):
+            calculator(expression)
     task = make_task({"task_train_size": 30, "task_test_size": 5})
-    for row in (*task.train, *task.test):
+    for row in (*task.train, *task.test):  # solved bracket by bracket
         text = f"({row['prompt'][-1]['content']})"
         while inner := re.search(r"\(([^()]+)\)", text):
             text = text.replace(inner[0], calculator(inner[1]))
