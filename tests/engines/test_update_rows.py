@@ -163,15 +163,17 @@ def test_entropy_is_that_of_the_computed_rows(make_trainer, monkeypatch, size):
         trainer._compute_loss = lambda model, inputs: batches.append(inputs) or loss(model, inputs)
 
     run(make_trainer, prepare=watch, **config, prompt_once=False)
-    means, everything = [], []
+    means, everything, tokens = [], [], 0
     for (_, entropy, _), batch in zip(entropies, batches, strict=True):
         live = batch["tool_mask"] * (batch["advantages"] != 0).unsqueeze(1)
+        tokens += int(batch["tool_mask"].sum())
         everything.append((entropy * batch["tool_mask"]).sum() / batch["tool_mask"].sum())
         if live.any():
             means.append((entropy * live).sum() / live.sum())
     _, (row,) = run(make_trainer, prepare=with_tools, **config)
     expected = torch.stack(means).mean().item()
     assert row["entropy"] == pytest.approx(expected, rel=1e-6)
+    assert row["pods/tokens/trained"] == tokens
     assert expected != pytest.approx(torch.stack(everything).mean().item(), rel=1e-6)
 
 
@@ -227,7 +229,9 @@ def test_a_model_that_cannot_take_packs_is_refused_under_bf16(make_trainer, toke
 def test_a_subclass_with_its_own_loss_gets_every_row(make_trainer):
     class Regularized(PODSTrainer):
         def _compute_loss(self, model, inputs):
-            return super()._compute_loss(model, inputs)
+            loss = super()._compute_loss(model, inputs)
+            self._metrics["train"].pop("entropy")  # it need not log what TRL does
+            return loss
 
     trainer = make_trainer(Regularized, reward=half_dead, num_rollouts=4)
     trainer.train()

@@ -162,11 +162,11 @@ class Update:
         Rows with advantage 0 have entropy 0 here, and are never clipped.
         """
         metrics = self._trainer._metrics["train"]
-        if live_share:
-            metrics["entropy"][-1] /= live_share
-        else:
-            metrics["entropy"].pop()
-            if not metrics["entropy"]:
+        if live_share < 1.0:
+            entropy = metrics["entropy"].pop()
+            if live_share:
+                metrics["entropy"].append(entropy / live_share)
+            elif not metrics["entropy"]:
                 del metrics["entropy"]  # TRL divides by the number of values
         for name in [name for name in metrics if self._dead and "clip_ratio" in name]:
             metrics[name].extend([0.0] * self._dead)
