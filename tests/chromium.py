@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import select
 import shutil
 import subprocess
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import sys
 from pathlib import Path
-from queue import Queue
-from threading import Thread
+from typing import Any
 
-from . import DEADLINE
+from . import DEADLINE, until
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 MISSING = "no Chromium found: chromium, chromium-browser, google-chrome"
@@ -31,40 +33,77 @@ def dump(page: Path | str, profile: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=True).stdout
 
 
-def visit(page: str, profile: Path) -> str:
-    """Show a page as time passes, so that it scrolls and paints; return what it posts to /done."""
-    posted: Queue[str] = Queue()
+class Browser:
+    """A page that is driven over a pipe with the DevTools protocol, in real time."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer(page if self.path == "/" else "")
-
-        def do_POST(self) -> None:
-            posted.put(self.rfile.read(int(self.headers["Content-Length"])).decode())
-            self._answer("")
-
-        def _answer(self, text: str) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html; charset=utf-8")
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    assert CHROMIUM
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+    def __init__(self, profile: Path, *, width: int = 1200, height: int = 900, mobile: bool = False) -> None:
+        assert CHROMIUM
+        theirs_in, self._out = os.pipe()
+        self._in, theirs_out = os.pipe()
+        # the browser reads from descriptor 3 and writes to 4; by way of 103 and 104, since either may be taken
+        moves = ((theirs_in, 103), (theirs_out, 104), (103, 3), (104, 4))
+        script = f"import os, sys; [os.dup2(*move) for move in {moves}]; os.execv(sys.argv[1], sys.argv[1:])"
         flags = [flag for flag in _FLAGS.split() if not flag.startswith(("--virtual", "--dump"))]
-        address = f"http://127.0.0.1:{server.server_port}/"
-        browser = subprocess.Popen(
-            [CHROMIUM, *flags, f"--user-data-dir={profile}", address],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            return posted.get(timeout=DEADLINE)
-        finally:
-            browser.terminate()
-            browser.wait()
-            server.shutdown()
+        command = [sys.executable, "-c", script, CHROMIUM, *flags, "--remote-debugging-pipe", f"--user-data-dir={profile}"]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self._process = subprocess.Popen(command, pass_fds=(theirs_in, theirs_out), **quiet)
+        os.close(theirs_in)
+        os.close(theirs_out)
+        self._number, self._buffer, self._session = 0, b"", ""
+        self.complaints: list[str] = []  # what the console shows: errors, and violations of the page's policy
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self.call(f"{domain}.enable")
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+
+    def __enter__(self) -> Browser:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.terminate()
+        self._process.wait()
+        os.close(self._in)
+        os.close(self._out)
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Call a method of the protocol; note what the page complains about meanwhile."""
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        message |= {"sessionId": self._session} if self._session else {}
+        os.write(self._out, json.dumps(message).encode() + b"\0")
+        while True:
+            while b"\0" not in self._buffer:
+                ready, _, _ = select.select([self._in], [], [], DEADLINE)
+                assert ready, f"no answer to {method}"
+                found = os.read(self._in, 1 << 20)
+                assert found, "the browser has ended"
+                self._buffer += found
+            text, self._buffer = self._buffer.split(b"\0", 1)
+            answer = json.loads(text)
+            if answer.get("id") == self._number:
+                assert "error" not in answer, answer["error"]
+                return dict(answer["result"])
+            if answer.get("method") in ("Log.entryAdded", "Runtime.exceptionThrown"):
+                self.complaints.append(json.dumps(answer["params"])[:500])
+
+    def open(self, address: str) -> None:
+        """Show a page, and wait until its scripts have run."""
+        self.call("Page.navigate", url=address)
+        self.until(f"location.href === {json.dumps(address)} && document.readyState === 'complete'")
+
+    def run(self, script: str) -> Any:
+        """Return the value of an expression in the page."""
+        found = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in found, found["exceptionDetails"]
+        return found["result"].get("value")
+
+    def until(self, script: str) -> None:
+        """Wait until an expression is true in the page."""
+        until(lambda: self.run(script), lambda: self.run("document.body.innerText.slice(0, 2000)"), poll=0.05)
+
+    def mouse(self, kind: str, x: float, y: float) -> None:
+        """Press, move or release the left button at a place of the window."""
+        held = 0 if kind == "mouseReleased" else 1
+        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=held, clickCount=1)

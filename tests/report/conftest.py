@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pods_rl.report import ReportFiles, build_report, figures
+from pods_rl.report import ReportFiles, build_report
 
 PHASES = {"grpo": (0.10, 0.004, 0.0, 0.09), "pods": (0.19, 0.016, 0.0002, 0.09)}
 RATES = {"grpo": 0.6, "pods": 1.5}
@@ -125,20 +123,6 @@ def write_rollouts(
             rows.append(row)
     (path / "rollouts").mkdir(exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows), path / "rollouts" / f"step-{step:06d}.parquet")
-
-
-@contextmanager
-def unrendered() -> Iterator[None]:
-    """Inside, figures are drawn but not rendered, which takes most of a report's time: for tests of all the rest."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "to_bytes", lambda figure, kind: b"\x89PNG" if kind == "png" else b"<?xml")
-        yield
-
-
-@pytest.fixture
-def no_rendering() -> Iterator[None]:
-    with unrendered():
-        yield
 
 
 @pytest.fixture

@@ -8,11 +8,19 @@ import math
 import numpy as np
 import pytest
 
-from pods_rl.report import speedup
+from pods_rl.report import Speedup, speedups
 from pods_rl.report.curves import curve_of
 
 Runs = list[list[float]]  # NaN: no such checkpoint
 SHARES = {"p99": 0.99, "peak": 1.0}
+
+
+def speedup(
+    *tables: object, criterion: str = "p99", interpolated: bool = False, resamples: int = 200, seed: int = 0
+) -> Speedup:
+    scores, seconds, arm_scores, arm_seconds = (np.asarray(table, dtype=float) for table in tables)
+    found = speedups((scores, seconds), (arm_scores, arm_seconds), resamples=resamples, seed=seed)
+    return next(one for one in found if (one.criterion, one.interpolated) == (criterion, interpolated))
 
 
 def mean_at(runs: Runs, at: int) -> float | None:
@@ -66,12 +74,12 @@ def random_arm(random: np.random.Generator) -> tuple[Runs, Runs]:
     return scores.tolist(), seconds.tolist()
 
 
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize("seed", range(20))
 def test_speedup_is_that_of_the_oracle(seed: int) -> None:
     random = np.random.default_rng(seed)
     base, arm = random_arm(random), random_arm(random)
     for criterion, interpolated in itertools.product(SHARES, (False, True)):
-        result = speedup(*base, *arm, criterion=criterion, interpolated=interpolated, resamples=0)  # type: ignore[arg-type]
+        result = speedup(*base, *arm, criterion=criterion, interpolated=interpolated, resamples=0)
         wanted = expected(base, arm, criterion, interpolated=interpolated)
         assert result.speedup == pytest.approx(wanted, rel=1e-9), (criterion, interpolated)
 

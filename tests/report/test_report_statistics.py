@@ -5,10 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pods_rl.report import speedup
-from pods_rl.report.statistics import bootstrap_band, mean_curve, normal_band, threshold, time_ratio, time_to
+from pods_rl.report import Speedup, speedups
+from pods_rl.report.statistics import difference, mean_curve, normal_band, threshold, time_ratio, time_to
 
 NAN, INF = float("nan"), float("inf")
+
+
+def speedup(base: np.ndarray, clock: np.ndarray, arm: np.ndarray, arm_clock: np.ndarray, resamples: int = 500) -> Speedup:
+    return next(speedups((base, clock), (arm, arm_clock), resamples=resamples))
 
 
 def test_mean_leaves_out_what_few_runs_have() -> None:
@@ -30,18 +34,7 @@ def test_normal_band_is_196_standard_errors() -> None:
 
 
 def test_one_run_has_no_band() -> None:
-    for band in (normal_band([[0.2, 0.3]]), bootstrap_band([[0.2, 0.3]])):
-        assert np.isnan(band).all()
-
-
-def test_bootstrap_band_is_seeded_and_inside_the_runs() -> None:
-    scores = np.random.default_rng(0).uniform(size=(6, 4))
-    low, high = bootstrap_band(scores, seed=3)
-    np.testing.assert_array_equal(low, bootstrap_band(scores, seed=3)[0])
-    assert (scores.min(axis=0) <= low).all()
-    assert (low < scores.mean(axis=0)).all()
-    assert (scores.mean(axis=0) < high).all()
-    assert (high <= scores.max(axis=0)).all()
+    assert np.isnan(normal_band([[0.2, 0.3]])).all()
 
 
 def test_threshold_passes_over_missing_checkpoints() -> None:
@@ -111,3 +104,53 @@ def test_arms_may_differ_in_runs_and_checkpoints() -> None:
 def test_shapes_that_do_not_fit_are_named() -> None:
     with pytest.raises(ValueError, match=r"arm scores and seconds .* got \(2, 3\) and \(2, 2\)"):
         speedup(np.ones((2, 2)), np.ones((2, 2)), np.ones((2, 3)), np.ones((2, 2)))
+
+
+# ------------------------------------------------------------------------------------ differences of final scores
+
+
+def test_a_difference_is_welchs() -> None:
+    found = difference(np.array([0.80, 0.82, 0.84]), np.array([0.60, 0.70]))
+    square = 0.02**2 / 3 + 0.005 / 2  # variances over counts; almost all of it is the second arm's, with 1 degree
+    assert found.mean == pytest.approx(0.17)
+    freedom = square**2 / ((0.02**2 / 3) ** 2 / 2 + 0.0025**2)
+    assert 1 < freedom < 1.2
+    assert found.high - found.mean == pytest.approx(found.mean - found.low)
+    assert 12.706 * np.sqrt(square) * 0.75 < found.high - found.mean < 12.706 * np.sqrt(square)
+    assert (found.settled, found.side) == (False, 1)
+
+
+def test_one_run_settles_no_difference() -> None:
+    found = difference(np.array([0.9]), np.array([0.1, 0.2]))
+    assert np.isnan([found.low, found.high]).all()
+    assert (found.settled, found.side) == (False, 0)
+
+
+def test_equal_runs_differ_by_no_less_than_the_error_of_their_evaluations() -> None:
+    ours, theirs = np.array([0.812, 0.812, 0.812]), np.array([0.836, 0.836, 0.836])
+    assert difference(ours, theirs).settled
+    noisy = difference(ours, theirs, 0.014, 0.014)
+    assert not noisy.settled
+    assert noisy.side == -1
+
+
+@pytest.mark.parametrize("runs", [2, 3, 5, 8])
+def test_noise_is_hardly_ever_a_settled_difference(runs: int) -> None:
+    """Arms of one distribution: at most the nominal 5 % of them, plus two standard errors of that share."""
+    random, trials = np.random.default_rng(runs), 400
+    found = [difference(*random.normal(0.8, 0.02, (2, runs))).settled for _ in range(trials)]
+    assert np.mean(found) <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / trials)
+
+
+@pytest.mark.parametrize("runs", [2, 5, 8])
+def test_noise_is_hardly_ever_sooner_or_later(runs: int) -> None:
+    random, clock = np.random.default_rng(runs), np.arange(11) * 6.0
+    trials, sooner, later = 100, 0, 0
+    for _ in range(trials):
+        rates = 0.05 * np.exp(random.normal(0, 0.2, (2, runs, 1)))
+        scores = random.binomial(256, 0.2 + 0.62 * (1 - np.exp(-rates * clock))) / 256
+        clocks = np.broadcast_to(clock, scores[0].shape)
+        found = speedup(scores[0], clocks, scores[1], clocks, resamples=200)
+        sooner += found.settled and found.speedup > 1
+        later += found.settled and found.speedup < 1
+    assert max(sooner, later) <= trials * (0.05 + 2 * np.sqrt(0.05 * 0.95 / trials))

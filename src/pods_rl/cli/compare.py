@@ -146,12 +146,12 @@ def report(
         Option(help="The column to report. [default: accuracy of evals.jsonl, answer_accuracy of a CSV]"),
     ] = None,
     figures: Annotated[
-        str | None, Option(help="Figures for a paper, one column wide, in publication/: pdf, svg, png, or pdf,svg.")
+        str | None, Option(help="Figures for a paper, one column wide, in figures/: pdf, svg, png, or pdf,svg.")
     ] = None,
     rollouts_mb: Annotated[float, Option(min=0, help="Megabytes of rollouts that the page may hold.")] = 20.0,
     force: Force = False,
 ) -> None:
-    """Write report.html, report.md, figures (PNG) and a CSV of every table: speedup.csv, final.csv and more.
+    """Write report.html, report.md and a CSV of every table: final.csv, pairs.csv, speedup.csv and more.
 
     --csv reads runs of other tools: a row per run and evaluation, with the columns arm, run, hours and the metric; the
     columns rule, n, m and advantages, if present, add the ablations.
@@ -198,9 +198,7 @@ def _check_folder(folder: Path, csv: Path | None, force: bool) -> None:
 
 
 def _declared_baseline(directories: Sequence[Path]) -> str:
-    from ..yaml_files import read_yaml
+    from ..runs.files import read_mapping
 
-    declared = directories[0] / "experiment.yaml"
-    if len(directories) == 1 and declared.is_file():
-        return str(read_yaml(declared)[0].get("baseline", "grpo"))
-    return "grpo"
+    declared = read_mapping(directories[0] / "experiment.yaml") if len(directories) == 1 else {}
+    return str(declared.get("baseline", "grpo"))

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import time
 import webbrowser
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,7 +28,7 @@ _LOOPBACK = "127.0.0.1"
 _PORT = 8760
 _HEADERS = {
     "Cache-Control": "no-store",
-    "Content-Security-Policy": "frame-ancestors 'none'",  # the page has its own policy besides
+    "Content-Security-Policy": "frame-ancestors 'none'",  # the page adds its own policy
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
@@ -95,7 +96,7 @@ def _server(page: LivePage, port: int | None) -> ThreadingHTTPServer:
 
 
 class _Pages(BaseHTTPRequestHandler):
-    """Answers GET and HEAD of the page and of its version, and nothing else."""
+    """Answers GET and HEAD of the page, its parts and its data, and nothing else."""
 
     live: LivePage
     server_version, sys_version = "pods", ""
@@ -107,8 +108,15 @@ class _Pages(BaseHTTPRequestHandler):
             self._answer(421, b"This address is not served here.\n")
         elif self.path == "/":
             self._answer(200, served.page, "text/html")
-        elif self.path == "/version":
-            state = {"version": served.version, "state": served.state, "note": served.note}
+        elif self.path == "/parts":
+            self._answer(200, served.parts, "text/html")
+        elif self.path in ("/points", "/rollouts"):
+            content = served.points if self.path == "/points" else served.rollouts
+            self._answer(200, content, "application/json")
+        elif self.path == "/state":
+            now = time.monotonic()
+            state = {"version": served.version, "news": served.news, "state": served.state, "note": served.note}
+            state |= {"age": int(now - served.made), "points_age": int(now - served.read)}
             self._answer(200, json.dumps(state).encode(), "application/json")
         else:
             self._answer(404, b"There is one page: /\n")

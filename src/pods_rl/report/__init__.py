@@ -5,7 +5,7 @@ from __future__ import annotations
 from .build import build_report, build_report_from_csv, print_summary
 from .evaluations_csv import curves_from_csv
 from .pages import ReportFiles
-from .speedups import Speedup, speedup
+from .speedups import Speedup, speedups
 
 __all__ = [
     "ReportFiles",
@@ -14,5 +14,5 @@ __all__ = [
     "build_report_from_csv",
     "curves_from_csv",
     "print_summary",
-    "speedup",
+    "speedups",
 ]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from .arms import OWN_TO_A_RUN, Arm, rollouts_of
 from .curves import finite
 from .text import plain
 
-Axis = Literal["n", "m", "rule", "advantages"]
-AXES: dict[Axis, str] = {
+AXES = {
     "n": "rollouts generated (n)",
     "m": "rollouts kept (m)",
     "rule": "selection rule",
@@ -46,18 +45,12 @@ class Setting:
         return self.n == self.m
 
     def differences(self, other: Setting) -> set[str]:
-        """The axes in which two arms differ, and ``rest`` for anything else."""
+        """Return the axes in which two arms differ, and ``rest`` for anything else."""
         free = {"rule", "advantages"} if self.is_plain or other.is_plain else set()
         return {key for key in (*AXES, "rest") if key not in free and getattr(self, key) != getattr(other, key)}
 
-    def value(self, axis: Axis) -> str:
+    def value(self, axis: str) -> str:
         return plain(getattr(self, axis), limit=30) + (" (GRPO)" if self.is_plain else "")
-
-    def others(self, axis: Axis) -> str:
-        """``n = 64, rule max_variance, advantages after``: the other settings."""
-        parts = [f"{key} = {getattr(self, key)}" for key in ("n", "m") if key != axis]
-        named = (key for key in ("rule", "advantages") if key != axis and getattr(self, key))
-        return ", ".join([*parts, *(f"{key} {plain(getattr(self, key), limit=30)}" for key in named)])
 
 
 def setting_of(config: Mapping[str, Any]) -> Setting | None:
@@ -76,7 +69,7 @@ def setting_of(config: Mapping[str, Any]) -> Setting | None:
 
 
 def in_order(value: Any) -> str:
-    """A setting as JSON with sorted keys; a value that JSON cannot hold as Python writes it."""
+    """Return a setting as JSON with sorted keys; a value that JSON cannot hold as Python writes it."""
     try:
         return json.dumps(value, sort_keys=True, default=str)
     except (TypeError, ValueError, RecursionError):
@@ -84,7 +77,7 @@ def in_order(value: Any) -> str:
 
 
 def _prompts(config: Mapping[str, Any], m: int) -> dict[str, float]:
-    """The batch in prompts, which an ablation of m keeps, rather than in rows, which it does not."""
+    """Return the batch in prompts, which an ablation of m keeps, rather than in rows, which it does not."""
     rows, micro, steps, generated = (finite(config.get(key)) for key in _ROW_KEYS)
     micro = micro or 1.0
     shares = {
@@ -99,21 +92,10 @@ def _prompts(config: Mapping[str, Any], m: int) -> dict[str, float]:
 class Ablation:
     """Arms that differ from the reference in one setting, and the value each has; in order of the values."""
 
-    axis: Axis
+    axis: str
     reference: Arm
     arms: tuple[Arm, ...]
     values: tuple[str, ...]
-    held: str  # the settings that all of them share, in words
-
-    @property
-    def title(self) -> str:
-        return AXES[self.axis]
-
-    def label(self, value: str) -> str:
-        """A value as a legend names it: ``n = 64``, ``random``, ``advantages before``."""
-        if self.axis == "rule":
-            return value
-        return f"{self.axis} = {value}" if self.axis in ("n", "m") else f"{self.axis} {value}"
 
 
 def find_ablations(arms: Sequence[Arm]) -> tuple[Ablation, ...]:
@@ -127,26 +109,19 @@ def find_ablations(arms: Sequence[Arm]) -> tuple[Ablation, ...]:
         return ()
 
     def neighbours(own: Setting) -> dict[str, list[tuple[Arm, Setting]]]:
-        """The arms that differ in one setting alone, by that setting."""
-        found: dict[str, list[tuple[Arm, Setting]]] = {axis: [] for axis in AXES}
-        for arm, setting in known:
-            differences = own.differences(setting)
-            if len(differences) == 1 and "rest" not in differences:
-                found[differences.pop()].append((arm, setting))
-        return found
+        """Return the arms that differ in one setting alone, by that setting."""
+        return {axis: [pair for pair in known if own.differences(pair[1]) == {axis}] for axis in AXES}
 
     def rank(pair: tuple[Arm, Setting]) -> tuple[int, bool]:
         return sum(map(len, neighbours(pair[1]).values())), not pair[1].is_plain
 
     reference, own = max(known, key=rank)
     found = []
-    for axis in AXES:
-        others = neighbours(own)[axis]
+    for axis, others in neighbours(own).items():
         if others and (len(others) > 1 or len(arms) > 2):
             family = [(reference, own), *others]
             if axis in ("n", "m"):
                 family.sort(key=lambda pair: getattr(pair[1], axis))
-            members, settings = zip(*family, strict=True)
-            values = tuple(setting.value(axis) for setting in settings)
-            found.append(Ablation(axis, reference, members, values, own.others(axis)))
+            values = tuple(setting.value(axis) for _, setting in family)
+            found.append(Ablation(axis, reference, tuple(arm for arm, _ in family), values))
     return tuple(found)

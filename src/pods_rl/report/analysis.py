@@ -1,8 +1,9 @@
-"""The numbers of a report: speedups, final scores and seconds by phase."""
+"""The numbers of a report: final scores, speedups, pairs of arms, and seconds by phase."""
 
 from __future__ import annotations
 
 import difflib
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,13 +13,14 @@ import numpy as np
 from ..errors import UserError
 from ..runs import Run
 from .ablations import Ablation, find_ablations
-from .arms import Arm
+from .arms import Arm, rollouts_of
 from .curves import Curve, finite
 from .speedups import Speedup, speedups
-from .statistics import bootstrap_band, evaluation_error, normal_band
+from .statistics import Array, Difference, difference, evaluation_error, normal_band
 from .text import plain
 
 PHASES = ("rollout", "reward", "selection", "update")
+_EVERY_PAIR = 4  # arms: of so many every pair is compared
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,6 @@ class Final:
     final_runs: int
     low: float  # 1.96 standard errors, as the paper's band
     high: float
-    bootstrap_low: float
-    bootstrap_high: float
     peak: float
     peak_seconds: float
     error: float  # of the final score, from the evaluations' own standard errors; NaN if they are not known
@@ -54,6 +54,16 @@ class Cost:
 
 
 @dataclass(frozen=True, eq=False)
+class Pair:
+    """An arm against another: its final score minus the other's, and its speedup to the other's level."""
+
+    arm: Arm
+    other: Arm
+    difference: Difference
+    speedup: Speedup
+
+
+@dataclass(frozen=True, eq=False)
 class Analysis:
     """All that the figures, tables and sentences are made from."""
 
@@ -65,6 +75,7 @@ class Analysis:
     finals: dict[str, Final]
     costs: dict[str, Cost]
     ablations: tuple[Ablation, ...]
+    pairs: tuple[Pair, ...]  # the one that the experiment is about first
     resamples: int
     seed: int
     attempts: int  # runs that were repeated, and are in no figure
@@ -116,16 +127,28 @@ def analyse(
         draws = 0 if curve is reference else resamples  # against itself an interval means nothing
         for result in speedups(reference.tables, curve.tables, resamples=draws, seed=seed):
             found[name, result.criterion, result.interpolated] = result
+    # an ablation of single runs would show nothing but that runs differ
+    ablations = find_ablations([arm for arm in ordered if arm.curve and not arm.is_single])
+    finals = {name: _final_of(curve, horizon) for name, curve in curves.items()}
+    pairs = []
+    for arm, other in _pairs([arm for arm in ordered if arm.name in curves], base, ablations):
+        gap = difference(
+            *(_runs_at(curves[one.name], horizon) for one in (arm, other)),
+            *(finals[one.name].error for one in (arm, other)),
+        )
+        known = found.get((arm.name, "p99", False)) if other is base else None
+        tables = (curves[one.name].tables for one in (other, arm))
+        pairs.append(Pair(arm, other, gap, known or next(speedups(*tables, resamples=resamples, seed=seed))))
     return Analysis(
         arms=ordered,
         baseline=base,
         metric=metric,
         horizon=horizon,
         speedups=found,
-        finals={name: _final_of(curve, horizon, resamples=resamples, seed=seed) for name, curve in curves.items()},
+        finals=finals,
         costs={arm.name: cost_of(arm.runs) for arm in ordered if arm.runs},
-        # an ablation of single runs would show nothing but that runs differ
-        ablations=find_ablations([arm for arm in ordered if arm.curve and not arm.is_single]),
+        ablations=ablations,
+        pairs=tuple(pairs),
         resamples=resamples,
         seed=seed,
         attempts=attempts,
@@ -133,7 +156,7 @@ def analyse(
 
 
 def _find_baseline(arms: Sequence[Arm], name: str | None) -> Arm | None:
-    """The arm of that name; None for no name (or ``none``), and for a lone arm of another name."""
+    """Return the arm of that name; None for no name (or ``none``), and for a lone arm of another name."""
     by_name = {arm.name: arm for arm in arms}
     if name in by_name:
         return by_name[name]
@@ -147,11 +170,35 @@ def _find_baseline(arms: Sequence[Arm], name: str | None) -> Arm | None:
     )
 
 
-def _final_of(curve: Curve, horizon: float, *, resamples: int, seed: int) -> Final:
-    """Scores at the first checkpoint, at the last one within the horizon, and at the peak."""
+def _pairs(arms: Sequence[Arm], base: Arm | None, ablations: Sequence[Ablation]) -> list[tuple[Arm, Arm]]:
+    """Return the pairs that the experiment is about, none without a baseline.
+
+    The first is its subject against the baseline: the arm that the ablations vary, else the first that drops
+    rollouts, else the first. Then come all others against the baseline, and the subject against them. Of few arms
+    every pair is compared.
+    """
+    others = [arm for arm in arms if arm is not base]
+    if base is None or base not in arms or not others:
+        return []
+    subjects = [ablation.reference for ablation in ablations]
+    subjects += [arm for arm in others if (sizes := rollouts_of(arm.config)) and sizes[0] != sizes[1]]
+    subject = next((arm for arm in subjects if arm is not base), others[0])
+    others = [subject, *(arm for arm in others if arm is not subject)]
+    pairs = [(arm, base) for arm in others] + [(subject, arm) for arm in others[1:]]
+    rest = itertools.combinations(others[1:], 2) if len(arms) <= _EVERY_PAIR else ()
+    return [*pairs, *rest]
+
+
+def _runs_at(curve: Curve, horizon: float) -> Array:
+    """Return the final score of each run that has one."""
+    scores = curve.scores[:, curve.last(horizon)]
+    return np.asarray(scores[~np.isnan(scores)])
+
+
+def _final_of(curve: Curve, horizon: float) -> Final:
+    """Return the scores at the first checkpoint, at the last one within the horizon, and at the peak."""
     at = curve.last(horizon)
     low, high = normal_band(curve.scores)
-    boot_low, boot_high = bootstrap_band(curve.scores[:, [at]], resamples, seed)
     known = np.flatnonzero(~np.isnan(curve.mean))
     start = int(known[0])
     within = known[known <= at] if at >= start else known
@@ -163,8 +210,6 @@ def _final_of(curve: Curve, horizon: float, *, resamples: int, seed: int) -> Fin
         final_runs=int((~np.isnan(curve.scores[:, at])).sum()),
         low=float(low[at]),
         high=float(high[at]),
-        bootstrap_low=float(boot_low[0]),
-        bootstrap_high=float(boot_high[0]),
         peak=float(curve.mean[peak]),
         peak_seconds=float(curve.times[peak]),
         error=float(evaluation_error(curve.scores, curve.errors)[at]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -14,35 +15,22 @@ from ..errors import UserError
 from ..runs import write_atomic
 from ..text import safe_text
 from .analysis import Analysis, analyse
-from .arms import Arm, arms_from_runs, earlier_attempts
+from .arms import Arm, arms_from_runs, earlier_attempts, real
+from .charts import Chart, charts
 from .curves import finite
 from .evaluations_csv import arms_from_csv
-from .figures import FIGURES, pictures
-from .interactive import charts
-from .ledger import DATA_MB, Page, ledger_page
+from .ledger import DATA_MB, Ledger, ledger_of
 from .pages import ReportFiles, to_html, to_markdown
-from .plots import KINDS
-from .publication import printed
-from .run_tables import config_table, phases_table, runs_table
-from .tables import ablations_table, arms_table, curves_table, scores_table, speedup_table
+from .tables import tables
 from .text import plain
 from .wording import headlines, method, notes
 
-_TABLES = (
-    arms_table,
-    speedup_table,
-    scores_table,
-    ablations_table,
-    curves_table,
-    phases_table,
-    runs_table,
-    config_table,
-)
-
-
+_KINDS = ("pdf", "svg", "png")
+_MOST_MB = 2000.0  # a browser holds no larger page
 # in the terminal, to fit 80 columns
-_SHORT = {"final, 95 % interval": "final [95 %]", "speedup, 95 % interval": "speedup [95 %]", "final format": "format"}
-_SKIPPED = {"peak", "s/step"}
+_SHORT = {"final, 95 % interval": "final [95 %]", "speedup, 95 % interval": "speedup [95 %]"}
+_SHOWN = ("arm", "final", "final, 95 % interval", "to\u00a099\u00a0%", "speedup", "speedup, 95 % interval",
+          "runs")  # fmt: skip
 
 
 def build_report(
@@ -56,17 +44,17 @@ def build_report(
     figures: Sequence[str] = (),
     rollouts_mb: float = DATA_MB,
 ) -> ReportFiles:
-    """Read runs and write ``report.html``, ``report.png``, ``report.md``, a CSV of every table and ``figures/``.
+    """Read runs and write ``report.html``, ``report.md`` and a CSV of every table.
 
     Args:
         sources: an experiment directory, a run directory, or several of either.
-        output: folder to write to; by default ``report`` inside the one source, or beside several.
+        output: folder to write to; by default ``report`` inside the one source, or next to several.
         baseline: the arm that the others are measured against; None for no comparison.
         metric: the field of ``evals.jsonl`` to compare by.
         resamples: bootstrap resamples of the runs.
         seed: of the bootstrap; the same runs and seed give the same numbers.
-        figures: formats (``pdf``, ``svg``, ``png``) of figures for a paper, written to ``publication/``.
-        rollouts_mb: megabytes of rollouts that the page may hold, about; it says what it left out.
+        figures: formats (``pdf``, ``svg``, ``png``) of figures for a paper, written to ``figures/``.
+        rollouts_mb: megabytes of rollouts that the page may hold, about; it says how many it left out.
 
     Raises:
         UserError: if no run is found, if runs were evaluated but never on ``metric``, if none of
@@ -74,16 +62,37 @@ def build_report(
     """
     _check_kinds(figures)
     paths = [Path(sources)] if isinstance(sources, (str, Path)) else [Path(source) for source in sources]
+    report = read_report(
+        paths, baseline=baseline, metric=metric, resamples=resamples, seed=seed, rollouts_mb=rollouts_mb
+    )
+    if output is None:
+        output = (paths[0] if len(paths) == 1 else Path(os.path.commonpath([*map(real, paths)]))) / "report"
+    return _write(report, Path(output), figures)
+
+
+def read_report(
+    paths: Sequence[Path],
+    *,
+    baseline: str | None = "grpo",
+    metric: str = "accuracy",
+    resamples: int = 2000,
+    seed: int = 0,
+    rollouts_mb: float = DATA_MB,
+) -> ReportFiles:
+    """Return the report of runs without writing it; arguments as of ``build_report``."""
+    if not 0 <= rollouts_mb <= _MOST_MB:
+        raise UserError(f"--rollouts-mb must be between 0 and {_MOST_MB:g}: got {rollouts_mb}.")
     arms = arms_from_runs(paths, metric)
     _check_metric(arms, metric)
-    if output is None:
-        common = paths[0] if len(paths) == 1 else Path(os.path.commonpath([p.resolve() for p in paths]))
-        output = common / "report"
     attempts = earlier_attempts(paths)
     analysis = analyse(arms, baseline=baseline, metric=metric, resamples=resamples, seed=seed, attempts=attempts)
-    title = paths[0].resolve().name if len(paths) == 1 else f"{len(paths)} runs"
-    ledger = ledger_page(analysis.arms, data_mb=rollouts_mb)
-    return _write(analysis, ledger, Path(output), title, figures)
+    title = real(paths[0]).name if len(paths) == 1 else f"{len(paths)} runs"
+    return _report(analysis, ledger_of(analysis.arms, data_mb=rollouts_mb), title)
+
+
+def read_charts(paths: Sequence[Path], baseline: str | None, metric: str = "accuracy") -> dict[str, list[Chart]]:
+    """Return the figures of runs alone, without intervals of speedups and without rollouts: quick to make."""
+    return charts(analyse(arms_from_runs(paths, metric), baseline=baseline, metric=metric, resamples=0))
 
 
 def build_report_from_csv(
@@ -96,19 +105,19 @@ def build_report_from_csv(
     seed: int = 0,
     figures: Sequence[str] = (),
 ) -> ReportFiles:
-    """The same report from a CSV of evaluations (columns: ``curves_from_csv``); without phases and ledger."""
+    """Write the same report from a CSV of evaluations (columns: ``curves_from_csv``); without phases and rollouts."""
     _check_kinds(figures)
     arms = arms_from_csv(csv, metric)
     if not any(arm.curve for arm in arms):
         raise UserError(f"{csv}: column {metric} holds no number. Choose another with --metric.")
     analysis = analyse(arms, baseline=baseline, metric=metric, resamples=resamples, seed=seed)
-    return _write(analysis, Page(), Path(output), Path(csv).name, figures)
+    return _write(_report(analysis, Ledger(), Path(csv).name), Path(output), figures)
 
 
 def _check_kinds(kinds: Sequence[str]) -> None:
     for kind in kinds:
-        if kind not in KINDS:
-            raise UserError(f"--figures {plain(kind)}: no such format. Choose among {', '.join(KINDS)}.")
+        if kind not in _KINDS:
+            raise UserError(f"--figures {plain(kind)}: no such format. Choose among {', '.join(_KINDS)}.")
 
 
 def _check_metric(arms: Sequence[Arm], metric: str) -> None:
@@ -118,48 +127,52 @@ def _check_metric(arms: Sequence[Arm], metric: str) -> None:
     known = sorted({key for row in rows for key, value in row.items() if finite(value) is not None})
     if known:
         raise UserError(
-            f"No evaluation has a number called {metric!r}. Choose one of {', '.join(known)} with --metric."
+            f"No evaluation has a number called {metric!r}. Choose one of {', '.join(map(plain, known))} with --metric."
         )
 
 
-def _write(analysis: Analysis, ledger: Page, folder: Path, title: str, kinds: Sequence[str]) -> ReportFiles:
-    report = ReportFiles(
-        folder=folder,
+def _report(analysis: Analysis, ledger: Ledger, title: str) -> ReportFiles:
+    return ReportFiles(
+        folder=Path("report"),
         title=title,
-        analysis=analysis,
         headlines=headlines(analysis),
         notes=notes(analysis),
         method=method(analysis),
-        tables={table.name: table for table in (make(analysis) for make in _TABLES)},
-        images=pictures(analysis),
+        tables=tables(analysis),
         charts=charts(analysis),
         ledger=ledger,
+        analysis=analysis,
     )
+
+
+def _write(report: ReportFiles, folder: Path, kinds: Sequence[str]) -> ReportFiles:
+    report = replace(report, folder=folder)
+    pictures: dict[str, bytes] = {}
+    if kinds and report.analysis:
+        from .figures import printed  # matplotlib, which a report without figures does not load
+
+        pictures = {f"figures/{name}": content for name, content in printed(report.analysis, kinds)}
     try:
-        folder.joinpath("figures").mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        if pictures:
+            (folder / "figures").mkdir(exist_ok=True)
+        for name, content in pictures.items():
+            write_atomic(folder / name, content)
         write_atomic(report.html, to_html(report))
-        write_atomic(report.png, report.images["curves"].png)
-        for name, path in report.figures.items():
-            write_atomic(path, report.images[name].png)
-        for name in {*FIGURES} - {*report.figures}:  # of an earlier report in this folder
-            (folder / "figures" / f"{name}.png").unlink(missing_ok=True)
-        for name, content in printed(analysis, kinds):
-            (folder / "publication").mkdir(exist_ok=True)
-            write_atomic(folder / "publication" / name, content)
-        write_atomic(report.markdown, to_markdown(report))
+        write_atomic(report.markdown, to_markdown(report, [name for name in pictures if name.endswith(".png")]))
         for name, table in report.tables.items():
             write_atomic(report.csv[name], table.to_csv())
     except OSError as error:
         raise UserError(
-            f"Cannot write the report to {folder}: {error.strerror}. Choose another folder with --output."
+            f"Cannot write the report to {folder}: {error.strerror or error}. Choose another folder with --output."
         ) from error
     return report
 
 
 def print_summary(report: ReportFiles, console: Console) -> None:
-    """The headlines, the table of arms in at most 80 columns, the notes and the paths of the files."""
+    """Print the headlines, the table of arms in at most 80 columns, the notes and the paths of the files."""
     source = report.tables["final"]
-    shown = [index for index, column in enumerate(source.columns) if column.title not in _SKIPPED]
+    shown = [index for index, column in enumerate(source.columns) if column.title in _SHOWN]
     table = RichTable(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
     for index in shown:
         column = source.columns[index]
@@ -174,5 +187,5 @@ def print_summary(report: ReportFiles, console: Console) -> None:
     console.print(table, width=width)
     for note in report.notes:
         console.print(f"[yellow]Note:[/yellow] {safe_text(note)}", width=width, highlight=False, soft_wrap=False)
-    for path in (report.html, report.png, report.speedup):
+    for path in (report.html, report.speedup):
         console.print(safe_text(path), soft_wrap=True, highlight=False)

@@ -18,6 +18,7 @@ LENGTH = "mean_completion_tokens"
 HOUR = 3600.0
 
 MOST_CHECKPOINTS = 1000  # of a curve; a longer one keeps as many, evenly spread
+LARGEST = 1e15  # of a logged number: squares and sums of such ones stay finite
 _MOST_CELLS = 4_000_000  # runs x checkpoints
 
 Integers = NDArray[np.int64]
@@ -50,8 +51,8 @@ class Curve:
         return mean_curve(self.seconds)
 
     @property
-    def tables(self) -> tuple[Array, Array, Array]:
-        return self.scores, self.seconds, self.errors
+    def tables(self) -> tuple[Array, Array]:
+        return self.scores, self.seconds
 
     @property
     def is_single(self) -> bool:
@@ -95,14 +96,14 @@ def curve_of(evals: Mapping[str, Iterable[Mapping[str, Any]]], metric: str) -> C
 
 
 def other_metrics(metric: str) -> set[str]:
-    """Return the metrics shown beside the one that arms are compared by."""
+    """Return the metrics shown next to the one that arms are compared by."""
     return {*ACCURACIES, LENGTH} - {metric}
 
 
 def standard_errors(scores: Array, given: Array, prompts: Array, metric: str) -> Array:
     """Return the standard error of each evaluation: as given, else that of a share of this many prompts, else NaN.
 
-    Two answers, one right, are added to the prompts (Agresti and Coull 1998): none right of 256 is no certainty.
+    Two answers, one right, are added to the prompts (Agresti and Coull 1998): 0 of 256 does not prove 0.
 
     >>> standard_errors(np.array([0.5, 0.5]), np.array([0.02, 0.0]), np.array([98, 98]), "accuracy").round(3)
     array([0.02, 0.05])
@@ -142,7 +143,7 @@ def align(
             return found
     due_C, place_K = np.unique(due_K, return_inverse=True)
     total = len(due_C)
-    kept = _kept(place_K, total, len(runs), most)
+    kept = np.unique(np.linspace(0, total - 1, min(total, most)).round().astype(np.int64))
     place_of = np.full(total, -1)
     place_of[kept] = np.arange(len(kept))
     column_K = place_of[place_K]
@@ -153,29 +154,17 @@ def align(
     return Curve(runs, due_C[kept], seconds, scores, errors, thinned_from=total if len(kept) < total else 0)
 
 
-def _kept(place_K: Integers, total: int, runs: int, most: int) -> Integers:
-    """Return the checkpoints to keep: all, or if they are too many, evenly spread ones that most runs have."""
-    if total <= most:
-        return np.arange(total)
-    shared = np.flatnonzero(2 * np.bincount(place_K, minlength=total) > runs)
-    among = shared if len(shared) > 1 else np.arange(total)
-    return among if len(among) <= most else among[np.linspace(0, len(among) - 1, most).round().astype(np.int64)]
-
-
 def _share_a_clock(run_K: Integers, due_K: Array) -> bool:
     """Whether some run has at least half of its evaluations at times at which another run has one too.
 
-    The first of a run's evaluations does not count: all runs start at 0.
+    Evaluations at the earliest time do not count: all runs start at 0.
     """
-    order = np.lexsort((due_K, run_K))
-    run_K, due_K = run_K[order], due_K[order]
-    first = np.r_[True, run_K[1:] != run_K[:-1]]
-    distinct = first | np.r_[True, due_K[1:] != due_K[:-1]]
-    run_K, due_K, first = run_K[distinct], due_K[distinct], first[distinct]
-    _, place_K, count = np.unique(due_K, return_inverse=True, return_counts=True)
-    counted = ~first | (np.bincount(run_K)[run_K] == 1)
-    shared = np.bincount(run_K[counted], weights=count[place_K[counted]] > 1)
-    return bool((2 * shared >= np.bincount(run_K[counted])).any())
+    points = np.unique(due_K + 1j * run_K)  # each run's times once
+    _, place, count = np.unique(points.real, return_inverse=True, return_counts=True)
+    run = points.imag[place > 0].astype(np.int64)
+    shared = np.bincount(run, weights=count[place[place > 0]] > 1)
+    total = np.bincount(run)
+    return not len(run) or bool((2 * shared >= total)[total > 0].any())
 
 
 def _interpolated(runs: tuple[str, ...], run_K: Integers, values_K: Array, most: int) -> Curve | None:
@@ -201,7 +190,7 @@ def _interpolated(runs: tuple[str, ...], run_K: Integers, values_K: Array, most:
 
 
 def finite(value: object) -> float | None:
-    """Return a finite number, or None: a logged value may be null, text or not finite.
+    """Return a number of at most 15 digits, or None: a logged value may be null, text, not finite, or absurd.
 
     >>> finite("0.5"), finite(None), finite("x"), finite(float("nan")), finite(True)
     (0.5, None, None, None, None)
@@ -212,4 +201,4 @@ def finite(value: object) -> float | None:
         number = float(value)
     except (ValueError, OverflowError):
         return None
-    return number if math.isfinite(number) else None
+    return number if abs(number) < LARGEST else None

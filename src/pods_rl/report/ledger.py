@@ -1,211 +1,283 @@
-"""The ledger's part of a report: a readable excerpt, every group for the page's script, and counts over all of them."""
+"""The rollouts of a report: every group of the ledgers as data for the page's script, bounded in size."""
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..runs import Run
-from .arms import Arm
-from .difficulty import Bin, Tally, reward_ends
-from .explorer import Explorer
-from .groups import TEXT_LIMIT, Group, Rollout, group_of, outward
-from .reasons import Settings
-from .text import plain
-
-__all__ = ["DATA_MB", "TEXT_LIMIT", "Group", "Page", "Rollout", "evenly", "ledger_page", "outward"]
+from ..text import call_text, content_text, plain_text
+from .arms import Arm, rollouts_of
+from .curves import finite
+from .text import encodable, plain
 
 DATA_MB = 20.0
 """Megabytes of the page that rollouts may take, about."""
 
-TEXT_BUDGET = 800_000
-"""Bytes of HTML that the excerpt may take, about: what a reader without script sees."""
+TEXT_LIMIT = 2_000
+"""Characters of a text that are shown."""
 
-GROUPS_PER_ARM = 8
+_ESCAPED = re.compile("[<>&]")  # six bytes each in a page
+_MOST_NUMBERS = 12  # of equal rollouts that are named
+_MOST_TURNS = 40
+_MOST_ROWS, _MOST_BYTES = 1_000_000, 1 << 30  # of a file, uncompressed
 _TEXTS = frozenset({"completion", "messages", "turn_rewards", "answer"})
 _UNREADABLE = (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, pa.ArrowException)
 
 
-@dataclass(frozen=True)
-class Page:
-    """What the page shows of the ledgers.
+@dataclass
+class Ledger:
+    """The rollouts of a page.
 
     Args:
-        groups: the excerpt.
-        total: groups in the files that could be read.
+        limit_mb: megabytes that they may take.
+        files: how many ledger files there are.
         unreadable: names of files that could not be read.
-        files: how many there are.
-        data: for the script; empty without groups.
-        rollouts: that ``data`` has.
-        left_out: groups whose rollouts ``data`` does not have.
-        limit_mb: of ``data``.
-        tallies: counts of each arm over all its groups.
+        groups: in the files that could be read.
+        rollouts: on the page.
+        left_out: groups that do not fit the page.
     """
 
-    groups: tuple[Group, ...] = ()
-    total: int = 0
-    unreadable: tuple[str, ...] = ()
+    limit_mb: float = DATA_MB
     files: int = 0
-    data: Mapping[str, Any] = field(default_factory=dict)
+    unreadable: list[str] = field(default_factory=list)
+    groups: int = 0
     rollouts: int = 0
     left_out: int = 0
-    limit_mb: float = DATA_MB
-    tallies: tuple[Tally, ...] = ()
+    _bytes: int = 0
+    _arms: list[str] = field(default_factory=list)
+    _texts: dict[str, int] = field(default_factory=dict)
+    _shown: list[list[Any]] = field(default_factory=list)
+    _runs: dict[str, int] = field(default_factory=dict)
 
-    @cached_property
-    def runs(self) -> tuple[str, ...]:
-        """Names of the runs, ``seed-10`` after ``seed-9``."""
-        return tuple(dict.fromkeys(sorted((group.run for group in self.groups), key=_run_place)))
+    @property
+    def data(self) -> Mapping[str, Any]:
+        """What templates/ledger.js reads; empty without groups."""
+        if not self._shown:
+            return {}
+        groups = sorted(self._shown, key=lambda group: (group[0], group[2], group[1], group[3]))  # arm, step, run
+        return {
+            "arms": self._arms,
+            "runs": [*self._runs],
+            "texts": [*self._texts],
+            "groups": groups,
+            "total": self.groups,
+            "limit_mb": self.limit_mb,
+        }
 
-    @cached_property
-    def reward_ends(self) -> tuple[float, float]:
-        return reward_ends(self.tallies)
+    def read(self, path: Path, arm: Arm, run: str) -> None:
+        """Add the groups of a file; raise one of ``_UNREADABLE`` if it is damaged."""
+        full = self.left_out > 0
+        parts: dict[int, list[dict[str, Any]]] = {}
+        for row in _rows(path, texts=not full):
+            if not isinstance(row["step"], int) or not isinstance(row["group"], int):
+                raise TypeError("step and group must be integers")
+            parts.setdefault(row["group"], []).append(row)
+        self.groups += len(parts)
+        for _, part in sorted(parts.items()):
+            if full or not self._add(part, arm, run):
+                full = True
+                self.left_out += 1
 
-    def bins(self, tally: Tally) -> list[Bin]:
-        """The histogram of an arm's rewards, its ends those of all arms; empty if none is scored."""
-        low, high = self.reward_ends
-        return tally.bins(low, high) if low <= high else []
+    def _add(self, rows: Sequence[Mapping[str, Any]], arm: Arm, run: str) -> bool:
+        """Add a group if the page has room for it."""
+        if arm.label not in self._arms:
+            self._arms.append(arm.label)
+        rollouts = outward([_rollout(row, index) for index, row in enumerate(rows)])
+        known, first = len(self._texts), rows[0]
+        group = [
+            self._arms.index(arm.label),
+            self._runs.setdefault(run, len(self._runs)),
+            first["step"],
+            first["group"],
+            self._id(_middle_cut(message_text(first.get("prompt")))),
+            self._id(plain_text(message_text(first.get("answer"))[:200])),
+            _stat(rollouts, rollouts_of(arm.config)[0]),
+            [self._row(fold) for fold in folded(rollouts)],
+        ]
+        new = [*self._texts][known:]
+        text = json.dumps([group, new], ensure_ascii=False)
+        size = len(text.encode()) + 5 * len(_ESCAPED.findall(text))
+        if self._bytes + size > self.limit_mb * 1e6:
+            for one in new:
+                del self._texts[one]
+            return False
+        self._shown.append(group)
+        self._bytes += size
+        self.rollouts += len(rollouts)
+        return True
+
+    def _row(self, fold: Sequence[_Rollout]) -> list[Any]:
+        first = fold[0]
+        kept = [rollout for rollout in fold if rollout.kept]
+        return [
+            self._id(first.text),
+            None if math.isnan(first.reward) else float(f"{first.reward:.6g}"),
+            len(fold),
+            len(kept),
+            float(f"{kept[0].advantage:.4g}") if kept and kept[0].advantage is not None else None,
+            self._id(first.facts),
+            [rollout.index for rollout in fold[:_MOST_NUMBERS]],
+        ]
+
+    def _id(self, text: str) -> int:
+        return self._texts.setdefault(text, len(self._texts))
 
 
-def ledger_page(
-    arms: Sequence[Arm],
-    *,
-    groups_per_arm: int = GROUPS_PER_ARM,
-    budget: int = TEXT_BUDGET,
-    data_mb: float = DATA_MB,
-) -> Page:
-    """Read every ledger file of the arms once; a torn one, or one of other columns, is skipped and named.
+@dataclass(frozen=True)
+class _Rollout:
+    index: int
+    reward: float  # NaN: without a score
+    kept: bool
+    advantage: float | None
+    text: str
+    facts: str  # rewards by function, and length
+    right: bool | None  # None: no reward tells
+
+
+def ledger_of(arms: Sequence[Arm], *, data_mb: float = DATA_MB) -> Ledger:
+    """Read every ledger file of the arms; a damaged one, or one with other columns, is skipped and named.
 
     Args:
         arms: those without a ledger are not shown.
-        groups_per_arm: of the excerpt, evenly over an arm's steps and runs.
-        budget: bytes of the excerpt. Texts are cut at ``TEXT_LIMIT`` characters, shorter if one group is too large.
-        data_mb: megabytes of the data. Where they do not hold all groups, those that are left out are spread evenly.
+        data_mb: megabytes of the data. Where they do not hold all groups, those that are left out are spread over
+            steps and runs: files are read in a shuffled order, the arms in turn.
     """
-    logged = [(arm, Settings.of(arm.config), files) for arm in arms if (files := _files(arm.runs))]
-    logged.sort(key=lambda found: found[1].n == found[1].m)  # an arm that trains on all rollouts comes last
-    explorer = Explorer(int(data_mb * 1e6))
-    tallies = [Tally(arm.label) for arm, _, _ in logged]
-    entries: list[list[tuple[int, Run, Path, int]]] = [[] for _ in logged]
-    unreadable: list[str] = []
-    for place, number in _spread([len(files) for _, _, files in logged]):
-        arm, settings, files = logged[number]
-        run, path = files[place]
+    ledger = Ledger(data_mb)
+    queue: list[tuple[int, Path, Run, Arm]] = []
+    for arm in arms:
+        files = [(path, run) for run in arm.runs for path in run.rollout_files()]
+        files.sort(key=lambda file: sha256(f"{file[1].path.name}/{file[0].name}".encode(errors="replace")).digest())
+        queue += [(place, path, run, arm) for place, (path, run) in enumerate(files)]
+    for _, path, run, arm in sorted(queue, key=lambda entry: entry[0]):
+        ledger.files += 1
+        name = plain(run.path.name)
         try:
-            groups = _read(path, arm.name, plain(run.path.name), settings, texts=not explorer.is_full)
+            ledger.read(path, arm, name)
         except _UNREADABLE:
-            unreadable.append(_place(run, path))
-            continue
-        for group in groups:
-            explorer.add(group, number)
-            tallies[number].add(group)
-            entries[number].append((place, run, path, group.group))
-    shown: list[Group] = []
-    for (arm, settings, _), own in zip(logged, entries, strict=True):
-        chosen = evenly(sorted(own, key=lambda entry: (entry[0], entry[3])), groups_per_arm)
-        again = (_one(arm, settings, *entry[1:]) for entry in chosen)
-        shown += _fit([group for group in again if group], budget // len(logged))
-    dropping = {group.arm for group in shown if group.kept < len(group.rollouts)}
-    shown.sort(key=lambda group: group.arm not in dropping)
-    return Page(
-        groups=tuple(shown),
-        total=sum(map(len, entries)),
-        unreadable=tuple(sorted(unreadable)),
-        files=sum(len(files) for _, _, files in logged),
-        data=explorer.data([arm.label for arm, _, _ in logged]) if shown else {},
-        rollouts=explorer.rollouts,
-        left_out=explorer.left_out,
-        limit_mb=data_mb,
-        tallies=tuple(tally for tally in tallies if tally.groups),
+            ledger.unreadable.append(plain(f"{name}/{path.name}"))
+    ledger.unreadable.sort()
+    return ledger
+
+
+def _rows(path: Path, *, texts: bool) -> list[dict[str, Any]]:
+    if not path.is_file():  # opening a pipe would block
+        raise OSError("not a regular file")
+    with pq.ParquetFile(path) as file:
+        sizes = [file.metadata.row_group(index).total_byte_size for index in range(file.metadata.num_row_groups)]
+        if file.metadata.num_rows > _MOST_ROWS or sum(sizes) > _MOST_BYTES:
+            raise OSError("too large")
+        names = [name for name in file.schema_arrow.names if texts or name not in _TEXTS]
+        rows: list[dict[str, Any]] = file.read(columns=names).to_pylist()
+    return rows
+
+
+def _rollout(row: Mapping[str, Any], position: int) -> _Rollout:
+    text = conversation(row.get("messages")) or message_text(row.get("completion"))
+    cut = len(text) - TEXT_LIMIT
+    index, tokens, reward = finite(row.get("rollout")), finite(row.get("completion_tokens")), finite(row.get("reward"))
+    parts = {name.removeprefix("reward/"): value for name, value in row.items() if name.startswith("reward/")}
+    facts = [f"{plain(name)} {value:.3f}" for name, raw in parts.items() if (value := finite(raw)) is not None]
+    turns = row.get("turn_rewards")
+    given = [finite(value) for value in turns[:_MOST_TURNS]] if isinstance(turns, list) else []
+    facts += [f"turn {number} {value:.3f}" for number, value in enumerate(given, 1) if value is not None]
+    facts += [] if tokens is None else [f"{int(tokens)} tokens"]
+    answer = finite(parts.get("accuracy"))
+    return _Rollout(
+        index=position if index is None else int(index),
+        reward=math.nan if reward is None else reward,
+        kept=bool(row.get("selected")),
+        advantage=finite(row.get("advantage")),
+        text=plain_text(text[:TEXT_LIMIT]) + (f" … ({cut} more characters)" if cut > 0 else ""),
+        facts=" · ".join(facts),
+        right=None if "accuracy" not in parts else answer is not None and answer >= 1,
     )
 
 
-def evenly(items: Sequence[Any], count: int) -> list[Any]:
-    """Return ``count`` items spread over a sequence, first and last included; all of them if there are no more.
+def outward(rollouts: Sequence[_Rollout]) -> list[_Rollout]:
+    """Sort by reward, highest first, those without one last; of equal rewards the kept ones lie outward."""
+    scored = [r.reward for r in rollouts if not math.isnan(r.reward)]
+    mean = float(np.mean(scored)) if scored else 0.0
 
-    >>> evenly([0, 1, 2, 3, 4, 5, 6], 3), evenly([1, 2], 5), evenly([1, 2], 1)
-    ([0, 3, 6], [1, 2], [1])
+    def place(r: _Rollout) -> tuple[float, bool, int]:
+        return math.inf if math.isnan(r.reward) else -r.reward, r.kept if r.reward < mean else not r.kept, r.index
+
+    return sorted(rollouts, key=place)
+
+
+def folded(rollouts: Sequence[_Rollout]) -> list[list[_Rollout]]:
+    """Return the rollouts with those of equal text, reward and facts together, in their order."""
+    found: dict[tuple[object, ...], list[_Rollout]] = {}
+    for rollout in rollouts:
+        scored = None if math.isnan(rollout.reward) else rollout.reward
+        found.setdefault((scored, rollout.text, rollout.facts), []).append(rollout)
+    return list(found.values())
+
+
+def _stat(rollouts: Sequence[_Rollout], n: int | None) -> str:
+    """Return how many were right and kept, and mean and spread of the rewards."""
+
+    def spread(chosen: Sequence[_Rollout]) -> str:
+        rewards = [rollout.reward for rollout in chosen if not math.isnan(rollout.reward)]
+        mean = f"{np.mean(rewards):.2f}" if rewards else "–"
+        return f"{mean} ± {np.std(rewards, ddof=1):.2f}" if len(rewards) > 1 else mean
+
+    count, kept = len(rollouts), [rollout for rollout in rollouts if rollout.kept]
+    told = [rollout.right for rollout in rollouts if rollout.right is not None]
+    parts = [f"{sum(told)} of {count} right"] if told else []
+    parts += [f"kept {len(kept)} of {count}" + (f" (n = {n})" if n and n > count else "")]
+    rest = f", of the kept {spread(kept)}" if len(kept) < count else ""
+    return " · ".join([*parts, f"reward {spread(rollouts)}{rest}"])
+
+
+def message_text(value: Any) -> str:
+    """Return a prompt or completion as text: itself, or a chat's messages with their roles.
+
+    >>> message_text([{"role": "user", "content": "1+1"}])
+    'user: 1+1'
     """
-    if len(items) <= count:
-        return list(items)
-    return [items[round(i * (len(items) - 1) / max(count - 1, 1))] for i in range(count)]
+    if value is None:
+        return ""
+    if not isinstance(value, list):
+        return encodable(value)
+    shown = value if len(value) <= _MOST_TURNS else [*value[: _MOST_TURNS - 1], "…", value[-1]]
+    return "\n".join(_message(one) if isinstance(one, Mapping) else encodable(one) for one in shown)
 
 
-def _spread(counts: Sequence[int]) -> list[tuple[int, int]]:
-    """(place, arm) of every file, so that any first part of the list is spread over the places of each arm.
+def _message(message: Mapping[str, Any]) -> str:
+    speaker = " ".join(content_text(message[key]) for key in ("role", "name") if message.get(key))
+    thoughts = (message.get(key) for key in ("reasoning_content", "thinking", "content"))
+    calls = message.get("tool_calls")
+    parts = [*map(content_text, filter(None, thoughts)), *map(call_text, calls if isinstance(calls, list) else ())]
+    return f"{speaker}: " + "\n".join(parts)
 
-    >>> _spread([4, 1])
-    [(0, 0), (0, 1), (2, 0), (1, 0), (3, 0)]
+
+def conversation(messages: Any) -> str:
+    """Return the column ``messages`` of a rollout as text; empty if it is not a list of messages in JSON.
+
+    >>> conversation('[{"role": "assistant", "content": "3"}, {"role": "tool", "name": "add", "content": "4"}]')
+    'assistant: 3\\ntool add: 4'
     """
-    bits = max(counts, default=0).bit_length()
-
-    def turned(place: int) -> int:  # bits in reverse order: van der Corput's sequence
-        return int(f"{place:0{bits}b}"[::-1], 2)
-
-    pairs = [(place, arm) for arm, count in enumerate(counts) for place in range(count)]
-    return sorted(pairs, key=lambda pair: (turned(pair[0]), pair[1]))
-
-
-def _fit(groups: list[Group], budget: int) -> list[Group]:
-    """Fewer groups, still evenly spread, until they fit; the texts of a last single group are cut instead."""
-    while len(groups) > 1 and (size := sum(group.size for group in groups)) > budget:
-        groups = evenly(groups, max(1, min(len(groups) - 1, int(len(groups) * budget / size))))
-    limit = TEXT_LIMIT
-    while len(groups) == 1 and groups[0].size > budget and limit > 60:
-        limit //= 2
-        groups = [groups[0].shortened(limit)]
-    return groups
-
-
-def _files(runs: Sequence[Run]) -> list[tuple[Run, Path]]:
-    """Every file, by step; within a step the runs are shuffled, so that an even choice mixes the runs."""
-    files = [(index, run, path) for index, run in enumerate(runs) for path in run.rollout_files()]
-    files.sort(key=lambda file: (file[2].name, sha256(f"{file[2].name} {file[0]}".encode()).digest()))
-    return [(run, path) for _, run, path in files]
-
-
-def _read(path: Path, arm: str, run: str, settings: Settings, *, texts: bool) -> list[Group]:
-    """The groups of a file, by number; without ``texts`` their completions are empty."""
-    with pq.ParquetFile(path) as file:
-        names = [name for name in file.schema_arrow.names if texts or name not in _TEXTS]
-        rows = file.read(columns=names).to_pylist()
-    parts: dict[Any, list[dict[str, Any]]] = {}
-    for row in rows:
-        parts.setdefault(row["group"], []).append(row)
-    # with refill each place of the batch has one group with kept rollouts; groups from there on were drawn later
-    places = sum(any(row.get("selected") for row in part) for part in parts.values())
-    refills = settings.dead_groups == "refill"
-    return [
-        group_of(part, arm, run, settings, drawn=refills and number >= places) for number, part in sorted(parts.items())
-    ]
-
-
-def _one(arm: Arm, settings: Settings, run: Run, path: Path, number: int) -> Group | None:
-    """A group of a file that was read before; None if the file has changed since."""
     try:
-        groups = _read(path, arm.name, plain(run.path.name), settings, texts=True)
-    except _UNREADABLE:
-        return None
-    return next((group for group in groups if group.group == number), None)
+        found = json.loads(messages) if isinstance(messages, str) else None
+        return message_text(found) if isinstance(found, list) else ""
+    except (ValueError, TypeError, RecursionError):
+        return ""
 
 
-def _place(run: Run, path: Path) -> str:
-    return plain(f"{run.path.name}/{path.name}")
-
-
-def _run_place(name: str) -> tuple[int, str]:
-    """The order of runs by their first number.
-
-    >>> sorted(["seed-10", "seed-9"], key=_run_place)
-    ['seed-9', 'seed-10']
-    """
-    digits = re.search(r"\d+", name)
-    return (int(digits[0]) if digits else -1), name
+def _middle_cut(prompt: str) -> str:
+    """Return a prompt without its middle if it is long: instructions come first and the question last."""
+    cut = len(prompt) - TEXT_LIMIT
+    if cut > 0:
+        prompt = f"{prompt[: TEXT_LIMIT // 2]} … ({cut} characters) … {prompt[-TEXT_LIMIT // 2 :]}"
+    return plain_text(prompt)

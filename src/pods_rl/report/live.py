@@ -1,53 +1,64 @@
-"""The report's page of runs that train: made again in memory as their files change, with a script that updates it."""
+"""The report's page of runs that train: new points as they are logged, and now and then the report again."""
 
 from __future__ import annotations
 
-import html
 import os
-import re
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from ..errors import UserError
 from ..runs import find_runs
 from ..runs.files import EVALS, METRICS
-from .build import build_report
-from .pages import _asset, _hash, content_security_policy
+from .arms import real
+from .build import read_charts, read_report
+from .pages import ReportFiles, to_html, to_island, to_parts
 from .text import plain
 
 _LOOK = 1.0  # seconds between looks at the files
-_SHARE = 0.25  # of the time is spent on making pages
-_POLICY = re.compile('(<meta http-equiv="Content-Security-Policy" content=")([^"]*)')
-_WAITING = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark"><title>PODS: {title}</title><style>{style}</style></head>
-<body><header><p class="kicker">PODS report · {title}</p><h1>{message}</h1></header><main></main></body></html>
-"""
+_SHARE = 0.25  # of the time is spent on reading them
+_REBUILD = 5.0  # seconds between two reports at least
+_REBUILD_SHARE = 0.1  # of the time is spent on reports
 
 
 class Served(NamedTuple):
-    """A page, its number, what the runs do, and why there is no newer page."""
+    """What the server gives: the page, the parts of it that change, and what the runs do.
 
-    page: bytes
-    version: int
-    state: str
+    Args:
+        page: HTML.
+        parts: the page without style, scripts and data.
+        rollouts: JSON of the explorer.
+        points: JSON of the figures.
+        version: number of the report.
+        news: number of the points, which change more often.
+        state: of the runs.
+        note: why there is no newer report; empty if there is none needed.
+        made: time of the report on the monotonic clock.
+        read: time of the points.
+    """
+
+    page: bytes = b""
+    parts: bytes = b""
+    rollouts: bytes = b"{}"
+    points: bytes = b"{}"
+    version: int = 0
+    news: int = 0
+    state: str = "starting"
     note: str = ""
+    made: float = 0.0
+    read: float = 0.0
 
 
 class LivePage:
-    """Makes the page of a run or an experiment whenever its files change, in a thread; nothing is written there.
+    """Follows the files of a run or an experiment in a thread; nothing is written there.
 
     Args:
         source: a run or an experiment; before it exists the page says what it waits for.
-        baseline: returns it, as `build_report` takes it; called for each page.
+        baseline: returns it, as `build_report` takes it; called for each report.
         look: seconds between looks at the files.
     """
 
@@ -56,9 +67,12 @@ class LivePage:
     ) -> None:
         self._source, self._baseline, self._least = source, baseline, look
         self._over = threading.Event()
+        self._seen: frozenset[object] | None = None  # files of the latest points
+        self._built: frozenset[object] | None = None  # files of the latest report
+        self._next = 0.0  # time of the next report at the earliest
         self._made = False  # whether a report was made
-        self.served = Served(b"", 0, "starting")
-        self._publish(self._waiting(f"Reading {source}"), "starting")
+        self.served = Served()
+        self._wait(f"Reading {source}", "starting")
         self._thread = threading.Thread(target=self._work, daemon=True)
 
     def __enter__(self) -> LivePage:
@@ -69,68 +83,72 @@ class LivePage:
         self._over.set()
 
     def _work(self) -> None:
-        seen: frozenset[object] | None = None
         pause = 0.0
         while not self._over.wait(pause):
-            pause = self._least
-            files = frozenset(_files(self._source))
-            if files != seen:
-                started, seen = time.monotonic(), files
-                self._look(any(name in (METRICS, EVALS) and size for _, name, size, _ in files))
-                pause = max(pause, (time.monotonic() - started) * (1 / _SHARE - 1))
+            started = time.monotonic()
+            self.look()
+            pause = max(self._least, (time.monotonic() - started) * (1 / _SHARE - 1))
 
-    def _look(self, begun: bool) -> None:
-        """Make the page that the files give now; a report stays if they give none."""
+    def look(self) -> None:
+        """Read the files if they changed: the points each time, the report if it is old or a run began or ended."""
+        files = frozenset(_files(self._source))
+        is_new, due = files != self._seen, files != self._built and time.monotonic() >= self._next
+        if not is_new and not due:
+            return
+        self._seen = files
         try:
             state = self._state()
-            if begun:
-                with TemporaryDirectory(prefix="pods-watch-") as folder:
-                    page = build_report(self._source, folder, baseline=self._baseline()).html.read_text("utf-8")
-                self._made = True
-                self._publish(page, state)
+            if not any(name in (METRICS, EVALS) and size for _, name, size, _ in files):
+                note = f"Waiting for the first step of {self._source} ({state})"
+            elif due or state != self.served.state:
+                self._build(state, files)
                 return
-            note = f"Waiting for the first step of {self._source} ({state})"
+            else:
+                points = to_island(read_charts([self._source], self._baseline())).encode()
+                self._publish(points=points, news=self.served.news + 1, state=state, note="", read=time.monotonic())
+                return
         except Exception as error:  # files of a run that begins, or damaged ones: another look may find better ones
             state, note = "waiting", f"No report: {str(error) if isinstance(error, UserError) else repr(error)}"
         if self._made:
-            self.served = self.served._replace(note=plain(note, limit=200))
+            self._publish(note=plain(note, limit=200))
         else:
-            self._publish(self._waiting(note), state)
+            self._wait(note, state)
+
+    def _build(self, state: str, files: frozenset[object]) -> None:
+        started = time.monotonic()
+        report = read_report([self._source], baseline=self._baseline())
+        self._show(report, state)
+        self._made, self._built = True, files
+        spent = time.monotonic() - started
+        self._next = time.monotonic() + max(_REBUILD, spent / _REBUILD_SHARE)
+
+    def _wait(self, message: str, state: str) -> None:
+        title = real(self._source).name
+        self._show(ReportFiles(Path("report"), title, (plain(message, limit=300),)), state)
+
+    def _show(self, report: ReportFiles, state: str) -> None:
+        now = time.monotonic()
+        self._publish(
+            page=to_html(report, live=True).encode(),
+            parts=to_parts(report).encode(),
+            rollouts=to_island(report.ledger.data).encode(),
+            points=to_island(report.charts).encode(),
+            version=self.served.version + 1,
+            news=self.served.news + 1,
+            state=state,
+            note="",
+            made=now,
+            read=now,
+        )
+
+    def _publish(self, **changes: object) -> None:
+        self.served = self.served._replace(**changes)  # one assignment: a reader sees the old or the new
 
     def _state(self) -> str:
         if not self._source.exists():
             return "there is no such directory yet"
         counts = Counter(run.state for runs in find_runs(self._source).values() for run in runs)
         return ", ".join(f"{count} {plain(state, limit=20)}" for state, count in counts.items()) or "no run yet"
-
-    def _waiting(self, message: str) -> str:
-        style = _asset("templates/report.css")
-        policy, title = content_security_policy(style), self._source.resolve().name
-        escaped = {key: html.escape(plain(text, limit=300)) for key, text in (("title", title), ("message", message))}
-        return _WAITING.format(policy=html.escape(policy), style=style, **escaped)
-
-    def _publish(self, page: str, state: str) -> None:
-        version = self.served.version + 1
-        self.served = Served(with_updates(page, version).encode("utf-8"), version, state)
-
-
-def with_updates(page: str, version: int) -> str:
-    """Return a page with the script that updates it, whose policy allows that script and requests to its own server.
-
-    >>> page = '<meta http-equiv="Content-Security-Policy" content="default-src &#39;none&#39;"><main></main></body>'
-    >>> html.unescape(with_updates(page, 3))[52:111]
-    "default-src 'none'; connect-src 'self'; script-src 'sha256-"
-    """
-    script = _asset("templates/watch.js")
-    found = _POLICY.search(page)
-    assert found
-    rules = dict(rule.partition(" ")[::2] for rule in html.unescape(found[2]).split("; "))
-    rules |= {"connect-src": "'self'", "script-src": f"{rules.get('script-src', '')} {_hash(script)}".strip()}
-    rules |= {"require-trusted-types-for": "'script'"}
-    policy = html.escape("; ".join(f"{name} {value}" for name, value in rules.items()))
-    page = page[: found.start(2)] + policy + page[found.end(2) :]
-    head, end, rest = page.rpartition("</main>")  # before the page's other scripts, which change what was sent
-    return f'{head}{end}<script data-version="{version}">{script}</script>{rest}'
 
 
 def _files(source: Path) -> Iterator[tuple[str, str, int, int]]:
@@ -139,6 +157,6 @@ def _files(source: Path) -> Iterator[tuple[str, str, int, int]]:
         folders[:] = [name for name in folders if name not in ("checkpoints", "report") and not name.startswith(".")]
         for name in names:
             if name.endswith((".json", ".jsonl", ".yaml", ".parquet")):
-                with suppress(OSError):  # replaced at this moment
+                with suppress(OSError):  # replaced at this moment, or a loop of links
                     about = os.stat(os.path.join(folder, name))
                     yield folder, name, about.st_size, about.st_mtime_ns

@@ -5,16 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .analysis import Analysis
-from .arms import Arm, rollouts_of
-from .curves import HOUR, LENGTH
-from .speedups import Speedup
+from ..runs import Run
+from .ablations import AXES, in_order
+from .analysis import PHASES, Analysis
+from .arms import OWN_TO_A_RUN, Arm, rollouts_of
+from .curves import HOUR, LENGTH, finite
 from .statistics import Z_95, normal_band
-from .text import duration, encodable, interval, markdown, number, unit_for, words
+from .text import duration, encodable, interval, markdown, number, plain, plural, unit_for, words
 
 Row = dict[str, Any]
 
@@ -41,15 +43,13 @@ class Table:
     rows: tuple[Row, ...]
     note: str = ""
     header: tuple[str, ...] = ()  # of the CSV, if it is not the keys
-    shown: tuple[Row, ...] | None = None  # displayed rows, if they differ from the CSV's
 
     def cells(self) -> list[list[str]]:
-        """The displayed cells."""
-        rows = self.rows if self.shown is None else self.shown
-        return [[column.cell(row) for column in self.columns] for row in rows if self.columns]
+        """Return the displayed cells."""
+        return [[column.cell(row) for column in self.columns] for row in self.rows if self.columns]
 
     def to_csv(self) -> str:
-        """Raw values; a missing value is an empty field, a bool is true or false."""
+        """Return raw values; a missing value is an empty field, a bool is true or false."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(self.header or self.keys)
@@ -74,6 +74,13 @@ def _raw(value: Any) -> Any:
 ARM = Column("arm", "label", is_text=True)
 
 
+def tables(analysis: Analysis) -> dict[str, Table]:
+    """Return every table of a report by name, in the order of the page."""
+    makers = (arms_table, pairs_table, speedup_table, ablations_table, curves_table, phases_table, runs_table,
+              config_table)  # fmt: skip
+    return {table.name: table for table in (make(analysis) for make in makers)}
+
+
 def arms_table(analysis: Analysis) -> Table:
     """A row for each arm: its settings, first and final score, time to the level, and seconds per step."""
     rows = tuple(_arm_row(analysis, arm) for arm in analysis.arms)
@@ -85,40 +92,26 @@ def arms_table(analysis: Analysis) -> Table:
         Column("final, 95 % interval" if has_bands else "final", _final_cell),
         Column("peak", "peak"),
     ]
-    if any(not math.isnan(row["format_accuracy"]) for row in rows):
-        columns.append(Column("final format", "format_accuracy"))
     if analysis.speedups:
         columns.append(Column("to\u00a099\u00a0%", lambda row: duration(row["arm_time"], unit)))
         columns.append(_speedup_column(analysis))
     columns.append(Column("runs", "runs"))
     if analysis.costs:
         columns += [Column("steps", "steps", 0), Column("s/step", "seconds_per_step")]
+    others = {name: None for arm in analysis.arms for name in arm.other_curves}  # a set in order
+    columns += [Column(f"final {words(name)}", name, 1 if name == LENGTH else 3) for name in others]
     keys = (
-        "arm rule n m runs start final final_hours final_runs final_low final_high bootstrap_low bootstrap_high peak "
-        "peak_hours format_accuracy hours_to_p99 speedup ci_low ci_high never_reached steps seconds_per_step "
+        "arm rule n m runs start final final_hours final_runs final_low final_high peak "
+        "peak_hours hours_to_p99 speedup ci_low ci_high never_reached steps seconds_per_step "
         "reached_low reached_high settled evaluation_se"
     )
-    title = f"Arms: {words(analysis.metric)}"
-    return Table("final", title, tuple(keys.split()), tuple(columns), rows, _arms_note(analysis))
-
-
-def _arms_note(analysis: Analysis) -> str:
-    """Return a note on the columns that the table of arms has."""
-    several = any(arm.curve and not arm.is_single for arm in analysis.arms)
-    note = "Means over runs. " if several else ""
-    note += f"Final scores are at {duration(analysis.horizon)} of training; "
-    note += f"peaks are the highest {'mean' if several else 'score'} until then."
-    if several:
-        note += " Intervals of scores are 1.96 standard errors over runs"
-        note += "; those of speedups are a bootstrap." if analysis.has_intervals else "."
+    note = f"Final scores are at {duration(analysis.horizon)} of training; peaks are the highest until then."
     if any(arm.is_single and not math.isnan(analysis.finals[arm.name].error) for arm in analysis.arms):
         note += " ± is 1.96 standard errors of the evaluation of a single run."
-    if not analysis.speedups or analysis.baseline is None:
-        return note
-    results = {arm.label: analysis.speedup_of(arm.name) for arm in analysis.arms if arm is not analysis.baseline}
-    unsettled = [label for label, result in results.items() if result and not result.settled]
-    note += f" “99 %” is 99 % of {analysis.baseline.label}’s peak."
-    return note + (f" Speedups not settled: {', '.join(unsettled)}." if unsettled else "")
+    if analysis.speedups and analysis.baseline:
+        note += f" “99 %” is 99 % of {analysis.baseline.label}’s peak, and the speedup is to that level."
+    names = (*keys.split(), *others)
+    return Table("final", f"Arms: {words(analysis.metric)}", names, tuple(columns), rows, note)
 
 
 def _speedup_column(analysis: Analysis) -> Column:
@@ -127,7 +120,7 @@ def _speedup_column(analysis: Analysis) -> Column:
 
 
 def _final_cell(row: Row) -> str:
-    """The final score with its interval over runs, or for a single run with the error of its evaluation."""
+    """Return the final score with its interval over runs, or for a single run with the error of its evaluation."""
     shown = _with_interval("final", "low", "high", 3)(row)
     error = row.get("error", math.nan)
     return shown if row["runs"] != 1 or math.isnan(error) else f"{shown} ±{number(Z_95 * error)}"
@@ -137,7 +130,6 @@ def _arm_row(analysis: Analysis, arm: Arm) -> Row:
     final, cost = analysis.finals.get(arm.name), analysis.costs.get(arm.name)
     result = analysis.speedup_of(arm.name)
     n, m = rollouts_of(arm.config)
-    shown = arm.other_curves.get("format_accuracy")
     row: Row = {
         "arm": arm.name,
         "label": arm.label,
@@ -145,11 +137,12 @@ def _arm_row(analysis: Analysis, arm: Arm) -> Row:
         "n": n,
         "m": m,
         "runs": arm.run_count,
-        "format_accuracy": float(shown.mean[shown.last(analysis.horizon)]) if shown else math.nan,
         "steps": cost.steps if cost else math.nan,
         "seconds_per_step": cost.seconds_per_step if cost else math.nan,
         "arm_time": math.nan,
     }
+    for name, curve in arm.other_curves.items():
+        row[name] = float(curve.mean[curve.last(analysis.horizon)])
     if final:
         row |= vars(final) | {"evaluation_se": final.error, "final_low": final.low, "final_high": final.high}
         row |= {"final_hours": final.final_seconds / HOUR, "peak_hours": final.peak_seconds / HOUR}
@@ -173,88 +166,58 @@ def _hours(seconds: float) -> float | None:
     return seconds / HOUR if math.isfinite(seconds) else None
 
 
+def pairs_table(analysis: Analysis) -> Table:
+    """A row for each pair of arms: the difference of their final scores, and the speedup to the other's level."""
+    rows = []
+    for pair in analysis.pairs:
+        result, gap = pair.speedup, pair.difference
+        row: Row = {
+            "arm": pair.arm.name,
+            "label": pair.arm.label,
+            "other": pair.other.name,
+            "against": pair.other.label,
+        }
+        row |= {"difference": gap.mean, "low": gap.low, "high": gap.high, "settled": gap.settled}
+        row |= {"every_run": {1: "above", -1: "below"}.get(gap.side, ""), "arm_time": result.arm_time}
+        row |= {"speedup": result.speedup, "ci_low": result.ci_low, "ci_high": result.ci_high}
+        rows.append(row | {"speedup_settled": result.settled})
+
+    def gap_cell(row: Row) -> str:
+        spread = interval(row["low"], row["high"], 3)
+        return f"{row['difference']:+.3f}" + ("" if spread == "–" else f" {spread}")
+
+    def settled(row: Row) -> str:
+        parts = (("score", row["settled"]), ("speedup", row["speedup_settled"]))
+        return " and ".join(name for name, known in parts if known) or "neither"
+
+    columns = [
+        ARM,
+        Column("against", "against", is_text=True),
+        Column("final score, difference", gap_cell),
+        Column("every run is", lambda row: row["every_run"] or "–"),
+        _speedup_column(analysis),
+        Column("settled", settled),
+    ]
+    keys = "arm other difference low high every_run settled speedup ci_low ci_high speedup_settled"
+    note = (
+        "Settled: the runs show which arm is better (see the method). The more pairs, the likelier one is so by chance."
+    )
+    return Table("pairs", "Pairs of arms", tuple(keys.split()), tuple(columns), tuple(rows), note)
+
+
 def speedup_table(analysis: Analysis) -> Table:
-    """Both criteria, with and without interpolation: a row of the CSV for each, one line of all for a reader."""
+    """Both criteria, with and without interpolation. A CSV only."""
     rows = tuple(
         vars(result)
         | {"arm": arm, "baseline_hours": _hours(result.baseline_time), "arm_hours": _hours(result.arm_time)}
         for (arm, _, _), result in analysis.speedups.items()
     )
-    shown = tuple(
-        {"label": arm.label, "results": {key[1:]: s for key, s in analysis.speedups.items() if key[0] == arm.name}}
-        for arm in analysis.arms
-        if arm is not analysis.baseline and analysis.speedup_of(arm.name)
-    )
-    unit = unit_for(analysis.horizon)
-    columns = [ARM, _result_column("to\u00a099\u00a0%", "p99", False, lambda s: duration(s.arm_time, unit))]
-    show = _with_interval("speedup", "ci_low", "ci_high", 2)
-    for criterion, goal in (("p99", "99\u00a0%"), ("peak", "the\u00a0peak")):
-        columns += [
-            _result_column(f"speedup to {goal}", criterion, False, lambda s: show(vars(s))),
-            _result_column(f"to {goal}, at the crossing", criterion, True, lambda s: show(vars(s))),
-        ]
-        if analysis.has_intervals:
-            columns.append(_result_column(f"never reach {goal}", criterion, False, _never_cell))
     keys = "arm criterion interpolated threshold baseline_hours arm_hours speedup ci_low ci_high never_reached"
-    note = _speedup_note(analysis, unit)
-    return Table("speedup", "Time to the baseline’s level", tuple(keys.split()), tuple(columns), rows, note, (), shown)
-
-
-def _result_column(title: str, criterion: str, interpolated: bool, show: Callable[[Speedup], str]) -> Column:
-    return Column(title, lambda row: show(row["results"][criterion, interpolated]))
-
-
-def _never_cell(result: Speedup) -> str:
-    share = "–" if math.isnan(result.never_reached) else f"{100 * result.never_reached:.1f} %"
-    others = interval(result.reached_low, result.reached_high)
-    return f"{share}; others {others}" if result.never_reached > 0 and others != "–" else share
-
-
-def _speedup_note(analysis: Analysis, unit: str) -> str:
-    base = analysis.baseline
-    p99, peak = (analysis.speedup_of(base.name, c) if base else None for c in ("p99", "peak"))
-    if base is None or p99 is None or peak is None:
-        return ""
-    note = (
-        f"99 % of {base.label}’s peak is {number(p99.threshold, 4)}, reached at {duration(p99.arm_time, unit)}; "
-        f"the peak is {number(peak.threshold, 4)}, reached at {duration(peak.arm_time, unit)}. Speedup is the "
-        "baseline’s time over the arm’s, at the first checkpoint that reaches the score, or at the linear "
-        "crossing before it"
-    )
-    if not analysis.has_intervals:
-        return f"{note}. No interval can be given: it takes two runs of the baseline and of the arm."
-    return (
-        f"{note}; in brackets 95 % bootstrap intervals over runs. “never reach” is the share of resamples in which the "
-        "arm never reaches the level. They count as 0 in the interval; “others” is the interval of the rest."
-    )
-
-
-def scores_table(analysis: Analysis) -> Table:
-    """Each arm's answer accuracy, format accuracy, both, and length, where final scores are compared."""
-    rows: list[Row] = []
-    metrics: dict[str, None] = {}  # a set in order
-    for arm in analysis.arms:
-        row: Row = {"arm": arm.name, "label": arm.label, "runs": arm.run_count}
-        for name, curve in arm.curves(analysis.metric).items():
-            metrics[name] = None
-            at = curve.last(analysis.horizon)
-            low, high = normal_band(curve.scores)
-            row |= {name: float(curve.mean[at]), f"{name}_low": float(low[at]), f"{name}_high": float(high[at])}
-        rows.append(row)
-    columns = [ARM]
-    for name in metrics:
-        show = _with_interval(name, f"{name}_low", f"{name}_high", 1 if name == LENGTH else 3)
-        columns.append(Column(words(name), show))
-    keys = ("arm", "runs", *(f"{name}{end}" for name in metrics for end in ("", "_low", "_high")))
-    note = f"At {duration(analysis.horizon)} of training."
-    if any(arm.curve and not arm.is_single for arm in analysis.arms):
-        note = f"Means over runs at {duration(analysis.horizon)} of training, with 1.96 standard errors over runs."
-    shown = tuple(rows) if len(metrics) > 1 else ()  # a single metric is already in the table of arms
-    return Table("scores", "Final scores", keys, tuple(columns), tuple(rows), note, shown=shown)
+    return Table("speedup", "Time to the baseline’s level", tuple(keys.split()), (), rows)
 
 
 def curves_table(analysis: Analysis) -> Table:
-    """Every checkpoint of every arm: what the figures over training time draw. A CSV only."""
+    """Every checkpoint of every arm. A CSV only."""
     rows = tuple(row for arm in analysis.arms for row in _checkpoints(arm, analysis.metric))
     keys = "arm metric due_hours hours runs mean low high"
     return Table("curves", "Scores over time", tuple(keys.split()), (), rows)
@@ -277,8 +240,7 @@ def ablations_table(analysis: Analysis) -> Table:
     for ablation in analysis.ablations:
         for arm, value in zip(ablation.arms, ablation.values, strict=True):
             row = _arm_row(analysis, arm)
-            row |= {"setting": ablation.title, "axis": ablation.axis, "held": ablation.held, "value": value}
-            rows.append(row)
+            rows.append(row | {"setting": AXES[ablation.axis], "axis": ablation.axis, "value": value})
     columns = [
         Column("setting", "setting", is_text=True),
         Column("value", "value", is_text=True),
@@ -288,10 +250,98 @@ def ablations_table(analysis: Analysis) -> Table:
     ]
     columns += [_speedup_column(analysis)] if analysis.speedups else []
     columns += [Column("s/step", "seconds_per_step")] if analysis.costs else []
-    keys = "axis value arm runs held final low high peak speedup ci_low ci_high seconds_per_step"
+    keys = "axis value arm runs final low high peak speedup ci_low ci_high seconds_per_step"
     reference = analysis.ablations[0].reference.label if analysis.ablations else ""
     note = (
-        f"Arms that differ in one setting from {reference}; rows follow m, so the prompts of a step stay the same. An "
-        "arm that keeps all it generates is GRPO, whatever its rule. Scores and speedups are those of the tables above."
+        f"Arms that differ in one setting from {reference}. Rows follow m, so the prompts of a step stay the same. An "
+        "arm that keeps all it generates is GRPO, with any rule."
     )
     return Table("ablations", "Ablations", tuple(keys.split()), tuple(columns), tuple(rows), note)
+
+
+def phases_table(analysis: Analysis) -> Table:
+    """Mean seconds of a step by phase."""
+    parts = (*PHASES, "other")
+    rows = []
+    for arm in analysis.arms:
+        cost = analysis.costs.get(arm.name)
+        if cost and not math.isnan(cost.seconds_per_step):
+            row: Row = {"arm": arm.name, "label": arm.label, "steps": cost.steps, **cost.phases}
+            rows.append(row | {"other": cost.other, "seconds_per_step": cost.seconds_per_step})
+    columns = (ARM, *(Column(part, part, 4) for part in parts), Column("seconds a step", "seconds_per_step", 4))
+    note = (
+        "Means over the steps of a run, then over the runs of an arm. Evaluation is not in the training clock. “other” "
+        "is the time outside these phases."
+    )
+    keys = ("arm", "steps", "seconds_per_step", *parts)
+    return Table("phases", "Seconds of a step, by phase", keys, columns, tuple(rows), note)
+
+
+def runs_table(analysis: Analysis) -> Table:
+    """Every run with its state; those that did not finish come first."""
+    rows = [
+        {"arm": arm.name, "label": arm.label} | row
+        for arm in analysis.arms
+        for row in (_run_row(run, analysis.metric) for run in arm.runs)
+    ]
+    rows.sort(key=lambda row: row["state"] == "finished")
+    columns = [
+        ARM,
+        Column("run", "run", is_text=True),
+        Column("state", "state", is_text=True),
+        Column("reason", lambda row: row["reason"], is_text=True),
+        Column("steps", "steps", 0),
+        Column("trained for", lambda row: duration(row["seconds"])),
+        Column("evaluations", "evaluations"),
+        Column(f"last {words(analysis.metric)}", "last_score"),
+    ]
+    keys = "arm run seed state reason steps seconds evaluations last_score device dtype"
+    states = ", ".join(f"{count} {state}" for state, count in Counter(row["state"] for row in rows).most_common())
+    note = (
+        f"{plural(len(rows), 'run')}: {states or 'none'}. “trained for” is the training clock, without evaluation. A "
+        "run that was killed without warning may still say running."
+    )
+    return Table("runs", "Runs", tuple(keys.split()), tuple(columns), tuple(rows), note)
+
+
+def _run_row(run: Run, metric: str) -> Row:
+    scores = [score for row in run.evals if (score := finite(row.get(metric))) is not None]
+    seconds = finite(run.status.get("seconds"))
+    return {
+        "run": plain(run.path.name),
+        "seed": run.seed,
+        "state": plain(run.state),
+        "reason": plain(run.status.get("reason") or "", limit=200),
+        "steps": finite(run.status.get("step")),
+        "seconds": math.nan if seconds is None else seconds,
+        "evaluations": len(scores),
+        "last_score": scores[-1] if scores else math.nan,
+        "device": plain(run.environment.get("device") or ""),
+        "dtype": plain(run.environment.get("dtype") or ""),
+    }
+
+
+def config_table(analysis: Analysis) -> Table:
+    """The settings in which the arms differ: a row each."""
+    arms = [arm for arm in analysis.arms if arm.config]
+    settings = sorted({key for arm in arms for key in arm.config} - OWN_TO_A_RUN, key=str)
+    values = {key: [_setting(arm.config, key) for arm in arms] for key in settings}
+    # our own column names: an arm may have any name, such as "setting"
+    places = [f"arm_{index}" for index in range(len(arms))]
+    rows = tuple(
+        {"setting": plain(key), **dict(zip(places, row, strict=True))}
+        for key, row in values.items()
+        if len(set(row)) > 1
+    )
+    columns = [Column("setting", "setting", is_text=True)]
+    columns += [Column(arm.label, place, is_text=True) for arm, place in zip(arms, places, strict=True)]
+    note = "From the recipe of each arm’s first run. The config.yaml of any run has what all arms share."
+    header = ("setting", *(arm.name for arm in arms))
+    return Table("config", "What differs between the arms", ("setting", *places), tuple(columns), rows, note, header)
+
+
+def _setting(config: Mapping[str, Any], key: str) -> str:
+    if key not in config:
+        return "(not set)"
+    value = config[key]
+    return plain(value if isinstance(value, str) else in_order(value), limit=120)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]+")
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]#|~$])")
 
 _WORDS = {"both_accuracy": "answer and format right", "mean_completion_tokens": "mean completion length (tokens)"}
-
-_MOST_NAMES = 20
 
 UNITS: dict[str, float] = {"s": 1.0, "min": 60.0, "h": 3600.0}
 """Seconds in each unit of time."""
@@ -103,13 +100,3 @@ def interval(low: float, high: float, digits: int = 2) -> str:
 def plural(count: int, what: str) -> str:
     """``1 run``, ``2 runs``."""
     return f"{count} {what}{'' if count == 1 else 's'}"
-
-
-def capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-def names(labels: Sequence[str]) -> str:
-    """Join labels; only the first ones if there are many."""
-    more = f" and {len(labels) - _MOST_NAMES} more" if len(labels) > _MOST_NAMES else ""
-    return ", ".join(labels[:_MOST_NAMES]) + more

@@ -19,6 +19,7 @@ METRICS, EVALS, ROLLOUTS, CHECKPOINTS = "metrics.jsonl", "evals.jsonl", "rollout
 EVALUATIONS, LOG = "evaluations", "log.txt"
 PLAN = "plan.json"
 _LARGEST_JSON, _LARGEST_YAML = 8 << 20, 1 << 20  # bytes; our files have a few thousand
+_LARGEST_JSONL = 1 << 30  # bytes: some millions of lines
 _MOST_LINKS = 40  # as on Linux
 # disk full, quota exceeded, file too large, read-only disk
 _FULL = tuple(getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EROFS") if hasattr(errno, name))
@@ -30,10 +31,19 @@ def read_jsonl(path: Path, skipped: list[int] | None = None) -> Iterator[dict[st
     """Yield the objects of a JSONL file; skip a torn line, or one of another type.
 
     ``skipped`` gets the numbers of the skipped lines, from 1, without an unfinished last line: it may still be written.
+    A file that is unreadable or far too large counts as one skipped line; a missing one, or one that is not a regular
+    file, as empty.
     """
     if not path.is_file():  # opening a pipe would block
         return
-    lines = path.read_bytes().split(b"\n")
+    try:
+        if path.stat().st_size > _LARGEST_JSONL:
+            raise OSError(errno.EFBIG, "too large")
+        lines = path.read_bytes().split(b"\n")
+    except OSError:
+        if skipped is not None:
+            skipped.append(1)
+        return
     for number, line in enumerate(lines, start=1):
         row = None
         with suppress(ValueError, RecursionError):
@@ -45,7 +55,7 @@ def read_jsonl(path: Path, skipped: list[int] | None = None) -> Iterator[dict[st
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """Return the mapping in a JSON or YAML file; an empty one if the file is missing, truncated or far too large."""
+    """Return the mapping in a JSON or YAML file; an empty one if it is missing, unreadable, torn or far too large."""
     from ..yaml_files import YAMLError, parse_value
 
     is_json = path.suffix == ".json"
@@ -54,7 +64,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
             return {}
         text = path.read_text(encoding="utf-8")
         value = json.loads(text) if is_json else parse_value(text)
-    except (FileNotFoundError, ValueError, RecursionError, YAMLError):
+    except (OSError, ValueError, RecursionError, YAMLError):
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from functools import cached_property
@@ -97,18 +98,18 @@ class Run:
     @property
     def arm(self) -> str | None:
         """The arm, of a run of an experiment: ``<experiment>/<arm>/seed-<k>``."""
-        path = self.path.resolve()
+        path = _real(self.path)
         return path.parent.name if re.fullmatch(r"seed-\d+", path.name) else None
 
     @property
     def experiment(self) -> str | None:
         """The experiment that the run belongs to."""
-        return self.path.resolve().parent.parent.name if self.arm else None
+        return _real(self.path).parent.parent.name if self.arm else None
 
     @property
     def name(self) -> str:
         """The directory's name; of a run of an experiment ``<experiment>-<arm>-seed-<k>``."""
-        return "-".join(filter(None, (self.experiment, self.arm, self.path.resolve().name)))
+        return "-".join(filter(None, (self.experiment, self.arm, _real(self.path).name)))
 
     def rollout_files(self) -> list[Path]:
         """The files of the ledger, by step."""
@@ -142,6 +143,11 @@ def logged_evaluation(row: Mapping[str, Any]) -> dict[str, float]:
     return {names[name]: value for name, value in known.items() if math.isfinite(value)}
 
 
+def _real(path: Path) -> Path:
+    """Return the path without links; a loop of links, at which ``Path.resolve`` raises, stays as it is."""
+    return Path(os.path.realpath(path))
+
+
 def is_run(path: str | Path) -> bool:
     """Return whether a directory holds a run, even one that has just started."""
     return any((Path(path) / name).is_file() for name in (files.CONFIG, files.STATUS))
@@ -157,7 +163,7 @@ def find_runs(experiment_dir: str | Path) -> dict[str, list[Run]]:
     if not root.is_dir():
         raise UserError(f"{root} does not exist: expected a directory written by `pods compare` or `pods train`.")
     if is_run(root):
-        return {root.resolve().name: [Run(root)]}
+        return {_real(root).name: [Run(root)]}
     arms: dict[str, list[Run]] = {}
     for child in sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")):
         paths = [child] if is_run(child) else [p for p in child.iterdir() if p.is_dir() and is_run(p)]
