@@ -28,8 +28,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from pods_rl.report import ReportFiles, build_report
-from pods_rl.report.plots import WIDE, add_legend, line_styles, new_figure, styled, to_bytes
-from pods_rl.report.statistics import bootstrap_band
+from pods_rl.report.figures import add_legend, look, new_figure, styled, to_bytes
+from pods_rl.report.roles import line_styles
 from pods_rl.runs import Run, find_runs
 
 HERE = Path(__file__).parent
@@ -123,7 +123,7 @@ def main() -> None:
         subprocess.run([sys.executable, "-m", "pods_rl", *command, "--parallel", str(options.parallel)], check=True)
     output.mkdir(parents=True, exist_ok=True)
     for baseline in study.baselines:
-        files = build_report(folder, folder / f"report-{baseline}", baseline=baseline)
+        files = build_report(folder, folder / f"report-{baseline}", baseline=baseline, figures=["png"])
         shutil.copy(files.speedup, output / f"speedup-{baseline}.csv")
         if baseline == study.baselines[0]:
             keep(files, output)
@@ -132,8 +132,9 @@ def main() -> None:
         [run.path for arm in study.headline for run in arms[arm]],
         folder / "report-headline",
         baseline=study.headline[0],
+        figures=["png"],
     )
-    keep_picture(headline.png, output / "headline.png")
+    keep_picture(headline.folder / "figures" / "curves.png", output / "headline.png")
     (folder / "tokens.png").write_bytes(to_bytes(tokens_figure(arms), "png"))
     keep_picture(folder / "tokens.png", output / "figures" / "tokens.png")
     write_spent(study, arms, output / "spent.csv")
@@ -143,7 +144,7 @@ def main() -> None:
 def keep(files: ReportFiles, output: Path) -> None:
     """Copy the report's Markdown, figures and tables, except the long table of every evaluation."""
     shutil.copy(files.markdown, output / files.markdown.name)
-    for name in ("final", "phases", "runs", "ablations", "scores"):
+    for name in ("final", "pairs", "phases", "runs", "ablations"):
         shutil.copy(files.csv[name], output / f"{name}.csv")
     (output / "figures").mkdir(exist_ok=True)
     for picture in sorted((files.folder / "figures").glob("*.png")):
@@ -160,33 +161,40 @@ def scores(runs: Iterable[Run]) -> np.ndarray:
     return np.array([[row["accuracy"] for row in run.evals] for run in sorted(runs, key=lambda run: str(run.path))])
 
 
+def bootstrap(values: np.ndarray, resamples: int = 2000) -> tuple[float, float]:
+    """Return the 95 % percentile interval of the mean over resampled seeds."""
+    drawn = np.random.default_rng(0).integers(len(values), size=(resamples, len(values)))
+    low, high = np.quantile(values[drawn].mean(axis=1), [0.025, 0.975])
+    return float(low), float(high)
+
+
 def write_claims(study: Study, arms: dict[str, list[Run]], path: Path) -> None:
     """Differences of paired seeds: the final score, and its mean over time."""
     rows = []
     for claim, arm, other in study.claims:
         difference = scores(arms[arm]) - scores(arms[other])
         for measure, values in (("at the end", difference[:, -1]), ("mean over time", difference.mean(axis=1))):
-            low, high = bootstrap_band(values[:, None])
+            low, high = bootstrap(values)
             wins = f"{(values > 0).sum()}/{len(values)}"
-            rows.append([claim, arm, other, measure, *(f"{v:+.4f}" for v in (values.mean(), low[0], high[0])), wins])
+            rows.append([claim, arm, other, measure, *(f"{v:+.4f}" for v in (values.mean(), low, high)), wins])
     write(path, ["claim", "arm", "against", "accuracy", "difference", "ci_low", "ci_high", "seeds won"], rows)
 
 
 @styled
 def tokens_figure(arms: dict[str, list[Run]]) -> Figure:
     """Return mean accuracy against the tokens generated and the tokens trained, means over runs."""
-    figure = new_figure(WIDE, 3.9)
+    figure = new_figure(8.4, 3.9)
     entries = []
     panels = figure.subplots(1, 2, sharey=True)
-    for (arm, runs), style in zip(arms.items(), line_styles(["arm"] * len(arms)), strict=True):
+    for (arm, runs), style in zip(arms.items(), line_styles(len(arms)), strict=True):
         accuracy = scores(runs).mean(axis=0)
         tokens = np.array([[spent_at(run, i)[2:4] for i in range(len(run.evals))] for run in runs]).mean(axis=0) / 1e3
         for axes, values, what in zip(panels, tokens.T, SPENT[2:4], strict=True):
-            (line,) = axes.plot(values, accuracy, **style)
+            (line,) = axes.plot(values, accuracy, **look(style))
             axes.set_xlabel(f"{what} (thousands)")
         entries.append((line, arm))
     panels[0].set_ylabel("accuracy")
-    add_legend(figure, entries, WIDE)
+    add_legend(figure, entries)
     return figure
 
 

@@ -44,7 +44,15 @@ class Browser:
         moves = ((theirs_in, 103), (theirs_out, 104), (103, 3), (104, 4))
         script = f"import os, sys; [os.dup2(*move) for move in {moves}]; os.execv(sys.argv[1], sys.argv[1:])"
         flags = [flag for flag in _FLAGS.split() if not flag.startswith(("--virtual", "--dump"))]
-        command = [sys.executable, "-c", script, CHROMIUM, *flags, "--remote-debugging-pipe", f"--user-data-dir={profile}"]
+        command = [
+            sys.executable,
+            "-c",
+            script,
+            CHROMIUM,
+            *flags,
+            "--remote-debugging-pipe",
+            f"--user-data-dir={profile}",
+        ]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         self._process = subprocess.Popen(command, pass_fds=(theirs_in, theirs_out), **quiet)
         os.close(theirs_in)

@@ -52,12 +52,6 @@ def trained(monkeypatch, tmp_path):
     return calls
 
 
-@pytest.fixture
-def no_rendering(monkeypatch):
-    """Reports with figures that are drawn but not rendered, which takes most of their time."""
-    monkeypatch.setattr("pods_rl.report.figures.to_bytes", lambda figure, kind: b"")
-
-
 def test_help_names_every_command_and_shows_examples():
     assert all(command in pods("--help").output for command in COMMANDS)
     for command in COMMANDS:
@@ -412,7 +406,7 @@ def test_compare_shows_its_plan():
     assert "sets                 exact_trl: true" in output
 
 
-def test_compare_makes_runs_and_reports(monkeypatch, no_rendering, tmp_path):
+def test_compare_makes_runs_and_reports(monkeypatch, tmp_path):
     import pods_rl.experiment.running as running
 
     def finish(job):
@@ -435,7 +429,7 @@ def test_compare_makes_runs_and_reports(monkeypatch, no_rendering, tmp_path):
     assert "More seeds settle more" in result.output
 
 
-def test_compare_prints_failures_last_and_its_exit_code_is_1(monkeypatch, no_rendering, tmp_path):
+def test_compare_prints_failures_last_and_its_exit_code_is_1(monkeypatch, tmp_path):
     import pods_rl.experiment.running as running
 
     def launch(job):

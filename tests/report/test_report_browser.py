@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import PAYLOADS, write_rollouts, write_run
+from tests.chromium import CHROMIUM, MISSING, Browser
 
 from pods_rl.report import ReportFiles, build_report
-from tests.chromium import CHROMIUM, MISSING, Browser
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 
@@ -54,7 +54,8 @@ window.type = async (id, value) => {
   const count = texts("#f-count")[0], field = document.getElementById(id);
   field.value = value;
   field.dispatchEvent(new Event("input", {bubbles: true}));
-  for (let wait = 0; wait < 40 && texts("#f-count")[0] === count; wait += 1) await new Promise((done) => setTimeout(done, 25));
+  const pause = () => new Promise((done) => setTimeout(done, 25));
+  for (let wait = 0; wait < 40 && texts("#f-count")[0] === count; wait += 1) await pause();
 };
 0"""
 
@@ -105,7 +106,9 @@ def test_the_cursor_shows_values_and_saved_files_hold_them(page: Browser) -> Non
     page.run("document.querySelectorAll('#scores .save a').forEach((a) => a.addEventListener('click', "
              "(event) => event.preventDefault()))")  # fmt: skip
     page.run("document.querySelectorAll('#scores .save a').forEach((a) => a.click())")
-    table, picture = page.run("[...document.querySelectorAll('#scores .save a')].map((a) => decodeURIComponent(a.href))")
+    table, picture = page.run(
+        "[...document.querySelectorAll('#scores .save a')].map((a) => decodeURIComponent(a.href))"
+    )
     assert table.startswith('data:text/csv;charset=utf-8,"arm","run","training time (s)","accuracy"')
     assert '"many (4→2)","mean",0,' in table
     assert picture.startswith("data:image/png")
@@ -154,8 +157,10 @@ def test_thousands_of_rollouts_stay_few_elements(page: Browser) -> None:
     assert page.run("texts('#f-count')") == ["120 of 124 groups, 7680 rollouts"]
     for part in (0.3, 0.6, 0.9):
         page.run(f"scrollTo(0, {part} * document.getElementById('ledger-groups').offsetHeight)")
-        page.until("[...document.querySelectorAll('#ledger-groups .r')].some((r) => {"
-                   "const {top, bottom} = r.getBoundingClientRect(); return top < innerHeight && bottom > 100})")  # fmt: skip
+        page.until(
+            "[...document.querySelectorAll('#ledger-groups .r')].map((r) => r.getBoundingClientRect())"
+            ".some(({top, bottom}) => top < innerHeight && bottom > 100)"
+        )
         counts.append(page.run("document.querySelectorAll('*').length"))
     assert max(counts) < 6000
     assert page.run("document.getElementById('filter').getBoundingClientRect().top") == 0
@@ -193,7 +198,9 @@ def test_hostile_text_runs_nothing(hostile: ReportFiles, browser: Browser) -> No
     assert browser.run("document.title").startswith("PODS report:")
     for tag in ("img", "iframe", "form", "base", "svg", "object", "link"):
         assert browser.run(f"document.querySelectorAll('{tag}').length") == 0, tag
-    handlers = "[...document.querySelectorAll('*')].flatMap((e) => [...e.attributes]).filter((a) => a.name.startsWith('on'))"
+    handlers = (
+        "[...document.querySelectorAll('*')].flatMap((e) => [...e.attributes]).filter((a) => a.name.startsWith('on'))"
+    )
     assert browser.run(f"{handlers}.length") == 0
     assert PAYLOADS[0] in browser.run("document.getElementById('ledger').textContent")
     assert browser.complaints == []

@@ -211,7 +211,9 @@ HAZARDS: dict[str, Callable[[Path], object]] = {
     "an alias bomb": lambda path: path.write_text(BOMB),
     "an alias of itself": lambda path: path.write_text("a: &a [*a]\n"),
     "deep": lambda path: path.write_text("[" * 100_000),
-    "numbers out of range": lambda path: path.write_text('{"step": 1e308, "seconds": 1e308, "due": 1e308, "accuracy": 1e308}\n'),
+    "numbers out of range": lambda path: path.write_text(
+        '{"step": 1e308, "seconds": 1e308, "due": 1e308, "accuracy": 1e308}\n'
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""The rollouts of a report: order, size, damage; and that nothing in the page is ever live (in a browser: see there)."""
+"""The rollouts of a report: order, size, damage; and that nothing in the page is ever live."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def ledger(root: Path, **settings: Any) -> Ledger:
 
 def write_group(path: Path, rows: list[dict[str, Any]], step: int = 1) -> None:
     (path / "rollouts").mkdir(exist_ok=True)
-    full = [{"step": step, "group": 0, "rollout": i, "prompt": "1+1", "completion": "2", **row} for i, row in enumerate(rows)]
+    full = [
+        {"step": step, "group": 0, "rollout": i, "prompt": "1+1", "completion": "2", **row}
+        for i, row in enumerate(rows)
+    ]
     pq.write_table(pa.Table.from_pylist(full), path / "rollouts" / f"step-{step:06d}.parquet")
 
 
@@ -97,12 +100,17 @@ def test_damaged_foreign_and_special_files_are_named(experiment: Path, tmp_path:
     found = ledger(experiment)
     assert len(found.unreadable) == 2 + 4 + 5
     assert found.groups == 36 - 4
-    assert "11 of 27 rollout files could not be read" in build_report(experiment, tmp_path / "out", resamples=5).html.read_text()
+    assert (
+        "11 of 27 rollout files could not be read"
+        in build_report(experiment, tmp_path / "out", resamples=5).html.read_text()
+    )
 
 
 def test_odd_values_are_shown_as_far_as_they_go(tmp_path: Path) -> None:
     path = write_run(tmp_path / "pods" / "seed-0", "pods", end=30)
-    write_group(path, [{"reward": "high", "selected": None, "prompt": None, "completion": None, "completion_tokens": "x"}])
+    write_group(
+        path, [{"reward": "high", "selected": None, "prompt": None, "completion": None, "completion_tokens": "x"}]
+    )
     assert lines_of(ledger(tmp_path)) == [["", None, 1, 0]]
 
 

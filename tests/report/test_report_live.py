@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import PAYLOADS, write_rollouts, write_run
+from tests.chromium import CHROMIUM, MISSING, Browser
 
 from pods_rl.cli import watch
 from pods_rl.errors import UserError
 from pods_rl.report import live
 from pods_rl.report.live import LivePage
-from tests.chromium import CHROMIUM, MISSING, Browser
 
 
 def page_of(source: Path) -> LivePage:
@@ -161,7 +161,9 @@ def test_a_browser_follows_a_run_without_a_reload_or_a_violation(tmp_path: Path,
         write_run(run, end=0, state="running")
         write_rollouts(run, 1, n=8, m=4, random=random, groups=1, text="pear")
         page.look()
-        browser.until("document.querySelectorAll('#ledger-groups .g').length === 1 && document.querySelector('canvas') !== null")
+        browser.until(
+            "document.querySelectorAll('#ledger-groups .g').length === 1 && document.querySelector('canvas') !== null"
+        )
         assert "starts at" in browser.run("document.querySelector('h1').textContent")
         browser.run("(() => {const f = document.getElementById('f-text'); f.value = 'pear'; f.focus();"
                     "f.dispatchEvent(new Event('input', {bubbles: true}))})()")  # fmt: skip

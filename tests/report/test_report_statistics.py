@@ -11,7 +11,9 @@ from pods_rl.report.statistics import difference, mean_curve, normal_band, thres
 NAN, INF = float("nan"), float("inf")
 
 
-def speedup(base: np.ndarray, clock: np.ndarray, arm: np.ndarray, arm_clock: np.ndarray, resamples: int = 500) -> Speedup:
+def speedup(
+    base: np.ndarray, clock: np.ndarray, arm: np.ndarray, arm_clock: np.ndarray, resamples: int = 500
+) -> Speedup:
     return next(speedups((base, clock), (arm, arm_clock), resamples=resamples))
 
 

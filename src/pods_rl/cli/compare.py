@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _NEXT = """\
 More seeds settle more: repeat the command with --seeds; finished runs are kept.
 Your own model and data: pods train --help. Which n and m pay there: pods plan."""
-TABLES = ("final", "pairs", "speedup", "scores", "ablations", "curves", "phases", "runs", "config")  # of a report
+TABLES = ("final", "pairs", "speedup", "ablations", "curves", "phases", "runs", "config")  # of a report
 
 
 def compare(
@@ -192,7 +192,10 @@ def _check_folder(folder: Path, csv: Path | None, force: bool) -> None:
     """Raise UserError if a report would replace its input, or files of a folder that no report was written to."""
     page = folder / "report.html"
     files = [page, folder / "report.md", *(folder / f"{name}.csv" for name in TABLES)]
-    ours = page.is_file() and b"<title>PODS report: " in page.read_bytes()[:4096]
+    ours = False
+    if page.is_file():
+        with page.open("rb") as file:
+            ours = b"<title>PODS report: " in file.read(4096)
     for path in (path for path in files if path.exists()):
         check_output(path, "--output", inputs=[csv] if csv else [], ours=lambda _: ours, force=force)
 

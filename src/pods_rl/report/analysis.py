@@ -132,10 +132,8 @@ def analyse(
     finals = {name: _final_of(curve, horizon) for name, curve in curves.items()}
     pairs = []
     for arm, other in _pairs([arm for arm in ordered if arm.name in curves], base, ablations):
-        gap = difference(
-            *(_runs_at(curves[one.name], horizon) for one in (arm, other)),
-            *(finals[one.name].error for one in (arm, other)),
-        )
+        ours, theirs = (_runs_at(curves[one.name], horizon) for one in (arm, other))
+        gap = difference(ours, theirs, finals[arm.name].error, finals[other.name].error)
         known = found.get((arm.name, "p99", False)) if other is base else None
         tables = (curves[one.name].tables for one in (other, arm))
         pairs.append(Pair(arm, other, gap, known or next(speedups(*tables, resamples=resamples, seed=seed))))

@@ -6,7 +6,7 @@ import io
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import matplotlib as mpl
@@ -58,12 +58,10 @@ def printed(analysis: Analysis, kinds: Sequence[str]) -> Iterator[tuple[str, byt
 
 def figures(analysis: Analysis) -> dict[str, Callable[[], Figure]]:
     """Return what draws each figure that has data, by name."""
-    names = [name for name in (*ACCURACIES, LENGTH) if name != analysis.metric]
-    measured = {name for arm in analysis.arms for name in arm.curves(analysis.metric)}
-    found: dict[str, Callable[[], Figure]] = {"curves": lambda: curves_figure(analysis, analysis.metric)}
-    found |= {name: lambda name=name: curves_figure(analysis, name) for name in names if name in measured}
-    for one in analysis.ablations:
-        found[f"ablation-{one.axis}"] = lambda one=one: ablation_figure(analysis, one)
+    measured = {name for arm in analysis.arms for name in arm.curves(analysis.metric)} - {analysis.metric}
+    found: dict[str, Callable[[], Figure]] = {"curves": partial(curves_figure, analysis, analysis.metric)}
+    found |= {name: partial(curves_figure, analysis, name) for name in (*ACCURACIES, LENGTH) if name in measured}
+    found |= {f"ablation-{one.axis}": partial(ablation_figure, analysis, one) for one in analysis.ablations}
     return found
 
 

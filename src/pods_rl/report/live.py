@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import UserError
 from ..runs import find_runs
@@ -141,7 +141,7 @@ class LivePage:
             read=now,
         )
 
-    def _publish(self, **changes: object) -> None:
+    def _publish(self, **changes: Any) -> None:
         self.served = self.served._replace(**changes)  # one assignment: a reader sees the old or the new
 
     def _state(self) -> str:

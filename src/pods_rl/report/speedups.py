@@ -140,9 +140,8 @@ def _compare(base: _Arm, arm: _Arm, criterion: Criterion, interpolated: bool) ->
     ratios_B, reached_B = time_ratio(base_B, arm_B), np.isfinite(arm_B)
     low, high = _interval(ratios_B)
     reached_low, reached_high = _interval(ratios_B[reached_B])
-    never = 1 - float(np.mean(reached_B))
-    ends = {"ci_low": low, "ci_high": high, "reached_low": reached_low, "reached_high": reached_high}
-    return replace(found, never_reached=never, **ends)
+    return replace(found, ci_low=low, ci_high=high, never_reached=1 - float(np.mean(reached_B)),
+                   reached_low=reached_low, reached_high=reached_high)  # fmt: skip
 
 
 def _interval(ratios_B: Array) -> tuple[float, float]:
