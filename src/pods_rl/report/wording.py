@@ -191,7 +191,7 @@ def method(analysis: Analysis) -> tuple[str, ...]:
             "evaluations. A difference is settled when it excludes 0. A single run settles nothing.",
             "Speedup follows the authors’ rule: the time of the other arm’s first checkpoint at 99 % of the maximum of "
             "its mean curve, over the time of the arm’s first one there. Its interval is a bootstrap of "
-            f"{analysis.resamples} resamples of the runs (seed {analysis.seed}); one that never gets there counts as 0. "
+            f"{analysis.resamples} resamples of the runs (seed {analysis.seed}); one that never gets there is 0. "
             f"It is settled when the interval excludes 1 and both arms have {FEW} runs.",
         ]
     return tuple(lines)
