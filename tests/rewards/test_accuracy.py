@@ -1,8 +1,9 @@
 """Accuracy against labels: completions and pairs of gold answer and answer, labelled by hand.
 
 `cases.jsonl` holds 200 completions. `equality.jsonl` holds right and wrong answers for gold answers, by family of
-notation. `math_verify.jsonl` holds the pairs of math-verify's own tests that state one answer a side (docs/rewards.md
-has the rule), with the verdicts these tests expect.
+notation; its families `choice` and `equation` are for these rewards. `math_verify.jsonl` holds the pairs of
+math-verify's own tests that state one answer a side (docs/rewards.md has the rule), with the verdicts these tests
+expect.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ def graded(pairs):
 
 
 def labelled(*families):
-    """The pairs of `equality.jsonl` with their labels."""
-    chosen = [row for row in table("equality.jsonl") if not families or row["family"] in families]
+    """The pairs of `equality.jsonl` with their labels; those of mathematics if no family is named."""
+    others = () if families else ("choice", "equation")
+    chosen = [row for row in table("equality.jsonl") if row["family"] in (families or {row["family"]} - {*others})]
     return {
         (row["gold"], answer): float(label)
         for row in chosen
@@ -69,6 +71,13 @@ def test_every_pair_has_its_label():
     wrong = {pair: score for pair, score in zip(pairs, graded(list(pairs)), strict=True) if score != pairs[pair]}
     assert wrong == {}
     assert min(list(pairs.values()).count(label) for label in (0.0, 1.0)) > 1000
+
+
+@pytest.mark.parametrize("name", ["choice", "equation"])
+def test_every_pair_of_chemistry_has_its_label(name):
+    pairs = labelled(name)
+    scores = get_reward(name).batch([f"<answer>{answer}</answer>" for _, answer in pairs], [gold for gold, _ in pairs])
+    assert {pair for pair, score in zip(pairs, scores, strict=True) if score != pairs[pair]} == set()
 
 
 def test_numbers_and_words_need_no_process(no_pool):

