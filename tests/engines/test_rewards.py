@@ -126,7 +126,7 @@ def test_a_recipe_s_own_reward_runs_within_its_limit(monkeypatch):
 
     class Pool:
         def score(self, texts, golds):
-            return [RewardFailure("gave no score within 7 s", late=True), *[1.0] * (len(texts) - 1)]
+            return [RewardFailure("gave no score within 7 s", late=True), *[2.0] * (len(texts) - 1)]
 
     monkeypatch.setattr(rewards, "user_pool", lambda *key: asked.append(key) or Pool())
     settings = {"model_name_or_path": "tiny", "max_steps": 1}

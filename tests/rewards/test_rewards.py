@@ -66,7 +66,7 @@ def test_your_own_reward(path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("acuracy", "did you mean 'accuracy'"),
+        ("acuracy", "Did you mean .*accuracy"),
         ("zzz", "Choose one of accuracy, format, tag_count"),
         ("no_such_package:reward", "could not be imported: ModuleNotFoundError"),
         (f"{__name__}:missing", "has no attribute 'missing'"),

@@ -11,7 +11,6 @@ import pytest
 from pods_rl.errors import UserError
 from pods_rl.recipe import Origin, build_recipe
 from pods_rl.rewards import library_reward, score
-from pods_rl.rewards.gym import numbered
 from pods_rl.runs import Run
 from pods_rl.tasks import load_task
 from pods_rl.tasks.task import check_split, shared_prompts
@@ -99,7 +98,7 @@ def test_a_data_set_that_cannot_be_used_is_refused(name, options, message):
 def test_a_scorer_of_a_library_is_killed_when_it_hangs(tmp_path, monkeypatch):
     (tmp_path / "slow_scorer.py").write_text(
         "import time\n"
-        "from pods_rl.rewards.sandbox.serve import Work\n"
+        "from pods_rl.sandbox.pool import Work\n"
         "def work(most):\n"
         "    def mark(pair):\n"
         "        time.sleep(600 if pair[0] == 'hang' else 0)\n"
@@ -107,8 +106,8 @@ def test_a_scorer_of_a_library_is_killed_when_it_hangs(tmp_path, monkeypatch):
         "    return Work(mark)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    reward = library_reward("slow", ("slow_scorer:work", "0.5"), given=lambda gold: gold.split()[0])
-    marks = score(reward, ["hang", "", "", ""], [numbered(gold, 1) for gold in ("1", "1", "0.25", "x")], 2.0)
+    reward = library_reward("slow", ("slow_scorer:work", "0.5"))
+    marks = score(reward, ["hang", "", "", ""], ["1", "1", "0.25", "x"], 2.0)
     assert (marks[0].late, marks[1:3], marks[3].late) == (True, [0.5, 0.25], False)
     assert reward("", "0.25") == 0.25
     with pytest.raises(RuntimeError, match="reward 'slow' raised ValueError"):

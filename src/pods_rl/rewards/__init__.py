@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from inspect import iscoroutinefunction
-from math import isnan
 from typing import Any, Literal
 
 from ..distributed.streams import outlive_output
@@ -37,10 +36,9 @@ class Reward:
     """A named reward: call it with a completion's text and the gold answer.
 
     `range` is its minimum and maximum; None: not known. `score_many`, if given, scores a batch
-    faster than one by one. With `reads="tokens"` the function takes `(tokens, limit, buffer)` and is called
-    through `of_lengths` instead. `verifies`: it uses the verifier processes. with
-    `reads="messages"` the text is the JSON of a conversation. `maker`, `gold` and `given`: as in `library_reward`. A
-    score may be NaN: unknown.
+    faster than one by one. With `reads="tokens"` the function takes `(tokens, limit)` and is called
+    through `of_lengths` instead. `verifies`: it uses the verifier processes. `maker` and `gold`: as in
+    `library_reward`. A score may be NaN: unknown.
 
     >>> Reward("length", lambda text, gold: len(text))("abc", "")
     3.0
@@ -50,15 +48,14 @@ class Reward:
     score: Callable[..., float]
     score_many: Callable[[Sequence[str], Sequence[str]], list[float]] | None = None
     range: tuple[float, float] | None = None
-    reads: Literal["text", "tokens", "messages"] = "text"
+    reads: Literal["text", "tokens"] = "text"
     verifies: bool = False
     maker: tuple[str, ...] = ()
     gold: Callable[[str], str | None] = str
-    given: Callable[[str], str] = str
 
     def __call__(self, text: str, gold: str) -> float:
         """Score one completion. Raises TypeError if the function does not return a number."""
-        self._must_read("text", "of_lengths(tokens, limit, buffer)")
+        self._must_read("text", "of_lengths(tokens, limit)")
         return self._number(self.score(text, gold))
 
     def batch(self, texts: Sequence[str], golds: Sequence[str]) -> list[float]:
@@ -67,14 +64,14 @@ class Reward:
             return self.score_many(texts, golds)
         return [self(text, gold) for text, gold in zip(texts, golds, strict=True)]
 
-    def of_lengths(self, tokens: Sequence[int], limit: int, buffer: int | None = None) -> list[float]:
-        """Score completions by their length in tokens, of at most `limit`; `buffer` as in `overlong`.
+    def of_lengths(self, tokens: Sequence[int], limit: int) -> list[float]:
+        """Score completions by their length in tokens, of at most `limit`.
 
         >>> REWARDS["overlong"].of_lengths([50, 100], limit=100)
         [0.0, -1.0]
         """
         self._must_read("tokens", "batch(texts, golds)")
-        return [self._number(self.score(count, limit, buffer)) for count in tokens]
+        return [self._number(self.score(count, limit)) for count in tokens]
 
     def _must_read(self, what: str, instead: str) -> None:
         if self.reads != what:
@@ -99,27 +96,6 @@ _BUILT_IN = (
     Reward("overlong", overlong, range=(-1.0, 0.0), reads="tokens"),
 )
 REWARDS: dict[str, Reward] = {reward.name: reward for reward in _BUILT_IN}
-
-
-def binarise(reward: Reward, scores: Sequence[float], share: float) -> list[float]:
-    """Turn each score into 1.0 if it has at least this share of the reward's range, else 0.0; NaN stays NaN.
-
-    `share` is above 0 and at most 1 (full marks only). Raises ValueError for another one, and UserError if the
-    reward's range is not known.
-
-    >>> binarise(REWARDS["positions"], [0.4, 0.5, 1.0], share=0.5), binarise(REWARDS["overlong"], [-0.2, 0.0], share=1)
-    ([0.0, 1.0, 1.0], [0.0, 1.0])
-    """
-    if not 0 < share <= 1:
-        raise ValueError(f"share is {share}; expected a share of the reward's range above 0 and at most 1")
-    if reward.range is None:
-        raise UserError(
-            f"task_binary needs the range of every reward, and {reward.name!r} has none: set the function's attribute "
-            "range, as in `my_reward.range = (0.0, 1.0)`"
-        )
-    low, high = reward.range
-    enough = low + (share - 1e-9) * (high - low)  # a share such as 0.1 is not exact in binary
-    return [score if isnan(score) else float(score >= enough) for score in scores]
 
 
 def get_reward(name: str) -> Reward:
@@ -147,8 +123,7 @@ def library_reward(name: str, maker: tuple[str, ...], **options: Any) -> Reward:
     Args:
         name: of the reward.
         maker: the path of the function that makes the `Work` of such a process, and the function's arguments.
-        options: of `Reward`: `gold` returns the answer alone of a gold answer that holds more (None: not known), and
-            `given` what a process gets of it.
+        options: of `Reward`: `gold` returns the answer alone of a gold answer that holds more (None: not known).
     """
 
     def alone(text: str, gold: str) -> float:
@@ -194,8 +169,7 @@ def score(reward: Reward, texts: Sequence[str], golds: Sequence[str], seconds: f
     [1.0]
     """
     if reward.maker:
-        pool = user_pool(reward.name, seconds or SECONDS, reward.maker)
-        return pool.score(texts, [reward.given(gold) for gold in golds])
+        return user_pool(reward.name, seconds or SECONDS, reward.maker).score(texts, golds)
     if reward.name in REWARDS:
         return reward.batch(texts, golds)
     if seconds is None:
@@ -219,7 +193,7 @@ def scoring(name: str) -> Work:
 
 
 __all__ = [
-    "GRADER_VERSION", "REWARDS", "Reward", "VerifierPool", "accuracy", "accuracy_batch", "binarise", "check_reward",
+    "GRADER_VERSION", "REWARDS", "Reward", "VerifierPool", "accuracy", "accuracy_batch", "check_reward",
     "check_rewards", "chemistry", "choice", "countdown", "default_pool", "equation", "extract_answer", "extract_gold",
     "format_reward", "get_reward", "library_reward", "overlong", "positions", "score", "tag_count",
 ]  # fmt: skip

@@ -63,21 +63,19 @@ def _outside_blocks(text: str) -> str | None:
     return outside + rest
 
 
-def overlong(tokens: int, limit: int, buffer: int | None = None) -> float:
-    """Return 0.0 for a completion of up to `limit - buffer` tokens, falling linearly to -1.0 at `limit`.
+def overlong(tokens: int, limit: int) -> float:
+    """Return 0.0 for a completion of up to four fifths of `limit` tokens, falling linearly to -1.0 at `limit`.
 
-    Source: DAPO (arXiv 2503.14476), equation 13. Range [-1, 0].
+    Source: DAPO (arXiv 2503.14476), equation 13, whose penalty grows over the last 4096 of 20480 tokens. Range [-1, 0].
 
-    `tokens` is the length of a completion, `limit` the most it can have, `buffer` the tokens before that over which the
-    penalty grows: a fifth of the limit if None (DAPO: 4096 before 20480). A buffer beyond the limit is
-    cut to it. Raises ValueError if the limit or buffer is below 1.
+    `tokens` is the length of a completion, `limit` the most it can have. Raises ValueError if the limit is below 1.
 
-    >>> overlong(80, 100), overlong(90, 100), overlong(100, 100), overlong(90, 100, buffer=40)
-    (0.0, -0.5, -1.0, -0.75)
+    >>> overlong(80, 100), overlong(90, 100), overlong(100, 100)
+    (0.0, -0.5, -1.0)
     """
-    buffer = max(1, limit // 5) if buffer is None else min(buffer, limit)
-    if limit < 1 or buffer < 1:
-        raise ValueError(f"overlong needs a limit and a buffer of at least 1 token: got {limit} and {buffer}")
+    if limit < 1:
+        raise ValueError(f"overlong needs a limit of at least 1 token: got {limit}")
+    buffer = max(1, limit // 5)
     return max(-1.0, min(0.0, (limit - buffer - tokens) / buffer))
 
 
