@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -20,7 +19,6 @@ GOOD = {"max_steps": 1, "num_generations": 4, "per_device_train_batch_size": 4, 
 LAUGHS = "&a [x, x, x, x, x, x, x, x, x]" + "".join(
     f", &{new} [{', '.join([f'*{old}'] * 9)}]" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
 )
-ROW = json.dumps({"question": "1+2?", "answer": "3"})
 # what is wrong: the recipe (keys, or a text), more words of the command, and what the message names
 BAD: dict[str, tuple[object, list[str], list[str]]] = {
     "an unknown key": ({"num_rolouts": 64}, [], ["num_rolouts", "num_rollouts?"]),
@@ -38,10 +36,8 @@ BAD: dict[str, tuple[object, list[str], list[str]]] = {
     "a value that is not a number": ("max_steps: 1\ntemperature: .nan\n", [], ["temperature", "nan"]),
     "no such model": ({"model_name_or_path": "./no/model"}, [], ["./no/model"]),
     "a model without files": ({"model_name_or_path": "./empty"}, [], ["config.json"]),
-    "a broken row": ({"dataset_name": "rows.jsonl"}, [], ["rows.jsonl, line 2"]),
     "no such rule": ({"rule": "max_varience"}, [], ["max_varience", "max_variance?"]),
     "no such module": ({"rule": "nowhere_at_all:best"}, [], ["nowhere_at_all"]),
-    "no such tracker": ({"report_to": "tensorbord"}, [], ["tensorbord"]),
     "a pipe": ({}, ["--config", "pipe"], ["pipe"]),
     "a path that is too long": ({}, ["--config", "a" * 5000], ["too long"]),
     "a directory that is a file": ({}, ["--output", "rows.jsonl/mine"], ["rows.jsonl/mine", "--output"]),
@@ -58,7 +54,7 @@ def test_refused_before_torch_is_imported(what: str, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "pods_rl.training.run", None)  # importing it, and so torch, is an error
     Path("r.yaml").write_text(content if isinstance(content, str) else yaml.safe_dump({**GOOD, **content}))  # type: ignore[dict-item]
-    Path("rows.jsonl").write_text(f'{ROW}\n{{"question": "1+')
+    Path("rows.jsonl").write_text("{}")
     Path("empty").mkdir()
     os.mkfifo("pipe")
     write_run(tmp_path / "run")
