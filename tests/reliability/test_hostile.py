@@ -18,12 +18,9 @@ import pytest
 from rich.console import Console
 
 from pods_rl import cli
-from pods_rl.cli.board import Board
 from pods_rl.errors import UserError
-from pods_rl.experiment import Event, PlannedRun
 from pods_rl.report import build_report
 from pods_rl.rewards import REWARDS
-from pods_rl.text import plain_text
 from pods_rl.training.progress import Progress
 
 from ..chromium import CHROMIUM, MISSING, dump
@@ -203,20 +200,6 @@ def by_progress(texts: Sequence[str]) -> str:
     return printed_by(out)
 
 
-def by_board(texts: Sequence[str]) -> str:
-    out = terminal()
-    recipe = SimpleNamespace(values={"max_seconds": 1.0, "max_steps": 1})
-    runs = [PlannedRun(text, place, recipe) for place, text in enumerate(texts)]  # type: ignore[arg-type]
-    with Board(runs, out=out) as board:
-        board._over.set()  # the events alone draw it
-        for place, (text, run) in enumerate(zip(texts, runs, strict=True)):
-            if place % 50 == 0:
-                board(Event("failed", run, Path("nowhere", plain_text(text)), place, len(runs), text))
-            else:
-                out.print(board._line(Event("failed", run, Path(text), place, len(runs), text)))
-    return printed_by(out)
-
-
 def by_errors(texts: Sequence[str]) -> str:
     """What `pods` says when a command ends in an error, ours, typer's or one that nobody foresaw."""
     said = io.StringIO()
@@ -266,28 +249,7 @@ def by_words(texts: Sequence[str]) -> str:
     return said.getvalue()
 
 
-def by_select(texts: Sequence[str]) -> str:
-    """`pods select` on rollouts whose every text is hostile, and on a file of bad lines."""
-    rows = [
-        json.dumps({"prompt": text[:3], "completion": text, text: text, "reward": i % 7})
-        for i, text in enumerate(texts)
-    ]
-    bad = [line[:-1] + "\x1b[66m" for line in rows]
-    said = io.StringIO()
-    for lines, words in ((rows, ["-m", "2", "--output", "-"]), (rows, ["-m", "2"]), (bad, []), (bad, ["--skip-bad"])):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", ["pods", "select", "-", *words])
-            patch.setattr(sys, "stdin", io.StringIO("\n".join(lines)))
-            patch.setattr(sys, "stderr", said)
-            patch.setattr(sys, "stdout", said)
-            with suppress(SystemExit):
-                cli.main()
-    return said.getvalue()
-
-
-SINKS: tuple[Callable[[Sequence[str]], str], ...] = (
-    by_progress, by_board, by_errors, by_words, by_select,
-)  # fmt: skip
+SINKS: tuple[Callable[[Sequence[str]], str], ...] = (by_progress, by_errors, by_words)
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.reliability)])
