@@ -143,7 +143,8 @@ def test_a_line_without_end_is_refused(source, monkeypatch):
 
 def test_mistakes_are_refused(tmp_path, source):
     for words, message in {
-        (source, "--rule", "max_varience"): "[Dd]id you mean .?max_variance", (source, "--advantages", "during"): "during",
+        (source, "--rule", "max_varience"): "[Dd]id you mean .?max_variance",
+        (source, "--advantages", "during"): "during",
         (tmp_path / "gone",): "No such file", (write(tmp_path / "empty", [" "]),): "holds no rollouts",
         (tmp_path,): "holds no Parquet file",
     }.items():  # fmt: skip

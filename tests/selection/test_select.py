@@ -52,8 +52,8 @@ def test_a_users_rule_comes_by_its_import_path(my_module: str, separator: str) -
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("max_varience", "unknown rule 'max_varience': did you mean 'max_variance'?"),
-        ("max-reward", "did you mean 'max_reward'?"),
+        ("max_varience", "unknown rule 'max_varience'. Did you mean max_variance?"),
+        ("max-reward", "Did you mean max_reward?"),
         ("zzz", "unknown rule 'zzz'. Choose one of max_variance, max_reward, random, percentile, or give"),
         (
             "pods_user_rules.mine:second",

@@ -26,7 +26,7 @@ def get_rule(name: str) -> Rule:
     'max_variance'
     >>> get_rule("max_varience")
     Traceback (most recent call last):
-    pods_rl.errors.UserError: unknown rule 'max_varience': did you mean 'max_variance'? ...
+    pods_rl.errors.UserError: unknown rule 'max_varience'. Did you mean max_variance? ...
     """
     return find("rule", name, RULES)
 
