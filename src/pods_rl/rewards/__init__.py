@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from inspect import iscoroutinefunction
+from inspect import iscoroutinefunction, signature
+from pathlib import Path
 from typing import Any, Literal
 
 from ..distributed.streams import outlive_output
@@ -114,7 +115,28 @@ def get_reward(name: str) -> Reward:
             f"the reward '{name}' is {'a class' if isinstance(found, type) else 'async'}: give a plain function of "
             "(text, gold), or a callable object"
         )
+    _check_signature(name, found)
     return Reward(name, found, range=getattr(found, "range", None))
+
+
+def _check_signature(name: str, function: Callable[..., Any]) -> None:
+    """Raise UserError for a function that cannot be called with a completion and its gold answer, such as TRL's."""
+    try:
+        given = signature(function)
+    except ValueError:  # some functions of C have none
+        return
+    fits = next(iter(given.parameters), "") not in ("completions", "prompts", "self")
+    with suppress(TypeError):
+        given.bind("text", "gold")
+        if fits:
+            return
+    code = getattr(function, "__code__", None)
+    place = f" ({Path(code.co_filename).name}, line {code.co_firstlineno})" if code else ""
+    own = getattr(function, "__name__", "reward")
+    raise UserError(
+        f"the reward '{name}'{place} takes {given}: a reward of a recipe scores one completion, as in `def {own}(text: "
+        "str, gold: str) -> float`. TRL's form, (completions, **kwargs) -> list, is for PODSTrainer in a script"
+    )
 
 
 def library_reward(name: str, maker: tuple[str, ...], **options: Any) -> Reward:

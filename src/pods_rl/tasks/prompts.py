@@ -72,8 +72,10 @@ class PromptForm:
 def plain_prompt(prompt: Prompt) -> str:
     r"""Write chat messages as plain text: their contents in order, a blank line between, a line break at the end.
 
-    Text stays unchanged. Raises UserError for a conversation with other roles than system and user: without a
-    template nothing would separate the turns.
+    There is no line break after `=`, as in `37+58=`, which the answer continues. Text stays unchanged.
+
+    Raises UserError for a conversation with other roles than system and user: without a template nothing would separate
+    the turns.
 
     >>> plain_prompt([{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1?"}])
     'Add.\n\n1+1?\n'
@@ -86,7 +88,8 @@ def plain_prompt(prompt: Prompt) -> str:
             f"a prompt with a turn of {', '.join(sorted(others))} cannot be written as plain text; use a policy with a "
             "chat template, or prompts of one question"
         )
-    return "\n\n".join(str(message["content"]) for message in prompt if message.get("content")) + "\n"
+    text = "\n\n".join(str(message["content"]) for message in prompt if message.get("content"))
+    return text if text.endswith("=") else text + "\n"
 
 
 def fold_system(prompt: Prompt) -> Prompt:

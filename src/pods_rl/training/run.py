@@ -211,7 +211,7 @@ def _evaluator(trainer: PODSTrainer, task: Task, recipe: Recipe, shown: Watcher 
         )
         sampler = GenerateSampler(trainer.model, trainer.processing_class)
         with trainer.whole_weights():
-            return evaluate(
+            found = evaluate(
                 sampler,
                 task,
                 sampling,
@@ -224,6 +224,13 @@ def _evaluator(trainer: PODSTrainer, task: Task, recipe: Recipe, shown: Watcher 
                 ),
                 done=lambda rows, of: shown.show(f"{what} {rows} of {of}") if shown and rows < of else None,
             )
+        if shown and index == 0 and found.accuracy == found.format_accuracy == 0:
+            shown.say(
+                "Warning: no completion of the first evaluation is right, and none has the form <think>...</think>"
+                "<answer>...</answer>. A policy that is never rewarded learns nothing. Check prompt_style, "
+                "system_prompt and max_completion_length."
+            )
+        return found
 
     return run
 

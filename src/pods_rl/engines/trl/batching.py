@@ -307,4 +307,4 @@ def counted(number: float, noun: str, plural: str = "s") -> str:
     >>> counted(1, "CPU thread"), counted(2, "batch", "es")
     ('1 CPU thread', '2 batches')
     """
-    return f"{number:g} {noun}{'' if number == 1 else plural}"
+    return f"{number:,.10g} {noun}{'' if number == 1 else plural}"
