@@ -114,9 +114,9 @@ def _compare(stated: str, wanted: str) -> bool | Pair:
     if unitless is None:
         return False
     answer, gold = map(plain, unitless)
-    times = _TIME.fullmatch(answer), _TIME.fullmatch(gold)
-    if times[1] and (times[1][2] or times[1][3]) and (times[0] or ":" in answer or (times[1][2] or "").startswith("0")):
-        return _same_time(*times)
+    time, gold_time = _TIME.fullmatch(answer), _TIME.fullmatch(gold)
+    if gold_time and (gold_time[2] or gold_time[3]) and (time or ":" in answer or (gold_time[2] or "").startswith("0")):
+        return _same_time(time, gold_time)
     numbers = _numbers(answer, gold)
     if numbers:
         return numbers[0].equals(numbers[1])
@@ -130,6 +130,7 @@ def _compare(stated: str, wanted: str) -> bool | Pair:
         symbolic = bool(_SYMBOLIC.search(answer) and not _NO_MATHEMATICS.fullmatch(answer))
     else:
         symbolic = bool(_SYMBOLIC.search(gold) or _LIST_OR_TERM.search(gold))
+        symbolic = symbolic or bool(_SYMBOLIC.search(answer) and read_number_in_words(gold))  # 1.2 million
         symbolic = symbolic or (bool(_PRODUCT.fullmatch(gold)) and _same_letters(answer, gold))
     if not symbolic or (_too_large(answer) and not _too_large(gold)):
         return False

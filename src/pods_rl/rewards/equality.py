@@ -64,7 +64,8 @@ def _braced(parts: Iterable[str | None]) -> str:
 
 def _of_integers(name: str, arguments: str) -> str:
     numbers = [int(number) for number in arguments.split(",")]
-    return str({"gcd": gcd, "lcm": lcm, "min": min, "max": max}[name](*numbers))
+    functions: dict[str, Callable[..., int]] = {"gcd": gcd, "lcm": lcm, "min": min, "max": max}
+    return str(functions[name](*numbers))
 
 
 def _number(text: str) -> Number | None:
@@ -107,6 +108,12 @@ def _exact_decimal(match: re.Match[str]) -> str:
     return rf"{{\frac{{{exact.numerator}}}{{{exact.denominator}}}}}"
 
 
+_OPEN = (
+    sympy.Sum, sympy.Product, sympy.Integral, sympy.Derivative, sympy.Limit, sympy.UnevaluatedExpr,
+    sympy.cos, sympy.sin,
+)  # fmt: skip
+
+
 def _settled(found: Any) -> Any:
     """Resolve what the parser leaves open: the imaginary unit, undefined functions, sums and integrals."""
     if getattr(found, "is_Matrix", False):
@@ -124,7 +131,7 @@ def _settled(found: Any) -> Any:
     )
     applied = sorted(found.atoms(AppliedUndef), key=str)
     found = found.xreplace({each: sympy.Symbol(str(each.doit()), real=True) for each in applied})
-    if found.has(sympy.Sum, sympy.Product, sympy.Integral, sympy.Derivative, sympy.Limit, sympy.UnevaluatedExpr):
+    if found.has(*_OPEN):
         found = found.doit()
     return None if found.has(sympy.nan, sympy.zoo) else found
 
@@ -394,10 +401,8 @@ def _set(node: Node) -> Any:
         return None
     if node.kind == "minus":
         return sympy.Complement(*parts)
-    relations = all(item.kind == "relation" for item in node.items)
-    together = (
-        sympy.Intersection(*parts) if node.kind == "cap" or (relations and node.kind in ("and", "list")) else None
-    )
-    if together is None or (node.kind == "list" and together.is_empty):
+    conditions = node.kind in ("and", "list") and all(item.kind == "relation" for item in node.items)
+    together = sympy.Intersection(*parts)
+    if node.kind != "cap" and not (conditions and not (node.kind == "list" and together.is_empty)):
         return sympy.Union(*parts)
     return together

@@ -64,6 +64,7 @@ _SAID = {
     "no solution": r"\emptyset", "no solutions": r"\emptyset", "no real solutions": r"\emptyset",
     "empty set": r"\emptyset", "the empty set": r"\emptyset", "all real numbers": r"\mathbb{R}",
     "all reals": r"\mathbb{R}", "dne": "does not exist", "infinity": r"\infty",
+    r"\mathbb{r}^+": r"(0, \infty)", r"\mathbb{r}^{+}": r"(0, \infty)",
 }  # fmt: skip
 
 

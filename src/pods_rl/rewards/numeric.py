@@ -72,7 +72,8 @@ for _word in ("a", *_ONES.split()[1:10]):
         _SPELT |= {f"{_word} hundred{_link}{rest}": _hundred + _SPELT[rest] for rest in list(_SPELT)[1:100]}
     _SPELT[f"{_word} hundred"] = _hundred
 _SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_SHARES = {"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
+_SHARES = {"half": 2, "third": 3, "quarter": 4}
+_SHARES |= dict(zip(["fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"], range(4, 11), strict=True))
 
 
 class Number(NamedTuple):
