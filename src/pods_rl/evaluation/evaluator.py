@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
-from ..distributed import busy
 from ..distributed.collectives import gather, own_rows
 from ..policies.loading import encode, render, tool_options
 from ..tasks import Task, last_turn
@@ -53,11 +52,10 @@ def evaluate(
     count = len(task.test) if prompts is None else min(prompts, len(task.test))
     rows = own_rows(count * repeats)  # row r is repeat r % repeats of prompt r // repeats
     picked = task.test.select([row // repeats for row in rows])
-    with busy("evaluation"):
-        texts, completions, talks = _complete(sampler, task, sampling, picked, rows, talking or Talking(), done)
-        golds = list(picked["answer"])
-        rewards = [talk.reward for talk in talks] if talks else None
-        grades = task.grade([completion.text for completion in completions], golds, rewards)
+    texts, completions, talks = _complete(sampler, task, sampling, picked, rows, talking or Talking(), done)
+    golds = list(picked["answer"])
+    rewards = [talk.reward for talk in talks] if talks else None
+    grades = task.grade([completion.text for completion in completions], golds, rewards)
     messages = [talk.to_json() for talk in talks] or [""] * len(rows)
     own = [
         Answer(row // repeats, row % repeats, text, gold, c.text, grade.answer, grade.format, c.tokens, c.ended, turns)

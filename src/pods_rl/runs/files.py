@@ -17,7 +17,6 @@ from typing import IO, Any
 CONFIG, ENVIRONMENT, STATUS = "config.yaml", "environment.json", "status.json"
 METRICS, EVALS, ROLLOUTS, CHECKPOINTS = "metrics.jsonl", "evals.jsonl", "rollouts", "checkpoints"
 EVALUATIONS, LOG = "evaluations", "log.txt"
-PLAN = "plan.json"
 _LARGEST_JSON, _LARGEST_YAML = 8 << 20, 1 << 20  # bytes; our files have a few thousand
 _LARGEST_JSONL = 1 << 30  # bytes: some millions of lines
 _MOST_LINKS = 40  # as on Linux

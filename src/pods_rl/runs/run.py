@@ -54,11 +54,6 @@ class Run:
         return read_mapping(self.path / files.STATUS)
 
     @cached_property
-    def plan(self) -> dict[str, Any]:
-        """What chose n and m, if the recipe left it to a plan."""
-        return read_mapping(self.path / files.PLAN)
-
-    @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         return list(read_jsonl(self.path / files.METRICS, self.skipped[files.METRICS]))
 

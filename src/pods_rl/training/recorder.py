@@ -23,38 +23,29 @@ _STATE = "pods_recorder"  # the key of our state in the trainer state of a check
 
 
 class TrainingClock:
-    """Seconds of training: time without the time between `pause` and `resume`, or inside ``with clock:``.
+    """Seconds of training: time that passes after `resume`, and neither after `pause` nor inside ``with clock:``.
 
     Example:
         >>> now = iter([0.0, 5.0, 8.0, 9.0])
-        >>> clock = TrainingClock(now=lambda: next(now)); clock.start()
+        >>> clock = TrainingClock(now=lambda: next(now)); clock.resume()
         >>> with clock: pass
         >>> clock.seconds()
         6.0
     """
 
     def __init__(self, offset: float = 0.0, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now = now
-        self._offset = offset
-        self._start: float | None = None
-        self._paused: float | None = None
-
-    def start(self) -> None:
-        self._start = self._now()
+        self._now, self._seconds = now, offset
+        self._since: float | None = None  # when it was last resumed; None: it is paused
 
     def seconds(self) -> float:
-        return self._offset if self._start is None else self._offset + self._now() - self._start
+        return self._seconds if self._since is None else self._seconds + self._now() - self._since
 
     def pause(self) -> None:
-        """Stop the clock; do nothing if it is paused."""
-        if self._paused is None:
-            self._paused = self._now()
+        self._seconds, self._since = self.seconds(), None
 
     def resume(self) -> None:
-        """Start the clock again; do nothing if it runs."""
-        if self._start is not None and self._paused is not None:
-            self._start += self._now() - self._paused
-        self._paused = None
+        if self._since is None:
+            self._since = self._now()
 
     def __enter__(self) -> None:
         self.pause()
@@ -138,7 +129,7 @@ class Recorder(TrainerCallback):
         if not self.stop_reason and due > max((before for _, before in self._evaluated), default=-1.0):
             self._run_evaluation(due)
         self._begun = True
-        self.clock.start()
+        self.clock.resume()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.writer:
