@@ -151,7 +151,7 @@ def run_cell(options: argparse.Namespace) -> dict[str, Any]:
     import torch
     from transformers import logging
 
-    from pods_rl.engines.trl.guard import is_out_of_memory
+    from pods_rl.engines.trl.stability import is_out_of_memory
 
     logging.set_verbosity_error()
     if options.threads:

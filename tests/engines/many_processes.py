@@ -27,7 +27,7 @@ from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from pods_rl import PODSConfig, PODSTrainer
-from pods_rl.engines.trl.rollouts import as_text
+from pods_rl.rollouts.record import as_text
 from pods_rl.selection import get_rule
 from tests import DEADLINE, free_port
 
@@ -78,7 +78,7 @@ def numbered_rollouts(trainer: PODSTrainer) -> Any:
     done: dict[str, Any] = {"drawn": None, "rollouts": 0}
 
     def generate(prompt_ids: list[list[int]], images: Any, fields: Any, n: int, *_: Any) -> Any:
-        drawn, total = trainer._round.turns.keys, trainer._round.n
+        drawn, total = trainer._turns.keys, trainer.args.num_rollouts
         if done["drawn"] is not drawn:
             done.update(drawn=drawn, rollouts=0)
         asked = drawn[done["rollouts"] :][: len(prompt_ids)] or drawn[-1:]

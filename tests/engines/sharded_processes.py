@@ -22,9 +22,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from pods_rl import PODSTrainer
-from pods_rl.engines.trl.checkpoints import save_policy
 from pods_rl.evaluation import GenerateSampler, Sampling
 from pods_rl.recipe import find_accelerate_config
+from pods_rl.training.saving import save_policy
 
 from . import many_processes
 from .many_processes import CASES, Watch, fork_all, make_trainer

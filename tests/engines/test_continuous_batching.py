@@ -6,8 +6,8 @@ import pytest
 import torch
 from trl import GRPOConfig, GRPOTrainer
 
+from pods_rl.engines.trl.compat import lossy_cast
 from pods_rl.engines.trl.generation import check_completions
-from pods_rl.engines.trl.refusals import lossy_cast
 from pods_rl.errors import UserError
 from pods_rl.recipe import load_recipe
 from pods_rl.tasks import load_task

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from pods_rl.engines.trl.guard import BadSteps
+from pods_rl.engines.trl.stability import BadSteps
 
 
 def test_three_bad_steps_in_a_row_are_enough_and_a_good_one_ends_the_row():
@@ -35,10 +35,10 @@ def test_what_is_left_out_and_counted(make_trainer, monkeypatch, loss, norm, sca
     monkeypatch.setattr(trainer.accelerator, "scaler", object() if scaled else None)
     parameter = next(trainer.model.parameters())
     parameter.grad = torch.ones_like(parameter)
-    trainer._guard.step_loss = torch.tensor(loss)
-    trainer._guard.gradient_norm = None if norm is None else torch.tensor(norm)
-    assert trainer._guard.skip_bad_step() == left_out
+    trainer._stability.step_loss = torch.tensor(loss)
+    trainer._stability.gradient_norm = None if norm is None else torch.tensor(norm)
+    assert trainer._stability.skip_bad_step() == left_out
     assert (parameter.grad is None) == left_out
     metrics = trainer._metrics["train"]
     assert (metrics["pods/bad_loss"], metrics["pods/bad_gradient"]) == tuple([count] for count in counts)
-    assert len(trainer._guard.bad_steps.row) == left_out
+    assert len(trainer._stability.bad_steps.row) == left_out

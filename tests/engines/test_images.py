@@ -20,7 +20,6 @@ from trl.trainer import grpo_trainer
 
 from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.engines.trl.generation import TurnInputs, present_images
-from pods_rl.engines.trl.round import RolloutRound
 from pods_rl.errors import UserError
 from tests.numeric import FLOAT32, assert_near
 
@@ -108,7 +107,6 @@ def test_every_family_has_the_gradient_of_trl(tmp_path, family):
 @pytest.mark.parametrize("setting", ["reference", "adapter and its reference", "twice"])
 def test_m_of_n_have_the_gradient_of_trl_on_those_m(tmp_path, monkeypatch, family, setting):
     """TRL's own trainer is fed the kept rows; `reference`: another model on the disk, `twice`: ratios other than 1."""
-    monkeypatch.setattr(RolloutRound, "trained_rows", RolloutRound.trained_rows)  # undoes what `kept_rows` sets
     config = {"beta": 0.1} if "reference" in setting else {}
     if setting == "twice":
         config |= {"num_iterations": 2, "steps_per_generation": 2, "max_steps": 2}

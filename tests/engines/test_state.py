@@ -8,9 +8,16 @@ import random
 import pytest
 import torch
 
-from pods_rl.engines.trl.rollouts import Rollouts
-from pods_rl.engines.trl.state import put_tensors, read_tensors, read_values, slots_left, take_tensors, write_state
+from pods_rl.engines.trl.checkpoints import (
+    put_tensors,
+    read_tensors,
+    read_values,
+    slots_left,
+    take_tensors,
+    write_state,
+)
 from pods_rl.errors import UserError
+from pods_rl.rollouts.record import Rollouts
 
 
 @pytest.mark.parametrize("iterations", [1, 2, 3])

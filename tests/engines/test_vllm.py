@@ -14,7 +14,6 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
 
-from pods_rl.engines.trl.round import RolloutRound
 from tests.numeric import FLOAT32, assert_near
 
 from .conftest import PROMPTS, letter_reward
@@ -161,14 +160,14 @@ def test_m_of_n_is_trl_on_those_m(make, monkeypatch, correction):
     config = {"max_steps": 3, "steps_per_generation": 2, "per_device_train_batch_size": 4, "loss_type": "dapo"}
     config |= {"vllm_importance_sampling_mode": correction, "vllm_importance_sampling_clip_max": 20.0}
     ours, rows = make(**config, **PLAIN), []
-    select = RolloutRound.trained_rows
+    shorten = ours._shorten
 
-    def record(current, kept):
-        rows.append(select(current, kept))
+    def record(*given):
+        rows.append(shorten(*given))
         torch.manual_seed(len(rows))
         return rows[-1]
 
-    monkeypatch.setattr(RolloutRound, "trained_rows", record)
+    ours._shorten = record
     ours.train()
     theirs, given = make("server", GRPOTrainer, GRPOConfig, **config), enumerate(rows, start=1)
 

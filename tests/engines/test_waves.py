@@ -12,10 +12,10 @@ from collections import Counter
 import pytest
 import torch
 from datasets import IterableDataset
+from pods_rl.engines.trl.keeping import keep_rows
 from trl import GRPOTrainer
 
 from pods_rl import PODSConfig
-from pods_rl.engines.trl.keeping import keep_rows
 from pods_rl.engines.trl.settings import check_rollouts
 from pods_rl.errors import UserError
 from pods_rl.rollouts.allocating import live

@@ -32,7 +32,7 @@ from .resume import Start, find_start
 from .watcher import Watcher
 
 if TYPE_CHECKING:
-    from ..engines.trl import PODSTrainer
+    from .saving import RunTrainer
     from .recorder import Recorder
 
 
@@ -147,7 +147,7 @@ def _display(recipe: Recipe, output: Path, display: ExitStack) -> Watcher:
     return Watcher("the progress display", display.enter_context(shown))
 
 
-def _load(recipe: Recipe, output: Path, begin: Callable[[str], None]) -> tuple[Task, Fitted | None, PODSTrainer]:
+def _load(recipe: Recipe, output: Path, begin: Callable[[str], None]) -> tuple[Task, Fitted | None, RunTrainer]:
     """Return the task, which of its prompts are too long, and the trainer."""
     from .trainer import build_trainer
 
@@ -163,7 +163,7 @@ def _load(recipe: Recipe, output: Path, begin: Callable[[str], None]) -> tuple[T
 def _add_recorder(
     recipe: Recipe,
     task: Task,
-    trainer: PODSTrainer,
+    trainer: RunTrainer,
     output: Path,
     writer: RunWriter | None,
     shown: Watcher | None,
@@ -195,7 +195,7 @@ def _add_recorder(
     return recorder
 
 
-def _evaluator(trainer: PODSTrainer, task: Task, recipe: Recipe, shown: Watcher | None) -> Callable[[int], Evaluation]:
+def _evaluator(trainer: RunTrainer, task: Task, recipe: Recipe, shown: Watcher | None) -> Callable[[int], Evaluation]:
     settings = recipe.run_settings()
 
     def run(index: int) -> Evaluation:
@@ -235,7 +235,7 @@ def _evaluator(trainer: PODSTrainer, task: Task, recipe: Recipe, shown: Watcher 
     return run
 
 
-def _ledger(trainer: PODSTrainer, task: Task) -> dict[str, list[Any]] | None:
+def _ledger(trainer: RunTrainer, task: Task) -> dict[str, list[Any]] | None:
     """Return the columns of the latest generation, of all processes, ordered by group and rollout. Collective."""
     from ..policies.loading import render, tool_options
 
@@ -262,16 +262,16 @@ def _ledger(trainer: PODSTrainer, task: Task) -> dict[str, list[Any]] | None:
     return {name: [values[i] for i in order] for name, values in columns.items()}
 
 
-def _train(trainer: PODSTrainer, recorder: Recorder, start: Start | None) -> None:
+def _train(trainer: RunTrainer, recorder: Recorder, start: Start | None) -> None:
     """Train until the last step, the end of the budget or a signal, and save a checkpoint after a stop."""
     checkpoint = start.checkpoint if start else None
-    trainer.checked_checkpoint = checkpoint
+    trainer._resume.verified = checkpoint
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if recorder.stopped_by and recorder.saved_step != recorder.step:  # stopped in the last evaluation
         trainer._save_checkpoint(trainer.model, None)
 
 
-def _finish(trainer: PODSTrainer, recorder: Recorder, recipe: Recipe, output: Path, stop: Stop) -> None:
+def _finish(trainer: RunTrainer, recorder: Recorder, recipe: Recipe, output: Path, stop: Stop) -> None:
     """Save the final policy and write the last status; from then on no signal changes the status or the exit code."""
     from ..engines.trl.checkpoints import save_policy
     from .publishing import push

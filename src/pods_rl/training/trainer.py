@@ -18,8 +18,7 @@ from trl import ModelConfig, get_peft_config
 
 from ..engines.trl.batching import counted
 from ..engines.trl.config import PODSConfig
-from ..engines.trl.refusals import lossy_cast
-from ..engines.trl.trainer import PODSTrainer
+from ..engines.trl.compat import lossy_cast
 from ..errors import UserError
 from ..policies.files import policy_path
 from ..policies.loading import has_bf16, load_options, load_tokenizer
@@ -31,6 +30,7 @@ from ..rewards.verifier import verifier_losses
 from ..sandbox.scores import Scores
 from ..tasks import Task, last_turn
 from ..text import short
+from .saving import RunTrainer
 
 RewardFunction = Callable[..., Scores]
 
@@ -39,7 +39,7 @@ _NO_PICKLE = {"use_safetensors": True}
 _QUIET = {"report_to": "none", "disable_tqdm": True}
 
 
-def build_trainer(recipe: Recipe, task: Task, output_dir: Path) -> PODSTrainer:
+def build_trainer(recipe: Recipe, task: Task, output_dir: Path) -> RunTrainer:
     """Build the trainer of a recipe, with policy, tokenizer, rewards and data; it does not start training.
 
     Args:
@@ -51,7 +51,7 @@ def build_trainer(recipe: Recipe, task: Task, output_dir: Path) -> PODSTrainer:
         return _build(recipe, task, output_dir)
 
 
-def _build(recipe: Recipe, task: Task, output_dir: Path) -> PODSTrainer:
+def _build(recipe: Recipe, task: Task, output_dir: Path) -> RunTrainer:
     arguments = engine_arguments(recipe)
     model = ModelConfig(**recipe.model_arguments())
     path = policy_path(str(model.model_name_or_path))
@@ -65,7 +65,7 @@ def _build(recipe: Recipe, task: Task, output_dir: Path) -> PODSTrainer:
         check_adapter(adapter, path, model.model_revision)
     config = PODSConfig(str(output_dir), **arguments, reward_weights=list(task.rewards.values()))
     check_prompts(config, task)
-    trainer = PODSTrainer(
+    trainer = RunTrainer(
         model=path,
         reward_funcs=reward_functions(recipe, task),
         args=config,

@@ -10,20 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .config import PODSConfig
-    from .guard import UnstableTrainingError
     from .killable import killable
-    from .rollouts import Rollouts
+    from .stability import UnstableTrainingError
     from .trainer import PODSTrainer
 
 _HOME = {
     "PODSConfig": "config",
     "PODSTrainer": "trainer",
-    "Rollouts": "rollouts",
-    "UnstableTrainingError": "guard",
+    "UnstableTrainingError": "stability",
     "killable": "killable",
 }
 
-__all__ = ["PODSConfig", "PODSTrainer", "Rollouts", "UnstableTrainingError", "killable"]
+__all__ = ["PODSConfig", "PODSTrainer", "UnstableTrainingError", "killable"]
 
 
 def __getattr__(name: str) -> Any:

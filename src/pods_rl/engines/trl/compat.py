@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,8 +24,8 @@ import transformers
 import trl
 from accelerate import Accelerator, PartialState
 from torch import Tensor
-from torch.utils.data import Sampler
 from transformers import Trainer, TrainerControl, TrainerState
+from transformers.integrations import is_deepspeed_zero3_enabled
 from trl import GRPOTrainer
 
 from ...errors import UserError
@@ -46,8 +45,7 @@ def _refusal(needs: str, found: object) -> UserError:
 
 try:  # names that are not public; the engine imports them from here
     from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, gather
-    from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME  # noqa: F401
-    from transformers.trainer_utils import SaveStrategy  # noqa: F401
+    from transformers.trainer import TRAINER_STATE_NAME  # noqa: F401
     from trl.models import unwrap_model_for_generation  # noqa: F401  (gathers ZeRO-3's weights)
     from trl.trainer import grpo_trainer  # its gather, VLLMGeneration and logger are patched below
     from trl.trainer.utils import get_callable_name, get_config_model_id, is_async_callable, nanstd  # noqa: F401
@@ -62,8 +60,6 @@ class Overridden:
     """The methods that PODSTrainer overrides: parameters in GRPOTrainer's order, types as far as we use them."""
 
     def train(self, resume_from_checkpoint: Any = None, trial: Any = None, ignore_keys_for_eval: Any = None) -> Any: ...
-    def create_accelerator_and_postprocess(self) -> None: ...
-    def _get_train_sampler(self, dataset: Any = None) -> Sampler[int] | None: ...
     def _run_epoch(
         self, model: Any, epoch: int, train_dataloader: Any, steps_in_epoch: int, num_update_steps_per_epoch: int,
         trial: Any, ignore_keys_for_eval: Any, start_time: float, resume_from_checkpoint: str | None,
@@ -78,7 +74,6 @@ class Overridden:
     def _calculate_rewards(
         self, inputs: list[Batch], prompts: list[Any], completions: list[Any], completion_ids_list: list[list[int]]
     ) -> Tensor: ...
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Tensor: ...
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor: ...
@@ -91,15 +86,9 @@ class Overridden:
     ) -> tuple[Tensor, Tensor | None, Tensor | None]: ...  # fmt: skip
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any: ...
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None: ...
-    def create_model_card(self, model_name: str | None = None, dataset_name: Any = None, tags: Any = None) -> None: ...
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None: ...
-    def _save_checkpoint(self, model: Any, trial: Any) -> None: ...
     def _save_rng_state(self, output_dir: str) -> None: ...
     def _load_rng_state(self, checkpoint: str | None) -> None: ...
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None: ...
-    def _load_best_model(self) -> None: ...
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None: ...
-    def _finalize_training(self, trial: Any, num_train_samples: int, start_time: float) -> Any: ...
 
 
 class TRLTrainer(Overridden):
@@ -120,8 +109,9 @@ class TRLTrainer(Overridden):
     _is_vlm: bool
     rollout_func: Callable[..., Any] | None  # replaced by one whose result is checked
     environment_factories: dict[str | None, Callable[[], Any]] | None
-    environments: list[Any] | None  # of the rows of the latest `_generate`
-    _environment_pool: dict[str | None, list[Any]]  # closed ones are taken out; replaced while a batch is built
+    environments: list[Any] | None  # of the rows of the latest `_generate`; shortened to the kept rows
+    _batch_environments: list[str | None]  # their names; shortened too
+    _environment_pool: dict[str | None, list[Any]]  # closed ones are taken out
     _env_tools: dict[str | None, list[Callable[..., Any]]]
     _sync_tool_dicts: list[dict[str, Callable[..., Any]]]  # of each row: limits are put on them
     _async_tool_dicts: list[dict[str, Callable[..., Any]]]
@@ -131,7 +121,7 @@ class TRLTrainer(Overridden):
     reward_weights: Tensor
     multi_objective_aggregation: str
     scale_rewards: Any
-    num_generations: int  # n instead of m while rollouts are generated
+    num_generations: int
     num_iterations: int
     beta: float
     loss_type: str
@@ -156,7 +146,6 @@ class TRLTrainer(Overridden):
     _last_loaded_step: int  # with vLLM: the step of the generator's weights
     vllm_generation: Any  # with vLLM: what asks it
 
-    def _get_output_dir(self, trial: Any) -> str: ...  # where checkpoints go; replaced while one is written
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], Any, Any]: ...
     def _compute_loss(self, model: Any, inputs: Any) -> Tensor: ...  # a subclass may replace it
     def is_world_process_zero(self) -> bool: ...
@@ -169,6 +158,7 @@ _SET_LATER: dict[str, Callable[..., Any]] = {
     "_last_loaded_step": GRPOTrainer.__init__,
     "vllm_generation": GRPOTrainer.__init__,
     "_environment_pool": GRPOTrainer.__init__,
+    "_batch_environments": GRPOTrainer._generate_and_score_completions,
     "_env_tools": GRPOTrainer.__init__,
     "_sync_tool_dicts": GRPOTrainer._generate_and_score_completions,
     "async_loop": GRPOTrainer.__init__,
@@ -176,6 +166,12 @@ _SET_LATER: dict[str, Callable[..., Any]] = {
 }
 
 if TYPE_CHECKING:
+    import datasets
+    from transformers import PreTrainedModel
+
+    Data = datasets.Dataset | datasets.IterableDataset
+    EvalData = Data | datasets.DatasetDict | datasets.IterableDatasetDict | dict[str, Data]
+    RewardFunc = str | PreTrainedModel | Callable[..., list[float | None]]
 
     class TypedGRPOTrainer(GRPOTrainer, TRLTrainer):
         """TRL's trainer with the types of this module."""
@@ -220,6 +216,47 @@ def check_names(trainer: TRLTrainer) -> None:
             raise _refusal(f"patches or calls trl.trainer.grpo_trainer.{name}", "that name does not exist")
 
 
+def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments of TRL's constructor that down-sampling does not support.
+
+    Raises:
+        TypeError: `args` is not a PODSConfig.
+        UserError: DeepSpeed without a GPU; tools or environments with ZeRO-3, unless vLLM generates.
+    """
+    config = arguments["args"]
+    if not isinstance(config, PODSConfig):
+        raise TypeError(
+            f"PODSTrainer needs args of type PODSConfig, got {type(config).__name__}: "
+            "PODSConfig takes the same fields, plus num_rollouts"
+        )
+    if config.use_cpu and os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
+        raise UserError(
+            "The accelerate configuration asks for DeepSpeed, and this runs on the CPU, where accelerate silently uses "
+            "DDP: choose --accelerate_config fsdp2 or ddp."
+        )
+    turns = [name for name in ("tools", "environment_factory") if arguments.get(name)]
+    if turns and not config.use_vllm and is_deepspeed_zero3_enabled():
+        raise UserError(
+            f"{turns[0]} cannot be used with DeepSpeed's ZeRO-3 without vLLM: every turn gathers the weights on all "
+            "processes, and some have more turns than others, so the run would hang. Use use_vllm, ZeRO-2 or FSDP2."
+        )
+
+
+def lossy_cast(trainer: TRLTrainer) -> str | None:
+    """Return a warning if continuous batching makes TRL round the policy's weights, else None."""
+    args = trainer.args
+    if not (trainer.use_transformers_continuous_batching and (args.bf16 or args.fp16)):
+        return None
+    if torch.float32 not in {p.dtype for p in trainer.model.parameters() if p.requires_grad}:
+        return None
+    flag, to = ("bf16", "bfloat16") if args.bf16 else ("fp16", "float16")
+    return (
+        f"use_transformers_continuous_batching with {flag} = true: before each generation TRL turns the trained "
+        f"float32 weights into {to}, permanently, and small updates are then rounded away. Set {flag}: false, or load "
+        f"the policy in {to} on purpose (dtype: {to})."
+    )
+
+
 # -- patches: each holds inside its context and is undone at the end, but for `shard_with` ---------------------------
 
 
@@ -245,6 +282,18 @@ def gathering_with(accelerator: Accelerator, stand_in: Callable[[Tensor], Tensor
     finally:
         del accelerator.gather
         grpo_trainer.gather = gather
+
+
+@contextmanager
+def after_accelerator(trainer: Any, change: Callable[[Any], None]) -> Iterator[None]:
+    """While a trainer is built: call `change` once transformers has made its accelerator."""
+
+    def create() -> None:
+        GRPOTrainer.create_accelerator_and_postprocess(trainer)
+        change(trainer)
+
+    with standing_in(trainer, create_accelerator_and_postprocess=create):
+        yield
 
 
 @contextmanager
@@ -274,23 +323,6 @@ def without_unscored_warning() -> Iterator[None]:
         yield
     finally:
         log.removeFilter(quiet)
-
-
-@contextmanager
-def without_pickle(folder: str) -> Iterator[None]:
-    """Keep transformers from writing `training_args.bin`, and remove one that another trainer wrote."""
-    save = torch.save
-
-    def save_others(value: Any, file: Any, *args: Any, **kwargs: Any) -> None:
-        if os.path.basename(str(file)) != TRAINING_ARGS_NAME:
-            save(value, file, *args, **kwargs)
-
-    Path(folder, TRAINING_ARGS_NAME).unlink(missing_ok=True)
-    torch.save = save_others  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        torch.save = save
 
 
 def shard_with(trainer: TRLTrainer, plugin: FullyShardedDataParallelPlugin) -> None:

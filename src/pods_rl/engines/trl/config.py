@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from trl import GRPOConfig
 
 from ...errors import UserError
-from ...rollouts.stopping import Stopping, wave_end, wave_sizes
 from ...selection import Rule
 from ...selection.registry import check_rule, rule_name
 from .batching import batch_plan
@@ -201,6 +200,18 @@ class PODSConfig(GRPOConfig):
         },
     )
 
+    dynamic_sampling: bool | str = field(
+        default=False,
+        metadata={
+            "help": "Replace groups whose rewards are all equal by groups of further prompts (DAPO, arXiv 2503.14476). "
+            "true: the total reward decides; or the name of the reward function that does."
+        },
+    )
+    dynamic_sampling_rounds: int = field(
+        default=3,
+        metadata={"help": "With dynamic_sampling, how often further prompts are generated for a batch at most."},
+    )
+
     def __post_init__(self) -> None:
         batch_plan(vars(self))
         refuse_impossible(vars(self))
@@ -221,27 +232,14 @@ class PODSConfig(GRPOConfig):
         if self.skip_zero_advantage_steps is None:
             self.skip_zero_advantage_steps = self.num_rollouts > self.num_generations
         check_rule(self.rule)
-        if self.rollout_waves is not None:
-            self.wave_sizes()
-            self.stopping()
-            if self.reward_range is self.answer_reward is self.give_up_after is None:
-                raise UserError(
-                    "rollout_waves needs something that stops a group: set reward_range to the least and greatest "
-                    "total reward, answer_reward to the reward function that grades the answer, or give_up_after."
-                )
-
-    def wave_sizes(self) -> tuple[int, ...]:
-        """Return how many rollouts of a prompt are generated in each wave, n in all; without waves n at once."""
-        assert self.num_rollouts is not None
-        return wave_sizes(self.rollout_waves or [self.num_rollouts], self.num_rollouts, self.num_generations)
-
-    def stopping(self, low: float | None = None, high: float | None = None) -> Stopping:
-        """Return when a group stops, by rewards between `low` and `high`; None: no group is decided."""
-        assert self.num_rollouts is not None
-        after = None if self.give_up_after is None else wave_end(self.wave_sizes(), self.give_up_after)
-        share, probability = self.stop_variance, self.give_up_probability
-        return Stopping(self.num_generations, self.num_rollouts, share, low, high, after, probability)
 
     def to_dict(self) -> dict[str, Any]:
         """Return TRL's dictionary, with a rule function replaced by its import path, so that it is plain data."""
         return super().to_dict() | {"rule": rule_name(self.rule)}
+
+
+def group_sizes(args: PODSConfig) -> tuple[int, int]:
+    """Return n and m, which PODSConfig sets when it is built."""
+    assert args.num_rollouts is not None
+    assert args.num_generations is not None
+    return args.num_rollouts, args.num_generations

@@ -19,7 +19,6 @@ from ...rollouts.sampling import RowDraws
 from .batching import Shares
 from .compat import Completions, TRLTrainer, grpo_trainer, standing_in
 from .config import PODSConfig
-from .waves import rollouts_of
 
 Key = tuple[int, ...]  # of a turn's draws: seed, step, generation in it, prompt, number, and the turn after the first
 ROLLOUT = 5  # numbers of a key that are the rollout's
@@ -133,7 +132,7 @@ def sequences_at_once(args: PODSConfig) -> int:
     """Return how many rollouts colocated vLLM works on at once: a generation's, or `rollout_batch_size`."""
     assert args.generation_batch_size is not None
     m = args.num_generations
-    rollouts = max(Shares(args.generation_batch_size // m, rollouts_of(args), m, args.world_size).counts)
+    rollouts = max(Shares(args.generation_batch_size // m, args.num_rollouts or m, m, args.world_size).counts)
     return min(rollouts, args.rollout_batch_size or rollouts) * args.vllm_tensor_parallel_size
 
 

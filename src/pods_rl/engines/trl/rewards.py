@@ -24,7 +24,6 @@ from ...sandbox.scores import RewardFailure, as_score
 from ...selection import REWARD_LIMIT
 from ...text import plain_text
 from .compat import TRLTrainer, is_async_callable, standing_in, without_unscored_warning
-from .rollouts import as_text
 
 logger = logging.getLogger(__name__)
 Scores = list[float | RewardFailure | None]

@@ -8,16 +8,9 @@ from typing import Any
 
 from ...errors import UserError
 from ...rollouts.tools import ToolLimits, close_environment
-from .compat import Batch, TRLTrainer
+from .compat import TRLTrainer
 
 CLOSE = "close"  # the method that ends an environment; TRL would offer it to the policy as a tool
-
-
-class Ended:
-    """Stands in the place of a kept rollout's environment while TRL builds its batch: nothing is reset again."""
-
-    def reset(self, **_: Any) -> None:
-        """Return no observation: the prompt has it."""
 
 
 class Tools:
@@ -30,12 +23,9 @@ class Tools:
 
     def __init__(self, trainer: TRLTrainer) -> None:
         self._trainer = trainer
-        self._limits = ToolLimits(trainer.args.tool_timeout, trainer.args.max_tool_calls)
+        self._limits = ToolLimits(trainer.args.tool_timeout)
         if trainer.rollout_func is not None:
             trainer.rollout_func = counted(trainer.rollout_func)
-        self.carries = bool(
-            trainer.tools or trainer.environment_factories or trainer.rollout_func or trainer._is_vlm
-        )  # whether kept rows have more than a completion
         if trainer.environment_factories:
             for tools in (trainer.tools, *trainer._env_tools.values()):
                 tools[:] = [tool for tool in tools if not _closes(tool)]
@@ -87,14 +77,6 @@ class Tools:
         """Close every environment that was made."""
         if self._trainer.environment_factories:
             self.close([one for pool in self._trainer._environment_pool.values() for one in pool])
-
-    def ended(self, rows: Sequence[Batch]) -> dict[str, Any]:
-        """Return what stands in for the environments of these rows while TRL builds their batch."""
-        if not self._trainer.environment_factories:
-            return {}
-        names = self._trainer.environment_factories
-        pools = {name: [Ended() for _ in rows] for name in names}
-        return {"environments": None, "_environment_pool": pools}
 
 
 def _closes(tool: Any) -> bool:

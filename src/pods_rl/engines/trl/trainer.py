@@ -1,78 +1,254 @@
 """PODSTrainer: TRL's GRPOTrainer that generates n rollouts a prompt and trains on m of them.
 
-No method of TRL is copied. This class holds every override; each delegates to an object or function that
-does the work. `compat.py` lists every other name of TRL, transformers and accelerate in use, and every patch.
+No method of TRL is copied. Its method that generates and scores runs once, on n rows a prompt; `_generate` shortens its
+lists to the m kept rows of each before TRL computes a log-probability. `compat.py` lists what is used of TRL.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Sampler
 
-from ...text import plain_text
+from ...distributed import busy
+from ...rollouts.record import Rollouts
+from ...selection.registry import rule_name
 from . import compat
-from .checkpoints import Checkpoints, cache_on, load_renamed
-from .compat import Batch, Completions, TypedGRPOTrainer
-from .config import PAPER, PODSConfig
-from .generation import Key, TurnInputs, check_completions, each_prompt_once, sequences_at_once
-from .guard import Guard
+from .batching import Shares
+from .checkpoints import ExactResume, load_renamed
+from .compat import Batch, Completions, TypedGRPOTrainer, lossy_cast, refuse_unsupported
+from .config import PAPER, PODSConfig, group_sizes
+from .dynamic_sampling import DynamicSampling
+from .exchange import check_agreement, move_rows, moved_rows, uneven_gathers
+from .generation import Key, TurnInputs, Turns, check_completions, each_prompt_once, sequences_at_once
+from .metrics import (
+    add_up_counters,
+    drop_zero_counters,
+    entries,
+    escape_table,
+    log_all_rollouts,
+    log_selection,
+    show_advantages,
+)
 from .packing import LogProbs
-from .refusals import lossy_cast, refuse_unsupported
 from .rewards import CheckedRewards
-from .rollouts import Rollouts, escape_table
-from .round import RolloutRound
+from .rollout import (
+    Generation,
+    Output,
+    as_output,
+    copies,
+    policy_tokens,
+    record_of,
+    set_advantages,
+    shorten,
+    take_rollout,
+)
 from .sharding import parallelism, use_fsdp2, whole_weights
-from .state import ExactResume
+from .stability import Stability
 from .tools import Tools
 from .update import StepCallback, Update
-from .waves import RoundPlan
 
 if TYPE_CHECKING:
-    import datasets
+    from collections.abc import Callable, Sequence
+
     from peft import PeftConfig, PeftModel
     from transformers import BitsAndBytesConfig, PreTrainedModel, ProcessorMixin, TrainerCallback
     from transformers import PreTrainedTokenizerBase as Tokenizer
 
-    Data: TypeAlias = datasets.Dataset | datasets.IterableDataset
-    EvalData: TypeAlias = Data | datasets.DatasetDict | datasets.IterableDatasetDict | dict[str, Data]
-    RewardFunc: TypeAlias = str | PreTrainedModel | Callable[..., list[float | None]]
+    from .compat import Data, EvalData, RewardFunc
 
 
 class PODSTrainer(TypedGRPOTrainer):
     """GRPO with down-sampling (paper Algorithm 1): generate n, keep m by a rule, train on those.
 
-    Takes the arguments of TRL's `GRPOTrainer`, with `args` a `PODSConfig`. Only selected rows reach a log-probability,
-    reference or update pass; each rollout is scored once; evaluation never down-samples. With `num_rollouts` equal to
-    `num_generations` and `exact_trl` it is TRL's trainer to the last bit; by default it draws its own random numbers,
+    Takes the arguments of TRL's `GRPOTrainer`, with `args` a `PODSConfig`. Each rollout is scored once; only selected
+    rows reach a log-probability, reference or update pass; evaluation never down-samples. With `num_rollouts` equal to
+    `num_generations` and `exact_trl` it is TRL's trainer to the last bit. By default it draws its own random numbers,
     and its gradient differs by rounding (`docs/engines.md`). After each generation `trainer.rollouts` holds what was
-    generated, kept and why.
+    generated, which rollouts were kept, and their rewards.
 
-    Groups may be spread over processes: every process then generates its share of a prompt's rollouts, and kept rows
-    move to the process that trains them.
+    Groups may be spread over processes: each process then generates its share of a prompt's rollouts, and kept rows
+    move to the process that trains them. Checkpoints are TRL's, with a file of state for each process.
 
     Raises:
         UserError: versions of TRL or transformers that lack what this trainer uses of them; in training, a rule that
-            keeps other rollouts on one process than on another, a rollout function whose result has another number of
-            rows than it was asked for, and memory that runs out.
+            keeps other rollouts on one process than on another, a rollout function that returns another number of
+            rows than it got, and memory that runs out.
         TypeError: `args` is a GRPOConfig and not a PODSConfig.
     """
 
     _tag_names = ["trl", "grpo", "pods"]  # noqa: RUF012  (TRL's own form)
     _name = "PODS"
     _paper = PAPER
-
+    _generation: Generation | None = None  # while TRL's method runs in training
+    _turns: Turns | None = None  # while rollouts are generated
     rollouts: Rollouts | None = None  # of the latest generation
-    recipe_keys: Mapping[str, Any] = MappingProxyType({})  # of the recipe, for manifests of checkpoints
-    checked_checkpoint: Path | None = None  # one whose hashes the caller has compared already
-    _round: RolloutRound | None = None  # during a generation
+
+    # -- Algorithm 1 of the paper ------------------------------------------------------------------------------------
+
+    def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch:
+        if not self.model.training:
+            with self._tools.open():
+                return super()._generate_and_score_completions(inputs)
+        before = entries(self._metrics["train"])
+        batch, generation = self._one_generation(inputs)
+        batch = self._dynamic.fill(batch, generation, self._one_generation)
+        return self._finish(batch, generation, before)
+
+    def _one_generation(self, inputs: list[Batch]) -> tuple[Batch, Generation]:
+        """Run TRL's method on n rows of each prompt; return its batch of the m kept rows of each."""
+        self._update.clock.enter("rollout")
+        self._generation = generation = self._prepare_generation(inputs)
+        try:
+            with self._tools.open():
+                batch = super()._generate_and_score_completions(generation.rollouts)
+        finally:
+            self._generation = None
+        generation.check_rows(batch, type(self).__name__)
+        return batch, generation
+
+    def _generate(self, prompts: list[Any]) -> Output:
+        generation = self._generation
+        with self._generating(generation):
+            output = super()._generate(prompts)
+        if generation is None:  # an evaluation
+            return output
+        scores = self._score(generation, prompts, output)
+        generation.record = record_of(generation, self, prompts, output, scores)
+        generation.record.kept = self._select(generation, generation.record.rewards)
+        self._update.tokens["generated"] += policy_tokens(output)
+        self._tools.close(self.environments)
+        return self._shorten(generation, prompts, output)
+
+    def _score(self, generation: Generation, prompts: list[Any], output: Output) -> Tensor:
+        """Return the scores of all n rollouts of all processes, `[P * n, F]`."""
+        self._update.clock.enter("reward")
+        _, completion_ids, _, completions, _, fields, _, _ = output
+        for name, values in fields.items():  # TRL passes them to reward functions
+            for i, row in enumerate(generation.rollouts):
+                row[name] = values[i] if isinstance(values, list) else values
+        ids = [list(own) for own in completion_ids]
+        with uneven_gathers(self.accelerator, generation.shares.counts):
+            return self._calculate_rewards(generation.rollouts, copies(prompts), copies(completions), ids)
+
+    def _select(self, generation: Generation, rewards_PN: Tensor) -> Tensor:
+        """Return which m rollouts of each prompt the rule keeps, int64 `[P, M]`; the same on every process."""
+        self._update.clock.enter("selection")
+        rule = rule_name(self.args.rule)
+        with busy(f"rule {rule}"):
+            kept_PM = generation.select(rewards_PN, self.args)
+        check_agreement(kept_PM, rule, self.accelerator)
+        return kept_PM
+
+    def _shorten(self, generation: Generation, prompts: list[Any], output: Output) -> Output:
+        """Shorten TRL's lists of rows to those that this process trains, in place; return their results."""
+        record, scores = generation.result()
+        rows, logged, shares = len(prompts), self._pending_extra_logs, generation.shares
+        kept = record.kept_numbers().tolist()
+        columns = {name: values for name, values in logged.items() if len(values) == rows}
+        sources = [shares.generator(number) for number in kept]
+        targets = [shares.trainer(row) for row in range(len(kept))]
+        mine = move_rows(
+            sources,
+            targets,
+            lambda row: take_rollout(generation.place(kept[row]), generation.rollouts, prompts, output, columns),
+            self.accelerator,
+        )
+        if shares.processes > 1:
+            self._metrics["train"]["pods/rows_moved"].append(float(moved_rows(sources, targets)))
+        # Rows that came from another process take the place of a rollout of the same prompt.
+        places = [generation.place(kept[row]) for row in generation.rows]
+        prompts[:] = [one.prompt for one in mine]
+        held = ("environments", "_batch_environments", "_sync_tool_dicts", "_async_tool_dicts")
+        for values in (generation.rollouts, *(getattr(self, name, None) for name in held)):
+            shorten(values, places, rows)
+        for name in {*columns, *(name for one in mine for name in one.extra)}:
+            logged[name] = [one.extra.get(name) for one in mine]
+        generation.kept_scores = scores[kept]
+        self._update.clock.enter("update")
+        return as_output(mine)
+
+    def _calculate_rewards(
+        self, inputs: list[Batch], prompts: list[Any], completions: list[Any], completion_ids_list: list[list[int]]
+    ) -> Tensor:
+        generation = self._generation
+        if generation is not None and generation.kept_scores is not None:
+            return generation.kept_scores  # TRL asks for the scores of the kept rows, which are known
+        with self._rewards.watching():
+            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        scores = self._rewards.settle(rewards)
+        if generation is not None:
+            generation.scores = scores
+        return scores
+
+    def _finish(self, batch: Batch, generation: Generation, before: Mapping[str, int]) -> Batch:
+        """Put our advantages into the batch, and log the statistics of all n rollouts."""
+        (record, scores), metrics = generation.result(), self._metrics["train"]
+        shown = batch["advantages"]
+        set_advantages(batch, record, generation.rows, self)
+        record.advantages = self.accelerator.gather(batch["advantages"]).view(-1, record.kept.size(1)).cpu()
+        if batch["advantages"] is not shown:
+            show_advantages(self._logs["advantages"], record)
+        log_selection(metrics, record)
+        add_up_counters(metrics, before)
+        if record.kept.numel() != record.rewards.numel():
+            log_all_rollouts(self, scores, before)
+        self.rollouts = record
+        return batch
+
+    def _prepare_generation(self, inputs: list[Batch]) -> Generation:
+        args, accelerator, step = self.args, self.accelerator, self.state.global_step
+        n, m = group_sizes(args)
+        shares = Shares(len(inputs) * accelerator.num_processes // m, n, m, accelerator.num_processes)
+        last, count = self._last_key
+        self._last_key = (step, count + 1 if last == step else 0)
+        return Generation(shares, accelerator.process_index, inputs, (args.seed, *self._last_key))
+
+    @contextmanager
+    def _generating(self, generation: Generation | None) -> Iterator[None]:
+        """Inside, tools have limits, weights are gathered, and each rollout of a training generation has its draws."""
+        if not hasattr(self, "_tools"):  # a trainer without its constructor, as TRL's own tests make one
+            yield
+            return
+        self._tools.limit()
+        # FSDP2: gather the weights, so that no process waits for another's tokens. TRL gathers those of ZeRO-3.
+        gathered = self.whole_weights() if self._dist.is_fsdp and not self.use_vllm else nullcontext()
+        if generation is None:
+            with gathered:
+                yield
+            return
+        self._turns = Turns(self, generation.rollout_keys, generation.shares.most)
+        try:
+            with gathered, uneven_gathers(self.accelerator, generation.shares.counts):
+                yield
+        finally:
+            self._turns = None
+
+    def _generate_single_turn(
+        self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, num_generations: int, *args: Any,
+        **kwargs: Any,
+    ) -> Completions:  # fmt: skip
+        # Generate in parts of `rollout_batch_size` rows, each prompt once, and check that all have a completion.
+        sample, turns = super()._generate_single_turn, self._turns
+        inputs = TurnInputs(self, prompt_ids, images, multimodal_fields)
+        if turns and num_generations == self.num_generations:  # vLLM returns this many completions of a prompt
+            num_generations = self.args.num_rollouts or num_generations
+
+        def generate(rows: slice, keys: Sequence[Key] = ()) -> Completions:
+            given, more = inputs.of(rows, kwargs)
+            with self._stability.explaining_sampling(), each_prompt_once(self, keys):
+                completion_ids, logprobs = sample(*given, num_generations, *args, **more)
+            check_completions(len(given[0]), completion_ids)
+            return completion_ids, logprobs
+
+        return turns.generate(prompt_ids, generate, whole=inputs.whole) if turns else generate(slice(None))
+
+    # -- the constructor ---------------------------------------------------------------------------------------------
 
     def __init__(
         self,
@@ -97,64 +273,17 @@ class PODSTrainer(TypedGRPOTrainer):
             name = model if isinstance(model, str) else compat.get_config_model_id(model.config)
             given["args"] = args = PODSConfig(f"{name.split('/')[-1]}-PODS")
         refuse_unsupported(given)
-        with compat.vllm_sequences(sequences_at_once(args)):
+        with compat.vllm_sequences(sequences_at_once(args)), compat.after_accelerator(self, use_fsdp2):
             super().__init__(**given)
         compat.check_names(self)
         if doubt := lossy_cast(self):
             warnings.warn(doubt, UserWarning, stacklevel=2)
-        self._rewards, self._guard, self._update = CheckedRewards(self), Guard(self), Update(self)
-        self._checkpoints, self._plan, self._tools = Checkpoints(self), RoundPlan(self), Tools(self)
-        self._resume = ExactResume(self, self._plan)
-        self.add_callback(StepCallback(self, self._update, self._guard))
+        self._rewards, self._stability, self._update = CheckedRewards(self), Stability(self), Update(self)
+        self._tools, self._dynamic, self._resume = Tools(self), DynamicSampling(self), ExactResume(self)
+        self._last_key = (-1, 0)  # step, and its generations so far
+        self.add_callback(StepCallback(self, self._update, self._stability))
 
-    # -- generation: n rollouts a prompt are generated and scored, TRL builds its batch of the m that are kept --------
-
-    def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch:
-        build = super()._generate_and_score_completions
-        with self._tools.open():
-            if not self.model.training:
-                return build(inputs)
-            current = RolloutRound(self, self._update, self._plan, self._tools, build, inputs)
-            with compat.standing_in(self, _round=current):
-                output = current.batch()
-                self.rollouts = current.finish(output)
-            return output
-
-    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
-        if not hasattr(self, "_tools"):  # a trainer without its constructor, as TRL's own tests make one
-            return super()._generate(prompts)
-        self._tools.limit()
-        # FSDP2: gather the weights, so that no process waits for another's tokens. TRL gathers those of ZeRO-3.
-        if self.use_vllm or not self._dist.is_fsdp:
-            return super()._generate(prompts)
-        with self.whole_weights():
-            return super()._generate(prompts)
-
-    def _generate_single_turn(
-        self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, *args: Any, **kwargs: Any
-    ) -> Completions:
-        # Generate in parts of `rollout_batch_size` rows, each prompt once, and check that all have a completion.
-        sample, inputs = super()._generate_single_turn, TurnInputs(self, prompt_ids, images, multimodal_fields)
-
-        def generate(rows: slice, keys: Sequence[Key] = ()) -> Completions:
-            given, more = inputs.of(rows, kwargs)
-            with self._guard.explaining_sampling(), each_prompt_once(self, keys):
-                completion_ids, logprobs = sample(*given, *args, **more)
-            check_completions(len(given[0]), completion_ids)
-            return completion_ids, logprobs
-
-        turns = self._round and self._round.turns
-        return turns.generate(prompt_ids, generate) if turns else generate(slice(None))
-
-    def _calculate_rewards(
-        self, inputs: list[Batch], prompts: list[Any], completions: list[Any], completion_ids_list: list[list[int]]
-    ) -> Tensor:
-        # Check return values and exceptions of reward functions; unusable rewards become NaN.
-        with self._rewards.watching():
-            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        return self._rewards.settle(rewards)
-
-    # -- the update: without repeats, rows and steps without a gradient, or steps that are not finite ---
+    # -- the update: without repeats, passes without signal, or steps that are not finite -----------------------------
 
     def _prepare_inputs(self, generation_batch: Any) -> Batch:
         before = self._buffered_inputs
@@ -168,7 +297,8 @@ class PODSTrainer(TypedGRPOTrainer):
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
         # Skip the passes of a step without signal; its optimizer step then has no gradients.
         compute = super().compute_loss
-        return self._update.loss(inputs, lambda: compute(model, inputs, *args, **kwargs))
+        loss = self._update.loss(inputs, lambda: compute(model, inputs, *args, **kwargs))
+        return self._stability.take_loss(loss) if self.model.training else loss
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int,
@@ -180,43 +310,43 @@ class PODSTrainer(TypedGRPOTrainer):
         # TRL gives all else by keyword.
         return compute(*given, *args, **kwargs) if args else self._update.log_probs(compute, *given, kwargs)
 
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        # Read the loss before transformers' filter turns NaN into 0.
-        return self._guard.take_loss(super().training_step(model, inputs, num_items_in_batch))
-
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         # Only here is the norm of every step known.
-        self._guard.gradient_norm = super()._get_grad_norm(model, grad_norm)
-        return self._guard.gradient_norm
+        self._stability.gradient_norm = super()._get_grad_norm(model, grad_norm)
+        return self._stability.gradient_norm
 
-    # -- resume: a complete and exact checkpoint resumes bit for bit, any other is refused ----------------
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        # Log the original loss and no zero counters; escape model output, which TRL prints to the terminal.
+        self._stability.restore_loss(logs)
+        drop_zero_counters(self._metrics["train"])
+        drop_zero_counters(self._metrics["eval"])
+        if self.log_completions:
+            escape_table(self._logs)
+        super().log(logs, start_time)
+
+    # -- resume (checkpoints.py) and sharded weights (sharding.py) ----------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train; resume only from a complete checkpoint.
+        """Train; resume bit for bit from a checkpoint of this trainer, and as TRL does from one of TRL's.
 
         Args:
-            resume_from_checkpoint: a folder that a PODSTrainer saved; True: the newest complete one in `output_dir`.
+            resume_from_checkpoint: a folder that this trainer or TRL's saved; True: the newest complete one in
+                `output_dir`. Its hashes are compared where it has a manifest.
             args: as TRL's, like `kwargs`.
 
         Raises:
-            UserError: the checkpoint is damaged, missing or of another trainer; memory ran out.
+            UserError: the checkpoint is damaged, missing or of another number of processes; memory ran out.
             UnstableTrainingError: three steps in a row had a loss or gradient that is not finite.
         """
-        self._guard.reset()
-        resumed = self._resume.checkpoint(resume_from_checkpoint, self.checked_checkpoint)
-        with self._guard.explaining_memory(lambda: self._update.clock.phase), resumed as path, self._tools.closing():
-            output = super().train(path, *args, **kwargs)
-        self._guard.raise_if_unstable()
+        self._stability.reset()
+        checkpoint = self._resume.find(resume_from_checkpoint)
+        with self._stability.explaining_memory(lambda: self._update.clock.phase), self._tools.closing():
+            output = super().train(checkpoint, *args, **kwargs)
+        self._stability.raise_if_unstable()
         return output
 
-    def _get_train_sampler(self, dataset: Any = None) -> Sampler[int] | None:
-        # A resumed run restores the sampler's state after earlier epochs.
-        self._resume.sampler = super()._get_train_sampler(dataset)
-        return self._resume.sampler
-
     def _run_epoch(self, **kwargs: Any) -> None:  # type: ignore[override]  # transformers calls it by keyword
-        first = (kwargs["epoch"], kwargs["epochs_trained"], kwargs["resume_from_checkpoint"])
-        if not self._resume.begins_finished(*first):
+        if not self._resume.begins_finished(kwargs["epoch"], kwargs["epochs_trained"], kwargs["train_dataloader"]):
             super()._run_epoch(**kwargs)
 
     def _save_rng_state(self, output_dir: str) -> None:
@@ -234,66 +364,11 @@ class PODSTrainer(TypedGRPOTrainer):
         if not load_renamed(self, model or self.model, resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
-    def _load_best_model(self) -> None:
-        # As above.
-        if not load_renamed(self, self.model, str(self.state.best_model_checkpoint)):
-            super()._load_best_model()
-
-    # -- checkpoints: staged, published with a manifest, pruned here, without transformers' pickle ------
-
-    def publish_folder(self, target: Path, write: Callable[[Path], None]) -> None:
-        """Have every process write its part of a folder, then publish it; see `Checkpoints.publish`."""
-        self._checkpoints.publish(target, write, self.recipe_keys)
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        save = super()._save_checkpoint
-        target = self._checkpoints.save(trial, lambda: save(model, trial), self.recipe_keys)
-        if self.args.push_to_hub:
-            self._push_from_checkpoint(str(target))
-
-    def _finalize_training(self, trial: Any, num_train_samples: int, start_time: float) -> Any:
-        # transformers' rotation at the end would delete folders that are not checkpoints of this run.
-        finalize = super()._finalize_training
-        return self._checkpoints.finalize(trial, lambda: finalize(trial, num_train_samples, start_time))
-
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        # Nothing reads `training_args.bin`; config.yaml has the settings.
-        with (
-            compat.without_pickle(output_dir or self.args.output_dir),
-            cache_on(self.accelerator.unwrap_model(self.model)),
-        ):
-            super()._save(output_dir, state_dict)
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        # Pushing also writes the pickle.
-        with compat.without_pickle(self.args.output_dir):
-            super()._push_from_checkpoint(checkpoint_folder)
-
-    # -- sharded weights ----------------------------------------------------------------------------------------------
-
-    def create_accelerator_and_postprocess(self) -> None:
-        # accelerate would silently use DDP for FSDP2 on the CPU.
-        super().create_accelerator_and_postprocess()
-        use_fsdp2(self)
-
     @property
     def layout(self) -> str:
         """How the processes share the model: `FSDP2`, `ZeRO-3`, `DDP`, or `single` for one process."""
         return parallelism(self)
 
     def whole_weights(self) -> AbstractContextManager[None]:
-        """Give every process the whole policy inside, to run but not to train. Collective."""
+        """Give every process the whole policy inside, to run but not to train. Call this on every process."""
         return whole_weights(self)
-
-    # -- logs and model card -------------------------------------------------------------------------------------------
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        # Log the original loss, and escape model output, which TRL prints to the terminal.
-        self._guard.restore_loss(logs)
-        if self.log_completions:
-            escape_table(self._logs)
-        super().log(logs, start_time)
-
-    def create_model_card(self, model_name: str | None = None, *args: Any, **kwargs: Any) -> None:
-        # The folder's name need not be UTF-8.
-        super().create_model_card(model_name and plain_text(model_name), *args, **kwargs)

@@ -17,8 +17,8 @@ from trl import GRPOTrainer
 from ...distributed import mark
 from .compat import Batch, TRLTrainer, standing_in
 from .generation import has_images, present_images
-from .guard import Guard
 from .packing import ChosenRows, LogProbs, draws_noise, why_rows
+from .stability import Stability
 
 logger = logging.getLogger(__name__)
 
@@ -242,7 +242,7 @@ class StepCallback(TrainerCallback):
     the weights anyway. The optimizer skips parameters without gradients.
     """
 
-    def __init__(self, trainer: TRLTrainer, update: Update, guard: Guard) -> None:
+    def __init__(self, trainer: TRLTrainer, update: Update, guard: Stability) -> None:
         self._trainer, self._update, self._guard = trainer, update, guard
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import groupby
@@ -11,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...runs import to_json
-from ...text import DEEPEST, TOO_DEEP, call_text, content_text, depth, plain_text
+from ..runs import to_json
+from ..text import DEEPEST, TOO_DEEP, call_text, content_text, depth
 
 
 @dataclass
 class Rollouts:
     """The rollouts of one generation, kept for the ledger and for metrics.
 
-    Lists hold the rollouts of this process, prompt by prompt, which need not be whole groups: rollout i of group g has
-    number g N + i. `rewards`, `kept`, `groups` and `advantages` are those of all processes. G groups are the P of the
-    batch, and behind them those drawn in the place of dead ones.
+    Lists hold the rollouts of this process, prompt by prompt, which need not be complete groups: rollout i of group g
+    has number g N + i. `rewards`, `kept`, `groups` and `advantages` are those of all processes. The G groups are the P
+    of the batch and, after them, those that dynamic sampling added.
     """
 
     step: int
@@ -32,12 +31,10 @@ class Rollouts:
     reward_names: list[str]
     rewards_per_func: Tensor  # [len(prompts), F]
     numbers: list[int]
-    rewards: Tensor  # [G, N]; NaN: not scored, or not generated
+    rewards: Tensor  # [G, N]; NaN: not scored
     kept: Tensor  # [P, M] int64, numbers in the group
-    groups: Tensor  # [P, M] int64, the group of each kept rollout
+    groups: Tensor  # [P] int64, the group of each prompt's kept rollouts
     advantages: Tensor | None = None  # [P, M], known once the batch is built
-    wave_ends: list[int] = field(default_factory=list)  # with waves, rollouts of a group after each
-    stopped: list[str] = field(default_factory=list)  # with waves, what stopped each group: decided, gave up or full
     turn_rewards: list[Any] = field(default_factory=list)  # of each rollout's assistant turns, or None; empty: none
 
     def columns(self, write: Callable[[Any], str] | None = None) -> dict[str, list[Any]]:
@@ -48,13 +45,12 @@ class Rollouts:
         """
         assert self.advantages is not None
         G, N = self.rewards.shape
-        kept, here = (self.groups * N + self.kept).flatten(), torch.tensor(self.numbers)
+        kept, here = self.kept_numbers(), torch.tensor(self.numbers)
         advantages = torch.full((G * N,), torch.nan).index_copy_(0, kept, self.advantages.float().flatten())
         selected = torch.zeros(G * N, dtype=torch.bool).index_fill_(0, kept, True)
-        own = self._groups()
         columns: dict[str, list[Any]] = {
             "step": [self.step] * len(self.prompts),
-            "group": own,
+            "group": self._groups(),
             "rollout": [i % N for i in self.numbers],
             "prompt": _each_once(self.prompts, write or as_text),
             "completion": [as_text(x) for x in self.completions],
@@ -72,10 +68,36 @@ class Rollouts:
             ]
         if any(given is not None for given in self.turn_rewards):
             columns["turn_rewards"] = [_numbers(given) for given in self.turn_rewards]
-        if self.wave_ends:
-            columns["wave"] = [bisect_right(self.wave_ends, i % N) + 1 for i in self.numbers]
-            columns["stopped"] = [self.stopped[group] for group in own]
         return columns
+
+    def kept_numbers(self) -> Tensor:
+        """Return the number of each kept rollout over all groups, int64 `[P * M]`."""
+        return (self.groups.unsqueeze(1) * self.rewards.size(1) + self.kept).flatten()
+
+    def kept_rewards(self) -> Tensor:
+        """Return the total reward of each kept rollout, `[P, M]`."""
+        return self.rewards[self.groups].gather(1, self.kept)
+
+    def replace_groups(self, places: Tensor, more: Rollouts, groups: Tensor) -> None:
+        """Add another generation's groups, and train some of them instead of some of this one's.
+
+        Args:
+            places: int64 `[D]`, which of the P groups are replaced.
+            more: the other generation, with as many rollouts a prompt.
+            groups: int64 `[D]`, the group of `more` for each place.
+        """
+        G, N = self.rewards.shape
+        for name in ("inputs", "prompts", "completions", "completion_tokens"):
+            getattr(self, name).extend(getattr(more, name))
+        if self.turn_rewards or more.turn_rewards:
+            own = self.turn_rewards or [None] * len(self.numbers)
+            self.turn_rewards = own + (more.turn_rewards or [None] * len(more.numbers))
+        self.numbers += [G * N + number for number in more.numbers]
+        self.rewards_per_func = torch.cat([self.rewards_per_func, more.rewards_per_func])
+        self.rewards = torch.cat([self.rewards, more.rewards])
+        self.kept[places], self.groups[places] = more.kept[groups], G + more.groups[groups]
+        if self.advantages is not None and more.advantages is not None:
+            self.advantages[places] = more.advantages[groups]
 
     def saved(self) -> dict[str, Any]:
         """Return the record for a checkpoint, without images: each prompt once, and of its row only the answer.
@@ -207,24 +229,3 @@ def saved_table(logs: Mapping[str, Any]) -> dict[str, Any]:
         return [_without_images(entry) for entry in column] if name in ("prompt", "completion") else list(column)
 
     return {name: rows(name, column) for name, column in logs.items()}
-
-
-def escape_table(logs: Mapping[str, Any]) -> None:
-    """Escape TRL's table of completions in place, which it prints to the terminal."""
-    for rows in (logs["prompt"], logs["completion"], *logs["extra"].values()):
-        escaped = [escape(entry) for entry in rows]
-        rows.clear()
-        rows.extend(escaped)
-
-
-def escape(entry: Any) -> Any:
-    """Return a text, or a chat's messages, with terminal control characters escaped.
-
-    >>> escape([{"role": "user", "content": "\\x1b[2J"}])
-    [{'role': 'user', 'content': '\\\\x1b[2J'}]
-    """
-    if isinstance(entry, str):
-        return plain_text(entry)
-    if isinstance(entry, Mapping):
-        return {escape(key): escape(value) for key, value in entry.items()}
-    return [escape(part) for part in entry] if isinstance(entry, list) else entry

@@ -1,4 +1,4 @@
-"""Guards against failing steps: skip updates that are not finite, and turn out-of-memory errors into advice."""
+"""Skip updates that are not finite, and turn out-of-memory errors into advice."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class BadSteps:
         )
 
 
-class Guard:
+class Stability:
     """Skips the update of a step whose loss or gradient is not finite; a good step equals TRL's bit for bit."""
 
     def __init__(self, trainer: TRLTrainer) -> None:
@@ -87,9 +87,10 @@ class Guard:
         self._warned = False
 
     def take_loss(self, loss: Tensor) -> Tensor:
-        """Add a micro-batch's loss, and return a finite value: a NaN would stay in transformers' running sum."""
-        self.step_loss = loss if self.step_loss is None else self.step_loss + loss
-        return loss.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        """Add a micro-batch's loss to the step's; return it as it is."""
+        own = loss.detach()
+        self.step_loss = own if self.step_loss is None else self.step_loss + own
+        return loss
 
     def skip_bad_step(self) -> bool:
         """Before the optimizer step: clear the gradients of a bad step on all processes; return whether it is bad."""

@@ -1,0 +1,228 @@
+"""Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): replace groups whose rewards are all equal.
+
+TRL's method runs again on further prompts, and the batches are joined: a live group of the new batch takes the place of
+a dead one. Groups that are still dead after the last round stay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from datasets import IterableDataset
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ...errors import UserError
+from ...rollouts.record import Rollouts
+from ...selection import is_constant
+from .batching import Shares
+from .compat import Batch, TRLTrainer, grpo_trainer
+from .config import group_sizes
+from .exchange import move_rows
+from .rollout import Generation, stable_seed
+
+Generate = Callable[[list[Batch]], tuple[Batch, Generation]]
+
+_PROMPT = ("prompt_ids", "prompt_mask")  # padded on the left; token types on both sides; all else on the right
+_TYPES = ("token_type_ids", "mm_token_type_ids")
+
+
+@dataclass
+class FurtherPrompts:
+    """The data set in a shuffled order of its own, epoch after epoch.
+
+    Its only state is `drawn`: after a resume with the same number it continues with the same prompts.
+
+    >>> further = FurtherPrompts(seed=0, size=4)
+    >>> first, then = further.draw(3), further.draw(3)
+    >>> sorted(first + then[:1])
+    [0, 1, 2, 3]
+    >>> FurtherPrompts(seed=0, size=4, drawn=3).draw(3) == then
+    True
+    """
+
+    seed: int
+    size: int
+    drawn: int = 0
+
+    def draw(self, count: int) -> list[int]:
+        """Return the data set's indices of the next `count` prompts, the same on every process."""
+        found: list[int] = []
+        while len(found) < count:
+            epoch, place = divmod(self.drawn, self.size)
+            # Seeded differently from the sampler of the training data, which takes the seed itself.
+            generator = torch.Generator().manual_seed(stable_seed(self.seed, epoch))
+            some = torch.randperm(self.size, generator=generator)[place : place + count - len(found)].tolist()
+            found += some
+            self.drawn += len(some)
+        return found
+
+
+class DynamicSampling:
+    """Replaces dead groups of a generation by groups of further prompts, at most `dynamic_sampling_rounds` times.
+
+    Raises:
+        UserError: `dynamic_sampling` names a reward function that does not exist, or the prompts are a stream.
+    """
+
+    def __init__(self, trainer: TRLTrainer) -> None:
+        self._trainer = trainer
+        name, names = trainer.args.dynamic_sampling, trainer.reward_func_names
+        self.rounds = trainer.args.dynamic_sampling_rounds if name else 0
+        self._column = None  # the reward function that says which groups are dead; None: the total reward
+        self.prompts = FurtherPrompts(trainer.args.seed, 0)
+        if not name:
+            return
+        if isinstance(name, str):
+            if name not in names:
+                raise UserError(
+                    f"dynamic_sampling = {name!r} is not a reward function: got {', '.join(names)}. Name one of them, "
+                    "or set true for the total reward."
+                )
+            self._column = names.index(name)
+        if isinstance(trainer.train_dataset, IterableDataset):
+            raise UserError(
+                "dynamic_sampling draws further prompts by their index, and a stream (IterableDataset) has none: pass "
+                "a Dataset, or set dynamic_sampling: false."
+            )
+        self.prompts.size = len(trainer.train_dataset)
+
+    def fill(self, batch: Batch, generation: Generation, generate: Generate) -> Batch:
+        """Return the batch with dead groups replaced; its record then holds the rollouts of every round.
+
+        Args:
+            generation: whose record is completed.
+            generate: runs TRL's method on rows of further prompts.
+        """
+        record, all_scores = generation.result()
+        places, drawn = self._dead(record, all_scores), 0
+        for _ in range(self.rounds):
+            if not len(places):
+                break
+            more, other = generate(self._rows(len(places), generation.inputs[0]))
+            new, scores = other.result()
+            drawn += other.shares.prompts
+            live = (~self._constant(new.rewards, scores)).nonzero().flatten()[: len(places)]
+            filled = places[: len(live)]
+            batch = self._join(batch, generation.shares, filled, more, other, live)
+            record.replace_groups(filled, new, live)
+            all_scores = torch.cat([all_scores, scores])
+            places = places[len(live) :]
+        generation.scores = all_scores
+        if self.rounds:
+            metrics = self._trainer._metrics["train"]
+            metrics["pods/dynamic_sampling/prompts_drawn"].append(float(drawn))
+            metrics["pods/dynamic_sampling/live_share"].append(1 - len(places) / len(record.groups))
+        return batch
+
+    def _dead(self, record: Rollouts, scores: Tensor) -> Tensor:
+        return self._constant(record.rewards, scores).nonzero().flatten()
+
+    def _constant(self, rewards_GN: Tensor, scores: Tensor) -> Tensor:
+        if self._column is None:
+            return is_constant(rewards_GN)
+        return is_constant(scores[:, self._column].view(rewards_GN.shape)).cpu()
+
+    def _rows(self, count: int, like: Batch) -> list[Batch]:
+        """Return TRL's rows of further prompts for this process: m of each prompt, equal numbers on every process."""
+        trainer, accelerator = self._trainer, self._trainer.accelerator
+        n, m = group_sizes(trainer.args)
+        unit = accelerator.num_processes // math.gcd(accelerator.num_processes, m, n)
+        prompts = self.prompts.draw(-(-count // unit) * unit)
+        rows = Shares(len(prompts), n, m, accelerator.num_processes).rows(accelerator.process_index)
+        found = {row // m: trainer.train_dataset[prompts[row // m]] for row in rows}
+        return [{name: found[row // m][name] for name in like} for row in rows]
+
+    def _join(
+        self, batch: Batch, shares: Shares, places: Tensor, more: Batch, other: Generation, groups: Tensor
+    ) -> Batch:
+        """Return a batch in which rows of `more` take the places of this process's rows of dead groups."""
+        trainer, m = self._trainer, shares.num_generations
+        pairs = [
+            (place * m + i, group * m + i)
+            for place, group in zip(places.tolist(), groups.tolist(), strict=True)
+            for i in range(m)
+        ]
+        split = _by_row(more)
+        start = other.rows.start
+        arrived = move_rows(
+            [other.shares.trainer(row) for _, row in pairs],
+            [shares.trainer(row) for row, _ in pairs],
+            lambda pair: {name: values[pairs[pair][1] - start] for name, values in split.items()},
+            trainer.accelerator,
+        )
+        own = shares.rows(trainer.accelerator.process_index)
+        replaced = [row - own.start for row, _ in pairs if row in own]
+        joined = join_rows(batch, dict(zip(replaced, arrived, strict=True)), trainer._tokenizer.pad_token_id)
+        mask = joined["completion_mask"]
+        tokens = mask * joined["tool_mask"] if "tool_mask" in joined else mask
+        joined["num_items_in_batch"] = trainer.accelerator.gather(tokens.sum()).sum()
+        return joined
+
+
+def _by_row(batch: Batch) -> Batch:
+    """Return what a batch has by row: row tensors `[B, ...]`, and lists of a value a row for images."""
+    rows = len(batch["completion_ids"])
+    split = grpo_trainer.split_pixel_values_by_grid({name: value for name, value in batch.items() if value is not None})
+    return {
+        name: value
+        for name, value in split.items()
+        if (isinstance(value, list) or (isinstance(value, Tensor) and value.ndim > 0)) and len(value) == rows
+    }
+
+
+def join_rows(batch: Batch, replaced: dict[int, Batch], pad_token_id: int) -> Batch:
+    """Return TRL's batch with some rows replaced, padded as TRL pads.
+
+    Args:
+        batch: of TRL.
+        replaced: by row, its values as `_by_row` splits them; on any device.
+        pad_token_id: fills token ids.
+
+    Example:
+        >>> batch = {"prompt_ids": torch.tensor([[1], [2]]), "completion_ids": torch.tensor([[5, 6], [7, 0]])}
+        >>> batch["advantages"] = torch.tensor([0.5, 0.0])
+        >>> row = {"prompt_ids": torch.tensor([3]), "completion_ids": torch.tensor([4, 4, 4])}
+        >>> joined = join_rows(batch, {1: row | {"advantages": torch.tensor(1.0)}}, pad_token_id=0)
+        >>> joined["completion_ids"].tolist(), joined["advantages"].tolist()
+        ([[5, 6, 0], [4, 4, 4]], [0.5, 1.0])
+    """
+    rows = _by_row(batch)
+    every = [
+        replaced.get(i) or {name: values[i] for name, values in rows.items()} for i in range(len(rows["advantages"]))
+    ]
+    like = {name: value for row in every for name, value in row.items()}
+    every = [{name: row.get(name, _nothing(value)) for name, value in like.items()} for row in every]
+    prompt = max(len(row["prompt_ids"]) for row in every)
+    length = max(len(row["completion_ids"]) for row in every)
+    fills = {"prompt_ids": pad_token_id, "completion_ids": pad_token_id, "tool_mask": 1}
+    joined = {name: value for name, value in batch.items() if name not in rows}
+    for name, value in like.items():
+        own = [row[name] for row in every]
+        if isinstance(rows.get(name, []), list):  # of images: a value a row
+            joined[name] = own
+            continue
+        if isinstance(value, Tensor) and value.ndim == 1:
+            own = [_padded(name, row, prompt, length, fills.get(name, 0)) for row in every]
+        joined[name] = torch.stack([one.to(batch["advantages"].device) for one in own])
+    return grpo_trainer.unsplit_pixel_values_by_grid(joined)
+
+
+def _nothing(like: Any) -> Any:
+    """Return the value of a row without images where other rows have some."""
+    return like[:0] if isinstance(like, Tensor) and like.ndim else 0
+
+
+def _padded(name: str, row: Batch, prompt: int, length: int, fill: int) -> Tensor:
+    """Return a row of a tensor, padded on the left as a prompt, on the right as a completion, or on both sides."""
+    value = row[name]
+    if name in _PROMPT:
+        return pad(value, (prompt - len(value), 0), value=fill)
+    if name in _TYPES:
+        left, right = prompt - len(row["prompt_ids"]), length - len(row["completion_ids"])
+        return pad(value, (left, right)) if len(value) else value.new_zeros(prompt + length)
+    return value if len(value) == 1 and length > 1 else pad(value, (0, length - len(value)), value=fill)

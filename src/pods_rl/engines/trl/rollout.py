@@ -1,0 +1,272 @@
+"""One run of TRL's generation: n rollouts of each prompt, of which m are kept.
+
+TRL's method runs once, on n rows a prompt. Between its generation and its log-probabilities the rollouts are scored and
+selected, and its lists are shortened to the kept rows.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import UserError
+from ...rollouts.record import Rollouts
+from ...selection import Selection, advantages, is_constant, select
+from .batching import Shares
+from .compat import Batch, TRLTrainer
+from .config import PODSConfig
+
+Output = tuple[Any, ...]  # TRL's eight results of `_generate`, a list or None each; the sixth is a mapping of lists
+
+
+def copies(values: Sequence[Any]) -> list[Any]:
+    """Copy each value by itself: `copy.deepcopy` of the list would keep objects that two values share."""
+    return [copy.deepcopy(value) for value in values]
+
+
+def stable_seed(*numbers: int) -> int:
+    """Return a seed that depends on these numbers alone, the same in every version of Python.
+
+    >>> stable_seed(3, 1) == stable_seed(3, 1) != stable_seed(1, 3)
+    True
+    """
+    return int.from_bytes(blake2b(repr(numbers).encode(), digest_size=7).digest(), "little")
+
+
+@dataclass
+class Generation:
+    """The rollouts of one run of TRL's method.
+
+    Rollouts are numbered over all processes: rollout i of group g is number g n + i. Rows are the kept ones, P x m.
+
+    Args:
+        shares: the rollouts that each process generates, and the rows that it trains.
+        process: this one.
+        inputs: TRL's rows of this process, m of each prompt.
+        key: of this generation's random draws; seed, step, and how many generations the step had before.
+    """
+
+    shares: Shares
+    process: int
+    inputs: list[Batch]
+    key: tuple[int, int, int]
+    rollouts: list[Batch] = field(init=False)  # the list that TRL's method runs on
+    scores: Tensor | None = None  # [P * n, F], as reward functions gave them
+    kept_scores: Tensor | None = None  # [P * m, F], once rows are selected
+    record: Rollouts | None = None
+
+    def __post_init__(self) -> None:
+        # Each rollout has its own objects, as TRL's rows have: a tool or a reward may change its arguments.
+        self.rollouts = copies([self.row_of(number) for number in self.numbers])
+
+    def place(self, number: int) -> int:
+        """Return where a rollout stands in this process's lists; another of its prompt for one of other processes."""
+        n, own = self.shares.num_rollouts, self.numbers
+        return (number if number in own else max(number // n * n, own.start)) - own.start
+
+    def result(self) -> tuple[Rollouts, Tensor]:
+        """Return the record of the rollouts and their scores, once TRL's method has run."""
+        assert self.record is not None
+        assert self.scores is not None
+        return self.record, self.scores
+
+    def check_rows(self, batch: Batch, name: str) -> None:
+        """Raise UserError unless TRL built its batch from the kept rows."""
+        if self.record is None or len(batch["completion_ids"]) != len(self.rows):
+            raise UserError(
+                f"{name}._generate returned {len(batch['completion_ids'])} rows without a selection; PODSTrainer keeps "
+                f"{len(self.rows)} of them in its own `_generate`. Call super()._generate(prompts) with TRL's list of "
+                "prompts, or override `_generate_single_turn`."
+            )
+
+    @property
+    def numbers(self) -> range:
+        """The rollouts that this process generates."""
+        return self.shares.rollouts(self.process)
+
+    @property
+    def rows(self) -> range:
+        """The rows that this process trains."""
+        return self.shares.rows(self.process)
+
+    @property
+    def rollout_keys(self) -> list[tuple[int, ...]]:
+        """The key of each rollout's random draws: they do not depend on the process that generates it."""
+        return [(*self.key, *divmod(number, self.shares.num_rollouts)) for number in self.numbers]
+
+    def row_of(self, number: int) -> Batch:
+        """Return TRL's row of a rollout's prompt; this process trains rows of every prompt that it generates for."""
+        first = number // self.shares.num_rollouts * self.shares.num_generations
+        return self.inputs[max(first, self.rows.start) - self.rows.start]
+
+    def select(self, rewards_PN: Tensor, args: PODSConfig) -> Tensor:
+        """Return which m rollouts of each prompt the rule keeps, int64 `[P, M]`, ascending."""
+        m, n = self.shares.num_generations, self.shares.num_rollouts
+        if n == m:
+            return torch.arange(n).repeat(self.shares.prompts, 1)
+        generator = torch.Generator().manual_seed(stable_seed(*self.key))
+        return select(rewards_PN, m, args.rule, generator=generator).indices.sort(dim=1).values
+
+
+def policy_tokens(output: Output) -> int:
+    """Return how many tokens the policy wrote, without those of tools and environments."""
+    _, completion_ids, tool_mask, *_ = output
+    return sum(map(len, completion_ids)) if tool_mask is None else sum(map(sum, tool_mask))
+
+
+def record_of(
+    generation: Generation, trainer: TRLTrainer, prompts: Sequence[Any], output: Output, scores: Tensor
+) -> Rollouts:
+    """Return the record of a generation that is scored, before its lists are shortened; nothing is kept yet.
+
+    Args:
+        scores: `[P * n, F]` of all processes.
+    """
+    n = generation.shares.num_rollouts
+    numbers = list(generation.numbers)
+    given = output[5].get("turn_rewards")
+    # copies: the environment's next rollout may change its own
+    own = [copy.deepcopy(getattr(environment, "turn_rewards", None)) for environment in trainer.environments or ()]
+    turns = own if any(rewards is not None for rewards in own) else given
+    return Rollouts(
+        step=trainer.state.global_step + 1,
+        inputs=[generation.row_of(number) for number in numbers],
+        prompts=list(prompts),
+        completions=list(output[3]),
+        completion_tokens=[len(ids) for ids in output[1]],
+        reward_names=list(trainer.reward_func_names),
+        rewards_per_func=scores[numbers],
+        numbers=numbers,
+        rewards=total_reward(scores, trainer.reward_weights, n, trainer.multi_objective_aggregation).cpu(),
+        kept=torch.empty(0, dtype=torch.int64),
+        groups=torch.arange(generation.shares.prompts),
+        turn_rewards=list(turns or ()),
+    )
+
+
+# -- a rollout between TRL's lists and the process that trains it ----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KeptRollout:
+    """What TRL has of one rollout, ready to move to the process that trains it.
+
+    Args:
+        prompt: TRL's prompt, with images and with what the environment said first.
+        results: its part of the eight results of `_generate`.
+        extra: the columns that reward functions logged about it.
+    """
+
+    prompt: Any
+    results: Output
+    extra: dict[str, Any]
+
+
+def take_rollout(i: int, rollouts: Sequence[Batch], prompts: Sequence[Any], output: Output, logged: Any) -> KeptRollout:
+    """Return rollout i of this process.
+
+    Args:
+        rollouts: rows of the data set.
+        prompts: TRL's argument of `_generate`.
+        output: its results.
+        logged: columns of values by rollout that reward functions logged.
+    """
+    prompt_ids, completion_ids, tool_mask, completions, logprobs, fields, images, tool_images = output
+    results = (
+        prompt_ids[i],
+        completion_ids[i],
+        None if tool_mask is None else tool_mask[i],
+        completions[i],
+        None if logprobs is None else logprobs[i],
+        {name: values[i] if isinstance(values, list) else values for name, values in fields.items()},
+        # TRL would take the images of all n rows from the data set where it gets none.
+        _data_images(rollouts[i]) if images is None else images[i],
+        tool_images[i] if tool_images else [],
+    )
+    return KeptRollout(prompts[i], results, {name: values[i] for name, values in logged.items()})
+
+
+def _data_images(row: Batch) -> list[Any] | None:
+    if "images" in row:
+        return row["images"]
+    return None if row.get("image") is None else [row["image"]]
+
+
+def as_output(kept: Sequence[KeptRollout]) -> Output:
+    """Return TRL's eight results of `_generate` for these rollouts."""
+    prompt_ids, completion_ids, masks, completions, logprobs, fields, images, tool_images = map(
+        list, zip(*(one.results for one in kept), strict=True)
+    )
+    return (
+        prompt_ids,
+        completion_ids,
+        masks if any(mask is not None for mask in masks) else None,
+        completions,
+        logprobs if any(values is not None for values in logprobs) else None,
+        {name: [own.get(name) for own in fields] for name in fields[0]},
+        images if any(images) else None,
+        tool_images if any(tool_images) else [],
+    )
+
+
+def shorten(values: Any, places: Sequence[int], rows: int) -> Any:
+    """Keep the entries of a list that has one a row, in place; anything else stays as it is.
+
+    >>> values = ["a", "b", "c"]
+    >>> shorten(values, [2, 0], rows=3), values
+    (['c', 'a'], ['c', 'a'])
+    """
+    if isinstance(values, list) and len(values) == rows:
+        values[:] = [values[i] for i in places]
+    return values
+
+
+# -- rewards and advantages ------------------------------------------------------------------------------------------
+
+
+def total_reward(rewards_per_func: Tensor, weights: Tensor, group: int, aggregation: str) -> Tensor:
+    """Return one reward per rollout, `[P, group]`, added up as TRL does; NaN if every function returned NaN.
+
+    Args:
+        rewards_per_func: `[P * group, F]`.
+        weights: `[F]`.
+        group: rollouts per prompt.
+        aggregation: TRL's `multi_objective_aggregation`.
+    """
+    unscored = rewards_per_func.isnan().all(dim=1)
+    if aggregation == "normalize_then_sum":
+        grouped = rewards_per_func.view(-1, group, rewards_per_func.size(1))
+        centred = grouped - grouped.nanmean(dim=1, keepdim=True)
+        count = (~grouped.isnan()).sum(dim=1, keepdim=True)
+        std = (centred.square().nansum(dim=1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
+        rewards_per_func = (centred / (std + 1e-4)).view_as(rewards_per_func)
+    total = (rewards_per_func * weights.to(rewards_per_func)).nansum(dim=1)
+    return total.masked_fill(unscored, torch.nan).view(-1, group)
+
+
+def set_advantages(batch: Batch, record: Rollouts, rows: range, trainer: TRLTrainer) -> None:
+    """Put the advantages of this process's rows into TRL's batch, where TRL's own are not right.
+
+    TRL's are right for the mean of the kept rows. They are not for other baselines, nor for a batch that dynamic
+    sampling changed and that is scaled as one.
+    """
+    args, scale = trainer.args, trainer.scale_rewards
+    before = args.advantages == "before" and args.num_rollouts != args.num_generations
+    joined = len(record.rewards) != len(record.groups) and scale == "batch"
+    device = batch["advantages"].device
+    if before or joined or args.advantage_baseline != "mean":
+        how: Any = {"when": args.advantages, "baseline": args.advantage_baseline, "scale": scale}
+        all_rows = advantages(record.rewards[record.groups], Selection(record.kept), **how).float().flatten()
+        batch["advantages"] = all_rows[rows.start : rows.stop].to(device)
+    elif (
+        args.skip_zero_advantage_steps or args.prompt_once
+    ) and trainer.multi_objective_aggregation == "sum_then_normalize":
+        # The mean of equal float32 rewards can differ from them by rounding: TRL's advantages are then not zero.
+        constant = is_constant(record.kept_rewards()).repeat_interleave(record.kept.size(1))[rows.start : rows.stop]
+        batch["advantages"] = batch["advantages"].masked_fill(constant.to(device), 0.0)
