@@ -25,7 +25,7 @@ ALLOWED = {
     "runs": {"errors", "yaml_files"},
     "report": {"errors", "runs", "text"},
     "selection": {"errors", "text"},
-    "rollouts": {"errors", "selection", "text"},
+    "rollouts": {"errors", "runs", "selection", "text"},
     "distributed": {"errors", "runs", "text"},
     "sandbox": {"distributed", "errors", "text"},
     "rewards": {"distributed", "errors", "sandbox", "text"},

@@ -32,8 +32,8 @@ from .resume import Start, find_start
 from .watcher import Watcher
 
 if TYPE_CHECKING:
-    from .saving import RunTrainer
     from .recorder import Recorder
+    from .saving import RunTrainer
 
 
 def train(

@@ -17,8 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from trl import ModelConfig, get_peft_config
 
 from ..engines.trl.batching import counted
-from ..engines.trl.config import PODSConfig
 from ..engines.trl.compat import lossy_cast
+from ..engines.trl.config import PODSConfig
 from ..errors import UserError
 from ..policies.files import policy_path
 from ..policies.loading import has_bf16, load_options, load_tokenizer

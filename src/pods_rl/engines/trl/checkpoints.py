@@ -35,6 +35,7 @@ from ...errors import UserError
 from ...rollouts.record import Rollouts, saved_table
 from ...runs.checkpoints import MANIFEST, verify
 from .compat import TRAINER_STATE_NAME, TRLTrainer
+from .dynamic_sampling import FurtherPrompts
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +53,8 @@ class ExactResume:
     where there is one, it is verified before a resume.
     """
 
-    def __init__(self, trainer: TRLTrainer) -> None:
-        self._trainer = trainer
+    def __init__(self, trainer: TRLTrainer, further: FurtherPrompts) -> None:
+        self._trainer, self._further = trainer, further
         self._resumed: Path | None = None
         self.verified: Path | None = None  # a checkpoint whose hashes the caller has compared already
 
@@ -139,7 +140,7 @@ class ExactResume:
             trainer.control.should_training_stop = True
         if trainer.control.should_training_stop:
             return True
-        batches = getattr(dataloader, "batch_sampler", None)
+        batches: Any = getattr(dataloader, "batch_sampler", None)
         while hasattr(batches, "batch_sampler"):  # accelerate's shares of the processes
             batches = batches.batch_sampler
         if batches is not None:
@@ -159,7 +160,7 @@ class ExactResume:
             "attributes": {name: getattr(trainer, name) for name in _ATTRIBUTES},
             "loss": trainer._tr_loss.item(),
             "metrics": dict(trainer._metrics["train"]),
-            "prompts_drawn": trainer._dynamic.prompts.drawn,
+            "prompts_drawn": self._further.drawn,
             "generation": take_tensors(self._open_generation(record), "generation", tensors),
         }
         write_state(folder, accelerator.process_index, values, tensors)
@@ -179,7 +180,7 @@ class ExactResume:
         trainer._tr_loss = torch.tensor(values["loss"], device=device)
         trainer._metrics["train"].clear()
         trainer._metrics["train"].update(values["metrics"])
-        trainer._dynamic.prompts.drawn = values["prompts_drawn"]
+        self._further.drawn = values["prompts_drawn"]
         if trainer.args.sync_ref_model:
             load_model(accelerator.unwrap_model(trainer.ref_model), str(folder / _REFERENCE), device=str(device))
         generation = values["generation"]

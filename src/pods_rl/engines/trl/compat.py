@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import transformers
@@ -169,9 +169,9 @@ if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedModel
 
-    Data = datasets.Dataset | datasets.IterableDataset
-    EvalData = Data | datasets.DatasetDict | datasets.IterableDatasetDict | dict[str, Data]
-    RewardFunc = str | PreTrainedModel | Callable[..., list[float | None]]
+    Data: TypeAlias = datasets.Dataset | datasets.IterableDataset
+    EvalData: TypeAlias = Data | datasets.DatasetDict | datasets.IterableDatasetDict | dict[str, Data]
+    RewardFunc: TypeAlias = str | PreTrainedModel | Callable[..., list[float | None]]
 
     class TypedGRPOTrainer(GRPOTrainer, TRLTrainer):
         """TRL's trainer with the types of this module."""

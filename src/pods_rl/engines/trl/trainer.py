@@ -87,6 +87,7 @@ class PODSTrainer(TypedGRPOTrainer):
     _paper = PAPER
     _generation: Generation | None = None  # while TRL's method runs in training
     _turns: Turns | None = None  # while rollouts are generated
+    _last_key: tuple[int, int] = (-1, 0)  # a step, and its generations so far
     rollouts: Rollouts | None = None  # of the latest generation
 
     # -- Algorithm 1 of the paper ------------------------------------------------------------------------------------
@@ -230,8 +231,8 @@ class PODSTrainer(TypedGRPOTrainer):
             self._turns = None
 
     def _generate_single_turn(
-        self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, num_generations: int, *args: Any,
-        **kwargs: Any,
+        self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, num_generations: int,
+        has_tool_images: bool = False,
     ) -> Completions:  # fmt: skip
         # Generate in parts of `rollout_batch_size` rows, each prompt once, and check that all have a completion.
         sample, turns = super()._generate_single_turn, self._turns
@@ -240,9 +241,9 @@ class PODSTrainer(TypedGRPOTrainer):
             num_generations = self.args.num_rollouts or num_generations
 
         def generate(rows: slice, keys: Sequence[Key] = ()) -> Completions:
-            given, more = inputs.of(rows, kwargs)
+            given, more = inputs.of(rows, {"has_tool_images": True} if has_tool_images else {})
             with self._stability.explaining_sampling(), each_prompt_once(self, keys):
-                completion_ids, logprobs = sample(*given, num_generations, *args, **more)
+                completion_ids, logprobs = sample(*given, num_generations, **more)
             check_completions(len(given[0]), completion_ids)
             return completion_ids, logprobs
 
@@ -279,8 +280,8 @@ class PODSTrainer(TypedGRPOTrainer):
         if doubt := lossy_cast(self):
             warnings.warn(doubt, UserWarning, stacklevel=2)
         self._rewards, self._stability, self._update = CheckedRewards(self), Stability(self), Update(self)
-        self._tools, self._dynamic, self._resume = Tools(self), DynamicSampling(self), ExactResume(self)
-        self._last_key = (-1, 0)  # step, and its generations so far
+        self._tools, self._dynamic = Tools(self), DynamicSampling(self)
+        self._resume = ExactResume(self, self._dynamic.prompts)
         self.add_callback(StepCallback(self, self._update, self._stability))
 
     # -- the update: without repeats, passes without signal, or steps that are not finite -----------------------------
