@@ -270,7 +270,7 @@ def tools_case(folder: Path, rank: int) -> None:
         "kept": found.kept.tolist(),
         "told": [tokenizer.decode(ids[(own == 0) & (real == 1)]) for ids, own, real in masks],
         "trained": tokenizer.batch_decode(batch["prompt_ids"]),
-        "calls": trainer.state.log_history[0]["pods/tool_calls"],
+        "calls": trainer.state.log_history[0]["tools/call_frequency"],
     }
     (folder / f"tools-{rank}.json").write_text(json.dumps(report))
 

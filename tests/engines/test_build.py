@@ -18,7 +18,7 @@ RECIPE = {
 @pytest.fixture
 def refused(monkeypatch, tmp_path):
     """What a recipe with these keys is refused with, and its cause; no policy may load."""
-    monkeypatch.setattr(build, "PODSTrainer", None)
+    monkeypatch.setattr(build, "RunTrainer", None)
 
     def refusal(**keys):
         recipe = build_recipe({**RECIPE, **keys}, Origin("r.yaml"))
@@ -45,20 +45,3 @@ def test_what_a_library_refuses_is_one_line_with_its_key_and_its_cause(refused):
     assert "nope" in message
     assert isinstance(cause, TypeError)
     assert "\n" not in message
-
-
-def test_waves_are_decided_by_the_task_s_answer_and_its_range(refused, monkeypatch):
-    given = {}
-
-    def stop(**arguments):
-        given.update(arguments)
-        raise UserError("as far as needed")
-
-    monkeypatch.setattr(build, "PODSTrainer", stop)
-    waves = {"num_rollouts": 8, "rollout_waves": [4, 2]}
-    assert refused(**waves, task_rewards={"format": 0.1, "accuracy": 1.0})[0] == "as far as needed"
-    assert given["args"].answer_reward == "accuracy"
-    assert [function.range for function in given["reward_funcs"]] == [(0.0, 1.0), (0.0, 1.0)]
-    assert refused(**waves, task_rewards={"tag_count": 1.0}, answer_reward="tag_count")[0] == "as far as needed"
-    assert given["reward_funcs"][0].range == (0.0, 0.1)
-    assert "needs something that stops a group: set reward_range" in refused(**waves)[0]

@@ -19,6 +19,7 @@ from trl.data_utils import prepare_multimodal_messages
 from trl.trainer import grpo_trainer
 
 from pods_rl import PODSConfig, PODSTrainer
+from pods_rl.engines.trl.checkpoints import load_renamed
 from pods_rl.engines.trl.generation import TurnInputs, present_images
 from pods_rl.errors import UserError
 from tests.numeric import FLOAT32, assert_near
@@ -143,12 +144,25 @@ def rows_with_own_images(trainer, batch):
     return list(zip(questions, trainer.processing_class.batch_decode(own, skip_special_tokens=True), strict=True))
 
 
+KEPT = {
+    "all at once": {"num_rollouts": 4},
+    "in parts": {"num_rollouts": 4, "rollout_batch_size": 3},
+    "further prompts": {"num_rollouts": 3, "dynamic_sampling": True, "dynamic_sampling_rounds": 1},
+}
+
+
 @pytest.mark.parametrize("family", ["Qwen2_5_VL", "InternVL"])
-def test_kept_rows_keep_their_images(tmp_path, family):
+@pytest.mark.parametrize("setting", KEPT)
+def test_kept_rows_keep_their_images(tmp_path, family, setting):
     layout = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
-    _, trainer = train(tmp_path, family, num_rollouts=4, rollout_batch_size=3, **layout)
-    record = trainer.rollouts
-    kept = [4 * group + i for group, row in enumerate(record.kept.tolist()) for i in row]
+    _, trainer = train(tmp_path, family, **layout | KEPT[setting])
+    record, n = trainer.rollouts, KEPT[setting]["num_rollouts"]
+    log, generated = trainer.state.log_history[0], len(record.completions)
+    further = log.get("pods/dynamic_sampling/prompts_drawn", 0.0)
+    assert (further > 0) == (setting == "further prompts")
+    assert generated == (4 + further) * n
+    place = {number: i for i, number in enumerate(record.numbers)}
+    kept = [place[number] for number in record.kept_numbers().tolist()]
     asked = [(record.inputs[i]["prompt"][0]["content"], record.completions[i][0]["content"]) for i in kept]
     trained = [row for batch in trainer._buffered_inputs for row in rows_with_own_images(trainer, batch)]
     assert sorted(trained) == sorted(asked)
@@ -161,19 +175,18 @@ def test_a_checkpoint_s_weights_are_loaded_whatever_their_names(tmp_path, family
     model, folder = trainer.model, tmp_path / "saved"
     model.save_pretrained(folder)
     saved = {name: weight.clone() for name, weight in model.state_dict().items()}
-    trainer.state.best_model_checkpoint = str(folder)
-    for load in (lambda: trainer._load_from_checkpoint(str(folder)), trainer._load_best_model):
-        for weight in model.parameters():
-            weight.data += 1
-        load()
-        for name, weight in model.state_dict().items():
-            assert torch.equal(weight, saved[name]), name
+    for weight in model.parameters():
+        weight.data += 1
+    trainer._load_from_checkpoint(str(folder))  # transformers': it loads what has the model's own names
+    load_renamed(trainer, str(folder))
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, saved[name]), name
     if family == "InternVL":
         weights = load_file(folder / "model.safetensors")
         gone = next(name for name in weights if "layers.0" in name)
         save_file({name: weight for name, weight in weights.items() if name != gone}, folder / "model.safetensors")
         with pytest.raises(UserError, match=r"saved lacks weights of InternVL.*: .*layers\.0"):
-            trainer._load_from_checkpoint(str(folder))
+            load_renamed(trainer, str(folder))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -305,4 +318,3 @@ def test_images_of_tools_follow_their_rows(tmp_path):
     assert_near(ours, theirs, FLOAT32)
     _, turns, log = train_with_screenshots(tmp_path, PODSTrainer, PODSConfig, num_rollouts=4, rollout_batch_size=3)
     assert turns == [(3, 0), (3, 0), (2, 0), (3, 2), (1, 0)]
-    assert log["pods/tool_calls"] == 4

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-
-from pods_rl.engines.trl.batching import Shares
 from pods_rl.engines.trl.generated import Conversation
 from pods_rl.engines.trl.rows import KeptRow, from_bytes, to_bytes
+
+from pods_rl.engines.trl.batching import Shares
 
 
 @given(prompts=st.integers(1, 9), m=st.integers(1, 9), extra=st.integers(0, 20), processes=st.integers(1, 12))

@@ -1,4 +1,4 @@
-"""What PODSTrainer saves: TRL's own files, in one move, without its pickle; and what a failed save leaves."""
+"""What the trainer of a run saves: TRL's own files, in one move, without its pickle; and what a failed save leaves."""
 
 from __future__ import annotations
 
@@ -15,6 +15,17 @@ from trl import GRPOConfig, GRPOTrainer
 from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.errors import UserError
 from pods_rl.runs.checkpoints import MANIFEST, read_manifest, verify
+from pods_rl.training.saving import RunTrainer
+
+
+@pytest.fixture
+def make_trainer(make_trainer):
+    """Builds the trainer of `pods train`, unless another one is asked for."""
+
+    def make(trainer_class=RunTrainer, *given, **config):
+        return make_trainer(trainer_class, *given, **config)
+
+    return make
 
 
 def files(folder):
@@ -230,7 +241,7 @@ def test_a_torn_checkpoint_is_refused_however_it_is_torn(make_trainer, tmp_path)
             ):
                 trainer.train(resume_from_checkpoint=str(folder))
             spoilt += 1
-        assert trainer._resume.find(True)[0] == good, name
+        assert trainer._resume._find(True)[0] == good, name
         (folder / name).write_bytes(whole)
     assert spoilt >= 40
     assert verify(folder) == []

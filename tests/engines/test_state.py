@@ -87,7 +87,7 @@ def test_a_record_is_restored_where_a_process_has_parts_of_groups(first, count):
         reward_names=["letters"],
         rewards_per_func=torch.rand(count, 1, generator=torch.Generator().manual_seed(1)),
         numbers=list(everyone),
-        groups=torch.tensor([[0, 0], [1, 1]]),
+        groups=torch.tensor([0, 1]),
         rewards=torch.rand(2, 3, generator=torch.Generator().manual_seed(2)),
         kept=torch.tensor([[0, 2], [1, 2]]),
         advantages=torch.tensor([[1.0, -1.0], [0.5, -0.5]]),
@@ -98,11 +98,8 @@ def test_a_record_is_restored_where_a_process_has_parts_of_groups(first, count):
     assert Rollouts.restored(put_tensors(packed, tensors)).columns() == record.columns()
 
 
-def test_a_checkpoint_without_our_state_is_refused(tmp_path):
-    with pytest.raises(
-        UserError, match=r"pods_state_0\.json, so it was saved with save_only_model.*model_name_or_path"
-    ):
-        read_values(tmp_path, 0, 1)
+def test_a_checkpoint_of_trl_s_trainer_has_no_state(tmp_path):
+    assert read_values(tmp_path, 0, 1) == {}
 
 
 @pytest.mark.parametrize(("made_by", "now"), [(1, 2), (2, 1), (4, 2)])
@@ -115,7 +112,7 @@ def test_another_number_of_processes_is_refused_on_each_of_them(tmp_path, made_b
             read_values(tmp_path, process, now)
     assert read_values(tmp_path, made_by - 1, made_by) == {"processes": made_by}
     (tmp_path / "pods_state_0.json").unlink()
-    with pytest.raises(UserError, match=r"it has no pods_state_0\.json"):
-        read_values(tmp_path, 0, made_by)
     if made_by > 1:  # another node's folder
+        with pytest.raises(UserError, match=r"it has no pods_state_0\.json"):
+            read_values(tmp_path, 0, made_by)
         assert read_values(tmp_path, made_by - 1, made_by) == {"processes": made_by}

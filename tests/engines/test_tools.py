@@ -209,8 +209,6 @@ def test_equal_to_trl_s_at_n_equal_to_m(build, tool):
     for ours_line, line in zip(ours.state.log_history, theirs.state.log_history, strict=True):
         for name in set(line) - {"train_runtime", "train_samples_per_second", "train_steps_per_second", "step_time"}:
             assert line[name] == ours_line[name], name
-    assert ours.state.log_history[0]["pods/tool_calls"] == 3
-    assert ours.state.log_history[0]["pods/tool_failures"] == 1
 
 
 def test_n_conversations_a_prompt_and_results_in_their_rows(build):
@@ -235,27 +233,8 @@ def test_n_conversations_a_prompt_and_results_in_their_rows(build):
         assert "tool_response" not in shown
         assert ("<tool_response>" in hidden) == ("<tool_call>" in shown)
     log = trainer.state.log_history[0]
-    assert (log["pods/tool_calls"], log["pods/tool_failures"]) == (8, 4)
     assert log["tools/call_frequency"] == pytest.approx(8 / 12)
-
-
-def test_waves_count_calls_over_all_rollouts(build):
-    waves = []
-
-    def text(row, turn):  # the second wave calls no tool
-        if not turn and row == 0:
-            waves.append(row)
-        return two_turns(row, turn) if len(waves) == 1 else "Done" + "!" * row + "<|im_end|>"
-
-    trainer = build(
-        text, tools=[add], num_rollouts=6, rollout_waves=[3, 3], reward_range=[0.0, 1e9], steps=1, logging_steps=1,
-    )  # fmt: skip
-    trainer.train()
-    log = trainer.state.log_history[0]
-    assert log["pods/waves/count"] == 2
-    assert (log["pods/tool_calls"], log["pods/tool_failures"]) == (4, 2)
-    assert log["tools/call_frequency"] == pytest.approx(4 / 12)
-    assert log["tools/failure_frequency"] == pytest.approx(2 / 4)
+    assert log["tools/failure_frequency"] == pytest.approx(4 / 8)
 
 
 def test_each_turn_of_a_rollout_draws_anew():
@@ -325,7 +304,6 @@ def leave(a: int, b: int) -> int:
     [
         (hang, {"tool_timeout": 0.2}, "tool hang took longer than 0.2 s"),
         (leave, {}, "SystemExit: 3"),
-        (add, {"max_tool_calls": 0}, "no call of add is left: a rollout may make 0"),
     ],
 )
 def test_a_tool_that_fails_costs_its_rollout_and_is_named(build, caplog, tool, keys, said):
@@ -337,7 +315,7 @@ def test_a_tool_that_fails_costs_its_rollout_and_is_named(build, caplog, tool, k
     results = [turns[1]["content"] for turns in trainer.rollouts.completions if len(turns) > 1]
     assert len(results) == 1
     assert said in results[0]
-    assert trainer.state.log_history[0]["pods/tool_failures"] == 1
+    assert trainer.state.log_history[0]["tools/failure_frequency"] == 1
     assert any(f"tool {tool.__name__} failed" in record.getMessage() for record in caplog.records)
 
 
@@ -389,8 +367,8 @@ def test_each_rollout_has_its_environment(build):
         num_rollouts=6, steps=2,
     )  # fmt: skip
     rows = []
-    finish = trainer._calculate_rewards
-    trainer._calculate_rewards = lambda *given: rows.append(finish(*given)) or rows[-1]
+    score = trainer._score
+    trainer._score = lambda *given: rows.append(score(*given)) or rows[-1]
     trainer.train()
     assert [tool.__name__ for tool in trainer.tools] == ["step"]
     for scores in rows:
@@ -442,49 +420,20 @@ def test_evaluation_closes_its_environments_too(build, routed):
     assert len(Counter.alive) == 2 * routed
 
 
-def test_a_decided_group_makes_no_further_environments(build):
-    """The first prompt has both ends of the range at once, the second never: three waves."""
-    Counter.made, Counter.alive, waves = 0, set(), []
-
-    def text(row, turn):
-        if not turn and not row:
-            waves.append(len(Counter.alive))
-        return "Done." + "<|im_end|>" if turn else call("step", by=int(len(waves) == 1 and row == 1))
-
-    keys = {"environment_factory": Closing, "reward": None, "data": chats(start=[0] * 8), "steps": 1}
-    keys |= {"num_rollouts": 6, "rollout_waves": [2, 2], "reward_range": [0.0, 1.0]}
-    trainer = build(text, **keys)
-    trainer.train()
-    assert waves == [4, 2, 2]
-    assert Counter.made == 8  # the first is the one that TRL looked at
-    assert Counter.alive == set()
-    assert trainer.rollouts.stopped == ["decided", "full"]
-    assert [len(turns) for turns in trainer.rollouts.turn_rewards] == [1] * 8
-
-    def fails_later(row, turn):
-        return 1 / 0 if len(waves) == 2 else text(row, turn)
-
-    waves.clear()
-    with pytest.raises(ZeroDivisionError):
-        build(fails_later, **keys).train()
-    assert waves == [4, 2]
-    assert Counter.alive == set()
-
-
 def test_prompts_in_the_place_of_dead_groups_have_environments_of_their_own(build):
     Counter.made, Counter.alive = 0, set()
     trainer = build(
         lambda row, turn: "Done." + "<|im_end|>" if turn else call("step", by=int(row == 0)), steps=1, reward=None,
-        data=chats(start=list(range(0, 80, 10))), environment_factory=Closing, num_rollouts=3, dead_groups="refill",
-        refill_limit=1,
+        data=chats(start=list(range(0, 80, 10))), environment_factory=Closing, num_rollouts=3,
+        dynamic_sampling=True, dynamic_sampling_rounds=1,
     )  # fmt: skip
     trainer.train()
-    assert trainer.state.log_history[0]["pods/refill/prompts_drawn"] == 1
+    assert trainer.state.log_history[0]["pods/dynamic_sampling/prompts_drawn"] == 1
     assert Counter.made == 6 + 3
     assert Counter.alive == set()
     found = trainer.rollouts
     starts = [row["start"] for row in found.inputs]
-    assert len(set(starts)) == 3
+    assert len(starts) == 9
     assert found.rewards.flatten().tolist() == [start + (i in (0, 6)) for i, start in enumerate(starts)]
     assert all(
         f"Count from {start}." in prompt[-1]["content"] for start, prompt in zip(starts, found.prompts, strict=True)

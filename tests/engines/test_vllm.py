@@ -114,7 +114,7 @@ def test_weights_travel_only_where_something_is_generated_from_others(make):
     schedule = {"steps_per_generation": 2, "num_iterations": 2, "per_device_train_batch_size": 4}
     trainer = make(reward=reward, max_steps=12, **schedule)
     trainer.train()
-    assert [row["pods/skipped_step"] for row in trainer.state.log_history[:12]] == [0.0] * 4 + [1.0] * 8
+    assert [row.get("pods/skipped_step", 0.0) for row in trainer.state.log_history[:12]] == [0.0] * 4 + [1.0] * 8
     assert len(generator().sent("generate")) == 3
     assert len(generator().sent("update_named_params")) == 2
 

@@ -58,8 +58,6 @@ def _build(recipe: Recipe, task: Task, output_dir: Path) -> RunTrainer:
     options = load_options(recipe)
     quantization = options.pop("quantization_config", None)  # TRL expects it separately
     arguments["model_init_kwargs"] = dict(arguments.get("model_init_kwargs") or {}) | options | _NO_PICKLE
-    if arguments.get("answer_reward") is None and task.answer in task.rewards:
-        arguments["answer_reward"] = task.answer
     adapter = get_peft_config(model)
     if adapter is not None:
         check_adapter(adapter, path, model.model_revision)

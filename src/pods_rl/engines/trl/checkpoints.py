@@ -128,7 +128,7 @@ class ExactResume:
             )
 
     def begins_finished(self, epoch: int, epochs_trained: int, dataloader: Any) -> bool:
-        """At the start of an epoch: restore the order of prompts; return whether the resumed run was already finished.
+        """At the start of an epoch: restore weights and the order of prompts; return whether the run was finished.
 
         Otherwise transformers would train one more step of a finished run.
         """
@@ -136,6 +136,7 @@ class ExactResume:
         resumed, self._resumed = self._resumed, None
         if resumed is None or epoch != epochs_trained:
             return False
+        load_renamed(trainer, str(resumed))
         if trainer.state.global_step >= trainer.state.max_steps:
             trainer.control.should_training_stop = True
         if trainer.control.should_training_stop:
@@ -324,8 +325,8 @@ def _plain(value: Any) -> Any:
 # -- weights ---------------------------------------------------------------------------------------------------------
 
 
-def load_renamed(trainer: TRLTrainer, model: Any, folder: str) -> bool:
-    """Load a checkpoint's weights if their names are not the model's; return whether they were loaded.
+def load_renamed(trainer: TRLTrainer, folder: str) -> None:
+    """Load a checkpoint's weights if their names are not the model's.
 
     transformers saves the weights of many models with images or experts under the names of their first release. Its
     trainer (5.23) looks for the model's own names, and leaves a weight that it does not find as it was, with a warning.
@@ -339,13 +340,13 @@ def load_renamed(trainer: TRLTrainer, model: Any, folder: str) -> bool:
         if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
         else sorted(Path(folder).glob("model*.safetensors"))
     )
-    bare = trainer.accelerator.unwrap_model(model)
+    bare = trainer.accelerator.unwrap_model(trainer.model)
     names: set[str] = set()
     for file in files:
         with safe_open(file, "pt") as weights:
             names.update(weights.keys())
     if names <= bare.state_dict().keys():
-        return False
+        return
     exact = reduce(torch.promote_types, {weight.dtype for weight in bare.parameters()})
     loaded, about = type(bare).from_pretrained(folder, dtype=exact, output_loading_info=True)
     if about["missing_keys"]:
@@ -354,4 +355,3 @@ def load_renamed(trainer: TRLTrainer, model: Any, folder: str) -> bool:
             "from another checkpoint."
         )
     bare.load_state_dict(loaded.state_dict())
-    return True

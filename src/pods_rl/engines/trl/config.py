@@ -12,7 +12,7 @@ from ...errors import UserError
 from ...selection import Rule
 from ...selection.registry import check_rule, rule_name
 from .batching import batch_plan
-from .settings import LEVERS, check_rollouts, loss_doubts, refuse_impossible
+from .settings import LEVERS, loss_doubts, refuse_impossible
 
 if TYPE_CHECKING:
     RuleOrName = str | Rule
@@ -33,13 +33,36 @@ PAPER = {  # as TRL's trainers name theirs, for the model card
 class PODSConfig(GRPOConfig):
     """GRPOConfig plus down-sampling: every field of TRL's has TRL's default and meaning.
 
-    ``num_generations`` is m, the rows trained per prompt (TRL's own meaning); ``num_rollouts`` is n, the rollouts
-    generated per prompt. ``num_rollouts=None`` means n = m: plain GRPO. The paper's loss (section 3.1) is
-    ``loss_type="grpo"``; TRL's default is ``"dapo"``.
+    The paper's loss (section 3.1) is ``loss_type="grpo"``; TRL's default is ``"dapo"``.
+
+    Args:
+        num_rollouts: n, the rollouts generated for each prompt; at least m = `num_generations`, the rows trained of
+            each prompt (TRL's own meaning). None: n = m, plain GRPO.
+        rule: which m of the n rollouts are kept: `max_variance` (the paper, section 3.1), `max_reward`, `random`,
+            `percentile`, or your own as a function or as `package.module:function`.
+        advantages: normalise advantages over the m kept rollouts (`after`; the paper, section 3.2) or over all n
+            (`before`).
+        advantage_baseline: what is subtracted from each reward: the `mean` of its group (GRPO), or `leave_one_out`, the
+            mean of the others (RLOO; with `scale_rewards="none"` or `"batch"`).
+        clock: what the phases of a step count: `wall`, seconds; `cpu`, seconds of processor time of this process (on a
+            CPU, with one process).
+        reward_errors: what happens to a rollout whose reward raises or hangs: `raise` ends the run and names it, `zero`
+            scores it 0, `drop` leaves it unscored (not selected while others are, advantage 0).
+        tool_timeout: seconds that one call of a tool may take before the policy reads an error instead of its result.
+            None: no limit. docs/engines.md says what is not limited.
+        rollout_batch_size: the most rollouts generated at once on each process. None: all.
+        skip_zero_advantage_steps: skip the update in a step whose advantages are all zero, if nothing else has a
+            gradient. None: if n > m.
+        prompt_once: compute each prompt once for all its rollouts, in generation and in the update, and skip rows that
+            have no gradient or equal another row.
+        exact_trl: turn off everything that changes rounding or draws: with n = m the run is TRL's to the last bit.
+        dynamic_sampling: replace groups whose rewards are all equal by groups of further prompts (DAPO, arXiv
+            2503.14476). True: by the total reward; or the name of the reward function that decides.
+        dynamic_sampling_rounds: how often further prompts are generated for a batch at most.
 
     Raises:
-        UserError: n < m, an unknown rule or `reward_errors`, a batch that cannot hold whole groups, `advantages` or
-            `advantage_baseline` that contradict TRL's settings, waves in which nothing could stop a group.
+        UserError: n < m, an unknown rule or choice, a batch that cannot hold whole groups, or settings that contradict
+            each other or TRL's.
 
     Example:
         >>> config = PODSConfig(
@@ -100,10 +123,6 @@ class PODSConfig(GRPOConfig):
             "null: no limit. A plain function is stopped on the main thread only, and not within compiled code."
         },
     )
-    max_tool_calls: int | None = field(
-        default=None,
-        metadata={"help": "Calls of tools that one rollout may make, in all its turns; null: no limit."},
-    )
     rollout_batch_size: int | None = field(
         default=None,
         metadata={
@@ -133,73 +152,6 @@ class PODSConfig(GRPOConfig):
             "is then TRL's to the last bit."
         },
     )
-    rollout_waves: list[int] | None = field(
-        default=None,
-        metadata={
-            "help": "Generate in waves of these sizes, at least m first and n in all (a last wave repeats), and stop "
-            "a group once it is decided. null: all at once."
-        },
-    )
-    stop_variance: float = field(
-        default=1.0,
-        metadata={
-            "help": "With waves, a group is decided once the best m so far have this share of the greatest variance "
-            "that the rest could still bring; 1.0 keeps the same rollouts as all n."
-        },
-    )
-    reward_range: list[float] | None = field(
-        default=None,
-        metadata={
-            "help": "With waves, the least and greatest total reward: a group is then decided by the total. null: by "
-            "answer_reward, whose range is its attribute range, or 0 to 1."
-        },
-    )
-    answer_reward: str | None = field(
-        default=None,
-        metadata={
-            "help": "The reward function that tells right answers from wrong ones: it decides which groups stop "
-            "(without a reward_range) and which are dead. null: the task's; without a task the total reward."
-        },
-    )
-    give_up_after: int | None = field(
-        default=None,
-        metadata={"help": "With waves, stop a group whose first rollouts, so many, all have the same reward."},
-    )
-    give_up_probability: float = field(
-        default=1.0,
-        metadata={
-            "help": "Give such a group up only with this probability, and weight those that continue by 1 / (1 - it), "
-            "so that the expected gradient stays the same; 1.0: always, without weights."
-        },
-    )
-    dead_groups: str = field(
-        default="keep",
-        metadata={
-            "help": "Places of groups whose rewards are all equal: keep, share (more rows of the batch's other groups) "
-            "or refill (draw further prompts, as DAPO does)."
-        },
-    )
-    refill_limit: int = field(
-        default=3, metadata={"help": "With dead_groups: refill, how often the places are drawn again at most."}
-    )
-    rows_per_group: str = field(
-        default="fixed",
-        metadata={
-            "help": "fixed: m rows of each prompt. auto: the rows of the rarer reward and majority_rows times as many "
-            "of the others; further rows are left out of the update."
-        },
-    )
-    majority_rows: float = field(
-        default=1.0, metadata={"help": "With rows_per_group: auto, rows of the commoner reward for each rarer one."}
-    )
-    prefer_distinct: bool = field(
-        default=False,
-        metadata={
-            "help": "Among rollouts of equal reward keep those whose tokens differ first. Biased towards rare texts "
-            "(docs/rollouts.md)."
-        },
-    )
-
     dynamic_sampling: bool | str = field(
         default=False,
         metadata={
@@ -215,7 +167,6 @@ class PODSConfig(GRPOConfig):
     def __post_init__(self) -> None:
         batch_plan(vars(self))
         refuse_impossible(vars(self))
-        check_rollouts(vars(self) | {"rule": rule_name(self.rule)})
         for doubt in loss_doubts(vars(self)):
             warnings.warn(doubt, UserWarning, stacklevel=3)
         super().__post_init__()

@@ -200,7 +200,7 @@ def join_rows(batch: Batch, replaced: dict[int, Batch], pad_token_id: int) -> Ba
     prompt = max(len(row["prompt_ids"]) for row in every)
     length = max(len(row["completion_ids"]) for row in every)
     fills = {"prompt_ids": pad_token_id, "completion_ids": pad_token_id, "tool_mask": 1}
-    joined = {name: value for name, value in batch.items() if name not in rows}
+    joined = dict(batch)  # TRL reads the number of rows from the first entry
     for name, value in like.items():
         own = [row[name] for row in every]
         if isinstance(rows.get(name, []), list):  # of images: a value a row

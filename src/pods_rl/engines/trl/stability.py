@@ -87,10 +87,9 @@ class Stability:
         self._warned = False
 
     def take_loss(self, loss: Tensor) -> Tensor:
-        """Add a micro-batch's loss to the step's; return it as it is."""
-        own = loss.detach()
-        self.step_loss = own if self.step_loss is None else self.step_loss + own
-        return loss
+        """Add a micro-batch's loss, and return a finite value: a NaN would stay in transformers' running sum."""
+        self.step_loss = loss if self.step_loss is None else self.step_loss + loss
+        return loss.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
     def skip_bad_step(self) -> bool:
         """Before the optimizer step: clear the gradients of a bad step on all processes; return whether it is bad."""

@@ -241,10 +241,10 @@ class PODSTrainer(TypedGRPOTrainer):
             num_generations = self.args.num_rollouts or num_generations
 
         def generate(rows: slice, keys: Sequence[Key] = ()) -> Completions:
-            given, more = inputs.of(rows, {"has_tool_images": True} if has_tool_images else {})
+            (ids, pictures, fields), more = inputs.of(rows, {"has_tool_images": True} if has_tool_images else {})
             with self._stability.explaining_sampling(), each_prompt_once(self, keys):
-                completion_ids, logprobs = sample(*given, num_generations, **more)
-            check_completions(len(given[0]), completion_ids)
+                completion_ids, logprobs = sample(ids, pictures, fields, num_generations, **more)
+            check_completions(len(ids), completion_ids)
             return completion_ids, logprobs
 
         return turns.generate(prompt_ids, generate, whole=inputs.whole) if turns else generate(slice(None))
@@ -298,8 +298,11 @@ class PODSTrainer(TypedGRPOTrainer):
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
         # Skip the passes of a step without signal; its optimizer step then has no gradients.
         compute = super().compute_loss
-        loss = self._update.loss(inputs, lambda: compute(model, inputs, *args, **kwargs))
-        return self._stability.take_loss(loss) if self.model.training else loss
+        return self._update.loss(inputs, lambda: compute(model, inputs, *args, **kwargs))
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        # Read the loss before transformers' filter turns NaN into 0.
+        return self._stability.take_loss(super().training_step(model, inputs, num_items_in_batch))
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int,
@@ -343,6 +346,8 @@ class PODSTrainer(TypedGRPOTrainer):
         checkpoint = self._resume.find(resume_from_checkpoint)
         with self._stability.explaining_memory(lambda: self._update.clock.phase), self._tools.closing():
             output = super().train(checkpoint, *args, **kwargs)
+        if self.args.load_best_model_at_end and self.state.best_model_checkpoint:
+            load_renamed(self, self.state.best_model_checkpoint)
         self._stability.raise_if_unstable()
         return output
 
@@ -359,11 +364,6 @@ class PODSTrainer(TypedGRPOTrainer):
         super()._load_rng_state(checkpoint)
         if checkpoint is not None:
             self.rollouts = self._resume.load(Path(checkpoint)) or self.rollouts
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        # Load weights that were saved under other names than the model's too.
-        if not load_renamed(self, model or self.model, resume_from_checkpoint):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     @property
     def layout(self) -> str:

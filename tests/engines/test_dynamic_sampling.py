@@ -1,0 +1,106 @@
+"""Dynamic sampling: groups whose rewards are all equal are replaced by groups of further prompts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from datasets import IterableDataset
+
+from pods_rl.errors import UserError
+
+from .conftest import PROMPTS, letter_reward
+
+DEAD = PROMPTS[::2]
+
+
+def dead_for_half(prompts, completions, **_):
+    """Constant for every second prompt of the data set."""
+    letters = letter_reward(completions)
+    return [0.5 if prompt in DEAD else score for prompt, score in zip(prompts, letters, strict=True)]
+
+
+def answer(prompts, completions, **_):
+    """1 for the even rollouts of a prompt that is not dead."""
+    return [float(i % 2 and prompt not in DEAD) for i, prompt in enumerate(prompts)]
+
+
+def of_rollouts(record, values):
+    """Values by rollout as `[G, N]`; one process has them all."""
+    return [values[record.numbers.index(i)] for i in range(len(values))]
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_every_trained_group_is_live_and_has_its_own_advantages(make_trainer, scale):
+    settings = {"num_rollouts": 8, "per_device_train_batch_size": 16, "scale_rewards": scale, "max_steps": 1}
+    trainer = make_trainer(reward=dead_for_half, dynamic_sampling=True, dynamic_sampling_rounds=8, **settings)
+    trainer.train()
+    found, log = trainer.rollouts, trainer.state.log_history[0]
+    prompts = of_rollouts(found, found.prompts)
+    assert log["pods/dynamic_sampling/live_share"] == 1.0
+    assert log["pods/dynamic_sampling/prompts_drawn"] == len(found.rewards) - 4 > 0
+    assert not {prompts[8 * group] for group in found.groups.tolist()} & set(DEAD)
+    kept = found.kept_rewards()
+    centred = kept - kept.mean(dim=1, keepdim=True)
+    deviation = {"group": kept.std(dim=1, keepdim=True), "batch": kept.std(), "none": 1 - 1e-4}[scale]
+    torch.testing.assert_close(found.advantages, centred / (deviation + 1e-4), rtol=1e-4, atol=1e-6)
+    everything = torch.tensor(of_rollouts(found, dead_for_half(found.prompts, found.completions)))
+    assert log["reward"] == pytest.approx(everything.mean().item(), abs=1e-6)
+
+
+def test_the_rows_of_a_joined_batch_are_those_of_its_groups(make_trainer):
+    trainer = make_trainer(
+        reward=dead_for_half,
+        num_rollouts=8,
+        dynamic_sampling=True,
+        per_device_train_batch_size=16,
+        max_steps=1,
+        beta=0.1,
+    )
+    build, batches = trainer._generate_and_score_completions, []
+    trainer._generate_and_score_completions = lambda inputs: batches.append(build(inputs)) or batches[-1]
+    trainer.train()
+    (batch,), found, tokenizer = batches, trainer.rollouts, trainer.processing_class
+    prompts, completions = of_rollouts(found, found.prompts), of_rollouts(found, found.completions)
+    for row, number in enumerate(found.kept_numbers().tolist()):
+        for part, text in (("prompt", prompts[number]), ("completion", completions[number])):
+            ids = batch[f"{part}_ids"][row][batch[f"{part}_mask"][row].bool()]
+            assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    mask = batch["completion_mask"]
+    assert batch["num_items_in_batch"] == mask.sum()
+    assert (batch["ref_per_token_logps"][mask.bool()] < 0).all()
+
+
+def test_a_named_reward_says_which_groups_are_dead(make_trainer):
+    settings = {"num_rollouts": 8, "max_steps": 1, "dynamic_sampling_rounds": 8}
+    trainer = make_trainer(reward=[letter_reward, answer], dynamic_sampling="answer", **settings)
+    trainer.train()
+    found = trainer.rollouts
+    prompts = of_rollouts(found, found.prompts)
+    assert not {prompts[8 * group] for group in found.groups.tolist()} & set(DEAD)
+
+
+def test_groups_stay_dead_after_the_last_round(make_trainer):
+    def constant(completions, **_):
+        return [1.0] * len(completions)
+
+    trainer = make_trainer(
+        reward=constant, num_rollouts=8, dynamic_sampling=True, dynamic_sampling_rounds=2, max_steps=1
+    )
+    trainer.train()
+    log = trainer.state.log_history[0]
+    assert log["pods/dynamic_sampling/prompts_drawn"] == 4
+    assert log["pods/dynamic_sampling/live_share"] == 0
+    assert len(trainer.rollouts.rewards) == 6
+    assert trainer.rollouts.groups.tolist() == [0, 1]
+
+
+def test_what_cannot_be_drawn_again_is_refused(make_trainer, dataset):
+    with pytest.raises(UserError, match=r"'nope' is not a reward function: got letter_reward"):
+        make_trainer(dynamic_sampling="nope")
+    stream = IterableDataset.from_generator(lambda: iter(dataset.to_list()))
+    with pytest.raises(UserError, match="a stream"):
+        make_trainer(dynamic_sampling=True, train_dataset=stream)
+    with pytest.raises(UserError, match="dynamic_sampling_rounds = 0"):
+        make_trainer(dynamic_sampling=True, dynamic_sampling_rounds=0)
+    with pytest.raises(UserError, match="sum_then_normalize"):
+        make_trainer(dynamic_sampling=True, multi_objective_aggregation="normalize_then_sum")
