@@ -87,7 +87,7 @@ class ScriptedTRL(_Scripted, GRPOTrainer):
     pass
 
 
-class ScriptedPODS(_Scripted, PODSTrainer):
+class ScriptedPODS(_Scripted, RunTrainer):
     pass
 
 
@@ -183,7 +183,7 @@ def test_what_is_not_ours_outlives_a_run(make_trainer, dataset, tmp_path):
 
 
 def test_a_subclass_s_output_dir_is_used(make_trainer, tmp_path):
-    class Elsewhere(PODSTrainer):
+    class Elsewhere(RunTrainer):
         def _get_output_dir(self, trial):
             return str(tmp_path / "elsewhere")
 
@@ -191,35 +191,6 @@ def test_a_subclass_s_output_dir_is_used(make_trainer, tmp_path):
     assert kept(tmp_path / "elsewhere") == ["checkpoint-2"]
     assert verify(tmp_path / "elsewhere/checkpoint-2") == []
     assert not (tmp_path / "elsewhere/.saving").exists()
-
-
-def test_no_pickle_is_written_or_pushed(make_trainer, tmp_path, monkeypatch):
-    import transformers.trainer
-
-    pushed = []
-
-    class Api:
-        def upload_folder(self, *, folder_path, **_):
-            pushed.append({path.name for path in Path(folder_path).rglob("*")})
-            return type("Job", (), {"is_done": lambda self: True, "result": lambda self: None})()
-
-    monkeypatch.setattr(transformers.trainer, "hf_api", Api)
-    monkeypatch.setattr(transformers.trainer, "PushInProgress", lambda jobs: jobs[0], raising=False)
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/training_args.bin").touch()  # another trainer's
-    trainer = make_trainer(save_strategy="steps", save_steps=1, hub_strategy="checkpoint")
-    trainer.args.push_to_hub, trainer.hub_model_id, trainer.push_in_progress = True, "me/mine", None
-    trainer._finish_current_push = lambda: None
-    monkeypatch.setattr(trainer, "create_model_card", lambda *_, **__: None)
-    trainer.train()
-    assert len(pushed) == 4  # the folder and the checkpoint, at two steps
-    assert "pods_state_0.json" in pushed[-1]
-    trainer.push_to_hub()
-    trainer.save_model(str(tmp_path / "other"))
-    assert len(pushed) == 6  # `push_to_hub`, and `save_model`, which pushes too
-    assert not [names for names in pushed if "training_args.bin" in names]
-    assert not list(tmp_path.rglob("training_args.bin"))
-    assert torch.save.__module__ == "torch.serialization"
 
 
 # ---------------------------------------------------------------------------------------- resuming by hand
@@ -231,14 +202,13 @@ def test_a_torn_checkpoint_is_refused_however_it_is_torn(make_trainer, tmp_path)
     good, folder = tmp_path / "out/checkpoint-1", tmp_path / "out/checkpoint-2"
     spoilt = 0
     trainer = make_trainer(max_steps=3)
-    for name in sorted(files(folder)):
+    for name in sorted(files(folder) - {MANIFEST}):  # TRL's own checkpoints have none
         whole = (folder / name).read_bytes()
         flipped = bytes([whole[0] ^ 1]) + whole[1:]
         for content in (None, b"", whole[: len(whole) // 2], flipped):
             (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
-            with pytest.raises(
-                UserError, match=r"resume_from_checkpoint = .*checkpoint-2: .*(manifest|bytes|missing|hash)"
-            ):
+            problem = r"resume_from_checkpoint = .*checkpoint-2: .*(bytes|missing|hash|trainer_state)"
+            with pytest.raises(UserError, match=problem):
                 trainer.train(resume_from_checkpoint=str(folder))
             spoilt += 1
         assert trainer._resume._find(True)[0] == good, name
@@ -262,13 +232,43 @@ def test_any_text_and_any_path_is_saved_and_resumed_from(make_trainer, tmp_path)
     assert read_manifest(Path(odd, "checkpoint-2"))["recipe"]["keys"] == {"dataset_name": "rows\udcff.jsonl"}
 
 
-@pytest.mark.parametrize("wanted", [True, "nowhere", "theirs", "file"])
-def test_what_is_no_checkpoint_of_ours_is_refused(make_trainer, tmp_path, wanted):
-    trl = make_trainer(trainer_class=GRPOTrainer, config_class=GRPOConfig, max_steps=1)
-    trl.train()
-    trl._save_checkpoint(trl.model, None)
-    (tmp_path / "out/checkpoint-1").rename(tmp_path / "theirs")
+@pytest.mark.parametrize("wanted", [True, "nowhere", "file"])
+def test_what_is_not_a_checkpoint_is_refused(make_trainer, tmp_path, wanted):
     (tmp_path / "file").touch()
     given = wanted if wanted is True else str(tmp_path / wanted)
-    with pytest.raises(UserError, match=r"No valid checkpoint found|is not a folder|no manifest.json"):
+    with pytest.raises(UserError, match=r"No valid checkpoint found|there is no trainer_state.json"):
         make_trainer().train(resume_from_checkpoint=given)
+
+
+# -- the library's checkpoints ---------------------------------------------------------------------------------------
+
+
+def weights(trainer):
+    return torch.cat([weight.detach().flatten() for weight in trainer.model.parameters()])
+
+
+def test_the_library_resumes_its_own_checkpoints_bit_for_bit(make_trainer, tmp_path):
+    """In the middle of a generation, in the second epoch, with further prompts drawn."""
+    schedule = {"steps_per_generation": 2, "num_iterations": 2, "per_device_train_batch_size": 16, "max_steps": 10}
+    config = schedule | {"num_rollouts": 8, "save_strategy": "steps", "save_steps": 3, "dynamic_sampling": True}
+    whole = make_trainer(PODSTrainer, **config)
+    whole.train()
+    assert not (tmp_path / "out/checkpoint-9" / MANIFEST).exists()
+    resumed = make_trainer(PODSTrainer, **config)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "out/checkpoint-3"))
+    assert torch.equal(weights(resumed), weights(whole))
+    assert resumed.rollouts.columns() == whole.rollouts.columns()
+    shutil.rmtree(tmp_path / "out/checkpoint-10", ignore_errors=True)
+    (tmp_path / "out/checkpoint-9/trainer_state.json").unlink()  # killed while it was saved
+    last = make_trainer(PODSTrainer, **config)
+    assert last._resume.find(True) == str(tmp_path / "out/checkpoint-6")
+
+
+def test_a_checkpoint_of_trl_s_trainer_is_resumed(make_trainer, tmp_path, caplog):
+    config = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    theirs = make_trainer(GRPOTrainer, GRPOConfig, **config)
+    theirs.train()
+    ours = make_trainer(PODSTrainer, num_rollouts=8, **config)
+    ours.train(resume_from_checkpoint=str(tmp_path / "out/checkpoint-2"))
+    assert ours.state.global_step == 4
+    assert "resumed as TRL does" in caplog.text

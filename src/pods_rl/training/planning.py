@@ -181,8 +181,6 @@ class Meter(TrainerCallback):
         self._trainer.num_generations = self._setting.m
         for key, value in self._setting.keys.items():
             setattr(self._trainer.args, key, value)
-        if hasattr(self._trainer, "_plan"):
-            self._trainer._plan.read(self._trainer)
 
     def _generate_as_set(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Generate for prompts of this setting instead of TRL's, and record the rewards."""

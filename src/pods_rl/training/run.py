@@ -273,8 +273,8 @@ def _train(trainer: RunTrainer, recorder: Recorder, start: Start | None) -> None
 
 def _finish(trainer: RunTrainer, recorder: Recorder, recipe: Recipe, output: Path, stop: Stop) -> None:
     """Save the final policy and write the last status; from then on no signal changes the status or the exit code."""
-    from ..engines.trl.checkpoints import save_policy
     from .publishing import push
+    from .saving import save_policy
 
     if not recorder.step and not recorder.stopped_by:
         rows = trainer.args.generation_batch_size // trainer.args.num_generations

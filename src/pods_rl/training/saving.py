@@ -12,10 +12,10 @@ from typing import Any
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import SaveStrategy
 
-from ..distributed import busy
 from ..engines.trl import PODSTrainer
 from ..engines.trl.compat import standing_in
 from ..runs.checkpoints import clean, digest, prepare, prune, publish, readable_path, staging
+from ..text import plain_text
 
 
 class RunTrainer(PODSTrainer):
@@ -44,17 +44,33 @@ class RunTrainer(PODSTrainer):
             if publishes:
                 prepare(target)
             accelerator.wait_for_everyone()
-            with busy("saving"), readable_path(staged.parent) as place:
+            with readable_path(staged.parent) as place:
                 write(place / staged.name)
             accelerator.wait_for_everyone()
-            with busy("saving"):
-                if publishes:
-                    publish(target, about)
+            if publishes:
+                publish(target, about)
         except BaseException:
             if publishes:
                 clean(target.parent)  # free the space of a half-written folder
             raise
         accelerator.wait_for_everyone()
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Train, as `PODSTrainer` does; the path of the checkpoint need not be UTF-8."""
+        if not isinstance(resume_from_checkpoint, str):
+            resume_from_checkpoint = self._resume.find(resume_from_checkpoint)
+            self._resume.verified = resume_from_checkpoint and Path(resume_from_checkpoint)
+        if resume_from_checkpoint is None:
+            return super().train(None, *args, **kwargs)
+        folder = Path(resume_from_checkpoint)
+        with readable_path(folder) as path:
+            if self._resume.verified == folder:
+                self._resume.verified = path
+            return super().train(str(path), *args, **kwargs)
+
+    def create_model_card(self, model_name: str | None = None, *args: Any, **kwargs: Any) -> None:
+        """Write TRL's model card; the folder's name need not be UTF-8."""
+        super().create_model_card(model_name and plain_text(model_name), *args, **kwargs)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         save, output = super()._save_checkpoint, self._get_output_dir(trial)

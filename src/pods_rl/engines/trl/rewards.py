@@ -17,7 +17,6 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from ...distributed import busy
 from ...errors import UserError, add_note, raised
 from ...sandbox.processes import no_copies
 from ...sandbox.scores import RewardFailure, as_score
@@ -147,11 +146,10 @@ class _Call:
 
     def __call__(self, **columns: Any) -> Any:
         rows = len(columns["completions"])
-        with busy(f"reward {self.name}"):  # includes second calls: all processes pass the same number of marks
-            scores = self._score(columns, rows)
-            if isinstance(scores, BaseException):
-                self._raise(scores, rows)
-                scores = _one_each([self._score(one_row(columns, i, rows), 1) for i in range(rows)])
+        scores = self._score(columns, rows)
+        if isinstance(scores, BaseException):
+            self._raise(scores, rows)
+            scores = _one_each([self._score(one_row(columns, i, rows), 1) for i in range(rows)])
         return self._settled(scores, columns)
 
     def _score(self, columns: Mapping[str, Any], rows: int) -> Any:
@@ -199,11 +197,10 @@ class _Call:
 class _AsyncCall(_Call):
     async def __call__(self, **columns: Any) -> Any:
         rows = len(columns["completions"])
-        with busy(f"reward {self.name}"):
-            scores = await self._score(columns, rows)
-            if isinstance(scores, BaseException):
-                self._raise(scores, rows)
-                scores = _one_each([await self._score(one_row(columns, i, rows), 1) for i in range(rows)])
+        scores = await self._score(columns, rows)
+        if isinstance(scores, BaseException):
+            self._raise(scores, rows)
+            scores = _one_each([await self._score(one_row(columns, i, rows), 1) for i in range(rows)])
         return self._settled(scores, columns)
 
     async def _score(self, columns: Mapping[str, Any], rows: int) -> Any:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...distributed import busy
 from ...rollouts.record import Rollouts
 from ...selection.registry import rule_name
 from . import compat
@@ -141,8 +140,7 @@ class PODSTrainer(TypedGRPOTrainer):
         """Return which m rollouts of each prompt the rule keeps, int64 `[P, M]`; the same on every process."""
         self._update.clock.enter("selection")
         rule = rule_name(self.args.rule)
-        with busy(f"rule {rule}"):
-            kept_PM = generation.select(rewards_PN, self.args)
+        kept_PM = generation.select(rewards_PN, self.args)
         check_agreement(kept_PM, rule, self.accelerator)
         return kept_PM
 
@@ -247,7 +245,7 @@ class PODSTrainer(TypedGRPOTrainer):
             check_completions(len(ids), completion_ids)
             return completion_ids, logprobs
 
-        return turns.generate(prompt_ids, generate, whole=inputs.whole) if turns else generate(slice(None))
+        return turns.generate(prompt_ids, generate) if turns else generate(slice(None))
 
     # -- the constructor ---------------------------------------------------------------------------------------------
 
