@@ -98,7 +98,7 @@ def test_only_the_compatibility_module_names_what_is_not_public():
 def test_names_of_our_own_are_free_in_trl(make_trainer):
     trl = make_trainer(GRPOTrainer, GRPOConfig)
     ours = set(vars(make_trainer())) - set(vars(trl))
-    assert {"_rewards", "_guard", "_update", "_checkpoints", "_resume", "_plan", "_tools"} == ours
+    assert {"_rewards", "_stability", "_update", "_resume", "_dynamic", "_tools"} == ours
     inherited = {name for name in vars(PODSTrainer) if hasattr(trl, name)} - set(SIGNATURES) - set(vars(object))
 
     class Empty:

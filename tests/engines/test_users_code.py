@@ -55,7 +55,7 @@ def test_a_reward_may_change_what_it_is_given(make_trainer, tokenizer, monkeypat
 # -- methods that users override -----------------------------------------------------------------------------------
 
 
-def test_an_overridden_calculate_rewards_scores_each_rollout_once(make_trainer):
+def test_an_overridden_calculate_rewards_shapes_what_is_selected_and_what_is_trained(make_trainer):
     calls = []
 
     class Shaped(PODSTrainer):
@@ -67,12 +67,11 @@ def test_an_overridden_calculate_rewards_scores_each_rollout_once(make_trainer):
     plain.train()
     shaped = make_trainer(Shaped, num_rollouts=12, max_steps=1)
     shaped.train()
-    assert calls == [24]
+    assert calls == [24, 8]  # all rollouts, then the kept ones, whose scores are known
     assert torch.equal(shaped.rollouts.rewards, 2 * plain.rollouts.rewards + 1)
     assert torch.equal(shaped.rollouts.kept, plain.rollouts.kept)
     kept = shaped.rollouts.rewards.gather(1, shaped.rollouts.kept)
     assert list(shaped._logs["rewards"]["letter_reward"]) == kept.flatten().tolist()
-    assert "_calculate_rewards" not in vars(shaped)
 
 
 def test_methods_that_users_override_are_called_as_trl_calls_them(make_trainer):
@@ -135,25 +134,24 @@ def test_methods_that_users_override_are_called_as_trl_calls_them(make_trainer):
         return type(trainer).calls
 
     theirs, ours = calls(GRPOTrainer, GRPOConfig), calls(PODSTrainer, PODSConfig)
-    assert sorted(ours) == sorted(theirs)  # rewards come before the log-probabilities, which only kept rows need
+    scored = [call for call in theirs if call[0] == "_calculate_rewards"]
+    assert sorted(ours) == sorted(theirs + scored)  # before the selection, and where TRL asks for the kept rows' scores
     assert len({name for name, *_ in theirs}) == 11
     of_n = calls(PODSTrainer, PODSConfig, num_rollouts=12)
-    sizes = {"_generate": (48, 48, 12), "_generate_single_turn": (48, 12), "_calculate_rewards": (48, 48, 48)}
-    assert sorted((name, *sizes.get(name, size)) for name, *size in theirs) == sorted(of_n)
+    sizes = {"_generate_single_turn": (48, 4)}
+    expected = [(name, *sizes.get(name, size)) for name, *size in theirs]
+    assert sorted(of_n) == sorted(expected + [("_calculate_rewards", 48, 48, 48)] * len(scored))
 
 
-def test_an_overridden_generate_may_do_all_of_it(make_trainer):
+def test_an_overridden_generate_calls_the_trainer_s_own(make_trainer):
     class Scripted(PODSTrainer):
         def _generate(self, prompts):
             ids = [[20 + i % 7] * (1 + i % 3) for i in range(len(prompts))]
             texts = self.processing_class.batch_decode(ids)
             return [[5]] * len(prompts), ids, None, texts, None, {}, None, []
 
-    trainer = make_trainer(Scripted, num_rollouts=12, max_steps=1)
-    trainer.train()
-    assert len(trainer.rollouts.completions) == 24
-    chosen = [12 * p + i for p, row in enumerate(trainer.rollouts.kept.tolist()) for i in row]
-    assert list(trainer._logs["completion"]) == [trainer.rollouts.completions[i] for i in chosen]
+    with pytest.raises(UserError, match=r"Scripted._generate returned 24 rows without a selection"):
+        make_trainer(Scripted, num_rollouts=12, max_steps=1).train()
 
 
 def test_a_sampler_of_the_user_s_own_is_used(make_trainer):

@@ -59,7 +59,7 @@ class RunTrainer(PODSTrainer):
         """Train, as `PODSTrainer` does; the path of the checkpoint need not be UTF-8."""
         if not isinstance(resume_from_checkpoint, str):
             resume_from_checkpoint = self._resume.find(resume_from_checkpoint)
-            self._resume.verified = resume_from_checkpoint and Path(resume_from_checkpoint)
+            self._resume.verified = Path(resume_from_checkpoint) if resume_from_checkpoint else None
         if resume_from_checkpoint is None:
             return super().train(None, *args, **kwargs)
         folder = Path(resume_from_checkpoint)

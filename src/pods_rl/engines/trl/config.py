@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -183,6 +184,14 @@ class PODSConfig(GRPOConfig):
         if self.skip_zero_advantage_steps is None:
             self.skip_zero_advantage_steps = self.num_rollouts > self.num_generations
         check_rule(self.rule)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what TRL pickles into a checkpoint: a rule that has no importable name is replaced by its name."""
+        try:
+            pickle.dumps(self.rule)
+        except Exception:  # a lambda, or a function within another
+            return dict(vars(self)) | {"rule": rule_name(self.rule)}
+        return dict(vars(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Return TRL's dictionary, with a rule function replaced by its import path, so that it is plain data."""

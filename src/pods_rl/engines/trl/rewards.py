@@ -18,6 +18,7 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from ...errors import UserError, add_note, raised
+from ...rollouts.record import as_text
 from ...sandbox.processes import no_copies
 from ...sandbox.scores import RewardFailure, as_score
 from ...selection import REWARD_LIMIT
