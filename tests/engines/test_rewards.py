@@ -115,7 +115,6 @@ def test_steps_log_what_the_verifier_gave_up_(make_trainer, quick_pool):
     assert len(steps) == 2
     assert [line.get("pods/verifier_timeouts", 0.0) for line in steps] == [1.0, 1.0]
     assert [line.get("pods/verifier_crashes", 0.0) for line in steps] == [0.0, 0.0]
-    assert {score for scores in seen for score in scores} <= {0.0, 1.0}
     assert [line["rewards/watched/mean"] for line in steps] == pytest.approx([sum(s) / len(s) for s in seen])
 
 
