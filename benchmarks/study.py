@@ -144,7 +144,7 @@ def main() -> None:
 def keep(files: ReportFiles, output: Path) -> None:
     """Copy the report's Markdown, figures and tables, except the long table of every evaluation."""
     shutil.copy(files.markdown, output / files.markdown.name)
-    for name in ("final", "pairs", "phases", "runs", "ablations"):
+    for name in ("final", "pairs", "runs", "ablations"):
         shutil.copy(files.csv[name], output / f"{name}.csv")
     (output / "figures").mkdir(exist_ok=True)
     for picture in sorted((files.folder / "figures").glob("*.png")):

@@ -18,7 +18,7 @@ from pods_rl.report.analysis import Analysis, analyse, cost_of
 from pods_rl.report.arms import Arm, arms_from_runs
 from pods_rl.report.charts import chart_of, charts
 from pods_rl.report.curves import MOST_CHECKPOINTS, curve_of
-from pods_rl.report.evaluations_csv import arms_from_csv, curves_from_csv
+from pods_rl.report.evaluations_csv import arms_from_csv
 from pods_rl.report.wording import headlines, notes
 
 CLOCK = [6.0 * k for k in range(11)]
@@ -347,9 +347,11 @@ HEAD = "arm,run,hours,answer_accuracy\n"
 def test_a_csv_gives_curves_by_arm(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     path.write_text(HEAD + "grpo,1,0.5,0.4\ngrpo,2,0.5,0.6\npods,1,0.5,0.7\npods,1,1.0,\npods,1,1.5,NaN\n")
-    curves = curves_from_csv(path)
-    np.testing.assert_allclose(curves["grpo"].mean, [0.5])
-    np.testing.assert_allclose(curves["pods"].seconds, [[1800.0]])
+    grpo, pods = (arm.curve for arm in arms_from_csv(path))
+    assert grpo
+    assert pods
+    np.testing.assert_allclose(grpo.mean, [0.5])
+    np.testing.assert_allclose(pods.seconds, [[1800.0]])
 
 
 @pytest.mark.parametrize(

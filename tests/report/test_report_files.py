@@ -31,7 +31,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 def test_every_file_is_written_and_no_figure_unless_asked(report: ReportFiles) -> None:
     assert (report.folder.parent.name, report.folder.name) == ("quickstart", "report")
     names = sorted(path.name for path in report.folder.iterdir())
-    tables = ["ablations", "config", "curves", "final", "pairs", "phases", "runs", "speedup"]
+    tables = ["ablations", "config", "curves", "final", "pairs", "runs", "speedup"]
     assert names == sorted([*(f"{name}.csv" for name in tables), "report.html", "report.md"])
 
 
@@ -56,7 +56,7 @@ def test_tables_have_failed_runs_phases_and_differing_settings(report: ReportFil
     failed, *others = read_csv(report.csv["runs"])
     assert (failed["arm"], failed["run"], failed["reason"]) == ("pods", "seed-2", "out of memory")
     assert len(others) == 5
-    grpo, pods = read_csv(report.csv["phases"])
+    grpo, pods = read_csv(report.csv["final"])
     assert (float(grpo["rollout"]), float(pods["rollout"])) == pytest.approx((0.10, 0.19))
     assert read_csv(report.csv["config"]) == [{"setting": "num_rollouts", "grpo": "16", "pods": "64"}]
 

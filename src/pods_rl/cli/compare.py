@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _NEXT = """\
 More seeds settle more: repeat the command with --seeds; finished runs are kept.
 Your own model and data: pods train --help. Which n and m pay there: pods plan."""
-TABLES = ("final", "pairs", "speedup", "ablations", "curves", "phases", "runs", "config")  # of a report
+TABLES = ("final", "pairs", "speedup", "ablations", "curves", "runs", "config")  # of a report
 
 
 def compare(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .build import build_report, build_report_from_csv, print_summary
-from .evaluations_csv import curves_from_csv
 from .pages import ReportFiles
 from .speedups import Speedup, speedups
 
@@ -12,7 +11,6 @@ __all__ = [
     "Speedup",
     "build_report",
     "build_report_from_csv",
-    "curves_from_csv",
     "print_summary",
     "speedups",
 ]

@@ -105,7 +105,7 @@ def build_report_from_csv(
     seed: int = 0,
     figures: Sequence[str] = (),
 ) -> ReportFiles:
-    """Write the same report from a CSV of evaluations (columns: ``curves_from_csv``); without phases and rollouts."""
+    """Write the same report from a CSV of evaluations (columns: ``arms_from_csv``); without phases and rollouts."""
     _check_kinds(figures)
     arms = arms_from_csv(csv, metric)
     if not any(arm.curve for arm in arms):

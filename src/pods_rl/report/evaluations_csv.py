@@ -83,11 +83,6 @@ def arms_from_csv(path: str | Path, metric: str = "answer_accuracy") -> list[Arm
     return arms
 
 
-def curves_from_csv(path: str | Path, metric: str = "answer_accuracy") -> dict[str, Curve]:
-    """Return the curves of a CSV by arm (``arms_from_csv``)."""
-    return {arm.name: arm.curve for arm in arms_from_csv(path, metric) if arm.curve}
-
-
 def _read_rows(path: str | Path, lines: Any, columns: Sequence[str], names: Sequence[str]) -> dict[str, _Rows]:
     """Return the rows by arm; of each the columns ``names``, of which the hours and the metric come first."""
     place = {name: columns.index(name) for name in columns}

@@ -26,31 +26,18 @@ _REBUILD_SHARE = 0.1  # of the time is spent on reports
 
 
 class Served(NamedTuple):
-    """What the server gives: the page, the parts of it that change, and what the runs do.
-
-    Args:
-        page: HTML.
-        parts: the page without style, scripts and data.
-        rollouts: JSON of the explorer.
-        points: JSON of the figures.
-        version: number of the report.
-        news: number of the points, which change more often.
-        state: of the runs.
-        note: why there is no newer report; empty if there is none needed.
-        made: time of the report on the monotonic clock.
-        read: time of the points.
-    """
+    """What the server gives: the page, the parts of it that change, and what the runs do."""
 
     page: bytes = b""
-    parts: bytes = b""
-    rollouts: bytes = b"{}"
-    points: bytes = b"{}"
-    version: int = 0
-    news: int = 0
+    parts: bytes = b""  # the page without style, scripts and data
+    rollouts: bytes = b"{}"  # JSON
+    points: bytes = b"{}"  # JSON
+    version: int = 0  # of the report
+    news: int = 0  # number of the points, which change more often
     state: str = "starting"
-    note: str = ""
-    made: float = 0.0
-    read: float = 0.0
+    note: str = ""  # why there is no newer report
+    made: float = 0.0  # time of the report on the monotonic clock
+    read: float = 0.0  # time of the points
 
 
 class LivePage:

@@ -50,7 +50,7 @@ class ReportFiles:
 
     @property
     def csv(self) -> dict[str, Path]:
-        """By table: final, pairs, speedup, ablations, curves, phases, runs, config."""
+        """By table: final, pairs, speedup, ablations, curves, runs, config."""
         return {name: self.folder / f"{name}.csv" for name in self.tables}
 
     @property

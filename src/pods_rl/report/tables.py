@@ -76,8 +76,7 @@ ARM = Column("arm", "label", is_text=True)
 
 def tables(analysis: Analysis) -> dict[str, Table]:
     """Return every table of a report by name, in the order of the page."""
-    makers = (arms_table, pairs_table, speedup_table, ablations_table, curves_table, phases_table, runs_table,
-              config_table)  # fmt: skip
+    makers = (arms_table, pairs_table, speedup_table, ablations_table, curves_table, runs_table, config_table)
     return {table.name: table for table in (make(analysis) for make in makers)}
 
 
@@ -98,6 +97,7 @@ def arms_table(analysis: Analysis) -> Table:
     columns.append(Column("runs", "runs"))
     if analysis.costs:
         columns += [Column("steps", "steps", 0), Column("s/step", "seconds_per_step")]
+        columns += [Column(f"{phase} s/step", phase, 4) for phase in (*PHASES, "other")]
     others = {name: None for arm in analysis.arms for name in arm.other_curves}  # a set in order
     columns += [Column(f"final {words(name)}", name, 1 if name == LENGTH else 3) for name in others]
     keys = (
@@ -106,11 +106,13 @@ def arms_table(analysis: Analysis) -> Table:
         "reached_low reached_high settled evaluation_se"
     )
     note = f"Final scores are at {duration(analysis.horizon)} of training; peaks are the highest until then."
+    if analysis.costs:
+        note += " Evaluation is not in the training clock; “other” is the time outside all phases."
     if any(arm.is_single and not math.isnan(analysis.finals[arm.name].error) for arm in analysis.arms):
         note += " ± is 1.96 standard errors of the evaluation of a single run."
     if analysis.speedups and analysis.baseline:
         note += f" “99 %” is 99 % of {analysis.baseline.label}’s peak, and the speedup is to that level."
-    names = (*keys.split(), *others)
+    names = (*keys.split(), *PHASES, "other", *others)
     return Table("final", f"Arms: {words(analysis.metric)}", names, tuple(columns), rows, note)
 
 
@@ -140,6 +142,7 @@ def _arm_row(analysis: Analysis, arm: Arm) -> Row:
         "steps": cost.steps if cost else math.nan,
         "seconds_per_step": cost.seconds_per_step if cost else math.nan,
         "arm_time": math.nan,
+        **({**cost.phases, "other": cost.other} if cost else {}),
     }
     for name, curve in arm.other_curves.items():
         row[name] = float(curve.mean[curve.last(analysis.horizon)])
@@ -257,24 +260,6 @@ def ablations_table(analysis: Analysis) -> Table:
         "arm that keeps all it generates is GRPO, with any rule."
     )
     return Table("ablations", "Ablations", tuple(keys.split()), tuple(columns), tuple(rows), note)
-
-
-def phases_table(analysis: Analysis) -> Table:
-    """Mean seconds of a step by phase."""
-    parts = (*PHASES, "other")
-    rows = []
-    for arm in analysis.arms:
-        cost = analysis.costs.get(arm.name)
-        if cost and not math.isnan(cost.seconds_per_step):
-            row: Row = {"arm": arm.name, "label": arm.label, "steps": cost.steps, **cost.phases}
-            rows.append(row | {"other": cost.other, "seconds_per_step": cost.seconds_per_step})
-    columns = (ARM, *(Column(part, part, 4) for part in parts), Column("seconds a step", "seconds_per_step", 4))
-    note = (
-        "Means over the steps of a run, then over the runs of an arm. Evaluation is not in the training clock. “other” "
-        "is the time outside these phases."
-    )
-    keys = ("arm", "steps", "seconds_per_step", *parts)
-    return Table("phases", "Seconds of a step, by phase", keys, columns, tuple(rows), note)
 
 
 def runs_table(analysis: Analysis) -> Table:

@@ -178,10 +178,8 @@ window.pods = { figures: (() => {
       save.append(link, " ");
     }
     range.setAttribute("aria-label", "smoothing");
-    range.oninput = () => {  // the plot alone is made again: the slider stays where the reader drags it
-      state.smooth = Number(range.value);
-      redraw();
-    };
+    // the plot alone is made again: the slider stays where the reader drags it
+    range.oninput = () => { state.smooth = Number(range.value); redraw(); };
     plot.setAttribute("role", "img");
     plot.setAttribute("aria-label", "Figure. The arrow keys move the cursor.");
     plot.onkeydown = (event) => {
