@@ -273,7 +273,7 @@ def test_a_baseline_that_peaks_at_its_start_is_noted(tmp_path: Path) -> None:
             rows = [{"due": 10 * k, "seconds": 10.0 * k, "accuracy": score} for k, score in enumerate(scores)]
             (path / "evals.jsonl").write_text("\n".join(map(json.dumps, rows)))
     analysis = analysis_of(tmp_path)
-    assert headlines(analysis)
+    assert "after 10.0 s, grpo (16) at its first evaluation" in headlines(analysis)[-1]
     assert any("peaks at its first evaluation" in note for note in notes(analysis))
 
 

@@ -81,7 +81,9 @@ def _speedup(pair: Pair) -> str:
     spread = f" {interval(result.ci_low, result.ci_high)}" if result.has_interval else ""
     if math.isinf(result.arm_time):
         return f"{arm} never reached {goal}."
-    if not 0 < result.speedup < math.inf:
+    if result.speedup == 0:
+        return f"{arm} reached {goal} after {duration(result.arm_time)}, {pair.other.label} at its first evaluation."
+    if math.isinf(result.speedup):
         return f"{arm} reached {goal} at its first evaluation."
     if not result.settled:
         few = f" with fewer than {FEW} runs" if result.runs < FEW else ""
