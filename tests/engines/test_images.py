@@ -216,7 +216,7 @@ def test_a_part_of_a_turn_has_the_images_of_its_rows(family):
 
 def test_a_turn_whose_images_are_not_known_by_row_is_not_split():
     trainer = SimpleNamespace(args=SimpleNamespace(rollout_batch_size=1), use_vllm=False, processing_class=None)
-    fields = {"pixel_values": torch.zeros(5, 2), "spatial_shapes": torch.zeros(5, 2)}
+    fields = {"pixel_values": torch.zeros(2, 2), "spatial_shapes": torch.zeros(2, 2)}  # two tiles, of whichever prompt
     with pytest.raises(UserError, match="rollout_batch_size cannot split"):
         TurnInputs(trainer, [[1], [2]], [["a"], ["b"]], fields)
 
