@@ -568,3 +568,13 @@ def test_kept_rows_go_through_a_link_and_into_a_pipe(tmp_path):
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "pipe").is_fifo()
     assert target.read_text().count("\n") == 2
+
+
+def test_every_option_is_shown_with_underscores_and_taken_in_both_spellings():
+    import typer
+
+    commands = typer.main.get_command(pods_rl.cli.app).commands
+    shown = [word for command in commands.values() for option in command.params for word in option.opts]
+    assert [word for word in shown if "-" in word.removeprefix("--").removeprefix("-")] == []
+    for word in ("--dry_run", "--dry-run"):
+        assert "num_rollouts: 64" in pods("train", "--config", "tiny-pods", word).output

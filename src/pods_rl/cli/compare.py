@@ -148,7 +148,9 @@ def report(
     figures: Annotated[
         str | None, Option(help="Figures for a paper, one column wide, in figures/: pdf, svg, png, or pdf,svg.")
     ] = None,
-    rollouts_mb: Annotated[float, Option(min=0, help="Megabytes of rollouts that the page may hold.")] = 20.0,
+    rollouts_mb: Annotated[
+        float, Option("--rollouts_mb", min=0, help="Megabytes of rollouts that the page may hold.")
+    ] = 20.0,
     force: Force = False,
 ) -> None:
     """Write report.html, report.md and a CSV of every table: final.csv, pairs.csv, speedup.csv and more.

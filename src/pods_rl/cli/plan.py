@@ -35,8 +35,10 @@ def plan(
     ] = None,
     prompts: Annotated[int, Option(min=1, help=f"{_DUMP}: prompts a step.")] = 1,
     keep: Annotated[int, Option("-m", "--keep", min=2, help=f"{_DUMP}: m, rows trained of a prompt.")] = 16,
-    group_by: Annotated[str, Option(help=f"{_DUMP}: the key that identifies the group of a rollout.")] = "prompt",
-    reward_key: Annotated[str, Option(help=f"{_DUMP}: the key of the reward.")] = "reward",
+    group_by: Annotated[
+        str, Option("--group_by", help=f"{_DUMP}: the key that identifies the group of a rollout.")
+    ] = "prompt",
+    reward_key: Annotated[str, Option("--reward_key", help=f"{_DUMP}: the key of the reward.")] = "reward",
 ) -> None:
     """Find the n and m with the most signal a second for a recipe, by measuring.
 

@@ -166,7 +166,7 @@ def _rollout(values: dict[str, Any], file: str, group_by: str, reward_key: str) 
 
     if depth(values) > DEEPEST:
         raise ValueError(f"is nested too deeply: expected {DEEPEST} levels at most")
-    for key, option in ((group_by, "--group-by"), (reward_key, "--reward-key")):
+    for key, option in ((group_by, "--group_by"), (reward_key, "--reward_key")):
         if key not in values:
             there = short(", ".join(map(repr, values)) or "none", 200)
             raise ValueError(

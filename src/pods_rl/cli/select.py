@@ -25,8 +25,10 @@ def select(
     ],
     rule: Annotated[str, Option(help="A rule's name, or your own as package.module:function.")] = "max_variance",
     keep: Annotated[int, Option("-m", "--keep", min=1, help="Number of rollouts to keep in each group.")] = 16,
-    group_by: Annotated[str, Option(help="The key that identifies the group of a rollout.")] = "prompt",
-    reward_key: Annotated[str, Option(help="The key of the reward; null and NaN mean unscored.")] = "reward",
+    group_by: Annotated[str, Option("--group_by", help="The key that identifies the group of a rollout.")] = "prompt",
+    reward_key: Annotated[
+        str, Option("--reward_key", help="The key of the reward; null and NaN mean unscored.")
+    ] = "reward",
     output: Annotated[
         str | None,
         Option(
@@ -41,7 +43,7 @@ def select(
     ] = "after",
     seed: Annotated[int, Option(min=0, max=2**32 - 1, help="Random seed, for rules that draw.")] = 0,
     skip_bad: Annotated[
-        bool, Option("--skip-bad", help="Skip bad lines; without it, any bad line is an error.")
+        bool, Option("--skip_bad", help="Skip bad lines; without it, any bad line is an error.")
     ] = False,
 ) -> None:
     """Down-sample rollouts that any framework wrote.
@@ -53,7 +55,7 @@ def select(
     \b
     Examples:
       pods select rollouts.jsonl -m 16 --output kept.jsonl
-      pods select rollouts.jsonl --rule percentile -m 4 --group-by prompt_id --reward-key score
+      pods select rollouts.jsonl --rule percentile -m 4 --group_by prompt_id --reward_key score
       pods select runs/mine/rollouts -m 16 --rule max_variance --output kept.parquet
       pods select hf://me/rollouts --split train --output hf://me/kept
     """
@@ -73,7 +75,7 @@ def _check_rows(source: str, rows: list[Rollout], bad: list[str]) -> None:
     if bad:
         raise UserError(
             f"{source} has {len(bad)} bad line{'s' * (len(bad) > 1)}; nothing was written. "
-            "Correct them, or skip them with --skip-bad:\n" + "\n".join(bad[:BAD_LINES_SHOWN]) + more
+            "Correct them, or skip them with --skip_bad:\n" + "\n".join(bad[:BAD_LINES_SHOWN]) + more
         )
     if not rows:
         raise UserError(f"{source} holds no rollouts: expected a JSON object on each line.")

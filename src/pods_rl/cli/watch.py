@@ -40,7 +40,7 @@ def watch(
     port: Annotated[
         int | None, Option(min=0, max=65535, help=f"[default: {_PORT}, or a free one if it is taken; 0: a free one]")
     ] = None,
-    no_browser: Annotated[bool, Option("--no-browser", help="Print the address only.")] = False,
+    no_browser: Annotated[bool, Option("--no_browser", help="Print the address only.")] = False,
     baseline: Annotated[
         str | None, Option(help="The arm to compare with. [default: the experiment's baseline, else grpo]")
     ] = None,

@@ -81,7 +81,7 @@ def read_report(
 ) -> ReportFiles:
     """Return the report of runs without writing it; arguments as of ``build_report``."""
     if not 0 <= rollouts_mb <= _MOST_MB:
-        raise UserError(f"--rollouts-mb must be between 0 and {_MOST_MB:g}: got {rollouts_mb}.")
+        raise UserError(f"--rollouts_mb must be between 0 and {_MOST_MB:g}: got {rollouts_mb}.")
     arms = arms_from_runs(paths, metric)
     _check_metric(arms, metric)
     attempts = earlier_attempts(paths)
