@@ -281,7 +281,6 @@ def test_what_cannot_be_pushed_is_refused_before_loading(monkeypatch, offline, t
     [
         ({"use_vllm": True}, r"'pods-rl\[vllm\]'"),
         ({"optim": "adamw_8bit", "use_vllm": True}, r"'pods-rl\[vllm,quant\]'"),
-        ({"attn_implementation": "flash_attention_2"}, "flash-attn"),
     ],
 )
 def test_a_missing_library_is_named_only_where_one_trains(monkeypatch, values, install):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import UserError
 from .catalog import SHIPPED
@@ -20,45 +20,23 @@ from .reading import local_path, looks_like_path
 _PATIENCE = 1.5  # seconds; a timeout is not an error, since a slow hub may still have it
 
 
-class Extra(NamedTuple):
-    """A library. One of ``modules`` is enough; ``install`` is the argument for pip, ``[name]`` an extra of pods-rl."""
-
-    name: str
-    install: str
-    modules: tuple[str, ...] = ()
-
-    @property
-    def missing(self) -> bool:
-        return not any(map(_is_there, self.modules or (self.name.replace("-", "_"),)))
-
-
-_VLLM, _DEEPSPEED = Extra("vllm", "[vllm]"), Extra("deepspeed", "[deepspeed]")
-_BITSANDBYTES = Extra("bitsandbytes", "[quant]")
-_FLASH = Extra("flash-attn", "flash-attn", ("flash_attn", "kernels"))
-
-
 def missing_library(values: Mapping[str, Any]) -> str | None:
-    """Return a sentence on every library that a recipe needs and that is missing; None if all are installed.
+    """Return a sentence on every extra of pods-rl that a recipe needs and that is missing; None if all are installed.
 
-    Of the libraries that transformers itself names in an error, it lists only extras of pods-rl.
+    transformers and TRL name any other library that is missing.
     """
-    optimizer = str(values.get("optim") or "")
+    quantised = values.get("load_in_4bit") or values.get("load_in_8bit")
     needed = {
-        _VLLM: values.get("use_vllm"),
-        _BITSANDBYTES: values.get("load_in_4bit")
-        or values.get("load_in_8bit")
-        or re.search("8bit|bnb|paged", optimizer),
-        _DEEPSPEED: values.get("deepspeed"),
-        _FLASH: values.get("attn_implementation") == "flash_attention_2",
+        "vllm": ("vllm", values.get("use_vllm")),
+        "bitsandbytes": ("quant", quantised or re.search("8bit|bnb|paged", str(values.get("optim") or ""))),
+        "deepspeed": ("deepspeed", values.get("deepspeed")),
     }
-    missing = [extra for extra, wanted in needed.items() if wanted and extra.missing]
+    missing = {name: extra for name, (extra, wanted) in needed.items() if wanted and not _is_there(name)}
     if not missing:
         return None
-    ours = [extra.install.strip("[]") for extra in missing if extra.install.startswith("[")]
-    others = [extra.install for extra in missing if not extra.install.startswith("[")]
-    line = " ".join([*([f"'pods-rl[{','.join(ours)}]'"] if ours else []), *others])
-    names, verb = " and ".join(extra.name for extra in missing), "is" if len(missing) == 1 else "are"
-    return f"This recipe needs {names}, which {verb} not installed: pip install {line}."
+    verb = "is" if len(missing) == 1 else "are"
+    line = f"pip install 'pods-rl[{','.join(missing.values())}]'"
+    return f"This recipe needs {' and '.join(missing)}, which {verb} not installed: {line}."
 
 
 def missing_module(values: Mapping[str, Any]) -> str | None:

@@ -147,7 +147,7 @@ def _convert(value: Any, kinds: frozenset[str]) -> Any:
 
 def _convert_number(value: int | float, kinds: frozenset[str]) -> int | float:
     if isinstance(value, int):
-        plain = abs(value) <= _LARGEST and kinds & _NUMBERS
+        plain = abs(value) <= _LARGEST and bool(kinds & _NUMBERS)
     else:
         plain = math.isfinite(value) and ("float" in kinds or ("int" in kinds and value == int(value) <= _LARGEST))
     if not plain:

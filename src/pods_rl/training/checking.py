@@ -52,7 +52,7 @@ def check_engine(recipe: Recipe, processes: int = 1) -> None:
         config = PODSConfig("unused", **arguments)
         _check_sampling(config)
         layer = torch.nn.Linear(1, 1)
-        kind, options = Trainer.get_optimizer_cls_and_kwargs(config, layer)  # type: ignore[arg-type]
+        kind, options = Trainer.get_optimizer_cls_and_kwargs(config, layer)
         optimizer = kind(**{"params": layer.parameters(), **options})
         steps = config.max_steps if config.max_steps > 0 else _STEPS
         get_scheduler(
@@ -60,7 +60,7 @@ def check_engine(recipe: Recipe, processes: int = 1) -> None:
             optimizer,
             num_warmup_steps=config.get_warmup_steps(steps),
             num_training_steps=steps,
-            scheduler_specific_kwargs=dict(config.lr_scheduler_kwargs or {}),  # type: ignore[arg-type]
+            scheduler_specific_kwargs=dict(config.lr_scheduler_kwargs or {}),
         )
         for callback in get_reporting_integration_callbacks(report_to or []):
             callback()
