@@ -13,6 +13,8 @@ from pods_rl.recipe import shipped_recipes
 
 from .. import DEADLINE
 
+pytestmark = pytest.mark.slow  # a process each
+
 PODS = f"'{sys.executable}' -m pods_rl"
 ROWS = "".join(json.dumps({"prompt": "a", "reward": reward}) + "\n" for reward in (0, 1, 2))
 

@@ -140,6 +140,7 @@ follow_imports_for_stubs = True
 """
 
 
+@pytest.mark.slow
 def test_mypy_refuses_arguments_that_do_not_exist(tmp_path):
     """In a user's own project."""
     pytest.importorskip("mypy")

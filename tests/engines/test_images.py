@@ -29,6 +29,8 @@ from .test_losses import fed, kept_rows
 from .test_update_rows import Gradients
 from .vision import FAMILIES, make_vlm, picture
 
+pytestmark = pytest.mark.slow  # a model of each family
+
 NO_TORCHVISION = pytest.mark.skip(reason="transformers has its image processor only with torchvision")
 IMAGES_A_ROW = [1, 2, 1, 3]
 

@@ -27,6 +27,8 @@ def make_trainer(make_trainer):
 
     return make
 
+pytestmark = pytest.mark.slow  # complete runs
+
 
 def files(folder):
     return {path.name for path in folder.iterdir()}
