@@ -198,6 +198,7 @@ def ran(run_processes):
     return run_processes("vllm_processes")
 
 
+@pytest.mark.slow
 @modes
 def test_over_two_processes(ran, mode):
     """One group of 8 over both. A server is asked by the main process alone; log-probabilities move with their rows."""

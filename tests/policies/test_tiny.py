@@ -100,6 +100,7 @@ def test_samples_from_the_whole_distribution_by_default(model):
     assert (settings.do_sample, settings.temperature, settings.top_k, settings.top_p) == (True, 1.0, 0, 1.0)
 
 
+@pytest.mark.slow
 def test_is_seldom_right_when_sampled(name, model, tokenizer):
     task = load_task({"task": SHIPPED[name], "task_train_size": 1, "task_test_size": 256})
     torch.manual_seed(0)
