@@ -5,13 +5,18 @@ from itertools import islice
 
 import pytest
 import torch
-from benchmarks.pretrain import IGNORED, LESSONS, RIGHT, Mixture, completion_batches, drill_batches, main
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pods_rl.policies.build import build_tokenizer
 from pods_rl.rewards import format_reward
 from pods_rl.tasks.arithmetic import Problem, take_step, write_completion
 from pods_rl.tasks.words import WordProblem
+
+from ..benchmarks import module
+
+pretrain = module("pretrain")
+IGNORED, LESSONS, RIGHT, Mixture = pretrain.IGNORED, pretrain.LESSONS, pretrain.RIGHT, pretrain.Mixture
+completion_batches, drill_batches, main = pretrain.completion_batches, pretrain.drill_batches, pretrain.main
 
 
 def labelled(tokenizer, labels):
