@@ -435,6 +435,7 @@ def test_compare_says_how_to_resume(monkeypatch, tmp_path):
     assert "the same command resumes from there" in result.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_compare_outlives_its_display(tmp_path, stream):
     """The runs themselves are replaced by ones that finish at once."""
