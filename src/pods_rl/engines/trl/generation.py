@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from ...distributed import busy
 from ...distributed.processes import version
 from ...errors import UserError
 from ...rollouts.generating import complete
@@ -106,15 +105,14 @@ class Turns:
         rows = self._trainer.args.rollout_batch_size or most
         completion_ids: list[list[int]] = []
         logprobs = None  # generators that work in parts return none
-        with busy("generation"):
-            if self._trainer.use_vllm or rows >= most:
-                completion_ids, logprobs = sample(slice(None), keys)
-            else:
-                for start in range(0, most, rows):
-                    # As many calls on every process, since each gathers sharded weights: without rows, repeat.
-                    part = slice(start, start + rows) if start < len(prompt_ids) else slice(-1, None)
-                    completion_ids.extend(sample(part, keys[part])[0])
-                del completion_ids[len(prompt_ids) :]
+        if self._trainer.use_vllm or rows >= most:
+            completion_ids, logprobs = sample(slice(None), keys)
+        else:
+            for start in range(0, most, rows):
+                # As many calls on every process, since each gathers sharded weights: without rows, repeat.
+                part = slice(start, start + rows) if start < len(prompt_ids) else slice(-1, None)
+                completion_ids.extend(sample(part, keys[part])[0])
+            del completion_ids[len(prompt_ids) :]
         self._rows = [[*ids, *new] for ids, new in zip(prompt_ids, completion_ids, strict=True)]
         self._number, self.keys = self._number + 1, keys
         return completion_ids, logprobs

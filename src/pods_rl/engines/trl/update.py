@@ -14,7 +14,6 @@ from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl import GRPOTrainer
 
-from ...distributed import mark
 from .compat import Batch, TRLTrainer, standing_in
 from .generation import has_images, present_images
 from .packing import ChosenRows, LogProbs, draws_noise, why_rows
@@ -48,7 +47,6 @@ class PhaseClock:
     def enter(self, phase: str) -> None:
         """Close the running phase and start `phase`."""
         now = self._settle()
-        mark(phase)
         self.phase, self._since = phase, now
 
     def stop(self) -> None:
@@ -246,7 +244,6 @@ class StepCallback(TrainerCallback):
         self._trainer, self._update, self._guard = trainer, update, guard
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
-        mark("update", step=state.global_step + 1)
         self._update.clock.reset()
         self._update.clock.enter("update")
         self._update.begin_step()
