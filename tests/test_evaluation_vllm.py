@@ -171,7 +171,7 @@ def test_a_missing_or_broken_vllm_is_one_line(vllm, monkeypatch):
     with pytest.raises(UserError, match=r"OSError: libcudart.*--backend generate"):
         evaluate_checkpoint(recipe(), "tiny", backend="vllm")
     monkeypatch.setattr(vllm_backend, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"not installed: pip install 'pods-rl\[vllm\]', or use --backend"):
+    with pytest.raises(UserError, match=r"not installed: pip install '.\[vllm\]' in a checkout, or use --backend"):
         evaluate_checkpoint(recipe(), "tiny", backend="vllm")
 
 

@@ -131,7 +131,11 @@ def test_no_address_is_made_up():
     """Until an owner confirms one, no file names a repository of ours or tells pip to fetch us from an index."""
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in tracked.split("\0"):
-        if name and name != "tests/test_readme.py" and Path(name).suffix in (".md", ".toml", ".cff", ".ipynb"):
+        if (
+            name
+            and name != "tests/test_readme.py"
+            and Path(name).suffix in (".md", ".toml", ".cff", ".py", ".yaml", ".ipynb")
+        ):
             text = (ROOT / name).read_text(encoding="utf-8")
             assert not re.search(r"(github|gitlab)\.com/pods|pip install ['\"]?pods-rl", text), name
 

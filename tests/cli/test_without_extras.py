@@ -11,7 +11,7 @@ from pods_rl.recipe import available
 
 from .test_cli import pods
 
-NEEDS = "This recipe needs vllm and bitsandbytes, which are not installed: pip install 'pods-rl[vllm,quant]'."
+NEEDS = "This recipe needs vllm and bitsandbytes, which are not installed: pip install '.[vllm,quant]' in a checkout."
 
 
 @pytest.fixture(autouse=True)

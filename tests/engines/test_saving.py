@@ -27,6 +27,7 @@ def make_trainer(make_trainer):
 
     return make
 
+
 pytestmark = pytest.mark.slow  # complete runs
 
 

@@ -111,7 +111,7 @@ def test_choices_we_add_are_the_ones_that_trl_compares_with(name):
 def test_a_missing_package_or_a_moved_class_is_named(monkeypatch):
     trl_source._parse.cache_clear()
     monkeypatch.setattr(trl_source, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"trl is not installed: run `pip install pods-rl`"):
+    with pytest.raises(UserError, match=r"trl is not installed: run `pip install ."):
         trl_source._parse("trl", "trainer/grpo_config.py")
     monkeypatch.undo()
     with pytest.raises(UserError, match=r"trl has no file gone\.py: install trl 1.16"):

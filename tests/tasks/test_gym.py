@@ -165,7 +165,7 @@ def test_a_data_set_that_is_not_there_is_refused(options, message):
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch):
     monkeypatch.setattr("pods_rl.tasks.gym.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'pods-rl\[reasoning-gym\]'"):
+    with pytest.raises(UserError, match=r"pip install '.\[reasoning-gym\]'"):
         make("reasoning_gym", {"dataset": "chain_sum"})
 
 

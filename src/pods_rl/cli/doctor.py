@@ -90,7 +90,7 @@ def check_versions() -> Iterator[Finding]:
     for name in _PACKAGES:
         found = version(name)
         if found is None:
-            yield Finding("bad", name, "not installed: pip install pods-rl")
+            yield Finding("bad", name, "not installed: pip install . in a checkout of pods-rl")
         elif name == "trl" and not _tested(found):
             yield Finding("note", name, f"{found}; tested with {' to '.join(dict.fromkeys(TESTED_TRL))}")
         else:

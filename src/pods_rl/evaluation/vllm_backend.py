@@ -44,7 +44,7 @@ class VLLMSampler:
 
     def __init__(self, policy: Policy, recipe: Recipe, seed: int = 0) -> None:
         if not is_installed():
-            raise UserError("vLLM is not installed: pip install 'pods-rl[vllm]', or use --backend generate.")
+            raise UserError("vLLM is not installed: pip install '.[vllm]' in a checkout, or use --backend generate.")
         try:
             vllm: Any = import_module("vllm")
         except Exception as error:  # built for another CUDA or torch, it may raise anything

@@ -43,7 +43,9 @@ class Sharding(NamedTuple):
         """Return a sentence on the library that must be installed first; None if nothing is missing."""
         if self.library is None or find_spec(self.library) is not None:
             return None
-        return f"{self.name} needs {self.library}, which is not installed: pip install 'pods-rl[{self.library}]'."
+        return (
+            f"{self.name} needs {self.library}, which is not installed: pip install '.[{self.library}]' in a checkout."
+        )
 
 
 def accelerate_configs() -> dict[str, Path]:

@@ -35,7 +35,7 @@ def missing_library(values: Mapping[str, Any]) -> str | None:
     if not missing:
         return None
     verb = "is" if len(missing) == 1 else "are"
-    line = f"pip install 'pods-rl[{','.join(missing.values())}]'"
+    line = f"pip install '.[{','.join(missing.values())}]' in a checkout"
     return f"This recipe needs {' and '.join(missing)}, which {verb} not installed: {line}."
 
 

@@ -87,7 +87,7 @@ def _name(node: ast.expr) -> str:
 def _parse(package: str, file: str) -> ast.Module:
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise UserError(f"{package} is not installed: run `pip install pods-rl`.")
+        raise UserError(f"{package} is not installed: run `pip install .` in a checkout of pods-rl.")
     path = Path(spec.submodule_search_locations[0]) / file
     if not path.is_file():
         raise UserError(f"{package} has no file {file}: install trl 1.16 (tested).")

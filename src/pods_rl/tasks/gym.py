@@ -98,7 +98,8 @@ def create_gym(name: str, options: Settings, size: int, seed: int) -> Any:
     """
     if find_spec("reasoning_gym") is None:
         raise UserError(
-            "task reasoning_gym needs reasoning-gym, which is not installed: pip install 'pods-rl[reasoning-gym]'"
+            "task reasoning_gym needs reasoning-gym, which is not installed: pip install '.[reasoning-gym]'"
+            " in a checkout"
         )
     factory = import_module("reasoning_gym.factory")
     import_module("reasoning_gym")  # fills the table of data sets
