@@ -75,7 +75,7 @@ def print_start(
     shown: Watcher, output: Path, trainer: PODSTrainer, task: Task, skipped: Fitted | None, start: Start | None
 ) -> None:
     """Print what a run trains, where it resumes, and how to watch it."""
-    lines = [f"{device_line(trainer)}; {task.name} {counted(len(task.train), 'prompt')}"]
+    lines = [device_line(trainer), f"{task.name}: {counted(len(task.train), 'prompt')}"]  # each fits 80 columns
     lines += [str(skipped)] if skipped else []
     lines += start.describe() if start else []
     for line in [*lines, f"live in a browser: pods watch {quote(str(output))}"]:
