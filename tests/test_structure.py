@@ -25,9 +25,9 @@ ALLOWED = {
     "runs": {"errors", "yaml_files"},
     "report": {"errors", "runs", "text"},
     "selection": {"errors", "text"},
-    "rollouts": {"errors", "runs", "selection", "text"},
     "distributed": {"errors", "runs", "text"},
     "sandbox": {"distributed", "errors", "text"},
+    "rollouts": {"errors", "runs", "sandbox", "selection", "text"},
     "rewards": {"distributed", "errors", "sandbox", "text"},
     "tasks": {"errors", "rewards", "sandbox", "text", "yaml_files"},
     "engines": LOW | {"rollouts", "sandbox", "selection", "tasks"},
@@ -194,3 +194,12 @@ finally:
     done = subprocess.run([sys.executable, "-c", code % (HEAVY,)], capture_output=True, text=True)
     assert "compare" in done.stdout
     assert done.stderr.strip() == "[]"
+
+
+def test_a_training_script_loads_only_the_library():
+    code = "import sys; from pods_rl import PODSTrainer; print(*(m for m in sys.modules if m.startswith('pods_rl')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    application = ("recipe", "planning", "tasks", "policies", "report", "rewards", "training", "evaluation", "cli")
+    assert not [name for name in loaded if name.split(".")[1:2] and name.split(".")[1] in application]
+    assert len(loaded) <= 40, sorted(loaded)

@@ -14,14 +14,6 @@ class UserError(ValueError):
     """
 
 
-def add_note(error: BaseException, note: str) -> None:
-    """Add a line that Python prints below the exception; Python 3.10 keeps it and does not print it."""
-    if hasattr(error, "add_note"):
-        error.add_note(note)
-    else:
-        error.__notes__ = [*getattr(error, "__notes__", []), note]
-
-
 def raised(error: BaseException) -> str:
     """Return a one-line description of an exception in a user's function, with file and line.
 

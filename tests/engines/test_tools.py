@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import copy
 import importlib.resources
+import os
 import signal
 import time
 from types import SimpleNamespace
@@ -318,6 +319,71 @@ def test_a_tool_that_fails_costs_its_rollout_and_is_named(build, caplog, tool, k
     assert said in results[0]
     assert trainer.state.log_history[0]["tools/failure_frequency"] == 1
     assert any(f"tool {tool.__name__} failed" in record.getMessage() for record in caplog.records)
+
+
+def forks(a: int, b: int) -> str:
+    """Start a child that returns from the tool.
+
+    Args:
+        a: A number.
+        b: Another.
+
+    Returns:
+        Who returned.
+    """
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+    return "parent" if child else "child"
+
+
+class UnreadableError(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+def unreadable(a: int, b: int) -> int:
+    """Fail without a message.
+
+    Args:
+        a: A number.
+        b: Another.
+
+    Returns:
+        Nothing.
+    """
+    raise UnreadableError
+
+
+def half_a_pair(a: int, b: int) -> str:
+    """Return half of a surrogate pair, as a policy's arguments can hold.
+
+    Args:
+        a: A number.
+        b: Another.
+
+    Returns:
+        The text.
+    """
+    return "half \ud83d"
+
+
+@pytest.mark.parametrize(
+    ("tool", "said"), [(forks, "parent"), (unreadable, "its message cannot be read"), (half_a_pair, "half ?")]
+)
+def test_what_a_tool_does_ends_no_run_and_starts_no_other(build, tool, said, tmp_path):
+    def text(row, turn):
+        return call(tool.__name__, a=1, b=2) if row == 1 and not turn else "Done" + "!" * row + "<|im_end|>"
+
+    trainer = build(text, tools=[tool], num_rollouts=4, steps=1)
+    pid = os.getpid()
+    trainer.train()
+    with (tmp_path / "trained").open("a") as file:
+        file.write("x")
+    assert os.getpid() == pid
+    assert (tmp_path / "trained").read_text() == "x"
+    (result,) = [turns[1]["content"] for turns in trainer.rollouts.completions if len(turns) > 1]
+    assert said in result
 
 
 def test_a_limit_ends_a_call_and_leaves_the_timer_as_it_was():

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from pods_rl.engines.trl.checkpoints import put_tensors, read_values, take_tensors, write_state
-from pods_rl.engines.trl.metrics import escape
+from pods_rl.engines.trl.rollout import escape
 from pods_rl.rollouts.record import Rollouts, as_text
 from pods_rl.runs import RunWriter
 from pods_rl.training import run

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from ..sandbox.processes import no_copies
 from ..text import plain_text
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class ToolLimits:
         def call(**arguments: Any) -> Any:
             with self._naming(name):
                 calls.take(name)
-                with time_limit(self._seconds, f"tool {name}"):
+                with time_limit(self._seconds, f"tool {name}"), no_copies():
                     return _content(tool(**arguments))
 
         return call
@@ -58,7 +59,8 @@ class ToolLimits:
         async def finish(coroutine: Any) -> Any:
             with self._naming(name):
                 try:
-                    return _content(await asyncio.wait_for(coroutine, self._seconds))
+                    with no_copies():
+                        return _content(await asyncio.wait_for(coroutine, self._seconds))
                 except TimeoutError as error:
                     raise _too_long(f"tool {name}", self._seconds) from error
 
@@ -80,14 +82,14 @@ class ToolLimits:
             kind = type(error).__name__
             if (name, kind) not in self._named:
                 self._named.add((name, kind))
-                reason = plain_text(str(error))[:200]
+                reason = plain_text(_said(error))[:200]
                 logger.warning(
-                    "tool %s failed: %s: %s. The policy reads the error. Logged once; see pods/tool_failures.",
+                    "tool %s failed: %s: %s. The policy reads the error. Logged once; see tools/failure_frequency.",
                     name, kind, reason,
                 )  # fmt: skip
-            if isinstance(error, Exception):
+            if isinstance(error, Exception) and _readable(error):
                 raise
-            raise RuntimeError(f"{kind}: {error}") from error
+            raise RuntimeError(f"{kind}: {_said(error)}") from error
 
 
 def close_environment(environment: Any) -> None:
@@ -113,10 +115,38 @@ class _Calls:
 
 
 def _content(result: Any) -> Any:
-    """Return a tool's result as TRL would write it; a list that is not of message parts as text."""
+    """Return a tool's result as TRL would write it; a list that is not of message parts as text.
+
+    Half of a surrogate pair, which a policy can write in arguments, becomes a question mark: tokenizers refuse it.
+
+    >>> _content("\\ud83d!"), _content([{"type": "text", "text": "\\ud83d"}])
+    ('?!', [{'type': 'text', 'text': '?'}])
+    """
     if isinstance(result, list) and all(isinstance(part, Mapping) and "type" in part for part in result):
-        return result
-    return str(result)
+        return [
+            {key: _text(value) if isinstance(value, str) else value for key, value in part.items()} for part in result
+        ]
+    return _text(str(result))
+
+
+def _text(value: str) -> str:
+    return value.encode("utf-8", "replace").decode()
+
+
+def _said(error: BaseException) -> str:
+    """Return an exception's message; it may not have one that can be read."""
+    try:
+        return _text(str(error))
+    except Exception as other:
+        return f"its message cannot be read ({type(other).__name__})"
+
+
+def _readable(error: BaseException) -> bool:
+    """Return whether TRL can show the message of an exception to the policy."""
+    try:
+        return _text(str(error)) == str(error)
+    except Exception:
+        return False
 
 
 class _TimeUpError(BaseException):

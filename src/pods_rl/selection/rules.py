@@ -126,20 +126,8 @@ def _sort(rewards_PN: Tensor, all_scored: bool) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _stable_sort(values_PN: Tensor) -> tuple[Tensor, Tensor]:
-    """Values without NaN, ascending, and the column each came from; equal values stay in column order.
-
-    Sorting the floats' bits as integers saves the rule 5 % at [256, 512] on a CPU (`benchmarks/selection.py`).
-    """
-    integer = torch.int64 if values_PN.dtype == torch.float64 else torch.int32
-    bits_PN = (values_PN.contiguous() + 0.0).view(integer)  # + 0.0 makes -0.0 equal to 0.0
-    bits_PN, order_PN = _flip_negatives(bits_PN).sort(dim=1, stable=True)
-    return _flip_negatives(bits_PN).view(values_PN.dtype), order_PN
-
-
-def _flip_negatives(bits_PN: Tensor) -> Tensor:
-    """Map the bits of floats to integers in the same order, and back, by inverting the magnitude of negative ones."""
-    size = torch.iinfo(bits_PN.dtype)
-    return (bits_PN >> (size.bits - 1)).bitwise_and_(size.max).bitwise_xor_(bits_PN)
+    """Values without NaN, ascending, and the column each came from; equal values stay in column order."""
+    return values_PN.sort(dim=1, stable=True)
 
 
 def _best_split(sorted_PN: Tensor, scored_P1: Tensor, m: int) -> Tensor:

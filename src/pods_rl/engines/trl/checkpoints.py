@@ -33,7 +33,6 @@ from torch import Tensor
 
 from ...errors import UserError
 from ...rollouts.record import Rollouts, saved_table
-from ...runs.checkpoints import MANIFEST, verify
 from .compat import TRAINER_STATE_NAME, TRLTrainer
 from .dynamic_sampling import FurtherPrompts
 
@@ -99,6 +98,8 @@ class ExactResume:
 
     def _problem(self, folder: Path) -> str | None:
         """Return why a checkpoint is not complete; TRL writes `trainer_state.json` last."""
+        from ...runs.checkpoints import MANIFEST, verify
+
         if not (folder / TRAINER_STATE_NAME).is_file():
             return f"there is no {TRAINER_STATE_NAME}: it is not a checkpoint, or its run was killed while it was saved"
         if (folder / MANIFEST).is_file() and folder != self.verified:

@@ -24,6 +24,7 @@ import transformers
 import trl
 from accelerate import Accelerator, PartialState
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from transformers import Trainer, TrainerControl, TrainerState
 from transformers.integrations import is_deepspeed_zero3_enabled
 from trl import GRPOTrainer
@@ -46,7 +47,7 @@ def _refusal(needs: str, found: object) -> UserError:
 try:  # names that are not public; the engine imports them from here
     from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, gather
     from transformers.trainer import TRAINER_STATE_NAME  # noqa: F401
-    from trl.models import unwrap_model_for_generation  # noqa: F401  (gathers ZeRO-3's weights)
+    from trl.models import unwrap_model_for_generation  # gathers ZeRO-3's weights
     from trl.trainer import grpo_trainer  # its gather, VLLMGeneration and logger are patched below
     from trl.trainer.utils import get_callable_name, get_config_model_id, is_async_callable, nanstd  # noqa: F401
 except ImportError as error:
@@ -331,3 +332,78 @@ def shard_with(trainer: TRLTrainer, plugin: FullyShardedDataParallelPlugin) -> N
     PartialState().distributed_type = state.distributed_type = DistributedType.FSDP
     state.fsdp_plugin = plugin
     trainer.is_fsdp_enabled = True
+
+
+# -- sharded weights: FSDP2 and ZeRO-3 ---------------------------------------------------------------------------------
+
+
+def use_fsdp2(trainer: TRLTrainer) -> None:
+    """Shard on the CPU too, where accelerate would silently fall back to DDP; called once accelerate is set up.
+
+    Raises:
+        UserError: FSDP1, or FSDP2 on the CPU of a machine with GPUs.
+    """
+    state = trainer.accelerator.state
+    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
+        return
+    plugin = getattr(state, "fsdp_plugin", None)
+    if plugin is None and state.distributed_type == DistributedType.MULTI_CPU:
+        if torch.cuda.is_available():
+            raise UserError(
+                "use_cpu = true, but FSDP2 shards on the GPUs of this machine: remove use_cpu, or hide the GPUs "
+                "(CUDA_VISIBLE_DEVICES= pods train ...)."
+            )
+        # The plugin that accelerate makes from the launcher's environment.
+        plugin = FullyShardedDataParallelPlugin(**(trainer.args.fsdp_plugin_args or {}))
+        if state.mixed_precision != "no":
+            plugin.set_mixed_precision(state.mixed_precision)
+        shard_with(trainer, plugin)
+    if plugin is not None and plugin.fsdp_version != 2:
+        raise UserError(f"FSDP{plugin.fsdp_version} is not supported: set fsdp_version: 2 (FSDP2).")
+
+
+def parallelism(trainer: TRLTrainer) -> str:
+    """Return what the processes do with the model: `FSDP2`, `ZeRO-3`, `DDP`, or `single` for one process."""
+    if trainer._dist.is_fsdp:
+        return f"FSDP{trainer._dist.fsdp_version}"
+    if trainer.is_deepspeed_enabled:
+        return f"ZeRO-{trainer._dist.zero_stage}"
+    return "DDP" if trainer.accelerator.num_processes > 1 else "single"
+
+
+@contextmanager
+def whole_weights(trainer: TRLTrainer) -> Iterator[None]:
+    """Give every process the whole policy, to run as often as it likes but not to train. Collective.
+
+    Nothing happens if the weights are not sharded.
+    """
+    if trainer._dist.is_fsdp:
+        with _gathered(trainer.model_wrapped, trainer.accelerator.state.fsdp_plugin.reshard_after_forward):
+            yield
+    elif trainer._dist.is_zero3:
+        kwargs = trainer.args.gradient_checkpointing_kwargs
+        with unwrap_model_for_generation(
+            trainer.model_wrapped, trainer.accelerator, gradient_checkpointing_kwargs=kwargs
+        ):
+            yield
+    else:
+        yield
+
+
+@contextmanager
+def _gathered(model: Any, reshard: bool) -> Iterator[None]:
+    """Gather all parameters of an FSDP2 model; the resharding behaviour of each module is restored at the end."""
+    sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    for module in sharded:
+        module.set_reshard_after_forward(False, recurse=False)
+        module.unshard()
+    try:
+        yield
+    finally:
+        for module in sharded:
+            module.set_reshard_after_forward(reshard, recurse=False)
+            module.reshard()
+        # As accelerate shards: the last modules of a forward pass are the first of the backward pass.
+        for module in sharded:
+            if module in (model, model.get_output_embeddings()):
+                module.set_reshard_after_forward(False, recurse=False)

@@ -17,7 +17,7 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from ...errors import UserError, add_note, raised
+from ...errors import UserError, raised
 from ...rollouts.record import as_text
 from ...sandbox.processes import no_copies
 from ...sandbox.scores import RewardFailure, as_score
@@ -170,7 +170,7 @@ class _Call:
         said = f"reward function {self.name!r} raised {{}} for a batch of {rows} completions. {_ADVICE['raise']}"
         if isinstance(error, SystemExit):
             raise UserError(plain_text(said.format(raised(error)))) from error
-        add_note(error, plain_text(said.format("this")))
+        error.add_note(plain_text(said.format("this")))
         raise error
 
     def _settled(self, scores: Scores, columns: Mapping[str, Any]) -> list[float | None]:

@@ -20,34 +20,40 @@ from ...selection.registry import rule_name
 from . import compat
 from .batching import Shares
 from .checkpoints import ExactResume, load_renamed
-from .compat import Batch, Completions, TypedGRPOTrainer, lossy_cast, refuse_unsupported
+from .compat import (
+    Batch,
+    Completions,
+    TypedGRPOTrainer,
+    lossy_cast,
+    parallelism,
+    refuse_unsupported,
+    use_fsdp2,
+    whole_weights,
+)
 from .config import PAPER, PODSConfig, group_sizes
 from .dynamic_sampling import DynamicSampling
 from .exchange import check_agreement, move_rows, moved_rows, uneven_gathers
 from .generation import Key, TurnInputs, Turns, check_completions, each_prompt_once, sequences_at_once
-from .metrics import (
-    add_up_counters,
-    drop_zero_counters,
-    entries,
-    escape_table,
-    log_all_rollouts,
-    log_selection,
-    show_advantages,
-)
 from .packing import LogProbs
 from .rewards import CheckedRewards
 from .rollout import (
     Generation,
     Output,
+    add_up_counters,
     as_output,
     copies,
+    drop_zero_counters,
+    entries,
+    escape_table,
+    log_all_rollouts,
+    log_selection,
     policy_tokens,
     record_of,
     set_advantages,
     shorten,
+    show_advantages,
     take_rollout,
 )
-from .sharding import parallelism, use_fsdp2, whole_weights
 from .stability import Stability
 from .tools import Tools
 from .update import StepCallback, Update
