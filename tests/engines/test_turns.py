@@ -174,7 +174,7 @@ def test_a_ledger_is_written_and_read_back(tmp_path, monkeypatch):
     """Two processes, of which one alone has turns and the other rewards by turn."""
     parts = [record(PLAIN, turn_rewards=[[1.0]]), record(TURNS, numbers=[1], rewards=torch.ones(1, 2))]
     parts[0].rewards = torch.ones(1, 2)
-    monkeypatch.setattr(run, "gather", lambda _: [part.columns() for part in parts])
+    monkeypatch.setattr(run, "gather", lambda _: [(part.columns(), None) for part in parts])
 
     class Trainer:
         rollouts, processing_class, chat_template_kwargs = None, None, {}

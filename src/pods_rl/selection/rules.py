@@ -127,7 +127,7 @@ def _sort(rewards_PN: Tensor, all_scored: bool) -> tuple[Tensor, Tensor, Tensor]
 
 def _stable_sort(values_PN: Tensor) -> tuple[Tensor, Tensor]:
     """Values without NaN, ascending, and the column each came from; equal values stay in column order."""
-    return values_PN.sort(dim=1, stable=True)
+    return values_PN.contiguous().sort(dim=1, stable=True)
 
 
 def _best_split(sorted_PN: Tensor, scored_P1: Tensor, m: int) -> Tensor:
