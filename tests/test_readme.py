@@ -114,7 +114,7 @@ def test_shown_keys_exist(page):
     """`key: value` in a page is a key of a recipe."""
     text = (ROOT / page).read_text(encoding="utf-8")
     shown = {key for span in re.findall(r"`(\w+: [^`\n]+)`", text) for key in re.findall(r"^(\w+): ", span)}
-    assert shown <= set(fields()) | {"dynamic_sampling"}
+    assert shown <= set(fields())
 
 
 @pytest.mark.parametrize("page", PAGES)
