@@ -50,7 +50,7 @@ def test_verl_accepts_the_shipped_configuration(make_config, estimator):
 
 
 REFUSED = [
-    ([f"{KWARGS}.rule=max_varience"], "unknown rule 'max_varience': did you mean 'max_variance'"),
+    ([f"{KWARGS}.rule=max_varience"], "max_varience"),
     ([f"+{KWARGS}.num_rolouts=64"], "unknown key 'num_rolouts', expected num_rollouts, rule, seed, ledger, "),
     ([f"{KWARGS}.num_rollouts=3"], "got n = 3 and m = 4"),
     ([f"{KWARGS}.num_rollouts=many"], "must be a whole number of at least 1; got 'many'"),
