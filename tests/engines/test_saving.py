@@ -17,6 +17,8 @@ from pods_rl.errors import UserError
 from pods_rl.runs.checkpoints import MANIFEST, read_manifest, verify
 from pods_rl.training.saving import RunTrainer
 
+from .test_dynamic_sampling import dead_for_half
+
 
 @pytest.fixture
 def make_trainer(make_trainer):
@@ -254,11 +256,13 @@ def test_the_library_resumes_its_own_checkpoints_bit_for_bit(make_trainer, tmp_p
     """In the middle of a generation, in the second epoch, with further prompts drawn."""
     schedule = {"steps_per_generation": 2, "num_iterations": 2, "per_device_train_batch_size": 16, "max_steps": 10}
     config = schedule | {"num_rollouts": 8, "save_strategy": "steps", "save_steps": 3, "dynamic_sampling": True}
+    config |= {"reward": dead_for_half}
     whole = make_trainer(PODSTrainer, **config)
     whole.train()
     assert not (tmp_path / "out/checkpoint-9" / MANIFEST).exists()
     resumed = make_trainer(PODSTrainer, **config)
     resumed.train(resume_from_checkpoint=str(tmp_path / "out/checkpoint-3"))
+    assert resumed._dynamic.prompts.drawn == whole._dynamic.prompts.drawn > 0
     assert torch.equal(weights(resumed), weights(whole))
     assert resumed.rollouts.columns() == whole.rollouts.columns()
     shutil.rmtree(tmp_path / "out/checkpoint-10", ignore_errors=True)

@@ -28,16 +28,6 @@ def test_a_run_killed_between_two_generations(tmp_path):
     assert differences(whole, train(tmp_path, *RESUMED, "killed")) == []
 
 
-def test_a_run_with_further_prompts_killed_inside_a_generation(tmp_path):
-    """Its rows are trained twice, and some took the places of groups without spread."""
-    further = {"num_rollouts": 12, "dynamic_sampling": "accuracy"}
-    prepare(tmp_path, "num_iterations 2", max_steps=4, logging_steps=1, **further)
-    whole = train(tmp_path, *FRESH, "whole")
-    assert any(row.get("pods/dynamic_sampling/prompts_drawn", 0) > 0 for row in whole.metrics)
-    train_and_kill(tmp_path, "killed", step=3)
-    assert differences(whole, train(tmp_path, *RESUMED, "killed")) == []
-
-
 def test_steps_since_the_last_checkpoint_are_made_again(tmp_path):
     """A checkpoint every third step; the reward function kills the run while step 5 is scored."""
     prepare(tmp_path, "plain", save_steps=3, max_steps=5)
