@@ -297,7 +297,7 @@ def test_a_run_trains_and_evaluates_conversations_and_calls_coroutines_in_one_lo
     values = {"num_rollouts": 4, "num_generations": 2, "per_device_train_batch_size": 2, "eval_prompts": 2}
     run = train(recipe(policy, max_steps=2, ledger_every=1, **values), tmp_path / "run", progress=False)
     assert (run.state, len(run.metrics), len(run.evals)) == ("finished", 2, 2)
-    assert sum(row["pods/tool_calls"] for row in run.metrics) > 0
+    assert sum(row["tools/call_frequency"] for row in run.metrics) > 0
     for name in ("evaluations", "rollouts"):
         table = pq.read_table(next((run.path / name).glob("*.parquet"))).to_pydict()
         assert table["prompt"][0].endswith("<assistant>")

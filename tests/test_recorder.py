@@ -60,6 +60,7 @@ def run_steps(tmp_path, clock, step_seconds, **settings):
     """
     seen, saved = [], settings.pop("saved", [])
     checkpoints, resumed = settings.pop("checkpoints", []), settings.pop("resumed", None)
+    shuffling = settings.pop("shuffling", 0.0)
     during = settings.pop("during", lambda index: None)
 
     def evaluate(index):
@@ -76,7 +77,10 @@ def run_steps(tmp_path, clock, step_seconds, **settings):
         )
         control = SimpleNamespace(should_training_stop=False, should_save=False)
         recorder.on_train_begin(None, state, control)
+        recorder.on_epoch_begin()
+        clock.now += shuffling
         for seconds in step_seconds:
+            recorder.on_step_begin()
             clock.now += seconds
             state.global_step += 1
             recorder.on_step_end(None, state, control)
@@ -95,6 +99,11 @@ def run_steps(tmp_path, clock, step_seconds, **settings):
         recorder.on_train_end()
         recorder.write_status("finished", recorder.stop_reason)
     return Run(tmp_path / "run"), recorder, seen
+
+
+def test_the_order_of_prompts_is_outside_the_training_clock(tmp_path, clock):
+    run, _, _ = run_steps(tmp_path, clock, [4.0], shuffling=30.0)
+    assert [row["seconds"] for row in run.metrics] == [4.0]
 
 
 def test_evaluation_is_outside_the_training_clock(tmp_path, clock):

@@ -572,6 +572,38 @@ def test_a_trainer_without_its_constructor_generates_as_trl_s(monkeypatch):
     assert object.__new__(PODSTrainer)._generate(["prompt"]) == ("TRL's", ["prompt"])
 
 
+class Forking(Counter):
+    """Forks where it begins and ends; the children leave by returning and by raising."""
+
+    def reset(self, start: int = 0, **_) -> str:
+        forks(0, 0)
+        self.count = start
+        return " half \ud83d"
+
+    def close(self) -> None:
+        if forks(0, 0) == "child":
+            raise RuntimeError("in the child")
+
+
+def forking_rollouts(prompts, trainer):
+    forks(0, 0)
+    return rollouts(prompts, trainer)
+
+
+@pytest.mark.parametrize("keys", [{"environment_factory": Forking, "reward": None}, {"rollout_func": forking_rollouts}])
+def test_code_of_the_user_s_may_fork_and_say_anything(build, keys, tmp_path):
+    trainer = build(count_up if "reward" in keys else None, num_rollouts=2, steps=1, **keys)
+    pid = os.getpid()
+    try:
+        trainer.train()
+    finally:
+        with (tmp_path / "trained").open("a") as file:
+            file.write("x")
+        if os.getpid() != pid:
+            os._exit(0)
+    assert (tmp_path / "trained").read_text() == "x"
+
+
 class Riddle(Counter):
     """Owns its data: each rollout begins with a prompt of its own."""
 

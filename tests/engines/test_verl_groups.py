@@ -99,7 +99,6 @@ def test_metrics_by_hand():
             "pods/all/zero_variance_share": 0.5,
             "pods/selected/reward_mean": 0.75,
             "pods/selected/reward_std": math.sqrt(0.5) / 2,
-            "pods/zero_variance_groups": 1.0,
             "pods/zero_variance_share": 0.5,
         }
     )

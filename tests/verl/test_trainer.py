@@ -153,7 +153,7 @@ def test_metrics_cover_all_n(trainer):
     assert metrics["pods/tokens/trained"] == 2 * sum(lengths[session] for session in BEST)
     assert metrics["pods/all/response_length_mean"] == pytest.approx(sum(lengths) / 8)
     assert metrics["pods/all/response_length_max"] == 4
-    assert metrics["pods/zero_variance_groups"] == metrics["pods/unusable_rewards"] == 0
+    assert metrics["pods/zero_variance_share"] == metrics["pods/unusable_rewards"] == 0
     assert metrics["critic/score/mean"] == pytest.approx(rewards[BEST].mean().item())  # verl's own: what was trained
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from trl.chat_template_utils import parse_response
 
 from ..policies.loading import encode, render
-from ..rollouts.tools import Tool, ToolLimits, close_environment
+from ..rollouts.tools import Tool, ToolLimits, close_environment, tokenizable, without_copies
 from ..tasks import Task
 from ..tasks.task import ENVIRONMENT, Messages
 
@@ -156,7 +156,7 @@ def _begin(
     limits: ToolLimits,
 ) -> Conversation:
     prompt = question["prompt"]
-    observed = environment.reset(**question) if environment is not None else None
+    observed = without_copies(environment.reset)(**question) if environment is not None else None
     if observed is not None:
         prompt = [*prompt[:-1], {**prompt[-1], "content": prompt[-1]["content"] + observed}]
     text = render(tokenizer, prompt, **options)
@@ -222,7 +222,7 @@ def _results(conversation: Conversation, wait: Wait) -> Messages:
         names, coroutines = zip(*waiting, strict=True)
         results = wait(_gather(coroutines))
         ready += zip(names, [_error_text(x) if isinstance(x, Exception) else x for x in results], strict=True)
-    return [{"role": "tool", "name": _encodable(name), "content": _encodable(result)} for name, result in ready]
+    return [{"role": "tool", "name": tokenizable(name), "content": tokenizable(result)} for name, result in ready]
 
 
 async def _gather(coroutines: Sequence[Awaitable[Any]]) -> list[Any]:
@@ -239,11 +239,6 @@ def _error_text(error: Exception) -> str:
         return str({"error": str(error)})
     except Exception:  # the error's own __str__ raised
         return str({"error": type(error).__name__})
-
-
-def _encodable(result: Any) -> Any:
-    """Replace lone surrogates, which no tokenizer takes: a policy can write one as an escape in its arguments."""
-    return result.encode("utf-8", "replace").decode() if isinstance(result, str) else result
 
 
 def _suffix(tokenizer: PreTrainedTokenizerBase, results: Messages, options: Mapping[str, Any]) -> list[int]:

@@ -1,4 +1,4 @@
-"""How far the tools of a rollout may go, in training and in evaluation: seconds a call, calls a rollout."""
+"""Calls of tools and environments, in training and in evaluation: their limits, and text that can be tokenized."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import wraps
 from types import FrameType
 from typing import Any
 
@@ -24,38 +25,31 @@ class ToolLimits:
 
     Args:
         seconds: `tool_timeout`, of one call; None: no limit.
-        most: `max_tool_calls`, of one rollout; None: no limit.
 
-    >>> tools = ToolLimits(60, most=1).of_rollout({"double": lambda number: 2 * number})
+    >>> tools = ToolLimits(60).of_rollout({"double": lambda number: 2 * number})
     >>> tools["double"](number=4)
     '8'
-    >>> tools["double"](number=4)
-    Traceback (most recent call last):
-    RuntimeError: no call of double is left: a rollout may make 1 (max_tool_calls)
     """
 
-    def __init__(self, seconds: float | None = None, most: int | None = None) -> None:
-        self._seconds, self._most = seconds, most
+    def __init__(self, seconds: float | None = None) -> None:
+        self._seconds = seconds
         self._named: set[tuple[str, str]] = set()
 
     def of_rollout(self, tools: Mapping[str, Tool]) -> dict[str, Tool]:
-        """Return the tools of one rollout with limits; they count their calls together."""
-        calls = _Calls(self._most)
+        """Return the tools of one rollout with limits."""
         return {
-            name: (self._limited_async if inspect.iscoroutinefunction(tool) else self._limited)(name, tool, calls)
+            name: (self._limited_async if inspect.iscoroutinefunction(tool) else self._limited)(name, tool)
             for name, tool in tools.items()
         }
 
-    def _limited(self, name: str, tool: Callable[..., Any], calls: _Calls) -> Callable[..., Any]:
+    def _limited(self, name: str, tool: Tool) -> Tool:
         def call(**arguments: Any) -> Any:
-            with self._naming(name):
-                calls.take(name)
-                with time_limit(self._seconds, f"tool {name}"), no_copies():
-                    return _content(tool(**arguments))
+            with self._naming(name), time_limit(self._seconds, f"tool {name}"), no_copies():
+                return _content(tool(**arguments))
 
         return call
 
-    def _limited_async(self, name: str, tool: Callable[..., Any], calls: _Calls) -> Callable[..., Any]:
+    def _limited_async(self, name: str, tool: Tool) -> Tool:
         async def finish(coroutine: Any) -> Any:
             with self._naming(name):
                 try:
@@ -66,7 +60,6 @@ class ToolLimits:
 
         def call(**arguments: Any) -> Any:
             with self._naming(name):
-                calls.take(name)
                 return finish(tool(**arguments))
 
         return call
@@ -92,51 +85,56 @@ class ToolLimits:
             raise RuntimeError(f"{kind}: {_said(error)}") from error
 
 
+def without_copies(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of the user's whose forked children end when they leave it; what it returns can be tokenized.
+
+    >>> without_copies(lambda start: f"{start} \\ud83d")(start=1)
+    '1 ?'
+    """
+
+    @wraps(function)
+    def call(*args: Any, **arguments: Any) -> Any:
+        with no_copies():
+            return tokenizable(function(*args, **arguments))
+
+    return call
+
+
 def close_environment(environment: Any) -> None:
     """Call the method `close` of an environment, if it has one; an error is logged."""
     if callable(close := getattr(environment, "close", None)):
         try:
-            close()
+            without_copies(close)()
         except Exception as error:
-            logger.warning("%s.close failed: %s", type(environment).__name__, plain_text(str(error)))
+            logger.warning("%s.close failed: %s", type(environment).__name__, plain_text(_said(error)))
 
 
-class _Calls:
-    """The calls of one rollout."""
+def tokenizable(value: Any) -> Any:
+    """Return text, or messages with text, that a tokenizer accepts: half of a surrogate pair becomes a question mark.
 
-    def __init__(self, most: int | None) -> None:
-        self.most, self.made = most, 0
+    A policy can write one as an argument of a tool, and a tool or an environment can return one.
 
-    def take(self, name: str) -> None:
-        """Count a call of a tool; raise RuntimeError if none is left."""
-        self.made += 1
-        if self.most is not None and self.made > self.most:
-            raise RuntimeError(f"no call of {name} is left: a rollout may make {self.most} (max_tool_calls)")
+    >>> tokenizable("\\ud83d!"), tokenizable([{"type": "text", "text": "\\ud83d"}])
+    ('?!', [{'type': 'text', 'text': '?'}])
+    """
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if type(value) is dict:
+        return {tokenizable(key): tokenizable(part) for key, part in value.items()}
+    return [tokenizable(part) for part in value] if type(value) is list else value
 
 
 def _content(result: Any) -> Any:
-    """Return a tool's result as TRL would write it; a list that is not of message parts as text.
-
-    Half of a surrogate pair, which a policy can write in arguments, becomes a question mark: tokenizers refuse it.
-
-    >>> _content("\\ud83d!"), _content([{"type": "text", "text": "\\ud83d"}])
-    ('?!', [{'type': 'text', 'text': '?'}])
-    """
-    if isinstance(result, list) and all(isinstance(part, Mapping) and "type" in part for part in result):
-        return [
-            {key: _text(value) if isinstance(value, str) else value for key, value in part.items()} for part in result
-        ]
-    return _text(str(result))
-
-
-def _text(value: str) -> str:
-    return value.encode("utf-8", "replace").decode()
+    """Return a tool's result as TRL would write it; a list that is not of message parts as text."""
+    parts = isinstance(result, list) and all(isinstance(part, Mapping) and "type" in part for part in result)
+    return tokenizable(result if parts else str(result))
 
 
 def _said(error: BaseException) -> str:
     """Return an exception's message; it may not have one that can be read."""
     try:
-        return _text(str(error))
+        text: str = tokenizable(str(error))
+        return text
     except Exception as other:
         return f"its message cannot be read ({type(other).__name__})"
 
@@ -144,7 +142,7 @@ def _said(error: BaseException) -> str:
 def _readable(error: BaseException) -> bool:
     """Return whether TRL can show the message of an exception to the policy."""
     try:
-        return _text(str(error)) == str(error)
+        return tokenizable(str(error)) == str(error)
     except Exception:
         return False
 

@@ -58,10 +58,10 @@ class TrainingClock:
 class Recorder(TrainerCallback):
     """Writes metrics, evaluations and the ledger. Stops the run at the end of its budget, or after a signal.
 
-    Evaluation, the ledger and saving are off the training clock. Evaluations come at the start, when the clock passes a
-    multiple of `eval_seconds` (`due` is that multiple) and at the end. Several processes evaluate together, so the
-    first one's clock decides for all. A stop saves a checkpoint. An evaluation that a stop interrupts leaves no trace,
-    and a resumed run begins with it.
+    Evaluation, the ledger, saving and the order of an epoch's prompts are off the training clock. Evaluations come at
+    the start, when the clock passes a multiple of `eval_seconds` (`due` is that multiple) and at the end. Several
+    processes evaluate together, so the first one's clock decides for all. A stop saves a checkpoint. An evaluation that
+    a stop interrupts leaves no trace, and a resumed run begins with it.
 
     A resumed run continues the clocks, the draws and the due times of its checkpoint. Records of
     later steps are removed, also the last evaluation of an interrupted run.
@@ -129,6 +129,13 @@ class Recorder(TrainerCallback):
         if not self.stop_reason and due > max((before for _, before in self._evaluated), default=-1.0):
             self._run_evaluation(due)
         self._begun = True
+
+    # The order of an epoch's prompts, which takes seconds for a million of them, is not on the clock.
+
+    def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+        self.clock.pause()
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
         self.clock.resume()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:

@@ -281,7 +281,7 @@ Metrics = dict[str, list[float]]
 COUNTERS = (
     "pods/unusable_rewards", "pods/unscored_rollouts", "pods/reward_errors", "pods/reward_timeouts",
     "pods/verifier_timeouts", "pods/verifier_crashes", "pods/rows_moved", "pods/rows/left_out", "pods/rows/merged",
-    "pods/skipped_step", "pods/bad_loss", "pods/bad_gradient", "pods/zero_variance_groups",
+    "pods/skipped_step", "pods/bad_loss", "pods/bad_gradient",
 )  # fmt: skip
 
 
@@ -312,11 +312,9 @@ def add_up_counters(metrics: Metrics, before: Mapping[str, int]) -> None:
 def log_selection(metrics: Metrics, record: Rollouts) -> None:
     """Log the kept rollouts' rewards and the groups without spread, over all processes."""
     kept_PM = record.kept_rewards()
-    constant_P = is_constant(kept_PM)
     metrics["pods/selected/reward_mean"].append(kept_PM.nanmean().item())
     metrics["pods/selected/reward_std"].append(spread(kept_PM).mean().item())
-    metrics["pods/zero_variance_groups"].append(float(constant_P.sum()))
-    metrics["pods/zero_variance_share"].append(constant_P.float().mean().item())
+    metrics["pods/zero_variance_share"].append(is_constant(kept_PM).float().mean().item())
 
 
 def log_all_rollouts(trainer: TRLTrainer, scores: Tensor, before: Mapping[str, int]) -> None:

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from ...errors import UserError
-from ...rollouts.tools import ToolLimits, close_environment
-from .compat import TRLTrainer
+from ...rollouts.tools import ToolLimits, close_environment, tokenizable, without_copies
+from ...sandbox.processes import no_copies
+from .compat import TRLTrainer, standing_in
 
 CLOSE = "close"  # the method that ends an environment; TRL would offer it to the policy as a tool
 
@@ -27,6 +28,10 @@ class Tools:
         if trainer.rollout_func is not None:
             trainer.rollout_func = counted(trainer.rollout_func)
         if trainer.environment_factories:
+            factories = trainer.environment_factories.items()
+            trainer.environment_factories = {name: _with_safe_reset(factory) for name, factory in factories}
+            for pool in trainer._environment_pool.values():
+                pool[:] = map(_safe_reset, pool)  # TRL has made one of each
             for tools in (trainer.tools, *trainer._env_tools.values()):
                 tools[:] = [tool for tool in tools if not _closes(tool)]
 
@@ -57,9 +62,19 @@ class Tools:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Inside, TRL uses environments; close those in use at the end, and all after an error or an interrupt."""
+        """Inside, TRL uses environments; close those in use at the end, and all after an error or an interrupt.
+
+        TRL tokenizes what environments, tools and the policy's calls of tools say through the chat template.
+        """
+        processor = self._trainer.processing_class
+        render = processor.apply_chat_template
+
+        def rendered(*args: Any, **how: Any) -> Any:
+            return render(*tokenizable(list(args)), **tokenizable(how))
+
         try:
-            yield
+            with standing_in(processor, apply_chat_template=rendered):
+                yield
         except BaseException:
             self.close_all()
             raise
@@ -84,6 +99,16 @@ def _closes(tool: Any) -> bool:
     return getattr(tool, "__name__", None) == CLOSE and getattr(tool, "__self__", None) is not None
 
 
+def _with_safe_reset(factory: Callable[[], Any]) -> Callable[[], Any]:
+    return lambda: _safe_reset(factory())
+
+
+def _safe_reset(environment: Any) -> Any:
+    """Return an environment whose `reset` may fork, and may return any text."""
+    environment.reset = without_copies(environment.reset)
+    return environment
+
+
 def counted(rollout_func: Callable[..., Any]) -> Callable[..., Any]:
     """Return a rollout function whose results are checked: a row for each prompt in everything it returns.
 
@@ -92,7 +117,8 @@ def counted(rollout_func: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def call(prompts: list[Any], trainer: Any) -> Any:
-        output = rollout_func(prompts, trainer)
+        with no_copies():
+            output = rollout_func(prompts, trainer)
         if not isinstance(output, Mapping):
             raise UserError(f"rollout_func must return a dictionary, and returned {type(output).__name__}")
         for name, values in output.items():

@@ -107,6 +107,5 @@ def describe_selection(rewards_PN: Tensor, kept_PN: Tensor) -> dict[str, float]:
         "pods/all/zero_variance_share": is_constant(rewards_PN).double().mean().item(),
         "pods/selected/reward_mean": selected_PN.nanmean().item(),
         "pods/selected/reward_std": spread(selected_PN).mean().item(),
-        "pods/zero_variance_groups": constant_P.sum().item(),
         "pods/zero_variance_share": constant_P.mean().item(),
     }
