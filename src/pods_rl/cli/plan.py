@@ -16,7 +16,6 @@ from .train import Config, Force, RecipeName, named_recipe, stoppable
 
 if TYPE_CHECKING:
     from ..planning.plan import Plan
-    from ..recipe import Recipe
 
 _DUMP = "With --rollouts"
 _HEAD = "# pods plan: "  # how a file of ours begins
@@ -68,12 +67,16 @@ def plan(
     recipe.check_reachable()
     from ..training.planning import plan_recipe
     from ..training.progress import LiveLine
+    from ..yaml_files import dump_yaml
 
     with stoppable() as stop, stop.at_once(), LiveLine(console(), every=10, spins=True) as line:
         made = plan_recipe(recipe, seconds, show=line.show)
     print("\n".join(map(plain_text, made.lines())))
     if write is not None:
-        _write(made, recipe, write)
+        assert made.chosen is not None
+        text = f"{_HEAD}{made.chosen.setting.label}\n# {plain_text(made.reason)}\n"
+        write_output(write, "--write", text + dump_yaml({**recipe.given, **made.chosen.setting.keys}))
+        console().print(f"Written: {safe_text(write)}: pods train --config {safe_text(write)}")
 
 
 def _from_rollouts(path: Path, rows: int, m: int, group_by: str, reward_key: str) -> Plan:
@@ -93,13 +96,3 @@ def _from_rollouts(path: Path, rows: int, m: int, group_by: str, reward_key: str
     candidates = model(settings_to_compare(Setting(m, m), rows), simulated, Prices())
     facts = {"plan": f"{counted(rows // m, 'prompt')} of {path.name} a step; nothing was timed"} | describe(pool)
     return decide(candidates, pool, simulated, Prices(), facts)
-
-
-def _write(made: Plan, recipe: Recipe, path: Path) -> None:
-    """Write the recipe with the recommended n and m."""
-    from ..yaml_files import dump_yaml
-
-    assert made.chosen is not None
-    text = f"{_HEAD}{made.chosen.setting.label}\n# {plain_text(made.reason)}\n"
-    write_output(path, "--write", text + dump_yaml({**recipe.given, **made.chosen.setting.keys}))
-    console().print(f"Written: {safe_text(path)}: pods train --config {safe_text(path)}")

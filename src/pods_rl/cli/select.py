@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from statistics import mean, stdev
 from typing import Annotated
 
 from typer import Argument, Option
@@ -11,8 +12,10 @@ from typer import Argument, Option
 from ..engines.trl.batching import counted
 from ..errors import UserError
 from ..text import console, safe_text
-from .rows import BAD_LINES_SHOWN, Rollout, check_rows_output, read_rollouts, write_rows
+from .rows import Rollout, check_rows_output, read_rollouts, write_rows
 from .train import Force
+
+_SHOWN = 10  # bad lines
 
 
 def select(
@@ -32,12 +35,12 @@ def select(
     output: Annotated[
         str | None,
         Option(
-            help="Write the kept rows here: a name that ends in .parquet is Parquet, hf://owner/name a data set of the "
-            "hub, anything else JSONL; - writes JSONL to standard output."
+            help="Write the kept rows here, as Parquet if the name ends in .parquet, as JSONL otherwise; - writes "
+            "JSONL to standard output."
         ),
     ] = None,
     force: Force = False,
-    split: Annotated[str, Option(help="The split of a data set of the hub, to read and to write.")] = "train",
+    split: Annotated[str, Option(help="The split of a data set of the hub.")] = "train",
     advantages: Annotated[
         str, Option(help="Normalise advantages over the kept rollouts of a group (after), or over all (before).")
     ] = "after",
@@ -57,79 +60,62 @@ def select(
       pods select rollouts.jsonl -m 16 --output kept.jsonl
       pods select rollouts.jsonl --rule percentile -m 4 --group_by prompt_id --reward_key score
       pods select runs/mine/rollouts -m 16 --rule max_variance --output kept.parquet
-      pods select hf://me/rollouts --split train --output hf://me/kept
+      pods select hf://me/rollouts --split train --output kept.jsonl
     """
     if output is not None:
         check_rows_output(output, rollouts, force=force)
     rows, bad = read_rollouts(rollouts, group_by, reward_key, split)
-    _check_rows(rollouts, rows, [] if skip_bad else bad)
+    if bad and not skip_bad:
+        shown = [*bad[:_SHOWN], f"... and {len(bad) - _SHOWN} more"] if len(bad) > _SHOWN else bad
+        head = f"{rollouts} has {counted(len(bad), 'bad line')}. Correct them, or skip them with --skip_bad:"
+        raise UserError("\n".join([head, *shown]))
+    if not rows:
+        raise UserError(f"{rollouts} holds no rollouts: expected a JSON object on each line.")
     kept = keep_best(rows, keep, rule, advantages, seed)
     if output is not None:
         rows_kept = ({**row.values, "selected_rank": row.rank, "advantage": row.advantage} for row in kept)
-        write_rows(rows_kept, output, rollouts, split)
+        write_rows(rows_kept, output, rollouts)
     _summarise(rows, kept, keep, len(bad), output)
 
 
-def _check_rows(source: str, rows: list[Rollout], bad: list[str]) -> None:
-    more = f"\n... and {len(bad) - BAD_LINES_SHOWN} more" if len(bad) > BAD_LINES_SHOWN else ""
-    if bad:
-        raise UserError(
-            f"{source} has {len(bad)} bad line{'s' * (len(bad) > 1)}; nothing was written. "
-            "Correct them, or skip them with --skip_bad:\n" + "\n".join(bad[:BAD_LINES_SHOWN]) + more
-        )
-    if not rows:
-        raise UserError(f"{source} holds no rollouts: expected a JSON object on each line.")
-
-
 def keep_best(rows: list[Rollout], keep: int, rule: str, when: str, seed: int) -> list[Rollout]:
-    """Select in every group, batched by group size; return the kept rollouts in the order of the rows."""
+    """Select in every group; return the kept rollouts, with rank and advantage, in the order of the rows."""
     import torch
 
-    from ..selection import Selection, get_rule
-    from ..selection import advantages as advantages_of
-    from ..selection import select as select_rollouts
+    from .. import selection
 
-    get_rule(rule)
-    groups: dict[str, list[int]] = {}
-    for place, row in enumerate(rows):
-        groups.setdefault(row.group, []).append(place)
-    by_size: dict[int, list[list[int]]] = {}
-    for places in groups.values():
-        by_size.setdefault(len(places), []).append(places)
+    selection.get_rule(rule)
+    groups: dict[str, list[Rollout]] = {}
+    for row in rows:
+        groups.setdefault(row.group, []).append(row)
     generator = torch.Generator().manual_seed(seed)
-    kept: list[int] = []
-    for size, same in by_size.items():
-        rewards_PN = torch.tensor([[rows[place].reward for place in places] for places in same], dtype=torch.float64)
+    for group in groups.values():
+        rewards_1N = torch.tensor([[row.reward for row in group]], dtype=torch.float64)
         try:
-            if size <= keep:
-                selection = Selection(torch.arange(size).expand(len(same), size))
+            if len(group) <= keep:
+                chosen = selection.Selection(torch.arange(len(group))[None])
             else:
-                selection = select_rollouts(rewards_PN, keep, rule, generator)
-            advantages_PM = advantages_of(rewards_PN, selection, when=when)  # type: ignore[arg-type]
+                chosen = selection.select(rewards_1N, keep, rule, generator)
+            advantages_1M = selection.advantages(rewards_1N, chosen, when=when)  # type: ignore[arg-type]
         except (TypeError, ValueError) as error:
             raise UserError(f"Cannot select: {error}") from error
-        for places, indices, values in zip(same, selection.indices.tolist(), advantages_PM.tolist(), strict=True):
-            chosen = [places[index] for index in indices]
-            for place, value in zip(chosen, values, strict=True):
-                rows[place].advantage = value
-            # highest reward first, unscored ones last, ties in the file's order
-            chosen.sort(key=lambda place: (math.isnan(rows[place].reward), -rows[place].reward, place))
-            for rank, place in enumerate(chosen, start=1):
-                rows[place].rank = rank
-            kept += chosen
-    return [rows[place] for place in sorted(kept)]
+        kept = sorted(zip(chosen.indices[0].tolist(), advantages_1M[0].tolist(), strict=True))
+        # highest reward first, unscored ones last, ties in the file's order
+        kept.sort(key=lambda one: (math.isnan(group[one[0]].reward), -group[one[0]].reward))
+        for rank, (place, advantage) in enumerate(kept, start=1):
+            group[place].rank, group[place].advantage = rank, advantage
+    return [row for row in rows if row.rank]
 
 
 def _summarise(rows: list[Rollout], kept: list[Rollout], keep: int, bad: int, output: str | None) -> None:
-    import torch
     from rich.table import Table
 
     out = console(stderr=output in ("-", "/dev/stdout"))
     table = Table("", "rows", "reward mean", "reward sd", box=None)
     for name, some in (("all", rows), ("kept", kept)):
-        scored = torch.tensor([row.reward for row in some if not math.isnan(row.reward)], dtype=torch.float64)
-        deviation = scored.std().item() if len(scored) > 1 else 0.0
-        table.add_row(name, str(len(some)), f"{scored.mean().item():.4g}", f"{deviation:.4g}")
+        scored = [row.reward for row in some if not math.isnan(row.reward)]
+        average, deviation = mean(scored or [math.nan]), stdev(scored) if len(scored) > 1 else 0.0
+        table.add_row(name, str(len(some)), f"{average:.4g}", f"{deviation:.4g}")
     out.print(table)
     sizes = Counter(row.group for row in rows)
     spread = {row.group for row in kept if row.advantage != 0}

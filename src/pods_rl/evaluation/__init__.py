@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from .conversation import Talking
 from .evaluator import Answer, Evaluation, evaluate, pass_at_k
-from .sampling import Completion, GenerateSampler, RowsDone, Sampler, Sampling
+from .sampling import Completion, GenerateSampler, Sampler, Sampling
 
 __all__ = [
-    "Answer",
-    "Completion",
-    "Evaluation",
-    "GenerateSampler",
-    "RowsDone",
-    "Sampler",
-    "Sampling",
-    "Talking",
-    "evaluate",
-    "pass_at_k",
-]
+    "Answer", "Completion", "Evaluation", "GenerateSampler", "Sampler", "Sampling", "evaluate", "pass_at_k",
+]  # fmt: skip

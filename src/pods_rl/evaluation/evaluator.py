@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import math
+import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, fields, replace
 
 from ..distributed.collectives import gather, own_rows
 from ..policies.loading import encode, render, tool_options
 from ..tasks import Task, last_turn
-from .conversation import Conversation, Talking, converse
+from .conversation import converse
 from .sampling import Completion, RowsDone, Sampler, Sampling
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 
 def evaluate(
@@ -25,8 +24,8 @@ def evaluate(
     *,
     prompts: int | None = None,
     repeats: int = 1,
-    talking: Talking | None = None,
     done: RowsDone = lambda rows, of: None,
+    loop: asyncio.AbstractEventLoop | None = None,
 ) -> Evaluation:
     """Sample `repeats` completions of each of the first `prompts` test prompts and grade them.
 
@@ -39,8 +38,8 @@ def evaluate(
         sampling: how completions are drawn.
         prompts: the number of test prompts, from the first. None: all.
         repeats: completions per prompt; pass@k is measured for k in powers of two up to it.
-        talking: limits of conversations, for a task with tools.
         done: called with the number of finished rows, to show progress.
+        loop: runs the coroutines of tools and environments (see `converse`).
 
     Raises:
         ValueError: prompts or repeats below 1.
@@ -52,11 +51,21 @@ def evaluate(
     count = len(task.test) if prompts is None else min(prompts, len(task.test))
     rows = own_rows(count * repeats)  # row r is repeat r % repeats of prompt r // repeats
     picked = task.test.select([row // repeats for row in rows])
-    texts, completions, talks = _complete(sampler, task, sampling, picked, rows, talking or Talking(), done)
+    options = {**sampling.chat_template_kwargs, **tool_options(sampler.tokenizer, task)}
+    messages, rewards = [""] * len(rows), None
+    if task.converses:
+        how = replace(sampling, chat_template_kwargs=options)
+        talks = converse(sampler, task, list(picked), rows, how, done, loop)
+        texts = [talk.prompt for talk in talks]
+        completions = [Completion(last_turn(talk.messages), talk.tokens, talk.ended) for talk in talks]
+        messages = [json.dumps(talk.messages, ensure_ascii=False, default=str) for talk in talks]
+        rewards = [talk.reward for talk in talks]
+    else:
+        texts = [render(sampler.tokenizer, prompt, **options) for prompt in picked["prompt"]]
+        ids = [encode(sampler.tokenizer, *both) for both in zip(picked["prompt"], texts, strict=True)]
+        completions = sampler.sample(ids, rows, sampling, done)
     golds = list(picked["answer"])
-    rewards = [talk.reward for talk in talks] if talks else None
     grades = task.grade([completion.text for completion in completions], golds, rewards)
-    messages = [talk.to_json() for talk in talks] or [""] * len(rows)
     own = [
         Answer(row // repeats, row % repeats, text, gold, c.text, grade.answer, grade.format, c.tokens, c.ended, turns)
         for row, text, gold, c, grade, turns in zip(rows, texts, golds, completions, grades, messages, strict=True)
@@ -64,22 +73,6 @@ def evaluate(
     answers = sorted(gather(own), key=lambda answer: (answer.index, answer.repeat))
     seconds = time.perf_counter() - started
     return summarise(answers, repeats=repeats, temperature=sampling.temperature, seconds=seconds)
-
-
-def _complete(
-    sampler: Sampler, task: Task, sampling: Sampling, picked: Dataset, rows: Sequence[int], talking: Talking,
-    done: RowsDone,
-) -> tuple[list[str], list[Completion], list[Conversation]]:  # fmt: skip
-    """Return the rendered prompts, a completion of each, and the conversations of a task with tools."""
-    options = {**sampling.chat_template_kwargs, **tool_options(sampler.tokenizer, task)}
-    if task.converses:
-        talks = converse(sampler, task, list(picked), rows, sampling, options, talking, done)
-        completions = [Completion(last_turn(talk.messages), talk.tokens, talk.ended) for talk in talks]
-        return [talk.prompt for talk in talks], completions, talks
-    prompts = list(picked["prompt"])
-    texts = [render(sampler.tokenizer, prompt, **options) for prompt in prompts]
-    ids = [encode(sampler.tokenizer, prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
-    return texts, sampler.sample(ids, rows, sampling, done), []
 
 
 @dataclass(frozen=True)
@@ -158,9 +151,7 @@ def pass_at_k(repeats: int, right: int, k: int) -> float:
     (0.25, 0.5, 1.0)
     """
     if not 0 <= right <= repeats or not 1 <= k <= repeats:
-        raise ValueError(
-            f"pass@{k} of {right} right in {repeats}: expected 0 <= right <= repeats and 1 <= k <= repeats"
-        )
+        raise ValueError(f"got k {k}, right {right}: expected 1 <= k <= {repeats} and 0 <= right <= {repeats}")
     ways = math.comb(repeats, k)
     return (ways - math.comb(repeats - right, k)) / ways
 
@@ -169,23 +160,23 @@ def summarise(answers: Sequence[Answer], *, repeats: int, temperature: float, se
     """Return the means and standard errors of graded completions, `repeats` per prompt, sorted by prompt."""
     groups = [answers[start : start + repeats] for start in range(0, len(answers), repeats)]
     right = [sum(answer.answer_right for answer in group) for group in groups]
-    accuracy, accuracy_se = mean_and_error([count / repeats for count in right])
-    formed, formed_se = mean_and_error([sum(a.format_kept for a in group) / repeats for group in groups])
-    both, both_se = mean_and_error([sum(a.answer_right and a.format_kept for a in group) / repeats for group in groups])
+    formed = [sum(answer.format_kept for answer in group) for group in groups]
+    both = [sum(answer.answer_right and answer.format_kept for answer in group) for group in groups]
+    means, errors = zip(*(mean_and_error([k / repeats for k in some]) for some in (right, formed, both)), strict=True)
     ks = [2**i for i in range(1, repeats.bit_length())]
     return Evaluation(
-        accuracy=accuracy,
-        accuracy_se=accuracy_se,
-        format_accuracy=formed,
-        both_accuracy=both,
+        accuracy=means[0],
+        accuracy_se=errors[0],
+        format_accuracy=means[1],
+        both_accuracy=means[2],
         mean_completion_tokens=sum(answer.completion_tokens for answer in answers) / len(answers),
         truncated_share=sum(not answer.ended for answer in answers) / len(answers),
         prompts=len(groups),
         repeats=repeats,
         temperature=temperature,
         eval_seconds=seconds,
-        format_accuracy_se=formed_se,
-        both_accuracy_se=both_se,
+        format_accuracy_se=errors[1],
+        both_accuracy_se=errors[2],
         pass_at={k: mean_and_error([pass_at_k(repeats, count, k) for count in right]) for k in ks},
         answers=answers,
     )
@@ -197,8 +188,5 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     >>> mean_and_error([0.0, 1.0])
     (0.5, 0.5)
     """
-    mean = math.fsum(values) / len(values)
-    if len(values) < 2:
-        return mean, math.nan
-    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return mean, math.sqrt(variance / len(values))
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return statistics.fmean(values), error

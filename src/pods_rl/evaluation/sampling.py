@@ -1,18 +1,21 @@
-"""Completions of a policy: the settings, what a backend offers, and the backend by `generate`."""
+"""Completions of a policy: the settings, what a backend offers, and the backends, `generate` and vLLM."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Protocol
 
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..errors import UserError
+from ..policies.files import Policy, lora_rank
+from ..recipe import Recipe
 from ..rollouts.generating import complete_prompts
 from ..rollouts.sampling import RowDraws
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 RowsDone = Callable[[int, int], None]  # called with the number of finished rows and of all rows of this process
 
@@ -27,6 +30,8 @@ class Sampling:
         batch_size: rows that `generate` completes at once.
         seed: the seed of all draws, which do not depend on batches or processes.
         chat_template_kwargs: more arguments of the chat template.
+        tool_turns: the most turns of a conversation whose tool calls are answered. None: no limit.
+        tool_timeout: seconds of one tool call. None: no limit.
     """
 
     temperature: float = 1.0
@@ -34,13 +39,12 @@ class Sampling:
     batch_size: int = 256
     seed: int = 0
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    tool_turns: int | None = None
+    tool_timeout: float | None = None
 
     def __post_init__(self) -> None:
         if not self.temperature >= 0 or self.max_completion_length < 1 or self.batch_size < 1 or self.seed < 0:
-            raise ValueError(
-                f"got {self}: expected a temperature and a seed of at least 0, a max_completion_length and a "
-                "batch_size of at least 1"
-            )
+            raise ValueError(f"got {self}: expected a temperature and a seed of at least 0, lengths of at least 1")
 
 
 @dataclass(frozen=True)
@@ -108,13 +112,12 @@ class GenerateSampler:
 
     def _generate(self, prompts_ids: Sequence[Sequence[int]], rows: Sequence[int], how: Sampling) -> list[list[int]]:
         """Return the completion ids of a batch, padded on the right."""
-        draws, length = None, how.max_completion_length
-        if how.temperature:
-            keys, width = [(how.seed, row) for row in rows], max(map(len, prompts_ids))
-            draws = RowDraws(keys, length, self.model.device, prompt_width=width)
-        ends, temperature = sorted(self._ends), how.temperature
+        length, width = how.max_completion_length, max(map(len, prompts_ids))
+        keys, device = [(how.seed, row) for row in rows], self.model.device
+        draws = RowDraws(keys, length, device, prompt_width=width) if how.temperature else None
+        ends = sorted(self._ends)
         found = complete_prompts(
-            self.model, prompts_ids, draws, length=length, ends=ends, pad=self._pad, temperature=temperature
+            self.model, prompts_ids, draws, length=length, ends=ends, pad=self._pad, temperature=how.temperature
         )
         return list(found.tolist())
 
@@ -123,3 +126,74 @@ class GenerateSampler:
         length = next((i + 1 for i, token in enumerate(ids) if token in self._ends), None)
         kept = ids[:length]
         return Completion(self.tokenizer.decode(kept, skip_special_tokens=True), len(kept), length is not None, kept)
+
+
+def vllm_is_installed() -> bool:
+    """Return whether vLLM is installed."""
+    return find_spec("vllm") is not None
+
+
+class VLLMSampler:
+    """Completes prompts with a vLLM engine (0.22 to 0.31).
+
+    Each row is a request of token ids with its own seed. Weights are read as safetensors, and code in the model's
+    repository is not run.
+
+    Args:
+        policy: the folders of the model and its adapter.
+        recipe: its `seed`, its `dtype` and `load_in_4bit` if set, `vllm_tensor_parallel_size`, `vllm_max_model_length`
+            and `vllm_gpu_memory_utilization` (default 0.9: nothing else is on the device).
+        tokenizer: of the policy.
+
+    Raises:
+        UserError: vLLM is not installed, or refuses the policy or the settings.
+    """
+
+    backend = "vllm"
+
+    def __init__(self, policy: Policy, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None:
+        if not vllm_is_installed():
+            raise UserError("vLLM is not installed: pip install '.[vllm]' in a checkout, or use --backend generate.")
+        self.tokenizer, quantised, lora = tokenizer, recipe.values.get("load_in_4bit"), {}
+        if policy.adapter is not None:
+            # vLLM takes powers of two from 8 to 512
+            lora = {"enable_lora": True, "max_lora_rank": max(8, 1 << (lora_rank(policy.adapter) - 1).bit_length())}
+        try:
+            self._vllm: Any = import_module("vllm")
+            request: Any = import_module("vllm.lora.request") if policy.adapter else None
+            self._lora = request and request.LoRARequest("adapter", 1, str(policy.adapter))
+            self._llm = self._vllm.LLM(
+                model=str(policy.model),
+                tokenizer=str(policy.tokenizer),
+                dtype=recipe.given.get("dtype") or "auto",
+                seed=recipe.values["seed"],
+                tensor_parallel_size=recipe.given.get("vllm_tensor_parallel_size", 1),
+                gpu_memory_utilization=recipe.given.get("vllm_gpu_memory_utilization", 0.9),
+                max_model_len=recipe.given.get("vllm_max_model_length"),
+                load_format="bitsandbytes" if quantised else "safetensors",
+                quantization="bitsandbytes" if quantised else None,
+                trust_remote_code=False,
+                **lora,
+            )
+        except Exception as error:  # vLLM and what it loads may raise anything
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+            raise UserError(f"vLLM cannot be used: {reason}. Use --backend generate, or change vllm_* keys.") from error
+        self.dtype = self._llm.llm_engine.model_config.dtype  # `auto` is bf16 or float16 for float32 weights
+
+    def sample(
+        self, prompts_ids: Sequence[Sequence[int]], rows: Sequence[int], how: Sampling, done: RowsDone
+    ) -> list[Completion]:
+        """Complete each prompt, in order (see `Sampler`); all rows are one batch, which vLLM schedules."""
+        length = how.max_completion_length
+        params = [
+            self._vllm.SamplingParams(
+                n=1, temperature=how.temperature, top_p=1.0, top_k=0, max_tokens=length,
+                seed=(1_000_003 * how.seed + row) % 2**31,  # the rows of the next evaluation have other seeds
+            )
+            for row in rows
+        ]  # fmt: skip
+        requests = [{"prompt_token_ids": list(ids)} for ids in prompts_ids]
+        outputs = self._llm.generate(requests, sampling_params=params, use_tqdm=False, lora_request=self._lora)
+        done(len(rows), len(rows))
+        first = [output.outputs[0] for output in outputs]
+        return [Completion(o.text, len(o.token_ids), o.finish_reason == "stop") for o in first]

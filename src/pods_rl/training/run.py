@@ -18,9 +18,8 @@ from ..distributed.processes import quiet_libraries, set_threads
 from ..distributed.signals import Stop, stop_on_signals
 from ..distributed.streams import outlive_output
 from ..errors import Interrupted, UserError
-from ..evaluation import Evaluation, GenerateSampler, Sampling, Talking, evaluate
+from ..evaluation import Evaluation, GenerateSampler, Sampling, evaluate
 from ..recipe import Recipe
-from ..rollouts.tools import ToolLimits
 from ..runs import Run, RunWriter
 from ..runs.checkpoints import clean, last_good
 from ..runs.files import CHECKPOINTS, LOG, write_failure
@@ -208,6 +207,8 @@ def _evaluator(trainer: RunTrainer, task: Task, recipe: Recipe, shown: Watcher |
             batch_size=settings["eval_batch_size"],
             seed=10_007 * trainer.args.seed + index,  # the same draws for every arm of a seed
             chat_template_kwargs=trainer.chat_template_kwargs,
+            tool_turns=trainer.args.max_tool_calling_iterations,
+            tool_timeout=trainer.args.tool_timeout,
         )
         sampler = GenerateSampler(trainer.model, trainer.processing_class)
         with trainer.whole_weights():
@@ -217,12 +218,8 @@ def _evaluator(trainer: RunTrainer, task: Task, recipe: Recipe, shown: Watcher |
                 sampling,
                 prompts=settings["eval_prompts"],
                 repeats=settings["eval_repeats"],
-                talking=Talking(
-                    trainer.args.max_tool_calling_iterations,
-                    ToolLimits(trainer.args.tool_timeout),
-                    getattr(trainer, "async_loop", None),
-                ),
                 done=lambda rows, of: shown.show(f"{what} {rows} of {of}") if shown and rows < of else None,
+                loop=getattr(trainer, "async_loop", None),
             )
         if shown and index == 0 and found.accuracy == found.format_accuracy == 0:
             shown.say(
