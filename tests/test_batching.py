@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 import pytest
@@ -39,63 +38,34 @@ def test_vllm_needs_equal_shares():
     assert not check_batch(num_rollouts=34, **settings | {"use_vllm": False}).shares.even
 
 
-def test_several_steps_share_one_generation():
-    plan = check_batch(
-        num_generations=4,
-        num_rollouts=8,
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=2,
-        steps_per_generation=6,
-    )
-    assert (plan.prompts_per_generation, plan.prompts_per_step, plan.rows_per_step) == (6, 2, 8)
-    assert ("a generation batch", "6 prompts, 48 rollouts, used for 3 optimizer steps") in plan.describe()
-
-
 def test_generation_batch_size_counts_rows():
     plan = check_batch(num_generations=4, per_device_train_batch_size=2, generation_batch_size=8, processes=2)
     assert (plan.steps_per_generation, plan.rows_per_generation, plan.num_rollouts) == (2, 8, 4)
     assert plan.is_plain_grpo
 
 
-def test_rollouts_are_generated_in_chunks():
-    for size, chunks in [(None, 1), (64, 2), (50, 3), (1, 128)]:
-        plan = check_batch(num_generations=16, num_rollouts=64, per_device_train_batch_size=32, rollout_batch_size=size)
-        assert plan.rollout_chunks == chunks
-
-
 def test_processes_come_from_the_launcher(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert check_batch(num_generations=8, per_device_train_batch_size=2).processes == 4
-
-
-def test_what_accelerate_adds_on_a_cpu_is_no_contradiction():
-    """Where nothing says how many processes this machine has, it sets LOCAL_WORLD_SIZE to 1 in the environment."""
-    launched = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}
-    beside = launched | {"LOCAL_WORLD_SIZE": "1"}
-    assert rank_and_world_size(launched) == rank_and_world_size(beside) == (1, 2)
+    # on a CPU, accelerate sets LOCAL_WORLD_SIZE to 1 where nothing says how many processes this machine has
+    launched = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "1"}
+    assert rank_and_world_size(launched) == (1, 2)
+    assert rank_and_world_size({}) == (0, 1)
 
 
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
         ({"WORLD_SIZE": "banana"}, "WORLD_SIZE = 'banana': expected a whole number of at least 1"),
-        ({"WORLD_SIZE": "9" * 5000}, "expected a whole number"),
         ({"WORLD_SIZE": "2", "RANK": "-1"}, "RANK = '-1': expected a whole number of at least 0"),
         ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK = 2, but WORLD_SIZE = 2: expected a number below it"),
         ({"RANK": "1"}, "RANK = 1, but there is no such process"),
         ({"WORLD_SIZE": "4", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_RANK = 2, but LOCAL_WORLD_SIZE = 2"),
     ],
 )
-def test_a_place_that_cannot_be_is_refused(monkeypatch, environment, message):
-    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    assert rank_and_world_size(os.environ) == (0, 1)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(UserError) as refusal:
-        check_batch(num_generations=8)
-    assert message in str(refusal.value)
-    assert len(str(refusal.value)) < 300
+def test_a_rank_that_cannot_be_is_refused(environment, message):
+    with pytest.raises(UserError, match=message):
+        rank_and_world_size(environment)
 
 
 @pytest.mark.parametrize(
@@ -127,29 +97,16 @@ def test_what_does_not_fit_is_refused_with_its_unit(settings, message):
 small = st.integers(1, 12)
 
 
-@given(m=st.integers(2, 20), rows=small, accumulation=small, processes=small)
-def test_the_two_values_it_names_work(m, rows, accumulation, processes):
-    settings = {
-        "num_generations": m,
-        "gradient_accumulation_steps": accumulation,
-        "processes": processes,
-    }
+@given(m=st.integers(2, 20), rows=small, accumulation=small, processes=small, size=st.none() | st.integers(1, 200))
+def test_the_two_values_it_names_work(m, rows, accumulation, processes, size):
+    settings = {"num_generations": m, "processes": processes, "per_device_train_batch_size": rows}
+    key = "generation_batch_size" if size else "per_device_train_batch_size"
+    settings |= {key: size} if size else {"gradient_accumulation_steps": accumulation}
     try:
-        plan = check_batch(**settings, per_device_train_batch_size=rows)
+        plan = check_batch(**settings)
     except UserError as error:
         for value in re.search(r"to (\d+) or (\d+)\.$", str(error)).groups():
-            check_batch(**settings, per_device_train_batch_size=int(value))
+            check_batch(**settings | {key: int(value)})
     else:
-        assert plan.prompts_per_generation * m == rows * accumulation * processes
-
-
-@given(m=st.integers(2, 20), rows=small, size=st.integers(1, 200), processes=small)
-def test_the_two_generation_batches_it_names_work(m, rows, size, processes):
-    settings = {"num_generations": m, "per_device_train_batch_size": rows, "processes": processes}
-    try:
-        plan = check_batch(**settings, generation_batch_size=size)
-    except UserError as error:
-        for value in re.search(r"to (\d+) or (\d+)\.$", str(error)).groups():
-            check_batch(**settings, generation_batch_size=int(value))
-    else:
-        assert plan.rows_per_generation == size
+        assert plan.rows_per_generation == (size or rows * accumulation * processes)
+        assert plan.prompts_per_generation * m == plan.rows_per_generation

@@ -19,13 +19,12 @@ from trl import GRPOTrainer
 from trl.chat_template_utils import parse_response
 
 from pods_rl.errors import UserError
-from pods_rl.evaluation import Completion, Sampling, Talking, evaluate
-from pods_rl.evaluation.checkpoint import choose_backend, evaluate_checkpoint
+from pods_rl.evaluation import Completion, Sampling, evaluate
+from pods_rl.evaluation.checkpoint import evaluate_checkpoint
 from pods_rl.evaluation.conversation import converse
 from pods_rl.policies.build import EOS, build_model
 from pods_rl.policies.loading import tool_options
 from pods_rl.recipe import build_recipe
-from pods_rl.rollouts.tools import ToolLimits
 from pods_rl.tasks import Task
 from pods_rl.training.run import train
 from pods_rl.yaml_files import Origin
@@ -87,11 +86,8 @@ SCRIPTS = {
     ],
     "a result that fills what is left": ["1" * (LENGTH - 14) + call("3*4") + EOS],
     "two calls in a turn, one a coroutine": [call("9", "half", "number") + call("3*4") + EOS, f"12 and 4.5{EOS}"],
-    "text before a call": [f"Let me see.{call('2+2')}{EOS}", f"4{EOS}"],
     "a call that fails": [call("three times four") + EOS, f"no{EOS}"],
     "an unknown tool": [call("1", "search", "query") + EOS, f"no{EOS}"],
-    "arguments that are missing": [call("1", "calculator", "text") + EOS, f"no{EOS}"],
-    "a call that is not closed": [f"<tool>calculator expression=3*4{EOS}"],
     "never an answer": [call("3*4") + EOS] * 9,
     "a last turn that is too long": [call("3*4") + EOS, "1" * LENGTH],
     "a result that does not fit": ["1" * (LENGTH - 12) + call("3*4")[:-1] + f"</tool>{EOS}"],
@@ -132,17 +128,16 @@ def task_of(rows, **settings):
     return Task("t", "1", split, split, {"accuracy": 1.0}, **settings)
 
 
-def talk(task, sampler, turns=None, batch_size=5, limits=None):
-    how = Sampling(max_completion_length=LENGTH, batch_size=batch_size)
-    rows, options = range(len(task.test)), tool_options(sampler.tokenizer, task)
-    talking = Talking(turns, limits or ToolLimits())
-    return converse(sampler, task, list(task.test), rows, how, options, talking, lambda rows, of: None)
+def talk(task, sampler, **settings):
+    options = tool_options(sampler.tokenizer, task)
+    how = Sampling(max_completion_length=LENGTH, batch_size=5, chat_template_kwargs=options, **settings)
+    return converse(sampler, task, list(task.test), range(len(task.test)), how, lambda rows, of: None)
 
 
 def test_every_conversation_is_the_one_that_trls_loop_makes(tokenizer, monkeypatch):
     task = task_of(len(SCRIPTS), tools=(calculator, half))
     for most_turns in (None, 1, 0):
-        found = talk(task, Script(tokenizer, SCRIPTS.values()), turns=most_turns)
+        found = talk(task, Script(tokenizer, SCRIPTS.values()), tool_turns=most_turns)
         for row, (name, turns) in enumerate(SCRIPTS.items()):
             prompt = task.test[row]["prompt"]
             prompt_ids, ids, messages, own = trls(tokenizer, turns, prompt, monkeypatch, most_turns)
@@ -168,30 +163,11 @@ def slow(number: str) -> str:
         pass
 
 
-class MuteError(Exception):
-    def __str__(self):
-        raise RuntimeError
-
-
-def odd(text: str) -> str:
-    """Return text that no tokenizer takes, or raise an error without text.
-
-    Args:
-        text: which.
-    """
-    if text == "raise":
-        raise MuteError
-    return "a\ud83db"
-
-
-def test_a_tool_that_takes_too_long_or_returns_or_raises_what_has_no_text_is_an_answer_to_read(tokenizer):
-    turns = [[call("1", "slow", "number") + EOS], *([call(text, "odd", "text") + EOS] for text in ("raise", "return"))]
-    found = talk(task_of(3, tools=(slow, odd)), Script(tokenizer, turns), limits=ToolLimits(0.05))
-    answers = [[m["content"] for m in one.messages if m["role"] == "tool"] for one in found]
-    assert "longer than 0.05 s" in answers[0][0]
-    assert "error" in answers[1][0]
-    assert answers[2] == ["a?b"]
-    assert [one.messages[-1]["content"] for one in found] == ["no"] * 3
+def test_a_tool_that_takes_too_long_is_an_answer_to_read(tokenizer):
+    turns = [[call("1", "slow", "number") + EOS]]
+    (found,) = talk(task_of(1, tools=(slow,)), Script(tokenizer, turns), tool_timeout=0.05)
+    assert [message["role"] for message in found.messages] == ["assistant", "tool", "assistant"]
+    assert "longer than 0.05 s" in found.messages[1]["content"]
 
 
 class Guessing:
@@ -276,13 +252,15 @@ def recipe(policy, **values):
 
 
 def test_a_saved_policy_is_evaluated_with_the_tasks_tools(policy):
-    found = evaluate_checkpoint(recipe(policy), str(policy)).evaluation
+    found, line = evaluate_checkpoint(recipe(policy, tool_timeout=9, max_tool_calling_iterations=2), str(policy))
     columns = found.columns()
     assert len(columns["messages"]) == found.prompts == 3
     assert [json.loads(messages)[-1]["content"] for messages in columns["messages"]] == columns["completion"]
     assert "12" in [m["content"] for said in columns["messages"] for m in json.loads(said) if m["role"] == "tool"]
+    assert (line["config"]["tool_turns"], line["config"]["tool_timeout"]) == (2, 9)
 
 
+@pytest.mark.slow
 def test_a_run_trains_and_evaluates_conversations_and_calls_coroutines_in_one_loop(policy, tmp_path, monkeypatch):
     """A tool may hold what is bound to a loop, such as a connection."""
     tool, loops = calculator, set()
@@ -305,14 +283,8 @@ def test_a_run_trains_and_evaluates_conversations_and_calls_coroutines_in_one_lo
     assert len(loops) == 1
 
 
-def test_what_cannot_converse_is_refused_in_a_sentence(policy, tokenizer, monkeypatch):
-    task = task_of(1, tools=(calculator,))
-    for backend, message in (("vllm", "--backend vllm does not run the tools of task t"), ("vlm", "expected one of")):
-        with pytest.raises(UserError, match=message):
-            choose_backend(backend, task=task)
-    with pytest.raises(
-        UserError, match=r"task calculator has tools, and the policy .* cannot call them: it has no chat"
-    ):
+def test_a_policy_or_a_prompt_that_cannot_converse_is_refused(tokenizer):
+    with pytest.raises(UserError, match=r"task calculator has tools, and the policy .* cannot call them"):
         evaluate_checkpoint(recipe("tiny"), "tiny")
     plain = Dataset.from_dict({"prompt": ["1?"], "answer": ["1"]})
     with pytest.raises(UserError, match="tools need chat messages"):
@@ -322,17 +294,12 @@ def test_what_cannot_converse_is_refused_in_a_sentence(policy, tokenizer, monkey
 
 
 def test_the_calculator_computes_one_operation_and_takes_nothing_else():
-    for expression, result in {
-        "12*34": "408",
-        " 12 + -3 ": "9",
-        "-5-6": "-11",
-        "9" * 12 + "+1": "1" + "0" * 12,
-    }.items():
+    for expression, result in {"12*34": "408", " 12 + -3 ": "9", "9" * 12 + "+1": "1" + "0" * 12}.items():
         assert calculator(expression) == result
-    for expression in ("", "1", "1+2+3", "2**9", "a*b", "1_0*1", "9" * 13 + "*1", "٣*٤", "__import__('os')"):
+    for expression in ("", "1+2+3", "2**9", "a*b", "1_0*1", "9" * 13 + "*1", "٣*٤", "__import__('os')"):
         with pytest.raises(ValueError, match=r"expected a\*b"):
             calculator(expression)
-    task = make_task({"task_train_size": 30, "task_test_size": 5})
+    task = make_task({"task_train_size": 10, "task_test_size": 5})
     for row in (*task.train, *task.test):  # solved bracket by bracket
         text = f"({row['prompt'][-1]['content']})"
         while inner := re.search(r"\(([^()]+)\)", text):

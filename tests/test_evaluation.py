@@ -16,9 +16,8 @@ from datasets import Dataset
 from pods_rl.errors import UserError
 from pods_rl.evaluation import Answer, Completion, GenerateSampler, Sampling, evaluate, pass_at_k
 from pods_rl.evaluation.evaluator import summarise
-from pods_rl.policies import tiny_policy_path
 from pods_rl.policies.build import build_model, build_tokenizer
-from pods_rl.policies.files import weight_files, weights_hash
+from pods_rl.policies.files import weights_hash
 from pods_rl.policies.loading import encode, render
 from pods_rl.rollouts import generating
 from pods_rl.rollouts.sampling import RowDraws
@@ -36,11 +35,10 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_one():
         for c, k in itertools.product(range(n + 1), range(1, n + 1)):
             subsets = list(itertools.combinations([True] * c + [False] * (n - c), k))
             assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, subsets)) / len(subsets), abs=1e-15)
-    for n, c, k in [(10_000, 1, 1), (10_000, 3, 5_000), (5_000, 1, 2), (2_000, 1_999, 1)]:
-        exact = 1 - math.prod(Fraction(n - k - i, n - i) for i in range(c))  # none of the c right ones among the k
-        assert pass_at_k(n, c, k) == float(exact)
+    exact = 1 - math.prod(Fraction(5_000 - i, 10_000 - i) for i in range(3))  # none of the 3 right ones among the 5000
+    assert pass_at_k(10_000, 3, 5_000) == float(exact)
     for n, c, k in [(4, 5, 1), (4, -1, 1), (4, 1, 0), (4, 1, 5)]:
-        with pytest.raises(ValueError, match="expected 0 <= right <= repeats"):
+        with pytest.raises(ValueError, match="expected 1 <= k"):
             pass_at_k(n, c, k)
 
 
@@ -85,14 +83,6 @@ def test_a_draw_takes_the_token_whose_share_of_the_line_it_falls_in():
         assert draws(torch.zeros(1, 3), scores).argmax().item() == token, draw
 
 
-def test_a_token_without_a_chance_is_never_drawn():
-    draws = RowDraws([(0, 0)], 1)
-    for draw in (0.0, 1.0):  # 1.0: the largest draw times a total that rounds up
-        draws._draws = torch.tensor([[draw]])
-        chosen = draws(torch.zeros(1, 0), torch.tensor([[-torch.inf, 0.0, 0.1, -torch.inf]])).argmax().item()
-        assert chosen in (1, 2)
-
-
 def test_draws_follow_the_softmax_at_their_temperature():
     logits = torch.tensor([1.0, 0.0, -1.0, 2.0])
     rows = 20_000
@@ -134,31 +124,21 @@ def told(found):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_batches_decide_nothing(model, tokenizer, task, temperature):
-    def run(batch_size):
-        sampling = Sampling(temperature, 12, batch_size, seed=5)
+def test_only_the_seed_decides_and_neither_batches_nor_the_loop(model, tokenizer, task, temperature, monkeypatch):
+    """`generate`'s own loop takes the same draws, for a model that the loop of `rollouts` cannot serve."""
+
+    def run(batch_size, seed=5):
+        sampling = Sampling(temperature, 12, batch_size, seed=seed)
         return told(evaluate(GenerateSampler(model, tokenizer), task, sampling, repeats=3))
 
     assert run(5) == run(36) == run(1)
-
-
-def test_seeds_and_repeats_differ_and_a_seed_repeats(model, tokenizer, task):
-    def texts(seed):
-        found = evaluate(GenerateSampler(model, tokenizer), task, Sampling(1.0, 12, seed=seed), prompts=4, repeats=2)
-        return [answer.completion for answer in found.answers]
-
-    assert texts(0) == texts(0) != texts(1)
-    assert texts(0)[0::2] != texts(0)[1::2]
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_one_loop_or_generates_own_it_is_the_same_result(model, tokenizer, task, temperature, monkeypatch):
-    """`generate`'s own loop takes the same draws, for a model that the loop of `rollouts` cannot serve."""
-    sampling = Sampling(temperature, 12, 7, seed=5)
-    ours = told(evaluate(GenerateSampler(model, tokenizer), task, sampling, repeats=3))
+    assert (run(36) == run(36, seed=6)) is (temperature == 0)
+    repeats = [[answer.completion for answer in run(36)[1][start::3]] for start in (0, 1)]
+    assert (repeats[0] == repeats[1]) is (temperature == 0)
+    ours = run(7)
     monkeypatch.setattr(generating, "refusal", lambda *_: "the test says so")
     monkeypatch.setattr(generating, "_said", {"the test says so"})
-    assert told(evaluate(GenerateSampler(model, tokenizer), task, sampling, repeats=3)) == ours
+    assert run(7) == ours
 
 
 def test_greedy_is_generates_own_greedy(model, tokenizer, task):
@@ -173,35 +153,20 @@ def test_greedy_is_generates_own_greedy(model, tokenizer, task):
         assert answer.ended == (out[-1].item() in model.generation_config.eos_token_id)
 
 
-def test_the_models_own_penalties_are_left_out(model, tokenizer, task):
+def test_the_models_own_penalties_are_left_out(model, tokenizer, task, monkeypatch):
     plain = evaluate(GenerateSampler(model, tokenizer), task, GREEDY)
-    before = model.generation_config.repetition_penalty
-    model.generation_config.repetition_penalty = 5.0
-    try:
-        assert told(evaluate(GenerateSampler(model, tokenizer), task, GREEDY)) == told(plain)
-    finally:
-        model.generation_config.repetition_penalty = before
+    monkeypatch.setattr(model.generation_config, "repetition_penalty", 5.0)
+    assert told(evaluate(GenerateSampler(model, tokenizer), task, GREEDY)) == told(plain)
 
 
 def test_evaluating_leaves_random_state_and_mode_alone(model, tokenizer, task):
     model.train()
-    torch.manual_seed(1)
-    random.seed(1)
     before = torch.get_rng_state(), random.getstate()
     evaluate(GenerateSampler(model, tokenizer), task, Sampling(1.0, 4), prompts=2)
     assert model.training
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == random.getstate()
     model.eval()
-
-
-def test_answers_are_in_order_with_their_columns(model, tokenizer, task):
-    found = evaluate(GenerateSampler(model, tokenizer), task, Sampling(1.0, 6, batch_size=4), prompts=3, repeats=2)
-    columns = found.columns()
-    assert (columns["index"], columns["repeat"]) == ([0, 0, 1, 1, 2, 2], [0, 1] * 3)
-    assert columns["prompt"] == [prompt for prompt in task.test["prompt"][:3] for _ in range(2)]
-    assert columns["answer"] == [gold for gold in task.test["answer"][:3] for _ in range(2)]
-    assert {len(column) for column in columns.values()} == {6}
 
 
 class Parrot:
@@ -228,6 +193,10 @@ def test_grades_are_the_tasks(tokenizer, task):
     assert found.pass_at[2][0] == pytest.approx(5 / 6)  # of the 6 pairs of 4 repeats, one has no right one
     assert found.pass_at[4] == (1.0, 0.0)
     assert seen == [(48, 48)]
+    columns = found.columns()
+    assert (columns["index"], columns["repeat"]) == ([i for i in range(12) for _ in range(4)], [0, 1, 2, 3] * 12)
+    assert columns["prompt"] == [prompt for prompt in task.test["prompt"] for _ in range(4)]
+    assert columns["answer"] == [gold for gold in task.test["answer"] for _ in range(4)]
 
 
 def test_nothing_to_evaluate_is_refused(model, tokenizer, task):
@@ -248,18 +217,14 @@ CHAT = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1=
 def test_messages_are_written_in_the_models_template():
     tokenizer = build_tokenizer()
     tokenizer.chat_template = TEMPLATE
-    assert render(tokenizer, CHAT) == "[system]Add.[user]1+1=[assistant]"
     assert render(tokenizer, "1+1=") == "1+1="
+    with pytest.raises(UserError, match="has no chat template"):
+        render(build_tokenizer(), CHAT)
     split = Dataset.from_dict({"prompt": [CHAT], "answer": ["2"]})
     parrot = Parrot(tokenizer, ["2"])
     told = Sampling(0.0, chat_template_kwargs={"suffix": "!"})
     evaluate(parrot, Task("chat", "1", split, split, {"accuracy": 1.0}), told)
     assert tokenizer.decode(parrot.asked[0]) == "[system]Add.[user]1+1=[assistant]!"
-
-
-def test_messages_without_a_template_are_refused(tokenizer):
-    with pytest.raises(UserError, match="has no chat template, and the task's prompts are chat messages"):
-        render(tokenizer, CHAT)
 
 
 def test_a_templates_special_tokens_are_not_written_twice():
@@ -287,13 +252,3 @@ def test_the_hash_is_of_names_and_contents(tmp_path):
     assert a == b == hashlib.sha256(line.encode()).hexdigest() != c
     (tmp_path / "a" / "model.safetensors").rename(tmp_path / "a" / "model-00001-of-00001.safetensors")
     assert weights_hash(tmp_path / "a") != a
-
-
-def test_pickles_are_refused(tmp_path):
-    (tmp_path / "training_args.bin").write_bytes(b"x")
-    with pytest.raises(UserError, match="holds no weights"):
-        weight_files(tmp_path)
-    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    with pytest.raises(UserError, match=r"as a pickle \(pytorch_model.bin\), which can run code"):
-        weight_files(tmp_path)
-    assert [path.name for path in weight_files(tiny_policy_path())] == ["model.safetensors"]

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from pods_rl.distributed import collectives
-from pods_rl.evaluation.checkpoint import evaluate_checkpoint, task_metrics
+from pods_rl.evaluation.checkpoint import evaluate_checkpoint
 from pods_rl.recipe import build_recipe
 from pods_rl.runs import Run
 from pods_rl.yaml_files import Origin
@@ -20,7 +20,7 @@ from .reliability.commands import server
 def of_one_process(recipe: dict, seed: int):
     """The shipped policy's evaluation, in this process."""
     made = build_recipe(recipe | {"seed": seed}, Origin("test"))
-    return evaluate_checkpoint(made, "tiny", backend="generate").evaluation
+    return evaluate_checkpoint(made, "tiny", backend="generate")
 
 
 RECIPE = {
@@ -39,10 +39,10 @@ def test_two_processes_give_the_result_of_one(tmp_path):
     )
     assert "accuracy" in first
     assert second == ""
-    one = of_one_process(recipe, seed=5)
+    one, expected = of_one_process(recipe, seed=5)
     (line,) = (tmp_path / "o" / "results.jsonl").read_text().splitlines()
-    assert json.loads(line)["results"]["arithmetic"] == task_metrics(one)
-    assert json.loads(line)["n-samples"]["arithmetic"]["effective"] == 7
+    for name in ("results", "n-samples"):
+        assert json.loads(line)[name] == expected[name]
     (table,) = (tmp_path / "o").glob("*.parquet")
     assert pq.read_table(table).to_pydict() == one.columns()
     assert one.accuracy > 0  # the policy is able: the equality is of something
@@ -60,17 +60,17 @@ def test_two_processes_train_and_evaluate_together(tmp_path):
     assert [row["step"] for row in run.evals] == [0, 1, 2]
     assert [row["prompts"] for row in run.evals] == [5] * 3
     assert [path.name for path in run.evaluation_files()] == [f"step-{step:06d}.parquet" for step in range(3)]
-    one = of_one_process(recipe, seed=42)
+    one, _ = of_one_process(recipe, seed=42)
     assert pq.read_table(run.evaluation_files()[0]).to_pydict() == one.columns()
     assert run.evals[0]["accuracy"] == one.accuracy > 0
 
 
-@pytest.mark.parametrize("total", [0, 1, 5, 6])
-def test_every_row_has_one_process(monkeypatch, total):
-    shares = []
-    for rank in range(3):
-        monkeypatch.setattr(collectives, "_world", lambda: 3)
-        monkeypatch.setattr(collectives, "_rank", lambda rank=rank: rank)
-        shares.append(list(collectives.own_rows(total)))
-    assert sorted(row for share in shares for row in share) == list(range(total))
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+def test_every_row_has_one_process(monkeypatch):
+    monkeypatch.setattr(collectives, "_world", lambda: 3)
+    for total in (0, 1, 5, 6):
+        shares = []
+        for rank in range(3):
+            monkeypatch.setattr(collectives, "_rank", lambda rank=rank: rank)
+            shares.append(list(collectives.own_rows(total)))
+        assert sorted(row for share in shares for row in share) == list(range(total))
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1

@@ -158,6 +158,6 @@ def test_the_run_says_how_it_was_laid_out_and_evaluates_as_one_process(runs):
     assert whole.environment["layout"] == "FSDP2"
     assert whole.environment["processes"] == 2
     assert [row["step"] for row in whole.evals] == [0, 4]
-    one = of_one_process(recipe | {"per_device_train_batch_size": 4}, seed=42)
+    one, _ = of_one_process(recipe | {"per_device_train_batch_size": 4}, seed=42)
     assert pq.read_table(whole.evaluation_files()[0]).to_pydict() == one.columns()
     assert one.accuracy > 0

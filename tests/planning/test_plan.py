@@ -65,12 +65,6 @@ def test_the_signal_of_graded_rewards_is_rows_times_their_variance() -> None:
     assert found.signal**2 == pytest.approx(100 * 7 * np.var([0.0, 0.25, 0.75, 1.0]), rel=0.05)
 
 
-def test_an_outcome_that_a_prompt_never_showed_may_come() -> None:
-    pool = Pool([[0.0] * 7, [1.0] * 7])
-    rewards = pool.draw(20_000, 1, np.random.default_rng(0), among=np.array([0]))
-    assert rewards.mean() == pytest.approx(0.5 / 8, abs=0.01)
-
-
 def test_every_setting_trains_the_recipes_rows_and_grpo_is_first() -> None:
     found = settings_to_compare(Setting(40, 16), 32)
     assert found[0] == Setting(16, 16)
@@ -111,9 +105,7 @@ def test_grpo_is_kept_where_the_gain_is_not_certain(pool: Pool, prices: Prices, 
     assert planned(pool, prices, spread).chosen.setting == Setting(16, 16)
 
 
-@pytest.mark.parametrize(
-    "groups", [[[1.0] * 8, [1.0] * 8], [[0.0] * 8], [[1.0]], [[0.0], [1.0], [0.0]], [[1.0, math.nan], [0.0]]]
-)
+@pytest.mark.parametrize("groups", [[[1.0] * 8, [1.0] * 8], [[0.0] * 8], [[0.0], [1.0]], [[1.0, math.nan], [0.0]]])
 def test_equal_rewards_of_each_prompt_are_no_information_whatever_they_are(groups) -> None:
     for timed in (True, False):
         found = planned(Pool(groups), CHEAP, timed=timed)

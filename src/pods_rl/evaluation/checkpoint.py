@@ -92,12 +92,7 @@ def evaluate_checkpoint(
         # Described before the evaluation: an error here loses no result.
         line = _describe(recipe, policy, sampler, sampling, task) | {"date": time.time()}
         found = evaluate(sampler, task, sampling, prompts=prompts, repeats=repeats, done=done)
-    scores = task_metrics(found)
-    better = {"mean_completion_tokens": None, "truncated_share": False}
-    better = {name: better.get(name, True) for name in scores if not name.endswith("_stderr")}
-    line |= {"results": {task.name: scores}, "higher_is_better": {task.name: better}}
-    line["n-samples"] = {task.name: {"original": len(task.test), "effective": found.prompts}}
-    return found, line | {"total_evaluation_time_seconds": found.eval_seconds}
+    return found, line | _scores(task, found)
 
 
 def choose_backend(wanted: str, *, on_cpu: bool = False, task: Task | None = None) -> str:
@@ -136,12 +131,18 @@ def write_results(found: Evaluation, line: dict[str, Any], folder: Path) -> tupl
     return folder / RESULTS, completions
 
 
-def task_metrics(found: Evaluation) -> dict[str, float]:
-    """Return the metrics of an evaluation in lm-eval's names, each with `_stderr` if it has a standard error."""
+def _scores(task: Task, found: Evaluation) -> dict[str, Any]:
+    """Return the scores of a line in lm-eval's names, each with `_stderr` if it has a standard error."""
     settings = ("prompts", "repeats", "temperature", "eval_seconds")
     row = {name: value for name, value in found.row().items() if name not in settings}
     row |= {"pass@1": found.accuracy, "pass@1_se": found.accuracy_se}
-    return {name.replace("_se", "_stderr"): value for name, value in row.items()}
+    better = {"mean_completion_tokens": None, "truncated_share": False}
+    return {
+        "results": {task.name: {name.replace("_se", "_stderr"): value for name, value in row.items()}},
+        "higher_is_better": {task.name: {k: better.get(k, True) for k in row if not k.endswith("_se")}},
+        "n-samples": {task.name: {"original": len(task.test), "effective": found.prompts}},
+        "total_evaluation_time_seconds": found.eval_seconds,
+    }
 
 
 @contextmanager
