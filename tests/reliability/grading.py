@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from pods_rl.rewards import REWARDS, Reward, VerifierPool, answers
+from pods_rl.rewards import REWARDS, Reward, VerifierPool, answers, verifier
 from reliability.payloads import CODE
 
 FORMS = ("{}", "<think>x</think><answer>{}</answer>", "\\boxed{{{}}}", "#### {}", "<answer>\\boxed{{{}}}</answer>")
@@ -27,7 +27,9 @@ def _evil(text: str, gold: str) -> float:
 
 
 def main(every: int = 1, *others: str) -> None:
-    pool = VerifierPool(size=1)
+    # a worker that runs out of time is replaced, and its imports would come after the mark
+    verifier.FIRST_LIMIT = 60.0
+    pool = VerifierPool(size=1, limit=60.0)
     answers.default_pool = lambda: pool
     rewards = [*REWARDS.values(), *([Reward("evil", _evil)] if others else [])]
     for reward in rewards:  # what is imported or started at first use

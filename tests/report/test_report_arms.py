@@ -15,10 +15,9 @@ from conftest import write_run
 from pods_rl.errors import UserError
 from pods_rl.report.ablations import find_ablations, setting_of
 from pods_rl.report.analysis import Analysis, analyse, cost_of
-from pods_rl.report.arms import Arm, arms_from_runs
+from pods_rl.report.arms import Arm, arms_from_csv, arms_from_runs
 from pods_rl.report.charts import chart_of, charts
 from pods_rl.report.curves import MOST_CHECKPOINTS, curve_of
-from pods_rl.report.evaluations_csv import arms_from_csv
 from pods_rl.report.wording import headlines, notes
 
 CLOCK = [6.0 * k for k in range(11)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .build import build_report, build_report_from_csv, print_summary
 from .pages import ReportFiles
-from .speedups import Speedup, speedups
+from .statistics import Speedup, speedups
 
 __all__ = [
     "ReportFiles",

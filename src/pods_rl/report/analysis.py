@@ -15,8 +15,7 @@ from ..runs import Run
 from .ablations import Ablation, find_ablations
 from .arms import Arm, rollouts_of
 from .curves import Curve, finite
-from .speedups import Speedup, speedups
-from .statistics import Array, Difference, difference, evaluation_error, normal_band
+from .statistics import Array, Difference, Speedup, difference, evaluation_error, normal_band, speedups
 from .text import plain
 
 PHASES = ("rollout", "reward", "selection", "update")

@@ -1,7 +1,8 @@
-"""The arms of a comparison: their runs and curves, and which runs are missing or damaged."""
+"""The arms of a comparison, from run directories or a CSV, and which runs are missing or damaged."""
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 from collections import Counter
@@ -13,13 +14,19 @@ from typing import Any
 from ..errors import UserError
 from ..runs import Run, find_runs, is_run
 from ..runs.files import CONFIG, ENVIRONMENT, EVALS, METRICS, STATUS, read_mapping
-from .curves import ACCURACIES, LENGTH, Curve, curve_of, finite, other_metrics
+from .curves import ACCURACIES, HOUR, LENGTH, Curve, curve_of, finite
 from .text import plain
 
 OWN_TO_A_RUN = frozenset({"seed", "data_seed", "output_dir", "run_name", "logging_dir", "resume"})
 """Keys of a recipe that runs of one arm differ in."""
 
+_METRICS = (*ACCURACIES, LENGTH)
+_CSV_SETTINGS = {"rule": "rule", "num_rollouts": "n", "num_generations": "m", "advantages": "advantages"}
+_NOT_MEASURED = ("", "nan", "na", "n/a", "null", "none", "-")  # as spreadsheets and data frames write it
+_MOST_ARMS = 256  # with more, the column does not name arms
 _MOST_DAMAGED = 5  # files that are named
+
+Evals = Mapping[str, Sequence[Mapping[str, Any]]]  # by run
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +52,7 @@ class Arm:
 
     def curves(self, metric: str) -> dict[str, Curve]:
         """Return the curves by metric: the compared one first, then the other accuracies and the length."""
-        others = {name: self.other_curves.get(name) for name in (*ACCURACIES, LENGTH) if name != metric}
+        others = {name: self.other_curves.get(name) for name in _METRICS if name != metric}
         return {name: curve for name, curve in {metric: self.curve, **others}.items() if curve}
 
 
@@ -74,12 +81,84 @@ def arms_from_runs(sources: Sequence[str | Path], metric: str) -> list[Arm]:
     arms = []
     for name in dict.fromkeys([*planned, *found]):
         runs = found.get(name, [])
-        evals = {str(run.path): run.evals for run in runs}
-        others = {other: curve for other in sorted(other_metrics(metric)) if (curve := curve_of(evals, other))}
         config = next((run.config for run in runs if run.config), {})
-        label, curve = label_of(name, config), curve_of(evals, metric)
-        arms.append(Arm(name, label, curve, config, tuple(runs), others, max(0, planned.get(name, 0) - len(runs))))
+        missing = max(0, planned.get(name, 0) - len(runs))
+        arms.append(_arm(name, config, {str(run.path): run.evals for run in runs}, metric, runs, missing))
     return arms
+
+
+def _arm(
+    name: str, config: Mapping[str, Any], evals: Evals, metric: str, runs: Sequence[Run] = (), missing: int = 0
+) -> Arm:
+    others = {other: curve for other in sorted({*_METRICS} - {metric}) if (curve := curve_of(evals, other))}
+    return Arm(name, label_of(name, config), curve_of(evals, metric), config, tuple(runs), others, missing)
+
+
+def arms_from_csv(path: str | Path, metric: str = "answer_accuracy") -> list[Arm]:
+    """Return the arms of a CSV with a row per run and checkpoint, in the order in which they first appear.
+
+    Args:
+        path: columns ``arm``, ``run``, ``hours`` (nominal, also taken as the real time), and the metric; optional,
+            ``<metric>_se``, the standard error of an evaluation, or ``prompts``, how many it was over; ``rule``,
+            ``n``, ``m`` and ``advantages`` describe an arm.
+        metric: the column to read; a row with nothing there is skipped.
+
+    Raises:
+        UserError: for a missing file or column, for an hour or a score that is not a number of at most 15 digits, and
+            where a run has two rows at the same hour (two benchmarks in one file, for instance).
+    """
+    needed = ["arm", "run", "hours", metric]
+    try:
+        if Path(path).exists() and not Path(path).is_file():
+            raise OSError("it is not a regular file")
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            rows = csv.DictReader(file, restval="")
+            columns = rows.fieldnames or ()
+            evals, configs = _read_rows(path, rows, metric) if {*needed} <= {*columns} else ({}, {})
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"Cannot read {path} as CSV: {error}. Expected columns {', '.join(needed)}.") from error
+    if not evals:
+        held = "no rows" if {*needed} <= {*columns} else f"columns {', '.join(columns)}" if columns else "no columns"
+        raise UserError(
+            f"{path} has {held}: expected rows with {', '.join(needed)}. Choose a metric with --metric, or rename the "
+            "columns."
+        )
+    return [_arm(name, configs[name], evals[name], metric) for name in evals]
+
+
+def _read_rows(
+    path: str | Path, rows: csv.DictReader[str], metric: str
+) -> tuple[dict[str, dict[str, list[dict[str, Any]]]], dict[str, dict[str, str]]]:
+    """Return the evaluations by arm and run, and the settings of each arm."""
+    shown = ("prompts", *(name for one in {metric, *_METRICS} for name in (one, f"{one}_se")))
+    evals: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    configs: dict[str, dict[str, str]] = {}
+    seen = set()
+    for row in rows:
+        name, run, hours = row["arm"], row["run"], finite(row["hours"])
+        if hours is None:
+            raise UserError(f"{path}, line {rows.line_num}: hours is {row['hours'][:60]!r}, expected a number.")
+        if finite(row[metric]) is None and row[metric].strip().lower() not in _NOT_MEASURED:
+            raise UserError(
+                f"{path}, line {rows.line_num}: {metric} is {row[metric][:60]!r}, expected a number, or nothing if it "
+                "was not measured."
+            )
+        if name not in evals:
+            if len(evals) == _MOST_ARMS:
+                raise UserError(
+                    f"{path} has more than {_MOST_ARMS} arms, such as {name!r}. The column arm must hold the name of "
+                    "an arm, the same for all of its runs."
+                )
+            configs[name] = {key: row[column] for key, column in _CSV_SETTINGS.items() if row.get(column)}
+        if (name, run, hours) in seen:
+            raise UserError(
+                f"{path}, line {rows.line_num}: run {run} of arm {name} has a second row at {hours} h. Keep one row "
+                "per run and checkpoint (one benchmark per file)."
+            )
+        seen.add((name, run, hours))
+        values = {key: row[key] for key in shown if row.get(key)}
+        evals.setdefault(name, {}).setdefault(run, []).append(values | {"seconds": hours * HOUR})
+    return evals, configs
 
 
 def label_of(name: str, config: Mapping[str, Any]) -> str:

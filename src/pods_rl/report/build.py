@@ -15,10 +15,9 @@ from ..errors import UserError
 from ..runs import write_atomic
 from ..text import safe_text
 from .analysis import Analysis, analyse
-from .arms import Arm, arms_from_runs, earlier_attempts, real
+from .arms import Arm, arms_from_csv, arms_from_runs, earlier_attempts, real
 from .charts import Chart, charts
 from .curves import finite
-from .evaluations_csv import arms_from_csv
 from .ledger import DATA_MB, Ledger, ledger_of
 from .pages import ReportFiles, to_html, to_markdown
 from .tables import tables

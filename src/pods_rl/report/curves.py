@@ -92,12 +92,7 @@ def curve_of(evals: Mapping[str, Iterable[Mapping[str, Any]]], metric: str) -> C
         return None
     run_K, due_K, seconds_K, score_K, error_K, prompts_K = np.array(points, dtype=np.float64).T
     errors_K = standard_errors(score_K, error_K, prompts_K, metric)
-    return align([*evals], run_K.astype(np.int64), due_K, seconds_K, score_K, errors_K)
-
-
-def other_metrics(metric: str) -> set[str]:
-    """Return the metrics shown next to the one that arms are compared by."""
-    return {*ACCURACIES, LENGTH} - {metric}
+    return _align([*evals], run_K.astype(np.int64), due_K, seconds_K, score_K, errors_K)
 
 
 def standard_errors(scores: Array, given: Array, prompts: Array, metric: str) -> Array:
@@ -115,28 +110,14 @@ def standard_errors(scores: Array, given: Array, prompts: Array, metric: str) ->
     return np.asarray(np.where(given > 0, given, counted), dtype=np.float64)
 
 
-def align(
-    names: Sequence[str],
-    run_K: Integers,
-    due_K: Array,
-    seconds_K: Array,
-    scores_K: Array,
-    errors_K: Array,
-    *,
-    most: int = MOST_CHECKPOINTS,
-) -> Curve | None:
-    """Return the curve of K evaluations, at most ``most`` checkpoints long; None if no score is finite.
-
-    Args:
-        names: of the runs; ``run_K`` has the index of each evaluation's.
-    """
-    usable = np.isfinite(scores_K) & np.isfinite(due_K)
-    if not usable.any():
-        return None
-    due_K, values_K = due_K[usable], np.stack([seconds_K, scores_K, errors_K])[:, usable]
-    present, run_K = np.unique(run_K[usable], return_inverse=True)
+def _align(
+    names: Sequence[str], run_K: Integers, due_K: Array, seconds_K: Array, scores_K: Array, errors_K: Array
+) -> Curve:
+    """Return the curve of K evaluations, at most ``MOST_CHECKPOINTS`` long; ``run_K`` are indices of ``names``."""
+    values_K = np.stack([seconds_K, scores_K, errors_K])
+    present, run_K = np.unique(run_K, return_inverse=True)
     runs = tuple(names[index] for index in present)
-    most = max(2, min(most, _MOST_CELLS // len(runs)))
+    most = max(2, min(MOST_CHECKPOINTS, _MOST_CELLS // len(runs)))
     if len(runs) > 1 and not _share_a_clock(run_K, due_K):
         found = _interpolated(runs, run_K, values_K, most)
         if found is not None:

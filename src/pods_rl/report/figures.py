@@ -20,9 +20,8 @@ from matplotlib.figure import Figure
 from .ablations import AXES, Ablation
 from .analysis import Analysis
 from .arms import Arm
-from .charts import band_of, crossing_of
+from .charts import CROWD, Style, band_of, crossing_of, styles_of
 from .curves import ACCURACIES, LENGTH, Curve
-from .roles import CROWD, Style, styles_of
 from .text import UNITS, plain, unit_for, words
 
 WIDTH = 3.25  # inches: a column of a paper with two columns

@@ -9,8 +9,7 @@ import numpy as np
 
 from .analysis import Analysis, Pair
 from .arms import Arm, damaged_files
-from .speedups import FEW
-from .statistics import Z_95
+from .statistics import FEW, Z_95
 from .text import duration, interval, number, plain, plural, words
 
 _NAMED = 4  # pairs or arms that get a sentence of their own
