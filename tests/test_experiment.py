@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pods_rl.cli.board import run_progress
 from pods_rl.errors import UserError
 from pods_rl.experiment import Job, build_experiment, load_experiment, process, run_experiment, running
 from pods_rl.runs import Run, RunWriter, find_runs
@@ -364,11 +363,3 @@ def test_an_experiment_is_stored_over_no_file_of_another(tmp_path):
     with pytest.raises(UserError, match="did not write it"):
         run_experiment(what, tmp_path / "out", lambda event: None)
     assert given.read_text().startswith("# mine")
-
-
-@pytest.mark.parametrize(("value", "step"), [("[1]", 0), ("NaN", 0), ("1" + "0" * 400, 0), ("7", 7)])
-def test_how_far_a_run_is_even_if_its_files_are_damaged(tmp_path, value, step):
-    (tmp_path / "status.json").write_text(f'{{"state": "running", "step": {value}, "seconds": {value}}}')
-    for name in ("metrics.jsonl", "evals.jsonl"):
-        (tmp_path / name).write_text(f'{{"step": {value}, "seconds": {value}, "accuracy": {value}}}\n{{"step": 30')
-    assert run_progress(tmp_path).step == step

@@ -136,7 +136,7 @@ def test_only_a_reader_on_this_machine_is_answered(tmp_path: Path) -> None:
         for path in ("/../etc/passwd", "//etc/passwd", "/report.html", "/?x", f"http://127.0.0.1:{port}/"):
             assert ask(port, path=path)[0] == 404
         for method in ("POST", "PUT", "DELETE", "OPTIONS", "TRACE", "FOO"):
-            assert ask(port, method)[0] == 405
+            assert ask(port, method)[0] == 501
 
 
 # ---------------------------------------------------------------------------------------- in a browser

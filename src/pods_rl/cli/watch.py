@@ -9,7 +9,6 @@ import signal
 import sys
 import time
 import webbrowser
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -60,10 +59,8 @@ def watch(
 
     if directory.exists() and not directory.is_dir():
         raise UserError(f"{directory} is a file: name the directory of a run or an experiment.")
-    if not directory.exists() and not directory.absolute().parent.is_dir():
-        raise UserError(
-            f"{directory} does not exist, nor does the directory that would hold it: name a run or an experiment."
-        )
+    if not directory.absolute().parent.is_dir():
+        raise UserError(f"Neither {directory} nor its parent directory exists: name a run or an experiment.")
     live = LivePage(directory, baseline=lambda: baseline or _declared_baseline([directory]))
     with stop_on_signals() as stop, live as page, _server(page, port) as server:
         address = f"http://{_LOOPBACK}:{server.server_port}/"
@@ -79,14 +76,11 @@ def watch(
 
 
 def _server(page: LivePage, port: int | None) -> ThreadingHTTPServer:
-    """Return a server of the page on a port; without one on the usual port, or on a free one."""
-
-    class Pages(_Pages):
-        live = page
-
+    """Return a server of the page on a port; by default on the usual port, or on a free one if it is taken."""
+    pages = type("Pages", (_Pages,), {"live": page})
     for number in (_PORT, 0) if port is None else (port,):
         try:
-            return ThreadingHTTPServer((_LOOPBACK, number), Pages)
+            return ThreadingHTTPServer((_LOOPBACK, number), pages)
         except OSError as error:
             if number == port:
                 raise UserError(
@@ -96,51 +90,38 @@ def _server(page: LivePage, port: int | None) -> ThreadingHTTPServer:
 
 
 class _Pages(BaseHTTPRequestHandler):
-    """Answers GET and HEAD of the page, its parts and its data, and nothing else."""
+    """Answers GET and HEAD of the page, its parts and its data."""
 
     live: LivePage
     server_version, sys_version = "pods", ""
     timeout = 30.0  # seconds for a request to arrive
 
     def do_GET(self) -> None:
-        served = self.live.served
-        if not self._is_ours():
+        served, now = self.live.served, time.monotonic()
+        ages = {"age": int(now - served.made), "points_age": int(now - served.read)}
+        state = {key: getattr(served, key) for key in ("version", "news", "state", "note")} | ages
+        answers = {
+            "/": (served.page, "text/html"),
+            "/parts": (served.parts, "text/html"),
+            "/points": (served.points, "application/json"),
+            "/rollouts": (served.rollouts, "application/json"),
+            "/state": (json.dumps(state).encode(), "application/json"),
+        }
+        hosts = self.headers.get_all("Host", [])
+        # a page of another site whose name resolves to this machine could read ours
+        if len(hosts) != 1 or not re.fullmatch(r"(127\.0\.0\.1|localhost)(:\d+)?", hosts[0]):
             self._answer(421, b"This address is not served here.\n")
-        elif self.path == "/":
-            self._answer(200, served.page, "text/html")
-        elif self.path == "/parts":
-            self._answer(200, served.parts, "text/html")
-        elif self.path in ("/points", "/rollouts"):
-            content = served.points if self.path == "/points" else served.rollouts
-            self._answer(200, content, "application/json")
-        elif self.path == "/state":
-            now = time.monotonic()
-            state = {"version": served.version, "news": served.news, "state": served.state, "note": served.note}
-            state |= {"age": int(now - served.made), "points_age": int(now - served.read)}
-            self._answer(200, json.dumps(state).encode(), "application/json")
+        elif self.path in answers:
+            self._answer(200, *answers[self.path])
         else:
             self._answer(404, b"There is one page: /\n")
 
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def __getattr__(self, name: str) -> Callable[[], None]:
-        if not name.startswith("do_"):
-            raise AttributeError(name)
-        return lambda: self._answer(405, b"Read-only: GET or HEAD.\n")
-
-    def _is_ours(self) -> bool:
-        """Whether the request names this machine: a page of another name that resolves here could read ours."""
-        hosts = self.headers.get_all("Host", [])
-        return len(hosts) == 1 and re.fullmatch(r"(127\.0\.0\.1|localhost)(:\d+)?", hosts[0]) is not None
+    do_HEAD = do_GET  # noqa: N815
 
     def _answer(self, code: int, body: bytes, kind: str = "text/plain") -> None:
         self.send_response(code)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
-        self.send_header("Content-Length", str(len(body)))
-        if code == 405:
-            self.send_header("Allow", "GET, HEAD")
-        for name, value in _HEADERS.items():
+        headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body)), **_HEADERS}
+        for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
@@ -151,7 +132,7 @@ class _Pages(BaseHTTPRequestHandler):
 
 
 def _open(address: str, port: int, *, wanted: bool) -> None:
-    """Open a browser that has a screen; on a machine reached through ssh say how to see the page."""
+    """Open a browser if there is a screen; on a machine reached through ssh, print how to see the page."""
     screen = not sys.platform.startswith("linux") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if wanted and screen:
         webbrowser.open(address)

@@ -19,6 +19,7 @@ METRICS, EVALS, ROLLOUTS, CHECKPOINTS = "metrics.jsonl", "evals.jsonl", "rollout
 EVALUATIONS, LOG = "evaluations", "log.txt"
 _LARGEST_JSON, _LARGEST_YAML = 8 << 20, 1 << 20  # bytes; our files have a few thousand
 _LARGEST_JSONL = 1 << 30  # bytes: some millions of lines
+_TAIL = 1 << 16  # bytes: some dozens of lines
 _MOST_LINKS = 40  # as on Linux
 # disk full, quota exceeded, file too large, read-only disk
 _FULL = tuple(getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EROFS") if hasattr(errno, name))
@@ -51,6 +52,18 @@ def read_jsonl(path: Path, skipped: list[int] | None = None) -> Iterator[dict[st
             yield row
         elif skipped is not None and line.strip() and number < len(lines):
             skipped.append(number)
+
+
+def last_row(path: Path) -> dict[str, Any]:
+    """Return the last object of a JSONL file that may still grow; an empty one if its last 64 KiB hold none."""
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL))
+        for line in reversed(file.read().split(b"\n")):
+            with suppress(ValueError, RecursionError):  # empty, truncated, or cut at the start of the tail
+                row = json.loads(line)
+                if isinstance(row, dict):
+                    return row
+    return {}
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

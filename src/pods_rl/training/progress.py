@@ -1,16 +1,16 @@
-"""Progress displays: rows that a terminal redraws, plain lines in a log file."""
+"""The progress of a run: a line that a terminal redraws, plain lines in a log file."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.progress import Progress as RichProgress
 from rich.progress import ProgressColumn, SpinnerColumn, Task
-from rich.table import Column, Table
+from rich.table import Column
 from rich.text import Text
 
 from ..text import console, plain_text
@@ -18,30 +18,33 @@ from ..text import console, plain_text
 _PHASE = "pods/seconds/"
 
 
-class Cell(ProgressColumn):
-    """The field `name` of each row, escaped; truncated if the terminal is too narrow."""
+class _Line(ProgressColumn):
+    """The line, escaped; truncated if the terminal is too narrow."""
 
-    def __init__(self, name: str, **layout: Any) -> None:
-        super().__init__(Column(name, no_wrap=True, overflow="ellipsis", **layout))
-        self._name = name
+    def __init__(self) -> None:
+        super().__init__(Column(no_wrap=True, overflow="ellipsis"))
 
     def render(self, task: Task) -> Text:
-        return Text(plain_text(task.fields.get(self._name, "")), style=task.fields.get("style", ""))
+        return Text(plain_text(task.fields.get("line", "")))
 
 
-class LiveRows(RichProgress):
-    """Rows that a terminal redraws in place, with an optional header and lines below them (`footer`).
+class LiveLine(RichProgress):
+    """One line that a terminal redraws; elsewhere it is printed now and then, so that a log stays short.
 
-    Elsewhere it draws nothing: check `redraws` and print lines instead. Time left comes from the run's clocks, not
-    from rich, which would need two samples and ignores the time before the first. `spins`: redraw four times a second.
+    Time left comes from the run's clocks, not from rich, which would need two samples and ignores the time before the
+    first.
+
+    Args:
+        every: seconds between lines in a log.
+        first: seconds before the first line in a log.
+        spins: show a spinner, for work that reports little.
     """
 
-    def __init__(
-        self, out: Console, *cells: ProgressColumn, header: bool = False, transient: bool = False, spins: bool = False
-    ) -> None:
-        self._header = header
-        self.footer: list[str] = []
-        super().__init__(*cells, console=out, auto_refresh=spins, refresh_per_second=4, transient=transient)
+    def __init__(self, out: Console, *, every: float, first: float = 0.0, spins: bool = False) -> None:
+        cells = [SpinnerColumn("line" if out.options.ascii_only else "dots")] if spins else []
+        super().__init__(*cells, _Line(), console=out, auto_refresh=spins, refresh_per_second=4, transient=True)
+        self._row = self.add_task("")
+        self._every, self._due = every, time.monotonic() + first
 
     @property
     def redraws(self) -> bool:
@@ -55,31 +58,6 @@ class LiveRows(RichProgress):
     def stop(self) -> None:
         if self.live.is_started:
             super().stop()
-
-    def make_tasks_table(self, tasks: Iterable[Task]) -> Table:
-        table = super().make_tasks_table(tasks)
-        table.show_header, table.header_style = self._header, "bold"
-        return table
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        yield from super().get_renderables()
-        yield from map(Text, self.footer)
-
-
-class LiveLine(LiveRows):
-    """One line that a terminal redraws; elsewhere it is printed now and then, so that a log stays short.
-
-    Args:
-        every: seconds between lines in a log.
-        first: seconds before the first line in a log.
-        spins: show a spinner, for work that reports little.
-    """
-
-    def __init__(self, out: Console, *, every: float, first: float = 0.0, spins: bool = False) -> None:
-        cells = [SpinnerColumn("line" if out.options.ascii_only else "dots")] if spins else []
-        super().__init__(out, *cells, Cell("line"), transient=True, spins=spins)
-        self._row = self.add_task("")
-        self._every, self._due = every, time.monotonic() + first
 
     def show(self, line: str) -> None:
         if self.redraws:
