@@ -101,7 +101,7 @@ def test_a_very_long_curve_keeps_an_even_choice_of_its_checkpoints() -> None:
     rows = [{"due": t, "seconds": t, "accuracy": 1 - 1 / (t + 2)} for t in range(5000)]
     curve = curve_of({"a": rows, "b": rows}, "accuracy")
     assert curve is not None
-    assert (len(curve.due), curve.thinned_from) == (MOST_CHECKPOINTS, 5000)
+    assert len(curve.due) == MOST_CHECKPOINTS
     assert (curve.due[0], curve.due[-1]) == (0, 4999)
 
 

@@ -27,22 +27,17 @@ _LOOPBACK = "127.0.0.1"
 _PORT = 8760
 _HEADERS = {
     "Cache-Control": "no-store",
-    "Content-Security-Policy": "frame-ancestors 'none'",  # the page adds its own policy
+    "Content-Security-Policy": "frame-ancestors 'none'",  # the page itself adds the rest, and no-referrer
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
 
 
 def watch(
     directory: Annotated[Path, Argument(help="A run or an experiment; it may begin later.")],
-    port: Annotated[
-        int | None, Option(min=0, max=65535, help=f"[default: {_PORT}, or a free one if it is taken; 0: a free one]")
-    ] = None,
+    port: Annotated[int | None, Option(min=0, max=65535, help=f"0: a free one. [default: {_PORT}]")] = None,
     no_browser: Annotated[bool, Option("--no_browser", help="Print the address only.")] = False,
-    baseline: Annotated[
-        str | None, Option(help="The arm to compare with. [default: the experiment's baseline, else grpo]")
-    ] = None,
+    baseline: Annotated[str | None, Option(help="The arm to compare with. [default: as pods report]")] = None,
 ) -> None:
     """Show the report of runs while they train, in a browser.
 
@@ -57,10 +52,8 @@ def watch(
     from ..report.live import LivePage
     from .compare import _declared_baseline
 
-    if directory.exists() and not directory.is_dir():
-        raise UserError(f"{directory} is a file: name the directory of a run or an experiment.")
-    if not directory.absolute().parent.is_dir():
-        raise UserError(f"Neither {directory} nor its parent directory exists: name a run or an experiment.")
+    if not directory.is_dir() and (directory.exists() or not directory.absolute().parent.is_dir()):
+        raise UserError(f"{directory} is not a directory, nor a place for one: name a run or an experiment.")
     live = LivePage(directory, baseline=lambda: baseline or _declared_baseline([directory]))
     with stop_on_signals() as stop, live as page, _server(page, port) as server:
         address = f"http://{_LOOPBACK}:{server.server_port}/"
@@ -78,15 +71,12 @@ def watch(
 def _server(page: LivePage, port: int | None) -> ThreadingHTTPServer:
     """Return a server of the page on a port; by default on the usual port, or on a free one if it is taken."""
     pages = type("Pages", (_Pages,), {"live": page})
-    for number in (_PORT, 0) if port is None else (port,):
-        try:
-            return ThreadingHTTPServer((_LOOPBACK, number), pages)
-        except OSError as error:
-            if number == port:
-                raise UserError(
-                    f"--port {port} cannot be used: {error.strerror}. Choose another; 0: a free one."
-                ) from error
-    raise AssertionError("0 is a free port")
+    try:
+        return ThreadingHTTPServer((_LOOPBACK, _PORT if port is None else port), pages)
+    except OSError as error:
+        if port is not None:
+            raise UserError(f"--port {port} cannot be used: {error.strerror}. Give another, or 0.") from error
+        return ThreadingHTTPServer((_LOOPBACK, 0), pages)
 
 
 class _Pages(BaseHTTPRequestHandler):
@@ -97,9 +87,9 @@ class _Pages(BaseHTTPRequestHandler):
     timeout = 30.0  # seconds for a request to arrive
 
     def do_GET(self) -> None:
-        served, now = self.live.served, time.monotonic()
-        ages = {"age": int(now - served.made), "points_age": int(now - served.read)}
-        state = {key: getattr(served, key) for key in ("version", "news", "state", "note")} | ages
+        served = self.live.served
+        state = {"version": served.version, "state": served.state, "note": served.note}
+        state["age"] = int(time.monotonic() - served.made)
         answers = {
             "/": (served.page, "text/html"),
             "/parts": (served.parts, "text/html"),

@@ -77,7 +77,6 @@ class Analysis:
     pairs: tuple[Pair, ...]  # the one that the experiment is about first
     resamples: int
     seed: int
-    attempts: int  # runs that were repeated, and are in no figure
 
     def speedup_of(self, arm: str, criterion: str = "p99", interpolated: bool = False) -> Speedup | None:
         return self.speedups.get((arm, criterion, interpolated))
@@ -99,7 +98,6 @@ def analyse(
     metric: str,
     resamples: int = 2000,
     seed: int = 0,
-    attempts: int = 0,
 ) -> Analysis:
     """Compare arms; one without an evaluation is kept, and shown without numbers.
 
@@ -108,7 +106,6 @@ def analyse(
         metric: name of the score, for sentences.
         resamples: bootstrap resamples of the runs.
         seed: of the bootstrap.
-        attempts: runs that failed or were stopped and made again.
 
     Raises:
         UserError: when none of several arms has the baseline's name. A single arm needs no baseline.
@@ -148,7 +145,6 @@ def analyse(
         pairs=tuple(pairs),
         resamples=resamples,
         seed=seed,
-        attempts=attempts,
     )
 
 

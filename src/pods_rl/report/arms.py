@@ -196,11 +196,6 @@ def _planned(sources: Sequence[str | Path]) -> dict[str, int]:
     return planned
 
 
-def earlier_attempts(sources: Sequence[str | Path]) -> int:
-    """Count the runs that failed or were stopped and made again: they are kept in ``.attempts``."""
-    return sum(path.is_dir() for source in sources for path in (Path(source) / ".attempts").glob("*"))
-
-
 def damaged_files(arms: Sequence[Arm], metrics: Collection[str]) -> str:
     """Name the files of the runs with lines or values that were skipped; empty if there are none.
 

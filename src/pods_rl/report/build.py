@@ -15,8 +15,8 @@ from ..errors import UserError
 from ..runs import write_atomic
 from ..text import safe_text
 from .analysis import Analysis, analyse
-from .arms import Arm, arms_from_csv, arms_from_runs, earlier_attempts, real
-from .charts import Chart, charts
+from .arms import Arm, arms_from_csv, arms_from_runs, real
+from .charts import charts
 from .curves import finite
 from .ledger import DATA_MB, Ledger, ledger_of
 from .pages import ReportFiles, to_html, to_markdown
@@ -83,15 +83,9 @@ def read_report(
         raise UserError(f"--rollouts_mb must be between 0 and {_MOST_MB:g}: got {rollouts_mb}.")
     arms = arms_from_runs(paths, metric)
     _check_metric(arms, metric)
-    attempts = earlier_attempts(paths)
-    analysis = analyse(arms, baseline=baseline, metric=metric, resamples=resamples, seed=seed, attempts=attempts)
+    analysis = analyse(arms, baseline=baseline, metric=metric, resamples=resamples, seed=seed)
     title = real(paths[0]).name if len(paths) == 1 else f"{len(paths)} runs"
     return _report(analysis, ledger_of(analysis.arms, data_mb=rollouts_mb), title)
-
-
-def read_charts(paths: Sequence[Path], baseline: str | None, metric: str = "accuracy") -> dict[str, list[Chart]]:
-    """Return the figures of runs alone, without intervals of speedups and without rollouts: quick to make."""
-    return charts(analyse(arms_from_runs(paths, metric), baseline=baseline, metric=metric, resamples=0))
 
 
 def build_report_from_csv(
@@ -159,8 +153,8 @@ def _write(report: ReportFiles, folder: Path, kinds: Sequence[str]) -> ReportFil
             write_atomic(folder / name, content)
         write_atomic(report.html, to_html(report))
         write_atomic(report.markdown, to_markdown(report, [name for name in pictures if name.endswith(".png")]))
-        for name, table in report.tables.items():
-            write_atomic(report.csv[name], table.to_csv())
+        for name, path in report.csv.items():
+            write_atomic(path, report.tables[name].to_csv())
     except OSError as error:
         raise UserError(
             f"Cannot write the report to {folder}: {error.strerror or error}. Choose another folder with --output."

@@ -83,6 +83,7 @@ def chart_of(analysis: Analysis, metric: str) -> Chart:
     own = {arm.name: curve for arm in analysis.arms if (curve := arm.curves(analysis.metric).get(metric))}
     arms = [arm for arm in analysis.arms if arm.name in own]
     unit = unit_for(max((float(np.nanmax(curve.seconds)) for curve in own.values()), default=1.0))
+    scales = {"time": 1 / UNITS[unit], "step": 1.0}
     of_cpu = " of processor time" if any(arm.config.get("clock") == "cpu" for arm in arms) else ""
     labels = {"time": f"training time ({unit}{of_cpu})", "step": "step"}
     over_steps = [curve for arm in arms if (curve := _curve_over_steps(arm, metric))]
@@ -92,12 +93,9 @@ def chart_of(analysis: Analysis, metric: str) -> Chart:
     drawn: list[Chart] = []
     styles = styles_of(analysis)
     for rank, arm in enumerate(arms):
-        lines = {
-            key: _lines(given[rank], 1 / UNITS[unit] if key == "time" else 1.0, seeds) for key, given in curves.items()
-        }
-        crossing = crossing_of(analysis, metric, arm)
-        place = [_short(crossing[0] / UNITS[unit]), _short(crossing[1])] if crossing else None
-        drawn.append({"label": arm.label, **styles[arm.name]._asdict(), "crossing": place, "lines": lines})
+        lines = {key: _lines(given[rank], scales[key], seeds) for key, given in curves.items()}
+        crossing = _crossing(analysis, metric, arm, UNITS[unit])
+        drawn.append({"label": arm.label, **styles[arm.name]._asdict(), "crossing": crossing, "lines": lines})
     return {
         "y": words(metric),
         "x": [[key, labels[key]] for key in curves],
@@ -116,16 +114,16 @@ def _level(analysis: Analysis, metric: str) -> list[Any] | None:
     return [_short(result.threshold), f"99 % of {base.label}’s peak"]
 
 
-def crossing_of(analysis: Analysis, metric: str, arm: Arm) -> tuple[float, float] | None:
+def _crossing(analysis: Analysis, metric: str, arm: Arm, unit: float) -> list[float | None] | None:
     """Return time and mean score of the checkpoint at which an arm reaches the level; None if it never does."""
     result = analysis.speedup_of(arm.name) if metric == analysis.metric else None
     if result is None or arm.curve is None or not math.isfinite(result.arm_time):
         return None
     at = int(np.nanargmin(np.abs(arm.curve.times - result.arm_time)))
-    return result.arm_time, float(arm.curve.mean[at])
+    return [_short(result.arm_time / unit), _short(arm.curve.mean[at])]
 
 
-def band_of(curve: Curve) -> tuple[Array, Array] | None:
+def _band(curve: Curve) -> tuple[Array, Array] | None:
     """Return 1.96 standard errors about the mean: over runs, or of the evaluation if there is one run; else None."""
     if not curve.is_single:
         return normal_band(curve.scores)
@@ -151,7 +149,7 @@ def _lines(curve: Curve, scale: float, seeds: int) -> dict[str, Any]:
     count = curve.scores.shape[1]
     kept = np.linspace(0, count - 1, min(count, MOST_POINTS)).round().astype(int)
     runs = np.linspace(0, len(curve.runs) - 1, min(len(curve.runs), seeds)).round().astype(int)
-    low, high = band_of(curve) or (None, None)
+    low, high = _band(curve) or (None, None)
     return {
         "x": _numbers(curve.times[kept] * scale),
         "mean": _numbers(curve.mean[kept]),

@@ -34,7 +34,6 @@ class Curve:
     scores: Array  # [R, C]
     errors: Array  # [R, C] standard error of each evaluation; NaN if it is not known
     interpolated: bool = False  # each run was evaluated at its own times
-    thinned_from: int = 0  # number of checkpoints before thinning; 0 if all are kept
 
     @cached_property
     def mean(self) -> Array:
@@ -132,7 +131,7 @@ def _align(
     table = np.full((3, len(runs), len(kept)), np.nan)
     table[:, run_K[at], column_K[at]] = values_K[:, at]  # the last of equal ones
     seconds, scores, errors = table
-    return Curve(runs, due_C[kept], seconds, scores, errors, thinned_from=total if len(kept) < total else 0)
+    return Curve(runs, due_C[kept], seconds, scores, errors)
 
 
 def _share_a_clock(run_K: Integers, due_K: Array) -> bool:

@@ -6,7 +6,7 @@ import io
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 import matplotlib as mpl
@@ -19,13 +19,12 @@ from matplotlib.figure import Figure
 
 from .ablations import AXES, Ablation
 from .analysis import Analysis
-from .arms import Arm
-from .charts import CROWD, Style, band_of, crossing_of, styles_of
-from .curves import ACCURACIES, LENGTH, Curve
-from .text import UNITS, plain, unit_for, words
+from .charts import Style, chart_of, styles_of
+from .curves import ACCURACIES, LENGTH
+from .text import plain, words
 
 WIDTH = 3.25  # inches: a column of a paper with two columns
-MOST_RUNS = 60  # of an arm, drawn thin
+_MOST_RUNS = 60  # dots of an arm
 _DPI = 300
 _INK = "#3c4043"
 _PRINTED_DASHES = ((), (6, 2), (1, 1.2), (6, 1.5, 1, 1.5), (3, 1), (6, 1.5, 1, 1.5, 1, 1.5))
@@ -49,19 +48,14 @@ STYLE: dict[str, Any] = {
 
 def printed(analysis: Analysis, kinds: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     """Yield a file name and its content for each figure that has data, in each format."""
-    for name, draw in figures(analysis).items():
-        figure = draw()
+    measured = {name for arm in analysis.arms for name in arm.curves(analysis.metric)}
+    found = {"curves": curves_figure(analysis, analysis.metric)}
+    others = [name for name in (*ACCURACIES, LENGTH) if name in measured and name != analysis.metric]
+    found |= {name: curves_figure(analysis, name) for name in others}
+    found |= {f"ablation-{one.axis}": ablation_figure(analysis, one) for one in analysis.ablations}
+    for name, figure in found.items():
         for kind in kinds:
             yield f"{name}.{kind}", to_bytes(figure, kind)
-
-
-def figures(analysis: Analysis) -> dict[str, Callable[[], Figure]]:
-    """Return what draws each figure that has data, by name."""
-    measured = {name for arm in analysis.arms for name in arm.curves(analysis.metric)} - {analysis.metric}
-    found: dict[str, Callable[[], Figure]] = {"curves": partial(curves_figure, analysis, analysis.metric)}
-    found |= {name: partial(curves_figure, analysis, name) for name in (*ACCURACIES, LENGTH) if name in measured}
-    found |= {f"ablation-{one.axis}": partial(ablation_figure, analysis, one) for one in analysis.ablations}
-    return found
 
 
 # ------------------------------------------------------------------------------------ shared by all figures
@@ -127,50 +121,35 @@ def curves_figure(analysis: Analysis, metric: str) -> Figure:
     """A metric over training time: runs thin, their mean thick with its band, and where means reach the level."""
     figure = new_figure()
     axes = figure.add_subplot()
-    arms = [arm for arm in analysis.arms if metric in arm.curves(analysis.metric)]
-    entries = _draw_curves(axes, analysis, arms, metric)
-    axes.set_ylabel(words(metric))
-    base = analysis.baseline if metric == analysis.metric else None
-    result = analysis.speedup_of(base.name) if base else None
-    if base and result and math.isfinite(result.threshold):
-        level = axes.axhline(result.threshold, color=_INK, linewidth=0.7, linestyle=(0, (4, 3)), zorder=2.5)
-        entries.append((level, f"99 % of {base.label}’s peak"))
+    chart = chart_of(analysis, metric)
+    entries = []
+    for rank, arm in enumerate(chart["arms"]):
+        lines, colour = arm["lines"]["time"], arm["colour"]
+        for _, x, y in [] if chart["crowded"] else lines["seeds"]:
+            _plot(axes, x, y, color=colour, linewidth=0.5, alpha=0.3, zorder=2.2, rasterized=len(y) > 500)
+        if lines["low"] and not chart["crowded"]:
+            edges = (np.array(lines[key], dtype=float) for key in ("x", "low", "high"))
+            axes.fill_between(*edges, color=colour, alpha=0.15, linewidth=0, zorder=2.4)
+        handle = _plot(axes, lines["x"], lines["mean"], zorder=3, **look(Style(colour, arm["dash"]), rank))
+        entries.append((handle, arm["label"]))
+        if arm["crossing"]:
+            axes.plot(*([at] for at in arm["crossing"]), "o", color=colour, mec="white", ms=5, zorder=6)
+    if chart["level"]:
+        level, label = chart["level"]
+        entries.append((axes.axhline(level, color=_INK, linewidth=0.7, linestyle=(0, (4, 3)), zorder=2.5), label))
+    axes.set_xlim(left=0)
+    axes.set_xlabel(chart["x"][0][1])
+    axes.set_ylabel(chart["y"])
     add_legend(figure, entries)
     return figure
 
 
-def _draw_curves(axes: Axes, analysis: Analysis, arms: Sequence[Arm], metric: str) -> list[tuple[Any, str]]:
-    """Draw arms over time; return an entry of the legend for each."""
-    curves = [arm.curves(analysis.metric)[metric] for arm in arms]
-    longest = max((float(np.nanmax(curve.seconds)) for curve in curves), default=1.0)
-    unit = UNITS[unit_for(longest)]
-    styles = styles_of(analysis)
-    entries = []
-    for rank, (arm, curve) in enumerate(zip(arms, curves, strict=True)):
-        handle = _draw_curve(axes, curve, unit, crowded=len(arms) > CROWD, **look(styles[arm.name], rank))
-        entries.append((handle, arm.label))
-        if found := crossing_of(analysis, metric, arm):
-            axes.plot([found[0] / unit], [found[1]], "o", color=styles[arm.name].colour, mec="white", ms=5, zorder=6)
-    axes.set_xlim(0, longest / unit * 1.02 or 1)
-    of_cpu = " of processor time" if any(arm.config.get("clock") == "cpu" for arm in arms) else ""
-    axes.set_xlabel(f"training time ({unit_for(longest)}{of_cpu})")
-    return entries
-
-
-def _draw_curve(axes: Axes, curve: Curve, unit: float, *, crowded: bool, **keywords: Any) -> Any:
-    times, known, colour = curve.times / unit, ~np.isnan(curve.mean), keywords["color"]
-    count = len(curve.runs)
-    for run in (
-        np.linspace(0, count - 1, min(count, MOST_RUNS)).round().astype(int) if count > 1 and not crowded else ()
-    ):
-        there = ~np.isnan(curve.scores[run])
-        x, y = curve.seconds[run][there] / unit, curve.scores[run][there]
-        axes.plot(x, y, color=colour, linewidth=0.5, alpha=0.3, zorder=2.2, rasterized=y.size > 500)
-    if not crowded and (band := band_of(curve)):
-        low, high = (edge[known] for edge in band)
-        axes.fill_between(times[known], low, high, color=colour, alpha=0.15, linewidth=0, zorder=2.4)
-    marker = "." if known.sum() == 1 else None
-    return axes.plot(times[known], curve.mean[known], marker=marker, zorder=3, **keywords)[0]
+def _plot(axes: Axes, x: Sequence[float | None], y: Sequence[float | None], **keywords: Any) -> Any:
+    """Draw a line through its known points; a lone point is a dot."""
+    known = [(at, value) for at, value in zip(x, y, strict=True) if at is not None and value is not None]
+    return (
+        axes.plot(*zip(*known, strict=True), marker="." if len(known) == 1 else None, **keywords)[0] if known else None
+    )
 
 
 @styled
@@ -182,7 +161,7 @@ def ablation_figure(analysis: Analysis, ablation: Ablation) -> Figure:
     shown = [(arm, value, arm.curve) for arm, value in pairs if arm.curve and arm.name in analysis.finals]
     for x, (arm, _, curve) in enumerate(shown):
         final, colour = analysis.finals[arm.name], styles_of(analysis)[arm.name].colour
-        scores = curve.scores[:, curve.last(analysis.horizon)][:MOST_RUNS]
+        scores = curve.scores[:, curve.last(analysis.horizon)][:_MOST_RUNS]
         axes.plot(np.full(len(scores), x - 0.2), scores, "o", color=colour, alpha=0.45, markersize=3, mew=0)
         error = None if math.isnan(final.low) else [[final.final - final.low], [final.high - final.final]]
         axes.errorbar([x], [final.final], yerr=error, fmt="o", color=colour, capsize=3, markersize=5, zorder=3)

@@ -1,4 +1,4 @@
-"""The report's page of runs that train: new points as they are logged, and now and then the report again."""
+"""The report's page of runs that train, made again as their files change."""
 
 from __future__ import annotations
 
@@ -9,39 +9,35 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..errors import UserError
 from ..runs import find_runs
 from ..runs.files import EVALS, METRICS
 from .arms import real
-from .build import read_charts, read_report
+from .build import read_report
 from .pages import ReportFiles, to_html, to_island, to_parts
 from .text import plain
 
 _LOOK = 1.0  # seconds between looks at the files
-_SHARE = 0.25  # of the time is spent on reading them
-_REBUILD = 5.0  # seconds between two reports at least
-_REBUILD_SHARE = 0.1  # of the time is spent on reports
+_SHARE = 0.25  # of the time is spent on reports
 
 
 class Served(NamedTuple):
-    """What the server gives: the page, the parts of it that change, and what the runs do."""
+    """What the server sends: the page, the parts of it that change, and the state of the runs."""
 
     page: bytes = b""
     parts: bytes = b""  # the page without style, scripts and data
     rollouts: bytes = b"{}"  # JSON
     points: bytes = b"{}"  # JSON
     version: int = 0  # of the report
-    news: int = 0  # number of the points, which change more often
     state: str = "starting"
     note: str = ""  # why there is no newer report
     made: float = 0.0  # time of the report on the monotonic clock
-    read: float = 0.0  # time of the points
 
 
 class LivePage:
-    """Follows the files of a run or an experiment in a thread; nothing is written there.
+    """Follow the files of a run or an experiment in a thread; nothing is written there.
 
     Args:
         source: a run or an experiment; before it exists the page says what it waits for.
@@ -54,9 +50,7 @@ class LivePage:
     ) -> None:
         self._source, self._baseline, self._least = source, baseline, look
         self._over = threading.Event()
-        self._seen: frozenset[object] | None = None  # files of the latest points
-        self._built: frozenset[object] | None = None  # files of the latest report
-        self._next = 0.0  # time of the next report at the earliest
+        self._seen: frozenset[object] | None = None  # files of the latest report
         self._made = False  # whether a report was made
         self.served = Served()
         self._wait(f"Reading {source}", "starting")
@@ -77,59 +71,39 @@ class LivePage:
             pause = max(self._least, (time.monotonic() - started) * (1 / _SHARE - 1))
 
     def look(self) -> None:
-        """Read the files if they changed: the points each time, the report if it is old or a run began or ended."""
+        """Make the report again if a file has changed."""
         files = frozenset(_files(self._source))
-        is_new, due = files != self._seen, files != self._built and time.monotonic() >= self._next
-        if not is_new and not due:
+        if files == self._seen:
             return
         self._seen = files
         try:
             state = self._state()
-            if not any(name in (METRICS, EVALS) and size for _, name, size, _ in files):
-                note = f"Waiting for the first step of {self._source} ({state})"
-            elif due or state != self.served.state:
-                self._build(state, files)
+            if any(name in (METRICS, EVALS) and size for _, name, size, _ in files):
+                self._show(read_report([self._source], baseline=self._baseline()), state)
+                self._made = True
                 return
-            else:
-                points = to_island(read_charts([self._source], self._baseline())).encode()
-                self._publish(points=points, news=self.served.news + 1, state=state, note="", read=time.monotonic())
-                return
+            note = f"Waiting for the first step of {self._source} ({state})"
         except Exception as error:  # files of a run that begins, or damaged ones: another look may find better ones
             state, note = "waiting", f"No report: {str(error) if isinstance(error, UserError) else repr(error)}"
         if self._made:
-            self._publish(note=plain(note, limit=200))
+            self.served = self.served._replace(note=plain(note, limit=200))
         else:
             self._wait(note, state)
-
-    def _build(self, state: str, files: frozenset[object]) -> None:
-        started = time.monotonic()
-        report = read_report([self._source], baseline=self._baseline())
-        self._show(report, state)
-        self._made, self._built = True, files
-        spent = time.monotonic() - started
-        self._next = time.monotonic() + max(_REBUILD, spent / _REBUILD_SHARE)
 
     def _wait(self, message: str, state: str) -> None:
         title = real(self._source).name
         self._show(ReportFiles(Path("report"), title, (plain(message, limit=300),)), state)
 
     def _show(self, report: ReportFiles, state: str) -> None:
-        now = time.monotonic()
-        self._publish(
+        self.served = Served(  # one assignment: a reader sees the old or the new
             page=to_html(report, live=True).encode(),
             parts=to_parts(report).encode(),
             rollouts=to_island(report.ledger.data).encode(),
             points=to_island(report.charts).encode(),
             version=self.served.version + 1,
-            news=self.served.news + 1,
             state=state,
-            note="",
-            made=now,
-            read=now,
+            made=time.monotonic(),
         )
-
-    def _publish(self, **changes: Any) -> None:
-        self.served = self.served._replace(**changes)  # one assignment: a reader sees the old or the new
 
     def _state(self) -> str:
         if not self._source.exists():

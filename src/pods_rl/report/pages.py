@@ -51,7 +51,7 @@ class ReportFiles:
     @property
     def csv(self) -> dict[str, Path]:
         """By table: final, pairs, speedup, ablations, curves, runs, config."""
-        return {name: self.folder / f"{name}.csv" for name in self.tables}
+        return {name: self.folder / f"{name}.csv" for name, table in self.tables.items() if table.keys}
 
     @property
     def speedup(self) -> Path:

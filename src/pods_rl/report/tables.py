@@ -72,11 +72,34 @@ def _raw(value: Any) -> Any:
 
 
 ARM = Column("arm", "label", is_text=True)
+_SHORT = {"both_accuracy": "both right", LENGTH: "tokens"}  # titles that a column has room for
+
+
+def _with_interval(value: str, low: str, high: str, digits: int) -> Callable[[Row], str]:
+    def show(row: Row) -> str:
+        spread = interval(row.get(low, math.nan), row.get(high, math.nan), digits)
+        never = value == "speedup" and row.get("arm_time") == math.inf
+        score = "never" if never else number(row.get(value), digits)
+        return score if spread in ("–", "[0.00, 0.00]") else f"{score} {spread}"
+
+    return show
+
+
+_SPEEDUP = Column("speedup, 95 % interval", _with_interval("speedup", "ci_low", "ci_high", 2))
 
 
 def tables(analysis: Analysis) -> dict[str, Table]:
     """Return every table of a report by name, in the order of the page."""
-    makers = (arms_table, pairs_table, speedup_table, ablations_table, curves_table, runs_table, config_table)
+    makers = (
+        arms_table,
+        costs_table,
+        pairs_table,
+        speedup_table,
+        ablations_table,
+        curves_table,
+        runs_table,
+        config_table,
+    )
     return {table.name: table for table in (make(analysis) for make in makers)}
 
 
@@ -84,30 +107,19 @@ def arms_table(analysis: Analysis) -> Table:
     """A row for each arm: its settings, first and final score, time to the level, and seconds per step."""
     rows = tuple(_arm_row(analysis, arm) for arm in analysis.arms)
     unit = unit_for(analysis.horizon)
-    has_bands = any(not math.isnan(final.low) for final in analysis.finals.values())
-    columns = [
-        ARM,
-        Column("start", "start"),
-        Column("final, 95 % interval" if has_bands else "final", _final_cell),
-        Column("peak", "peak"),
-    ]
+    columns = [ARM, Column("start", "start"), Column("final, 95 % interval", _final_cell), Column("peak", "peak")]
     if analysis.speedups:
         columns.append(Column("to\u00a099\u00a0%", lambda row: duration(row["arm_time"], unit)))
-        columns.append(_speedup_column(analysis))
-    columns.append(Column("runs", "runs"))
-    if analysis.costs:
-        columns += [Column("steps", "steps", 0), Column("s/step", "seconds_per_step")]
-        columns += [Column(f"{phase} s/step", phase, 4) for phase in (*PHASES, "other")]
+        columns.append(_SPEEDUP)
     others = {name: None for arm in analysis.arms for name in arm.other_curves}  # a set in order
-    columns += [Column(f"final {words(name)}", name, 1 if name == LENGTH else 3) for name in others]
+    columns += [Column(_SHORT.get(name, words(name)), name, 1 if name == LENGTH else 3) for name in others]
+    columns.append(Column("runs", "runs"))
     keys = (
         "arm rule n m runs start final final_hours final_runs final_low final_high peak "
         "peak_hours hours_to_p99 speedup ci_low ci_high never_reached steps seconds_per_step "
         "reached_low reached_high settled evaluation_se"
     )
-    note = f"Final scores are at {duration(analysis.horizon)} of training; peaks are the highest until then."
-    if analysis.costs:
-        note += " Evaluation is not in the training clock; “other” is the time outside all phases."
+    note = f"Scores are at {duration(analysis.horizon)} of training; peaks are the highest until then."
     if any(arm.is_single and not math.isnan(analysis.finals[arm.name].error) for arm in analysis.arms):
         note += " ± is 1.96 standard errors of the evaluation of a single run."
     if analysis.speedups and analysis.baseline:
@@ -116,9 +128,13 @@ def arms_table(analysis: Analysis) -> Table:
     return Table("final", f"Arms: {words(analysis.metric)}", names, tuple(columns), rows, note)
 
 
-def _speedup_column(analysis: Analysis) -> Column:
-    title = "speedup, 95 % interval" if analysis.has_intervals else "speedup"
-    return Column(title, _with_interval("speedup", "ci_low", "ci_high", 2))
+def costs_table(analysis: Analysis) -> Table:
+    """A row for each arm: its steps, and the seconds of a step by phase. On the page only: final.csv has them."""
+    rows = tuple(_arm_row(analysis, arm) for arm in analysis.arms if arm.name in analysis.costs)
+    phases = [Column(phase, phase, 4) for phase in (*PHASES, "other")]
+    columns = (ARM, Column("steps", "steps", 0), Column("s/step", "seconds_per_step"), *phases)
+    note = "Evaluation is not in the training clock; “other” is the time outside all phases."
+    return Table("costs", "Seconds per step", (), columns, rows, note)
 
 
 def _final_cell(row: Row) -> str:
@@ -155,16 +171,6 @@ def _arm_row(analysis: Analysis, arm: Arm) -> Row:
     return row
 
 
-def _with_interval(value: str, low: str, high: str, digits: int) -> Callable[[Row], str]:
-    def show(row: Row) -> str:
-        spread = interval(row.get(low, math.nan), row.get(high, math.nan), digits)
-        never = value == "speedup" and row.get("arm_time") == math.inf
-        score = "never" if never else number(row.get(value), digits)
-        return score if spread in ("–", "[0.00, 0.00]") else f"{score} {spread}"
-
-    return show
-
-
 def _hours(seconds: float) -> float | None:
     return seconds / HOUR if math.isfinite(seconds) else None
 
@@ -198,7 +204,7 @@ def pairs_table(analysis: Analysis) -> Table:
         Column("against", "against", is_text=True),
         Column("final score, difference", gap_cell),
         Column("every run is", lambda row: row["every_run"] or "–"),
-        _speedup_column(analysis),
+        _SPEEDUP,
         Column("settled", settled),
     ]
     keys = "arm other difference low high every_run settled speedup ci_low ci_high speedup_settled"
@@ -251,7 +257,7 @@ def ablations_table(analysis: Analysis) -> Table:
         Column("final, 95 % interval", _with_interval("final", "low", "high", 3)),
         Column("peak", "peak"),
     ]
-    columns += [_speedup_column(analysis)] if analysis.speedups else []
+    columns += [_SPEEDUP] if analysis.speedups else []
     columns += [Column("s/step", "seconds_per_step")] if analysis.costs else []
     keys = "axis value arm runs final low high peak speedup ci_low ci_high seconds_per_step"
     reference = analysis.ablations[0].reference.label if analysis.ablations else ""
@@ -307,22 +313,21 @@ def _run_row(run: Run, metric: str) -> Row:
 
 
 def config_table(analysis: Analysis) -> Table:
-    """The settings in which the arms differ: a row each."""
+    """The settings in which the arms differ: a row for each arm."""
     arms = [arm for arm in analysis.arms if arm.config]
     settings = sorted({key for arm in arms for key in arm.config} - OWN_TO_A_RUN, key=str)
-    values = {key: [_setting(arm.config, key) for arm in arms] for key in settings}
-    # our own column names: an arm may have any name, such as "setting"
-    places = [f"arm_{index}" for index in range(len(arms))]
+    differ = [key for key in settings if len({_setting(arm.config, key) for arm in arms}) > 1]
+    # our own keys: a recipe may hold any, such as "label"
+    places = [f"setting_{index}" for index in range(len(differ))]
     rows = tuple(
-        {"setting": plain(key), **dict(zip(places, row, strict=True))}
-        for key, row in values.items()
-        if len(set(row)) > 1
+        {"arm": arm.name, "label": arm.label}
+        | {place: _setting(arm.config, key) for place, key in zip(places, differ, strict=True)}
+        for arm in (arms if differ else [])
     )
-    columns = [Column("setting", "setting", is_text=True)]
-    columns += [Column(arm.label, place, is_text=True) for arm, place in zip(arms, places, strict=True)]
+    columns = (ARM, *(Column(plain(key), place, is_text=True) for place, key in zip(places, differ, strict=True)))
     note = "From the recipe of each arm’s first run. The config.yaml of any run has what all arms share."
-    header = ("setting", *(arm.name for arm in arms))
-    return Table("config", "What differs between the arms", ("setting", *places), tuple(columns), rows, note, header)
+    header = ("arm", *map(plain, differ))
+    return Table("config", "What differs between the arms", ("arm", *places), columns, rows, note, header)
 
 
 def _setting(config: Mapping[str, Any], key: str) -> str:

@@ -107,7 +107,7 @@ def notes(analysis: Analysis) -> tuple[str, ...]:
 
 
 def _run_notes(analysis: Analysis) -> list[str]:
-    """Return notes on runs that are missing, that did not finish, that were made again, or that are too few."""
+    """Return notes on runs that are missing, that did not finish, or that are too few."""
     found = []
     absent = {arm.label: arm.missing for arm in analysis.arms if arm.missing}
     if absent:
@@ -119,8 +119,6 @@ def _run_notes(analysis: Analysis) -> list[str]:
         parts = ", ".join(f"{count} {plain(state)}" for state, count in sorted(states.items()))
         unfinished = f"{states.total()} of {len(analysis.runs)} runs did not finish ({parts})."
         found.append(f"{unfinished} Each counts up to its last evaluation.")
-    if analysis.attempts:
-        found.append(f"Not counted: {plural(analysis.attempts, 'earlier attempt')}, kept in .attempts.")
     lone = [arm.label for arm in analysis.arms if arm.is_single]
     few = [arm.label for arm in analysis.arms if arm.curve and 1 < len(arm.curve.runs) < FEW]
     if lone:
@@ -145,8 +143,6 @@ def _curve_notes(analysis: Analysis, arm: Arm) -> list[str]:
         found.append("no evaluation after its start.")
     if curve.interpolated:
         found.append("its runs were evaluated at different times; scores are interpolated linearly to common times.")
-    if curve.thinned_from:
-        found.append(f"{len(curve.due):,} of its {curve.thinned_from:,} checkpoints are used, evenly spread.")
     if thin := int(np.isnan(curve.mean).sum()):
         found.append(f"{thin} of its {len(curve.due)} checkpoints are in no mean: half of its runs or fewer have them.")
     if end and end.final_runs < len(curve.runs):

@@ -1,9 +1,9 @@
-// Keeps a served page up to date: new points each second, and the other parts when the server has made them again.
+// Keeps a served page up to date: once a second it asks whether the server has made the report again.
 (() => {
   const parts = (page) => [...page.querySelectorAll("#head, main > *")];
   const sent = new Map(parts(document).map((part) => [part.id, part.outerHTML]));
   const isDrawn = (part) => part.matches("figure, #ledger");  // a script fills these, with the data
-  let version = null, news = null;
+  let version = null;
 
   const get = (path, type) => new Promise((done, fail) => {
     const request = new XMLHttpRequest();
@@ -44,10 +44,10 @@
       if (state.version !== version) {
         swap(await get("/parts", "document"));
         window.pods.ledger(await get("/rollouts", "json"));
+        window.pods.figures(await get("/points", "json"));
       }
-      if (state.news !== news) window.pods.figures(await get("/points", "json"));
-      [version, news] = [state.version, state.news];
-      mark.textContent = state.note || `live: ${state.state} · points ${state.points_age} s old · tables ${state.age} s old`;
+      version = state.version;
+      mark.textContent = state.note || `live: ${state.state} · ${state.age} s old`;
     } catch {
       mark.textContent = "not live: pods watch has ended";
     }
