@@ -16,7 +16,7 @@ from pods_rl.errors import UserError
 from pods_rl.report.ablations import find_ablations, setting_of
 from pods_rl.report.analysis import Analysis, analyse, cost_of
 from pods_rl.report.arms import Arm, arms_from_csv, arms_from_runs
-from pods_rl.report.charts import chart_of, charts
+from pods_rl.report.charts import chart_of
 from pods_rl.report.curves import MOST_CHECKPOINTS, curve_of
 from pods_rl.report.wording import headlines, notes
 
@@ -88,13 +88,6 @@ def test_runs_on_clocks_of_their_own_are_interpolated_and_nothing_is_extrapolate
     assert (curve.due[0], curve.due[-1]) == (2, 5)
     np.testing.assert_allclose(curve.scores[:, 0], [0.2, 0.4])
     np.testing.assert_allclose(curve.mean[-1], (0.5 + 0.7) / 2)
-
-
-def test_runs_at_different_times_altogether_have_no_mean() -> None:
-    rows = {str(k): [{"seconds": 10.0 * k + t, "accuracy": 0.5} for t in range(3)] for k in range(2)}
-    curve = curve_of(rows, "accuracy")
-    assert curve is not None
-    assert not curve.has_mean
 
 
 def test_a_very_long_curve_keeps_an_even_choice_of_its_checkpoints() -> None:
@@ -171,33 +164,18 @@ def test_a_headline_leads_with_the_final_scores_and_their_difference_then_the_sp
     analysis = analysis_of(tmp_path)
     (pair,) = analysis.pairs
     ours, theirs = (analysis.finals[arm].final for arm in ("pods", "grpo"))
-    scores, every, speedup = headlines(analysis)
+    scores, speedup = headlines(analysis)
     assert pair.difference.mean == pytest.approx(ours - theirs)
     assert [f"{ours:.3f}" in scores, f"{theirs:.3f}" in scores, f"{ours - theirs:+.3f}" in scores] == [True] * 3
-    assert "not settled" not in scores
-    assert "above every run" in every
-    assert f"{pair.speedup.speedup:.2f}x sooner [{pair.speedup.ci_low:.2f}, {pair.speedup.ci_high:.2f}]" in speedup
+    assert "Not settled" not in scores + speedup
+    assert f"{pair.speedup.speedup:.2f}x [{pair.speedup.ci_low:.2f}, {pair.speedup.ci_high:.2f}]" in speedup
 
 
-def test_every_run_above_every_other_is_said_where_the_interval_settles_nothing(experiment: Path) -> None:
-    """Two of three PODS runs reach the end, both above the three of GRPO; Welch's interval of two runs is wide."""
-    analysis = analysis_of(experiment)
-    assert not analysis.pairs[0].difference.settled
-    scores, every, speedup = headlines(analysis)
-    assert "not settled" in scores
-    assert every == "Every run of pods (64→16) is above every run of grpo (16)."
-    assert "not settled with fewer than 5 runs" in speedup
-
-
-def test_one_run_of_an_arm_settles_nothing(tmp_path: Path) -> None:
-    for arm, scores in (("grpo", GRPO), ("pods", PODS)):
-        write_scores(tmp_path / arm / "seed-1", arm, scores, error=0.024)
-    analysis = analysis_of(tmp_path)
-    scores, speedup = headlines(analysis)
-    assert "not settled with 1 run each" in scores
-    assert "[" not in scores + speedup
-    assert any("grpo (16), pods (64→16)" in note for note in notes(analysis))
-    assert math.isnan(analysis.finals["pods"].low)
+def test_few_runs_settle_no_speedup(experiment: Path) -> None:
+    """Two of three PODS runs reach the end; Welch's interval of two runs is wide."""
+    scores, speedup = headlines(analysis_of(experiment))
+    assert "Not settled with 3 runs each" in scores
+    assert "Not settled with fewer than 5 runs" in speedup
 
 
 def test_a_crossing_is_marked_on_the_line_that_crosses(tmp_path: Path) -> None:
@@ -214,7 +192,7 @@ def test_a_crossing_is_marked_on_the_line_that_crosses(tmp_path: Path) -> None:
     assert [arm["crossing"] for arm in chart["arms"]] == [[60.0, 0.836], [48.0, 0.83]]
 
 
-@pytest.mark.parametrize(("rate", "words"), [(0.05, "never reached"), (0.45, "later")])
+@pytest.mark.parametrize(("rate", "words"), [(0.05, "never reached"), (0.45, "speedup of 0.")])
 def test_an_arm_that_is_slower_or_never_there(tmp_path: Path, rate: float, words: str) -> None:
     for seed in range(5):
         write_run(tmp_path / "grpo" / f"seed-{seed}", "grpo", seed)
@@ -234,25 +212,6 @@ def test_every_pair_of_few_arms_is_compared_and_the_one_that_drops_rollouts_lead
     assert analysis.pairs[2].difference.mean > 0
     assert analysis.pairs[2].speedup.speedup > 1
     assert any(line.startswith("pods (64→16) ends") and "cheaper" in line for line in headlines(analysis))
-
-
-def test_of_many_arms_the_subject_is_compared_with_each(tmp_path: Path) -> None:
-    for n in (16, 32, 64, 128, 256):
-        for seed in (1, 2):
-            write_run(tmp_path / f"n{n}" / f"seed-{seed}", f"n{n}", seed, config={"num_rollouts": n})
-    analysis = analysis_of(tmp_path, "n16")
-    subject = analysis.pairs[0].arm.name
-    assert len(analysis.pairs) == 4 + 3
-    assert {pair.arm.name for pair in analysis.pairs if pair.other.name != "n16"} == {subject}
-    assert any(line.startswith("Highest of 5 arms") for line in headlines(analysis))
-
-
-def test_without_a_baseline_each_arm_says_how_far_it_came(experiment: Path) -> None:
-    for baseline in (None, "none"):
-        analysis = analysis_of(experiment, baseline=baseline)
-        assert not analysis.speedups
-        assert not analysis.pairs
-        assert headlines(analysis)[0].startswith("pods (64→16) went from 0.")
 
 
 def test_an_arm_that_has_only_begun_starts_and_is_compared_with_nothing(tmp_path: Path) -> None:
@@ -281,15 +240,6 @@ def test_notes_name_devices_and_what_never_reaches_the_level(experiment: Path) -
     text = " ".join(notes(analysis_of(experiment)))
     assert "1 on cuda:0, 5 on cpu" in text
     assert "count as a speedup of 0: pods" in text
-
-
-def test_of_many_runs_some_are_drawn_and_the_figure_says_so(tmp_path: Path) -> None:
-    lines = ["arm,run,hours,accuracy", *(f"grpo,{run},{hour},0.{hour}" for run in range(200) for hour in (1, 2))]
-    (tmp_path / "runs.csv").write_text("\n".join(lines))
-    analysis = analyse(arms_from_csv(tmp_path / "runs.csv", "accuracy"), baseline="grpo", metric="accuracy")
-    (chart,) = charts(analysis)["scores"]
-    assert len(chart["arms"][0]["lines"]["time"]["seeds"]) == 120
-    assert "120 runs" in chart["note"]
 
 
 # -------------------------------------------------------------------------------------------- ablations
@@ -329,13 +279,6 @@ def test_an_arm_that_differs_in_more_than_one_setting_is_in_no_family() -> None:
     assert families({"grpo": {"num_rollouts": 16}, "pods": {}}) == {}  # two arms are a comparison
     assert find_ablations([Arm(name, name, None, {"rule": name}) for name in "abc"]) == ()
     assert setting_of({"num_generations": "many"}) is None
-
-
-def test_plain_grpo_has_no_rule() -> None:
-    grpo = {"num_rollouts": None, "rule": "random", "advantages": "before"}
-    found = families({"grpo": grpo, "pods": {}, "random": {"rule": "random"}})
-    assert found["n"] == [("16 (GRPO)", "grpo"), ("64", "pods")]
-    assert found["rule"] == [("max_variance", "pods"), ("random", "random")]
 
 
 # ------------------------------------------------------------------------------------------------ CSV

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import os
 import re
 from base64 import b64encode
 from hashlib import sha256
-from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -106,14 +106,6 @@ def test_damaged_foreign_and_special_files_are_named(experiment: Path, tmp_path:
     )
 
 
-def test_odd_values_are_shown_as_far_as_they_go(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "pods" / "seed-0", "pods", end=30)
-    write_group(
-        path, [{"reward": "high", "selected": None, "prompt": None, "completion": None, "completion_tokens": "x"}]
-    )
-    assert lines_of(ledger(tmp_path)) == [["", None, 1, 0]]
-
-
 # ----------------------------------------------------------------------------------------- conversations
 
 
@@ -146,46 +138,14 @@ def test_long_conversations_keep_their_end_and_turns_their_rewards(tmp_path: Pat
 # ---------------------------------------------------------------------------------- hostile input
 
 
-class Elements(HTMLParser):
-    """Counts what is live in a page."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.scripts: list[str] = []  # those that run
-        self._in_script = False
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
-        self._in_script = tag == "script" and ("type", "application/json") not in attrs
-        self.scripts += [""] * self._in_script
-
-    def handle_endtag(self, tag: str) -> None:
-        self._in_script = False
-
-    def handle_data(self, data: str) -> None:
-        if self._in_script:
-            self.scripts[-1] += data
-
-
-def test_hostile_text_gives_no_element(hostile: ReportFiles) -> None:
-    page = Elements(hostile.html.read_text())
-    for tag in ("img", "svg", "iframe", "form", "base", "object", "embed", "link"):
-        assert tag not in page.tags
-    assert page.tags.count("meta") == 5
-    assert not [name for name, _ in page.attributes if name.startswith("on")]
-    assert not [value for name, value in page.attributes if name in ("href", "src", "action") and value]
-
-
 def test_the_policy_allows_our_scripts_by_hash_and_nothing_else(report: ReportFiles, hostile: ReportFiles) -> None:
-    for page in (Elements(report.html.read_text()), Elements(hostile.html.read_text())):
-        policy = next(value or "" for _, value in page.attributes if "script-src" in (value or ""))
+    for text in (report.html.read_text(), hostile.html.read_text()):
+        policy = html.unescape(re.findall(r'content="([^"]*script-src[^"]*)"', text)[0])
         rules = dict(rule.partition(" ")[::2] for rule in policy.split("; "))
-        hashes = {f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in page.scripts}
-        assert set(rules["script-src"].split()) == hashes
+        scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+        assert set(rules["script-src"].split()) == {
+            f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" for script in scripts
+        }
         assert rules["default-src"] == "'none'"
         assert rules["require-trusted-types-for"] == "'script'"
         assert "connect-src" not in rules

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import PAYLOADS, write_rollouts, write_run
+from tests import until
 from tests.chromium import CHROMIUM, MISSING, Browser
 
 from pods_rl.cli import watch
-from pods_rl.errors import UserError
 from pods_rl.report.live import LivePage
 
 
@@ -84,18 +84,7 @@ def test_a_page_waits_for_runs_and_outlives_damage(tmp_path: Path) -> None:
     assert page.served.note
 
 
-def test_a_loop_of_links_is_waited_for(tmp_path: Path) -> None:
-    (tmp_path / "loop").symlink_to("loop")
-    page = page_of(tmp_path / "loop")
-    page.look()
-    assert "Waiting" in page.served.page.decode()
-    with pytest.raises(UserError, match="not a directory"):
-        watch.watch(Path("/dev/null"), no_browser=True)
-
-
 def test_a_thread_makes_the_pages(tmp_path: Path) -> None:
-    from tests import until
-
     with page_of(write_run(tmp_path / "run", end=30)) as page:
         until(lambda: b"went from" in page.served.page)
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from pods_rl.report import Speedup, speedups
-from pods_rl.report.curves import curve_of
 
 Runs = list[list[float]]  # NaN: no such checkpoint
 SHARES = {"p99": 0.99, "peak": 1.0}
@@ -103,20 +102,6 @@ def test_interval_is_that_of_every_possible_resample(seed: int) -> None:
     result = speedup(*base, *arm, interpolated=True, resamples=2000, seed=seed)
     assert (result.ci_low, result.ci_high) == pytest.approx((min(ratios), max(ratios)))
     assert result.never_reached == pytest.approx(ratios.count(0.0) / 16, abs=0.04)
-
-
-def test_checkpoints_are_aligned_by_due_and_timed_by_the_clock() -> None:
-    """Evaluations of one due second count as one checkpoint, however late each was; its time is the real one."""
-    late = {
-        "1": [{"due": 10.0 * k, "seconds": 10.0 * k + 1, "accuracy": 0.2 * k} for k in range(4)],
-        "2": [{"due": 10.0 * k, "seconds": 10.0 * k + 3, "accuracy": 0.2 * k} for k in range(4)],
-    }
-    curve = curve_of(late, "accuracy")
-    assert curve is not None
-    prompt = np.array([[0.0, 0.2, 0.4, 0.6]] * 2)
-    clock = np.array([[0.0, 10.0, 20.0, 30.0]] * 2)
-    result = speedup(prompt, clock, curve.scores, curve.seconds)
-    assert (result.baseline_time, result.arm_time) == (30.0, 32.0)
 
 
 def test_a_run_that_died_early_is_in_the_mean_as_far_as_it_got() -> None:

@@ -125,11 +125,11 @@ def curves_figure(analysis: Analysis, metric: str) -> Figure:
     entries = []
     for rank, arm in enumerate(chart["arms"]):
         lines, colour = arm["lines"]["time"], arm["colour"]
-        for _, x, y in [] if chart["crowded"] else lines["seeds"]:
-            _plot(axes, x, y, color=colour, linewidth=0.5, alpha=0.3, zorder=2.2, rasterized=len(y) > 500)
+        for _, times, scores in [] if chart["crowded"] else lines["seeds"]:
+            _plot(axes, times, scores, color=colour, linewidth=0.5, alpha=0.3, zorder=2.2)
         if lines["low"] and not chart["crowded"]:
-            edges = (np.array(lines[key], dtype=float) for key in ("x", "low", "high"))
-            axes.fill_between(*edges, color=colour, alpha=0.15, linewidth=0, zorder=2.4)
+            x, low, high = (np.array(lines[key], dtype=float) for key in ("x", "low", "high"))
+            axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0, zorder=2.4)
         handle = _plot(axes, lines["x"], lines["mean"], zorder=3, **look(Style(colour, arm["dash"]), rank))
         entries.append((handle, arm["label"]))
         if arm["crossing"]:

@@ -163,13 +163,11 @@ class Difference:
     Args:
         mean: of the runs.
         low, high: 95 % interval, NaN with one run on either side.
-        side: 1 if every run of the arm is above every run of the other, -1 if below, else 0; 0 with one run.
     """
 
     mean: float
     low: float
     high: float
-    side: int
 
     @property
     def settled(self) -> bool:
@@ -188,20 +186,19 @@ def difference(arm_R: Array, other_R: Array, arm_error: float = math.nan, other_
         other_error: the same of the other.
 
     >>> found = difference(np.array([0.8, 0.82, 0.84]), np.array([0.7, 0.72, 0.74]))
-    >>> round(found.mean, 3), round(found.low, 3), round(found.high, 3), found.side
-    (0.1, 0.055, 0.145, 1)
+    >>> round(found.mean, 3), round(found.low, 3), round(found.high, 3)
+    (0.1, 0.055, 0.145)
     """
     mean = float(np.mean(arm_R) - np.mean(other_R))
     if min(len(arm_R), len(other_R)) < 2:
-        return Difference(mean, math.nan, math.nan, 0)
-    side = int(arm_R.min() > other_R.max()) - int(arm_R.max() < other_R.min())
+        return Difference(mean, math.nan, math.nan)
     squares, parts = 0.0, 0.0
     for scores, error in ((arm_R, arm_error), (other_R, other_error)):
         square = max(float(np.var(scores, ddof=1)) / len(scores), 0.0 if math.isnan(error) else error**2)
         squares += square
         parts += square**2 / (len(scores) - 1)
     half = student_t(squares**2 / parts) * math.sqrt(squares) if parts else 0.0
-    return Difference(mean, mean - half, mean + half, side)
+    return Difference(mean, mean - half, mean + half)
 
 
 @dataclass(frozen=True)

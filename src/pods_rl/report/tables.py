@@ -15,7 +15,7 @@ from .ablations import AXES, in_order
 from .analysis import PHASES, Analysis
 from .arms import OWN_TO_A_RUN, Arm, rollouts_of
 from .curves import HOUR, LENGTH, finite
-from .statistics import Z_95, normal_band
+from .statistics import FEW, Z_95, normal_band
 from .text import duration, encodable, interval, markdown, number, plain, plural, unit_for, words
 
 Row = dict[str, Any]
@@ -187,8 +187,12 @@ def pairs_table(analysis: Analysis) -> Table:
             "against": pair.other.label,
         }
         row |= {"difference": gap.mean, "low": gap.low, "high": gap.high, "settled": gap.settled}
-        row |= {"every_run": {1: "above", -1: "below"}.get(gap.side, ""), "arm_time": result.arm_time}
-        row |= {"speedup": result.speedup, "ci_low": result.ci_low, "ci_high": result.ci_high}
+        row |= {
+            "arm_time": result.arm_time,
+            "speedup": result.speedup,
+            "ci_low": result.ci_low,
+            "ci_high": result.ci_high,
+        }
         rows.append(row | {"speedup_settled": result.settled})
 
     def gap_cell(row: Row) -> str:
@@ -203,13 +207,13 @@ def pairs_table(analysis: Analysis) -> Table:
         ARM,
         Column("against", "against", is_text=True),
         Column("final score, difference", gap_cell),
-        Column("every run is", lambda row: row["every_run"] or "–"),
         _SPEEDUP,
         Column("settled", settled),
     ]
-    keys = "arm other difference low high every_run settled speedup ci_low ci_high speedup_settled"
+    keys = "arm other difference low high settled speedup ci_low ci_high speedup_settled"
     note = (
-        "Settled: the runs show which arm is better (see the method). The more pairs, the likelier one is so by chance."
+        f"A score is settled if its interval excludes 0, a speedup if its interval excludes 1 and both arms have at "
+        f"least {FEW} runs. Of many pairs, some are settled by chance."
     )
     return Table("pairs", "Pairs of arms", tuple(keys.split()), tuple(columns), tuple(rows), note)
 

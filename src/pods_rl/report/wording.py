@@ -20,22 +20,17 @@ def headlines(analysis: Analysis) -> tuple[str, ...]:
 
     Without a pair: the first and last score of each arm.
     """
-    pairs = [pair for pair in analysis.pairs if all(_trained(arm) for arm in (pair.arm, pair.other))]
+    pairs = [pair for pair in analysis.pairs if _trained(pair.arm) and _trained(pair.other)]
+    scored = [arm for arm in analysis.arms if arm.name in analysis.finals]
+    scored.sort(key=lambda arm: -analysis.finals[arm.name].final)
     if not pairs:
-        scored = [arm for arm in analysis.arms if arm.name in analysis.finals]
-        scored.sort(key=lambda arm: -analysis.finals[arm.name].final)
         found = tuple(_progress(analysis, arm) for arm in scored[:_NAMED])
         return found or (f"No evaluation of {plain(analysis.metric)} yet.",)
-    lines = [_scores(analysis, pairs[0]), *_every_run(pairs[0]), _speedup(pairs[0])]
+    lines = [_scores(analysis, pairs[0]), _speedup(pairs[0])]
     if len(pairs) < _NAMED:
-        for pair in pairs[1:]:
-            lines += [_scores(analysis, pair), *_every_run(pair)]
-    else:
-        best = max(analysis.finals, key=lambda name: analysis.finals[name].final)
-        label = next(arm.label for arm in analysis.arms if arm.name == best)
-        score = number(analysis.finals[best].final)
-        lines.append(f"Highest of {len(analysis.finals)} arms: {label} with {score}. All pairs are in the table.")
-    return tuple(lines)
+        return (*lines, *(_scores(analysis, pair) for pair in pairs[1:]))
+    best = number(analysis.finals[scored[0].name].final)
+    return (*lines, f"{scored[0].label} scores highest of {len(scored)} arms: {best}. The table has all pairs.")
 
 
 def _trained(arm: Arm) -> bool:
@@ -44,33 +39,25 @@ def _trained(arm: Arm) -> bool:
 
 
 def _progress(analysis: Analysis, arm: Arm) -> str:
-    end, what = analysis.finals[arm.name], words(analysis.metric)
+    end, what, runs = analysis.finals[arm.name], words(analysis.metric), plural(arm.run_count, "run")
     if not _trained(arm):
-        return f"{arm.label} starts at {number(end.start)} {what}, {plural(arm.run_count, 'run')}."
+        return f"{arm.label} starts at {number(end.start)} {what}, {runs}."
     spread = interval(end.low, end.high, 3)
     if arm.is_single and not math.isnan(end.error):
         spread = f"± {number(Z_95 * end.error)}"
     score = number(end.final) if spread == "–" else f"{number(end.final)} {spread}"
-    runs = plural(arm.run_count, "run")
     return f"{arm.label} went from {number(end.start)} to {score} {what} in {duration(end.final_seconds)}, {runs}."
 
 
 def _scores(analysis: Analysis, pair: Pair) -> str:
-    """Return the final scores of two arms and their difference."""
+    """Return the final scores of two arms, their difference, and whether it is settled."""
     ours, theirs = (number(analysis.finals[arm.name].final) for arm in (pair.arm, pair.other))
-    gap = pair.difference
-    line = f"{pair.arm.label} ends at {ours} {words(analysis.metric)}, {pair.other.label} at {theirs}: {gap.mean:+.3f}"
-    counts = sorted({arm.run_count for arm in (pair.arm, pair.other)})
+    gap, counts = pair.difference, sorted({arm.run_count for arm in (pair.arm, pair.other)})
     runs = f"{plural(counts[0], 'run')} each" if len(counts) == 1 else f"{counts[0]} and {counts[1]} runs"
-    if math.isnan(gap.low):
-        return f"{line}, not settled with {runs}."
-    return f"{line} {interval(gap.low, gap.high, 3)}, {'' if gap.settled else 'not settled with '}{runs}."
-
-
-def _every_run(pair: Pair) -> list[str]:
-    """Return a sentence if the runs of one arm are all above those of the other."""
-    side = {1: "above", -1: "below"}.get(pair.difference.side)
-    return [f"Every run of {pair.arm.label} is {side} every run of {pair.other.label}."] if side else []
+    spread = interval(gap.low, gap.high, 3)
+    change = f"{gap.mean:+.3f}" if spread == "–" else f"{gap.mean:+.3f} {spread}"
+    line = f"{pair.arm.label} ends at {ours} {words(analysis.metric)}, {pair.other.label} at {theirs}: {change}"
+    return f"{line}, {runs}." if gap.settled else f"{line}. Not settled with {runs}."
 
 
 def _speedup(pair: Pair) -> str:
@@ -84,12 +71,10 @@ def _speedup(pair: Pair) -> str:
         return f"{arm} reached {goal} after {duration(result.arm_time)}, {pair.other.label} at its first evaluation."
     if math.isinf(result.speedup):
         return f"{arm} reached {goal} at its first evaluation."
-    if not result.settled:
-        few = f" with fewer than {FEW} runs" if result.runs < FEW else ""
-        return f"{arm} reached {goal} with a speedup of {result.speedup:.2f}x{spread}, not settled{few}."
-    if result.speedup < 1:
-        return f"{arm} reached {goal} {1 / result.speedup:.2f}x later (speedup {result.speedup:.2f}{spread})."
-    return f"{arm} reached {goal} {result.speedup:.2f}x sooner{spread}."
+    line = f"{arm} reached {goal} with a speedup of {result.speedup:.2f}x{spread}."
+    if result.settled:
+        return line
+    return f"{line} Not settled{f' with fewer than {FEW} runs each' if result.runs < FEW else ''}."
 
 
 def notes(analysis: Analysis) -> tuple[str, ...]:
@@ -102,7 +87,7 @@ def notes(analysis: Analysis) -> tuple[str, ...]:
     devices = Counter(plain(run.environment["device"]) for run in analysis.runs if run.environment.get("device"))
     if len(devices) > 1:
         parts = ", ".join(f"{count} on {device}" for device, count in devices.items())
-        found.append(f"Runs used different devices ({parts}): their times cannot be compared.")
+        found.append(f"Runs used different devices ({parts}). Their times cannot be compared.")
     return tuple(found)
 
 
@@ -122,9 +107,7 @@ def _run_notes(analysis: Analysis) -> list[str]:
     lone = [arm.label for arm in analysis.arms if arm.is_single]
     few = [arm.label for arm in analysis.arms if arm.curve and 1 < len(arm.curve.runs) < FEW]
     if lone:
-        found.append(
-            f"One run tells nothing about other seeds, and its ± and band are over prompts: {', '.join(lone)}."
-        )
+        found.append(f"One run does not show how seeds differ. Its ± and band are over prompts: {', '.join(lone)}.")
     if few:
         found.append(f"With fewer than {FEW} runs, bands and speedup intervals are too narrow: {', '.join(few)}.")
     return found
@@ -134,22 +117,21 @@ def _curve_notes(analysis: Analysis, arm: Arm) -> list[str]:
     """Return what is missing from an arm's curve."""
     found = []
     curve, end = arm.curve, analysis.finals.get(arm.name)
-    silent = arm.run_count - (len(curve.runs) if curve else 0)
-    if silent:
+    if silent := arm.run_count - (len(curve.runs) if curve else 0):
         found.append(f"{silent} of {arm.run_count} runs have no evaluation of {plain(analysis.metric)}.")
     if curve is None:
         return found
     if not _trained(arm):
         found.append("no evaluation after its start.")
     if curve.interpolated:
-        found.append("its runs were evaluated at different times; scores are interpolated linearly to common times.")
+        found.append("its runs were evaluated at different times. Scores are interpolated linearly to common times.")
     if thin := int(np.isnan(curve.mean).sum()):
         found.append(f"{thin} of its {len(curve.due)} checkpoints are in no mean: half of its runs or fewer have them.")
     if end and end.final_runs < len(curve.runs):
-        found.append(f"its final score is the mean of the {end.final_runs} of {len(curve.runs)} runs that got so far.")
+        found.append(f"its final score is the mean of {end.final_runs} of {len(curve.runs)} runs; the others ended.")
     if end and curve.due[curve.last()] < analysis.horizon * (1 - 1e-9):
         ends, horizon = duration(end.final_seconds), duration(analysis.horizon)
-        found.append(f"it ends at {ends}; scores are compared at {horizon}.")
+        found.append(f"it ends at {ends}. Scores are compared at {horizon}.")
     return found
 
 
@@ -165,7 +147,7 @@ def _baseline_notes(analysis: Analysis) -> list[str]:
         return [f"{base.label}, the baseline, has {what}, so nothing is compared."]
     found = []
     if result.arm_time <= float(np.nanmin(base.curve.times)):
-        found.append(f"{base.label} peaks at its first evaluation: its level says nothing about training.")
+        found.append(f"{base.label} peaks at its first evaluation: its level does not show what training gains.")
     zero = [pair for pair in analysis.pairs if pair.other is base and pair.speedup.never_reached > 0]
     if zero:
         shares = (f"{pair.arm.label} {100 * pair.speedup.never_reached:.1f} %" for pair in zero)
@@ -177,18 +159,18 @@ def method(analysis: Analysis) -> tuple[str, ...]:
     """Return how the numbers were computed, in sentences."""
     lines = [
         "Time is the training clock, without evaluation. Checkpoints of different runs are matched by their nominal "
-        "second, and one that half of an arm’s runs or fewer have is in no mean. A run that failed counts as far as it "
-        "got. Intervals of scores are 1.96 standard errors over runs, as in the paper.",
+        "second. A mean needs more than half of an arm’s runs. A run that failed counts up to its last evaluation. "
+        "Intervals of scores are 1.96 standard errors over runs, as in the paper.",
     ]
     if any(arm.config.get("clock") == "cpu" for arm in analysis.arms):
         lines.append("Time is processor time of the training process, without that of its reward processes.")
     if analysis.pairs:
         lines += [
-            "The interval of a difference is Welch’s, over runs; it also allows for the standard error of the "
-            "evaluations. A difference is settled when it excludes 0. A single run settles nothing.",
-            "Speedup follows the authors’ rule: the time of the other arm’s first checkpoint at 99 % of the maximum of "
-            "its mean curve, over the time of the arm’s first one there. Its interval is a bootstrap of "
-            f"{analysis.resamples} resamples of the runs (seed {analysis.seed}); one that never gets there is 0. "
-            f"It is settled when the interval excludes 1 and both arms have {FEW} runs.",
+            "A difference of scores has Welch’s 95 % interval over runs, which also allows for the standard error of "
+            "the evaluations. It is settled if the interval excludes 0.",
+            "A speedup follows the authors’ rule: the time at which the other arm’s mean curve first reaches 99 % of "
+            "its maximum, over the time at which this arm’s does. Its interval is a bootstrap of "
+            f"{analysis.resamples} resamples of the runs (seed {analysis.seed}). It is settled if the interval "
+            f"excludes 1 and both arms have at least {FEW} runs.",
         ]
     return tuple(lines)
