@@ -11,7 +11,7 @@ import torch
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from pods_rl import PODSConfig
-from pods_rl.engines.trl.settings import check_losses
+from pods_rl.engines.trl.batching import check_losses
 from pods_rl.errors import UserError
 from pods_rl.recipe.schema import fields
 from tests.numeric import FLOAT32, assert_near

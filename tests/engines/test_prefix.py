@@ -10,8 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
 from pods_rl.engines.trl import packing
-from pods_rl.engines.trl.packing import ChosenRows, why_rows
-from pods_rl.engines.trl.prefix import Rows, attend, lay_out
+from pods_rl.engines.trl.packing import ChosenRows, Rows, attend, lay_out, why_rows
 from tests.numeric import FLOAT32, FLOAT64, assert_near
 
 

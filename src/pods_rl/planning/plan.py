@@ -73,7 +73,7 @@ def to_measure(settings: Sequence[Setting]) -> list[Setting]:
 
 
 @dataclass(frozen=True)
-class Work:
+class StepWork:
     """What a generation batch and its update do: prompts, rollouts, and rows with a gradient."""
 
     prompts: float
@@ -85,7 +85,7 @@ class Work:
 class Step:
     """The work of a measured step, the seconds of its generation and rewards, and those of the rest."""
 
-    work: Work
+    work: StepWork
     generation: float
     update: float
 
@@ -103,10 +103,10 @@ class Prices:
     rollout: float = 0.0
     row: float = 0.0
 
-    def seconds(self, work: Work) -> float:
+    def seconds(self, work: StepWork) -> float:
         """Return the seconds of a step.
 
-        >>> Prices(step=1.0, rollout=0.5, row=0.25).seconds(Work(prompts=1, rollouts=4, rows=2))
+        >>> Prices(step=1.0, rollout=0.5, row=0.25).seconds(StepWork(prompts=1, rollouts=4, rows=2))
         3.5
         """
         return self.step + self.prompt * work.prompts + self.rollout * work.rollouts + self.row * work.rows
@@ -168,7 +168,7 @@ class Pool:
 class Expected:
     """Means over simulated steps of a setting: its work, its signal, and the share of groups without a signal."""
 
-    work: Work
+    work: StepWork
     signal: float
     dead: float
 
@@ -189,7 +189,7 @@ def simulate(
     precision_G = rewards_GN.var(dim=1, correction=0) * setting.m / (np.ptp(pool.rewards) or 1.0) ** 2
     live = float((precision_G > 1e-12).double().mean())
     signal = float(precision_G.view(steps, prompts).sum(dim=1).sqrt().mean())
-    return Expected(Work(prompts, prompts * setting.n, rows * live), signal, 1 - live)
+    return Expected(StepWork(prompts, prompts * setting.n, rows * live), signal, 1 - live)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..engines.trl.settings import check_losses
+from ..engines.trl.batching import check_losses
 from ..errors import UserError
 from ..text import describe, suggest
 from .catalog import SHIPPED

@@ -30,7 +30,7 @@ _NO_MATTER = {"rollout_batch_size", "vllm_gpu_memory_utilization", "eval_batch_s
 
 
 @dataclass(frozen=True)
-class Setting:
+class AblationSetting:
     """What an arm trains with, as far as it decides what is learned."""
 
     n: int
@@ -44,7 +44,7 @@ class Setting:
         """Plain GRPO: it keeps all it generates, so rule and advantages change nothing."""
         return self.n == self.m
 
-    def differences(self, other: Setting) -> set[str]:
+    def differences(self, other: AblationSetting) -> set[str]:
         """Return the axes in which two arms differ, and ``rest`` for anything else."""
         free = {"rule", "advantages"} if self.is_plain or other.is_plain else set()
         return {key for key in (*AXES, "rest") if key not in free and getattr(self, key) != getattr(other, key)}
@@ -53,11 +53,11 @@ class Setting:
         return plain(getattr(self, axis), limit=30) + (" (GRPO)" if self.is_plain else "")
 
 
-def setting_of(config: Mapping[str, Any]) -> Setting | None:
+def setting_of(config: Mapping[str, Any]) -> AblationSetting | None:
     """Return the setting of a resolved recipe, or of the columns of a CSV; None if n or m is unknown.
 
     >>> setting_of({"num_generations": 16, "rule": "random", "seed": 3})
-    Setting(n=16, m=16, rule='random', advantages='', rest=frozenset())
+    AblationSetting(n=16, m=16, rule='random', advantages='', rest=frozenset())
     """
     n, m = rollouts_of(config)
     if not n or not m:
@@ -65,7 +65,7 @@ def setting_of(config: Mapping[str, Any]) -> Setting | None:
     left_out = OWN_TO_A_RUN | _AXIS_KEYS | _NO_MATTER | {*_ROW_KEYS}
     rest = {key: value for key, value in config.items() if key not in left_out and value is not None}
     shown = frozenset((str(key), in_order(value)) for key, value in (rest | _prompts(config, m)).items())
-    return Setting(n, m, str(config.get("rule") or ""), str(config.get("advantages") or ""), shown)
+    return AblationSetting(n, m, str(config.get("rule") or ""), str(config.get("advantages") or ""), shown)
 
 
 def in_order(value: Any) -> str:
@@ -108,11 +108,11 @@ def find_ablations(arms: Sequence[Arm]) -> tuple[Ablation, ...]:
     if not known:
         return ()
 
-    def neighbours(own: Setting) -> dict[str, list[tuple[Arm, Setting]]]:
+    def neighbours(own: AblationSetting) -> dict[str, list[tuple[Arm, AblationSetting]]]:
         """Return the arms that differ in one setting alone, by that setting."""
         return {axis: [pair for pair in known if own.differences(pair[1]) == {axis}] for axis in AXES}
 
-    def rank(pair: tuple[Arm, Setting]) -> tuple[int, bool]:
+    def rank(pair: tuple[Arm, AblationSetting]) -> tuple[int, bool]:
         return sum(map(len, neighbours(pair[1]).values())), not pair[1].is_plain
 
     reference, own = max(known, key=rank)

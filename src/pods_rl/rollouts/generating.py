@@ -168,7 +168,7 @@ class PromptOnce:
         if draws is not None and len(draws) != len(input_ids):
             raise ValueError(f"got draws for {len(draws)} rows and {len(input_ids)} rows")
         with decoding(model):
-            rows = LiveRows(model, input_ids, generation_config, inputs)
+            rows = UnfinishedRows(model, input_ids, generation_config, inputs)
             logits = rows.prefill()
             while True:
                 scores = logits_processor(rows.seen, logits)
@@ -228,7 +228,7 @@ def refusal(
     return None
 
 
-class LiveRows:
+class UnfinishedRows:
     """The rollouts that are still generated: their tokens, masks, positions and cache.
 
     Args:

@@ -37,7 +37,7 @@ _EVENTS = ("gain", "gain", "gain", "loss", "loss", "loss", "growth", "half")
 
 
 @dataclass(frozen=True)
-class Difficulty:
+class WordDifficulty:
     """The fewest and most steps of a problem, and the fewest and most of its sentences that do not matter."""
 
     steps: tuple[int, int]
@@ -45,9 +45,9 @@ class Difficulty:
 
 
 DIFFICULTIES = {
-    "easy": Difficulty((1, 2), (2, 3)),
-    "mixed": Difficulty((1, 4), (2, 3)),
-    "hard": Difficulty((3, 4), (3, 5)),
+    "easy": WordDifficulty((1, 2), (2, 3)),
+    "mixed": WordDifficulty((1, 4), (2, 3)),
+    "hard": WordDifficulty((3, 4), (3, 5)),
 }
 
 
@@ -96,7 +96,7 @@ class WordProblem:
         return "\n".join(f"{left}{sign}{number}={total}" for left, (sign, number), total in steps)
 
 
-def draw_problem(rng: random.Random, difficulty: Difficulty) -> WordProblem:
+def draw_problem(rng: random.Random, difficulty: WordDifficulty) -> WordProblem:
     """Draw one problem: its steps, its numbers, then its sentences.
 
     >>> print(draw_problem(random.Random(0), DIFFICULTIES["easy"]).text)

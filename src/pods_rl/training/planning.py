@@ -23,7 +23,7 @@ from ..planning.plan import (
     Setting,
     Simulated,
     Step,
-    Work,
+    StepWork,
     decide,
     describe,
     fit_prices,
@@ -137,7 +137,7 @@ class Meter(TrainerCallback):
         self.tokens: list[int] = []
         self._schedule: Iterator[Setting] = iter(())
         self._setting: Setting | None = None
-        self._work = Work(0, 0, 0)
+        self._work = StepWork(0, 0, 0)
 
     def run(self, schedule: Iterator[Setting]) -> None:
         """Train through a schedule, which may depend on earlier steps."""
@@ -197,5 +197,5 @@ class Meter(TrainerCallback):
         for number, rewards in zip(numbers, record.rewards.tolist(), strict=True):
             self.rewards.setdefault(number, []).extend(rewards)
         self.tokens += record.completion_tokens
-        self._work = Work(count, record.rewards.numel(), int((record.advantages != 0).sum()))
+        self._work = StepWork(count, record.rewards.numel(), int((record.advantages != 0).sum()))
         return output

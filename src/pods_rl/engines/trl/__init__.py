@@ -1,6 +1,6 @@
 """The TRL engine: PODS as a subclass of TRL's GRPO trainer (the only package that imports TRL).
 
-Names are loaded on first use, so that `batching` and `settings` load no torch.
+Names are loaded on first use, so that `batching` loads no torch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .config import PODSConfig
-    from .killable import killable
+    from .rewards import killable
     from .stability import UnstableTrainingError
     from .trainer import PODSTrainer
 
@@ -18,7 +18,7 @@ _HOME = {
     "PODSConfig": "config",
     "PODSTrainer": "trainer",
     "UnstableTrainingError": "stability",
-    "killable": "killable",
+    "killable": "rewards",
 }
 
 __all__ = ["PODSConfig", "PODSTrainer", "UnstableTrainingError", "killable"]

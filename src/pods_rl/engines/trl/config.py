@@ -12,8 +12,7 @@ from trl import GRPOConfig
 from ...errors import UserError
 from ...selection import Rule
 from ...selection.registry import check_rule, rule_name
-from .batching import batch_plan
-from .settings import LEVERS, loss_doubts, refuse_impossible
+from .batching import LEVERS, batch_plan, loss_doubts, refuse_impossible
 
 if TYPE_CHECKING:
     RuleOrName = str | Rule

@@ -22,8 +22,7 @@ from ...selection import is_constant
 from .batching import Shares
 from .compat import Batch, TRLTrainer, grpo_trainer
 from .config import group_sizes
-from .exchange import move_rows
-from .rollout import Generation, stable_seed
+from .rollout import Generation, move_rows, stable_seed
 
 Generate = Callable[[list[Batch]], tuple[Batch, Generation]]
 

@@ -32,7 +32,6 @@ from .compat import (
 )
 from .config import PAPER, PODSConfig, group_sizes
 from .dynamic_sampling import DynamicSampling
-from .exchange import check_agreement, move_rows, moved_rows, uneven_gathers
 from .generation import Key, TurnInputs, Turns, check_completions, each_prompt_once, sequences_at_once
 from .packing import LogProbs
 from .rewards import CheckedRewards
@@ -41,18 +40,22 @@ from .rollout import (
     Output,
     add_up_counters,
     as_output,
+    check_agreement,
     copies,
     drop_zero_counters,
     entries,
     escape_table,
     log_all_rollouts,
     log_selection,
+    move_rows,
+    moved_rows,
     policy_tokens,
     record_of,
     set_advantages,
     shorten,
     show_advantages,
     take_rollout,
+    uneven_gathers,
 )
 from .stability import Stability
 from .tools import Tools
