@@ -191,8 +191,8 @@ def test_a_step_whose_rows_are_all_masked_moves_nothing(make_trainer, random_mod
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"advantages": "sideways"}, "expected 'after' \\(the paper\\) or 'before', got 'sideways'"),
-        ({"advantage_baseline": "rloo"}, "expected 'mean' \\(GRPO\\) or 'leave_one_out' \\(RLOO\\), got 'rloo'"),
+        ({"advantages": "sideways"}, "sideways"),
+        ({"advantage_baseline": "rloo"}, "rloo"),
         ({"advantage_baseline": "leave_one_out"}, "Set scale_rewards: none"),
         ({"advantage_baseline": "leave_one_out", "scale_rewards": True}, "Set scale_rewards: none"),
         (
@@ -200,9 +200,9 @@ def test_a_step_whose_rows_are_all_masked_moves_nothing(make_trainer, random_mod
                 "advantage_baseline": "leave_one_out", "scale_rewards": "none",
                 "multi_objective_aggregation": "normalize_then_sum",
             },
-            "takes one baseline for the summed reward",
+            "summed reward",
         ),
-        ({"advantages": "before", "multi_objective_aggregation": "normalize_then_sum"}, "'before' takes one"),
+        ({"advantages": "before", "multi_objective_aggregation": "normalize_then_sum"}, "summed reward"),
         ({"loss_type": "vespo", "use_vllm": True}, "got vllm_importance_sampling_mode = sequence_mask"),
     ],
 )  # fmt: skip

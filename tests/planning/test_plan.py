@@ -15,7 +15,7 @@ from pods_rl.planning.plan import (
     Prices,
     Setting,
     Step,
-    Work,
+    StepWork,
     decide,
     fit_prices,
     model,
@@ -33,7 +33,7 @@ def test_prices_are_recovered_from_steps_that_they_make() -> None:
     prices = Prices(step=0.4, prompt=0.02, rollout=0.005, row=0.01)
     rng, settings = np.random.default_rng(0), []
     for rollouts, prompts in ((16, 1), (64, 1), (64, 4)):
-        works = [Work(prompts, rollouts, rng.integers(17)) for _ in range(5)]
+        works = [StepWork(prompts, rollouts, rng.integers(17)) for _ in range(5)]
         settings.append([Step(w, 0.3 + 0.02 * prompts + 0.005 * rollouts, 0.1 + 0.01 * w.rows) for w in works])
     found = fit_prices(settings)
     assert vars(found) == pytest.approx(vars(prices))
@@ -43,7 +43,7 @@ def test_prices_are_recovered_from_steps_that_they_make() -> None:
 def test_no_price_is_below_0() -> None:
     rng = np.random.default_rng(0)
     for _ in range(20):
-        steps = [Step(Work(*rng.integers(1, 9, size=3)), *rng.random(2)) for _ in range(8)]
+        steps = [Step(StepWork(*rng.integers(1, 9, size=3)), *rng.random(2)) for _ in range(8)]
         assert min(vars(fit_prices([steps])).values()) >= 0
 
 
