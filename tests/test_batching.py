@@ -38,12 +38,6 @@ def test_vllm_needs_equal_shares():
     assert not check_batch(num_rollouts=34, **settings | {"use_vllm": False}).shares.even
 
 
-def test_generation_batch_size_counts_rows():
-    plan = check_batch(num_generations=4, per_device_train_batch_size=2, generation_batch_size=8, processes=2)
-    assert (plan.steps_per_generation, plan.rows_per_generation, plan.num_rollouts) == (2, 8, 4)
-    assert plan.is_plain_grpo
-
-
 def test_processes_come_from_the_launcher(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert check_batch(num_generations=8, per_device_train_batch_size=2).processes == 4

@@ -62,14 +62,10 @@ def test_an_evaluation_of_worked_values():
     assert found.pass_at == {2: (0.5, pytest.approx(np.std([1, 1, 0, 0], ddof=1) / 2))}
     assert (found.mean_completion_tokens, found.truncated_share) == (13.5, 3 / 8)
     assert (found.prompts, found.repeats, found.temperature, found.eval_seconds) == (4, 2, 0.5, 3.0)
-
-
-def test_the_row_is_flat_and_one_repeat_gives_no_pass_at_k_and_one_prompt_no_error():
     row = summarise(answers([1, 0, 0, 0, 1], repeats=5), repeats=5, temperature=1.0, seconds=1.0).row()
     assert all(isinstance(value, (int, float)) for value in row.values())
     assert {name for name in row if "pass" in name} == {"pass@2", "pass@2_se", "pass@4", "pass@4_se"}
-    assert math.isnan(row["accuracy_se"])
-    assert "pass@2" not in summarise(answers([1, 0], repeats=1), repeats=1, temperature=0.0, seconds=0.0).row()
+    assert math.isnan(row["accuracy_se"])  # of one prompt
 
 
 # ------------------------------------------------------------------------------------------------ draws
@@ -243,12 +239,9 @@ def test_a_templates_special_tokens_are_not_written_twice():
 
 def test_the_hash_is_of_names_and_contents(tmp_path):
     data = bytes(range(256)) * 40_000  # longer than one read
-    for name, content in (("a", data), ("b", data), ("c", data + b"1")):
+    for name, file, content in (("a", "model", data), ("b", "model", data + b"1"), ("c", "model-00001", data)):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "model.safetensors").write_bytes(content)
-    (tmp_path / "b" / "config.json").write_text("{}")
-    a, b, c = (weights_hash(tmp_path / name) for name in ("a", "b", "c"))
+        (tmp_path / name / f"{file}.safetensors").write_bytes(content)
     line = f"model.safetensors {hashlib.sha256(data).hexdigest()}\n"
-    assert a == b == hashlib.sha256(line.encode()).hexdigest() != c
-    (tmp_path / "a" / "model.safetensors").rename(tmp_path / "a" / "model-00001-of-00001.safetensors")
-    assert weights_hash(tmp_path / "a") != a
+    assert weights_hash(tmp_path / "a") == hashlib.sha256(line.encode()).hexdigest()
+    assert len({weights_hash(tmp_path / name) for name in "abc"}) == 3

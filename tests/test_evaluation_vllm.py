@@ -22,18 +22,6 @@ from pods_rl.yaml_files import Origin
 
 
 @dataclass
-class Params:
-    """Stands in for vllm.SamplingParams: the fields we set, no others."""
-
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    max_tokens: int | None = 16
-    seed: int | None = None
-
-
-@dataclass
 class Engine:
     """Stands in for vllm.LLM: writes each request's seed, ended where that is even; keeps what it was sent."""
 
@@ -75,7 +63,7 @@ def vllm(monkeypatch):
     """Makes the stand-in importable as vllm."""
     ENGINES.clear()
     for name, members in {
-        "vllm": {"LLM": Engine, "SamplingParams": Params, "__version__": "0.23.0+cpu"},
+        "vllm": {"LLM": Engine, "SamplingParams": SimpleNamespace, "__version__": "0.23.0+cpu"},
         "vllm.lora": {},
         "vllm.lora.request": {"LoRARequest": lambda *words: words},
     }.items():
@@ -99,7 +87,8 @@ def test_an_evaluation_by_vllm(vllm):
     assert (engine.model, engine.trust_remote_code) == (str(tiny_policy_path()), False)
     assert (engine.load_format, engine.seed, lora) == ("safetensors", 4, None)
     assert len({p.seed for p in params}) == 6  # each row has its own
-    assert {(p.n, p.temperature, p.top_p, p.top_k, p.max_tokens) for p in params} == {(1, 0.5, 1.0, 0, 9)}
+    shared = {"n": 1, "temperature": 0.5, "top_p": 1.0, "top_k": 0, "max_tokens": 9}
+    assert [vars(p) for p in params] == [shared | {"seed": p.seed} for p in params]
     assert all(list(prompt) == ["prompt_token_ids"] for prompt in prompts)
     assert prompts[0] == prompts[1] != prompts[2]
     assert [a.completion for a in found.answers] == [f"<answer>{p.seed}</answer>" for p in params]

@@ -183,7 +183,11 @@ VALUES = {
 def test_jsonl_holds_a_value_exactly_or_is_refused_and_parquet_keeps_its_type(tmp_path):
     source = tmp_path / "r.parquet"
     columns = {name: [value] * 3 for name, (value, _) in VALUES.items()}
-    table = pa.table({"prompt": ["a"] * 3, "reward": pa.array([1, 2, 3], pa.float32()), **columns})
+    columns["words"] = pa.array(["a", "a", "a"]).dictionary_encode()
+    columns["map"] = pa.array([[("k", 1)]] * 3, pa.map_(pa.string(), pa.int8()))
+    columns["of some rows"] = pa.array([None, 1, None])
+    rewards = pa.array([decimal.Decimal(text) for text in ("0.1", "0.2", "0.3")])
+    table = pa.table({"prompt": ["a"] * 3, "reward": rewards, **columns})
     for name, (_, expected) in VALUES.items():
         pq.write_table(table.select(["prompt", "reward", name]), source)
         if expected is None:
@@ -199,37 +203,12 @@ def test_jsonl_holds_a_value_exactly_or_is_refused_and_parquet_keeps_its_type(tm
     assert repr(kept.to_pylist()) == repr(table.take([0, 2]).to_pylist())
 
 
-def test_dictionaries_maps_and_decimal_rewards_are_read(tmp_path):
-    words = pa.array(["a", "a", "a"]).dictionary_encode()
-    maps = pa.array([[("k", 1)]] * 3, pa.map_(pa.string(), pa.int8()))
-    rewards = pa.array([decimal.Decimal(text) for text in ("0.1", "0.2", "0.3")])
-    pq.write_table(pa.table({"prompt": words, "reward": rewards, "map": maps}), tmp_path / "r.parquet")
-    select(tmp_path / "r.parquet", "-m", 2, "--output", tmp_path / "k.jsonl")
-    assert [(row["reward"], row["map"]) for row in rows_of(tmp_path / "k.jsonl")] == [
-        (0.1, [["k", 1]]),
-        (0.3, [["k", 1]]),
-    ]
-    select(tmp_path / "r.parquet", "-m", 2, "--output", tmp_path / "k.parquet")
-    assert pq.read_table(tmp_path / "k.parquet")["map"].type == maps.type
-
-
 def test_what_parquet_cannot_hold_is_refused(tmp_path):
     for values in ((1, "1"), ({}, {}), ({"a": {}}, None), (2**70, 1)):
         rows = [{"prompt": "a", "reward": i, "x": value} for i, value in enumerate(values)]
         with pytest.raises(UserError, match=r"Parquet cannot hold .*Write JSONL"):
             select(write(tmp_path / "r.jsonl", rows), "--output", tmp_path / "k.parquet")
     assert not (tmp_path / "k.parquet").exists()
-
-
-def test_parquet_is_written_with_every_column_and_read_again(tmp_path):
-    rows = [{**row, "source": {"book": 1}} for row in rollouts("a", [3, 1, 2])] + rollouts("b", [1, 0, 1])
-    source = write(tmp_path / "r.jsonl", rows)
-    for name in ("k.parquet", "k.jsonl"):
-        select(source, "-m", 2, "--output", tmp_path / name)
-    table = pq.read_table(tmp_path / "k.parquet").to_pylist()
-    plain = [{key: value for key, value in row.items() if value is not None} for row in table]
-    assert plain == rows_of(tmp_path / "k.jsonl")
-    assert "2 groups" in select(tmp_path / "k.parquet", "-m", 1).output
 
 
 # -- where it writes --------------------------------------------------------------------------------------------------
@@ -249,16 +228,15 @@ def test_the_input_is_never_written_by_any_path_or_link(tmp_path, source, monkey
         select(ledger, "--output", ledger / "kept.parquet", "--force")
 
 
-@pytest.mark.parametrize("name", ["k.jsonl", "k.parquet"])
-def test_a_file_of_somebody_else_is_replaced_only_with_force_and_its_own_always(tmp_path, source, name):
-    output = tmp_path / name
-    output.write_text("mine")
-    with pytest.raises(UserError, match="--force"):
-        select(source, "-m", 2, "--output", output)
-    assert output.read_text() == "mine"
-    select(source, "-m", 2, "--output", output, "--force")
-    assert "3 " in select(source, "-m", 1, "--output", output).output
-    assert "1 group," in select(output, "-m", 1).output
+def test_a_file_of_somebody_else_is_replaced_only_with_force_and_its_own_always(tmp_path, source):
+    for output in (tmp_path / "k.jsonl", tmp_path / "k.parquet"):
+        output.write_text("mine")
+        with pytest.raises(UserError, match="--force"):
+            select(source, "-m", 2, "--output", output)
+        assert output.read_text() == "mine"
+        select(source, "-m", 2, "--output", output, "--force")
+        select(source, "-m", 1, "--output", output)
+        assert "1 group," in select(output, "-m", 1).output
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_reading(tmp_path, source):
