@@ -16,7 +16,7 @@ import pytest
 from nbclient import NotebookClient
 
 from pods_rl.experiment import load_experiment
-from pods_rl.recipe import available, load_recipe
+from pods_rl.recipe import checks, load_recipe
 from pods_rl.recipe.recipe import differences
 from pods_rl.runs import Run
 
@@ -114,8 +114,8 @@ def test_the_recipe_for_a_gpu_is_right_and_its_short_form_runs(at_root, tmp_path
     assert "bad   recipe" in (report := pods(*doctor).output)
     assert "This recipe needs vllm" in " ".join(report.split())
     with monkeypatch.context() as patch:
-        find = available.find_spec
-        patch.setattr(available, "find_spec", lambda name: name == "vllm" or find(name))
+        find = checks.find_spec
+        patch.setattr(checks, "find_spec", lambda name: name == "vllm" or find(name))
         recipe = load_recipe(full[1])
         recipe.check_installed()
         assert recipe.batch_plan().num_rollouts == 64

@@ -19,8 +19,6 @@ from .text import short
 
 _MOST_BYTES = 200_000  # the longest shipped experiment has 5 thousand
 _MOST_NODES = 10_000  # keys, values and items, with each alias expanded
-_LONGEST_NUMBER = 400  # characters; PyYAML converts a long one in quadratic time
-_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 @dataclass(frozen=True)
@@ -114,8 +112,8 @@ def _load(text: str) -> tuple[Any, yaml.Node | None]:
 def _check(node: yaml.Node, sizes: dict[int, int]) -> int:
     """Return the number of nodes below one, with each alias expanded; `sizes` holds those known, 0 for open ones.
 
-    Raises for too many nodes, an alias that contains itself, a long number, and duplicate keys, of which PyYAML
-    silently keeps the last one.
+    Raises for too many nodes, an alias that contains itself, and duplicate keys, of which PyYAML silently keeps the
+    last one.
     """
     if id(node) in sizes:
         if not sizes[id(node)]:
@@ -134,8 +132,6 @@ def _check(node: yaml.Node, sizes: dict[int, int]) -> int:
             children += (key, value)
     elif isinstance(node, yaml.SequenceNode):
         children = node.value
-    elif node.tag in _NUMBERS and len(node.value) > _LONGEST_NUMBER:
-        raise _refused(node, f"a number of {len(node.value):,} characters: expected at most {_LONGEST_NUMBER}")
     size = 1
     for child in children:
         size += _check(child, sizes)

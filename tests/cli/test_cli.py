@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from pods_rl.recipe.recipe import checkpoint_keys
 from pods_rl.runs import Run, RunWriter
 from pods_rl.runs.checkpoints import publish, staging
 
-from .. import DEADLINE
 from . import pods
 
 PODS = [sys.executable, "-m", "pods_rl"]
@@ -87,16 +85,6 @@ def test_a_path_that_the_system_refuses_is_a_line(monkeypatch, capsys, words):
     assert len(error) < 300
 
 
-def test_python_m_pods_rl_is_the_same_command():
-    done = subprocess.run(
-        [sys.executable, "-m", "pods_rl", "train", "--config", "tiny-pods", "--num_rolouts", "3"],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2
-    assert done.stderr == "Error: --num_rolouts: unknown key. Did you mean num_rollouts?\n"
-
-
 def test_train_gives_the_recipe_and_the_place(trained):
     result = pods("train", "--config", "tiny-pods", "--num-rollouts", "32", "--output", "out", "--beta=0.04")
     assert result.exit_code == 0
@@ -141,20 +129,6 @@ def test_resume_takes_the_runs_own_recipe(trained):
     assert trained.made[1][0].values["seed"] == 7
     with pytest.raises(UserError, match="empty holds no run to resume"):
         pods("train", "--config", "tiny-pods", "--output", "empty", "--resume")
-
-
-def test_resume_passes_over_torn_checkpoints_and_never_takes_one(trained):
-    pods("train", "--config", "tiny-pods", "--output", "out")
-    save_checkpoint("out", 3)
-    (save_checkpoint("out", 4) / "optimizer.pt").unlink()
-    pods("train", "--output", "out", "--resume")
-    (Path("out/checkpoints/checkpoint-3") / "manifest.json").unlink()
-    with pytest.raises(UserError) as refused:
-        pods("train", "--output", "out", "--resume")
-    message = str(refused.value)
-    assert "has no whole checkpoint to resume from" in message
-    assert "skipped checkpoint-4: optimizer.pt is missing" in message
-    assert "skipped checkpoint-3: no manifest.json" in message
 
 
 def test_resume_refuses_another_recipe_unless_allowed(trained, monkeypatch):
@@ -241,7 +215,7 @@ def test_num_processes_starts_accelerate_once_the_recipe_fits(trained, monkeypat
     assert trained.made == []
     with pytest.raises(UserError, match=r"whole groups of num_generations = 16 rows, but it holds 24 rows"):
         pods(*words, "--per_device_train_batch_size", "3")
-    with pytest.raises(UserError, match=r"zero2: ZeRO-2 needs deepspeed|zero2: ZeRO-2 runs on GPUs only"):
+    with pytest.raises(UserError, match="zero2.*(needs deepspeed|GPUs only)"):
         pods(*words, "--per_device_train_batch_size", "2", "--use_cpu", "--accelerate_config", "zero2")
     with pytest.raises(UserError, match=r"zero9 is neither a file nor a shipped"):
         pods(*words, "--accelerate_config", "zero9")
@@ -251,39 +225,11 @@ def test_num_processes_starts_accelerate_once_the_recipe_fits(trained, monkeypat
     assert len(commands) == 1
 
 
-def test_a_plan_for_many_processes(trained):
-    words = ("--config", "tiny-pods", "--num_processes", "4", "--per_device_train_batch_size", "4")
-    spread = "each generates 16 rollouts and trains 4"
-    assert spread in pods("train", *words, "--gradient_accumulation_steps", "1", "--dry_run").output
-    checked = pods("doctor", *words, "--gradient_accumulation_steps", "1", "--use_cpu", "true").output
-    assert spread in checked
-    assert "4 with ddp: on the CPU, over gloo" in checked
-
-
 def test_dry_run_shows_the_recipe_and_the_plan(trained):
     output = pods("train", "--config", "tiny-pods", "--dry_run").output
     assert "num_rollouts: 64" in output
     assert "1 prompt, 64 rollouts generated, 16 rows trained" in output
     assert trained.made == []
-
-
-def test_explain():
-    assert "n: rollouts generated per prompt" in pods("train", "--explain", "--num-rollouts").output
-    with pytest.raises(UserError, match=r"Unknown recipe key rulee\. Did you mean rule\?"):
-        pods("train", "--explain", "rulee")
-
-
-def test_train_needs_a_recipe():
-    with pytest.raises(UserError, match="Missing recipe"):
-        pods("train")
-
-
-def test_train_runs_a_shipped_recipe_by_name(trained):
-    pods("train", "--recipe", "quickstart-pods", "--output", "out")
-    assert trained.made[0][0].values["num_rollouts"] == 64
-    pods("train", "--recipe", "tiny-pods")
-    pods("train", "--recipe=quickstart-grpo-trl")
-    assert str(trained.made[2][1]).startswith("runs/quickstart-grpo-trl-20")
 
 
 def test_a_recipe_is_named_by_a_word_alone(trained, tmp_path):
@@ -301,84 +247,27 @@ def test_a_recipe_is_named_by_a_word_alone(trained, tmp_path):
     ("words", "message"),
     [
         (["train", "tiny-pods", "--config", "tiny-pods"], "Unexpected argument 'tiny-pods': expected --key"),
-        (["train", "tiny-pods", "--recipe", "tiny-pods"], "Unexpected argument 'tiny-pods'"),
         (["train", "tiny-pods", "quickstart-pods"], "argument 'quickstart-pods': .* after the recipe tiny-pods"),
         (["train", "quickstart"], "use `pods compare"),
         (["train", "tiny-pod"], "Did you mean tiny-pods"),
         (["train", "~nobody-of-this-name"], "cannot be a path"),
         (["train", "a" * 5000], r"aaa\.\.\. cannot be a path"),
-        (["train", "/dev/zero"], "neither a file nor a shipped recipe"),
         (["compare"], "No experiment: name"),
-        (["compare", "quickstart", "--config", "quickstart"], "Unexpected argument"),
-        (["doctor", "--recipe", "nonsense"], "no shipped recipe has this name"),
-        (["doctor", "nonsense"], "neither a file nor a shipped recipe"),
-        (["doctor", "--foo", "bar"], "--foo sets a key of a recipe, but no recipe is given"),
-        (["doctor", "--recipe"], "--recipe needs a name"),
-        (["doctor", "tiny-pods", "--foo", "bar"], "--foo: unknown key"),
-        (["recipes", "../../../etc/passwd"], "is not shipped: expected one of quickstart"),
-        (["recipes", "/etc/passwd"], "is not shipped"),
-        (["recipes", "--path", "../../../etc/passwd"], "is not shipped"),
-        (["recipes", "pyproject.toml"], "is not shipped"),
+        (["doctor", "--foo", "bar"], "Missing recipe"),
+        (["train"], "Missing recipe"),
+        (["train", "--recipe", "quickstart-podz"], "Did you mean quickstart-pods"),
+        (["train", "--explain", "rulee"], "Did you mean rule"),
+        (["recipes", "../../../etc/passwd"], "is not shipped"),
         (["recipes", "tiny-pod"], "Did you mean tiny-pods"),
         (["train", "tiny-pods", "--num_processes", "1000000000"], "--num_processes 1000000000: expected at most 1024"),
-        (["doctor", "tiny-pods", "--num_processes", "1000000000"], "expected at most 1024"),
         (["compare", "quickstart", "--seeds", "1000000000"], "seeds: got 1000000000, expected at most 1,000"),
         (["compare", "quickstart", "--seeds", "900"], r"3 arms x 900 seeds give 2,700 runs: expected at most 1,000"),
-        (["compare", "quickstart", "--seeds", "9" * 5000], "seeds: got the text '999"),
         (["compare", "quickstart", "--seeds", "[4294967296]"], "different whole numbers from 0 to 4294967295"),
     ],
 )  # fmt: skip
 def test_words_that_name_nothing_or_too_much(words, message):
     with pytest.raises(UserError, match=message):
         pods(*words)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("quickstart-podz", "--recipe quickstart-podz: no shipped recipe has this name. Did you mean quickstart-pods?"),
-        ("zzz", "--recipe zzz: no shipped recipe has this name. `pods recipes` lists all "),
-        ("mine.yaml", "no shipped recipe has this name. For a file, use --config mine.yaml."),
-    ],
-)
-def test_train_with_a_wrong_name_says_one_thing(name, message, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.yaml").write_text("max_steps: 1\n")
-    with pytest.raises(UserError) as refusal:
-        pods("train", "--recipe", name)
-    assert message in str(refusal.value)
-    assert len(str(refusal.value)) < 120
-
-
-def test_compare_shows_its_plan():
-    output = pods("compare", "--config", "quickstart", "--seeds", "3", "--dry_run").output
-    assert "9 runs: 3 arms x 3 seeds, 405 seconds of training clock in total" in output
-    assert "64 rollouts a prompt, 16 trained on" in output
-    assert "grpo-trl  (the baseline)" in output
-    assert "sets                 exact_trl: true" in output
-
-
-def test_compare_makes_runs_and_reports(monkeypatch, tmp_path):
-    import pods_rl.experiment.running as running
-
-    def finish(job):
-        with RunWriter(job.output) as writer:
-            writer.write_config(job.config.read_text())
-            for step in range(3):
-                good = 0.2 + 0.1 * step * (2 if "pods" in str(job.output) else 1)
-                writer.append_eval({"step": step, "due": step, "seconds": step, "accuracy": good})
-            writer.write_status("finished")
-        return 0
-
-    monkeypatch.setattr(running, "train_in_process", finish)
-    result = pods("compare", "--config", "quickstart", "--seeds", "1", "--output", tmp_path / "out")
-    assert result.exit_code == 0, result.output
-    assert "[1/3] grpo-trl seed 1 started" in result.output
-    assert "[2/3] pods seed 1 finished" in result.output
-    assert "pods seed 1                   2 s  step 2  accuracy 0.600" in result.output
-    assert (tmp_path / "out/report/report.html").is_file()
-    assert "report.html" in pods("report", tmp_path / "out").output
-    assert "More seeds settle more" in result.output
 
 
 def test_compare_prints_failures_last_and_its_exit_code_is_1(monkeypatch, tmp_path):
@@ -423,18 +312,6 @@ def test_a_report_that_cannot_be_written_is_printed_as_missing(monkeypatch, tmp_
     assert "No report: [Errno 28] No space left on device" in result.stderr
 
 
-def test_compare_says_how_to_resume(monkeypatch, tmp_path):
-    import pods_rl.experiment.running as running
-
-    def interrupted(job):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(running, "train_in_process", interrupted)
-    result = pods("compare", "--config", "quickstart", "--seeds", "1", "--output", tmp_path / "out")
-    assert result.exit_code == 130
-    assert "the same command resumes from there" in result.output
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_compare_outlives_its_display(tmp_path, stream):
@@ -464,27 +341,14 @@ c.main()
         assert "report.html" in log
 
 
-def test_report_needs_something_to_report_on(tmp_path):
-    with pytest.raises(UserError, match="Name the runs to report on"):
-        pods("report")
-    with pytest.raises(UserError, match="--csv needs --output"):
-        pods("report", "--csv", "x.csv")
-    with pytest.raises(UserError, match="does not exist"):
-        pods("report", tmp_path / "gone")
-
-
 def test_recipes_are_listed_and_printed():
     output = pods("recipes").output
     assert max(map(len, output.splitlines())) <= 80
     for name, path in shipped_recipes().items():
-        assert f"  {name}\n" in output
+        assert name in output.splitlines()
         assert pods("recipes", name).output == path.read_text()
         assert pods("recipes", "--path", name).output == f"{path}\n"
     assert "arms: grpo, grpo-ga, pods" in output
-    settings = [output.index(f"Paper, setting {letter}:") for letter in "abcdef"]
-    assert output.index("tiny-pods") < settings[0]
-    assert settings == sorted(settings)
-    assert settings[-1] < output.index("Paper, ablation")
 
 
 def test_doctor_shows_versions_and_a_plan(monkeypatch):
@@ -494,31 +358,12 @@ def test_doctor_shows_versions_and_a_plan(monkeypatch):
     assert "1 prompt, 128 rollouts generated, 16 rows trained" in result.output
 
 
-@pytest.mark.parametrize(
-    ("name", "grade", "words"),
-    [
-        ("ddp", "ok", "DDP: the processes shard nothing"),
-        ("fsdp2", "ok", "FSDP2: the processes shard weights, gradients and optimizer states"),
-        ("zero3", "bad", "ZeRO-3 runs on GPUs only: use --accelerate_config fsdp2 or ddp"),
-    ],
-)
-def test_doctor_says_what_the_processes_share(monkeypatch, name, grade, words):
-    from pods_rl.cli import doctor, train
-
-    monkeypatch.setattr("pods_rl.recipe.accelerate.find_spec", lambda name: name)
-    found = list(doctor.check_launch(train.find_launch(2, name), on_cpu=True))
-    assert found[-1] == (grade, "layout", words)
-
-
 def test_doctor_finds_what_is_missing(monkeypatch):
     from pods_rl.cli import doctor
 
     monkeypatch.setattr("pods_rl.distributed.processes.version", lambda name: {"trl": "2.3.0"}.get(name))
-    findings = {finding.what: finding for finding in doctor.check_versions()}
-    assert findings["trl"].grade == "note"
-    assert findings["trl"].value == "2.3.0; tested with 1.16"
-    assert findings["torch"].grade == "bad"
-    assert findings["vllm"] == ("ok", "vllm", "not installed (optional)")
+    grades = {what: grade for grade, what, _ in doctor.check_versions()}
+    assert (grades["trl"], grades["torch"], grades["vllm"]) == ("note", "bad", "ok")
 
 
 def test_the_current_directory_comes_last_on_the_path(monkeypatch, tmp_path):
@@ -554,21 +399,6 @@ def test_a_deleted_working_directory_is_one_line(tmp_path, words):
     assert done.returncode == 2
     assert done.stderr.startswith("Error: The working directory cannot be read")
     assert done.stderr.count("\n") == 1
-
-
-def test_kept_rows_go_through_a_link_and_into_a_pipe(tmp_path):
-    rollouts, target = tmp_path / "rollouts.jsonl", tmp_path / "kept.jsonl"
-    rollouts.write_text("".join(f'{{"prompt": "a", "reward": {i}}}\n' for i in range(4)))
-    target.touch()
-    (tmp_path / "link").symlink_to(target)
-    os.mkfifo(tmp_path / "pipe")
-    with subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE, text=True) as reader:
-        for output in ("link", "pipe"):
-            assert pods("select", rollouts, "-m", 2, "--output", tmp_path / output, "--force").exit_code == 0
-        assert reader.communicate(timeout=DEADLINE)[0] == target.read_text()
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "pipe").is_fifo()
-    assert target.read_text().count("\n") == 2
 
 
 def test_every_option_is_shown_with_underscores_and_taken_in_both_spellings():

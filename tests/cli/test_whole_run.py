@@ -50,8 +50,10 @@ def pods(*words: str):
 
 
 def test_train_resume_and_evaluate(place):
-    pods("train", "--config", "r.yaml", "--output", "run")
+    output = pods("train", "--config", "r.yaml", "--output", "run").output
     run = Run.open("run")
+    assert run.evals[0]["accuracy"] == run.evals[0]["format_accuracy"] == 0
+    assert "Warning: no completion of the first evaluation" in output
     assert run.state == "finished"
     assert run.config["num_rollouts"] == 4
     assert [row["step"] for row in run.metrics] == [1, 2, 3]
@@ -75,16 +77,8 @@ def test_a_chat_models_files(place):
     tokenizer.save_pretrained("policy")
     Path("rows.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n{"question": "1+2?", "answer": "3"}\n')
     words = ["--task", "dataset", "--dataset_name", "rows.jsonl", "--dataset_test_name", "rows.jsonl"]
-    words += [
-        "--system_prompt",
-        "Add.",
-        "--chat_template_kwargs",
-        "{end: '[me]'}",
-        "--max_steps",
-        "1",
-        "--save_steps",
-        "1",
-    ]
+    words += ["--system_prompt", "Add.", "--chat_template_kwargs", "{end: '[me]'}"]
+    words += ["--max_steps", "1", "--save_steps", "1"]
     pods("train", "--config", "r.yaml", "--output", "run", *words)
     run = Run.open("run")
     texts = {"[system]Add.[user]1+1?[me]", "[system]Add.[user]1+2?[me]"}

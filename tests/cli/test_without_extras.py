@@ -7,7 +7,7 @@ import re
 import pytest
 
 from pods_rl.errors import UserError
-from pods_rl.recipe import available
+from pods_rl.recipe import checks
 
 from .test_cli import pods
 
@@ -16,8 +16,8 @@ NEEDS = "This recipe needs vllm and bitsandbytes, which are not installed: pip i
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch):
-    find = available.find_spec
-    monkeypatch.setattr(available, "find_spec", lambda name: None if name in ("vllm", "bitsandbytes") else find(name))
+    find = checks.find_spec
+    monkeypatch.setattr(checks, "find_spec", lambda name: None if name in ("vllm", "bitsandbytes") else find(name))
 
 
 def one_line(text: str) -> str:

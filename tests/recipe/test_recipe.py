@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from pods_rl.cli import app
 from pods_rl.errors import UserError
 from pods_rl.experiment import load_experiment
-from pods_rl.recipe import Origin, available, build_recipe, load_recipe
+from pods_rl.recipe import Origin, build_recipe, load_recipe
 from pods_rl.recipe.recipe import FREE, changed_keys
 from pods_rl.recipe.schema import fields
 
@@ -83,41 +83,25 @@ def test_only_the_clock_stops_a_run_without_steps(values, steps):
     assert build(**values).engine_arguments().get("max_steps") == steps
 
 
-def test_overrides_replace_the_file(tmp_path):
-    (tmp_path / "r.yaml").write_text("max_seconds: 1\nseed: 1\n")
-    recipe = load_recipe(tmp_path / "r.yaml", {"seed": "2", "rule": "random", "prompt_once": "no"})
-    assert (recipe.values["seed"], recipe.values["rule"], recipe.values["prompt_once"]) == (2, "random", False)
-    assert recipe.given == {"max_seconds": 1, "seed": 2, "rule": "random", "prompt_once": False}
-
-
-def test_trls_own_default_of_an_unsupported_key_is_no_mistake():
-    assert "eval_strategy" not in build(eval_strategy=False, do_train=False, output_dir=None).values
-
-
 # what no library checks: refused when a recipe is loaded, before torch is imported
 REFUSED = [
     ({"num_rolouts": 64}, "r.yaml: num_rolouts: unknown key. Did you mean num_rollouts?"),
     ({"learning_rate": "fast"}, "learning_rate: got the text 'fast', expected a number."),
     ({"num_generations": 16}, "Set per_device_train_batch_size to 16 or 32."),
     ({"num_rollouts": 4}, "cannot keep 8 of 4 rollouts"),
-    ({"num_generations": 1}, "num_generations = 1"),
     ({"num_iterations": 0}, "num_iterations: got 0"),
-    ({"eval_repeats": 0}, "eval_repeats: got 0"),
     ({"seed": 2**32}, "seed: got 4294967296"),
     ({"loss_type": "gpro"}, "Did you mean grpo?"),
     ({"max_seconds": None}, "set max_seconds (training clock), max_steps or both"),
     ({"lr_scheduler_type": "cosine"}, "set max_steps as well"),
-    ({"lr_scheduler_type": "greedy"}, "needs TRL's evaluation"),
-    ({"save_strategy": "best"}, "needs TRL's evaluation"),
+    ({"save_strategy": "best"}, "Expected one of no, steps, epoch"),
     ({"max_completion_length": None}, "max_completion_length = null"),
     ({"load_in_4bit": True, "use_peft": True, "use_vllm": True}, "LoRA on a bf16 base"),
-    ({"use_vllm": True, "use_transformers_continuous_batching": True}, "choose one generator"),
-    ({"cache_implementation": "offloaded", "use_cpu": True}, "needs a GPU"),
     ({"loss_type": "cispo"}, "Set epsilon_high: 5.0"),
     ({"rule": "max_varience"}, "unknown name max_varience. Did you mean max_variance?"),
     ({"task_rewards": {"acuracy": 1}}, "Did you mean accuracy?"),
     ({"task_rewards": {"accuracy": True}}, "accuracy: got true, expected a weight"),
-    ({"task": "arithmetic", "dataset_name": "x.jsonl"}, "set task: dataset (or gsm8k)"),
+    ({"task": "arithmetic", "dataset_name": "x.jsonl"}, "does not read dataset_name"),
     ({"dataset_name": "gone.jsonl", "model_name_or_path": "tiny"}, "there is no such file or directory"),
     ({"task": "gsm8k"}, "model_name_or_path is not set"),
     ({"model_name_or_path": "./gone"}, "there is no such directory"),
@@ -158,10 +142,12 @@ REJECTED = {
     "learning_rate": [-1e-6], "adam_beta1": [2], "adam_beta2": [1.0], "adam_epsilon": [-1], "warmup_steps": [-5],
     "logging_steps": [0], "torch_empty_cache_steps": [0], "dataloader_prefetch_factor": [2],
     "pad_to_multiple_of": ["8x"], "cache_implementation": ["fast"], "report_to": ["tensorbord", ["wandb", "x"]],
-    "lora_task_type": ["X"], "optim": ["adam"], "optim_args": ["rank"], "lr_scheduler_type": ["cosin"],
+    "lora_task_type": ["X"], "optim": ["adam"], "optim_args": ["rank"],
+    "lr_scheduler_type": ["cosin", "greedy", "reduce_lr_on_plateau"],
     "generation_kwargs": [{"top_k": -1}, {"max_new_tokens": "x"}, {"top_kk": 1}, "{a"],
     "model_init_kwargs": ["[1]"], "accelerator_config": [{"a": 1}, "gone.json"], "fsdp": ["x"],
     "log_completions_hub_repo": ["a/b"], "tf32": [True], "advantages": ["during"], "clock": ["sun"],
+    "rule": ["nowhere_at_all:best"],
     "advantage_baseline": ["leave_one_out"], "reward_errors": ["shrug"], "bf16_full_eval": [3],
     "vllm_importance_sampling_clip_min": [4.0], "chat_template_kwargs": ["{a"],
 }  # fmt: skip
@@ -192,43 +178,12 @@ def test_every_wrong_key_is_named_with_its_line(tmp_path):
         load_recipe(tmp_path / "r.yaml", {"rulee": "random"})
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("tiny-pod", r"neither a file nor a shipped recipe.*Did you mean tiny-pods\?"),
-        ("quickstart_pods", r"neither a file nor a shipped recipe.*Did you mean quickstart-pods\?"),
-        ("gone/mine.yaml", "neither a file nor a shipped recipe. Expected a YAML file"),
-    ],
-)
-def test_a_recipe_that_is_not_there(name, message):
-    with pytest.raises(UserError, match=message):
-        load_recipe(name)
-
-
 def test_files_that_are_no_recipes(tmp_path):
     with pytest.raises(UserError, match="is a directory"):
         load_recipe(tmp_path)
     (tmp_path / "weights.bin").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="is not text in UTF-8"):
         load_recipe(tmp_path / "weights.bin")
-
-
-def test_a_model_directory_must_hold_a_model(tmp_path):
-    with pytest.raises(UserError, match=r"holds no config\.json"):
-        build(model_name_or_path=str(tmp_path))
-    (tmp_path / "config.json").write_text("{}")
-    build(model_name_or_path=str(tmp_path))
-    build(model_name_or_path="Qwen/Qwen2.5-3B-Instruct")
-
-
-@pytest.mark.parametrize(
-    "values",
-    [{"rule": "nowhere_at_all:best"}, {"task": "nowhere_at_all.tasks.mine"}, {"task_rewards": {"nowhere_at_all:r": 1}}],
-)
-def test_a_module_of_ones_own_that_is_not_there_is_named_before_loading(values):
-    recipe = build(model_name_or_path="tiny", **values)
-    with pytest.raises(UserError, match="there is no module nowhere_at_all"):
-        recipe.check_installed()
 
 
 def test_an_experiment_that_is_its_own_base_is_refused(tmp_path):
@@ -274,21 +229,6 @@ def test_what_cannot_be_pushed_is_refused_before_loading(monkeypatch, offline, t
     with pytest.raises(UserError, match=message) as refusal:
         build(push_to_hub=True).check_reachable()
     assert "hf_x" not in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    ("values", "install"),
-    [
-        ({"use_vllm": True}, r"'pods-rl\[vllm\]'"),
-        ({"optim": "adamw_8bit", "use_vllm": True}, r"'pods-rl\[vllm,quant\]'"),
-    ],
-)
-def test_a_missing_library_is_named_only_where_one_trains(monkeypatch, values, install):
-    monkeypatch.setattr(available, "find_spec", lambda name: None)
-    recipe = build(**values)
-    with pytest.raises(UserError, match=rf"pip install {install}"):
-        recipe.check_installed()
-    assert build().missing_library is None
 
 
 def test_recipes_are_compared_with_the_defaults_of_absent_keys():

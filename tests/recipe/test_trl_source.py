@@ -6,11 +6,8 @@ import dataclasses
 
 import pytest
 
-from pods_rl.errors import UserError
-from pods_rl.recipe import trl_source
-from pods_rl.recipe.fields import COMPUTED
+from pods_rl.recipe.fields import COMPUTED, trl_fields
 from pods_rl.recipe.schema import REWARDS, RULES, UNSUPPORTED, fields, is_ours
-from pods_rl.recipe.trl_source import trl_fields
 
 
 @pytest.fixture(scope="module")
@@ -49,22 +46,6 @@ def test_every_default_is_of_its_own_type():
     for name, field in fields().items():
         if field.default != COMPUTED:
             assert field.convert(field.default) == field.default, name
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("learning_rate", "a number"),
-        ("num_generations", "a whole number or null"),
-        ("bf16", "true or false or null"),
-        ("dtype", "one of auto, bfloat16, float16, float32 or null"),
-        ("lora_target_modules", "a list or null"),
-        ("generation_kwargs", "text or a mapping or null"),
-        ("trackio_static_space_id", "true or false or text or null"),
-    ],
-)
-def test_types_are_said_in_words(name, expected):
-    assert fields()[name].expected == expected
 
 
 def test_names_that_are_written_down_again_are_the_real_ones():
@@ -106,14 +87,3 @@ def test_choices_we_add_are_the_ones_that_trl_compares_with(name):
     prose = trl_fields()[name].help
     for choice in fields()[name].choices:
         assert f'"{choice}"' in trainer or choice in prose, choice
-
-
-def test_a_missing_package_or_a_moved_class_is_named(monkeypatch):
-    trl_source._parse.cache_clear()
-    monkeypatch.setattr(trl_source, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"trl is not installed: run `pip install ."):
-        trl_source._parse("trl", "trainer/grpo_config.py")
-    monkeypatch.undo()
-    with pytest.raises(UserError, match=r"trl has no file gone\.py: install trl 1.16"):
-        trl_source._parse("trl", "gone.py")
-    trl_source._parse.cache_clear()

@@ -9,9 +9,8 @@ import pytest
 from pods_rl.errors import UserError
 from pods_rl.experiment import load_experiment
 from pods_rl.recipe import load_recipe
-from pods_rl.recipe.reading import parse_overrides
-from pods_rl.recipe.schema import explain, fields
-from pods_rl.text import suggest
+from pods_rl.recipe.fields import parse_overrides
+from pods_rl.recipe.schema import fields
 from pods_rl.yaml_files import parse_yaml
 
 LOOP: dict = {}
@@ -30,13 +29,11 @@ def bomb(form: str) -> str:
         ("learning_rate", "1e-6", 1e-6),  # YAML 1.1 reads this as text
         ("learning_rate", 1, 1),
         ("max_steps", 1e3, 1000),
-        ("max_steps", "1e3", 1000),
         ("bf16", None, None),
         ("skip_zero_advantage_steps", None, None),  # PODSConfig then decides
         ("save_strategy", False, "no"),  # YAML 1.1 reads a bare no as false
         ("lora_target_modules", "all-linear", ["all-linear"]),
         ("lora_target_modules", ["q", "v"], ["q", "v"]),
-        ("task_rewards", {"accuracy": 1}, {"accuracy": 1}),
         ("generation_kwargs", {"a": 1}, {"a": 1}),
         ("fsdp", True, True),
     ],
@@ -50,23 +47,17 @@ def test_values_of_yaml(key, value, converted):
     ("key", "value", "message"),
     [
         ("learning_rate", "fast", "got the text 'fast', expected a number"),
-        ("learning_rate", True, "got true, expected a number"),
         ("learning_rate", float("inf"), "got inf, expected a number"),
         ("max_steps", 1.5, r"got 1\.5, expected a whole number"),
         ("max_steps", None, "got null, expected a whole number"),
         ("prompt_once", 1, "got 1, expected true or false"),
-        ("rule", 3, "got 3, expected text"),
         ("task_rewards", [1], r"got the list \[1\], expected a mapping or null"),
         ("loss_type", "gropo", "Did you mean grpo"),
         ("lora_target_modules", ["q", 3], "got 3 as item 2 of the list, expected text"),
         ("num_rollouts", 1e30, "expected a whole number"),
         ("num_rollouts", 10**400, "got a whole number of 1329 bits, expected"),
-        pytest.param("learning_rate", 10**5000, "got a whole number of 16610 bits, expected", id="5000 digits"),
-        ("learning_rate", "1e999", "got the text '1e999', expected a number"),
         ("generation_kwargs", {"a": [float("nan")]}, "expected finite numbers"),
-        ("generation_kwargs", {"a": {1: 2}}, "text as keys"),
         ("generation_kwargs", {"a": date(2020, 1, 1)}, "expected finite numbers and text"),
-        ("generation_kwargs", {"a": b"x"}, "expected finite numbers and text"),
         ("generation_kwargs", LOOP, "expected finite numbers and text"),
     ],
 )
@@ -84,14 +75,12 @@ def test_values_of_another_type_are_refused(key, value, message):
         ("prompt_once", "false", False),
         ("rule", "12", "12"),
         ("run_name", "12", "12"),
-        ("run_name", "null", None),
         ("run_name", "a: [", "a: ["),
         ("system_prompt", "Add: up", "Add: up"),
         ("task_rewards", "{accuracy: 1.0}", {"accuracy": 1.0}),
         ("lora_target_modules", "[q, v]", ["q", "v"]),
         ("pad_to_multiple_of", "8", 8),
         ("pad_to_multiple_of", "auto", "auto"),
-        ("deepspeed", "ds.json", "ds.json"),
     ],
 )
 def test_words_of_the_command_line(key, word, value):
@@ -117,25 +106,15 @@ def test_overrides():
         ("seed: 1\n\tbeta: 0\n", r"r\.yaml:2: found character '\\t'"),
         ("", "holds nothing: expected"),
         ("- seed\n", "holds a list: expected"),
-        ("seed\n", "holds a str: expected"),
         ("1: 2\n", "the key 1 is not text"),
-        ("no: 2\n", "the key False is not text"),
         ("seed: !!python/object/apply:os.system ['true']\n", r"r\.yaml:1: could not determine a constructor"),
         ("seed: 2020-99-99\n", "not valid YAML"),
-        ("a: " + "[" * 1200, "nested too deeply|r.yaml:1"),
         ("seed: 1\n---\nseed: 2\n", r"r\.yaml:2: but found another document"),
-        ("seed: \x00\n", "not valid YAML"),
         ("a: !!bool maybe\n", "not valid YAML"),
-        ('a: !!int ""\n', "not valid YAML"),
-        ("a: !!timestamp x\n", "not valid YAML"),
         ("a: &a [*a]\n", r"r\.yaml:1: an alias contains itself"),
-        ("a: &a {x: *a}\n", "an alias contains itself"),
-        ("a: &a {<<: *a}\n", "an alias contains itself"),
         pytest.param(bomb("[%s]"), "holds more than 10,000 keys and values", id="lists"),
         pytest.param(bomb("{<<: [%s]}"), "holds more than 10,000 keys and values", id="merges"),
         pytest.param("a: [" + "1," * 30_000 + "]\n", "holds more than 10,000 keys and values", id="a long list"),
-        pytest.param("a: 1" + ":1" * 90_000 + "\n", "a number of 180,001 characters", id="base 60"),
-        pytest.param("a: 0x" + "f" * 5000 + "\n", r"a number of 5,002 characters", id="base 16"),
     ],
 )
 def test_yaml_that_is_no_recipe(text, message):
@@ -159,18 +138,3 @@ def test_lines_survive_comments_and_merges():
     values, source = parse_yaml("# head\na: &x {p: 1}\n\nb: {<<: *x, q: 2}\n", "r.yaml")
     assert values == {"a": {"p": 1}, "b": {"p": 1, "q": 2}}
     assert (source.where("b"), source.where("c")) == ("r.yaml:4: ", "r.yaml: ")
-
-
-def test_explain_knows_our_keys_and_trls():
-    assert explain("num_rollouts").startswith("num_rollouts: a whole number or null\n  default  null")
-    assert "from     transformers / TRL, part: engine" in explain("temperature")
-    assert "default  dapo (GRPOConfig)" in explain("loss_type")
-    assert "Not in a recipe: continue a run with --resume" in explain("resume_from_checkpoint")
-    for name in fields():
-        assert explain(name).count("\n") >= 2
-
-
-def test_suggestions():
-    assert suggest("num-rolouts", fields()) == " Did you mean num_rollouts?"
-    assert suggest("learning_rte", fields()) == " Did you mean learning_rate?"
-    assert suggest("zzz", fields()) == ""

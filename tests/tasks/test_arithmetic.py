@@ -99,9 +99,3 @@ def test_grade_judges_answer_and_form_apart(text, expected):
 def test_refuses_what_it_cannot_make(arguments, said):
     with pytest.raises(ValueError, match=said):
         arithmetic_task(**arguments)
-
-
-@pytest.mark.parametrize("numbers", [(1, 2, 1, 9), (4, 3, 1, 9), (2, 3, 0, 9), (2, 3, 10, 39)])
-def test_refuses_an_impossible_difficulty(numbers):
-    with pytest.raises(ValueError, match=r"got|room"):
-        Difficulty(*numbers)

@@ -27,17 +27,6 @@ def files(tmp_path) -> dict[str, str]:
     }
 
 
-def test_chat_prompts_are_the_default(files):
-    task = load_task({"task": "gsm8k", **files})
-    assert task.name == "gsm8k"
-    assert task.train["answer"][:] == ["18", "1,200"]
-    assert task.train[0]["prompt"] == [
-        {"role": "system", "content": SYSTEM_PROMPT},
-        {"role": "user", "content": "9*2?"},
-    ]
-    assert dict(task.rewards) == {"accuracy": 1.0, "format": 0.1, "tag_count": 1.0}
-
-
 def test_the_system_prompt_shows_a_completion_that_the_grader_finds_in_form(files):
     shown = SYSTEM_PROMPT.split("\n")[-1].replace("your final answer", "18")
     assert load_task(files).grade([shown], ["18"])[0].both
@@ -111,11 +100,8 @@ def test_one_file_can_be_cut_in_two(tmp_path):
     ("row", "message"),
     [
         ({"question": "2+2?", "answer": "four, I think"}, "row 3 .* no gold answer in 'four, I think'.*after '####'"),
-        ({"question": "2+2?", "answer": "####"}, "row 3 .* no gold answer"),
-        ({"question": "2+2?", "answer": None}, "row 3 .* the answer is None"),
         ({"question": "2+2?"}, "row 3 .* the answer is None"),
         ({"question": " ", "answer": "#### 4"}, "row 3 .* the question is ' '"),
-        ({"question": None, "answer": "#### 4"}, "row 3 .* the question is None"),
         ({"question": "2+2?", "answer": "#### </answer>4"}, "row 3 .* does not accept '</answer>4'"),
     ],
 )
@@ -133,49 +119,36 @@ def chat(*messages):
 USER = {"role": "user", "content": "2+2?"}
 
 
-def test_content_in_parts_of_text_is_text(tmp_path):
-    parts = [{"type": "text", "text": "2+"}, {"type": "text", "text": "2?"}]
-    name = write_jsonl(tmp_path / "a.jsonl", [chat({"role": "user", "content": parts})])
-    task = load_task({"dataset_name": name, "dataset_test_name": name, "system_prompt": ""})
-    assert task.train[0]["prompt"] == [USER]
+PARTS = {"role": "user", "content": [{"type": "text", "text": "2+"}, {"type": "text", "text": "2?"}]}
+IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a.png"}}]}
 
 
 @pytest.mark.parametrize(
-    ("row", "message"),
+    ("row", "place"),
     [
-        (chat({"role": "user"}), r"row 1 .*, message 1: the content is None; expected text"),
-        (chat(USER, {"role": "assistant", "content": None}), "row 1 .*, message 2: the content is None"),
-        (chat({"role": "user", "content": 4}), "the content is 4; expected text"),
-        (chat({"role": "user", "content": {"text": "2"}}), "the content is {'text': '2'}; expected text"),
-        (chat({"role": "user", "content": []}), r"the content is \[\]; expected text"),
-        (chat({"role": "user", "content": " "}), "the content is empty"),
-        (chat({"content": "2+2?"}), "the role is None; expected user, assistant or system"),
-        (chat({"role": 1, "content": "2+2?"}), "the role is 1; expected"),
-        (chat({"from": "human", "value": "2+2?"}), "the role is None"),
-        (chat("2+2?"), "is '2\\+2\\?'; expected a mapping of role and content"),
-        (chat(), r"the question is \[\]; expected text, or a list of chat messages"),
-        (
-            chat({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a.png"}}]}),
-            "a part of the content is .*image_url.*images are not supported",
-        ),
-        (chat({"role": "user", "content": [{"type": "text"}]}), "a part of the content is {'type': 'text'}"),
-        (chat({"role": "user", "content": [4]}), "a part of the content is 4"),
+        (chat(USER, {"role": "assistant", "content": None}), "row 2 .*message 2"),
+        (chat({"role": "user", "content": {"text": "2"}}), "row 2 .*message 1"),
+        (chat({"role": "user", "content": []}), "message 1"),
+        (chat({"role": "user", "content": " "}), "message 1"),
+        (chat({"content": "2+2?"}), "message 1"),
+        (chat(IMAGE), "images"),
+        (chat(), r"the question is \[\]"),
     ],
 )
-def test_a_bad_chat_message_is_named(tmp_path, row, message):
-    name = write_jsonl(tmp_path / "a.jsonl", [row])
-    settings = {"dataset_name": name, "dataset_test_name": name}
-    with pytest.raises(UserError, match=message):
-        load_task(settings)
+def test_parts_of_text_are_joined_and_any_other_chat_message_is_refused_with_its_place(tmp_path, row, place):
+    good = write_jsonl(tmp_path / "good.jsonl", [chat(PARTS)])
+    task = load_task({"dataset_name": good, "dataset_test_name": good, "system_prompt": ""})
+    assert task.train[0]["prompt"] == [USER]
+    name = write_jsonl(tmp_path / "a.jsonl", [chat(USER), row])
+    with pytest.raises(UserError, match=place):
+        load_task({"dataset_name": name, "dataset_test_name": name})
 
 
 def test_missing_things_are_refused_with_what_exists(tmp_path, files):
     train = files["dataset_name"]
     cases = [
-        ({"dataset_name": train.replace("train", "trian")}, "did you mean .*train.jsonl"),
-        ({"dataset_name": str(tmp_path / "no" / "such" / "file.parquet")}, "holds test.jsonl, train.jsonl"),
+        ({"dataset_name": train.replace("train", "trian")}, "Did you mean train.jsonl"),
         ({**files, "question_column": "quesiton"}, "has the columns question, answer; name one of them"),
-        ({**files, "answer_column": "gold"}, "has the columns question, answer"),
         ({**files, "prompt_style": "poem"}, "expected one of chat, plain"),
         ({"task": "dataset"}, "needs dataset_name"),
         ({"dataset_name": str(tmp_path), "dataset_train_split": "dev"}, "no split 'dev'.*test.jsonl, train.jsonl"),
@@ -189,9 +162,7 @@ def test_missing_things_are_refused_with_what_exists(tmp_path, files):
     ("name", "content", "message"),
     [
         ("empty.jsonl", "", "is empty"),
-        ("broken.jsonl", '{"question": "a", "answer": "1"}\n{"question": ', "could not be read as json"),
         ("words.jsonl", "hello\n", "could not be read as json"),
-        ("only_header.csv", "question,answer\n", "no data"),
         ("odd.jsonl", '{"q": "a", "a": "1"}\n', "has the columns q, a, none of prompt, question, problem"),
         ("notes.txt", "hello", r"is a \.txt; expected one of \.jsonl"),
         ("plain", "hello", "is a file without an ending"),
@@ -201,13 +172,6 @@ def test_files_that_hold_no_dataset(tmp_path, name, content, message):
     path = tmp_path / name
     path.write_text(content)
     with pytest.raises(UserError, match=message):
-        load_task({"dataset_name": str(path), "dataset_test_name": str(path)})
-
-
-def test_a_file_in_another_encoding_is_refused(tmp_path):
-    path = tmp_path / "latin.jsonl"
-    path.write_bytes('{"question": "caf\u00e9", "answer": "3"}\n'.encode("latin-1"))
-    with pytest.raises(UserError, match=r"latin.jsonl \(train\) is not text in UTF-8"):
         load_task({"dataset_name": str(path), "dataset_test_name": str(path)})
 
 
@@ -227,24 +191,6 @@ def test_a_task_of_ones_own_that_raises_is_told_in_a_line_with_its_place():
     match = rf"'{__name__}:failing_task' could not be made: KeyError: 'a setting of mine' \(test_files.py, line \d+\)"
     with pytest.raises(UserError, match=match):
         load_task({"task": f"{__name__}:failing_task"})
-
-
-def test_the_hub_is_asked_for_what_the_recipe_names(monkeypatch):
-    asked = []
-
-    def load(name, config, split):
-        asked.append((name, config, split))
-        return datasets.Dataset.from_list(ROWS)
-
-    monkeypatch.setattr("pods_rl.tasks.sources.load_dataset", load)
-    load_task({"task": "gsm8k", "dataset_train_split": "train"})
-    load_task({"dataset_name": "owner/maths", "dataset_test_name": "validation"})
-    assert asked == [
-        ("openai/gsm8k", "main", "train"),
-        ("openai/gsm8k", "main", "test"),
-        ("owner/maths", None, "train"),
-        ("owner/maths", None, "validation"),
-    ]
 
 
 def test_every_task_of_a_recipe_is_in_the_table():
@@ -271,9 +217,3 @@ def test_many_rows_are_kept_in_a_file_that_is_read_again(tmp_path, monkeypatch):
     assert first.train["answer"][:] == [str(i) for i in range(50)]
     other = load_task({**both, "system_prompt": "Add."})
     assert other.train["prompt"][0] != first.train["prompt"][0]
-
-
-def test_a_plain_prompt_that_ends_in_an_equals_sign_is_continued_there(tmp_path):
-    name = write_jsonl(tmp_path / "a.jsonl", [{"question": "37+58=", "answer": 95}])
-    plain = {"dataset_name": name, "dataset_test_name": name, "prompt_style": "plain", "system_prompt": ""}
-    assert load_task(plain).train["prompt"][0] == "37+58="

@@ -63,18 +63,8 @@ def test_a_template_without_a_system_role_trains(policy):
     run = train(recipe(system_prompt="Sort."), Path("out"), progress=False)
     assert run.state == "finished"
     policy("{{ raise_exception('No.') }}")
-    with pytest.raises(UserError, match=r"chat template rejects the training prompt in row 1 .*: No\."):
+    with pytest.raises(UserError, match=r"chat template rejects the first training prompt: No\."):
         fitted_task(recipe(system_prompt="Sort."))
-
-
-def test_the_tokenizer_decides_between_chat_and_plain(policy):
-    task, found = fitted_task(recipe())
-    assert task.train[0]["prompt"].startswith("Sort these integers")
-    assert (task.version.rsplit("-", 1)[1], found) == ("plain", None)
-    policy(TEMPLATE)
-    task, _ = fitted_task(recipe())
-    assert task.train[0]["prompt"][0]["role"] == "user"
-    assert task.version.endswith("-chat")
 
 
 def test_prompts_are_counted_in_the_policys_tokens_with_its_template(policy):

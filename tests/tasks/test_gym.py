@@ -1,4 +1,4 @@
-"""`reasoning_gym:NAME`, graded by the real library's scorers, and `reasoning_gym`, graded by gold answers."""
+"""`reasoning_gym:NAME`, graded by the real library's scorers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from importlib.util import find_spec
 import pytest
 
 from pods_rl.errors import UserError
-from pods_rl.recipe import Origin, build_recipe
 from pods_rl.rewards import library_reward, score
 from pods_rl.runs import Run
 from pods_rl.tasks import load_task
@@ -60,7 +59,7 @@ def test_problems_are_graded_by_the_scorer_of_their_data_set(legs):
 
 @gym
 def test_splits_are_the_same_for_a_seed_and_disjoint_over_seeds(legs, monkeypatch):
-    monkeypatch.setattr("pods_rl.tasks.gym.score", lambda reward, texts, *_: [1.0] * len(texts))
+    monkeypatch.setattr("pods_rl.tasks.generated.score", lambda reward, texts, *_: [1.0] * len(texts))
     other = make("reasoning_gym:leg_counting", LEGS, task_seed=7)
     assert make("reasoning_gym:leg_counting", LEGS).train["prompt"][:] == legs.train["prompt"][:]
     assert other.train["prompt"][:] != legs.train["prompt"][:]
@@ -132,45 +131,7 @@ def test_a_run_trains_on_a_data_set_and_its_ledger_names_the_problem(tmp_path, m
     assert all(" (problem " in row["answer"] for row in ledger)
 
 
-@gym
-@pytest.mark.parametrize("dataset", ["chain_sum", "gcd"])
-def test_gold_answers_grade_a_task_and_no_scorer_of_the_library_is_called(monkeypatch, dataset):
-    from reasoning_gym import factory
-
-    def scorer(*_):
-        raise AssertionError("a scorer of the library was called")
-
-    monkeypatch.setattr(factory.DATASETS[dataset][0], "score_answer", scorer)
-    task, other = (make("reasoning_gym", {"dataset": dataset}, task_seed=seed) for seed in (0, 7))
-    golds = task.train["answer"][:]
-    assert all(grade.both for grade in task.grade([f"<think>so</think>{a}" for a in answers(*golds)], golds))
-    assert metadata.version("reasoning-gym") in task.version
-    trained = {str(prompt) for each in (task, other) for prompt in each.train["prompt"]}
-    assert not trained & {str(prompt) for each in (task, other) for prompt in each.test["prompt"]}
-
-
-@gym
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (None, "needs the name of a data set"),
-        ({"dataset": "chain_sun"}, "no data set 'chain_sun'.*Did you mean chain_sum"),
-        ({"dataset": "chain_sum", "max_therms": 4}, "rejects {'max_therms': 4}"),
-    ],
-)
-def test_a_data_set_that_is_not_there_is_refused(options, message):
-    with pytest.raises(UserError, match=message):
-        make("reasoning_gym", options)
-
-
 def test_a_missing_library_is_named_with_its_extra(monkeypatch):
-    monkeypatch.setattr("pods_rl.tasks.gym.find_spec", lambda name: None)
+    monkeypatch.setattr("pods_rl.tasks.generated.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install '.\[reasoning-gym\]'"):
-        make("reasoning_gym", {"dataset": "chain_sum"})
-
-
-def test_a_recipe_may_weigh_the_reward_of_a_library():
-    weights = {"reasoning_gym": 2.0, "format": 0.5}
-    recipe = build_recipe({"max_steps": 1, "task": "reasoning_gym:chain_sum", "model_name_or_path": "tiny",
-                           "task_rewards": weights}, Origin("test"))  # fmt: skip
-    assert recipe.task_settings()["task_rewards"] == weights
+        make("reasoning_gym:chain_sum")

@@ -115,19 +115,15 @@ SYSTEM, USER = {"role": "system", "content": "Add."}, {"role": "user", "content"
 
 
 def test_a_system_message_that_the_template_refuses_becomes_part_of_the_question():
-    task = task_of([[USER], [SYSTEM, USER]], [[SYSTEM, USER, {"role": "assistant", "content": "2"}, USER]])
+    task = task_of([[SYSTEM, USER], [USER]], [[SYSTEM, USER, {"role": "assistant", "content": "2"}, USER]])
     fitted, _ = fit_prompts(task, chat=True, render=no_system)
     folded = {"role": "user", "content": "Add.\n\n1+1?"}
-    assert fitted.train["prompt"][:] == [[USER], [folded]]
+    assert fitted.train["prompt"][:] == [[folded], [USER]]
     assert fitted.test["prompt"][:] == [[folded, {"role": "assistant", "content": "2"}, USER]]
     assert fitted.version == "1-chat-folded"
     assert fit_prompts(task, chat=True, render=str)[0] is task
 
 
 def test_a_prompt_that_the_template_refuses_anyway_is_named():
-    task = task_of([[USER], [{"role": "tool", "content": "2"}]])
-    message = r"rejects the training prompt in row 2 \(counted from 1; roles tool\): System role not supported"
-    with pytest.raises(UserError, match=message):
-        fit_prompts(task, chat=True, render=no_system)
-    with pytest.raises(UserError, match=r"the test prompt in row 1 .*roles system"):
+    with pytest.raises(UserError, match="rejects the first test prompt: System role not supported"):
         fit_prompts(task_of([[USER]], [[SYSTEM]]), chat=True, render=no_system)

@@ -7,7 +7,6 @@ import re
 
 import pytest
 
-from pods_rl.errors import UserError
 from pods_rl.tasks import load_task
 from pods_rl.tasks.arithmetic import write_completion
 from pods_rl.tasks.words import DIFFICULTIES, TIMES, _stories, draw_problem
@@ -157,10 +156,3 @@ def test_the_prompt_is_plain_unless_the_settings_say_otherwise():
         {"role": "user", "content": plain.test["prompt"][0].strip()},
     ]
     assert plain.version != chat.version
-
-
-def test_what_cannot_be_made_is_refused():
-    with pytest.raises(UserError, match="task_difficulty is 'brutal'; expected one of easy, mixed, hard"):
-        make(task_difficulty="brutal")
-    with pytest.raises(UserError, match="a split of 0 prompts"):
-        make(task_test_size=0)

@@ -39,34 +39,25 @@ app = typer.Typer(
 )
 _ANY_KEY = {"allow_extra_args": True, "ignore_unknown_options": True}
 _RECIPE = "[RECIPE] [OPTIONS] [--KEY VALUE]..."
-app.command(
-    cls=train.RecipeCommand,
-    context_settings=_ANY_KEY,
-    options_metavar=_RECIPE,
-    short_help="Train a policy from a recipe.",
-)(train.train)
-app.command(name="eval", context_settings=_ANY_KEY, options_metavar="[OPTIONS] [--KEY VALUE]...")(evaluate.evaluate)
-app.command(
-    cls=train.KeyCommand,
-    context_settings=_ANY_KEY,
-    options_metavar="[EXPERIMENT] [OPTIONS] [--KEY VALUE]...",
-    short_help="Train every arm with every seed, and report.",
-)(compare.compare)
+_KEYS = "[OPTIONS] [--KEY VALUE]..."
+_RECIPE = f"[RECIPE] {_KEYS}"
+
+
+def _takes_keys(**options: str) -> Any:
+    """Return the decorator of a command that also takes the keys of a recipe."""
+    return app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, **options)
+
+
+_takes_keys(options_metavar=_RECIPE, short_help="Train a policy from a recipe.")(train.train)
+_takes_keys(options_metavar=_KEYS, name="eval")(evaluate.evaluate)
+_takes_keys(options_metavar=f"[EXPERIMENT] {_KEYS}", short_help="Train every arm with every seed, and report.")(
+    compare.compare
+)
 app.command(short_help="Write the report of finished runs.")(compare.report)
 app.command(short_help="Show the report of runs while they train.")(watch.watch)
-app.command(
-    cls=train.RecipeCommand,
-    context_settings=_ANY_KEY,
-    options_metavar=_RECIPE,
-    short_help="Find the n and m with most signal a second, by measuring.",
-)(plan.plan)
+_takes_keys(options_metavar=_RECIPE, short_help="Find the n and m with most signal a second, by measuring.")(plan.plan)
 app.command()(select.select)
-app.command(
-    cls=train.RecipeCommand,
-    context_settings=_ANY_KEY,
-    options_metavar=_RECIPE,
-    short_help="Check whether this machine can train.",
-)(doctor.doctor)
+_takes_keys(options_metavar=_RECIPE, short_help="Check whether this machine can train.")(doctor.doctor)
 app.command(short_help="List recipes, experiments and configurations.")(catalog.recipes)
 app.add_typer(catalog.tasks_app, name="tasks", short_help="List the tasks, or check their graders.")
 
@@ -126,11 +117,11 @@ def _reported(error: BaseException, code: int) -> bool:
     """Leave the reason of a failure for the launcher that started this process; return False if there is none."""
     from ..distributed.launch import report_failure
 
-    reason = " ".join(plain_text(error).split())
-    if isinstance(error, UserError):
-        return report_failure(reason, "", code)
-    details = plain_text("".join(traceback.format_exception(error)))
-    return report_failure(f"{type(error).__name__}: {reason}".removesuffix(": "), details, code)
+    reason, details = " ".join(plain_text(error).split()), ""
+    if not isinstance(error, UserError):
+        reason = f"{type(error).__name__}: {reason}".removesuffix(": ")
+        details = plain_text("".join(traceback.format_exception(error)))
+    return report_failure(reason, details, code)
 
 
 def _verdict(error: Exception | SystemExit) -> tuple[Any, str]:

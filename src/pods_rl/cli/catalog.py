@@ -48,26 +48,20 @@ def recipes(
     from ..text import short, suggest
     from ..yaml_files import dump_yaml
 
+    arms, files = shipped_arms(), shipped_recipes() | accelerate_configs()
     if name is None:
         if path:
             raise UserError("--path needs a NAME that `pods recipes` lists.")
         _list_recipes()
-        return
-    arms, files = shipped_arms(), shipped_recipes() | accelerate_configs()
-    if name not in arms and name not in files:
-        raise UserError(
-            f"{short(name)} is not shipped: expected one of {', '.join(files)}, or an arm that `pods recipes` lists."
-            f"{suggest(name, [*files, *arms])}"
-        )
-    file, arm = arms.get(name) or (files[name], None)
-    if path:
-        print(plain_text(file))
-    elif arm is None:
-        print(plain_text(file.read_text(encoding="utf-8")), end="")
+    elif name not in arms and name not in files:
+        near = suggest(name, [*files, *arms]) or " `pods recipes` lists all names."
+        raise UserError(f"{short(name)} is not shipped.{near}")
+    elif path:
+        print(plain_text(arms[name][0] if name in arms else files[name]))
+    elif name in arms:
+        print(dump_yaml(read_arm(*arms[name])), end="")
     else:
-        print(
-            f"# The arm {arm} of {file.stem}: see `pods recipes {file.stem}`.\n{dump_yaml(read_arm(file, arm))}", end=""
-        )
+        print(plain_text(files[name].read_text(encoding="utf-8")), end="")
 
 
 def _list_recipes() -> None:
@@ -76,39 +70,16 @@ def _list_recipes() -> None:
     arms: dict[Path, list[str]] = {}
     for file, arm in shipped_arms().values():
         arms.setdefault(file, []).append(arm)
-    shipped = shipped_recipes()
-    paper = [name for name, file in shipped.items() if file.parent.name == "paper"]
-    paper.sort(key=lambda name: ("ablation" in name, _describe(shipped[name])))  # settings a to f first
-    groups = {
-        "On a CPU, in minutes": {name: file for name, file in shipped.items() if name not in paper},
-        "The paper's settings and ablations, on GPUs": {name: shipped[name] for name in paper},
-        "For accelerate launch --config_file $(pods recipes --path NAME)": accelerate_configs(),
-    }
     out = console()
-    for title, files in groups.items():
-        out.print(f"[bold]{safe_text(title)}[/bold]")
-        for name, file in files.items():
-            out.print(f"  [cyan]{safe_text(name)}[/cyan]")
-            for about in [_describe(file), *([f"arms: {', '.join(arms[file])}"] if file in arms else [])]:
-                for line in textwrap.wrap(about, width=74, subsequent_indent="  "):
-                    out.print(f"      {safe_text(line)}")
-        out.print()
-    out.print("[bold]pods compare --config NAME[/bold] runs all arms of an experiment,")
-    out.print("[bold]pods train --recipe NAME-ARM[/bold] (or NAME, if it has no arms) one run.")
-
-
-def _describe(path: Path) -> str:
-    """The first line of a recipe's header.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder, "r.yaml")
-    ...     _ = path.write_text("# Trains a policy.\\n#\\nseed: 1\\n")
-    ...     _describe(path)
-    'Trains a policy.'
-    """
-    first = path.read_text(encoding="utf-8").split("\n", 1)[0]
-    return first.lstrip("# ") if first.startswith("#") else ""
+    for name, file in (shipped_recipes() | accelerate_configs()).items():
+        out.print(f"[cyan]{safe_text(name)}[/cyan]")
+        about = file.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+        for text in (about, f"arms: {', '.join(arms[file])}" if file in arms else ""):
+            for line in textwrap.wrap(text, width=76, subsequent_indent="  "):
+                out.print(f"    {safe_text(line)}")
+    out.print("\n[bold]pods compare --config NAME[/bold] runs all arms of an experiment,")
+    out.print("[bold]pods train --recipe NAME-ARM[/bold] (or NAME, if it has no arms) one run,")
+    out.print("[bold]accelerate launch --config_file $(pods recipes --path NAME)[/bold] several processes.")
 
 
 @tasks_app.callback()
@@ -125,7 +96,7 @@ def tasks(context: typer.Context) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from ..tasks import LIBRARIES, TASKS
+    from ..tasks import GYM_TASKS, TASKS
 
     out = console()
     for name, entry in TASKS.items():
@@ -134,18 +105,11 @@ def tasks(context: typer.Context) -> None:
         if entry.folders:
             out.print(f"  local    folder {safe_text(' or '.join(entry.folders))} of --data_dir")
         out.print(f"  rewards  {', '.join(f'{reward} {weight:g}' for reward, weight in entry.rewards.items())}")
-    for library, entry in LIBRARIES.items():
-        out.print(f"  or       {library}:NAME, {safe_text(entry.what)}\n           from {safe_text(entry.source)}")
+    out.print(f"[bold]reasoning_gym:NAME[/bold]\n  {GYM_TASKS.what}\n  from     {safe_text(GYM_TASKS.source)}")
 
 
 @tasks_app.command(context_settings={"ignore_unknown_options": True})
-def check(
-    names: Annotated[list[str] | None, Argument(metavar="NAME", help="The tasks to check. [default: all]")] = None,
-    data_dir: Annotated[
-        Path | None,
-        Option("--data_dir", help="Read published tasks from this folder, or from its subfolders, not from the hub."),
-    ] = None,
-) -> None:
+def check(words: Annotated[list[str], Argument(metavar="NAME... [--KEY VALUE]...")]) -> None:
     """Load tasks, count their prompts, and grade every gold answer in the required form.
 
     Lists the gold answers that the grader does not accept; the exit code is then 1. Set any key of a recipe's task with
@@ -153,63 +117,29 @@ def check(
 
     \b
     Examples:
-      pods tasks check
-      pods tasks check --data_dir data
+      pods tasks check arithmetic words
+      pods tasks check gsm8k math --data_dir data
       pods tasks check dataset --dataset_name mine.jsonl --dataset_test_name test.jsonl
     """
-    from ..recipe.reading import parse_overrides
+    from ..recipe import Origin, build_recipe
+    from ..recipe.fields import parse_overrides
 
-    words = names or []
-    options = next((place for place, word in enumerate(words) if word.startswith("--")), len(words))
-    keys = parse_overrides(words[options:])
-    out = console()
-    sound = [
-        _check_task(name, _settings(name, data_dir, keys), out) for name in words[:options] or _all_tasks(data_dir)
-    ]
+    names: list[str] = []
+    keys = {"model_name_or_path": "any/policy", **parse_overrides(words, names)}
+    recipes = [build_recipe({"max_steps": 1}, Origin("pods tasks check"), {"task": name, **keys}) for name in names]
+    sound = [_check_task(recipe.task_settings(), console()) for recipe in recipes]
     if not all(sound):
         raise typer.Exit(1)
 
 
-def _all_tasks(data_dir: Path | None) -> list[str]:
-    """Return the tasks that need no further keys; with a folder, the published tasks in it."""
-    from importlib.util import find_spec
-
-    from ..tasks import TASKS
-
-    if data_dir is None:
-        absent = ("dataset", *(() if find_spec("reasoning_gym") else ("reasoning_gym",)))
-        return [name for name in TASKS if name not in absent]
-    folder = data_dir.expanduser().resolve()
-    held = {inner for entry in TASKS.values() for inner in entry.folders if (folder / inner).is_dir()} | {folder.name}
-    here = [name for name, entry in TASKS.items() if held & set(entry.folders)]
-    if not here:
-        known = ", ".join(inner for entry in TASKS.values() for inner in entry.folders)
-        raise UserError(f"--data_dir {data_dir}: expected a task's folder, or a folder with some of {known}")
-    return here
-
-
-def _settings(name: str, data_dir: Path | None, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the task's settings, checked like those of a recipe."""
-    from ..recipe import build_recipe
-    from ..tasks import TASKS
-    from ..yaml_files import Origin
-
-    given: dict[str, Any] = {"task": name, "model_name_or_path": "any/policy", **keys}
-    if data_dir is not None and name in TASKS and TASKS[name].folders:
-        given["data_dir"] = str(data_dir)
-    if name == "reasoning_gym":
-        given.setdefault("task_options", {"dataset": "chain_sum"})
-    return build_recipe({"max_steps": 1}, Origin("pods tasks check"), given).task_settings()
-
-
-def _check_task(name: str, settings: Mapping[str, Any], out: Console) -> bool:
+def _check_task(settings: Mapping[str, Any], out: Console) -> bool:
     """Check one task and print the result; return whether all its gold answers are accepted."""
     from ..distributed.processes import quiet_libraries
     from ..tasks import load_task
     from ..tasks.task import shared_prompts
 
     quiet_libraries()
-    out.print(f"[bold]{safe_text(name)}[/bold]")
+    out.print(f"[bold]{safe_text(settings['task'])}[/bold]")
     try:
         with out.status("loading"):
             task = load_task(settings)
@@ -218,35 +148,23 @@ def _check_task(name: str, settings: Mapping[str, Any], out: Console) -> bool:
         return False
     out.print(f"  version {safe_text(task.version)}")
     sound = [_check_split(task, split, out) for split in ("train", "test")]
-    out.print(f"  both  {len(task.train) + len(task.test):>5} prompts")
     if shared := shared_prompts(task):
-        verb = "is also a training prompt" if shared == 1 else "are also training prompts"
-        out.print(f"  [yellow]note:[/yellow] {counted(shared, 'test prompt')} {verb}")
+        out.print(f"  [yellow]note:[/yellow] {counted(shared, 'test prompt')} also in the training split")
     return all(sound)
 
 
 def _check_split(task: Task, split: str, out: Console) -> bool:
     from ..tasks.task import check_split
 
-    with out.status(f"{split}: grading") as status:
-        found = check_split(task, split, lambda rows: status.update(f"{split}: {rows} gold answers graded"))
-    if found.prompts == 0:
-        out.print(f"  {split:<5}  no prompts: this task can be evaluated, not trained on")
-        return True
-    checked = found.prompts - found.unknown
-    colour, share = "red" if found.refused else "green", 100 * found.accepted / max(checked, 1)
+    with out.status(f"{split}: grading"):
+        found = check_split(task, split)
+    colour = "red" if found.refused else "green"
     out.print(
-        f"  {split:<5} {found.prompts:>5} prompts, "
-        + (f"{found.unknown} of them without a gold answer to check, " if found.unknown else "")
-        + f"[{colour}]{found.accepted:>5} gold answers accepted ({share:.4g} %)[/{colour}], "
-        f"mean reward {found.reward:.4g}"
-        if checked
-        else f"  {split:<5} {found.prompts:>5} prompts without gold answers to check"
+        f"  {split:<5} {found.prompts:>5} prompts, [{colour}]{found.accepted:>5} gold answers accepted[/{colour}], "
+        f"{len(found.refused)} not, {found.unknown} unknown, mean reward {found.reward:.4g}"
     )
     if found.kinds:
         out.print("        " + ", ".join(f"{safe_text(kind)} {count}" for kind, count in sorted(found.kinds.items())))
     for row, gold in found.refused[:_REFUSALS_SHOWN]:
         out.print(f"        row {row} (counted from 1): not accepted: {safe_text(repr(gold))}")
-    if len(found.refused) > _REFUSALS_SHOWN:
-        out.print(f"        and {len(found.refused) - _REFUSALS_SHOWN} more")
     return not found.refused

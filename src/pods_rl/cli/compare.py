@@ -18,7 +18,7 @@ from ..errors import UserError
 from ..runs.files import LOG
 from ..runs.outputs import check_output
 from ..text import console, safe_text
-from .train import DryRun, Force, named_recipe, note_missing, show_plan
+from .train import DryRun, Force, check_engine, named_recipe, note_missing, show_plan
 
 if TYPE_CHECKING:
     from ..experiment import Event, Experiment
@@ -58,7 +58,7 @@ def compare(
     from ..experiment import load_experiment, run_experiment
     from .board import Board
 
-    named, keys = named_recipe(context.args, config, None)
+    named, keys = named_recipe(context.args, config)
     if named is None:
         raise UserError("No experiment: name a shipped one, as in `pods compare quickstart`, or a YAML file with arms.")
     given = {"seeds": seeds, "baseline": baseline}
@@ -97,6 +97,7 @@ def _show(experiment: Experiment) -> None:
 
     out, plan = console(), experiment.plan()
     for run in plan[: len(experiment.arms)]:
+        check_engine(run.recipe, experiment.processes)
         out.print(f"[bold]{safe_text(run.arm)}[/bold]{'  (the baseline)' * (run.arm == experiment.baseline)}")
         for line in dump_yaml(experiment.arms[run.arm]).splitlines() if experiment.arms[run.arm] else []:
             out.print(f"{'sets':<20} {safe_text(line)}")

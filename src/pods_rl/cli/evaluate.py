@@ -57,7 +57,7 @@ def evaluate(
       pods eval --model tiny --task_difficulty hard
       pods eval --model Qwen/Qwen2.5-3B-Instruct --adapter runs/lora/checkpoints/final --task gsm8k
     """
-    from ..recipe.reading import parse_overrides
+    from ..recipe.fields import parse_overrides
     from ..rewards import check_rewards
 
     recipe, model, adapter = _find_policy(run, model, adapter, config, parse_overrides(context.args))

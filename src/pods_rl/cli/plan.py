@@ -12,7 +12,7 @@ from typer import Option
 from ..errors import UserError
 from ..runs.outputs import begins_with, check_output, write_output
 from ..text import console, plain_text, safe_text
-from .train import Config, Force, RecipeName, named_recipe, stoppable
+from .train import Config, Force, named_recipe, stoppable
 
 if TYPE_CHECKING:
     from ..planning.plan import Plan
@@ -24,7 +24,6 @@ _HEAD = "# pods plan: "  # how a file of ours begins
 def plan(
     context: typer.Context,
     config: Config = None,
-    recipe_name: RecipeName = None,
     seconds: Annotated[float, Option(min=1, max=1e6, help="Seconds to measure and time, after loading.")] = 120,
     write: Annotated[Path | None, Option(help="Write the recipe with the recommended n and m to this file.")] = None,
     force: Force = False,
@@ -51,7 +50,7 @@ def plan(
       pods plan --config my.yaml --seconds 600 --write my-plan.yaml
       pods plan --rollouts run.parquet --prompts 64 -m 16
     """
-    named, keys = named_recipe(context.args, config, recipe_name)
+    named, keys = named_recipe(context.args, config)
     if rollouts is not None:
         if write is not None or named is not None:
             raise UserError("--rollouts reads no recipe and times nothing: remove the recipe and --write.")

@@ -1,4 +1,4 @@
-"""How ``pods train`` starts a run, in this process or in several, and what it says at the end."""
+"""Start a run of ``pods train`` in this process or in several, and print its last lines."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def loaded_trainer(recipe: Recipe, output: Path) -> Callable[..., Run]:
 
 @contextmanager
 def last_words(output: Path, launch: Launch | None) -> Iterator[None]:
-    """At the end, however it comes, print where the run lies, how to resume it and what to do next."""
+    """At the end, also after an error, print the directory of the run, how to resume it and what to do next."""
     from ..distributed.launch import LAUNCHED
     from ..training.progress import label_of
     from ..training.resume import last_lines

@@ -1,18 +1,15 @@
-"""``pods train``: one run from one recipe. Other commands share its options and its recipe lookup."""
+"""``pods train``: one run from one recipe. Other commands use its options and its recipe lookup."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Option
-from typer.core import TyperCommand
 
 from ..distributed import get_rank, get_world_size
 from ..distributed.signals import Stop, exit_code, stop_on_signals
@@ -25,9 +22,9 @@ if TYPE_CHECKING:
     from ..recipe import Recipe
 
 
-Config = Annotated[str | None, Option(help="A recipe: a YAML file, or a name that `pods recipes` lists.")]
-RecipeName = Annotated[
-    str | None, Option("--recipe", metavar="NAME", help="A shipped recipe, or <experiment>-<arm>; no NAME: list them.")
+Config = Annotated[
+    str | None,
+    Option("--config", "--recipe", metavar="RECIPE", help="A YAML file, or a name that `pods recipes` lists."),
 ]
 Processes = Annotated[
     int | None,
@@ -41,8 +38,8 @@ AccelerateConfig = Annotated[
 Output = Annotated[Path | None, Option(help="Directory of the run. [default: runs/<recipe>-<date>-<time>]")]
 Resume = Annotated[
     bool,
-    Option("--resume", help="Resume the run in --output from its last whole checkpoint; without --output, the newest "
-                            "run of the recipe under runs/."),
+    Option("--resume", help="Resume the run in --output from its last complete checkpoint. Without --output, resume "
+                            "the newest run of the recipe under runs/."),
 ]  # fmt: skip
 AllowChanged = Annotated[
     bool, Option("--allow_changed_recipe", help="With --resume: accept a checkpoint of another recipe.")
@@ -54,38 +51,9 @@ Force = Annotated[bool, Option("--force", help="Replace a file that this command
 Explain = Annotated[str | None, Option(metavar="KEY", help="Show type, default and meaning of a recipe key.")]
 
 
-class KeyCommand(TyperCommand):
-    """A command that takes keys of a recipe: the shell completes them, their values, and names of recipes."""
-
-    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        from ..recipe import shipped_arms, shipped_recipes
-        from ..recipe.schema import RULES, TASKS, fields
-
-        last = ctx.args[-1] if ctx.args else ""
-        key = last.lstrip("-").replace("-", "_")
-        if incomplete.startswith("-"):
-            names = [f"--{name}" for name in fields()]
-        elif last.startswith("--") and key in fields():
-            names = [*{"rule": RULES, "task": TASKS}.get(key, fields()[key].choices)]
-        else:
-            names = [*shipped_recipes(), *shipped_arms()]
-        found = [SimpleNamespace(value=n, type="plain", help=None) for n in names if n.startswith(incomplete)]
-        return [*super().shell_complete(ctx, incomplete), *found]
-
-
-class RecipeCommand(KeyCommand):
-    """A command that takes a recipe: `--recipe` without a NAME lists the names."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        pairs = itertools.zip_longest(args, args[1:], fillvalue="--")
-        bare = [word == "--recipe" and after.startswith("--") for word, after in pairs]
-        return super().parse_args(ctx, ["--recipe=" if alone else word for word, alone in zip(args, bare, strict=True)])
-
-
 def train(
     context: typer.Context,
     config: Config = None,
-    recipe_name: RecipeName = None,
     output: Output = None,
     resume: Resume = False,
     allow_changed_recipe: AllowChanged = False,
@@ -118,7 +86,7 @@ def train(
         return
     with stoppable() as stop:
         launch = find_launch(num_processes, accelerate_config)
-        named, keys = named_recipe(context.args, config, recipe_name, resumed=output if resume else None)
+        named, keys = named_recipe(context.args, config, resumed=output if resume else None)
         if named is None:
             raise UserError("Missing recipe. Pass a name that `pods recipes` lists, or a file: pods train tiny-pods")
         recipe = load_recipe(named, keys, processes=launch and launch.processes)
@@ -153,45 +121,31 @@ def stoppable() -> Iterator[Stop]:
 
 
 def named_recipe(
-    words: list[str], config: str | None, name: str | None, resumed: Path | None = None
+    words: list[str], config: str | None, resumed: Path | None = None
 ) -> tuple[str | None, dict[str, str | bool]]:
     """Return the recipe that a command names, and the keys that it sets.
 
     Args:
         words: the words of the command line that are not options of the command.
-        config: a name or a file (--config). Without it and `name`, a word alone names the recipe.
-        name: a shipped recipe (--recipe).
+        config: a name or a file (--config). Without it, a word alone names the recipe.
         resumed: the run whose recipe is used if none is named.
     """
-    from ..recipe.reading import parse_words
+    from ..recipe.fields import parse_overrides
     from ..runs import Run
+    from ..text import short
 
-    named, keys = parse_words(words, name if config is None else config)
-    if name is not None:
-        return _shipped(name, config), keys
-    if named is None and resumed is not None:
-        named = str(Run.open(resumed).path / "config.yaml")
-    return named, keys
-
-
-def _shipped(name: str, config: str | None) -> str:
-    """Check the name of a shipped recipe of one run; without a name, the error lists them all."""
-    from ..recipe import shipped_arms, shipped_recipes
-    from ..recipe.reading import local_path
-    from ..text import suggest
-    from ..yaml_files import read_yaml
-
-    if config is not None:
-        raise UserError(f"--recipe {name} and --config {config}: give one of them.")
-    known = [recipe for recipe, path in shipped_recipes().items() if "arms" not in read_yaml(path)[0]]
-    known += shipped_arms()
-    if not name:
-        raise UserError("\n  ".join(["--recipe needs a name: choose one of", *known]))
-    if name not in known:
-        near = suggest(name, known) or f" `pods recipes` lists all {len(known)}."
-        file = f" For a file, use --config {name}." if local_path(name).is_file() else ""
-        raise UserError(f"--recipe {name}: no shipped recipe has this name.{file or near}")
-    return name
+    stray: list[str] = []
+    keys = parse_overrides(words, stray)
+    if config is None and stray:
+        config = stray.pop(0)
+    if stray:
+        raise UserError(
+            f"Unexpected argument {short(stray[0])!r}: expected --key value, as in --seed 1, after the recipe "
+            f"{short(config or '')}."
+        )
+    if config is None and resumed is not None:
+        config = str(Run.open(resumed).path / "config.yaml")
+    return config, keys
 
 
 def show_plan(plan: BatchPlan) -> None:

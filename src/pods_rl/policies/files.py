@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..recipe.catalog import SHIPPED
-from ..recipe.reading import local_path, looks_like_path
+from ..recipe.catalog import SHIPPED, local_path, looks_like_path
 from . import tiny_policy_path
 
 ADAPTER_CONFIG = "adapter_config.json"

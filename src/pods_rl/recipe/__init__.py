@@ -2,10 +2,8 @@
 
 from ..yaml_files import Origin
 from .accelerate import (
-    Sharding,
     accelerate_configs,
     accelerate_processes,
-    accelerate_sharding,
     check_accelerate,
     find_accelerate_config,
 )
@@ -16,10 +14,8 @@ from .schema import explain
 __all__ = [
     "Origin",
     "Recipe",
-    "Sharding",
     "accelerate_configs",
     "accelerate_processes",
-    "accelerate_sharding",
     "build_recipe",
     "check_accelerate",
     "explain",

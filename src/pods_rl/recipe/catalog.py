@@ -1,4 +1,4 @@
-"""Recipes and experiments by name or path: those of the package, and each arm of an experiment as a recipe.
+"""Find recipes and experiments by name or path. Each arm of an experiment is a recipe too.
 
 An experiment's file has a base recipe, and arms that each set some of its keys.
 """
@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..text import describe, suggest
+from ..text import describe, short, suggest
 from ..yaml_files import Origin, read_yaml
-from .reading import local_path
 
 TINY = "tiny"  # a shipped policy
 SHIPPED = {TINY: "arithmetic", "tiny-words": "words"}  # shipped policies, and the task of each
@@ -22,6 +21,26 @@ EXPERIMENT_KEYS = ("name", "base", "arms", "baseline", "seeds", "accelerate")  #
 _RECIPES = Path(__file__).parent.parent / "recipes"
 _ARM_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
 _TAKEN = ("report", "configs", "logs")  # directories of the experiment itself
+
+
+def local_path(name: str | Path) -> Path:
+    """Return the path a user gave, whether or not it exists; raise UserError if it cannot be a path."""
+    try:
+        path = Path(name).expanduser()
+        path.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, no permission to look, ~nobody, a null character
+        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
+        raise UserError(f"{short(str(name))} cannot be a path: {reason}.") from error
+    return path
+
+
+def looks_like_path(name: str) -> bool:
+    """Return whether a name can only be a path: a hub id is ``name`` or ``owner/name``.
+
+    >>> looks_like_path("./model"), looks_like_path("a/b/c"), looks_like_path("Qwen/Qwen2.5-0.5B")
+    (True, True, False)
+    """
+    return name.startswith(("/", "./", "../", "~", ".\\")) or name.count("/") > 1 or "\\" in name
 
 
 def shipped_recipes() -> dict[str, Path]:

@@ -1,7 +1,7 @@
-"""Check a resolved recipe for what no library checks, and for a task, data and a policy that exist. Imports no torch.
+"""Check a resolved recipe before torch is loaded: its values, its task and policy, libraries and the hub.
 
-What TRL, transformers, PEFT and torch check themselves is left to them: `training.checking` constructs their objects
-before a policy loads.
+TRL, transformers, PEFT and torch check the rest themselves: `training.checking` constructs their objects before a
+policy loads.
 """
 
 from __future__ import annotations
@@ -9,22 +9,28 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ..engines.trl.batching import check_losses
 from ..errors import UserError
 from ..text import describe, suggest
-from .catalog import SHIPPED
-from .reading import local_path, looks_like_path
+from .catalog import SHIPPED, local_path, looks_like_path
 from .schema import GYM, REWARDS, RULES, TASKS
 
 _IMPORT_PATH = re.compile(r"[^\W\d][\w.]*[.:][^\W\d]\w*")  # package.module:function
-_GENERATED = ("arithmetic", "words", "countdown", "sorting", GYM)
 _DATA_FILES = (".jsonl", ".json", ".parquet", ".csv")
+_DATA_KEYS = ("dataset_name", "data_dir", "task_options")
+_READS = {  # which of these keys each task reads; the others generate their prompts
+    "dataset": ("dataset_name",), "sciknoweval_chemistry": ("data_dir",), GYM: ("task_options",),
+    **dict.fromkeys(("gsm8k", "math", "amc23"), ("dataset_name", "data_dir")),
+}  # fmt: skip
 _DECAYING = (
     "linear", "cosine", "polynomial", "cosine_with_restarts", "cosine_with_min_lr", "warmup_stable_decay",
 )  # fmt: skip
+_TIMEOUT = 1.5  # seconds; a slow hub may still answer the loaders
 
 
 def check_values(values: Mapping[str, Any]) -> None:
@@ -46,10 +52,6 @@ def _check_training(values: Mapping[str, Any]) -> None:
             f"lr_scheduler_type = {schedule} decays over a number of steps, and max_seconds gives none: set max_steps "
             "as well, or lr_scheduler_type: constant."
         )
-    if schedule in ("reduce_lr_on_plateau", "greedy"):
-        raise UserError(f"lr_scheduler_type = {schedule} needs TRL's evaluation: a recipe evaluates by training clock.")
-    if values.get("save_strategy") == "best":
-        raise UserError("save_strategy = best needs TRL's evaluation: set steps, epoch or no.")
     if values["max_completion_length"] is None:
         raise UserError("max_completion_length = null: expected a whole number of at least 1.")
     if quantised and values.get("use_vllm"):
@@ -58,10 +60,6 @@ def _check_training(values: Mapping[str, Any]) -> None:
             "each generation, which rounds most of it away and damages the base (huggingface/trl issues 3466 and "
             "4973). Unset it (LoRA on a bf16 base), or set use_vllm: false."
         )
-    if values.get("cache_implementation") in ("offloaded", "offloaded_static") and values.get("use_cpu"):
-        raise UserError("cache_implementation = offloaded needs a GPU, and use_cpu is true: unset one of them.")
-    if values.get("use_vllm") and values.get("use_transformers_continuous_batching"):
-        raise UserError("use_vllm and use_transformers_continuous_batching are both true: choose one generator.")
 
 
 def _check_name(key: str, name: Any, known: tuple[str, ...]) -> None:
@@ -75,15 +73,19 @@ def _check_name(key: str, name: Any, known: tuple[str, ...]) -> None:
 def _check_task(values: Mapping[str, Any]) -> None:
     """Raise UserError for an unknown task or reward, and for data that are missing or that the task does not read."""
     task = values["task"]
-    library = library_of(task)
+    library = GYM if task.startswith(f"{GYM}:") else None
+    if library is None:
+        _check_name("task", task, TASKS)
     for name, weight in (values["task_rewards"] or {}).items():
         _check_name("task_rewards", name, REWARDS if library is None else (*REWARDS, library))
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
             raise UserError(f"task_rewards: {name}: got {describe(weight)}, expected a weight, such as 1.0.")
-    if library is None:
-        _check_name("task", task, TASKS)
-    if library or task in TASKS:
-        _check_source(library or task, values)
+    given = [key for key in _DATA_KEYS if values[key] is not None]
+    for key in given if library or task in TASKS else ():
+        if key not in _READS.get(library or task, ()):
+            raise UserError(f"task = {task} does not read {key}: unset one of them.")
+    if "dataset_name" in given and "data_dir" in given:
+        raise UserError("data_dir and dataset_name both name the task's data: unset one of them.")
     for key in ("dataset_name", "dataset_test_name"):
         name = values[key]
         missing = name is not None and not local_path(name).exists()
@@ -91,43 +93,84 @@ def _check_task(values: Mapping[str, Any]) -> None:
             raise UserError(f"{key} = {name}: there is no such file or directory (looked in {Path.cwd()}).")
 
 
-def library_of(task: str) -> str | None:
-    """Return the library of a task `library:NAME`, or None.
-
-    >>> library_of("reasoning_gym:chain_sum"), library_of("gsm8k")
-    ('reasoning_gym', None)
-    """
-    library, colon, _ = task.partition(":")
-    return library if colon and library == GYM else None
-
-
-def _check_source(task: str, values: Mapping[str, Any]) -> None:
-    """Check that the data of a built-in task are given and exist, and that no other data are given."""
-    generated, name, folder = task in _GENERATED, values["dataset_name"], values["data_dir"]
-    if name and (generated or task == "sciknoweval_chemistry"):
-        reads = "generates its prompts" if generated else "reads a published format (data_dir or the hub)"
-        raise UserError(f"task = {task} {reads}, so it does not read dataset_name: set task: dataset (or gsm8k).")
-    if folder is not None:
-        if generated or task == "dataset":
-            instead = "generates its prompts" if generated else "is named by dataset_name"
-            raise UserError(f"task = {task} {instead}, so it does not read data_dir: unset it.")
-        if name:
-            raise UserError("data_dir and dataset_name both name the task's data: unset one of them.")
-    if values["task_options"] is not None and task != GYM:
-        raise UserError(f"task = {task} does not read task_options: unset it, or set task: {GYM}:NAME.")
-
-
 def _check_model(name: str | None) -> None:
-    """Raise UserError if no policy is named, or its path holds no model."""
     if name is None:
-        raise UserError(
-            "model_name_or_path is not set: give a local path, a hub id, or "
-            f"{' or '.join(f'{policy} (shipped, for task {task})' for policy, task in SHIPPED.items())}."
-        )
-    path = local_path(name)
-    if name in SHIPPED or (not path.exists() and not looks_like_path(name)):
-        return
-    if not path.is_dir():
+        shipped = (f"{policy} (shipped, for task {task})" for policy, task in SHIPPED.items())
+        raise UserError(f"model_name_or_path is not set: give a local path, a hub id, or {' or '.join(shipped)}.")
+    if looks_like_path(name) and not local_path(name).is_dir():
         raise UserError(f"model_name_or_path = {name}: there is no such directory (looked in {Path.cwd()}).")
-    if not any((path / file).is_file() for file in ("config.json", "adapter_config.json")):
-        raise UserError(f"model_name_or_path = {name}: holds no config.json, so it is not a saved model.")
+
+
+def missing_library(values: Mapping[str, Any]) -> str | None:
+    """Return a sentence on every extra of pods-rl that a recipe needs and that is missing; None if all are installed.
+
+    transformers and TRL name any other library that is missing.
+    """
+    quantised = values.get("load_in_4bit") or values.get("load_in_8bit")
+    needed = {
+        "vllm": ("vllm", values.get("use_vllm")),
+        "bitsandbytes": ("quant", quantised or re.search("8bit|bnb|paged", str(values.get("optim") or ""))),
+        "deepspeed": ("deepspeed", values.get("deepspeed")),
+    }
+    missing = {name: extra for name, (extra, wanted) in needed.items() if wanted and find_spec(name) is None}
+    if not missing:
+        return None
+    verb = "is" if len(missing) == 1 else "are"
+    line = f"pip install '.[{','.join(missing.values())}]' in a checkout"
+    return f"This recipe needs {' and '.join(missing)}, which {verb} not installed: {line}."
+
+
+def check_reachable(values: Mapping[str, Any]) -> None:
+    """Raise UserError if a model, a data set or a push needs the hub, and it cannot be reached or rejects the token.
+
+    Without this check, the loaders retry for minutes, and a push fails when the run has ended.
+    """
+    for key, kind, file in (("model_name_or_path", "model", "config.json"), ("dataset_name", "dataset", "README.md")):
+        name = values.get(key)
+        revision = values.get("model_revision") if kind == "model" else None
+        if (
+            name
+            and name not in SHIPPED
+            and not local_path(name).exists()
+            and not _is_cached(name, kind, file, revision)
+        ):
+            _check_hub(f"{key} = {name}")
+    for key in ("push_to_hub", "log_completions_hub_repo"):
+        if values.get(key):
+            check_pushable(key)
+
+
+def check_pushable(key: str) -> None:
+    """Raise UserError if nothing can be pushed: offline, without a token, or with a wrong one."""
+    from huggingface_hub import get_token
+
+    if get_token() is None:
+        raise UserError(f"{key} needs a token of the hub: set HF_TOKEN, or run `hf auth login`.")
+    if _check_hub(key) == 401:
+        raise UserError(f"{key}: the hub does not accept the token: set another HF_TOKEN, or run `hf auth login`.")
+
+
+def _is_cached(name: str, kind: str, file: str, revision: str | None) -> bool:
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    prepared = Path(constants.HF_HOME) / "datasets" / name.replace("/", "___")
+    return prepared.is_dir() or isinstance(try_to_load_from_cache(name, file, revision=revision, repo_type=kind), str)
+
+
+@cache
+def _check_hub(what: str) -> int | None:
+    """Return the status of a request to the hub, None if it is slow. Cached, since most arms share their model."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import build_hf_headers, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        raise UserError(f"{what} needs the hub, and HF_HUB_OFFLINE is set: unset it, or name local files.")
+    try:
+        url = f"{constants.ENDPOINT}/api/whoami-v2"
+        return int(get_session().get(url, headers=build_hf_headers(), timeout=_TIMEOUT).status_code)
+    except Exception as error:  # its class differs between versions of the library
+        if "Connect" not in type(error).__name__ or "Timeout" in type(error).__name__:
+            return None
+        raise UserError(
+            f"{what} needs the hub, which cannot be reached ({error}): check the network, or name local files."
+        ) from error

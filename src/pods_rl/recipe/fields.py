@@ -1,15 +1,24 @@
-"""One key of a recipe: its type, default and help, and the conversion of values from YAML or the command line."""
+"""The keys of a recipe: type, default and help of each, and the conversion of values from YAML or the command line.
+
+The keys of TRL, transformers and PODSConfig are parsed from their source: importing these classes takes many seconds
+and loads torch.
+"""
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from ..text import describe, suggest
+from ..errors import UserError
+from ..text import describe, short, suggest
 from ..yaml_files import YAMLError, parse_value
 
 COMPUTED = "(chosen at run time)"  # a default that is not a literal in the source
@@ -22,6 +31,13 @@ KINDS = {
     "dict": "a mapping",
     "None": "null",
 }
+# package, file, class, part of a run; base classes first, since a later class replaces fields of an earlier one
+_CLASSES = (
+    ("transformers", "training_args.py", "TrainingArguments", "engine"),
+    ("trl", "trainer/base_config.py", "_BaseConfig", "engine"),
+    ("trl", "trainer/grpo_config.py", "GRPOConfig", "engine"),
+    ("trl", "trainer/model_config.py", "ModelConfig", "model"),
+)
 _NUMBERS = frozenset(("int", "float"))
 _LARGEST = 2**63 - 1  # torch and the files of a run cannot hold larger integers
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
@@ -82,10 +98,15 @@ class Field:
         if self.choices and isinstance(converted, str) and converted not in self.choices:
             near = suggest(converted, self.choices)
             raise ValueError(f"got {describe(value)}.{near} Expected {self.expected}.")
-        if self.within and isinstance(converted, (int, float)) and not inside(converted, self.within):
+        if self.within and isinstance(converted, (int, float)) and not _inside(converted, self.within):
             raise ValueError(f"got {converted}, expected a number in {self.within}.")
         if isinstance(converted, list) and self.item is not None:
-            return [self._item(place, item, self.item) for place, item in enumerate(converted, start=1)]
+            for place, item in enumerate(converted, start=1):
+                try:
+                    converted[place - 1] = _convert(item, self.item)
+                except _WrongTypeError:
+                    wanted = _in_words(self.item)
+                    raise ValueError(f"got {describe(item)} as item {place} of the list, expected {wanted}.") from None
         return converted
 
     def parse(self, text: str) -> Any:
@@ -105,13 +126,6 @@ class Field:
         except (YAMLError, _WrongTypeError):
             value = text
         return self.convert(value)
-
-    def _item(self, place: int, item: Any, kinds: frozenset[str]) -> Any:
-        try:
-            return _convert(item, kinds)
-        except _WrongTypeError:
-            wanted = _in_words(kinds)
-            raise ValueError(f"got {describe(item)} as item {place} of the list, expected {wanted}.") from None
 
 
 def _in_words(kinds: frozenset[str]) -> str:
@@ -173,13 +187,108 @@ def check_plain(value: Any) -> None:
         raise ValueError(f"got {describe(value)}, expected finite numbers and text in it, and text as keys.")
 
 
-def inside(value: float, interval: str) -> bool:
-    """Return whether a number lies in an interval; a bracket includes its end, a parenthesis does not.
-
-    >>> inside(1, "(0, 1]"), inside(0, "(0, 1]"), inside(5, "[1, inf)"), inside(float("nan"), "[0, 1]")
-    (True, False, True, False)
-    """
+def _inside(value: float, interval: str) -> bool:
+    """Return whether a number lies in an interval; a bracket includes its end, a parenthesis does not."""
     low, high = map(float, interval[1:-1].split(","))
     above = value >= low if interval[0] == "[" else value > low
     below = value <= high if interval[-1] == "]" else value < high
     return above and below
+
+
+def parse_overrides(words: list[str], stray: list[str] | None = None) -> dict[str, str | bool]:
+    """Read ``--key value``, ``--key=value`` and bare ``--flag`` (true); the last one of a key wins.
+
+    Any other word goes into ``stray``, or raises UserError.
+
+    >>> parse_overrides(["--num-rollouts", "64", "--beta=0.04", "--use_cpu"])
+    {'num_rollouts': '64', 'beta': '0.04', 'use_cpu': True}
+    """
+    overrides: dict[str, str | bool] = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        key, equals, value = word[2:].partition("=")
+        key = key.replace("-", "_")
+        if not word.startswith("--") or word == "--":
+            if stray is None:
+                raise UserError(f"Unexpected argument {short(word)!r}: expected --key value, as in --seed 1.")
+            stray.append(word)
+        elif equals:
+            overrides[key] = value
+        else:
+            overrides[key] = rest.pop(0) if rest and not rest[0].startswith("--") else True
+    return overrides
+
+
+@cache
+def trl_fields() -> dict[str, Field]:
+    """Return every field of GRPOConfig (with its bases) and ModelConfig; raise UserError if a package is missing."""
+    return {field.name: field for place in _CLASSES for field in _read_class(*place)}
+
+
+@cache
+def pods_fields() -> dict[str, Field]:
+    """Return every field that PODSConfig adds to GRPOConfig, by name."""
+    return {field.name: field for field in _read_class("pods_rl", "engines/trl/config.py", "PODSConfig", "engine")}
+
+
+def parse_annotation(annotation: str) -> tuple[frozenset[str], frozenset[str] | None]:
+    """Return the types that an annotation names, and those of a list's items. An enumeration is text in YAML.
+
+    >>> parse_annotation("list[float] | None")[1]
+    frozenset({'float'})
+    """
+    parts = [part.strip().replace("Literal[False]", "bool") for part in annotation.split("|")]
+    names = [part.partition("[")[0] for part in parts]
+    items = [part.removeprefix("list[")[:-1] for part in parts if part.startswith("list[")]
+    kinds = frozenset(name if name in (*KINDS, "Any") else "str" for name in names)
+    return kinds, parse_annotation(items[0])[0] if items else None
+
+
+def _read_class(package: str, file: str, name: str, section: str) -> Iterator[Field]:
+    for node in _class_body(package, file, name):
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        options = _options(node.value)
+        if node.target.id.startswith("_") or options.get("init") is False:
+            continue
+        kinds, item = parse_annotation(ast.unparse(node.annotation))
+        metadata = options.get("metadata") or {}
+        choices = metadata.get("choices") or ()
+        yield Field(
+            name=node.target.id,
+            kinds=kinds,
+            default=options.get("default", COMPUTED),
+            help=" ".join(str(metadata.get("help", "")).replace("%%", "%").split()),
+            section=section,
+            source=name,
+            item=item,
+            choices=tuple(choices) if isinstance(choices, (list, tuple)) else (),
+        )
+
+
+def _class_body(package: str, file: str, name: str) -> list[ast.stmt]:
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(f"{package} is not installed: run `pip install .` in a checkout of pods-rl.")
+    tree = ast.parse((Path(spec.submodule_search_locations[0]) / file).read_text(encoding="utf-8"))
+    return next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+
+
+def _options(value: ast.expr | None) -> dict[str, Any]:
+    """The keywords of ``field(...)``, or ``default`` alone if the value is a plain literal."""
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "field":
+        return {word.arg: _literal(word.value) for word in value.keywords if word.arg}
+    return {"default": _literal(value)}
+
+
+def _literal(node: ast.expr | None) -> Any:
+    if isinstance(node, ast.Dict):
+        return {_literal(k): _literal(v) for k, v in zip(node.keys, node.values, strict=True)}
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        left, right = _literal(node.left), _literal(node.right)
+        return left + right if isinstance(left, str) and isinstance(right, str) else COMPUTED
+    try:
+        return ast.literal_eval(node) if node is not None else COMPUTED
+    except ValueError:
+        return COMPUTED

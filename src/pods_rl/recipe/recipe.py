@@ -13,9 +13,8 @@ from ..engines.trl.batching import BatchPlan, batch_plan
 from ..errors import UserError
 from ..text import listed, short, suggest
 from ..yaml_files import Origin, dump_yaml
-from .available import check_reachable, missing_library, missing_module
 from .catalog import SHIPPED, read_recipe
-from .checks import check_values
+from .checks import check_reachable, check_values, missing_library
 from .schema import UNSUPPORTED, defaults, fields
 
 _SAVING = frozenset(("save_seconds", "save_steps", "save_strategy"))
@@ -97,10 +96,9 @@ class Recipe:
         return missing_library(self.values)
 
     def check_installed(self) -> None:
-        """Raise UserError if a library or a module that training needs is missing."""
-        missing = self.missing_library or missing_module(self.values)
-        if missing:
-            raise UserError(f"{self.source}: {missing}")
+        """Raise UserError if a library that training needs is missing."""
+        if self.missing_library:
+            raise UserError(f"{self.source}: {self.missing_library}")
 
     def check_reachable(self) -> None:
         """Raise UserError if the model or the data set must come from the hub, and is not available."""

@@ -1,8 +1,8 @@
 """Every key that a recipe may have, each defined once. Does not import torch.
 
-The keys of training are those of TRL and of PODSConfig (`trl_source`). Those of the task and of the run are below, each
-with its type, default, help and range. After them stand the differences from TRL: defaults, refused keys, and the
-values that TRL, transformers and torch accept although no run can use them.
+The keys of training are those of TRL and of PODSConfig (`fields`). Those of the task and of the run are below. Then
+follow the differences from TRL: defaults, refused keys, and values that TRL, transformers and torch accept although no
+run can use them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from .fields import Field
-from .trl_source import parse_annotation, pods_fields, trl_fields
+from .fields import Field, parse_annotation, pods_fields, trl_fields
 
 RULES = ("max_variance", "max_reward", "random", "percentile")
 REWARDS = (
@@ -21,7 +20,6 @@ REWARDS = (
 )  # fmt: skip
 TASKS = (
     "arithmetic", "words", "countdown", "sorting", "gsm8k", "math", "amc23", "sciknoweval_chemistry", "dataset",
-    "reasoning_gym",
 )  # fmt: skip
 GYM = "reasoning_gym"  # tasks of this library are reasoning_gym:NAME
 
@@ -47,8 +45,7 @@ class TaskKeys:
         "mixed", "arithmetic, words, countdown, sorting: easy, mixed or hard.",
         source="the tiny policy's own", choices=("easy", "mixed", "hard"))
     task_options: dict[str, Any] | None = _key(
-        None, "reasoning_gym:NAME: options of the data set, as in {max_terms: 4}. reasoning_gym: the data set too, as "
-        "in {dataset: chain_sum}.")
+        None, "reasoning_gym:NAME: options of the data set, as in {max_terms: 4}.")
     task_train_size: int | None = _key(
         None, "Number of training prompts to use, from the first. null: the whole split; generated tasks make 4096.",
         source="the whole split", within="[1, inf)")
@@ -152,6 +149,7 @@ _UNCHECKED_CHOICES = {
     "importance_sampling_level": ("token", "sequence"),
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
     "vllm_mode": ("server", "colocate"),
+    "save_strategy": ("no", "steps", "epoch"),  # "best" needs TRL's evaluation
     "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
 }
 

@@ -6,8 +6,7 @@ A task is one function of the settings and one entry in `TASKS`.
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,11 +14,9 @@ from ..errors import UserError, raised
 from ..rewards import check_reward
 from ..text import find
 from .arithmetic import arithmetic_task
-from .chemistry import CHEMISTRY, chemistry_task
-from .generated import countdown_task, sorting_task
-from .gym import GYM, gym_task, scored_gym_task
+from .generated import GYM, countdown_task, gym_task, sorting_task
 from .prompts import Fitted, fit_prompts, plain_prompt
-from .questions import PUBLISHED, dataset_task, published_task
+from .questions import CHEMISTRY, PUBLISHED, chemistry_task, dataset_task, published_task
 from .task import ENVIRONMENT, FORM_REWARDS, PAPER_REWARDS, Grade, Prompt, Settings, Task, last_turn
 from .words import words_task
 
@@ -53,26 +50,24 @@ def load_task(settings: Settings, *, reward_errors: str = "raise") -> Task:
     Which settings a task reads:
 
     - all but `arithmetic`: `system_prompt`, `prompt_style` (`chat`, `plain`);
-    - generated ones (`arithmetic`, `words`, `countdown`, `sorting`, `reasoning_gym`): `task_train_size`,
-      `task_test_size`, `task_seed`; the last `task_options`, the others `task_difficulty`;
+    - generated ones (`arithmetic`, `words`, `countdown`, `sorting`, `reasoning_gym:NAME`): `task_train_size`,
+      `task_test_size`, `task_seed`; the last one `task_options`, the others `task_difficulty`;
     - published ones (`gsm8k`, `math`, `amc23`, `sciknoweval_chemistry`): `data_dir`, a local folder instead of the hub;
     - `dataset`, and published mathematics instead of its own source: `dataset_name` (a local file or folder, or a hub
       id), `dataset_config`, `dataset_train_split`, `dataset_test_name` (a split, or where else the test rows are),
       `question_column`, `answer_column`.
 
-    Raises UserError for an unknown task, an unknown reward, a weight that is not a finite number, or settings that the
-    task refuses.
+    Raises UserError for an unknown task, an unknown reward, or settings that the task refuses.
 
     >>> load_task({"task": "arithmetic", "task_train_size": 4, "task_test_size": 2}).name
     'arithmetic'
     """
     name = settings.get("task") or ("dataset" if settings.get("dataset_name") else "arithmetic")
-    library, colon, _ = str(name).partition(":")
-    found = LIBRARIES[library] if colon and library in LIBRARIES else find("task", name, TASKS)
+    found = GYM_TASKS if str(name).startswith(f"{GYM}:") else find("task", name, TASKS)
     task = found.make(settings) if isinstance(found, TaskEntry) else _make_own(name, found, settings)
     weights, seconds = settings.get("task_rewards"), settings.get("reward_seconds")
     if weights is not None:
-        task = dataclasses.replace(task, rewards=_checked(weights))
+        task = dataclasses.replace(task, rewards={reward: float(weight) for reward, weight in weights.items()})
     own = {ENVIRONMENT, *(grader.name for grader in task.graders)}
     for reward in (*task.rewards, task.answer):
         if reward not in own:
@@ -101,17 +96,6 @@ def _arithmetic(settings: Settings) -> Task:
     return arithmetic_task(**{key: settings[f"task_{key}"] for key in keys if settings.get(f"task_{key}") is not None})
 
 
-def _checked(weights: object) -> dict[str, float]:
-    if not isinstance(weights, Mapping) or not weights:
-        raise UserError(
-            f"task_rewards is {weights!r}; expected names and weights, as in {{accuracy: 1.0, format: 0.1}}"
-        )
-    for name, weight in weights.items():
-        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
-            raise UserError(f"task_rewards: the weight of {name!r} is {weight!r}; expected a finite number")
-    return {name: float(weight) for name, weight in weights.items()}
-
-
 def _published(name: str, what: str) -> TaskEntry:
     train, test = PUBLISHED[name]
     source = ", ".join(dict.fromkeys((train.hub, test.hub)))
@@ -136,19 +120,12 @@ TASKS: dict[str, TaskEntry] = {
         folders=(CHEMISTRY,),
     ),
     "dataset": TaskEntry(dataset_task, "your own questions and answers", "dataset_name: a file, folder or hub id"),
-    "reasoning_gym": TaskEntry(
-        gym_task, "any generator of reasoning-gym with one right answer", "generated; pods-rl[reasoning-gym]"
-    ),
 }
-# tasks of other libraries, `library:NAME`
-LIBRARIES: dict[str, TaskEntry] = {
-    GYM: TaskEntry(
-        scored_gym_task, "graded by the data set's own scorer", "reasoning-gym: pods-rl[reasoning-gym]", GYM
-    ),
-}
+# the tasks `reasoning_gym:NAME`
+GYM_TASKS = TaskEntry(gym_task, "graded by the data set's own scorer", "reasoning-gym: pods-rl[reasoning-gym]", GYM)
 
 __all__ = [
-    "LIBRARIES",
+    "GYM_TASKS",
     "PAPER_REWARDS",
     "TASKS",
     "Fitted",

@@ -1,25 +1,36 @@
-"""Generated tasks: what they share, countdown and sorting.
+"""Generated tasks: shared functions, countdown, sorting, and the data sets of reasoning-gym.
 
 Prompts are distinct and depend on the seed; no seed trains on a problem of the test side.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module, metadata
+from importlib.util import find_spec
 from itertools import count, islice
+from typing import Any
 
 from datasets import Dataset
 
 from ..errors import UserError
+from ..rewards import library_reward, score
+from ..rewards.gym import numbered, unnumbered
+from ..sandbox.scores import RewardFailure
+from ..text import suggest
 from .prompts import PromptForm
-from .task import FORM_REWARDS, Prompt, Settings, Task
+from .task import FORM_REWARDS, Prompt, Settings, Task, shown
 
 DIFFICULTIES = ("easy", "mixed", "hard")
 TRAIN_SIZE, TEST_SIZE = 4096, 512
+GYM = "reasoning_gym"
 _HELD_OUT_ONE_IN = 5
 _DRAWS_PER_PROMPT = 200
+_GYM_DRAWS_PER_PROMPT = 20
+_TRIED = 8  # gold answers of each split that the scorer must accept before anything is trained
 
 # a question and its gold answer
 Problem = tuple[str, str]
@@ -182,3 +193,64 @@ def _join(rng: random.Random, a: int, left: str, b: int, right: str) -> tuple[in
         results["/"] = a // b
     sign = rng.choice(sorted(results))
     return results[sign], f"({left} {sign} {right})"
+
+
+def gym_task(settings: Settings) -> Task:
+    """Generate the problems of a reasoning-gym data set, `task: reasoning_gym:NAME`; `task_options` holds its options.
+
+    The deciding reward `reasoning_gym` is what the data set's own scorer gives the extracted answer, often with
+    partial credit (`pods_rl.rewards.gym`). Train and test are disjoint over all seeds.
+
+    Raises UserError if reasoning-gym is not installed, for an unknown data set or option, if it yields too few
+    distinct problems, or if its scorer does not accept its own answers.
+    """
+    name = str(settings["task"]).partition(":")[2]
+    sizes, form = sizes_of(settings), PromptForm.of(settings)
+    draws, seed = _GYM_DRAWS_PER_PROMPT * max(sizes), settings.get("task_seed") or 0
+    options = dict(settings.get("task_options") or {})
+    source = _create_gym(name, options, draws, seed)
+
+    def split(size: int, held_out: bool) -> dict[str, str]:
+        problems = (source[row] for row in range(draws))
+        drawn = ((str(each["question"]), numbered(each["answer"], row)) for row, each in enumerate(problems))
+        return distinct(drawn, size, held_out=held_out, of=f"reasoning-gym's {name}")
+
+    splits = [split(size, held_out) for size, held_out in zip(sizes, (False, True), strict=True)]
+    work = json.dumps([name, {**options, "size": draws, "seed": seed}])
+    maker = "pods_rl.rewards.gym:scoring", work
+    grader = library_reward(GYM, maker, range=(0.0, 1.0), gold=lambda gold: unnumbered(gold)[0] or None)
+    golds = [gold for problems in splits for gold in list(problems.values())[:_TRIED] if grader.gold(gold)]
+    texts = [f"<answer>{grader.gold(gold)}</answer>" for gold in golds]
+    for gold, mark in zip(golds, score(grader, texts, golds, settings.get("reward_seconds")), strict=True):
+        if isinstance(mark, RewardFailure) or mark < 1:
+            said = mark.reason if isinstance(mark, RewardFailure) else f"it scores {mark:g}"
+            raise UserError(
+                f"reasoning-gym's {name}: its scorer does not accept its own answer {shown(gold)} ({said}). Some "
+                "scorers run an answer as code, which is blocked: choose another data set."
+            )
+    train, test = (to_dataset(problems, form.write) for problems in splits)
+    version = form.version(f"scored.1.{metadata.version('reasoning-gym')}")
+    return Task(f"{GYM}/{name}", version, train, test, {GYM: 1.0, **FORM_REWARDS}, GYM, graders=(grader,))
+
+
+def _create_gym(name: str, options: Settings, size: int, seed: int) -> Any:
+    """Make a data set of reasoning-gym; the library is imported here because it loads slowly.
+
+    Raises UserError if it is not installed, and for an unknown data set or option.
+    """
+    if find_spec("reasoning_gym") is None:
+        raise UserError(
+            "task reasoning_gym:NAME needs reasoning-gym, which is not installed: pip install '.[reasoning-gym]'"
+            " in a checkout"
+        )
+    factory = import_module("reasoning_gym.factory")
+    import_module("reasoning_gym")  # fills the table of data sets
+    known = sorted(factory.DATASETS)
+    if name not in known:
+        raise UserError(
+            f"reasoning-gym has no data set {name!r}.{suggest(name, known)} It has {', '.join(known[:8])}, ..."
+        )
+    try:
+        return factory.create_dataset(name, **{**options, "size": size, "seed": seed})
+    except (TypeError, AssertionError, ValueError) as error:
+        raise UserError(f"task_options: reasoning-gym's {name} rejects {dict(options)}: {error}") from error

@@ -205,34 +205,25 @@ def _batches(split: Dataset) -> Iterator[list[Prompt]]:
 
 
 def _must_fold(task: Task, render: Callable[[Prompt], str]) -> bool:
-    """Return whether the template accepts prompts only without system messages; try one of each role sequence.
+    """Return whether the template accepts the first prompts only without system messages.
 
-    Raises UserError for a prompt that it rejects even without them.
+    Raises UserError if it rejects them even without: a template is a program, and may raise anything.
     """
     fold = False
     for name, split in (("training", task.train), ("test", task.test)):
-        tried = set()
-        for row, prompt in enumerate((prompt for batch in _batches(split) for prompt in batch), start=1):
-            roles = None if isinstance(prompt, str) else tuple(str(turn.get("role")) for turn in prompt)
-            if isinstance(prompt, str) or roles in tried:
-                continue
-            tried.add(roles)
-            refused = _refusal(prompt, render)
-            if refused is None:
-                continue
-            if fold_system(prompt) == prompt or _refusal(fold_system(prompt), render) is not None:
-                raise UserError(
-                    f"the policy's chat template rejects the {name} prompt in row {row} (counted from 1; roles "
-                    f"{', '.join(roles or ())}): {refused}. Change the prompt, or set prompt_style: plain"
-                )
+        prompt = split[0]["prompt"] if len(split) else ""
+        if isinstance(prompt, str):
+            continue
+        try:
+            render(fold_system(prompt))
+        except Exception as error:
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise UserError(
+                f"the policy's chat template rejects the first {name} prompt: {reason}. Change the prompts, or set "
+                "prompt_style: plain"
+            ) from error
+        try:
+            render(prompt)
+        except Exception:
             fold = True
     return fold
-
-
-def _refusal(prompt: Prompt, render: Callable[[Prompt], str]) -> str | None:
-    """Return why a template rejects a prompt, or None. A template is a program, and may raise anything."""
-    try:
-        render(prompt)
-    except Exception as error:
-        return " ".join(str(error).split())[:200] or type(error).__name__
-    return None

@@ -1,22 +1,29 @@
-"""Tasks of written questions and answers: GSM8K, MATH, AMC 2023, and your own data sets."""
+"""Tasks of written questions and answers: GSM8K, MATH, AMC 2023, SciKnowEval's chemistry, and your own data sets."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from datasets import Dataset
 
 from ..errors import UserError
 from ..rewards import extract_gold, get_reward
+from .generated import is_held_out
 from .prompts import PromptForm
 from .sources import READERS, DataSource, find_split, listing, local_folder, mapped
-from .task import COLUMNS, PAPER_REWARDS, Prompt, Settings, Task, shown
+from .task import COLUMNS, FORM_REWARDS, PAPER_REWARDS, Prompt, Settings, Task, shown
 
 QUESTION_COLUMNS = ("prompt", "question", "problem")
 ANSWER_COLUMNS = ("answer", "solution")
+CHEMISTRY = "sciknoweval_chemistry"
+_HUB = DataSource("hicai-zju/SciKnowEval", "test", "v2")
+_FILES = "L*.jsonl"
+_YES_NO = "Is this right? Answer Yes or No."
+_BALANCE = "Answer with the balanced equation alone, its reactants and products in the order given."
 
 
 @dataclass(frozen=True)
@@ -174,38 +181,27 @@ def _column(rows: Dataset, source: DataSource, settings: Settings, key: str, usu
 
 
 def _prompt(question: object, form: PromptForm, where: str) -> Prompt:
+    """Return the prompt of a question: text, or chat messages, whose parts of text are joined."""
     if isinstance(question, str) and question.strip():
         return form.write(question)
     if not isinstance(question, list) or not question:
         raise UserError(f"{where}: the question is {shown(question)}; expected text, or a list of chat messages")
-    messages = [_message(turn, f"{where}, message {number}") for number, turn in enumerate(question, start=1)]
+    messages = []
+    for number, turn in enumerate(question, start=1):
+        role, content = (turn.get("role"), turn.get("content")) if isinstance(turn, dict) else (None, None)
+        if isinstance(content, list) and all(isinstance(part, dict) for part in content):
+            texts = [part.get("text") for part in content if part.get("type") in ("text", None)]
+            content = "".join(texts) if len(texts) == len(content) and all(isinstance(t, str) for t in texts) else None
+        if not isinstance(role, str) or not isinstance(content, str) or (role == "user" and not content.strip()):
+            raise UserError(
+                f"{where}, message {number}: is {shown(turn)}; expected a role, and its content as text (images are "
+                "not supported)"
+            )
+        messages.append({**turn, "content": content})
     try:
         return form.write(messages)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
-
-
-def _message(turn: object, where: str) -> dict[str, object]:
-    """Return a chat message with its content as text; OpenAI's list of parts is joined."""
-    if not isinstance(turn, dict):
-        raise UserError(f"{where}: is {shown(turn)}; expected a mapping of role and content")
-    role, content = turn.get("role"), turn.get("content")
-    if not isinstance(role, str) or not role:
-        raise UserError(f"{where}: the role is {shown(role)}; expected user, assistant or system")
-    if isinstance(content, list) and content:
-        content = "".join(_part(part, where) for part in content)
-    if not isinstance(content, str):
-        raise UserError(f"{where}: the content is {shown(content)}; expected text")
-    if role == "user" and not content.strip():
-        raise UserError(f"{where}: the content is empty; expected text")
-    return {**turn, "content": content}
-
-
-def _part(part: object, where: str) -> str:
-    kind, text = (part.get("type"), part.get("text")) if isinstance(part, dict) else ("text", part)
-    if kind not in ("text", None) or not isinstance(text, str):
-        raise UserError(f"{where}: a part of the content is {shown(part)}; expected text: images are not supported")
-    return text
 
 
 def _gold(value: object, where: str, mark: str | None) -> str:
@@ -216,3 +212,107 @@ def _gold(value: object, where: str, mark: str | None) -> str:
         wanted = f"something after {mark!r}" if mark else "an answer"
         raise UserError(f"{where}: no gold answer in {shown(value)}; expected {wanted}; fix the row")
     return gold
+
+
+class ChemistryQuestion(NamedTuple):
+    """One question: the text, the gold answer, its kind, and its place in the source.
+
+    `kind` is `multiple choice`, `true or false` or `equation`; `stem` is the question without its options.
+    """
+
+    text: str
+    gold: str
+    kind: str
+    stem: str
+    place: str
+
+    @property
+    def held_out(self) -> bool:
+        """Whether it belongs to the test side; rows with the same stem, whatever their options, are on one side."""
+        return is_held_out(" ".join(self.stem.split()).casefold())
+
+
+def chemistry_task(settings: Settings) -> Task:
+    """Make the chemistry part of SciKnowEval v2 (arXiv 2406.09098): choices, judgements and equations.
+
+    Only a test set is published. One question in five, by a hash of its text, is a test question; questions with
+    equal text are on the same side. Each side is ordered by another hash, so that the kinds are mixed and the first k
+    questions are a fair sample, whatever the order of the files. Rows that no rule can grade (open questions, other
+    fillings) are skipped. Splits have a third column, `kind`.
+
+    Read from the `L*.jsonl` files of `data_dir` (or of its folder `sciknoweval_chemistry`), else from the hub
+    (hicai-zju/SciKnowEval, configuration v2). Raises UserError for a row that cannot be used, with its place.
+    """
+    questions = list(read_questions(settings))
+    check_golds([q.gold for q in questions], [q.place for q in questions], "chemistry")
+    form = PromptForm.of(settings)
+    splits = []
+    for held_out, use, size in ((False, "train on", "task_train_size"), (True, "test", "task_test_size")):
+        side = [question for question in questions if question.held_out == held_out]
+        if not side:
+            raise UserError(f"task {CHEMISTRY}: {len(questions)} questions leave none to {use}; add more of its files")
+        side.sort(key=lambda q: (hashlib.sha256(q.text.encode()).digest(), q.gold))
+        side = side[: settings.get(size)]
+        columns = {
+            "prompt": [form.write(question.text) for question in side],
+            "answer": [question.gold for question in side],
+            "kind": [question.kind for question in side],
+        }
+        splits.append(Dataset.from_dict(columns))
+    rewards = {"chemistry": 1.0, **FORM_REWARDS}
+    return Task(CHEMISTRY, form.version(1), splits[0], splits[1], rewards, answer="chemistry")
+
+
+def read_questions(settings: Settings) -> Iterator[ChemistryQuestion]:
+    """Read every question that can be graded, in the order of the files."""
+    for source in _sources(settings):
+        for number, row in enumerate(source.read(), 1):
+            question = _chemistry_question(row, f"{source}, row {number} (counted from 1)")
+            if question is not None:
+                yield question
+
+
+def _sources(settings: Settings) -> list[DataSource]:
+    if not settings.get("data_dir"):
+        return [_HUB]
+    folder = local_folder(settings["data_dir"])
+    folder = folder / CHEMISTRY if (folder / CHEMISTRY).is_dir() else folder
+    files = sorted(folder.glob(_FILES))
+    if not files:
+        raise UserError(
+            f"data_dir = {folder}: task {CHEMISTRY} found none of its files {_FILES} there; it holds {listing(folder)}"
+        )
+    return [DataSource(str(file), "test") for file in files]
+
+
+def _chemistry_question(row: Mapping[str, Any], place: str) -> ChemistryQuestion | None:
+    """Return the question of a row; None for a row of another science, or of a kind that cannot be graded."""
+    if row.get("domain") != "Chemistry":
+        return None
+    stem, kind = str(row.get("question") or "").strip(), str(row.get("type") or "")
+    if not stem:
+        raise UserError(f"{place}: the question is {shown(row.get('question'))}; expected text")
+    if kind.startswith("mcq"):
+        return _choice(row, stem, place)
+    answer = str(row.get("answer") or "").strip()
+    if kind == "true_or_false":
+        if answer not in ("Yes", "No"):
+            raise UserError(f"{place}: the answer is {shown(answer)}; expected Yes or No")
+        return ChemistryQuestion(f"{stem}\n\n{_YES_NO}", answer, "true or false", stem, place)
+    if kind == "filling" and (row.get("details") or {}).get("task") == "balancing_chemical_equation":
+        return ChemistryQuestion(f"{stem}\n\n{_BALANCE}", answer, "equation", stem, place)
+    return None
+
+
+def _choice(row: Mapping[str, Any], stem: str, place: str) -> ChemistryQuestion:
+    choices = row.get("choices") or {}
+    letters, texts = list(choices.get("label") or []), list(choices.get("text") or [])
+    gold = str(row.get("answerKey") or "").strip()
+    if len(letters) != len(texts) or gold not in letters:
+        raise UserError(
+            f"{place}: the answer is {shown(gold)} among the options {shown(letters)} with {len(texts)} texts; "
+            "expected one of the letters, and a text for each"
+        )
+    options = "\n".join(f"{letter}) {text}" for letter, text in zip(letters, texts, strict=True))
+    question = f"{stem}\n\n{options}\n\nAnswer with the letter of the right option."
+    return ChemistryQuestion(question, gold, "multiple choice", stem, place)

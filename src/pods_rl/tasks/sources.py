@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from datasets import Dataset, config, load_dataset, load_from_disk
 from datasets.fingerprint import Hasher
 
 from ..errors import UserError
+from ..text import suggest
 
 READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 _FEW_ROWS = 20_000  # held in memory
@@ -50,7 +50,8 @@ class DataSource:
         elif path.is_dir():
             rows = _read_folder(path, self.split)
         elif _looks_local(self.name, path):
-            raise UserError(f"there is no file or folder {self.name!r}; {_nearby(path)}")
+            near = suggest(path.name, [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else [])
+            raise UserError(f"there is no file or folder {self.name!r} (looked in {Path.cwd()}).{near}")
         else:
             rows = self._read_hub()
         if len(rows) == 0:
@@ -113,11 +114,9 @@ def find_split(folder: Path, inner: tuple[str, ...], split: str) -> DataSource |
     return None
 
 
-def listing(folder: Path, most: int = 8) -> str:
+def listing(folder: Path) -> str:
     """Return the first names in a folder, for a message."""
-    names = sorted(entry.name + "/" * entry.is_dir() for entry in folder.iterdir() if entry.name[0] != ".")
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return (", ".join(names[:most]) or "nothing") + more
+    return ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
 
 
 def _read_file(path: Path, split: str) -> Dataset:
@@ -155,15 +154,6 @@ def _read_folder(path: Path, split: str) -> Dataset:
 def _looks_local(name: str, path: Path) -> bool:
     """Return whether a missing name must be a path: hub names are `name` or `owner/name`."""
     return path.suffix.lower() in READERS or name.startswith((".", "~")) or path.is_absolute() or name.count("/") > 1
-
-
-def _nearby(path: Path) -> str:
-    folder = path.parent
-    while not folder.is_dir():
-        folder = folder.parent
-    near = difflib.get_close_matches(path.name, [entry.name for entry in folder.iterdir()], n=1)
-    hint = f"did you mean {folder / near[0]}? " if near else ""
-    return f"{hint}{folder.resolve()} holds {listing(folder)}"
 
 
 def _first_line(error: BaseException) -> str:

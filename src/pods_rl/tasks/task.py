@@ -23,7 +23,6 @@ FORM_REWARDS = {"format": 0.1, "tag_count": 1.0}
 ENVIRONMENT = "environment"  # the `answer` of a task that its environments grade
 PAPER_REWARDS = {"accuracy": 1.0, **FORM_REWARDS}
 NO_TOOLS = ("reset", "get_reward", "close")  # of an environment's public methods
-_BATCH = 500  # gold answers per batch of a check
 
 
 class Grade(NamedTuple):
@@ -128,7 +127,7 @@ class Task:
         Args:
             texts: of conversations, the last assistant turn.
             golds: gold answers.
-            environment_rewards: what each conversation was given, read if `graded_in_conversation`.
+            environment_rewards: the reward of each conversation, read if `graded_in_conversation`.
 
         Raises ValueError unless there is one gold answer per text, and UserError if a user's own reward
         cannot grade a completion and `reward_errors` is `raise`, or if only environments can grade it.
@@ -138,7 +137,7 @@ class Task:
         elif environment_rewards is not None:
             right = [reward or 0.0 for reward in environment_rewards]
         else:
-            raise UserError(f"task {self.name!r} is graded by its environments, which have not met these texts")
+            raise UserError(f"task {self.name!r} is graded by its environments, which did not score these texts")
         formed = REWARDS["format"].batch(texts, golds)
         return [Grade(answer=a >= 1, format=f >= 1) for a, f in zip(right, formed, strict=True)]
 
@@ -176,10 +175,8 @@ class SplitCheck:
         return self.prompts - self.unknown - len(self.refused)
 
 
-def check_split(task: Task, split: str, done: Callable[[int], None] = lambda rows: None) -> SplitCheck:
+def check_split(task: Task, split: str) -> SplitCheck:
     """Grade every gold answer of a split (`train` or `test`) as a completion in the required form.
-
-    `done` is called with the number of rows graded so far.
 
     >>> split = Dataset.from_dict({"prompt": ["1+1="], "answer": ["2"]})
     >>> check_split(Task("sums", "1", split, split, {"accuracy": 1.0}), "test").accepted
@@ -189,20 +186,16 @@ def check_split(task: Task, split: str, done: Callable[[int], None] = lambda row
     golds = list(rows["answer"])
     written = [None] * len(golds) if task.graded_in_conversation else [task.reward(task.answer).gold(x) for x in golds]
     known = [row for row, answer in enumerate(written) if answer is not None]
-    refused, total = [], 0.0
-    for start in range(0, len(known), _BATCH):
-        picked = known[start : start + _BATCH]
-        batch = [golds[row] for row in picked]
-        texts = [f"<think>The answer is known.</think>\n<answer>{written[row]}</answer>" for row in picked]
-        grades = task.grade(texts, batch)
-        refused += [(row + 1, golds[row]) for row, grade in zip(picked, grades, strict=True) if not grade.both]
-        for name, weight in task.rewards.items():
-            if task.reward(name).reads == "text":
-                total += weight * sum(task.scores(name, texts, batch))
-        done(start + len(batch))
+    picked = [golds[row] for row in known]
+    texts = [f"<think>The answer is known.</think>\n<answer>{written[row]}</answer>" for row in known]
+    grades = task.grade(texts, picked) if known else []
+    refused = tuple((row + 1, golds[row]) for row, grade in zip(known, grades, strict=True) if not grade.both)
+    total = 0.0
+    for name, weight in task.rewards.items():
+        if known and task.reward(name).reads == "text":
+            total += weight * sum(task.scores(name, texts, picked))
     kinds = Counter(rows["kind"]) if "kind" in rows.column_names else {}
-    unknown = len(golds) - len(known)
-    return SplitCheck(len(golds), tuple(refused), total / max(len(known), 1), dict(kinds), unknown)
+    return SplitCheck(len(golds), refused, total / max(len(known), 1), dict(kinds), len(golds) - len(known))
 
 
 def last_turn(completion: str | Messages) -> str:

@@ -12,13 +12,13 @@ import random
 import re
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate, count
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
 from ..yaml_files import read_yaml
-from .arithmetic import Step, take_step
+from .arithmetic import Chain, Step, take_step
 from .generated import is_held_out, sizes_of, take, to_dataset
 from .prompts import PromptForm
 from .task import PAPER_REWARDS, Settings, Task
@@ -52,7 +52,7 @@ DIFFICULTIES = {
 
 
 @dataclass(frozen=True)
-class WordProblem:
+class WordProblem(Chain):
     """A word problem: its text, its template (the sentences that matter, with fields for what varies), its solution.
 
     >>> problem = WordProblem("...", "...", 24, (("+", 18), ("-", 7)))
@@ -69,16 +69,6 @@ class WordProblem:
     def prompt(self) -> str:
         """The text as the policy reads it."""
         return f"{self.text}\n"
-
-    @property
-    def totals(self) -> list[int]:
-        """The result of each step."""
-        return list(accumulate(self.steps, take_step, initial=self.start))[1:]
-
-    @property
-    def answer(self) -> str:
-        """The gold answer."""
-        return str(self.totals[-1])
 
     @property
     def held_out(self) -> bool | None:

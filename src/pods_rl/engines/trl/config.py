@@ -72,7 +72,7 @@ class PODSConfig(GRPOConfig):
         (16, 'max_variance', 'dapo', True)
     """
 
-    # A recipe's keys, types and help texts are read from these lines (`recipe.trl_source`).
+    # A recipe's keys, types and help texts are read from these lines (`recipe.fields`).
     num_rollouts: int | None = field(
         default=None,
         metadata={
