@@ -257,7 +257,7 @@ def test_each_place_has_a_gpu_of_its_own(tmp_path, monkeypatch, chosen, parallel
 def test_several_processes_a_run_are_launched_by_accelerate(tmp_path, monkeypatch):
     jobs = []
     monkeypatch.setattr("pods_rl.recipe.accelerate.find_spec", lambda name: None)
-    with pytest.raises(UserError, match="zero2: ZeRO-2 needs deepspeed"):
+    with pytest.raises(UserError, match="zero2 needs deepspeed"):
         run(experiment(TEXT + "accelerate: zero2\n"), tmp_path / "out", jobs.append)
     monkeypatch.setattr("pods_rl.recipe.accelerate.find_spec", lambda name: name)
 

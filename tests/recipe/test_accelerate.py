@@ -23,7 +23,7 @@ def test_a_configuration_that_cannot_run_here_is_refused(monkeypatch):
         check_accelerate(shipped["zero2"], on_cpu=False)
     monkeypatch.setattr(accelerate, "find_spec", lambda name: name)
     check_accelerate(shipped["zero2"], on_cpu=False)
-    with pytest.raises(UserError, match="zero3.*GPUs only"):
+    with pytest.raises(UserError, match=r"zero3.*GPUs only"):
         check_accelerate(shipped["zero3"], on_cpu=True)
     for name in ("ddp", "fsdp2"):
         check_accelerate(shipped[name], on_cpu=True)

@@ -137,10 +137,10 @@ def check_reachable(values: Mapping[str, Any]) -> None:
             _check_hub(f"{key} = {name}")
     for key in ("push_to_hub", "log_completions_hub_repo"):
         if values.get(key):
-            check_pushable(key)
+            _check_pushable(key)
 
 
-def check_pushable(key: str) -> None:
+def _check_pushable(key: str) -> None:
     """Raise UserError if nothing can be pushed: offline, without a token, or with a wrong one."""
     from huggingface_hub import get_token
 
