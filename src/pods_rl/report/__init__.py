@@ -1,4 +1,4 @@
-"""Reports: statistics, figures and one self-contained HTML page, from run directories alone. No torch."""
+"""Reports: statistics, figures and one self-contained HTML page, from run directories alone. Does not import torch."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from .statistics import Array, Difference, Speedup, difference, evaluation_error
 from .text import plain
 
 PHASES = ("rollout", "reward", "selection", "update")
-_EVERY_PAIR = 4  # arms: of so many every pair is compared
+_EVERY_PAIR = 4  # with up to this many arms every pair is compared
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,6 @@ class Analysis:
 
     def speedup_of(self, arm: str, criterion: str = "p99", interpolated: bool = False) -> Speedup | None:
         return self.speedups.get((arm, criterion, interpolated))
-
-    @property
-    def has_intervals(self) -> bool:
-        """Whether any speedup has an interval: the baseline and an arm have several runs."""
-        return any(result.has_interval for result in self.speedups.values())
 
     @property
     def runs(self) -> list[Run]:

@@ -1,4 +1,4 @@
-"""From run directories, or a CSV of evaluations, to the files of a report."""
+"""Make the files of a report from run directories or a CSV of evaluations."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def build_report(
         resamples: bootstrap resamples of the runs.
         seed: of the bootstrap; the same runs and seed give the same numbers.
         figures: formats (``pdf``, ``svg``, ``png``) of figures for a paper, written to ``figures/``.
-        rollouts_mb: megabytes of rollouts that the page may hold, about; it says how many it left out.
+        rollouts_mb: approximate megabytes of rollouts on the page. It says how many groups did not fit.
 
     Raises:
         UserError: if no run is found, if runs were evaluated but never on ``metric``, if none of
@@ -173,12 +173,9 @@ def print_summary(report: ReportFiles, console: Console) -> None:
         table.add_column(_SHORT.get(column.title, column.title), justify=justify, overflow="fold")  # type: ignore[arg-type]
     for cells in source.cells():
         table.add_row(*(escape(plain(cells[index])) for index in shown))
-    width = min(console.width, 80)
-    for rank, headline in enumerate(report.headlines):
-        style = "bold" if rank == 0 else None
-        console.print(safe_text(headline), style=style, width=width, highlight=False, soft_wrap=False)
-    console.print(table, width=width)
-    for note in report.notes:
-        console.print(f"[yellow]Note:[/yellow] {safe_text(note)}", width=width, highlight=False, soft_wrap=False)
+    first, *others = map(safe_text, report.headlines)
+    remarks = [f"[yellow]Note:[/yellow] {safe_text(note)}" for note in report.notes]
+    for part in (f"[bold]{first}[/bold]", *others, table, *remarks):
+        console.print(part, width=min(console.width, 80), highlight=False, soft_wrap=False)
     for path in (report.html, report.speedup):
         console.print(safe_text(path), soft_wrap=True, highlight=False)

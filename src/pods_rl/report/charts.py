@@ -1,4 +1,4 @@
-"""What the page's script draws: the lines of its figures, as plain data."""
+"""The lines of the page's figures, as plain data for its script."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEP_METRICS = {
 }
 
 MOST_SEEDS = 120
-"""Runs drawn in one figure, evenly chosen of each arm; means are over all."""
+"""Runs drawn in one figure, evenly chosen from each arm; means are over all."""
 
 MOST_POINTS = 300
 """Points of a line in a figure; a longer curve keeps evenly spread ones."""
@@ -176,14 +176,8 @@ def _steps_chart(analysis: Analysis, metric: str) -> Chart:
             steps, values = binned(runs, _BINS)
             lines = {"x": _numbers(steps), "mean": _numbers(values), "low": [], "high": [], "seeds": []}
             drawn.append({"label": arm.label, **styles[arm.name]._asdict(), "lines": {"step": lines}})
-    return {
-        "y": STEP_METRICS[metric],
-        "x": [["step", "step"]],
-        "level": None,
-        "crowded": False,
-        "note": "",
-        "arms": drawn,
-    }
+    panel: Chart = {"y": STEP_METRICS[metric], "x": [["step", "step"]], "level": None, "crowded": False, "note": ""}
+    return panel | {"arms": drawn}
 
 
 def step_values(arm: Arm, metric: str) -> list[tuple[Array, Array]]:

@@ -22,7 +22,7 @@ from .curves import finite
 from .text import encodable, plain
 
 DATA_MB = 20.0
-"""Megabytes of the page that rollouts may take, about."""
+"""Approximate megabytes of the page that rollouts may take."""
 
 TEXT_LIMIT = 2_000
 """Characters of a text that are shown."""
@@ -118,17 +118,12 @@ class Ledger:
         return True
 
     def _row(self, fold: Sequence[_Rollout]) -> list[Any]:
-        first = fold[0]
-        kept = [rollout for rollout in fold if rollout.kept]
-        return [
-            self._id(first.text),
-            None if math.isnan(first.reward) else float(f"{first.reward:.6g}"),
-            len(fold),
-            len(kept),
-            float(f"{kept[0].advantage:.4g}") if kept and kept[0].advantage is not None else None,
-            self._id(first.facts),
-            [rollout.index for rollout in fold[:_MOST_NUMBERS]],
-        ]
+        first, kept = fold[0], [rollout for rollout in fold if rollout.kept]
+        reward = None if math.isnan(first.reward) else float(f"{first.reward:.6g}")
+        advantage = kept[0].advantage if kept else None
+        advantage = None if advantage is None else float(f"{advantage:.4g}")
+        numbers = [rollout.index for rollout in fold[:_MOST_NUMBERS]]
+        return [self._id(first.text), reward, len(fold), len(kept), advantage, self._id(first.facts), numbers]
 
     def _id(self, text: str) -> int:
         return self._texts.setdefault(text, len(self._texts))
@@ -137,21 +132,21 @@ class Ledger:
 @dataclass(frozen=True)
 class _Rollout:
     index: int
-    reward: float  # NaN: without a score
+    reward: float  # NaN without a score
     kept: bool
     advantage: float | None
     text: str
     facts: str  # rewards by function, and length
-    right: bool | None  # None: no reward tells
+    right: bool | None  # None without the reward accuracy
 
 
 def ledger_of(arms: Sequence[Arm], *, data_mb: float = DATA_MB) -> Ledger:
-    """Read every ledger file of the arms; a damaged one, or one with other columns, is skipped and named.
+    """Read every ledger file of the arms; skip and name a damaged one, or one with other columns.
 
     Args:
         arms: those without a ledger are not shown.
-        data_mb: megabytes of the data. Where they do not hold all groups, those that are left out are spread over
-            steps and runs: files are read in a shuffled order, the arms in turn.
+        data_mb: megabytes of the data. If not all groups fit, the dropped ones are spread over steps and runs: files
+            are read in a shuffled order, the arms in turn.
     """
     ledger = Ledger(data_mb)
     queue: list[tuple[int, Path, Run, Arm]] = []
@@ -205,7 +200,7 @@ def _rollout(row: Mapping[str, Any], position: int) -> _Rollout:
 
 
 def outward(rollouts: Sequence[_Rollout]) -> list[_Rollout]:
-    """Sort by reward, highest first, those without one last; of equal rewards the kept ones lie outward."""
+    """Sort by reward, highest first. Among equal rewards the kept ones are nearer the ends; unscored ones are last."""
     scored = [r.reward for r in rollouts if not math.isnan(r.reward)]
     mean = float(np.mean(scored)) if scored else 0.0
 
@@ -233,8 +228,8 @@ def _stat(rollouts: Sequence[_Rollout], n: int | None) -> str:
         return f"{mean} ± {np.std(rewards, ddof=1):.2f}" if len(rewards) > 1 else mean
 
     count, kept = len(rollouts), [rollout for rollout in rollouts if rollout.kept]
-    told = [rollout.right for rollout in rollouts if rollout.right is not None]
-    parts = [f"{sum(told)} of {count} right"] if told else []
+    graded = [rollout.right for rollout in rollouts if rollout.right is not None]
+    parts = [f"{sum(graded)} of {count} right"] if graded else []
     parts += [f"kept {len(kept)} of {count}" + (f" (n = {n})" if n and n > count else "")]
     rest = f", of the kept {spread(kept)}" if len(kept) < count else ""
     return " · ".join([*parts, f"reward {spread(rollouts)}{rest}"])

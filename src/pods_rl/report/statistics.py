@@ -228,16 +228,6 @@ class Speedup:
         return self.runs >= FEW and self.has_interval and not round(self.ci_low, 2) <= 1 <= round(self.ci_high, 2)
 
 
-@dataclass(frozen=True, eq=False)
-class _Arm:
-    """The runs of an arm, and the mean curves of B resamples of them."""
-
-    scores: Array  # [R, C]
-    seconds: Array  # [R, C]
-    drawn_scores: Array  # [B, C]; B is 0 with one run
-    drawn_seconds: Array  # [B, C]
-
-
 def speedups(
     baseline: tuple[Array, Array], arm: tuple[Array, Array], *, resamples: int = 2000, seed: int = 0
 ) -> Iterator[Speedup]:
@@ -276,22 +266,20 @@ def speedups(
                 f"got {scores.shape} and {seconds.shape}"
             )
     random = np.random.default_rng(seed)
-    base, own = (_resample(*tables, resamples, random) for tables in (baseline, arm))
+    drawn = [_resampled_means(tables, resamples, random) for tables in (baseline, arm)]
+    means = [[mean_curve(table) for table in tables] for tables in (baseline, arm)]
+    runs = min(len(baseline[0]), len(arm[0]))
+    count = min(len(scores) for scores, _ in drawn)  # fewer with very many runs
+    drawn = [[table[:count] for table in tables] for tables in drawn]
     for criterion in CRITERIA:
         for interpolated in (False, True):
-            yield _compare(base, own, criterion, interpolated)
-
-
-def _resample(scores: Array, seconds: Array, resamples: int, random: np.random.Generator) -> _Arm:
-    """Draw runs with replacement. Memory is bounded by the resampled curves themselves."""
-    runs = len(scores)
-    count = min(resamples, max(200, _MOST_DRAWS // runs)) if runs > 1 else 0
-    return _Arm(scores, seconds, *_resampled_means([scores, seconds], count, random))
+            yield _compare(means, drawn, criterion, interpolated, runs)
 
 
 def _resampled_means(tables_RC: Sequence[Array], resamples: int, random: np.random.Generator) -> list[Array]:
     """Return ``mean_curve`` of each table, ``[B, C]``, for the same draws of runs, many with two matrix products."""
     runs, checkpoints = tables_RC[0].shape
+    resamples = min(resamples, max(200, _MOST_DRAWS // runs)) if runs > 1 else 0
     means = [np.empty((resamples, checkpoints)) for _ in tables_RC]
     there = [~np.isnan(table) for table in tables_RC]
     at_once = max(1, _AT_ONCE // runs)
@@ -306,22 +294,26 @@ def _resampled_means(tables_RC: Sequence[Array], resamples: int, random: np.rand
     return means
 
 
-def _compare(base: _Arm, arm: _Arm, criterion: Criterion, interpolated: bool) -> Speedup:
-    goal = threshold(mean_curve(base.scores), criterion)
-    base_time, arm_time = (
-        float(time_to(mean_curve(one.scores), mean_curve(one.seconds), goal, interpolated=interpolated))
-        for one in (base, arm)
-    )
-    ratio, runs = float(time_ratio(base_time, arm_time)), min(len(base.scores), len(arm.scores))
-    found = Speedup(criterion, interpolated, float(goal), base_time, arm_time, ratio, runs)
-    count = min(len(base.drawn_scores), len(arm.drawn_scores))
-    if not count or not np.isfinite(goal):
+def _compare(
+    means: Sequence[Sequence[Array]],
+    drawn: Sequence[Sequence[Array]],
+    criterion: Criterion,
+    interpolated: bool,
+    runs: int,
+) -> Speedup:
+    """Return a speedup from the mean scores and seconds of the baseline and the arm, and from their resamples."""
+
+    def measure(curves: Sequence[Sequence[Array]]) -> tuple[Array, Array, Array]:
+        goal = threshold(curves[0][0], criterion)
+        base, arm = (time_to(scores, seconds, goal, interpolated=interpolated) for scores, seconds in curves)
+        return goal, base, arm
+
+    goal, base_time, arm_time = map(float, measure(means))
+    ratio = float(time_ratio(base_time, arm_time))
+    found = Speedup(criterion, interpolated, goal, base_time, arm_time, ratio, runs)
+    if not len(drawn[0][0]) or not np.isfinite(goal):
         return found
-    goal_B = threshold(base.drawn_scores[:count], criterion)
-    base_B, arm_B = (
-        time_to(one.drawn_scores[:count], one.drawn_seconds[:count], goal_B, interpolated=interpolated)
-        for one in (base, arm)
-    )
+    _, base_B, arm_B = measure(drawn)
     ratios_B, reached_B = time_ratio(base_B, arm_B), np.isfinite(arm_B)
     low, high = _interval(ratios_B)
     reached_low, reached_high = _interval(ratios_B[reached_B])

@@ -180,12 +180,8 @@ def pairs_table(analysis: Analysis) -> Table:
     rows = []
     for pair in analysis.pairs:
         result, gap = pair.speedup, pair.difference
-        row: Row = {
-            "arm": pair.arm.name,
-            "label": pair.arm.label,
-            "other": pair.other.name,
-            "against": pair.other.label,
-        }
+        row: Row = {"arm": pair.arm.name, "label": pair.arm.label}
+        row |= {"other": pair.other.name, "against": pair.other.label}
         row |= {"difference": gap.mean, "low": gap.low, "high": gap.high, "settled": gap.settled}
         row |= {
             "arm_time": result.arm_time,
@@ -274,17 +270,13 @@ def ablations_table(analysis: Analysis) -> Table:
 
 def runs_table(analysis: Analysis) -> Table:
     """Every run with its state; those that did not finish come first."""
-    rows = [
-        {"arm": arm.name, "label": arm.label} | row
-        for arm in analysis.arms
-        for row in (_run_row(run, analysis.metric) for run in arm.runs)
-    ]
+    rows = [_run_row(arm, run, analysis.metric) for arm in analysis.arms for run in arm.runs]
     rows.sort(key=lambda row: row["state"] == "finished")
     columns = [
         ARM,
         Column("run", "run", is_text=True),
         Column("state", "state", is_text=True),
-        Column("reason", lambda row: row["reason"], is_text=True),
+        Column("reason", "reason", is_text=True),
         Column("steps", "steps", 0),
         Column("trained for", lambda row: duration(row["seconds"])),
         Column("evaluations", "evaluations"),
@@ -299,10 +291,12 @@ def runs_table(analysis: Analysis) -> Table:
     return Table("runs", "Runs", tuple(keys.split()), tuple(columns), tuple(rows), note)
 
 
-def _run_row(run: Run, metric: str) -> Row:
+def _run_row(arm: Arm, run: Run, metric: str) -> Row:
     scores = [score for row in run.evals if (score := finite(row.get(metric))) is not None]
     seconds = finite(run.status.get("seconds"))
     return {
+        "arm": arm.name,
+        "label": arm.label,
         "run": plain(run.path.name),
         "seed": run.seed,
         "state": plain(run.state),

@@ -15,7 +15,7 @@ UNITS: dict[str, float] = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 def encodable(text: object) -> str:
-    """Text that UTF-8 can hold: a lone surrogate (a torn file name, a JSON escape) becomes a question mark.
+    """Return text that UTF-8 can hold: a lone surrogate (in a file name or a JSON escape) becomes a question mark.
 
     >>> encodable("a" + chr(0xD800))
     'a?'
@@ -24,7 +24,7 @@ def encodable(text: object) -> str:
 
 
 def plain(text: object, limit: int = 60) -> str:
-    """A name on one line: control and direction characters become spaces, long names are cut.
+    """Return a name on one line: control and direction characters become spaces, long names are cut.
 
     >>> plain("grpo" + chr(10) + chr(27) + "[31m"), plain("abcdef", limit=4)
     ('grpo [31m', 'abc…')
@@ -34,7 +34,7 @@ def plain(text: object, limit: int = 60) -> str:
 
 
 def markdown(text: object) -> str:
-    """Text for a Markdown table cell: nothing in it is read as Markdown or HTML.
+    """Return text for a Markdown table cell, escaped so that it is not read as Markdown or HTML.
 
     >>> markdown("a|b <i>")
     'a\\\\|b &lt;i&gt;'
@@ -53,7 +53,7 @@ def words(metric: str) -> str:
 
 
 def unit_for(seconds: float) -> str:
-    """The unit in which a range of time reads best: s below 5 minutes, min below 3 hours, h from there.
+    """Return the unit in which a range of time reads best: s below 5 minutes, min below 3 hours, h from there.
 
     >>> unit_for(150), unit_for(1800), unit_for(21600)
     ('s', 'min', 'h')
@@ -62,7 +62,7 @@ def unit_for(seconds: float) -> str:
 
 
 def duration(seconds: float, unit: str | None = None) -> str:
-    """A time with its unit: by default the one that fits it; ``unit`` if several times are compared.
+    """Return a time with its unit. Give ``unit`` if several times are compared; by default the unit fits the time.
 
     >>> duration(42.31), duration(5400), duration(5400, "h"), duration(float("inf"))
     ('42.3 s', '90.0 min', '1.50 h', 'never')
@@ -98,5 +98,5 @@ def interval(low: float, high: float, digits: int = 2) -> str:
 
 
 def plural(count: int, what: str) -> str:
-    """``1 run``, ``2 runs``."""
+    """Return a count and its noun: ``1 run``, ``2 runs``."""
     return f"{count} {what}{'' if count == 1 else 's'}"
