@@ -124,7 +124,7 @@ WORDS = Lesson(
     _training(partial(words.draw_problem, difficulty=words.DIFFICULTIES["mixed"])),
     partial(words.draw_chain, length=4),
     easier=tuple(
-        _training(partial(words.draw_problem, difficulty=words.Difficulty(steps, distractors)))
+        _training(partial(words.draw_problem, difficulty=words.WordDifficulty(steps, distractors)))
         for steps, distractors in (((1, 1), (0, 0)), ((1, 2), (0, 1)), ((1, 4), (0, 2)))
     ),
     shape={"num_key_value_heads": 5, "intermediate_size": 384},  # copying numbers from a text needs more heads
