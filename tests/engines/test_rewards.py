@@ -11,7 +11,7 @@ from pods_rl import rewards
 from pods_rl.errors import UserError
 from pods_rl.recipe import Origin
 from pods_rl.recipe.recipe import build_recipe
-from pods_rl.rewards import REWARDS, VerifierPool, verifier
+from pods_rl.rewards import REWARDS, VerifierPool, answers, verifier
 from pods_rl.sandbox.scores import RewardFailure
 from pods_rl.tasks import Task
 from pods_rl.training import trainer as build
@@ -41,7 +41,8 @@ def call(function, completions, lengths=None, **more):
 def quick_pool(monkeypatch):
     """The process's own pool, one that gives up soon."""
     pool = VerifierPool(size=1, limit=0.2)
-    monkeypatch.setattr(verifier, "_pool_of", lambda _: pool)
+    for module in (answers, verifier):
+        monkeypatch.setattr(module, "default_pool", lambda: pool)
     yield pool
     pool.close()
 

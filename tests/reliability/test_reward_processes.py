@@ -216,7 +216,7 @@ def test_a_hang_in_training_is_dropped_and_counted(make_trainer):
         trainer.train()
         line = trainer.state.log_history[0]
         assert line["pods/reward_timeouts"] == 4.0
-        assert line["pods/reward_errors"] == 0.0
+        assert "pods/reward_errors" not in line
         assert trainer.rollouts.rewards.isnan().any(dim=1).tolist() == [False, True]
 
     with_time(check, 0.5)

@@ -15,7 +15,6 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from math_verify import parse, verify
 
 from pods_rl.rewards import accuracy, accuracy_batch, answers, extract_gold, get_reward
 from pods_rl.rewards.numeric import MAX_LENGTH, read_number
@@ -105,17 +104,6 @@ def test_the_pairs_of_math_verify_s_own_tests():
     assert f"agrees with {len(cases) - len(DIFFERENT)} of" in text
 
 
-@pytest.mark.reliability
-@pytest.mark.timeout(300)
-def test_the_score_of_math_verify_on_its_pairs_is_what_the_documentation_says():
-    right = 0
-    for case in table("math_verify.jsonl"):
-        gold, answer = (parse(case[side], parsing_timeout=None) for side in ("gold", "answer"))
-        right += verify(gold, answer, timeout_seconds=None) == case["right"]
-    said = f"math-verify's own `verify(parse(gold), parse(answer))` with {right}"
-    assert said in " ".join(DOCS.read_text(encoding="utf-8").split())
-
-
 def test_gold_answers_of_math_500_equal_themselves_and_not_a_part_of_themselves():
     golds = list(dict.fromkeys(row["answer"] for row in rows("math500/test.jsonl")))
     for form in ("{}", " {} .", "${}$", r"\boxed{{{}}}", r"\[ {} \]"):
@@ -154,33 +142,6 @@ def test_gsm8k_labels_are_right_in_every_form():
         assert sum(accuracy_batch([form.format(label) for label in labels], labels)) == 1319, form
 
 
-REWRITES = [
-    (r"\\frac\{([0-9]+)\}\{([0-9]+)\}", r"\\dfrac{\1}{\2}"),
-    (r"\\frac\{([0-9]+)\}\{([0-9]+)\}", r"(\1 / \2)"),
-    (r"\\sqrt\{([0-9]+)\}", r"(\1^{0.5})"),
-    (r"\\pi", "π"),
-    (r"\\left|\\right|\\!\s*", ""),
-    (r"([0-9])\\sqrt", r"\1 \\cdot \\sqrt"),
-]
-
-
-@pytest.mark.parametrize(("pattern", "rewritten"), REWRITES)
-def test_gold_answers_of_math_500_equal_their_rewrites(pattern, rewritten):
-    golds = list(dict.fromkeys(row["answer"] for row in rows("math500/test.jsonl")))
-    pairs = [(gold, re.sub(pattern, rewritten, gold)) for gold in golds if re.search(pattern, gold)]
-    assert len(pairs) >= 5
-    assert [pair for pair, score in zip(pairs, graded(pairs), strict=True) if not score] == []
-
-
-@pytest.mark.parametrize("unit", ["9", "9^", "(", "{", "\\frac{", "$", "1,", "1/", "- ", "e", "a ", "\\text{", "cm "])
-def test_a_long_answer_costs_no_process(no_pool, unit):
-    """A megabyte is refused by its length; at the limit of the length, no pattern takes more than linear time."""
-    answer = unit * (1_000_000 // len(unit))
-    assert accuracy(f"<answer>{answer}</answer>", "18") == 0.0
-    assert accuracy(answer, "18") == 0.0
-    assert accuracy(f"<answer>{unit * (MAX_LENGTH // len(unit))}</answer>", "Evelyn") == 0.0
-
-
 def test_long_answers_are_right_only_to_the_letter(no_pool):
     gold = "x+" * MAX_LENGTH
     assert accuracy(f"<answer>{gold}</answer>", gold) == 1.0
@@ -192,14 +153,7 @@ def test_numbers_too_long_to_read_are_none():
         assert read_number(text) is None
 
 
-def test_no_answer_or_no_gold_is_wrong(no_pool):
-    assert accuracy("", "18") == 0.0
-    assert accuracy("18", "18") == 0.0  # an answer must be marked as one
-    assert accuracy("<answer></answer>", "") == 0.0
-    assert accuracy("<answer>18</answer>", " ") == 0.0
-
-
-def test_a_batch_asks_for_each_pair_once(monkeypatch):
+def test_a_pair_is_asked_once_and_an_absurd_answer_only_of_an_absurd_gold_answer(monkeypatch):
     asked = []
 
     class Recorder:
@@ -208,9 +162,9 @@ def test_a_batch_asks_for_each_pair_once(monkeypatch):
             return [True] * len(pairs)
 
     monkeypatch.setattr(answers, "default_pool", Recorder)
-    texts = ["<answer>9*2</answer>", "<answer>18</answer>", "<answer>9*2</answer>"]
-    assert accuracy_batch(texts, ["18"] * 3) == [1.0, 1.0, 1.0]
-    assert asked == [("18", "9*2")]
+    assert graded([("18", "9*2"), ("18", "18"), ("18", "9*2"), ("2^{100}", "2^{100000}")]) == [1.0, 1.0, 1.0, 0.0]
+    assert graded([("2^{100000}", r"2^{50000} \cdot 2^{50000}")]) == [1.0]
+    assert asked == [("18", "9*2"), ("2^{100000}", r"2^{50000} \cdot 2^{50000}")]
 
 
 def test_lengths_must_agree():

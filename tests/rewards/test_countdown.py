@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from pods_rl.rewards import countdown
 from pods_rl.rewards.arithmetic import read_expression
-from pods_rl.rewards.graded import MAX_EXPRESSION
 
 GOLD = "6 * (5 - 1)"  # 24 from 1, 5 and 6
 VALUES = {
@@ -74,12 +73,6 @@ def test_scores():
         assert countdown(f"<think>6 5 1</think><answer>{answer}</answer>", GOLD) == score, answer
 
 
-def test_no_answer_or_no_gold_is_wrong():
-    assert countdown(GOLD, GOLD) == 0.0
-    assert countdown("<answer></answer>", GOLD) == 0.0
-    assert countdown(f"<answer>{GOLD}</answer>", "") == 0.0
-
-
 def test_a_miss_never_reaches_full_marks_and_nearer_is_more():
     answers = {"2*3+1": 0.1364, "3/2+1-0": 0.0, "(1+3)/2": 0.2333, "3-1/2": 1.0}
     assert {answer: countdown(f"<answer>{answer}</answer>", "3 - 1/2") for answer in answers} == answers
@@ -109,11 +102,6 @@ def test_the_parser_agrees_with_python_s_own(text):
         assert read_expression(text) is None
     else:
         assert read_expression(text)[0] == value
-
-
-def test_long_and_deep_ones_are_refused():
-    for unit in ("(", ")", "-", "1+", "1/", "((1)", "\\frac{", "9*", "1=", ",000"):
-        assert countdown(f"<answer>{unit * (MAX_EXPRESSION // len(unit))}</answer>", GOLD) == 0.0
 
 
 def test_depth_is_no_limit_of_its_own():

@@ -23,15 +23,17 @@ GOLDS = {
     "countdown": "6*(5-1)",
     "positions": "1 2 3 4",
 }
-ANY = ("(", "9", " ", "<answer>", "\\boxed{", "\\")  # each reaches another pattern of the extraction
+ANY = (  # each reaches another pattern of the extraction
+    "(", "9", " ", "<answer>", "</answer><answer>", "\\boxed{", "\\boxed{1},", "\\boxed{1}\\text{", "\\",
+)  # fmt: skip
 OWN = {
-    "accuracy": ("9^", "9!", "1,", "1/", "-", "\\frac{"),
+    "accuracy": ("9^", "9!", "1,", "1/", "-", "\\frac{", "{", "$", "e", "a ", "\\text{", "cm "),
     "format": ("</think>", "</answer>"),
     "tag_count": ("</think>", "</answer>"),
     "choice": ("answer A ", "is true ", "A: "),
     "equation": ("H(", "((1)", "Ag+ + ", "²⁺", "\\xright[", "->", "="),
     "chemistry": ("->", "A: "),
-    "countdown": ("((1)", "-", "1/", "+"),
+    "countdown": ("((1)", "-", "1/", "+", "1=", ",000", "\\frac{"),
     "positions": ("1,", "->", "["),
 }
 ABSURD = [
@@ -59,20 +61,6 @@ def test_what_is_obviously_too_large_is_refused_and_nothing_else():
 
 def test_no_gold_answer_of_math_is_too_large():
     assert [row["answer"] for row in rows("math500/test.jsonl") if _too_large(row["answer"])] == []
-
-
-def test_an_absurd_gold_answer_may_equal_another(monkeypatch):
-    asked = []
-
-    class Recorder:
-        def verify(self, pairs):
-            asked.extend(pairs)
-            return [True] * len(pairs)
-
-    monkeypatch.setattr(answers, "default_pool", Recorder)
-    assert accuracy_batch(["<answer>2^{50000} \\cdot 2^{50000}</answer>"], ["2^{100000}"]) == [1.0]
-    assert accuracy_batch(["<answer>2^{100000}</answer>"], ["2^{100}"]) == [0.0]
-    assert asked == [("2^{100000}", r"2^{50000} \cdot 2^{50000}")]
 
 
 def test_sixty_four_hostile_and_sixty_four_good_answers(benchmark_module, monkeypatch):

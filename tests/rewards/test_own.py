@@ -16,6 +16,7 @@ import pytest
 from datasets import Dataset
 
 from pods_rl.distributed.signals import SIGNALS, stop_on_signals
+from pods_rl.engines.trl import killable
 from pods_rl.errors import Interrupted, UserError
 from pods_rl.rewards import get_reward
 from pods_rl.rewards.user_rewards import UserRewardPool, user_pool
@@ -90,29 +91,14 @@ def module(tmp_path, monkeypatch):
         ("def judge(", "could not be imported: SyntaxError: '.' was never closed"),
         ("class judge: ...", "is a class: give a plain function"),
         ("async def judge(text, gold): return 1.0", "is async: give a plain function"),
-    ],
-)
-def test_a_module_that_does_not_import_is_refused_in_a_line(module, text, message):
-    path = module(text)
-    with pytest.raises(UserError, match=message) as told:
-        get_reward(path)
-    assert "\n" not in str(told.value)
-    pool = UserRewardPool(path, limit=DEADLINE, size=1)
-    with pytest.raises(UserError, match=message):
-        pool.score(["a"], ["b"])
-    pool.close()
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
         ("import os; os._exit(3)", r"the process ended while it imported the module, exit code 3\. Fix"),
         ("while True: pass", r"the import took longer than 3 s\. Fix"),
         ("raise KeyboardInterrupt", "could not be imported: KeyboardInterrupt"),
     ],
 )
-def test_a_module_that_takes_its_process_along_is_refused(module, monkeypatch, text, message):
-    """In a task as well, before this process imports it."""
+def test_a_module_that_does_not_import_is_refused_in_a_line_before_this_process_imports_it(
+    module, monkeypatch, text, message
+):
     monkeypatch.setattr(pool_module, "START_LIMIT", 3.0 if "while" in text else 60.0)
     path = module(text)
     with pytest.raises(UserError, match=message) as told:
@@ -193,17 +179,7 @@ def test_signals_that_ask_a_run_to_end_cost_no_answer_when_all_its_processes_get
     pool = UserRewardPool(module(PROGRAM), limit=DEADLINE, size=1)
     assert pool.score(["a"], ["b"]) == [-signal.SIGUSR1]
     pool.close()
-
-
-@needs_linux
-def test_nor_in_a_child_of_a_killable_function():
-    def slow(completions, **_):
-        time.sleep(1.0)
-        return [0.5] * len(completions)
-
-    from pods_rl.engines.trl import killable
-
-    function = killable(slow, seconds=DEADLINE)
+    function = killable(lambda completions, **_: time.sleep(1.0) or [0.5] * len(completions), seconds=DEADLINE)
     assert under_signals(lambda: function(completions=["a"], log_extra=None, log_metric=None)) == [0.5]
 
 

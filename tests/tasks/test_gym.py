@@ -97,7 +97,7 @@ def test_a_data_set_that_cannot_be_used_is_refused(name, options, message):
 def test_a_scorer_of_a_library_is_killed_when_it_hangs(tmp_path, monkeypatch):
     (tmp_path / "slow_scorer.py").write_text(
         "import time\n"
-        "from pods_rl.sandbox.pool import Work\n"
+        "from pods_rl.sandbox.worker import Work\n"
         "def work(most):\n"
         "    def mark(pair):\n"
         "        time.sleep(600 if pair[0] == 'hang' else 0)\n"

@@ -13,11 +13,9 @@ from inspect import iscoroutinefunction, signature
 from pathlib import Path
 from typing import Any, Literal
 
-from ..distributed.streams import outlive_output
 from ..errors import UserError
-from ..sandbox.pool import Work
-from ..sandbox.processes import flush, no_copies
 from ..sandbox.scores import RewardFailure, Scores, as_score, attempt
+from ..sandbox.worker import Work
 from ..text import find
 from .answers import accuracy, accuracy_batch
 from .chemistry import chemistry, equation
@@ -201,17 +199,8 @@ def score(reward: Reward, texts: Sequence[str], golds: Sequence[str], seconds: f
 
 def scoring(name: str) -> Work:
     """The work of a `UserRewardPool`'s worker: import the reward once, then score texts against gold answers."""
-    with outlive_output(None):
-        reward = get_reward(name)
-
-    def score_pair(pair: tuple[str, str]) -> float:
-        try:
-            with outlive_output(None), no_copies():  # without a reader, its output is dropped
-                return reward(*pair)
-        finally:
-            flush()
-
-    return Work(score_pair)
+    reward = get_reward(name)
+    return Work(lambda pair: reward(*pair))
 
 
 __all__ = [

@@ -13,7 +13,7 @@ from functools import lru_cache
 from importlib import import_module
 
 from ..errors import UserError
-from ..sandbox.pool import Work
+from ..sandbox.worker import Work
 from .extract import extract_answer
 
 _NUMBERED = re.compile(r"(.*) \(problem (\d+)\)", re.DOTALL)

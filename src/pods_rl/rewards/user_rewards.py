@@ -6,27 +6,25 @@ import os
 from collections.abc import Sequence
 from functools import lru_cache
 
-from ..errors import UserError
-from ..sandbox import pool
-from ..sandbox.processes import Reply
+from ..sandbox.pool import WorkerPool
 from ..sandbox.scores import RewardFailure, failure
 
 
-class UserRewardPool(pool.WorkerPool):
+class UserRewardPool(WorkerPool):
     """Processes that call one user reward, or a library's scorer, each completion within `limit` seconds of wall time.
 
-    The function's module is imported once in each of at most `size` processes; one that hangs is killed and replaced
-    while the others work.
-
     Args:
-        name: the reward's import path.
+        name: the reward's import path. Its module is imported once in each process.
         limit: seconds of wall time, which also ends a reward that only waits.
+        size: as for `WorkerPool`.
         maker: makes the work instead, as `Reward.maker`.
     """
 
     def __init__(self, name: str, limit: float, size: int | None = None, maker: Sequence[str] = ()) -> None:
-        super().__init__(size, limit, maker or ["pods_rl.rewards:scoring", name], runs_user_code=True)
-        self._name = name
+        super().__init__(
+            size, limit, maker or ["pods_rl.rewards:scoring", name], runs_user_code=True, name=f"the reward {name!r}",
+            advice="Fix its module, or set reward_seconds: null to import it in the training process alone",
+        )  # fmt: skip
 
     def score(self, texts: Sequence[str], golds: Sequence[str]) -> list[float | RewardFailure]:
         """Score completions in order; a RewardFailure if the function raised, hung or ended its process.
@@ -38,35 +36,18 @@ class UserRewardPool(pool.WorkerPool):
         [1.0, 0.0]
         >>> pool.close()
         """
-        replies = self.ask(list(zip(texts, golds, strict=True)), 0.0, self.limit)
+        replies = self.ask(list(zip(texts, golds, strict=True)), self.limit)
         return [reply.value if reply.kind == "gave" else failure(reply, self.limit) for reply in replies]
 
-    def start_error(self, reply: Reply, code: int | None) -> Exception:
-        if reply.kind == "refused":  # by `get_reward`
-            return UserError(reply.value)
-        advice = ""
-        if reply.kind == "timeout":
-            why = f"the import took longer than {pool.START_LIMIT:g} s"
-            advice = ", or set reward_seconds: null to import it in the training process alone"
-        elif reply.lost:
-            why = "the process ended while it imported the module" + (f", exit code {code}" if code else "")
-        else:
-            why = str(reply.value)
-        return UserError(
-            f"the reward {self._name!r} did not start in a process of its own: {why.rstrip('.')}. "
-            f"Fix its module{advice}"
-        )
 
-
+@lru_cache
 def user_pool(name: str, limit: float, maker: tuple[str, ...] = ()) -> UserRewardPool:
     """Return this process's pool for a reward, made on first use.
 
     >>> user_pool("operator:eq", 60.0) is user_pool("operator:eq", 60.0)
     True
     """
-    return _pool_of(name, limit, maker, os.getpid())
-
-
-@lru_cache
-def _pool_of(name: str, limit: float, maker: tuple[str, ...], owner: int) -> UserRewardPool:
     return UserRewardPool(name, limit, maker=maker)
+
+
+os.register_at_fork(after_in_child=user_pool.cache_clear)

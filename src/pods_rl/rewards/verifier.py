@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from functools import lru_cache, wraps
 from typing import Any
 
-from ..sandbox.pool import Work, WorkerPool
-from ..sandbox.processes import Reply
+from ..sandbox.pool import WorkerPool
+from ..sandbox.worker import Reply, Work
 
 DEFAULT_LIMIT = 5.0  # seconds an answer: math-verify's own default (its parsing_timeout and timeout_seconds)
 FIRST_LIMIT = 0.25  # seconds an answer gets at first: 500 gold answers of MATH-500 took 0.15 at most, most 0.002
@@ -40,7 +40,10 @@ class VerifierPool(WorkerPool):
     """
 
     def __init__(self, size: int | None = None, limit: float = DEFAULT_LIMIT) -> None:
-        super().__init__(size, limit, ["pods_rl.rewards.verifier:verification"], runs_user_code=False)
+        super().__init__(
+            size, limit, ["pods_rl.rewards.verifier:verification"], runs_user_code=False, name="the answer verifier",
+            advice="Check that `python -c 'import math_verify'` works",
+        )  # fmt: skip
         self.timeouts = 0
         self.crashes = 0
         self._lock = threading.Lock()
@@ -48,7 +51,7 @@ class VerifierPool(WorkerPool):
     def verify(self, pairs: Sequence[Pair]) -> list[bool]:
         """Return for each (gold, answer) whether the two are mathematically equal, in order.
 
-        Raises RuntimeError if a process cannot start, rather than return a wrong score.
+        Raises UserError if a process cannot start, rather than return a wrong score.
 
         >>> pool = VerifierPool(size=1)
         >>> pool.verify([(r"\\\\sqrt{8}", r"2\\\\sqrt{2}"), ("x+1", "x")])
@@ -67,11 +70,8 @@ class VerifierPool(WorkerPool):
             self.crashes += sum(reply.kind in ("crash", "garbled") for reply in replies)
         return [reply == Reply("gave", True) for reply in replies]
 
-    def start_error(self, reply: Reply, code: int | None) -> Exception:
-        return RuntimeError("the answer verifier did not start: check that `python -c 'import math_verify'` works")
-
     def _verify(self, pairs: Sequence[Pair], limit: float) -> list[Reply]:
-        return self.ask(pairs, limit, limit * PATIENCE)
+        return self.ask(pairs, limit * PATIENCE, limit)
 
 
 def verification() -> Work:
@@ -100,18 +100,17 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
 
 
+@lru_cache(maxsize=1)
 def default_pool() -> VerifierPool:
     """Return this process's own pool, made on first use (a forked child makes its own).
 
     >>> default_pool() is default_pool()
     True
     """
-    return _pool_of(os.getpid())
-
-
-@lru_cache
-def _pool_of(owner: int) -> VerifierPool:
     return VerifierPool()
+
+
+os.register_at_fork(after_in_child=default_pool.cache_clear)
 
 
 def verifier_losses() -> tuple[int, int]:
@@ -149,23 +148,12 @@ def bar_process() -> None:
 
     @wraps(read)
     def read_harmless(text: str, *args: Any, **kwargs: Any) -> Any:
-        if not is_harmless(text):
+        if not _HARMLESS.fullmatch(text):
             raise PermissionError(f"{text[:80]!r} is neither a number nor a name: it is not evaluated")
         return read(text, *args, **kwargs)
 
     sympy_parser.parse_expr = read_harmless  # sympify looks it up each time
     sys.addaudithook(_refuse)
-
-
-def is_harmless(text: object) -> bool:
-    """Whether evaluating a text can do nothing: a number in digits, or a bare name (SymPy's own, at late imports).
-
-    >>> is_harmless("0.25"), is_harmless("1e9"), is_harmless("kilo")
-    (True, True, True)
-    >>> is_harmless("f(1)"), is_harmless("x.y"), is_harmless("__import__"), is_harmless("1if 1else 2")
-    (False, False, False, False)
-    """
-    return isinstance(text, str) and _HARMLESS.fullmatch(text) is not None
 
 
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:

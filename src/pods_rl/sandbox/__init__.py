@@ -1,4 +1,1 @@
-"""Workers that score answers and are killed when they hang: of verifiers, of users' rewards, and forked ones.
-
-`pool` starts workers, asks them and replaces them; `processes` starts and ends them; `scores` says what a score is.
-"""
+"""Processes that can be killed: `pool` starts and asks them, `worker` is their side, `scores` what they return."""

@@ -9,7 +9,7 @@ from decimal import Decimal
 from numbers import Real
 
 from ..errors import raised
-from .processes import Reply, no_copies
+from .worker import Reply, no_copies
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,9 @@ def failure(reply: Reply, limit: float) -> RewardFailure:
     >>> failure(Reply("timeout"), 5).reason
     'gave no score within 5 s'
     """
-    if reply.kind == "timeout":
-        return RewardFailure(f"gave no score within {limit:g} s", late=True)
-    if reply.kind == "raised":
-        return RewardFailure(f"raised {reply.value}")
-    return RewardFailure("ended its process" if reply.kind == "crash" else "wrote into the pipe of its process")
+    reasons = {
+        "timeout": f"gave no score within {limit:g} s",
+        "crash": "ended its process",
+        "garbled": "wrote into the pipe of its process",
+    }
+    return RewardFailure(reasons.get(reply.kind, f"raised {reply.value}"), late=reply.kind == "timeout")

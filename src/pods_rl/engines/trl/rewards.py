@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from ...errors import UserError, raised
 from ...rollouts.record import as_text
-from ...sandbox.processes import no_copies
 from ...sandbox.scores import RewardFailure, as_score, failure
+from ...sandbox.worker import Work, no_copies
 from ...selection import REWARD_LIMIT
 from ...text import plain_text
 from .compat import TRLTrainer, get_callable_name, is_async_callable, standing_in, without_unscored_warning
@@ -334,25 +334,34 @@ class _Killable:
         self._seconds = seconds
 
     def __call__(self, **columns: Any) -> Scores:
-        from ...sandbox.pool import Work, WorkerPool
+        from ...sandbox.pool import WorkerPool
 
-        rows, limit = len(columns["completions"]), self._seconds / 2
-        answer = functools.partial(_answer, self.__wrapped__, columns, rows)
-        pool = WorkerPool(AT_ONCE, limit, Work(answer, prepare=_one_thread), runs_user_code=True)
+        limit = self._seconds / 2
+        work = Work(functools.partial(self._answer, columns), prepare=lambda: torch.set_num_threads(1))
+        pool = WorkerPool(AT_ONCE, limit, work, runs_user_code=True, name=self.__name__)
         try:
-            (reply,) = pool.ask([None], 0.0, limit)
-            replies = [reply] if reply.kind == "gave" else pool.ask(range(rows), 0.0, limit)
+            (reply,) = replies = pool.ask([None], limit)
+            if reply.kind not in ("gave", "refused"):
+                replies = pool.ask(range(len(columns["completions"])), limit)
         finally:
             pool.close()
         for each in replies:
-            if each.kind == "gave" and "refused" in each.value:
-                raise UserError(each.value["refused"])
+            if each.kind == "refused":
+                raise UserError(each.value)
         if reply.kind != "gave":
             return [each.value["scores"][0] if each.kind == "gave" else failure(each, limit) for each in replies]
         for name in ("log_extra", "log_metric"):
             for logged in reply.value[name]:
                 columns[name](*logged)
         return reply.value["scores"]
+
+    def _answer(self, columns: Mapping[str, Any], row: int | None) -> dict[str, Any]:
+        """In the child: return the scores of one row, or (None) of all, and what was logged."""
+        logged: dict[str, list[Any]] = {"log_extra": [], "log_metric": []}
+        recording = {name: lambda *values, calls=calls: calls.append(values) for name, calls in logged.items()}
+        asked = columns if row is None else one_row(columns, row, len(columns["completions"]))
+        scores = self.__wrapped__(**{**asked, **recording})
+        return {"scores": check_scores(scores, self.__name__, len(asked["completions"])), **logged}
 
     def __reduce__(self) -> Any:
         if getattr(sys.modules.get(self.__module__), self.__qualname__, None) is self:
@@ -363,21 +372,3 @@ class _Killable:
         if name == "__wrapped__":  # while a copy is made
             raise AttributeError(name)
         return getattr(self.__wrapped__, name)
-
-
-def _answer(function: Callable[..., Any], columns: Mapping[str, Any], rows: int, row: int | None) -> dict[str, Any]:
-    """In the child: score one row or (None) all; return the scores and the logs, or why the scores are refused."""
-    logged: dict[str, list[Any]] = {"log_extra": [], "log_metric": []}
-    recording = {name: lambda *values, name=name: logged[name].append(values) for name in logged}
-    asked = dict(columns) if row is None else one_row(columns, row, rows)
-    try:
-        scores = check_scores(
-            function(**{**asked, **recording}), get_callable_name(function), rows if row is None else 1
-        )
-    except UserError as error:
-        return {"refused": str(error)}
-    return {"scores": scores, **logged}
-
-
-def _one_thread() -> None:
-    torch.set_num_threads(1)  # the parent's thread pool does not exist in the child

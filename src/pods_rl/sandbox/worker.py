@@ -1,0 +1,283 @@
+"""The worker's side of a pool: a leader process and the child that answers.
+
+The leader makes the work once and replaces a child that dies, which takes milliseconds. It adopts orphans of the
+work's processes, so that all of them can be found and killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import mmap
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from importlib import import_module
+from typing import Any, NamedTuple, NoReturn
+
+import psutil
+
+from ..distributed.signals import SIGNALS
+from ..errors import UserError, raised
+
+_PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # of Linux's prctl
+_HANDLED_BY_TRAINER = [number for number in SIGNALS if number != signal.SIGTERM]
+_KILL_SECONDS = 10.0  # a killed process can take this long to end while it waits for a disk
+
+
+class Work(NamedTuple):
+    """The work of a worker: `answer` maps a question to a JSON value; `prepare` is called in each child."""
+
+    answer: Callable[[Any], Any]
+    prepare: Callable[[], object] = lambda: None
+
+
+class Reply(NamedTuple):
+    """A worker's reply.
+
+    `kind` is "gave" (`value` is the result), "raised" (`value` is the reason, as text), "refused" (a UserError's text),
+    or the failure: "timeout", "crash" (the process ended) or "garbled" (something else wrote into the channel).
+    """
+
+    kind: str
+    value: Any = None
+
+    @property
+    def lost(self) -> bool:
+        return self.kind in ("timeout", "crash", "garbled")
+
+
+def frame(number: int, value: Any) -> bytes:
+    """Return a line of JSON with a value and the number of its request. Arrays become lists, other objects text."""
+    return (
+        json.dumps([number, value], default=lambda x: x.tolist() if hasattr(x, "tolist") else str(x)).encode() + b"\n"
+    )
+
+
+def unframe(line: bytes, number: int) -> Reply | None:
+    """Return the reply in a line, or None if it does not answer this request. Nothing is unpickled.
+
+    >>> unframe(frame(7, Reply("gave", 0.5)), 7)
+    Reply(kind='gave', value=0.5)
+    >>> unframe(b"0.5", 7), unframe(frame(6, Reply("gave", 0.5)), 7), unframe(b"", 7)
+    (None, None, None)
+    """
+    try:
+        received, (kind, value) = json.loads(line)
+    except (ValueError, TypeError):
+        return None
+    return Reply(kind, value) if type(received) is int and received == number else None
+
+
+# -- the leader and its child -----------------------------------------------------------------------------------------
+
+
+def main(maker: str, *arguments: str) -> None:
+    """Lead the work that the function at path `maker` returns for these arguments; standard input is the channel."""
+    from ..distributed.streams import outlive_output  # not for processes that only import `no_copies`
+
+    os.dup2(2, 1)  # the work's output goes to standard error
+    module, _, name = maker.partition(":")
+    with outlive_output(None):  # without a reader, it is dropped
+        lead(0, lambda: getattr(import_module(module), name)(*arguments))
+
+
+def lead(given: int, make: Callable[[], Work]) -> None:
+    """Make the work, confirm it with the reply to request 0, and have a child answer until the channel closes.
+
+    For a child that dies at a question, this process replies "timeout" or "crash".
+    """
+    os.setsid()  # Ctrl-C is for the training process alone
+    channel = fcntl.fcntl(given, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(given)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)  # the work has an empty standard input, and so have the programs that it starts
+    os.set_inheritable(0, True)
+    if null:
+        os.close(null)
+    try:
+        _become_leader()
+        with no_copies():
+            work = make()
+    except BaseException as error:
+        return _send(channel, frame(0, _refusal(error)))
+    _send(channel, frame(0, Reply("gave")))
+    current = mmap.mmap(-1, 8)  # shared with the child: the number of the request that it works on, or 0
+    while True:
+        current[:] = bytes(8)
+        child = fork(partial(_serve, channel, work, current))
+        ended, status = os.wait()
+        while ended != child:  # adopted orphans end here too
+            ended, status = os.wait()
+        if number := int.from_bytes(current[:], "big"):
+            late = os.waitstatus_to_exitcode(status) == -signal.SIGPROF
+            _send(channel, frame(number, Reply("timeout" if late else "crash")))
+
+
+def _serve(channel: int, work: Work, current: mmap.mmap) -> None:
+    opened = os.fstat(channel)
+
+    def intact() -> bool:
+        """Whether the channel is open: the work may close it, and open a file with its number."""
+        try:
+            return os.path.samestat(os.fstat(channel), opened)
+        except OSError:
+            return False
+
+    def close() -> None:
+        if intact():
+            os.close(channel)
+
+    os.register_at_fork(after_in_child=close)  # the channel is not for the work's processes
+    work.prepare()
+    with open(channel, "rb", closefd=False) as lines:
+        while line := lines.readline():
+            number, (question, limit) = json.loads(line)
+            current[:] = number.to_bytes(8, "big")
+            signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the system ends this process at its limit
+            signal.setitimer(signal.ITIMER_PROF, limit)
+            try:
+                with no_copies():
+                    reply = frame(number, Reply("gave", work.answer(question)))
+            except BaseException as error:  # SystemExit too
+                reply = frame(number, _refusal(error))
+            signal.setitimer(signal.ITIMER_PROF, 0.0)
+            flush()
+            if not intact():
+                os._exit(1)
+            current[:] = bytes(8)
+            _send(channel, reply)
+    os.kill(os.getppid(), signal.SIGTERM)  # the pool is gone
+
+
+def _refusal(error: BaseException) -> Reply:
+    if isinstance(error, UserError):
+        return Reply("refused", " ".join(str(error).split()))
+    return Reply("raised", raised(error))
+
+
+def _send(channel: int, data: bytes) -> None:
+    with suppress(OSError):  # the pool is gone
+        while data:
+            data = data[os.write(channel, data) :]
+
+
+def _become_leader() -> None:
+    """Make this process the leader of its descendants: it adopts orphans, and SIGTERM or its parent's end kills all."""
+
+    def end(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent for each thread of the parent
+        _end_family(psutil.Process())
+        os._exit(1)
+
+    signal.signal(signal.SIGTERM, end)
+    _outlive_signals()
+    _prctl(_CHILD_SUBREAPER, 1)
+    _prctl(_PDEATHSIG, signal.SIGTERM)
+
+
+# -- processes and signals --------------------------------------------------------------------------------------------
+
+
+def fork(work: Callable[[], object]) -> int:
+    """Call `work` in a child of this process; return its process id. On Linux it does not outlive this process."""
+    flush()  # otherwise both would print the buffer
+    parent = os.getpid()
+    with signals_held():
+        if child := os.fork():
+            return child
+        try:
+            for number in signal.valid_signals():
+                if callable(signal.getsignal(number)):
+                    signal.signal(number, signal.SIG_DFL)
+            _outlive_signals()
+            _prctl(_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() == parent:
+                work()
+        finally:
+            _leave(sys.exc_info()[1])
+
+
+@contextmanager
+def no_copies() -> Iterator[None]:
+    """Inside, a reward may fork: a copy of this process that returns from the reward ends here."""
+    own = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() != own:
+            _leave(sys.exc_info()[1])
+
+
+def _leave(error: BaseException | None) -> NoReturn:
+    """End this process at once, with Python's exit code for an exception."""
+    code = 0 if error is None else 1
+    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+        code = (error.code or 0) & 0xFF
+    elif error is not None:
+        with suppress(Exception):
+            traceback.print_exception(error)
+    flush()
+    os._exit(code)
+
+
+def flush() -> None:
+    """Flush standard output and error."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Inside, signals that ask a run to end wait; a worker that starts here holds them until it ignores them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_BY_TRAINER)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _outlive_signals() -> None:
+    """Ignore the signals that ask a run to end, which reach all its processes: the trainer ends this one.
+
+    A handler does this, because programs started by a reward would inherit ignored signals.
+    """
+    for number in _HANDLED_BY_TRAINER:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_BY_TRAINER)
+
+
+def end_leader(leader: psutil.Process) -> None:
+    """Kill a leader and everything that it and its children started. The caller reaps the leader."""
+    with suppress(psutil.NoSuchProcess):
+        leader.suspend()  # it starts nothing new, and still adopts
+        _end_family(leader)
+        with suppress(ProcessLookupError, PermissionError):  # it leads no group yet
+            os.killpg(leader.pid, signal.SIGKILL)
+        leader.kill()
+
+
+def _end_family(leader: psutil.Process) -> None:
+    """Kill descendants of a process until none is left."""
+    until, living = time.monotonic() + _KILL_SECONDS, True
+    while living and time.monotonic() < until:
+        living = False
+        for process in leader.children(recursive=True):
+            with suppress(psutil.Error):
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    living = True
+                    process.kill()
+        time.sleep(0.002 * living)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
