@@ -13,7 +13,7 @@ from functools import wraps
 from types import FrameType
 from typing import Any
 
-from ..sandbox.processes import no_copies
+from ..sandbox.worker import no_copies
 from ..text import plain_text
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import UserError
 from ...rollouts.tools import ToolLimits, close_environment, tokenizable, without_copies
-from ...sandbox.processes import no_copies
+from ...sandbox.worker import no_copies
 from .compat import TRLTrainer, standing_in
 
 CLOSE = "close"  # the method that ends an environment; TRL would offer it to the policy as a tool
