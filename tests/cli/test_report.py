@@ -36,7 +36,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not PAPER_RUNS.exists():
-        pytest.skip("the authors' published runs are not beside this checkout")
+        pytest.skip("the authors' published runs are not next to this checkout")
     folder = tmp_path_factory.mktemp("published")
     pods("report", "--csv", PAPER_RUNS, "--output", folder, "--figures", "svg")
     return folder

@@ -121,7 +121,7 @@ def test_a_conversation_is_shown_with_roles_thoughts_and_calls() -> None:
 
 
 @pytest.mark.parametrize("messages", [None, "", "{", "3", '{"role": "user"}', "[" * 100_000, 7])
-def test_what_is_no_conversation_leaves_the_text(messages: Any, tmp_path: Path) -> None:
+def test_text_that_is_not_a_conversation_stays(messages: Any, tmp_path: Path) -> None:
     assert conversation(messages) == ""
 
 

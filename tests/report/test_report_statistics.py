@@ -118,7 +118,7 @@ def test_a_run_that_died_early_is_in_the_mean_as_far_as_it_got() -> None:
     alive = [[0.2, 0.9, 0.9, 0.9], *died[1:]]
     assert speedup(base, clock, alive, clock, criterion="p99").arm_time == 30.0
     most_died = [[0.2, 0.4, math.nan, math.nan]] * 2 + [[0.2, 0.4, 0.7, 0.9]]
-    assert speedup(base, clock, most_died, clock).arm_time == math.inf  # one run of three is no mean
+    assert speedup(base, clock, most_died, clock).arm_time == math.inf  # one run of three is too few for a mean
 
 
 def test_mean_leaves_out_what_few_runs_have() -> None:

@@ -1,4 +1,4 @@
-"""``pods compare``: arms x seeds, then the report; ``pods report``: the report alone."""
+"""``pods compare``: arms x seeds, then the report; ``pods report``: only the report."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class AblationSetting:
 
 
 def setting_of(config: Mapping[str, Any]) -> AblationSetting | None:
-    """Return the setting of a resolved recipe, or of the columns of a CSV; None if n or m is unknown.
+    """Return the setting of a resolved recipe, or of the columns of a CSV. If n or m is unknown, return None.
 
     >>> setting_of({"num_generations": 16, "rule": "random", "seed": 3})
     AblationSetting(n=16, m=16, rule='random', advantages='', rest=frozenset())
@@ -62,8 +62,8 @@ def setting_of(config: Mapping[str, Any]) -> AblationSetting | None:
     n, m = rollouts_of(config)
     if not n or not m:
         return None
-    left_out = OWN_TO_A_RUN | _AXIS_KEYS | _NO_MATTER | {*_ROW_KEYS}
-    rest = {key: value for key, value in config.items() if key not in left_out and value is not None}
+    skipped = OWN_TO_A_RUN | _AXIS_KEYS | _NO_MATTER | {*_ROW_KEYS}
+    rest = {key: value for key, value in config.items() if key not in skipped and value is not None}
     shown = frozenset((str(key), in_order(value)) for key, value in (rest | _prompts(config, m)).items())
     return AblationSetting(n, m, str(config.get("rule") or ""), str(config.get("advantages") or ""), shown)
 
@@ -109,7 +109,7 @@ def find_ablations(arms: Sequence[Arm]) -> tuple[Ablation, ...]:
         return ()
 
     def neighbours(own: AblationSetting) -> dict[str, list[tuple[Arm, AblationSetting]]]:
-        """Return the arms that differ in one setting alone, by that setting."""
+        """Return the arms that differ in exactly one setting, by that setting."""
         return {axis: [pair for pair in known if own.differences(pair[1]) == {axis}] for axis in AXES}
 
     def rank(pair: tuple[Arm, AblationSetting]) -> tuple[int, bool]:

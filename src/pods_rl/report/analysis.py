@@ -144,7 +144,7 @@ def analyse(
 
 
 def _find_baseline(arms: Sequence[Arm], name: str | None) -> Arm | None:
-    """Return the arm of that name; None for no name (or ``none``), and for a lone arm of another name."""
+    """Return the arm of that name; None for no name (or ``none``), and for a single arm of another name."""
     by_name = {arm.name: arm for arm in arms}
     if name in by_name:
         return by_name[name]
@@ -162,7 +162,7 @@ def _pairs(arms: Sequence[Arm], base: Arm | None, ablations: Sequence[Ablation])
     """Return the pairs that the experiment is about, none without a baseline.
 
     The first is its subject against the baseline: the arm that the ablations vary, else the first that drops
-    rollouts, else the first. Then come all others against the baseline, and the subject against them. Of few arms
+    rollouts, else the first. Then all others against the baseline, and the subject against them. With few arms,
     every pair is compared.
     """
     others = [arm for arm in arms if arm is not base]

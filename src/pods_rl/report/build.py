@@ -48,7 +48,7 @@ def build_report(
     Args:
         sources: an experiment directory, a run directory, or several of either.
         output: folder to write to; by default ``report`` inside the one source, or next to several.
-        baseline: the arm that the others are measured against; None for no comparison.
+        baseline: the arm that the others are compared with. If None, arms are not compared.
         metric: the field of ``evals.jsonl`` to compare by.
         resamples: bootstrap resamples of the runs.
         seed: of the bootstrap; the same runs and seed give the same numbers.

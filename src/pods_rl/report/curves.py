@@ -17,7 +17,7 @@ ACCURACIES = ("answer_accuracy", "accuracy", "format_accuracy", "both_accuracy")
 LENGTH = "mean_completion_tokens"
 HOUR = 3600.0
 
-MOST_CHECKPOINTS = 1000  # of a curve; a longer one keeps as many, evenly spread
+MOST_CHECKPOINTS = 1000  # of a curve; a longer one keeps this many, evenly spread
 LARGEST = 1e15  # of a logged number: squares and sums of such ones stay finite
 _MOST_CELLS = 4_000_000  # runs x checkpoints
 
@@ -68,7 +68,7 @@ class Curve:
 
 
 def curve_of(evals: Mapping[str, Iterable[Mapping[str, Any]]], metric: str) -> Curve | None:
-    """Return the curve of one metric over the runs of an arm; None if no run has an evaluation.
+    """Return the curve of one metric over the runs of an arm. If no run has an evaluation, return None.
 
     Args:
         evals: evaluations by run, each with ``due`` (nominal seconds), ``seconds`` (real), the metric and, where it is
@@ -148,8 +148,10 @@ def _share_a_clock(run_K: Integers, due_K: Array) -> bool:
 
 
 def _interpolated(runs: tuple[str, ...], run_K: Integers, values_K: Array, most: int) -> Curve | None:
-    """Linear interpolation at common times, as many as a run has evaluations, between the times at which most runs
-    have begun and at which most have ended; None if there is no such time. Nothing is extrapolated."""
+    """Interpolate linearly at common times, about one for each evaluation of a run, without extrapolation.
+
+    The times lie between the start of most runs and the end of most runs. If there are none, return None.
+    """
     order = np.lexsort((values_K[0], run_K))
     run_K, (seconds_K, scores_K, errors_K) = run_K[order], values_K[:, order]
     starts = np.flatnonzero(np.r_[True, run_K[1:] != run_K[:-1]])

@@ -45,7 +45,7 @@ class Ledger:
         unreadable: names of files that could not be read.
         groups: in the files that could be read.
         rollouts: on the page.
-        left_out: groups that do not fit the page.
+        left_out: number of groups that do not fit the page.
     """
 
     limit_mb: float = DATA_MB

@@ -40,7 +40,7 @@ class LivePage:
     """Follow the files of a run or an experiment in a thread; nothing is written there.
 
     Args:
-        source: a run or an experiment; before it exists the page says what it waits for.
+        source: a run or an experiment; before it exists, the page shows what it waits for.
         baseline: returns it, as `build_report` takes it; called for each report.
         look: seconds between looks at the files.
     """
@@ -107,7 +107,7 @@ class LivePage:
 
     def _state(self) -> str:
         if not self._source.exists():
-            return "there is no such directory yet"
+            return "the directory does not exist yet"
         counts = Counter(run.state for runs in find_runs(self._source).values() for run in runs)
         return ", ".join(f"{count} {plain(state, limit=20)}" for state, count in counts.items()) or "no run yet"
 

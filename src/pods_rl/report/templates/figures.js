@@ -178,7 +178,7 @@ window.pods = { figures: (() => {
       save.append(link, " ");
     }
     range.setAttribute("aria-label", "smoothing");
-    // the plot alone is made again: the slider stays where the reader drags it
+    // only the plot is drawn again, so the slider stays where the reader drags it
     range.oninput = () => { state.smooth = Number(range.value); redraw(); };
     plot.setAttribute("role", "img");
     plot.setAttribute("aria-label", "Figure. The arrow keys move the cursor.");
