@@ -41,8 +41,8 @@ def watch(
 ) -> None:
     """Show the report of runs while they train, in a browser.
 
-    The page updates itself. It is served on this machine only (127.0.0.1), and does not change the runs. Ctrl-C ends it;
-    the runs continue.
+    The page updates itself. It is served on this machine only (127.0.0.1), and does not change the runs. Ctrl-C ends
+    it; the runs continue.
 
     \b
     Examples:
