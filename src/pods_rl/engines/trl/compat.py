@@ -147,7 +147,6 @@ class TRLTrainer(Overridden):
     _last_loaded_step: int  # with vLLM: the step of the generator's weights
     vllm_generation: Any  # with vLLM: what asks it
 
-    def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], Any, Any]: ...
     def _compute_loss(self, model: Any, inputs: Any) -> Tensor: ...  # a subclass may replace it
     def is_world_process_zero(self) -> bool: ...
 

@@ -12,51 +12,20 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from ...rollouts.record import Rollouts
 from ...selection.registry import rule_name
-from . import compat
+from . import compat, rollout
 from .batching import Shares
 from .checkpoints import ExactResume, load_renamed
-from .compat import (
-    Batch,
-    Completions,
-    TypedGRPOTrainer,
-    lossy_cast,
-    parallelism,
-    refuse_unsupported,
-    use_fsdp2,
-    whole_weights,
-)
+from .compat import Batch, Completions, TypedGRPOTrainer
 from .config import PAPER, PODSConfig, group_sizes
 from .dynamic_sampling import DynamicSampling
 from .generation import Key, TurnInputs, Turns, check_completions, each_prompt_once, sequences_at_once
 from .packing import LogProbs
 from .rewards import CheckedRewards
-from .rollout import (
-    Generation,
-    Output,
-    add_up_counters,
-    as_output,
-    check_agreement,
-    copies,
-    drop_zero_counters,
-    entries,
-    escape_table,
-    log_all_rollouts,
-    log_selection,
-    move_rows,
-    moved_rows,
-    policy_tokens,
-    record_of,
-    set_advantages,
-    shorten,
-    show_advantages,
-    take_rollout,
-    uneven_gathers,
-)
+from .rollout import Generation, Output
 from .stability import Stability
 from .tools import Tools
 from .update import StepCallback, Update
@@ -64,6 +33,7 @@ from .update import StepCallback, Update
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import torch
     from peft import PeftConfig, PeftModel
     from transformers import BitsAndBytesConfig, PreTrainedModel, ProcessorMixin, TrainerCallback
     from transformers import PreTrainedTokenizerBase as Tokenizer
@@ -74,19 +44,14 @@ if TYPE_CHECKING:
 class PODSTrainer(TypedGRPOTrainer):
     """GRPO with down-sampling (paper Algorithm 1): generate n, keep m by a rule, train on those.
 
-    Takes the arguments of TRL's `GRPOTrainer`, with `args` a `PODSConfig`. Each rollout is scored once; only selected
-    rows reach a log-probability, reference or update pass; evaluation never down-samples. With `num_rollouts` equal to
-    `num_generations` and `exact_trl` it is TRL's trainer to the last bit. By default it draws its own random numbers,
-    and its gradient differs by rounding (`docs/engines.md`). After each generation `trainer.rollouts` holds what was
-    generated, which rollouts were kept, and their rewards.
-
-    Groups may be spread over processes: each process then generates its share of a prompt's rollouts, and kept rows
-    move to the process that trains them. Checkpoints are TRL's, with a file of state for each process.
+    Takes the arguments of TRL's `GRPOTrainer`, with `args` a `PODSConfig`. Evaluation never down-samples. With
+    `num_rollouts` equal to `num_generations` and `exact_trl` it is TRL's trainer to the last bit; by default it draws
+    its own random numbers, and its gradient differs by rounding (`docs/engines.md`). After each generation
+    `trainer.rollouts` holds all n rollouts, which were kept, and their rewards.
 
     Raises:
         UserError: versions of TRL or transformers that lack what this trainer uses of them; in training, a rule that
-            keeps other rollouts on one process than on another, a rollout function that returns another number of
-            rows than it got, and memory that runs out.
+            keeps other rollouts on one process than on another, and memory that runs out.
         TypeError: `args` is a GRPOConfig and not a PODSConfig.
     """
 
@@ -98,13 +63,13 @@ class PODSTrainer(TypedGRPOTrainer):
     _last_key: tuple[int, int] = (-1, 0)  # a step, and its generations so far
     rollouts: Rollouts | None = None  # of the latest generation
 
-    # -- Algorithm 1 of the paper ------------------------------------------------------------------------------------
+    # -- Algorithm 1 of the paper: TRL's `_generate_and_score_completions` calls `_generate` -------------------------
 
     def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch:
         if not self.model.training:
             with self._tools.open():
                 return super()._generate_and_score_completions(inputs)
-        before = entries(self._metrics["train"])
+        before = rollout.entries(self._metrics["train"])
         batch, generation = self._one_generation(inputs)
         batch = self._dynamic.fill(batch, generation, self._one_generation)
         return self._finish(batch, generation, before)
@@ -128,9 +93,9 @@ class PODSTrainer(TypedGRPOTrainer):
         if generation is None:  # an evaluation
             return output
         scores = self._score(generation, prompts, output)
-        generation.record = record_of(generation, self, prompts, output, scores)
+        generation.record = rollout.record_of(generation, self, prompts, output, scores)
         generation.record.kept = self._select(generation, generation.record.rewards)
-        self._update.tokens["generated"] += policy_tokens(output)
+        self._update.tokens["generated"] += rollout.policy_tokens(output)
         self._tools.close(self.environments)
         return self._shorten(generation, prompts, output)
 
@@ -142,15 +107,17 @@ class PODSTrainer(TypedGRPOTrainer):
             for i, row in enumerate(generation.rollouts):
                 row[name] = values[i] if isinstance(values, list) else values
         ids = [list(own) for own in completion_ids]
-        with uneven_gathers(self.accelerator, generation.shares.counts):
-            return self._calculate_rewards(generation.rollouts, copies(prompts), copies(completions), ids)
+        with rollout.uneven_gathers(self.accelerator, generation.shares.counts):
+            return self._calculate_rewards(
+                generation.rollouts, rollout.copies(prompts), rollout.copies(completions), ids
+            )
 
     def _select(self, generation: Generation, rewards_PN: Tensor) -> Tensor:
         """Return which m rollouts of each prompt the rule keeps, int64 `[P, M]`; the same on every process."""
         self._update.clock.enter("selection")
         rule = rule_name(self.args.rule)
         kept_PM = generation.select(rewards_PN, self.args)
-        check_agreement(kept_PM, rule, self.accelerator)
+        rollout.check_agreement(kept_PM, rule, self.accelerator)
         return kept_PM
 
     def _shorten(self, generation: Generation, prompts: list[Any], output: Output) -> Output:
@@ -161,25 +128,27 @@ class PODSTrainer(TypedGRPOTrainer):
         columns = {name: values for name, values in logged.items() if len(values) == rows}
         sources = [shares.generator(number) for number in kept]
         targets = [shares.trainer(row) for row in range(len(kept))]
-        mine = move_rows(
+        mine = rollout.move_rows(
             sources,
             targets,
-            lambda row: take_rollout(generation.place(kept[row]), generation.rollouts, prompts, output, columns),
+            lambda row: rollout.take_rollout(
+                generation.place(kept[row]), generation.rollouts, prompts, output, columns
+            ),
             self.accelerator,
         )
         if shares.processes > 1:
-            self._metrics["train"]["pods/rows_moved"].append(float(moved_rows(sources, targets)))
+            self._metrics["train"]["pods/rows_moved"].append(float(rollout.moved_rows(sources, targets)))
         # Rows that came from another process take the place of a rollout of the same prompt.
         places = [generation.place(kept[row]) for row in generation.rows]
         prompts[:] = [one.prompt for one in mine]
         held = ("environments", "_batch_environments", "_sync_tool_dicts", "_async_tool_dicts")
         for values in (generation.rollouts, *(getattr(self, name, None) for name in held)):
-            shorten(values, places, rows)
+            rollout.shorten(values, places, rows)
         for name in {*columns, *(name for one in mine for name in one.extra)}:
             logged[name] = [one.extra.get(name) for one in mine]
         generation.kept_scores = scores[kept]
         self._update.clock.enter("update")
-        return as_output(mine)
+        return rollout.as_output(mine)
 
     def _calculate_rewards(
         self, inputs: list[Batch], prompts: list[Any], completions: list[Any], completion_ids_list: list[list[int]]
@@ -198,14 +167,14 @@ class PODSTrainer(TypedGRPOTrainer):
         """Put our advantages into the batch, and log the statistics of all n rollouts."""
         (record, scores), metrics = generation.result(), self._metrics["train"]
         shown = batch["advantages"]
-        set_advantages(batch, record, generation.rows, self)
+        rollout.set_advantages(batch, record, generation.rows, self)
         record.advantages = self.accelerator.gather(batch["advantages"]).view(-1, record.kept.size(1)).cpu()
         if batch["advantages"] is not shown:
-            show_advantages(self._logs["advantages"], record)
-        log_selection(metrics, record)
-        add_up_counters(metrics, before)
+            rollout.show_advantages(self._logs["advantages"], record)
+        rollout.log_selection(metrics, record)
+        rollout.add_up_counters(metrics, before)
         if record.kept.numel() != record.rewards.numel():
-            log_all_rollouts(self, scores, before)
+            rollout.log_all_rollouts(self, scores, before)
         self.rollouts = record
         return batch
 
@@ -232,7 +201,7 @@ class PODSTrainer(TypedGRPOTrainer):
             return
         self._turns = Turns(self, generation.rollout_keys, generation.shares.most)
         try:
-            with gathered, uneven_gathers(self.accelerator, generation.shares.counts):
+            with gathered, rollout.uneven_gathers(self.accelerator, generation.shares.counts):
                 yield
         finally:
             self._turns = None
@@ -280,11 +249,11 @@ class PODSTrainer(TypedGRPOTrainer):
         if args is None:
             name = model if isinstance(model, str) else compat.get_config_model_id(model.config)
             given["args"] = args = PODSConfig(f"{name.split('/')[-1]}-PODS")
-        refuse_unsupported(given)
-        with compat.vllm_sequences(sequences_at_once(args)), compat.after_accelerator(self, use_fsdp2):
+        compat.refuse_unsupported(given)
+        with compat.vllm_sequences(sequences_at_once(args)), compat.after_accelerator(self, compat.use_fsdp2):
             super().__init__(**given)
         compat.check_names(self)
-        if doubt := lossy_cast(self):
+        if doubt := compat.lossy_cast(self):
             warnings.warn(doubt, UserWarning, stacklevel=2)
         self._rewards, self._stability, self._update = CheckedRewards(self), Stability(self), Update(self)
         self._tools, self._dynamic = Tools(self), DynamicSampling(self)
@@ -329,10 +298,10 @@ class PODSTrainer(TypedGRPOTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         # Log the original loss and no zero counters; escape model output, which TRL prints to the terminal.
         self._stability.restore_loss(logs)
-        drop_zero_counters(self._metrics["train"])
-        drop_zero_counters(self._metrics["eval"])
+        rollout.drop_zero_counters(self._metrics["train"])
+        rollout.drop_zero_counters(self._metrics["eval"])
         if self.log_completions:
-            escape_table(self._logs)
+            rollout.escape_table(self._logs)
         super().log(logs, start_time)
 
     # -- resume (checkpoints.py) and sharded weights (sharding.py) ----------------------------------------------------
@@ -375,8 +344,8 @@ class PODSTrainer(TypedGRPOTrainer):
     @property
     def layout(self) -> str:
         """How the processes share the model: `FSDP2`, `ZeRO-3`, `DDP`, or `single` for one process."""
-        return parallelism(self)
+        return compat.parallelism(self)
 
     def whole_weights(self) -> AbstractContextManager[None]:
         """Give every process the whole policy inside, to run but not to train. Call this on every process."""
-        return whole_weights(self)
+        return compat.whole_weights(self)
