@@ -12,14 +12,6 @@ from pods_rl.rewards.arithmetic import read_expression
 
 GOLD = "6 * (5 - 1)"  # 24 from 1, 5 and 6
 VALUES = {
-    "7": 7,
-    "1+2*3": 7,
-    "(1+2)*3": 9,
-    "10-4-3": 3,
-    "24/4/2": 3,
-    "24/(4/2)": 12,
-    "2*3+4*5": 26,
-    "1/3+1/6": Fraction(1, 2),
     "-3+10": 7,
     "4*-2": -8,
     "--4": 4,
@@ -37,7 +29,6 @@ VALUES = {
     "**2 * 3**": 6,
     "2 + 2 = 4": 4,
     "4 = 2 + 2": 4,
-    "0/5": 0,
 }
 NONE = [
     "", " ", "()", "(", ")", "1+", "+1", "*", "1 2", "(1 2)", "1 + 2)", "((1+2)", "1..2", "1//2", "2**3", "2^3", "1/0",
@@ -88,7 +79,9 @@ def test_values_beyond_any_float():
 
 expressions = st.recursive(
     st.integers(0, 99).map(str),
-    lambda inner: st.tuples(inner, st.sampled_from("+-*/"), inner).map(lambda parts: f"({' '.join(parts)})"),
+    lambda inner: st.tuples(st.sampled_from(["{}", "({})"]), inner, st.sampled_from("+-*/"), inner).map(
+        lambda parts: parts[0].format(" ".join(parts[1:]))
+    ),
     max_leaves=12,
 )
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from pods_rl.rewards import extract_answer, extract_gold
 
 CASES = [
@@ -11,7 +9,6 @@ CASES = [
     ("<think>9</think>\n<answer> 18 </answer> Hope this helps!", "18"),
     ("<answer>17</answer><answer>18</answer>", "18"),
     ("<answer>18</answer><answer>17", "18"),
-    ("<answer>18</answer></answer>", "18"),
     ("</answer><answer>18</answer>", "18"),
     ("<answer>1<answer>18</answer>", "18"),
     (r"<answer>So \boxed{18}.</answer>", "18"),
@@ -19,11 +16,9 @@ CASES = [
     (r"\boxed{17}<answer>18</answer>", "18"),
     (r"\boxed{17} <answer></answer>", None),
     ("<answer>18", None),
-    ("18</answer>", None),
     ("</answer><answer>", None),
     (r"\boxed{17} then \boxed{18}", "18"),
     (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-    (r"\boxed {18}", "18"),
     (r"\boxed{\boxed{18}}", "18"),
     (r"\boxed{17}, \boxed{18}", "17, 18"),
     (r"\boxed{1}\boxed{2}", "1, 2"),
@@ -47,7 +42,6 @@ CASES = [
     ("9*2=18\n#### 18\nThat is all.", "18"),
     ("#### 17\n#### 18", "18"),
     ("####", None),
-    ("no answer", None),
     ("", None),
 ]
 
@@ -56,19 +50,14 @@ def test_the_final_answer_of_a_completion():
     assert [(text, extract_answer(text)) for text, _ in CASES] == CASES
 
 
-@pytest.mark.parametrize(
-    ("text", "after", "gold"),
-    [
-        ("9*2=18\n#### 18", "####", "18"),
-        ("#### 1,200\n", "####", "1,200"),
-        ("a #### b #### 18", "####", "18"),
+def test_the_gold_answer_of_a_column():
+    cases = [
+        ("a #### b #### 1,200\n", "####", "1,200"),
         ("18", "####", None),
         ("#### ", "####", None),
         ("Answer: 18", "Answer:", "18"),
         (r"we get \boxed{18}", None, "18"),
         (" p - q ", None, "p - q"),
         ("", None, None),
-    ],
-)
-def test_extract_gold(text, after, gold):
-    assert extract_gold(text, after) == gold
+    ]
+    assert [(text, after, extract_gold(text, after)) for text, after, _ in cases] == cases
