@@ -12,6 +12,10 @@ from pods_rl.rewards.arithmetic import read_expression
 
 GOLD = "6 * (5 - 1)"  # 24 from 1, 5 and 6
 VALUES = {
+    "1+2*3": 7,
+    "2*3+4*5": 26,
+    "10-4-3": 3,
+    "24/4/2": 3,
     "-3+10": 7,
     "4*-2": -8,
     "--4": 4,
