@@ -16,7 +16,6 @@ from pods_rl.experiment import load_experiment
 from pods_rl.recipe import (
     Origin,
     Recipe,
-    accelerate_configs,
     build_recipe,
     checks,
     load_recipe,
@@ -40,9 +39,6 @@ def header(name: str) -> str:
     """The comment lines at the top of a file, joined."""
     lines = ALL[name].read_text().split("\n")
     return "\n".join(lines[: next(number for number, line in enumerate(lines) if not line.startswith("#"))])
-
-
-# ------------------------------------------------------------------------------------------- what each one says
 
 
 @pytest.mark.parametrize("name", sorted(set(ALL) - set(EXPERIMENTS)))
@@ -85,8 +81,6 @@ def test_every_header_says_hardware_time_and_what_to_expect(name):
     for command, named in re.findall(r"pods (train|compare) \S*?--(?:recipe|config) ([\w.-]+)", header(name)):
         assert named in (ALL if command == "compare" else {**ALL, **shipped_arms()}), named
 
-
-# -------------------------------------------------------------------------------- the paper's hyper-parameters
 
 # shared/paper/README.md, "Experimental settings": model, task, n -> m, GRPO's m, KL, seeds
 SETTINGS = {
@@ -175,20 +169,6 @@ def test_ablations_change_one_thing_of_setting_a(ablation, key, values):
         assert changed <= ({"num_rollouts"} if arm == "grpo" else {key, "seed"}), arm
         assert recipe.batch_plan().prompts_per_step == 1
 
-
-def test_accelerate_configurations_are_what_accelerate_reads():
-    from accelerate.commands.config.config_args import ClusterConfig
-
-    known = {name: ClusterConfig.from_yaml_file(yaml_file=str(path)) for name, path in accelerate_configs().items()}
-    assert {name: config.num_processes for name, config in known.items()} == {
-        "ddp": 2, "fsdp2": 8, "zero2": 8, "zero3": 8,
-    }  # fmt: skip
-    assert {name: known[name].deepspeed_config["zero_stage"] for name in ("zero2", "zero3")} == {"zero2": 2, "zero3": 3}
-    assert known["fsdp2"].distributed_type == "FSDP"
-    assert known["ddp"].distributed_type == "MULTI_GPU"
-
-
-# ------------------------------------------------------------------------------------------------- two steps each
 
 # What a GPU machine has and this one has not; the rest of each recipe is as it is, n and m included.
 REPLACED = {

@@ -159,14 +159,6 @@ def test_resume_without_a_place_takes_the_newest_run_of_the_recipe(trained):
     assert str(trained.made[-1][1]) == "runs/tiny-pods-20260102-000000"
 
 
-def test_an_interrupt_before_training_ends_it_quietly(trained, monkeypatch):
-    def interrupted(*_, stop, **__):
-        stop.ask(SIGTERM)
-
-    monkeypatch.setitem(sys.modules, "pods_rl.training.run", SimpleNamespace(train=interrupted))
-    assert pods("train", "--config", "tiny-pods", "--output", "out").exit_code == 143
-
-
 @pytest.mark.parametrize("asked", [True, False])
 @pytest.mark.parametrize(
     ("state", "failure", "code", "ends"),
@@ -295,21 +287,6 @@ def test_compare_prints_failures_last_and_its_exit_code_is_1(monkeypatch, tmp_pa
     result = pods("compare", "--config", "quickstart", "--seeds", "1", "--output", tmp_path / "none")
     assert result.exit_code == 1
     assert result.stderr.count("exit code 2\n") == 3
-
-
-def test_a_report_that_cannot_be_written_is_printed_as_missing(monkeypatch, tmp_path):
-    """As where the disk is full: what was trained is kept, the exit code says that something is missing."""
-    import pods_rl.experiment.running as running
-    import pods_rl.report
-
-    def full(*args, **options):
-        raise OSError(28, "No space left on device", "report.html")
-
-    monkeypatch.setattr(running, "train_in_process", lambda job: 0)
-    monkeypatch.setattr(pods_rl.report, "build_report", full)
-    result = pods("compare", "--config", "quickstart", "--seeds", "1", "--output", tmp_path / "out")
-    assert result.exit_code == 1
-    assert "No report: [Errno 28] No space left on device" in result.stderr
 
 
 @pytest.mark.slow

@@ -65,20 +65,13 @@ def adapter(text):
 SPOILED = {
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "holds no weights"),
     "a pickle": (pickle_only, "as a pickle"),
-    "empty weights": (cut("model.safetensors", 0), "cannot be loaded"),
     "weights without an end": (cut("model.safetensors", 0.9), "cannot be loaded"),
-    "weights cut in the header": (cut("model.safetensors", 0.001), "cannot be loaded"),
     "a weight missing": (drop_a_weight, "2 of its weights are missing"),
     "a shard missing": (shard_gone, "cannot be loaded"),
     "torn config": (cut("config.json"), "not a valid JSON file"),
-    "empty config": (write("config.json", ""), "not a valid JSON file"),
     "config of nothing": (write("config.json", "{}"), "model_type"),
-    "a list for a config": (write("config.json", "[]"), "model_type"),
     "unknown kind": (change(model_type="nonsense"), "nonsense"),
-    "no architecture": (change(architectures=[]), "names no architecture"),
-    "text for a number": (change(num_hidden_layers="two"), "num_hidden_layers"),
     "another size": (change(intermediate_size=8), "have another shape than config.json says"),
-    "torn adapter config": (adapter('{"base'), "cannot be loaded"),
     "adapter of nothing": (adapter("{}"), "base_model_name_or_path"),
     "adapter's base gone": (adapter('{"base_model_name_or_path": "./gone"}'), "./gone cannot be loaded"),
 }
@@ -94,7 +87,7 @@ def test_a_policy_that_is_not_whole_is_refused(policy, kind):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("spoil", [cut("tokenizer.json"), write("tokenizer.json", "{}"), write("tokenizer.json", "")])
+@pytest.mark.parametrize("spoil", [cut("tokenizer.json"), write("tokenizer.json", "{}")])
 def test_a_torn_tokenizer_is_refused(policy, spoil):
     spoil(policy)
     with pytest.raises(UserError, match=r"The tokenizer in .* cannot be loaded") as refused:

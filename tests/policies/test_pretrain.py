@@ -8,9 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pods_rl.policies.build import build_tokenizer
-from pods_rl.rewards import format_reward
-from pods_rl.tasks.arithmetic import Problem, take_step, write_completion
-from pods_rl.tasks.words import WordProblem
+from pods_rl.tasks.arithmetic import Problem, write_completion
 
 from ..benchmarks import module
 
@@ -41,50 +39,12 @@ def test_no_held_out_prompt_is_shown():
             assert not Problem(terms).held_out
 
 
-def test_drills_count_running_totals_only():
-    tokenizer = build_tokenizer()
-    batch = next(drill_batches(tokenizer, 3, seed=0))
-    for ids, labels in zip(batch["input_ids"], batch["labels"], strict=True):
-        lines = tokenizer.decode(ids, skip_special_tokens=True).removeprefix("<think>").split("\n")
-        assert labelled(tokenizer, labels) == "".join(line.split("=")[1] for line in lines[1:])
-
-
-@pytest.mark.parametrize(
-    ("terms", "expected"), [((20, 31, 11), 0.97**2), ((20, 13, 17), 0.4 * 0.02), ((90, -48), 0.05)]
-)
-def test_chance_of_a_right_chain_is_the_product_over_its_facts(terms, expected):
-    facts = {"+3": 0.4, "+7": 0.02, "-8": 0.05}
-    mixture, problem, rng = Mixture(hard_facts=facts), Problem(terms), random.Random(0)
-    draws = 20_000
-    right = sum(mixture.draw_totals(rng, problem) == problem.totals for _ in range(draws)) / draws
-    assert right == pytest.approx(expected, abs=4 * (expected * (1 - expected) / draws) ** 0.5)
-
-
 def test_what_follows_a_mistake_works_on_from_it():
     mixture, problem, rng = Mixture(hard_facts={"+7": 0.0}, sure=1.0), Problem((20, 17, 30)), random.Random(0)
     for _ in range(200):
         first, second = mixture.draw_totals(rng, problem)
         assert first != 37
         assert second == first + 30
-
-
-def test_a_wrong_step_of_a_word_problem_is_never_right_in_its_last_digit():
-    mixture, problem = LESSONS["tiny-words"].mistakes, WordProblem("", "", 20, (("+", 2), ("+", 5), ("-", 7)))
-    rng, wrong = random.Random(0), 0
-    for _ in range(500):
-        totals = [problem.start, *mixture.draw_totals(rng, problem)]
-        slips = [
-            total - take_step(left, step) for left, step, total in zip(totals, problem.steps, totals[1:], strict=False)
-        ]
-        assert all(slip == 0 or slip % 10 for slip in slips)
-        wrong += sum(map(bool, slips))
-    assert wrong / 1500 == pytest.approx(0.98, abs=0.02)
-
-
-def test_share_of_broken_form_is_kept():
-    mixture, problem, rng = Mixture(broken_form=0.25), Problem((20, 30)), random.Random(0)
-    broken = sum(format_reward(mixture.draw_completion(rng, problem)) < 1 for _ in range(4000)) / 4000
-    assert broken == pytest.approx(0.25, abs=0.03)
 
 
 @pytest.mark.parametrize("policy", LESSONS)
@@ -103,12 +63,3 @@ def test_script_writes_a_policy_that_loads_and_is_the_same_each_time(policy, tmp
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "first")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "first")
     assert model.config.vocab_size == len(tokenizer)
-
-
-def test_help_names_every_option(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        main(["--help"])
-    said = capsys.readouterr().out
-    assert all(
-        f"--{name}" in said for name in ("output", "skill-steps", "mistake-steps", "batch-size", "seed", "threads")
-    )

@@ -1,7 +1,6 @@
 """The shipped policies: small, loadable by name of their classes alone, able to reason and seldom right."""
 
 import json
-import random
 import string
 
 import pytest
@@ -16,7 +15,6 @@ from pods_rl.recipe import Origin, build_recipe
 from pods_rl.recipe.catalog import SHIPPED
 from pods_rl.tasks import load_task
 from pods_rl.tasks.arithmetic import Problem, arithmetic_task, write_completion
-from pods_rl.tasks.words import DIFFICULTIES, draw_problem
 
 LONGEST_CHAIN = len("37" + 5 * "\n+10=99" + "90") + len(TAGS) + 1
 
@@ -80,24 +78,12 @@ def test_tags_are_single_ordinary_tokens(tokenizer):
         assert index not in tokenizer.all_special_ids
 
 
-def test_end_and_padding_are_special_and_distinct(tokenizer):
-    assert tokenizer.eos_token_id != tokenizer.pad_token_id
-    assert tokenizer.decode([tokenizer.pad_token_id, tokenizer.eos_token_id], skip_special_tokens=True) == ""
-    assert tokenizer.padding_side == "left"
-    assert tokenizer.chat_template is None
-
-
 def test_every_prompt_and_chain_survives_the_round_trip(tokenizer):
     texts = [*arithmetic_task(train_size=200, test_size=50).train["prompt"], write_completion(Problem((37, 58, -14)))]
     texts += load_task({"task": "words", "task_train_size": 50, "task_test_size": 1}).train["prompt"]
     texts += [string.printable[:95], "two  spaces , a comma", "x</think>y<think>", "3 × 4 = zwölf"]
     for text in texts:
         assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text
-
-
-def test_samples_from_the_whole_distribution_by_default(model):
-    settings = model.generation_config
-    assert (settings.do_sample, settings.temperature, settings.top_k, settings.top_p) == (True, 1.0, 0, 1.0)
 
 
 @pytest.mark.slow
@@ -108,14 +94,3 @@ def test_is_seldom_right_when_sampled(name, model, tokenizer):
     right = [grade.answer for grade in task.grade(texts, task.test["answer"])]
     least, most = {"tiny": (0.15, 0.35), "tiny-words": (0.1, 0.35)}[name]
     assert least <= sum(right) / len(right) <= most
-
-
-def test_word_problems_have_60_to_200_tokens_and_solutions_up_to_42():
-    tokenizer = AutoTokenizer.from_pretrained(tiny_policy_path("tiny-words"))
-    rng = random.Random(0)
-    for name, (fewest, most) in {"easy": (55, 140), "mixed": (55, 190), "hard": (85, 200)}.items():
-        problems = [draw_problem(rng, DIFFICULTIES[name]) for _ in range(300)]
-        lengths = [len(tokenizer(problem.prompt)["input_ids"]) for problem in problems]
-        assert fewest <= min(lengths)
-        assert max(lengths) <= most
-        assert max(len(tokenizer(write_completion(problem))["input_ids"]) for problem in problems) <= 42

@@ -70,19 +70,6 @@ def test_each_part_gets_its_own_keys():
     assert not set(engine) & (set(model) | set(recipe.task_settings()) | set(recipe.run_settings()))
 
 
-@pytest.mark.parametrize(
-    ("values", "steps"),
-    [
-        ({}, 10**9),
-        ({"max_steps": 5}, 5),
-        ({"num_train_epochs": 2}, None),
-        ({"max_steps": -1, "num_train_epochs": 2}, -1),
-    ],
-)
-def test_only_the_clock_stops_a_run_without_steps(values, steps):
-    assert build(**values).engine_arguments().get("max_steps") == steps
-
-
 # what no library checks: refused when a recipe is loaded, before torch is imported
 REFUSED = [
     ({"num_rolouts": 64}, "r.yaml: num_rolouts: unknown key. Did you mean num_rollouts?"),
@@ -176,14 +163,6 @@ def test_every_wrong_key_is_named_with_its_line(tmp_path):
     (tmp_path / "r.yaml").write_text("max_seconds: 1\n")
     with pytest.raises(UserError, match=r"^--rulee: unknown key\. Did you mean rule\?"):
         load_recipe(tmp_path / "r.yaml", {"rulee": "random"})
-
-
-def test_files_that_are_no_recipes(tmp_path):
-    with pytest.raises(UserError, match="is a directory"):
-        load_recipe(tmp_path)
-    (tmp_path / "weights.bin").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UserError, match="is not text in UTF-8"):
-        load_recipe(tmp_path / "weights.bin")
 
 
 def test_an_experiment_that_is_its_own_base_is_refused(tmp_path):

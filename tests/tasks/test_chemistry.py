@@ -37,18 +37,6 @@ def questions(tmp_path, rows):
     return list(read_questions({"data_dir": str(tmp_path)}))
 
 
-def test_the_three_kinds_are_asked_for_what_the_grader_reads(tmp_path):
-    asked = questions(tmp_path, ROWS)
-    assert [(q.kind, q.gold) for q in asked] == [
-        ("multiple choice", "B"),
-        ("true or false", "Yes"),
-        ("equation", "2H2 + O2 = 2H2O"),
-    ]
-    assert asked[0].text == "What dissolves?\n\nA) water\nB) salt\n\nAnswer with the letter of the right option."
-    assert asked[1].text == "Gloves are worn.\n\nIs this right? Answer Yes or No."
-    assert asked[2].text.startswith("H2 + O2 = H2O\n\nAnswer with the balanced equation alone")
-
-
 def test_what_no_rule_can_grade_is_left_out(tmp_path):
     others = [
         choice("Cells?", domain="Biology"),
@@ -70,12 +58,6 @@ def test_what_no_rule_can_grade_is_left_out(tmp_path):
 def test_a_bad_row_is_named(tmp_path, row, message):
     with pytest.raises(UserError, match=message):
         questions(tmp_path, [ROWS[0], row])
-
-
-def test_a_gold_answer_that_the_grader_does_not_accept_is_refused(tmp_path):
-    write_jsonl(tmp_path / "L3.jsonl", [*ROWS, equation(answer=""), equation("H2 + Cl2 = HCl", "")])
-    with pytest.raises(UserError, match=r"row 4 .*does not accept '' as its own answer \(at least 1 more"):
-        load_task({"task": "sciknoweval_chemistry", "data_dir": str(tmp_path)})
 
 
 def test_hub_and_folder_give_the_same_whatever_the_order_of_the_files(hub, tmp_path):

@@ -32,13 +32,6 @@ def test_the_system_prompt_shows_a_completion_that_the_grader_finds_in_form(file
     assert load_task(files).grade([shown], ["18"])[0].both
 
 
-def test_plain_prompts_and_no_system_prompt(files):
-    plain = load_task({**files, "prompt_style": "plain", "system_prompt": "Add."})
-    assert plain.train[0]["prompt"] == "Add.\n\n9*2?\n"
-    bare = load_task({**files, "system_prompt": ""})
-    assert bare.train[0]["prompt"] == [{"role": "user", "content": "9*2?"}]
-
-
 def test_questions_may_be_chat_messages(tmp_path):
     turns = [{"role": "user", "content": "9*2?"}]
     own = [{"role": "system", "content": "Add."}, *turns]
@@ -57,14 +50,6 @@ def test_a_conversation_cannot_be_written_as_plain_text(tmp_path):
     assert len(load_task(both).train[0]["prompt"]) == 4
     with pytest.raises(UserError, match=r"row 1 .*a turn of assistant cannot be written as plain text"):
         load_task({**both, "prompt_style": "plain"})
-
-
-def test_columns_are_found_or_named(tmp_path):
-    rows = [{"problem": "2+2?", "solution": r"so \boxed{4}", "other": "5"}]
-    name = write_jsonl(tmp_path / "a.jsonl", rows)
-    both = {"dataset_name": name, "dataset_test_name": name}
-    assert load_task(both).train[0]["answer"] == "4"
-    assert load_task({**both, "question_column": "other", "answer_column": "other"}).train[0]["answer"] == "5"
 
 
 @pytest.mark.parametrize("kind", ["json", "csv", "parquet", "saved", "saved_splits"])

@@ -94,14 +94,3 @@ def test_a_task_without_training_prompts_can_only_be_evaluated(policy, tmp_path)
     write_jsonl(tmp_path / "math500" / "test.jsonl", [{"problem": "1+1?", "answer": "2"}])
     with pytest.raises(UserError, match=r"task math has 1 prompt to test and none to train on: data_dir = \. holds no"):
         fitted_task(recipe(task="math", data_dir="."))
-
-
-def test_a_torn_policy_ends_a_run_in_one_line_before_it_is_loaded(policy, capsys):
-    weights = Path("policy/model.safetensors")
-    weights.write_bytes(weights.read_bytes()[:-8])
-    with pytest.raises(UserError, match=r"model_name_or_path = \./policy cannot be loaded: .* complete files\.$"):
-        train(recipe(), Path("run"))
-    assert json.loads(Path("run/status.json").read_text())["state"] == "failed"
-    weights.rename("policy/pytorch_model.bin")
-    with pytest.raises(UserError, match=r"policy holds its weights as a pickle \(pytorch_model.bin\)"):
-        fitted_task(recipe())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import random
 import re
 from collections import Counter
 from fractions import Fraction
@@ -14,7 +13,7 @@ import torch
 from pods_rl.rewards import REWARDS
 from pods_rl.selection import select
 from pods_rl.tasks import load_task
-from pods_rl.tasks.generated import DIFFICULTIES, combine
+from pods_rl.tasks.generated import DIFFICULTIES
 
 NAMES = ("countdown", "sorting")
 
@@ -61,23 +60,6 @@ def test_gold_expressions_use_every_number_once_and_have_the_value(level):
         assert Counter(map(int, re.findall(r"\d+", gold))) == Counter(numbers)
         assert value(ast.parse(gold, mode="eval").body) == int(target)
         assert 1 <= int(target) <= 999
-
-
-def test_all_four_operations_occur_and_every_step_is_a_whole_number():
-    rng = random.Random(5)
-    golds = [combine(rng, [rng.randint(1, 30) for _ in range(4)])[1] for _ in range(200)]
-    assert all(any(sign in gold for gold in golds) for sign in "+-*/")
-    for gold in golds:
-        for node in ast.walk(ast.parse(gold, mode="eval")):
-            if isinstance(node, ast.BinOp):
-                assert value(node).denominator == 1
-                assert value(node) >= 1
-
-
-@pytest.mark.parametrize("level", DIFFICULTIES)
-def test_gold_lists_are_the_sorted_ones(level):
-    for prompt, gold in rows(make("sorting", task_difficulty=level)):
-        assert sorted(map(int, prompt.partition(": ")[2].split())) == [int(number) for number in gold.split()]
 
 
 @pytest.mark.parametrize("name", NAMES)

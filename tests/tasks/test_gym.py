@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from importlib import metadata
 from importlib.util import find_spec
 
@@ -10,11 +9,8 @@ import pytest
 
 from pods_rl.errors import UserError
 from pods_rl.rewards import library_reward, score
-from pods_rl.runs import Run
 from pods_rl.tasks import load_task
 from pods_rl.tasks.task import check_split, shared_prompts
-
-from ..cli import pods
 
 SIZES = {"task_train_size": 6, "task_test_size": 3}
 LEGS = {"max_animals": 4}
@@ -111,24 +107,6 @@ def test_a_scorer_of_a_library_is_killed_when_it_hangs(tmp_path, monkeypatch):
     assert reward("", "0.25") == 0.25
     with pytest.raises(RuntimeError, match="reward 'slow' raised ValueError"):
         reward("", "x")
-
-
-@gym
-@pytest.mark.slow
-def test_a_run_trains_on_a_data_set_and_its_ledger_names_the_problem(tmp_path, monkeypatch):
-    import pyarrow.parquet as pq
-
-    monkeypatch.chdir(tmp_path)
-    words = "--recipe tiny-pods --num_rollouts 4 --num_generations 2 --per_device_train_batch_size 2 --max_steps 1"
-    words += " --eval_prompts 2 --ledger_every 1 --max_completion_length 4 --task_train_size 6 --task_test_size 3"
-    task = ["--task", "reasoning_gym:leg_counting", "--task_options", json.dumps(LEGS)]
-    pods("train", "--output", "run", *words.split(), *task, "--task_rewards", "{reasoning_gym: 2.0, format: 0.1}")
-    run = Run.open("run")
-    assert run.state == "finished"
-    assert "rewards/reasoning_gym/mean" in run.metrics[-1]
-    ledger = pq.read_table(run.rollout_files()[0]).to_pylist()
-    assert len(ledger) == 4
-    assert all(" (problem " in row["answer"] for row in ledger)
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from pods_rl.errors import UserError
 from pods_rl.tasks import load_task
 
 from .conftest import write_jsonl
@@ -54,26 +53,6 @@ def test_hub_and_folder_give_the_same_prompts_and_gold_answers(hub, folder, name
     assert from_hub.name == name
     assert (from_hub.train["answer"][:], from_hub.test["answer"][:]) == (trained, tested)
     assert set(hub.asked) <= set(HUB)
-
-
-def test_other_endings_and_slices(tmp_path):
-    import datasets
-
-    datasets.Dataset.from_list(GSM8K).to_parquet(str(tmp_path / "train.parquet"))
-    write_jsonl(tmp_path / "test.jsonl", GSM8K)
-    task = load_task({"task": "gsm8k", "data_dir": str(tmp_path), "dataset_train_split": "train[:50%]"})
-    assert (len(task.train), len(task.test)) == (2, 4)
-
-
-def test_what_is_not_there_is_refused(tmp_path, folder):
-    (tmp_path / "empty").mkdir()
-    cases = [
-        (str(tmp_path / "nowhere"), "there is no such folder"),
-        (str(tmp_path / "empty"), r"task gsm8k found no test file there or in its folder gsm8k/.*holds nothing"),
-    ]
-    for data_dir, message in cases:
-        with pytest.raises(UserError, match=message):
-            load_task({"task": "gsm8k", "data_dir": data_dir})
 
 
 def test_the_published_files_are_read_whole(shared):

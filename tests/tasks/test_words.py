@@ -146,13 +146,3 @@ def test_a_right_completion_earns_full_marks():
 
 def eval_sign(a: int, sign: str, b: int) -> int:
     return {"+": a + b, "-": a - b, "*": a * b}[sign]
-
-
-def test_the_prompt_is_plain_unless_the_settings_say_otherwise():
-    plain, chat = make(), make(prompt_style="chat", system_prompt="Think.")
-    assert plain.test["prompt"][0].endswith("?\n")
-    assert chat.test["prompt"][0] == [
-        {"role": "system", "content": "Think."},
-        {"role": "user", "content": plain.test["prompt"][0].strip()},
-    ]
-    assert plain.version != chat.version

@@ -43,7 +43,7 @@ _KEYS = "[OPTIONS] [--KEY VALUE]..."
 _RECIPE = f"[RECIPE] {_KEYS}"
 
 
-def _takes_keys(**options: str) -> Any:
+def _takes_keys(**options: Any) -> Any:
     """Return the decorator of a command that also takes the keys of a recipe."""
     return app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, **options)
 

@@ -1,4 +1,7 @@
-"""The files of a policy: the folders of a model and its LoRA adapter, and the hash of their weights. No torch."""
+"""The files of a policy: the folders of a model and its LoRA adapter, and the hash of their weights.
+
+Does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -71,9 +74,9 @@ def find_policy(model: str, adapter: str | None = None, *, revision: str = "main
     _require(folder, "config.json", model, "a saved model, as transformers writes it")
     if adapter is None:
         return Policy(model, folder)
-    beside = _folder(adapter, "adapter", "main")
-    _require(beside, ADAPTER_CONFIG, adapter, "a saved adapter, as PEFT writes it")
-    return Policy(model, folder, adapter, beside)
+    adapter_folder = _folder(adapter, "adapter", "main")
+    _require(adapter_folder, ADAPTER_CONFIG, adapter, "a saved adapter, as PEFT writes it")
+    return Policy(model, folder, adapter, adapter_folder)
 
 
 def weight_files(folder: Path) -> list[Path]:

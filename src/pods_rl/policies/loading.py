@@ -68,7 +68,7 @@ def check_policy(path: str, revision: str = "main") -> None:
 
 
 def load_policy(policy: Policy, recipe: Recipe, device: torch.device) -> PreTrainedModel | PeftModel:
-    """Load a model with the recipe's precision, attention and quantisation, and its adapter beside it, not merged.
+    """Load a model with the recipe's precision, attention and quantisation, and its adapter, which is not merged.
 
     No code of the model's repository is run.
 
@@ -133,7 +133,7 @@ def template_options(recipe: Recipe) -> Mapping[str, Any]:
 
 
 def tool_options(tokenizer: PreTrainedTokenizerBase, task: Task) -> dict[str, Any]:
-    """Return further arguments of the chat template for a task with tools, as TRL renders it; none for other tasks.
+    """Return the arguments of the chat template for a task with tools, as TRL renders it; none for other tasks.
 
     They are the tools, and a template that keeps earlier turns as they were if the policy's own does not. The tokenizer
     gets the response template that finds tool calls in its text, if it has none.
@@ -166,7 +166,7 @@ def tool_options(tokenizer: PreTrainedTokenizerBase, task: Task) -> dict[str, An
 def render(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, **options: Any) -> str:
     """Return the text that the model continues: text unchanged, chat messages rendered with the model's template.
 
-    `options` are further arguments of the template (`template_options`).
+    `options` are more arguments of the template (`template_options`).
 
     Raises UserError for messages if the tokenizer has no chat template.
     """
@@ -187,7 +187,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, text: str) -> lis
 
 @contextmanager
 def _one_line(what: str) -> Iterator[None]:
-    """Inside, an error of transformers, PEFT or safetensors becomes a UserError of one line."""
+    """In this context, an error of transformers, PEFT or safetensors becomes a UserError of one line."""
     try:
         yield
     except UserError:

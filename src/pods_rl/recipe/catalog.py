@@ -86,10 +86,10 @@ def read_recipe(path_or_name: str | Path) -> tuple[dict[str, Any], Origin]:
         return read_arm(path, arm), Origin(str(path_or_name))
     values, origin = read_yaml(find_recipe(path_or_name))
     if "arms" in values:
-        name = Path(origin.name).stem
-        known = [f"{name}-{arm}" for arm in values["arms"]] if isinstance(values["arms"], dict) else []
-        one = f" For one run of it: --recipe {' or '.join(known)}." if set(known) & set(arms) else ""
-        raise UserError(f"{origin.name} compares several runs (it has arms): use `pods compare --config`.{one}")
+        raise UserError(
+            f"{origin.name} compares several runs (it has arms): use `pods compare`, or name one of its arms, "
+            "as in quickstart-pods."
+        )
     return values, origin
 
 
@@ -105,7 +105,7 @@ def split_experiment(
     """Return the keys that all arms share, and those that each arm sets, by name; unchecked as recipe keys.
 
     Args:
-        values: the file's mapping: ``base`` is a mapping or a name, keys beside ``arms`` are for all arms.
+        values: the file's mapping: ``base`` is a mapping or a name; keys next to ``arms`` are for all arms.
         above: the files whose bases led here.
 
     Raises:
@@ -141,12 +141,12 @@ def _arms(arms: Any, origin: Origin) -> dict[str, dict[str, Any]]:
     return {name: dict(keys or {}) for name, keys in arms.items()}
 
 
-def _read_base(name: str, beside: Path, above: tuple[Path, ...]) -> dict[str, Any]:
-    """Return the keys of a base: a file beside the experiment, or a shipped recipe.
+def _read_base(name: str, folder: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+    """Return the keys of a base: a file next to the experiment, or a shipped recipe.
 
     For another experiment, these are the keys of its own base; for one of its arms, the arm's keys.
     """
-    local = local_path(beside / name)
+    local = local_path(folder / name)
     if not local.is_file() and name in shipped_arms():
         return read_arm(*shipped_arms()[name])
     path = find_recipe(local if local.is_file() else name)

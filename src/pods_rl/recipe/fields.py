@@ -55,7 +55,6 @@ class Field:
         kinds: the YAML types it accepts (keys of `KINDS`, or ``Any``).
         section: the part of a run that reads this key: engine, model, task or run.
         source: the origin of its default.
-        item: the types of a list's items, if known.
         within: the interval of a number, as in ``(0, 1]``; a bracket includes its end. Empty: any number.
     """
 
@@ -65,7 +64,6 @@ class Field:
     help: str
     section: str
     source: str
-    item: frozenset[str] | None = None
     choices: tuple[str, ...] = ()
     within: str = ""
 
@@ -100,13 +98,6 @@ class Field:
             raise ValueError(f"got {describe(value)}.{near} Expected {self.expected}.")
         if self.within and isinstance(converted, (int, float)) and not _inside(converted, self.within):
             raise ValueError(f"got {converted}, expected a number in {self.within}.")
-        if isinstance(converted, list) and self.item is not None:
-            for place, item in enumerate(converted, start=1):
-                try:
-                    converted[place - 1] = _convert(item, self.item)
-                except _WrongTypeError:
-                    wanted = _in_words(self.item)
-                    raise ValueError(f"got {describe(item)} as item {place} of the list, expected {wanted}.") from None
         return converted
 
     def parse(self, text: str) -> Any:
@@ -232,17 +223,15 @@ def pods_fields() -> dict[str, Field]:
     return {field.name: field for field in _read_class("pods_rl", "engines/trl/config.py", "PODSConfig", "engine")}
 
 
-def parse_annotation(annotation: str) -> tuple[frozenset[str], frozenset[str] | None]:
-    """Return the types that an annotation names, and those of a list's items. An enumeration is text in YAML.
+def parse_annotation(annotation: str) -> frozenset[str]:
+    """Return the types that an annotation names. An enumeration is text in YAML.
 
-    >>> parse_annotation("list[float] | None")[1]
-    frozenset({'float'})
+    >>> sorted(parse_annotation("list[float] | None"))
+    ['None', 'list']
     """
     parts = [part.strip().replace("Literal[False]", "bool") for part in annotation.split("|")]
     names = [part.partition("[")[0] for part in parts]
-    items = [part.removeprefix("list[")[:-1] for part in parts if part.startswith("list[")]
-    kinds = frozenset(name if name in (*KINDS, "Any") else "str" for name in names)
-    return kinds, parse_annotation(items[0])[0] if items else None
+    return frozenset(name if name in (*KINDS, "Any") else "str" for name in names)
 
 
 def _read_class(package: str, file: str, name: str, section: str) -> Iterator[Field]:
@@ -252,17 +241,15 @@ def _read_class(package: str, file: str, name: str, section: str) -> Iterator[Fi
         options = _options(node.value)
         if node.target.id.startswith("_") or options.get("init") is False:
             continue
-        kinds, item = parse_annotation(ast.unparse(node.annotation))
         metadata = options.get("metadata") or {}
         choices = metadata.get("choices") or ()
         yield Field(
             name=node.target.id,
-            kinds=kinds,
+            kinds=parse_annotation(ast.unparse(node.annotation)),
             default=options.get("default", COMPUTED),
             help=" ".join(str(metadata.get("help", "")).replace("%%", "%").split()),
             section=section,
             source=name,
-            item=item,
             choices=tuple(choices) if isinstance(choices, (list, tuple)) else (),
         )
 

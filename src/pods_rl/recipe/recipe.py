@@ -1,4 +1,7 @@
-"""A recipe: the resolved and checked settings of a run, and their comparison with stored ones. No torch."""
+"""A recipe: the resolved and checked settings of a run, and their comparison with stored ones.
+
+Does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +90,7 @@ class Recipe:
         return _with_defaults(self.values)
 
     def batch_plan(self, processes: int | None = None) -> BatchPlan:
-        """Return the batch plan for this number of processes; None: as many as the launcher started."""
+        """Return the batch plan for this number of processes, by default those that the launcher started."""
         return batch_plan(self.values, processes)
 
     @property
@@ -128,7 +131,8 @@ def load_recipe(
         path_or_name: a YAML file, a shipped recipe's name, or ``<experiment>-<arm>`` for one arm of a shipped
             experiment.
         overrides: values that replace the file's; text is read as the key's type, as from the command line.
-        processes: the number of processes that train it, which the batches must fit; None: as the launcher started.
+        processes: the number of processes that train it, which the batches must fit. By default those that the launcher
+            started.
         trains: False if it is only evaluated, so that its batches need not fit.
 
     Raises:

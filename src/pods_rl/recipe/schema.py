@@ -47,11 +47,11 @@ class TaskKeys:
     task_options: dict[str, Any] | None = _key(
         None, "reasoning_gym:NAME: options of the data set, as in {max_terms: 4}.")
     task_train_size: int | None = _key(
-        None, "Number of training prompts to use, from the first. null: the whole split; generated tasks make 4096.",
-        source="the whole split", within="[1, inf)")
+        None, "Number of training prompts to use, from the first. If null, the full split; generated tasks make 4096.",
+        source="the full split", within="[1, inf)")
     task_test_size: int | None = _key(
-        None, "Number of test prompts to use, from the first. null: the whole split; generated tasks make 512.",
-        source="the whole split", within="[1, inf)")
+        None, "Number of test prompts to use, from the first. If null, the full split; generated tasks make 512.",
+        source="the full split", within="[1, inf)")
     task_seed: int = _key(
         0, "Seed of generated prompts. Separate from seed, so that runs of different seeds train on the same task.",
         source="one task for all seeds", within="[0, 4294967295]")
@@ -78,8 +78,8 @@ class TaskKeys:
     task_rewards: dict[str, float] | None = _key(
         None, "Rewards and their weights, such as {accuracy: 1.0, format: 0.1}.", source="the task's own")
     reward_seconds: float | None = _key(
-        60.0, "Timeout in seconds for a reward of your own to score one completion; its process is then killed. null: "
-        "score in the training process, without a timeout. Built-in rewards have timeouts of their own.",
+        60.0, "Timeout in seconds for a reward of your own to score one completion; its process is then killed. If "
+        "null, score in the training process, without a timeout. Built-in rewards have timeouts of their own.",
         source="enough for a slow judge, and a hang costs a minute, not the run", within="(0, 1e9]")
     max_prompt_length: int | None = _key(
         None, "Skip training prompts of more tokens than this, and log how many; test prompts are counted and kept, so "
@@ -97,11 +97,11 @@ class RunKeys:
         within="(0, inf)")
     save_seconds: float | None = _key(
         None, "Save a checkpoint every this many seconds of training clock (save_steps: every N steps; null, or "
-        "save_strategy no: never). A run that is asked to stop saves one anyway.",
+        "save_strategy no: never). A run that a signal stops saves one anyway.",
         source="1800 as in the paper, keeping two, if no key says when to save", within="(0, inf)")
     eval_prompts: int | None = _key(
         None, "Number of test prompts to evaluate on, from the first; 0: never evaluate.",
-        source="the whole test split, as in the paper", within="[0, inf)")
+        source="the full test split, as in the paper", within="[0, inf)")
     eval_repeats: int = _key(
         1, "Completions sampled per test prompt in an evaluation.", source="the paper has 5", within="[1, 10000]")
     eval_temperature: float | None = _key(
@@ -194,8 +194,8 @@ def _ours() -> dict[str, Field]:
     found = dict(pods_fields())
     for section, keys in (("task", TaskKeys), ("run", RunKeys)):
         for key in dataclasses.fields(keys):
-            kinds, item = parse_annotation(str(key.type))
-            found[key.name] = Field(key.name, kinds, key.default, section=section, item=item, **key.metadata)
+            kinds = parse_annotation(str(key.type))
+            found[key.name] = Field(key.name, kinds, key.default, section=section, **key.metadata)
     return found
 
 

@@ -40,6 +40,11 @@ class Chain:
     steps: tuple[Step, ...]
 
     @property
+    def prompt(self) -> str:
+        """The text as the policy reads it."""
+        raise NotImplementedError
+
+    @property
     def totals(self) -> list[int]:
         """The result of each step."""
         return list(accumulate(self.steps, take_step, initial=self.start))[1:]

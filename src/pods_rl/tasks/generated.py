@@ -75,7 +75,7 @@ def take(drawn: Iterable[tuple[bool, Problem]], size: int, held_out: bool, of: s
             return kept
     side = "test" if held_out else "train"
     raise UserError(
-        f"{size} distinct {side} prompts were asked for, but {of} gave only {len(kept)}; "
+        f"{size} distinct {side} prompts are needed, but {of} gave only {len(kept)}; "
         "ask for fewer, or allow longer problems or larger numbers"
     )
 

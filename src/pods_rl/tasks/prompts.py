@@ -29,7 +29,7 @@ SYSTEM_PROMPT = (
 
 @dataclass(frozen=True)
 class PromptForm:
-    """How a question becomes a prompt: `chat` gives messages, `plain` text; an empty system prompt adds none.
+    """The form of prompts: `chat` gives messages, `plain` text; an empty system prompt adds none.
 
     Raises UserError for an unknown style.
 
@@ -140,7 +140,7 @@ def fit_prompts(
     """Fit a task's prompts to a policy: plain text if it has no chat template, and no training prompt too long.
 
     If its template has no system role, system messages move into the first user message. The test split keeps
-    every prompt, since an accuracy is comparable only on the whole set; its long prompts are counted.
+    every prompt, since an accuracy is comparable only on the full set; its long prompts are counted.
 
     Args:
         task: prompts as the recipe writes them.

@@ -104,7 +104,7 @@ def local_folder(data_dir: str) -> Path:
 def find_split(folder: Path, inner: tuple[str, ...], split: str) -> DataSource | None:
     """The file of a split (`train.jsonl`, `test.parquet`, ...): in one of the inner folders, else in the folder itself.
 
-    `split` may carry a slice. None if there is no such file.
+    `split` may have a slice. Returns None if there is no such file.
     """
     stem = split.partition("[")[0]
     for place in (*(folder / name for name in inner), folder):

@@ -99,19 +99,19 @@ How many pumpkins does Tom have?
     stories = _stories()
     scene = rng.choice(stories["scenes"])
     numbers = [number for _, number in steps]
-    told: list[tuple[str, int]] = []
+    written: list[tuple[str, int]] = []
     for kind, number in zip(kinds, numbers, strict=True):
-        fresh = [sentence for sentence in _sentences(scene, kind) if sentence not in dict(told)]
-        told.append((rng.choice(fresh), number))
+        fresh = [sentence for sentence in _sentences(scene, kind) if sentence not in dict(written)]
+        written.append((rng.choice(fresh), number))
     if kinds[0] != "group":
-        told.insert(0, (rng.choice(scene["opens"]), start))
+        written.insert(0, (rng.choice(scene["opens"]), start))
     if kinds[-1] not in stories["ends"]:
-        told.append((rng.choice(stories["ends"]["ask"]), 0))
-    template = " ".join(sentence for sentence, _ in told)
+        written.append((rng.choice(stories["ends"]["ask"]), 0))
+    template = " ".join(sentence for sentence, _ in written)
     for sentence in rng.sample(stories["distractors"], rng.randint(*difficulty.distractors)):
-        told.insert(rng.randint(1, len(told) - 1), (sentence, rng.randint(*_DISTRACTING)))
-    told.insert(0, (rng.choice(scene["settings"]), 0))
-    return WordProblem(_write_story(rng, scene, told, groups=start), template, start, steps)
+        written.insert(rng.randint(1, len(written) - 1), (sentence, rng.randint(*_DISTRACTING)))
+    written.insert(0, (rng.choice(scene["settings"]), 0))
+    return WordProblem(_write_story(rng, scene, written, groups=start), template, start, steps)
 
 
 def draw_chain(rng: random.Random, length: int) -> WordProblem:
@@ -152,7 +152,7 @@ def _stories() -> dict[str, Any]:
 
 
 def _sentences(scene: dict[str, list[str]], kind: str) -> list[str]:
-    """Return the sentences that tell a kind of step: the scene's own, or those of all scenes."""
+    """Return the sentences for a kind of step: the scene's own, or those of all scenes."""
     own = {"group": "groups", "gain": "gains", "loss": "losses"}
     shared = {"growth": "growths", "half": "halvings"}
     if kind in own:
@@ -160,7 +160,7 @@ def _sentences(scene: dict[str, list[str]], kind: str) -> list[str]:
     return _stories()[shared[kind]] if kind in shared else _stories()["ends"][kind]
 
 
-def _write_story(rng: random.Random, scene: dict[str, list[str]], told: list[tuple[str, int]], groups: int) -> str:
+def _write_story(rng: random.Random, scene: dict[str, list[str]], written: list[tuple[str, int]], groups: int) -> str:
     """Write sentences, each with its number, as one text about one person and one kind of things.
 
     `groups` is the number of groups, if the story opens with groups.
@@ -172,7 +172,7 @@ def _write_story(rng: random.Random, scene: dict[str, list[str]], told: list[tup
     fields |= {"A": name, "He": words[0].title(), "His": words[1].title(), "k": groups}
     fields["things"] = rng.choice(scene["things"])
     text, subject = [], False
-    for sentence, number in told:
+    for sentence, number in written:
         if not subject:  # a pronoun would be unclear
             sentence = _PRONOUN.sub(lambda found: "{A}'s" if found[1].lower() == "his" else "{A}", sentence, count=1)
         subject = sentence.startswith(("{He}", "{A} "))
@@ -191,7 +191,7 @@ def _draw_kinds(rng: random.Random, steps: int) -> list[str]:
 
 
 def _draw_numbers(rng: random.Random, kinds: list[str]) -> tuple[int, tuple[Step, ...]]:
-    """Draw the first number and the steps, so that all numbers and results are whole and within 2 and 99."""
+    """Draw the first number and the steps, so that all numbers and results are integers from 2 to 99."""
     while True:
         start = total = rng.randint(2, 9 if kinds[0] == "group" else 80)
         steps: list[Step] = []
