@@ -163,11 +163,13 @@ class Difference:
     Args:
         mean: of the runs.
         low, high: 95 % interval, NaN with one run on either side.
+        side: 1 if every run of the arm is above every run of the other, -1 if below, else 0. It is 0 with one run.
     """
 
     mean: float
     low: float
     high: float
+    side: int = 0
 
     @property
     def settled(self) -> bool:
@@ -198,7 +200,8 @@ def difference(arm_R: Array, other_R: Array, arm_error: float = math.nan, other_
         squares += square
         parts += square**2 / (len(scores) - 1)
     half = student_t(squares**2 / parts) * math.sqrt(squares) if parts else 0.0
-    return Difference(mean, mean - half, mean + half)
+    side = int(arm_R.min() > other_R.max()) - int(arm_R.max() < other_R.min())
+    return Difference(mean, mean - half, mean + half, side)
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,14 @@ def _scores(analysis: Analysis, pair: Pair) -> str:
     spread = interval(gap.low, gap.high, 3)
     change = f"{gap.mean:+.3f}" if spread == "–" else f"{gap.mean:+.3f} {spread}"
     line = f"{pair.arm.label} ends at {ours} {words(analysis.metric)}, {pair.other.label} at {theirs}: {change}"
-    return f"{line}, {runs}." if gap.settled else f"{line}. Not settled with {runs}."
+    if gap.settled:
+        return f"{line}, {runs}."
+    if not gap.side:
+        return f"{line}. Not settled with {runs}."
+    side = "above" if gap.side > 0 else "below"
+    return (
+        f"{line}. Not settled with {runs}, but every run of {pair.arm.label} is {side} every run of {pair.other.label}."
+    )
 
 
 def _speedup(pair: Pair) -> str:
