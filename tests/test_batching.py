@@ -50,11 +50,11 @@ def test_processes_come_from_the_launcher(monkeypatch):
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({"WORLD_SIZE": "banana"}, "WORLD_SIZE = 'banana': expected a whole number of at least 1"),
-        ({"WORLD_SIZE": "2", "RANK": "-1"}, "RANK = '-1': expected a whole number of at least 0"),
-        ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK = 2, but WORLD_SIZE = 2: expected a number below it"),
-        ({"RANK": "1"}, "RANK = 1, but there is no such process"),
-        ({"WORLD_SIZE": "4", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_RANK = 2, but LOCAL_WORLD_SIZE = 2"),
+        ({"WORLD_SIZE": "banana"}, "banana"),
+        ({"WORLD_SIZE": "9" * 5000}, "WORLD_SIZE"),
+        ({"WORLD_SIZE": "2", "RANK": "-1"}, "RANK"),
+        ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK = 2 and WORLD_SIZE = 2"),
+        ({"RANK": "1"}, "RANK = 1"),
     ],
 )
 def test_a_rank_that_cannot_be_is_refused(environment, message):

@@ -11,16 +11,7 @@ import shutil
 import pytest
 
 from pods_rl.runs import checkpoints as module
-from pods_rl.runs.checkpoints import (
-    clean,
-    last_good,
-    prune,
-    publish,
-    read_manifest,
-    readable_path,
-    staging,
-    verify,
-)
+from pods_rl.runs.checkpoints import clean, last_good, prune, publish, read_manifest, staging, verify
 from pods_rl.runs.files import write_failure
 
 FILES = {"model.safetensors": b"weights" * 9, "optimizer.pt": b"momentum", "shards/rank-1.pt": b"half"}
@@ -228,18 +219,6 @@ def test_a_manifest_of_files_elsewhere_is_refused(tmp_path, name):
     manifest["files"][name] = {"bytes": 8, "sha256": hashlib.sha256(b"momentum").hexdigest()}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     assert verify(folder) == ["manifest.json is not ours: expected at most 20,000 files, all in this folder"]
-
-
-def test_a_path_that_is_not_utf_8_is_lent_as_one_that_is(tmp_path):
-    odd = tmp_path / "\udcff"
-    odd.mkdir()
-    with readable_path(odd) as path:
-        (path / "weights").write_text(str(path))
-        str(path).encode()
-    assert (odd / "weights").is_file()
-    assert not path.exists()
-    with readable_path(tmp_path) as path:
-        assert path == tmp_path
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -58,7 +59,6 @@ def test_a_dropped_tracker_leaves_report_to(monkeypatch):
 def start(place: Path, monkeypatch: pytest.MonkeyPatch, **changes: object) -> str:
     """Train in this process and return what is printed to standard error."""
     monkeypatch.chdir(place)
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(place / "events"))
     watched = {"report_to": ["tensorboard"], "eval_prompts": 2, "max_steps": 3, "ledger_every": 1, "save_steps": 2}
     Path("r.yaml").write_text(yaml.safe_dump(RECIPE | watched | changes))
     return str(pods("train", "--config", "r.yaml", "--output", "run").stderr)
@@ -82,13 +82,15 @@ def test_a_run_continues_without_whatever_watches_it(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_trackers_get_each_step_and_each_evaluation(tmp_path, monkeypatch):
+def test_trackers_get_each_step_and_each_evaluation_and_write_inside_the_run(tmp_path, monkeypatch):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     start(tmp_path, monkeypatch)
-    events = EventAccumulator(str(tmp_path / "events")).Reload()
+    events = EventAccumulator(str(tmp_path / "run/tracking/tensorboard")).Reload()
     steps = {tag: [event.step for event in events.Scalars(tag)] for tag in ("train/reward", "eval/accuracy")}
     assert steps == {"train/reward": [1, 2, 3], "eval/accuracy": [0, 3]}
     run = Run.open(tmp_path / "run")
     assert [row["step"] for row in run.metrics] == [1, 2, 3]
     assert [row["step"] for row in run.evals] == [0, 3]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.yaml", "run"]
+    assert "TENSORBOARD_LOGGING_DIR" not in os.environ

@@ -29,14 +29,6 @@ def refused(monkeypatch, tmp_path):
     return refusal
 
 
-def test_layers_that_the_policy_does_not_have_are_refused_with_those_that_it_has(refused):
-    message, cause = refused(use_peft=True, lora_target_modules=["nope"])
-    assert "lora_target_modules = " in message
-    assert "Expected some of down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj, or all-linear." in message
-    assert isinstance(cause, ValueError)
-    assert "Expected some of down_proj" in refused(use_peft=True, lora_target_modules=[])[0]
-
-
 def test_what_a_library_refuses_is_one_line_with_its_key_and_its_cause(refused):
     message, cause = refused(fsdp="x")
     assert message == "r.yaml: the trainer rejects this recipe: Unknown `fsdp` option: x Check fsdp."

@@ -17,12 +17,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 
 import yaml
 
 from pods_rl.runs import Run
-from pods_rl.runs.checkpoints import read_manifest
 from tests import DEADLINE, free_port
 
 # The shipped policy, short completions, a checkpoint on each generation boundary: TRL's own resume is exact here.
@@ -32,7 +32,7 @@ RECIPE = {
     "gradient_checkpointing": False, "use_cpu": True, "bf16": False, "eval_prompts": 0, "ledger_every": 0,
     "threads": 1, "task_train_size": 64, "task_test_size": 8, "seed": 5,
 }  # fmt: skip
-EXACT = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth")
+EXACT = (".safetensors", ".pt", ".pth", ".parquet")
 
 
 def write_recipe(place: Path, **changes: object) -> None:
@@ -41,15 +41,32 @@ def write_recipe(place: Path, **changes: object) -> None:
 
 
 def outcome(run: Path) -> dict[str, object]:
-    """What a run has come to, to the last bit: what it logged but for times, and the hashes of its last state."""
-    checkpoint = Run.open(run).checkpoints()[-1]
-    hashes = {name: row["sha256"] for name, row in read_manifest(checkpoint)["files"].items() if name in EXACT}
-    final = read_manifest(run / "checkpoints/final")["files"]["model.safetensors"]["sha256"]
-    rows = [
-        {k: v for k, v in row.items() if k not in ("seconds", "elapsed", "step_time") and "seconds" not in k}
-        for row in Run.open(run).metrics
-    ]
-    return {"state": Run.open(run).state, "last": checkpoint.name, "hashes": hashes, "final": final, "metrics": rows}
+    """What must be equal, to the last bit, in two runs that should be one: logs without times, files by their hash."""
+    found = Run.open(run)
+    files = sorted(path for path in run.rglob("*") if path.suffix in EXACT)
+    return {
+        "status": {key: found.status[key] for key in ("state", "reason", "step")},
+        "metrics": [_without_times(row) for row in found.metrics],
+        "evaluations": [_without_times(row) for row in found.evals],
+        **{str(path.relative_to(run)): sha256(path.read_bytes()).hexdigest() for path in files},
+        **{str(path.relative_to(run)): _state(path) for path in sorted(run.rglob("pods_state_*.json"))},
+    }
+
+
+def differences(expected: dict[str, object], found: dict[str, object]) -> list[str]:
+    """The parts of two outcomes that are not equal."""
+    missing = object()
+    return [name for name in expected | found if expected.get(name, missing) != found.get(name, missing)]
+
+
+def _state(path: Path) -> dict[str, object]:
+    state = json.loads(path.read_text())
+    return state | {"metrics": _without_times(state["metrics"])}
+
+
+def _without_times(row: dict[str, object]) -> dict[str, object]:
+    times = ("seconds", "elapsed", "due", "eval_seconds", "step_time")
+    return {name: repr(x) for name, x in row.items() if name not in times and not name.startswith("pods/seconds/")}
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Runs that are killed and resumed: their recipes, how they start and are killed, and what must be equal in the end."""
+"""Runs that are killed and resumed: their recipes, and how they start and are killed."""
 
 from __future__ import annotations
 
@@ -6,20 +6,14 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
-import pyarrow.parquet as pq
-import torch
 import yaml
-from safetensors.torch import load_file
-from transformers.trainer_pt_utils import safe_globals
 
 from pods_rl.runs import Run
-from pods_rl.runs.files import step_of
 from tests import DEADLINE
 
 from .commands import server
@@ -70,7 +64,6 @@ def letters(text, gold):
         os.kill(os.getpid(), signal.SIGKILL)
     return (sum(map(ord, text)) % 17) / 16
 """
-TIMES = ("seconds", "elapsed", "due", "eval_seconds", "step_time")  # what a clock decides
 
 
 def prepare(folder: Path, configuration: str, **settings: Any) -> None:
@@ -161,58 +154,3 @@ def is_whole(checkpoint: Path, processes: int) -> bool:
     except (FileNotFoundError, ValueError):
         return False
     return True
-
-
-def differences(expected: Run, found: Run) -> list[str]:
-    """What is not equal, bit for bit, in two runs that should be one: weights, optimizer, rollouts, metrics, ..."""
-    return [what for what, a, b in _parts(expected, found) if not _same(a, b)]
-
-
-def _parts(expected: Run, found: Run) -> Iterator[tuple[str, Any, Any]]:
-    both = (expected, found)
-    yield "metrics", *([_without_times(row) for row in run.metrics] for run in both)
-    yield "evaluations", *([_without_times(row) for row in run.evals] for run in both)
-    for kind in ("rollout_files", "evaluation_files"):
-        yield kind, *({p.name: pq.read_table(p).to_pydict() for p in getattr(run, kind)()} for run in both)
-    tables = "checkpoints/completions/*.parquet"
-    yield "completions", *({p.name: pq.read_table(p).to_pydict() for p in run.path.glob(tables)} for run in both)
-    yield "status", *({key: run.status[key] for key in ("state", "reason", "step")} for run in both)
-    folders = [{path.name: path for path in (*run.checkpoints(), run.path / "checkpoints/final")} for run in both]
-    yield "checkpoints", *(sorted(folder) for folder in folders)
-    for name in sorted(folders[0].keys() & folders[1].keys(), key=lambda name: step_of(Path(name))):
-        files = [{path.name: path for path in folder[name].iterdir() if path.is_file()} for folder in folders]
-        yield f"{name}: files", *(sorted(part) for part in files)
-        for file in sorted(files[0].keys() & files[1].keys()):
-            yield f"{name}/{file}", *(_content(part[file]) for part in files)
-
-
-def _content(path: Path) -> Any:
-    """What a file of a checkpoint holds, without clocks and places."""
-    if path.suffix == ".safetensors":
-        return load_file(path)
-    if path.suffix in (".pt", ".pth"):
-        with safe_globals():  # a random state holds an array of numpy
-            return torch.load(path, weights_only=True)
-    if path.name.startswith("pods_state"):
-        state = json.loads(path.read_text())
-        return state | {"metrics": _without_times(state["metrics"])}
-    if path.name == "trainer_state.json":
-        state = json.loads(path.read_text())
-        return {key: state[key] for key in ("epoch", "global_step", "num_input_tokens_seen", "max_steps")}
-    return None
-
-
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a.nan_to_num(7e7), b.nan_to_num(7e7))
-    if isinstance(a, dict):
-        return isinstance(b, dict) and list(a) == list(b) and all(_same(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
-        return isinstance(b, (list, tuple)) and len(a) == len(b) and all(map(_same, a, b))
-    if hasattr(a, "tolist"):
-        return _same(a.tolist(), b.tolist())
-    return bool(a == b) or (a != a and b != b)
-
-
-def _without_times(row: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in row.items() if k not in TIMES and not k.startswith("pods/seconds/")}

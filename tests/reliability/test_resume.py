@@ -10,12 +10,19 @@ import signal
 
 import pytest
 
-from .resume_runs import BASE, CONFIGURATIONS, differences, prepare, train, train_and_kill
+from pods_rl.runs import Run
+
+from .commands import differences, outcome
+from .resume_runs import BASE, CONFIGURATIONS, prepare, train, train_and_kill
 
 STEPS = range(1, 9, 2)
 CALLS_A_STEP = 8  # two prompts, four rollouts each: what a step of the plain configuration scores
 FRESH = ("--config", "r.yaml", "--output")
 RESUMED = ("--resume", "--output")
+
+
+def compare(expected: Run, found: Run) -> list[str]:
+    return differences(outcome(expected.path), outcome(found.path))
 
 
 @pytest.mark.slow
@@ -25,7 +32,7 @@ def test_a_run_killed_between_two_generations(tmp_path):
     whole = train(tmp_path, *FRESH, "whole")
     assert len({row["grad_norm"] for row in whole.metrics} - {0.0}) == len(whole.metrics) == 2
     train_and_kill(tmp_path, "killed", step=5)
-    assert differences(whole, train(tmp_path, *RESUMED, "killed")) == []
+    assert compare(whole, train(tmp_path, *RESUMED, "killed")) == []
 
 
 def test_steps_since_the_last_checkpoint_are_made_again(tmp_path):
@@ -36,10 +43,10 @@ def test_steps_since_the_last_checkpoint_are_made_again(tmp_path):
     killed = train(tmp_path, *FRESH, "killed", code=-signal.SIGKILL)
     assert [row["step"] for row in killed.metrics] == [1, 2, 3, 4]
     (tmp_path / "kill-at-call").unlink()
-    assert differences(whole, train(tmp_path, *RESUMED, "killed")) == []
+    assert compare(whole, train(tmp_path, *RESUMED, "killed")) == []
     # A run that was killed after its last step has nothing left to train.
     shutil.copytree(whole.path, tmp_path / "over")
-    assert differences(whole, train(tmp_path, *RESUMED, "over")) == []
+    assert compare(whole, train(tmp_path, *RESUMED, "over")) == []
 
 
 @pytest.mark.slow
@@ -66,7 +73,7 @@ def test_every_kill_in_every_configuration(tmp_path):
         for step in STEPS:
             train_and_kill(folder, f"killed-{step}", step, processes)
             resumed = train(folder, *RESUMED, f"killed-{step}", processes=processes)
-            different = differences(whole, resumed)
+            different = compare(whole, resumed)
             print(f"{name}, killed after step {step}: {different or 'identical'}", flush=True)
             if different:
                 wrong[f"{name}, step {step}"] = different
@@ -92,7 +99,7 @@ def test_every_kill_between_checkpoints(tmp_path):
         (tmp_path / "kill-at-call").write_text(str((step - 1) * CALLS_A_STEP + 3))
         train(tmp_path, *FRESH, f"killed-{step}", code=-signal.SIGKILL)
         (tmp_path / "kill-at-call").unlink()
-        wrong[step] = differences(whole, train(tmp_path, *RESUMED, f"killed-{step}"))
+        wrong[step] = compare(whole, train(tmp_path, *RESUMED, f"killed-{step}"))
     wrong = {step: different for step, different in wrong.items() if different}
     print(f"resume with steps made again: {len(steps) - len(wrong)} of {len(steps)} identical")
     assert not wrong

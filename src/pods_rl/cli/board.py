@@ -21,8 +21,8 @@ from ..text import console, plain_text
 from ..training.progress import duration, seconds_left
 
 _STYLES = {"started": "bold", "skipped": "dim", "finished": "green", "stopped": "yellow", "failed": "red"}
-_ORDER = {"started": 0, "waiting": 0, "failed": 1, "stopped": 1, "planned": 2, "finished": 3, "skipped": 4}
-_STATES = {"started": "training", "waiting": "elsewhere", "skipped": "done before"}
+_ORDER = {"started": 0, "failed": 1, "stopped": 1, "planned": 2, "finished": 3, "skipped": 4}
+_STATES = {"started": "training", "skipped": "done before"}
 _OVER = ("skipped", "finished", "stopped", "failed")
 _WIDTHS = {"seed": 4, "state": 8, "step": 5, "seconds": 7, "accuracy": 8, "left": 10}
 _EVERY = 1.0  # seconds between looks at the runs in progress
@@ -55,7 +55,7 @@ class _Row:
     def cells(self) -> list[str]:
         known = self.step > 0 or self.accuracy != ""
         state = _STATES.get(self.kind, self.kind) if known or self.kind != "started" else "loading"
-        left = self.left if self.kind in ("started", "waiting") else None
+        left = self.left if self.kind == "started" else None
         clock = (str(self.step), f"{self.seconds:.0f}") if known else ("", "")
         return [str(self.plan.seed), state, *clock, self.accuracy, "" if left is None else duration(left)]
 

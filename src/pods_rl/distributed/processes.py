@@ -13,10 +13,9 @@ from importlib import metadata
 from importlib.util import find_spec
 
 from ..errors import UserError
+from ..text import short
 
 _PACKAGES = ("pods-rl", "torch", "transformers", "trl", "accelerate", "peft", "datasets", "math-verify")
-_SMALLEST = {"WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": 0}
-_SIZE_OF = {"RANK": "WORLD_SIZE", "LOCAL_RANK": "LOCAL_WORLD_SIZE"}
 
 
 def get_rank() -> int:
@@ -34,7 +33,7 @@ def get_world_size() -> int:
 
 
 def is_launched() -> bool:
-    """Whether a launcher such as torchrun or accelerate started this process."""
+    """Return whether a launcher such as torchrun or accelerate started this process."""
     return "RANK" in os.environ or "WORLD_SIZE" in os.environ
 
 
@@ -44,26 +43,14 @@ def rank_and_world_size(environment: Mapping[str, str]) -> tuple[int, int]:
     >>> rank_and_world_size({"WORLD_SIZE": "4", "RANK": "3"}), rank_and_world_size({})
     ((3, 4), (0, 1))
     """
-    found = {name: _number(name, environment[name]) for name in _SMALLEST if name in environment}
-    if found.get("LOCAL_WORLD_SIZE") == 1:  # accelerate sets it on a CPU if no launcher gave the number
-        del found["LOCAL_WORLD_SIZE"]
-    for name, size in _SIZE_OF.items():
-        if found.get(name, 0) >= found.get(size, found.get("WORLD_SIZE", 1)):
-            limit = f"{size} = {environment[size]}" if size in found else "there is no such process"
-            raise UserError(
-                f"{name} = {environment[name]}, but {limit}: expected a number below it. Unset {name}, or start the "
-                "processes with torchrun or accelerate, which set both."
-            )
-    return found.get("RANK", 0), found.get("WORLD_SIZE", 1)
-
-
-def _number(name: str, text: str) -> int:
-    smallest = _SMALLEST[name]
-    if text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= smallest:
-        return int(text)
+    texts = environment.get("RANK", "0"), environment.get("WORLD_SIZE", "1")
+    if all(text.isascii() and text.isdigit() and len(text) < 10 for text in texts):
+        rank, size = map(int, texts)
+        if rank < size:
+            return rank, size
     raise UserError(
-        f"The environment variable {name} = {text[:60]!r}: expected a whole number of at least {smallest}. Unset it, "
-        "or start the processes with torchrun or accelerate, which set it."
+        f"RANK = {short(texts[0])} and WORLD_SIZE = {short(texts[1])}: expected whole numbers, the first one below the "
+        "second. Unset both, or start the processes with torchrun or accelerate, which set them."
     )
 
 

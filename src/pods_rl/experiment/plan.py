@@ -10,9 +10,9 @@ from typing import Any
 
 from ..errors import UserError
 from ..recipe import Recipe, accelerate_processes, build_recipe, find_accelerate_config, find_recipe
-from ..recipe.catalog import EXPERIMENT_KEYS, split_experiment
+from ..recipe.catalog import split_experiment
 from ..recipe.schema import fields
-from ..text import describe, listed, short, suggest
+from ..text import describe
 from ..yaml_files import Origin, YAMLError, dump_yaml, parse_value, read_yaml
 
 HEAD = "# pods compare: the experiment of this directory\n"  # how a stored experiment begins
@@ -107,7 +107,6 @@ def build_experiment(
             f"{source.where('baseline')}baseline: {describe(baseline)} is not an arm: expected one of "
             f"{', '.join(arms)}."
         )
-    _check_keys(base, arms, source)
     _convert(overrides, base)
     name = values.get("name") or Path(source.name).stem
     if not isinstance(name, (str, int)) or Path(str(name)).name != str(name):
@@ -127,30 +126,17 @@ def build_experiment(
     return Experiment(str(name), base, arms, seeds, baseline, source.name, accelerate)
 
 
-def _check_keys(base: Mapping[str, Any], arms: Mapping[str, Mapping[str, Any]], source: Origin) -> None:
-    """Raise one UserError for all unknown keys, each with its place and the nearest known key."""
-    places = [(source.where(key) if key in source.lines else f"{source.name}, base: ", key) for key in base]
-    places += [(f"{source.name}, arm {arm}: ", key) for arm, keys in arms.items() for key in keys]
-    known = {**fields(), **dict.fromkeys(EXPERIMENT_KEYS)}
-    unknown = [(where, key) for where, key in places if key not in fields()]
-    if unknown:
-        lines = (f"{where}{short(key)}: unknown key.{suggest(key, known)}" for where, key in unknown)
-        raise UserError(listed(lines, len(unknown)))
-
-
 def _seeds(seeds: Any, source: Origin) -> tuple[int, ...]:
     if isinstance(seeds, str):
         with suppress(YAMLError):  # refused below, as text
             seeds = parse_value(seeds)
     if type(seeds) is int and 1 <= seeds <= _MOST_RUNS:
         return tuple(range(1, seeds + 1))
-    if type(seeds) is int and seeds > _MOST_RUNS:
-        raise UserError(f"{source.where('seeds')}seeds: got {describe(seeds)}, expected at most {_MOST_RUNS:,}.")
     good = isinstance(seeds, list) and 0 < len(seeds) <= _MOST_RUNS
     if not good or not all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds) or len({*seeds}) < len(seeds):
         raise UserError(
-            f"{source.where('seeds')}seeds: got {describe(seeds)}, expected how many (5 gives 1 to 5), or a list of "
-            "different whole numbers from 0 to 4294967295."
+            f"{source.where('seeds')}seeds: got {describe(seeds)}, expected their number (5 gives 1 to 5, at most "
+            f"{_MOST_RUNS:,}), or a list of different whole numbers from 0 to 4294967295."
         )
     return tuple(seeds)
 

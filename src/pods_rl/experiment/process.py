@@ -12,16 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO
 
 from ..distributed.signals import stop_on_signals
 from ..errors import Interrupted
 from ..runs.files import LOG, open_own
-
-try:
-    import fcntl
-except ImportError:  # Windows: a run left by a killed call is found only once it locks its directory
-    fcntl = None  # type: ignore[assignment]
 
 in_progress: set[subprocess.Popen[bytes]] = set()
 
@@ -48,14 +42,14 @@ class Job:
 
 
 def train_in_process(job: Job) -> int:
-    """`pods train` in its own process, which prints to ``log.txt`` of the run's directory; returns the exit code.
+    """Run `pods train` in its own process, which prints to ``log.txt`` of the run's directory; return the exit code.
 
-    A signal also asks the run to end: it saves itself after its step while this call waits. A second SIGINT kills it.
+    A signal asks the run to end: it saves itself after its step while this call waits. A second SIGINT kills it. Both
+    then raise Interrupted.
     """
     job.output.mkdir(parents=True, exist_ok=True)
     with stop_on_signals() as stop, stop.later():  # a signal must not detach a process that is starting
         with open_own(job.output / LOG, "wb") as log:
-            _lock(log)
             process = subprocess.Popen(
                 job.command,
                 env={**os.environ, "PYTHONSAFEPATH": "1", **job.environment},  # no file here shadows a module
@@ -63,17 +57,12 @@ def train_in_process(job: Job) -> int:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-        return wait_for(process)
-
-
-def wait_for(process: subprocess.Popen[bytes]) -> int:
-    """Return a process's exit code. A signal asks it to end, a second SIGINT kills it; both then raise Interrupted."""
-    in_progress.add(process)
-    try:
-        with stop_on_signals() as stop, stop.passed_to(partial(ask_to_end, process)):
-            code = process.wait()
-    finally:
-        in_progress.discard(process)
+        in_progress.add(process)
+        try:
+            with stop.passed_to(partial(ask_to_end, process)):
+                code = process.wait()
+        finally:
+            in_progress.discard(process)
     if stop.number is not None:
         raise Interrupted(stop.number)
     return code
@@ -96,28 +85,6 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
             with suppress(psutil.NoSuchProcess):
                 child.kill()
     process.kill()
-
-
-def _lock(log: IO[bytes]) -> None:
-    """Lock the file that a run prints to. The run inherits the open file and with it the lock, which therefore lasts as
-    long as the run: it marks the run as in use while it loads torch, even if this process is killed."""
-    if fcntl is not None:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def is_printing(run: Path) -> bool:
-    """Return whether a process that any call of `train_in_process` started for this directory still exists."""
-    if fcntl is None:
-        return False
-    try:
-        with (run / LOG).open("rb") as log:
-            fcntl.flock(log, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # no such file
-        pass
-    return False
 
 
 def why(code: int, log: Path) -> str:

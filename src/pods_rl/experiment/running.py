@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -26,11 +26,11 @@ from ..runs import Run, RunInUseError, RunWriter, end_run, is_run, write_atomic
 from ..runs.outputs import begins_with, check_output
 from ..yaml_files import parse_yaml
 from .plan import HEAD, Experiment, PlannedRun
-from .process import LOG, Job, ask_to_end, in_progress, is_printing, train_in_process, visible_gpus, why
+from .process import LOG, Job, ask_to_end, in_progress, train_in_process, visible_gpus, why
 
-Kind = Literal["started", "waiting", "skipped", "finished", "stopped", "failed"]
+Kind = Literal["started", "skipped", "finished", "stopped", "failed"]
 Launch = Callable[[Job], int]
-_POLL = 1.0  # seconds between checks of a run of another process
+_POLL = 1.0  # seconds between signals to runs that are asked to end
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def run_experiment(
     """Make every run that is not finished yet, `parallel` at a time, and count how they ended.
 
     A run that failed or was stopped is repeated; its files are kept under ``.attempts/``. A failed run never stops
-    the others. If another process is still making a run, as after a kill of an earlier call, this call waits for it.
+    the others. A run that another process still makes, as after a kill of an earlier call, counts as failed.
 
     Args:
         on_event: called as runs start and end, one call at a time.
@@ -73,33 +73,24 @@ def run_experiment(
     """
     output, plan = Path(output), experiment.plan()
     _check(experiment, plan, output, parallel)
-    _check_stored(output / "experiment.yaml", experiment)
     with _hold(output):
-        found = {run.path: _find(output / run.path, run, force=force) for run in plan}
+        finished = {run.path for run in plan if _is_finished(output / run.path, run, force=force)}
         try:
             (output / "configs").mkdir(exist_ok=True)
             write_atomic(output / "experiment.yaml", experiment.to_yaml())
         except OSError as error:
             raise UserError(f"Cannot write to {output}: {error.strerror}. Choose another --output.") from error
         parallel = min(parallel, len(plan))
-        runner = _Runner(experiment, output, on_event, launch or train_in_process, parallel, force=force)
+        runner = _Runner(experiment, output, on_event, launch or train_in_process, parallel)
 
         def make(position: int, run: PlannedRun) -> None:
-            if found[run.path] == "finished":
+            if run.path in finished:
                 runner.report("skipped", position, run)
             else:
                 runner.make(position, run)
 
-        numbered = list(enumerate(plan, start=1))
-        numbered.sort(key=lambda item: found[item[1].path] != "in use")  # these already use a GPU
-        _make_all(numbered, make, parallel, runner.stopping)
+        _make_all(list(enumerate(plan, start=1)), make, parallel, runner.stopping)
     return dict(runner.counts)
-
-
-def _check_stored(path: Path, experiment: Experiment) -> None:
-    """Raise UserError if the experiment would replace a file that `pods compare` did not write."""
-    if path.exists() and not (path.is_file() and begins_with(HEAD)(path)):
-        check_output(path, "--output", inputs=[Path(experiment.source)], force=None)
 
 
 def _check(experiment: Experiment, plan: Sequence[PlannedRun], output: Path, parallel: int) -> None:
@@ -120,6 +111,9 @@ def _check(experiment: Experiment, plan: Sequence[PlannedRun], output: Path, par
             )
     if is_run(output):
         raise UserError(f"{output} holds a single run: choose another --output for an experiment.")
+    stored = output / "experiment.yaml"
+    if stored.exists() and not (stored.is_file() and begins_with(HEAD)(stored)):
+        check_output(stored, "--output", inputs=[Path(experiment.source)], force=None)
 
 
 @contextmanager
@@ -135,12 +129,10 @@ def _hold(output: Path) -> Iterator[None]:
         yield
 
 
-def _find(path: Path, run: PlannedRun, *, force: bool) -> Literal["finished", "in use", "to do"]:
+def _is_finished(path: Path, run: PlannedRun, *, force: bool) -> bool:
     """Return whether a run is finished; raise UserError if it finished with another recipe."""
-    if _is_in_use(path):
-        return "in use"
     if not is_run(path) or Run(path).state != "finished":
-        return "to do"
+        return False
     wanted, _ = parse_yaml(run.recipe.to_yaml(), run.recipe.source)
     changed = differences(Run(path).config, wanted)
     if changed and not force:
@@ -148,34 +140,16 @@ def _find(path: Path, run: PlannedRun, *, force: bool) -> Literal["finished", "i
         raise UserError(
             f"{path} is finished, with another recipe: {was}. Choose another --output, or --force to make it again."
         )
-    return "to do" if changed else "finished"
-
-
-def _is_in_use(path: Path) -> bool:
-    """Return whether another process makes the run, or is starting it."""
-    if is_printing(path):
-        return True
-    with suppress(RunInUseError):
-        if is_run(path):
-            RunWriter(path, resume=True).close()
-        return False
-    return True
+    return not changed
 
 
 class _Runner:
     """Makes runs, one at a time for each caller, and reports what happens to them."""
 
     def __init__(
-        self,
-        experiment: Experiment,
-        output: Path,
-        on_event: Callable[[Event], None],
-        launch: Launch,
-        parallel: int,
-        *,
-        force: bool,
+        self, experiment: Experiment, output: Path, on_event: Callable[[Event], None], launch: Launch, parallel: int
     ) -> None:
-        self._output, self._on_event, self._launch, self._force = output, on_event, launch, force
+        self._output, self._on_event, self._launch = output, on_event, launch
         self._total = len(experiment.arms) * len(experiment.seeds)
         self._accelerate = find_accelerate_config(experiment.accelerate) if experiment.accelerate else None
         gpus = visible_gpus() if self._accelerate is None else []
@@ -188,15 +162,19 @@ class _Runner:
 
     def report(self, kind: Kind, position: int, run: PlannedRun, reason: str | None = None) -> None:
         with self._reporting:
-            if kind not in ("started", "waiting"):
+            if kind != "started":
                 self.counts[kind] += 1
             self._on_event(Event(kind, run, self._output / run.path, position, self._total, reason))
 
     def make(self, position: int, run: PlannedRun) -> None:
-        """Make a run, or wait for the process that is making it; an error is reported and ends only this run."""
-        place = self._places.get()
+        """Make a run; an error is reported and ends only this run."""
+        place, path = self._places.get(), self._output / run.path
         try:
-            kind, reason = self._make(position, run, place)
+            if is_run(path):
+                RunWriter(path, resume=True).close()  # raises if another process makes it
+            _set_aside(path, self._output / ".attempts")
+            self.report("started", position, run)
+            kind, reason = self._train(run, path, place)
         except OSError as error:
             kind, reason = "failed", f"cannot write {error.filename or self._output}: {error.strerror or error}"
         except UserError as error:
@@ -205,25 +183,10 @@ class _Runner:
             self._places.put(place)
         self.report(kind, position, run, reason)
 
-    def _make(self, position: int, run: PlannedRun, place: dict[str, str]) -> tuple[Kind, str | None]:
-        path = self._output / run.path
-        while True:
-            if _is_in_use(path):
-                self.report("waiting", position, run, "another process is making it")
-                while _is_in_use(path):
-                    if self.stopping.wait(_POLL):
-                        raise KeyboardInterrupt
-                if _find(path, run, force=self._force) == "finished":
-                    return "finished", None
-            _set_aside(path, self._output / ".attempts")
-            self.report("started", position, run)
-            with suppress(RunInUseError):  # a process of an earlier call has started, but has not locked the run yet
-                return self._train(run, place)
-
-    def _train(self, run: PlannedRun, environment: dict[str, str]) -> tuple[Kind, str | None]:
+    def _train(self, run: PlannedRun, path: Path, environment: dict[str, str]) -> tuple[Kind, str | None]:
         if self.stopping.is_set():
             raise KeyboardInterrupt
-        config, path = self._output / "configs" / f"{run.arm}-seed-{run.seed}.yaml", self._output / run.path
+        config = self._output / "configs" / f"{run.arm}-seed-{run.seed}.yaml"
         write_atomic(config, run.recipe.to_yaml())
         try:
             code = self._launch(Job(config, path, self._accelerate, environment))
@@ -244,8 +207,7 @@ def _set_aside(path: Path, attempts: Path) -> None:
         number = 1
         while (kept := attempts / f"{path.parent.name}-{path.name}-{number}").exists():
             number += 1
-        with suppress(FileNotFoundError):
-            os.replace(path, kept)
+        os.replace(path, kept)
 
 
 def _make_all(

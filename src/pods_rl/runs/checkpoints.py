@@ -1,4 +1,4 @@
-"""Write checkpoints atomically: into a staging folder, flushed, hashed, renamed. No torch.
+"""Write checkpoints atomically: into a staging folder, flushed, hashed, renamed. Does not import torch.
 
 A folder is written under ``.saving/`` in ``checkpoints/``. `publish` flushes every file, reads each back once for its
 hash, adds ``manifest.json`` and renames the folder. A kill or a full disk at any moment leaves earlier checkpoints
@@ -15,10 +15,9 @@ import json
 import os
 import re
 import shutil
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -56,7 +55,7 @@ def publish(target: Path, about: Mapping[str, Any]) -> None:
 
     Args:
         target: the new folder.
-        about: content of the manifest besides sizes and hashes: step, processes, recipe.
+        about: content of the manifest next to sizes and hashes: step, processes, recipe.
 
     Raises:
         OSError: the folder cannot be written; ``target`` is unchanged.
@@ -99,20 +98,6 @@ def clean(checkpoints: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):  # not empty
         left.rmdir()
-
-
-@contextmanager
-def readable_path(path: Path) -> Iterator[Path]:
-    """Yield a path to a folder that every library can use: a link if the path is not UTF-8."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        with tempfile.TemporaryDirectory(prefix="pods-") as folder:
-            link = Path(folder, "link")
-            link.symlink_to(path.absolute(), target_is_directory=True)
-            yield link
-    else:
-        yield path
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -171,33 +156,23 @@ def last_good(checkpoints: Path, *, hashes: bool = True) -> tuple[Path | None, l
     return None, skipped
 
 
-def prune(checkpoints: Path, keep: int, *, best: str | None = None, finished: bool = False) -> None:
-    """Remove the oldest of our checkpoints, as transformers does; damaged ones are not counted.
-
-    Call it after the newest is published.
+def prune(checkpoints: Path, keep: int) -> None:
+    """Remove the oldest of our checkpoints, after the newest is published; damaged ones are not counted.
 
     Args:
         checkpoints: their folder.
-        keep: how many whole ones to keep, the newest and the best among them; below 1: all.
-        best: the name of the best one, which is never removed.
-        finished: the run is over; if ``keep`` is 1, only the best one is kept.
+        keep: the number of complete ones to keep. Below 1, all are kept.
     """
-    ours = [folder for folder in reversed(find_checkpoints(checkpoints)) if _is_ours(folder)]
-    whole = [folder.name for folder in ours if not verify(folder, hashes=False)]
-    if keep < 1 or (finished and (keep > 1 or best not in whole)):
-        return
-    kept = {best} if finished else {best, *whole[:1]} & {*whole}
-    kept |= {*[name for name in whole if name not in kept][: max(keep - len(kept), 0)]}
     newer = 0  # complete ones
-    for folder in ours:
-        if folder.name in whole:
-            stays, newer = folder.name in kept, newer + 1
-        else:
-            stays = newer < keep
-        if not stays:
+    for folder in reversed(find_checkpoints(checkpoints)) if keep > 0 else ():
+        if not _is_ours(folder):
+            continue
+        if newer >= keep:
             gone = staging(folder)
             gone.parent.mkdir(exist_ok=True)
             os.replace(folder, gone)  # atomic, so that a kill leaves no half-deleted checkpoint
+        else:
+            newer += not verify(folder, hashes=False)
     clean(checkpoints)
 
 

@@ -16,30 +16,37 @@ from typing import IO, Any
 
 CONFIG, ENVIRONMENT, STATUS = "config.yaml", "environment.json", "status.json"
 METRICS, EVALS, ROLLOUTS, CHECKPOINTS = "metrics.jsonl", "evals.jsonl", "rollouts", "checkpoints"
-EVALUATIONS, LOG = "evaluations", "log.txt"
+EVALUATIONS, LOG, TRACKING = "evaluations", "log.txt", "tracking"
 _LARGEST_JSON, _LARGEST_YAML = 8 << 20, 1 << 20  # bytes; our files have a few thousand
 _LARGEST_JSONL = 1 << 30  # bytes: some millions of lines
 _TAIL = 1 << 16  # bytes: some dozens of lines
-_MOST_LINKS = 40  # as on Linux
 # disk full, quota exceeded, file too large, read-only disk
 _FULL = tuple(getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EROFS") if hasattr(errno, name))
 _SAFETENSORS_ERROR = re.compile(r"os error (\d+)")  # safetensors and torch.save raise errors of their own
 _TORCH_ERROR = re.compile(r"inline_container|PytorchStreamWriter|iostream error")
 
 
-def read_jsonl(path: Path, skipped: list[int] | None = None) -> Iterator[dict[str, Any]]:
+def read_jsonl(path: Path, skipped: list[int] | None = None, tail: int = 0) -> Iterator[dict[str, Any]]:
     """Yield the objects of a JSONL file; skip a torn line, or one of another type.
 
-    ``skipped`` gets the numbers of the skipped lines, from 1, without an unfinished last line: it may still be written.
-    A file that is unreadable or far too large counts as one skipped line; a missing one, or one that is not a regular
-    file, as empty.
+    A file that is unreadable or far too large counts as one skipped line. A missing one, or one that is not a regular
+    file, counts as empty.
+
+    Args:
+        path: the file.
+        skipped: receives the numbers of the skipped lines, from 1, without an unfinished last line: it may still be
+            written.
+        tail: if above 0, only the last bytes are read, this many.
     """
     if not path.is_file():  # opening a pipe would block
         return
     try:
-        if path.stat().st_size > _LARGEST_JSONL:
+        size = path.stat().st_size
+        if size > _LARGEST_JSONL and not tail:
             raise OSError(errno.EFBIG, "too large")
-        lines = path.read_bytes().split(b"\n")
+        with path.open("rb") as file:
+            file.seek(max(0, size - tail) if tail else 0)
+            lines = file.read().split(b"\n")
     except OSError:
         if skipped is not None:
             skipped.append(1)
@@ -56,14 +63,8 @@ def read_jsonl(path: Path, skipped: list[int] | None = None) -> Iterator[dict[st
 
 def last_row(path: Path) -> dict[str, Any]:
     """Return the last object of a JSONL file that may still grow; an empty one if its last 64 KiB hold none."""
-    with suppress(OSError), path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _TAIL))
-        for line in reversed(file.read().split(b"\n")):
-            with suppress(ValueError, RecursionError):  # empty, truncated, or cut at the start of the tail
-                row = json.loads(line)
-                if isinstance(row, dict):
-                    return row
-    return {}
+    rows = [*read_jsonl(path, tail=_TAIL)]
+    return rows[-1] if rows else {}
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -157,38 +158,18 @@ def open_own(path: Path, mode: str) -> IO[Any]:
 
 def _open_in_place(path: Path) -> IO[bytes] | None:
     """Open a file that must not be replaced, such as /dev/null; None for a regular or missing one."""
-    number = _own_descriptor(path)
-    if number is not None:
-        return os.fdopen(os.dup(number), "wb")  # shares its position with other writers of the stream
-    try:
-        mode = path.stat().st_mode
-    except OSError:
-        return None
-    return None if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else path.open("wb")
-
-
-def _own_descriptor(path: Path) -> int | None:
-    """Return the number of the open file that /dev/stdout, /dev/fd/3 or a link to them names; None for another path."""
-    for _ in range(_MOST_LINKS):
-        folder = os.path.realpath(path.parent)
-        if folder in ("/dev/fd", f"/proc/{os.getpid()}/fd") and path.name.isdecimal():
-            return int(path.name)
-        if not path.is_symlink():
-            return None
-        path = Path(folder, os.readlink(path))
-    return None
+    if path.parent in (Path("/dev/fd"), Path("/proc/self/fd")) and path.name.isdecimal():
+        return os.fdopen(os.dup(int(path.name)), "wb")  # shares its position with other writers of the stream
+    if path.is_symlink() and (path.parent == Path("/dev") or path.readlink().parent == Path("/dev")):  # /dev/stdout
+        return _open_in_place(path.readlink())
+    special = path.exists() and not (path.is_file() or path.is_dir())
+    return path.open("wb") if special else None
 
 
 def _copy_mode(old: Path, new: Path) -> None:
-    """Give a new file the mode of the file that it replaces and, if permitted, its owner."""
-    try:
-        found = old.lstat()
-    except OSError:
-        return
-    if stat.S_ISREG(found.st_mode):
-        with suppress(OSError, AttributeError):  # Windows has no owners
-            os.chown(new, found.st_uid, found.st_gid)
-        new.chmod(stat.S_IMODE(found.st_mode))
+    """Give a new file the mode of the file that it replaces."""
+    if old.is_file() and not old.is_symlink():
+        new.chmod(stat.S_IMODE(old.stat().st_mode))
 
 
 def write_parquet(target: Path, columns: Mapping[str, Sequence[Any]]) -> Path:

@@ -48,6 +48,12 @@ class RunWriter:
     def __init__(self, path: str | Path, *, resume: bool = False) -> None:
         self.path = Path(path)
         self._files: dict[str, IO[str]] = {}
+        try:
+            str(self.path.absolute()).encode()
+        except UnicodeEncodeError as error:  # safetensors could not write there
+            raise UserError(
+                f"{str(self.path)!r} is not valid UTF-8. Choose another directory with --output."
+            ) from error
         outer = None if resume else _outer_run(self.path)
         if outer:
             raise UserError(f"{self.path} lies inside the run {outer}. Choose another directory with --output.")

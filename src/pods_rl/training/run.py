@@ -75,8 +75,10 @@ def train(
         begin = shown.begin if shown else lambda what: None
         begin("importing TRL")
         quiet_libraries()
-        from .tracking import logging_watched
+        from .tracking import logging_watched, trackers_inside
 
+        if writer and recipe.values.get("report_to") not in (None, "none", []):
+            stack.enter_context(trackers_inside(output))
         stack.enter_context(stop.later())  # a signal that raises anywhere could prevent the last status
         stack.enter_context(_status_at_end(recipe, output, writer, stop, display))
         with stop.at_once():

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
-from transformers.trainer_utils import SaveStrategy
+from transformers.trainer import TRAINING_ARGS_NAME
 
 from ..engines.trl import PODSTrainer
 from ..engines.trl.compat import standing_in
-from ..runs.checkpoints import clean, digest, prepare, prune, publish, readable_path, staging
-from ..text import plain_text
+from ..runs.checkpoints import clean, digest, prepare, prune, publish, staging
 
 
 class RunTrainer(PODSTrainer):
@@ -37,15 +34,13 @@ class RunTrainer(PODSTrainer):
             write: writes the process's part into the given folder, which exists.
         """
         accelerator, publishes = self.accelerator, self.args.should_save
-        staged = staging(target)
         recipe = {"sha256": digest(self.recipe_keys), "keys": dict(self.recipe_keys)}
         about = {"step": self.state.global_step, "processes": accelerator.num_processes, "recipe": recipe}
         try:
             if publishes:
                 prepare(target)
             accelerator.wait_for_everyone()
-            with readable_path(staged.parent) as place:
-                write(place / staged.name)
+            write(staging(target))
             accelerator.wait_for_everyone()
             if publishes:
                 publish(target, about)
@@ -55,26 +50,9 @@ class RunTrainer(PODSTrainer):
             raise
         accelerator.wait_for_everyone()
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train, as `PODSTrainer` does; the path of the checkpoint need not be UTF-8."""
-        if not isinstance(resume_from_checkpoint, str):
-            resume_from_checkpoint = self._resume.find(resume_from_checkpoint)
-            self._resume.verified = Path(resume_from_checkpoint) if resume_from_checkpoint else None
-        if resume_from_checkpoint is None:
-            return super().train(None, *args, **kwargs)
-        folder = Path(resume_from_checkpoint)
-        with readable_path(folder) as path:
-            if self._resume.verified == folder:
-                self._resume.verified = path
-            return super().train(str(path), *args, **kwargs)
-
-    def create_model_card(self, model_name: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """Write TRL's model card; the folder's name need not be UTF-8."""
-        super().create_model_card(model_name and plain_text(model_name), *args, **kwargs)
-
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        save, output = super()._save_checkpoint, self._get_output_dir(trial)
-        target = Path(output, f"checkpoint-{self.state.global_step}")
+        save = super()._save_checkpoint
+        target = Path(self._get_output_dir(trial), f"checkpoint-{self.state.global_step}")
 
         def write(folder: Path) -> None:
             # TRL writes in the output folder, which is replaced by .saving/.
@@ -83,45 +61,16 @@ class RunTrainer(PODSTrainer):
                 cache_on(self.accelerator.unwrap_model(self.model)),
             ):
                 save(model, trial)
-            if self.args.should_save:
-                # A pickle, which nothing reads: config.yaml has the settings.
+            if self.args.should_save:  # a pickle, which nothing reads: config.yaml has the settings
                 (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
-                if self._name_best(output):
-                    self.state.save_to_json(str(folder / TRAINER_STATE_NAME))
 
         self.publish_folder(target, write)
-        self._prune(target.parent)
-
-    def _finalize_training(self, trial: Any, num_train_samples: int, start_time: float) -> Any:
-        # transformers' rotation at the end would delete folders that are not checkpoints of this run.
-        output = self._get_output_dir
-        place = Path(output(trial))
-        self._prune(place, finished=True)
-        empty = iter([str(staging(place / "nothing"))])  # read once; callbacks that save come later
-        with standing_in(self, _get_output_dir=lambda trial: next(empty, None) or output(trial)):
-            return super()._finalize_training(trial, num_train_samples, start_time)
-
-    def _name_best(self, output: str) -> bool:
-        """Set the best checkpoint as transformers does, with its published path; return whether there is one."""
-        args, state = self.args, self.state
-        step = state.best_global_step
-        best = os.path.join(output, f"checkpoint-{step}")
-        found = bool(step) and args.save_strategy != SaveStrategy.NO
-        found &= step == state.global_step or os.path.isdir(best)
-        if found:
-            state.best_model_checkpoint = best
-        return found
-
-    def _prune(self, place: Path, *, finished: bool = False) -> None:
-        args, best = self.args, self.state.best_model_checkpoint
-        if args.should_save:
-            here = best is not None and os.path.isdir(best) and os.path.samefile(os.path.dirname(best), place)
-            name = Path(best).name if best is not None and here else None
-            prune(place, args.save_total_limit or 0, best=name, finished=finished)
+        if self.args.should_save:
+            prune(target.parent, self.args.save_total_limit or 0)
 
 
 def save_policy(trainer: PODSTrainer, folder: Path) -> None:
-    """Write policy and tokenizer as safetensors and JSON. Collective; the first process writes.
+    """Write policy and tokenizer as safetensors and JSON. Call it on every process; the first one writes.
 
     Sharded weights (FSDP2, ZeRO-3) are gathered in the first process's memory. For LoRA, only the adapter is written.
 

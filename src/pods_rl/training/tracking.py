@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from traceback import walk_tb
+from pathlib import Path
 from typing import Any
 
-import transformers
 from transformers import ProgressCallback, Trainer
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from trl.extras.profiling import ProfilingContext
 
+from ..errors import UserError
+from ..runs.files import TRACKING, write_failure
 from ..runs.run import logged_evaluation
 from .watcher import Watcher
+
+# where each tracker writes, below `tracking/`; by default the working directory, and trackio a cache
+_FOLDERS = {
+    "TENSORBOARD_LOGGING_DIR": "tensorboard",
+    "WANDB_DIR": "",
+    "WANDB_DATA_DIR": "wandb-data",
+    "TRACKIO_DIR": "trackio",
+    "SWANLAB_LOG_DIR": "swanlab",
+}
 
 
 def add_trackers(trainer: Trainer, name: str) -> None:
@@ -40,7 +51,7 @@ def _forget(trainer: Trainer, tracker: str | None) -> None:
 
 
 def track_evaluation(trainer: Trainer, row: Mapping[str, Any]) -> None:
-    """Log an evaluation. Not by TRL's `log`, which would also log and clear the metrics of a step that still runs."""
+    """Log an evaluation. TRL's own `log` would also log and clear the metrics of a step that still runs."""
     logs_next = trainer.control.should_log  # `log` resets it, and this may come before the log of a step
     Trainer.log(trainer, logged_evaluation(row))
     trainer.control.should_log = logs_next
@@ -52,17 +63,14 @@ def logging_watched(trainer: Trainer) -> Iterator[None]:
     log, profile = trainer.log, ProfilingContext._log_metrics
     profiler, table = Watcher("TRL's profiler"), Watcher("the table of completions")
 
-    def stop_table() -> None:
-        trainer.log_completions = False
-
     def logged(logs: dict[str, float], *args: Any) -> None:
         try:
             log(logs, *args)
         except Exception as error:
-            if not _is_of_table(error):
+            if not trainer.log_completions or isinstance(error, UserError) or write_failure(error):
                 raise
+            trainer.log_completions = False
             table.drop(error)
-            stop_table()
 
     trainer.log = logged
     ProfilingContext._log_metrics = lambda self, seconds: profiler.attempt(profile, self, seconds)
@@ -73,8 +81,16 @@ def logging_watched(trainer: Trainer) -> Iterator[None]:
         ProfilingContext._log_metrics = profile
 
 
-def _is_of_table(error: Exception) -> bool:
-    """Return whether TRL's `log` raised after transformers' `log` returned, in its table of completions."""
-    files = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__) if frame.f_code.co_name == "log"]
-    within = [file.endswith("grpo_trainer.py") for file in files]
-    return any(within) and transformers.trainer.__file__ not in files
+@contextmanager
+def trackers_inside(output: Path) -> Iterator[None]:
+    """Inside, trackers write their local files to ``tracking/`` of a run, unless the user has chosen another place."""
+    place = (output / TRACKING).absolute()
+    ours = {name: str(place / folder) for name, folder in _FOLDERS.items()} | {"MLFLOW_TRACKING_URI": place.as_uri()}
+    ours = {name: value for name, value in ours.items() if name not in os.environ}
+    place.mkdir(exist_ok=True)  # wandb uses the system's temporary folder if it is missing
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)

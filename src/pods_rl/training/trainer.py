@@ -11,9 +11,6 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from peft import PeftConfig, inject_adapter_in_model
-from torch.nn import Linear
-from transformers import AutoConfig, AutoModelForCausalLM
 from trl import ModelConfig, get_peft_config
 
 from ..engines.trl.batching import counted
@@ -58,9 +55,6 @@ def _build(recipe: Recipe, task: Task, output_dir: Path) -> RunTrainer:
     options = load_options(recipe)
     quantization = options.pop("quantization_config", None)  # TRL expects it separately
     arguments["model_init_kwargs"] = dict(arguments.get("model_init_kwargs") or {}) | options | _NO_PICKLE
-    adapter = get_peft_config(model)
-    if adapter is not None:
-        check_adapter(adapter, path, model.model_revision)
     config = PODSConfig(str(output_dir), **arguments, reward_weights=list(task.rewards.values()))
     check_prompts(config, task)
     trainer = RunTrainer(
@@ -70,7 +64,7 @@ def _build(recipe: Recipe, task: Task, output_dir: Path) -> RunTrainer:
         train_dataset=task.train,
         processing_class=load_tokenizer(path, model.model_revision),
         quantization_config=quantization,
-        peft_config=adapter,
+        peft_config=get_peft_config(model),
         tools=list(task.tools) or None,
         environment_factory=task.environment_factory,
     )
@@ -126,20 +120,6 @@ def check_prompts(config: PODSConfig, task: Task) -> None:
             "different ones: nothing would be trained. Give more prompts, or lower per_device_train_batch_size or "
             "gradient_accumulation_steps."
         )
-
-
-def check_adapter(adapter: PeftConfig, path: str, revision: str = "main") -> None:
-    """Raise UserError if an adapter names layers that the policy does not have; no weights are loaded."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path, revision=revision))
-    layers = {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, Linear)}
-    try:
-        inject_adapter_in_model(adapter, model)
-    except ValueError as error:
-        raise UserError(
-            f"lora_target_modules = {adapter.target_modules}: {short(str(error), 200)} Expected some of "
-            f"{', '.join(sorted(layers - {'lm_head'}))}, or all-linear."
-        ) from error
 
 
 def engine_arguments(recipe: Recipe) -> dict[str, Any]:
