@@ -36,7 +36,7 @@ def test_a_terminal_redraws_a_step_on_one_line_of_its_width(width: int) -> None:
     with Progress("run", out=out, max_steps=500) as progress:
         progress.begin("loading the task [red]\x1b[2J")
         progress.step(ROW)
-        lines = out.render_lines(progress._line.make_tasks_table(progress._line.tasks))
+        lines = out.render_lines(progress.make_tasks_table(progress.tasks))
     assert "loading the task [red]\\x1b[2J" in out.file.getvalue() or width < 80  # type: ignore[attr-defined]
     (line,) = ["".join(part.text for part in parts).rstrip() for parts in lines]
     assert len(line) <= width

@@ -78,13 +78,13 @@ class LiveLine(RichProgress):
         self.console.print(Text(plain_text(line)))
 
 
-class Progress:
-    """Shows what a run does and its steps on a `LiveLine`, and each evaluation on a line of its own.
+class Progress(LiveLine):
+    """Shows what a run does and its steps on one line, and each evaluation on a line of its own.
 
     Args:
         label: the run's name in each line, such as `pods seed-1`.
-        max_seconds: the budget of training clock; None: no limit.
-        max_steps: the budget of steps; None: no limit.
+        max_seconds: the budget of training clock. If None, there is no limit.
+        max_steps: the budget of steps. If None, there is no limit.
         every: seconds between lines in a log.
     """
 
@@ -97,40 +97,31 @@ class Progress:
         every: float = 10.0,
         out: Console | None = None,
     ) -> None:
+        super().__init__(out or console(), every=every, spins=True)
         self._label, self._max_seconds, self._max_steps = label, max_seconds, max_steps
-        self._line = LiveLine(out or console(), every=every, spins=True)
         self._trains = False
-
-    def __enter__(self) -> Progress:
-        self._line.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._line.stop()
-
-    def say(self, message: str) -> None:
-        """Print a plain line; text of users and models in it is escaped."""
-        self._line.say(message)
 
     def begin(self, what: str) -> None:
         """Show what begins: loading, an evaluation."""
-        if not self._trains or self._line.redraws:  # in a log its result is enough once the run trains
-            self._line.begin(f"{self._label}: {what}")
+        if not self._trains or self.redraws:  # in a log its result is enough once the run trains
+            super().begin(f"{self._label}: {what}")
 
-    def show(self, doing: str) -> None:
-        """Show how far that is."""
-        self._line.show(f"{self._label}: {doing}")
+    def show_part(self, doing: str) -> None:
+        """Show how far an evaluation is."""
+        self.show(f"{self._label}: {doing}")
 
     def evaluation(self, row: Mapping[str, Any]) -> None:
         """Print an evaluation."""
         self.say(f"{self._start(row)}  accuracy {row['accuracy']:.3f}  format {row['format_accuracy']:.3f}")
 
     def step(self, row: Mapping[str, Any]) -> None:
-        """Show a training step; a narrow terminal cuts its last parts."""
+        """Show a training step, with its mean reward and its seconds; a narrow terminal cuts the last parts."""
         self._trains = True
         left = seconds_left(row["seconds"], row["step"], self._max_seconds, self._max_steps)
-        parts = [self._start(row), *([] if left is None else [f"{duration(left)} left"]), reward(row), phases(row)]
-        self._line.show("  ".join(parts))
+        reward = "-" if row.get("reward") is None else f"{row['reward']:.2f}"
+        phases = "/".join(f"{value or 0.0:.2f}" for key, value in row.items() if key.startswith(_PHASE))
+        parts = [] if left is None else [f"{duration(left)} left"]
+        self.show("  ".join([self._start(row), *parts, f"reward {reward}", f"gen/rew/sel/upd {phases} s"]))
 
     def _start(self, row: Mapping[str, Any]) -> str:
         of = f" of {self._max_steps}" if self._max_steps else ""
@@ -145,17 +136,6 @@ def label_of(output: Path) -> str:
     """
     path = output.resolve()
     return f"{path.parent.name} {path.name}" if path.name.startswith("seed-") else path.name
-
-
-def reward(row: Mapping[str, Any]) -> str:
-    """Return the mean reward of a step in words."""
-    return "reward -" if row.get("reward") is None else f"reward {row['reward']:.2f}"
-
-
-def phases(row: Mapping[str, Any]) -> str:
-    """Return the seconds of a step: generation, rewards, selection, update."""
-    seconds = "/".join(f"{value or 0.0:.2f}" for key, value in row.items() if key.startswith(_PHASE))
-    return f"gen/rew/sel/upd {seconds} s"
 
 
 def seconds_left(seconds: float, step: int, max_seconds: float | None, max_steps: int | None) -> float | None:

@@ -37,22 +37,15 @@ def add_table_to_cards(trainer: Trainer, output: Path, model: str) -> None:
 
 
 def complete_card(text: str, run: Run, model: str) -> str:
-    """Return TRL's card with the name of the first policy, if TRL has none, and a table of evaluations."""
+    """Return TRL's card with the name of the first policy, if TRL has none, and a table of evaluations, if any."""
     local = os.path.isdir(model) or model.startswith(("/", ".", "~"))
     text = text.replace(_UNKNOWN, plain_text(Path(model).name if local else model))
     text = text.replace('model="None"', 'model="path/to/this/folder"')
-    return f"{text.rstrip()}\n\n{table}" if (table := evaluation_table(run)) else text
-
-
-def evaluation_table(run: Run) -> str:
-    """Return the run's evaluations as a Markdown table, and n and m; empty before the first evaluation."""
     rows = [[_cell(row.get(name)) for name in _COLUMNS] for row in run.evals]
-    if not rows:
-        return ""
-    lines = [f"| {' | '.join(cells)} |" for cells in [[*_COLUMNS], ["---:"] * len(_COLUMNS), *rows]]
     n, m = (run.config.get(key) for key in ("num_rollouts", "num_generations"))
     how = f"{_cell(n or m)} rollouts a prompt, {_cell(m)} trained ([PODS](https://arxiv.org/abs/2504.13818))."
-    return "\n".join(["## Evaluation", "", how, "", *lines, ""])
+    table = [f"| {' | '.join(cells)} |" for cells in [[*_COLUMNS], ["---:"] * len(_COLUMNS), *rows]]
+    return "\n".join([text.rstrip(), "", "## Evaluation", "", how, "", *table, ""]) if rows else text
 
 
 def _cell(value: Any) -> str:

@@ -23,7 +23,7 @@ _STATE = "pods_recorder"  # the key of our state in the trainer state of a check
 
 
 class TrainingClock:
-    """Seconds of training: time that passes after `resume`, and neither after `pause` nor inside ``with clock:``.
+    """Counts seconds of training: time after `resume`, except after `pause` and inside ``with clock:``.
 
     Example:
         >>> now = iter([0.0, 5.0, 8.0, 9.0])
@@ -58,22 +58,22 @@ class TrainingClock:
 class Recorder(TrainerCallback):
     """Writes metrics, evaluations and the ledger. Stops the run at the end of its budget, or after a signal.
 
-    Evaluation, the ledger, saving and the order of an epoch's prompts are off the training clock. Evaluations come at
-    the start, when the clock passes a multiple of `eval_seconds` (`due` is that multiple) and at the end. Several
-    processes evaluate together, so the first one's clock decides for all. A stop saves a checkpoint. An evaluation that
-    a stop interrupts leaves no trace, and a resumed run begins with it.
+    Evaluation, the ledger, saving and the order of an epoch's prompts are off the training clock. The policy is
+    evaluated at the start, when the clock passes a multiple of `eval_seconds` (`due` is that multiple) and at the end.
+    Several processes evaluate together: the first one's clock decides for all. A stop saves a checkpoint. An evaluation
+    that a stop interrupts is not recorded, and a resumed run begins with it.
 
-    A resumed run continues the clocks, the draws and the due times of its checkpoint. Records of
-    later steps are removed, also the last evaluation of an interrupted run.
+    A resumed run continues the clocks, the draws and the due times of its checkpoint. Records of later steps are
+    removed, also the last evaluation of an interrupted run.
 
     Args:
         writer: None on the processes that do not write.
-        progress: None: show nothing.
-        evaluate: called with the evaluation's index; None: never evaluate.
+        progress: the display, or None.
+        evaluate: called with the evaluation's index. If None, the policy is never evaluated.
         ledger: the columns of the latest generation, of all processes; called on each of them.
         stop: read after each step. During an evaluation of a single process a signal raises at once.
         max_seconds: the budget of the training clock.
-        ledger_every: write the ledger at step 1 and every this many steps; 0: never.
+        ledger_every: write the ledger at step 1 and every `ledger_every` steps. If 0, never.
         save_seconds: have TRL save a checkpoint whenever the clock passes a multiple of it.
         cpu_clock: the clock counts processor time of this process.
         track: called with each evaluation's row.
@@ -102,16 +102,16 @@ class Recorder(TrainerCallback):
     _evaluated: list[tuple[int, float]] = field(default_factory=list, init=False)  # step and `due` of each
 
     def __post_init__(self) -> None:
-        self.clock = self._make_clock(0.0)
+        self.clock = self._clock_from(0.0)
         self._ledger = Watcher("the ledger of rollouts")
         self._tables = Watcher("a file of rollouts or completions", raises=(OSError, UserError))
 
-    def _make_clock(self, offset: float) -> TrainingClock:
-        return TrainingClock(offset, time.process_time) if self.cpu_clock else TrainingClock(offset)
+    def _clock_from(self, offset: float) -> TrainingClock:
+        return TrainingClock(offset, time.process_time if self.cpu_clock else time.perf_counter)
 
-    def elapsed(self) -> float:
-        """Wall-clock seconds since this recorder was made, plus those of the run before the resume."""
-        return time.perf_counter() - self.started
+    def _clocks(self) -> dict[str, float]:
+        """Return the training clock at the last step, and the wall clock, which includes the run before a resume."""
+        return {"seconds": self.seconds, "elapsed": time.perf_counter() - self.started}
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.step = self.saved_step = state.global_step
@@ -119,7 +119,7 @@ class Recorder(TrainerCallback):
             self.seconds = saved["seconds"]
             self.started -= saved["elapsed"]
             self._evaluated = [(step, due) for step, due in saved["evaluated"]]
-            self.clock = self._make_clock(self.seconds)
+            self.clock = self._clock_from(self.seconds)
         if self.writer:
             self.writer.rewind(self.step, len(self._evaluated))
         self.stop_reason = self._budget_spent()
@@ -153,8 +153,7 @@ class Recorder(TrainerCallback):
         if self.stop_reason:
             control.should_training_stop = True
         # Not an ExportableState: transformers would build a new recorder from it, without a run directory.
-        to_save = {"seconds": self.seconds, "elapsed": self.elapsed(), "evaluated": self._evaluated}
-        state.stateful_callbacks[_STATE] = to_save
+        state.stateful_callbacks[_STATE] = self._clocks() | {"evaluated": self._evaluated}
         if self.stopped_by or self._passed(self.save_seconds, before):
             control.should_save = True
         if control.should_save:
@@ -180,8 +179,8 @@ class Recorder(TrainerCallback):
             return
         # metrics.jsonl has all of it; TRL's own list would grow in memory and in every checkpoint.
         del state.log_history[:-1]
-        logs |= {"seconds": self.seconds, "elapsed": self.elapsed()}  # the trackers, which come next, get them too
-        row = {"step": self.step, "seconds": self.seconds, "elapsed": self.elapsed(), **logs}
+        logs |= self._clocks()  # the trackers, which come next, get them too
+        row = {"step": self.step, **self._clocks(), **logs}
         if self.writer:
             self.writer.append_metrics(row)
         if self.progress:
@@ -198,7 +197,7 @@ class Recorder(TrainerCallback):
     def write_status(self, state: str, reason: str | None = None) -> None:
         """Write ``status.json`` with the current step and clocks."""
         if self.writer:
-            self.writer.write_status(state, reason=reason, step=self.step, seconds=self.seconds, elapsed=self.elapsed())
+            self.writer.write_status(state, reason=reason, step=self.step, **self._clocks())
 
     def _budget_spent(self) -> str | None:
         if self.max_seconds and self.seconds >= self.max_seconds:
@@ -226,7 +225,7 @@ class Recorder(TrainerCallback):
             self.stopped_by = str(interrupt)
             return
         self._evaluated.append((self.step, due))
-        row = {"step": self.step, "due": due, "seconds": self.seconds, "elapsed": self.elapsed(), **result.row()}
+        row = {"step": self.step, "due": due, **self._clocks(), **result.row()}
         if self.writer:
             self.writer.append_eval(row)
             if result.answers:

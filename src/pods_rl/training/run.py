@@ -220,7 +220,7 @@ def _evaluator(trainer: RunTrainer, task: Task, recipe: Recipe, shown: Watcher |
                 sampling,
                 prompts=settings["eval_prompts"],
                 repeats=settings["eval_repeats"],
-                done=lambda rows, of: shown.show(f"{what} {rows} of {of}") if shown and rows < of else None,
+                done=lambda rows, of: shown.show_part(f"{what} {rows} of {of}") if shown and rows < of else None,
                 loop=getattr(trainer, "async_loop", None),
             )
         if shown and index == 0 and found.accuracy == found.format_accuracy == 0:

@@ -1,4 +1,4 @@
-"""Whatever only watches a run: a tracker, the display, the ledger. If it raises, the run continues without it."""
+"""Calls to what only watches a run: a tracker, the display, the ledger. If it raises, the run continues without it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from ..text import console, safe_text
 
 
 class Watcher:
-    """Calls what only watches a run. After its first exception it is dropped, with one warning.
-
-    Methods of the object that it is made with are called through it.
+    """Passes method calls to an object that only watches a run. It drops the object after its first exception.
 
     >>> class Display:
     ...     def show(self, text): raise OSError("no terminal")
@@ -23,8 +21,8 @@ class Watcher:
 
     Args:
         name: what to call it in the warning.
-        target: the object; None: only `attempt` is used.
-        raises: exceptions that end the run nevertheless.
+        target: the object. If None, only `attempt` is used.
+        raises: exceptions that end the run.
         on_drop: called when this is dropped.
     """
 
@@ -43,16 +41,13 @@ class Watcher:
         return partial(self.attempt, getattr(self._target, name))
 
     def attempt(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Return what the call returns; None once this is dropped."""
-        if self.dropped:
-            return None
+        """Return what the call returns; None once the object is dropped."""
         try:
-            return call(*args, **kwargs)
-        except self._raises:
-            raise
+            return None if self.dropped else call(*args, **kwargs)
         except Exception as error:
+            if isinstance(error, self._raises):
+                raise
             self.drop(error)
-            return None
 
     def drop(self, error: Exception) -> None:
         """Warn, and make no more calls."""
