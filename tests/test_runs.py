@@ -11,7 +11,7 @@ import pytest
 
 from pods_rl.cli import main
 from pods_rl.errors import UserError
-from pods_rl.runs import Run, RunWriter, end_run, find_runs, write_atomic
+from pods_rl.runs import Run, RunInUseError, RunWriter, end_run, find_runs, write_atomic
 
 
 def make_run(path, *, seed=1, state="finished"):
@@ -64,12 +64,6 @@ def test_a_damaged_status_does_not_keep_a_run_from_its_end(tmp_path, text):
     assert Run(run.path).status == {"state": "stopped", "reason": "why", "step": 0, "seconds": 0.0, "elapsed": 0.0}
 
 
-def test_a_line_is_on_disk_before_the_next_begins(tmp_path):
-    with RunWriter(tmp_path) as writer:
-        writer.append_metrics({"step": 1})
-        assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
-
-
 def test_torn_and_missing_files_read_as_what_is_left(tmp_path):
     (tmp_path / "config.yaml").write_text("seed: [1")
     (tmp_path / "status.json").write_text('{"state": "runn')
@@ -86,21 +80,6 @@ def test_a_resumed_run_starts_on_its_own_line(tmp_path):
     with RunWriter(tmp_path, resume=True) as writer:
         writer.append_metrics({"step": 2})
     assert Run.open(tmp_path).metrics == [{"step": 1}, {"step": 2}]
-
-
-def test_rewind_forgets_what_came_after_the_checkpoint(tmp_path):
-    with RunWriter(tmp_path) as writer:
-        for step in (1, 2, 3):
-            writer.append_metrics({"step": step})
-            writer.append_eval({"step": step})
-            writer.write_rollouts(step, {"step": [step]})
-        writer.rewind(1, evaluations=9)
-        writer.append_metrics({"step": 2, "again": True})
-        writer.write_config("")
-    run = Run.open(tmp_path)
-    assert run.metrics == [{"step": 1}, {"step": 2, "again": True}]
-    assert run.evals == [{"step": 1}]
-    assert [f.stem for f in run.rollout_files()] == ["step-000001"]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
@@ -129,9 +108,12 @@ def test_a_directory_with_a_run_is_refused_and_left_alone(tmp_path):
 
 def test_a_second_process_is_refused_and_a_dead_one_leaves_no_lock(tmp_path):
     code = f"from pods_rl.runs import RunWriter; RunWriter({str(tmp_path)!r}, resume=True); print('in')"
+    (tmp_path / "link").symlink_to(tmp_path)
     with RunWriter(tmp_path):
         refused = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert "is in use" in refused.stderr
+        assert f"is in use: process {os.getpid()}" in refused.stderr
+        with pytest.raises(RunInUseError):
+            RunWriter(tmp_path / "link", resume=True)
     killed = code + "; import os; os.kill(os.getpid(), 9)"
     assert subprocess.run([sys.executable, "-c", killed], capture_output=True).returncode == -9
     RunWriter(tmp_path, resume=True).close()
@@ -162,7 +144,7 @@ def test_what_a_link_points_to_is_left_alone(tmp_path, name):
     assert (tmp_path / "mine").read_text() == "mine\n"
 
 
-def test_rewind_leaves_the_users_files(tmp_path):
+def test_rewind_removes_what_came_after_the_checkpoint_and_leaves_the_users_files(tmp_path):
     mine = ["step-best-3.parquet", "step-000003.bak.parquet", "step-x.parquet"]
     with RunWriter(tmp_path) as writer:
         for folder, write in (("rollouts", writer.write_rollouts), ("evaluations", writer.write_evaluation)):
@@ -171,8 +153,13 @@ def test_rewind_leaves_the_users_files(tmp_path):
             for name in mine:
                 (tmp_path / folder / name).touch()
             (tmp_path / folder / "step-000004.parquet").mkdir()
-        writer.append_eval({"step": 1})
-        writer.rewind(1, evaluations=1)
+        for step in (1, 2):
+            writer.append_metrics({"step": step})
+            writer.append_eval({"step": step})
+        writer.rewind(1, evaluations=9)
+        writer.append_metrics({"step": 2, "again": True})
+    assert Run(tmp_path).metrics == [{"step": 1}, {"step": 2, "again": True}]
+    assert Run(tmp_path).evals == [{"step": 1}]
     for folder in ("rollouts", "evaluations"):
         left = sorted(path.name for path in (tmp_path / folder).iterdir())
         assert left == sorted([*mine, "step-000001.parquet", "step-000004.parquet"])

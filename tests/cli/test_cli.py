@@ -252,7 +252,7 @@ def test_a_recipe_is_named_by_a_word_alone(trained, tmp_path):
         (["recipes", "../../../etc/passwd"], "is not shipped"),
         (["recipes", "tiny-pod"], "Did you mean tiny-pods"),
         (["train", "tiny-pods", "--num_processes", "1000000000"], "--num_processes 1000000000: expected at most 1024"),
-        (["compare", "quickstart", "--seeds", "1000000000"], "seeds: got 1000000000, expected at most 1,000"),
+        (["compare", "quickstart", "--seeds", "1000000000"], "seeds: got 1000000000, expected"),
         (["compare", "quickstart", "--seeds", "900"], r"3 arms x 900 seeds give 2,700 runs: expected at most 1,000"),
         (["compare", "quickstart", "--seeds", "[4294967296]"], "different whole numbers from 0 to 4294967295"),
     ],

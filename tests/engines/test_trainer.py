@@ -278,6 +278,16 @@ def test_bad_rewards_never_reach_the_loss(make_trainer, scale, bad):
     assert first.get("pods/unscored_rollouts", 0.0) == 8.0
 
 
+def test_a_weight_that_makes_a_reward_infinite_is_seen(make_trainer):
+    trainer = make_trainer(
+        reward=lambda completions, **_: [1e10 if i == 1 else 0.0 for i in range(len(completions))],
+        reward_weights=[1e30], num_rollouts=12, max_steps=1,
+    )  # fmt: skip
+    trainer.train()
+    assert trainer.rollouts.rewards.isnan().sum() == 1
+    assert torch.isfinite(trainer.rollouts.advantages).all()
+
+
 def test_a_group_with_too_few_scores_fills_up_with_zero_advantage(make_trainer):
     def reward(completions, **_):
         return [float(i) if i % 12 < 2 else None for i in range(len(completions))]

@@ -1,14 +1,10 @@
-"""Files: torn runs still open, two runs never share a directory, nothing is written elsewhere, no pickle goes out."""
+"""Files: torn runs still open, nothing is written elsewhere, no pickle goes out."""
 
 from __future__ import annotations
 
 import ast
-import json
 import os
 import random
-import signal
-import subprocess
-import sys
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,7 +15,6 @@ import yaml
 import pods_rl
 from pods_rl.errors import UserError
 from pods_rl.report import build_report
-from pods_rl.runs import RunInUseError, RunWriter
 
 from .audit import Audited, Event, files_below, run_audited
 from .synthetic import write_run
@@ -85,70 +80,16 @@ def test_a_damaged_run_still_opens(share: int, every: int, tmp_path: Path) -> No
     assert told == 0
 
 
-# -------------------------------------------------------------------------------- one writer at a time
-
-HOLD = """
-import sys, time
-from pods_rl.runs import RunWriter
-with RunWriter(sys.argv[1], resume=len(sys.argv) > 2) as writer:
-    writer.write_config("seed: 1\\n")
-    writer.write_status("running")
-    print("held", flush=True)
-    time.sleep(600)
-"""
-
-
-def hold(path: Path, *more: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(path), *more], env=environment, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout
-    assert process.stdout.readline() == "held\n"
-    return process
-
-
-def test_two_runs_never_share_a_directory(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    first = hold(path)
-    try:
-        for same in (path, tmp_path / "." / "run", _link(tmp_path / "link", path)):
-            with pytest.raises(RunInUseError, match=rf"is in use: process {first.pid} is writing this run"):
-                RunWriter(same, resume=True)
-    finally:
-        first.send_signal(signal.SIGKILL)
-        first.wait()
-    with pytest.raises(UserError, match="already holds a run"):  # the killed one's, and free
-        RunWriter(path)
-    second = hold(path, "resume")
-    try:
-        with pytest.raises(RunInUseError, match=f"process {second.pid}"):
-            RunWriter(path, resume=True)
-    finally:
-        second.kill()
-        second.wait()
-    RunWriter(path, resume=True).close()
-
-
-def _link(link: Path, target: Path) -> Path:
-    link.symlink_to(target)
-    return link
-
-
 # -------------------------------------------------------------------------- nothing written elsewhere
 
 TINY = {
     "max_steps": 2, "num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 4, "save_steps": 1,
     "max_completion_length": 8, "task_train_size": 4, "task_test_size": 2, "ledger_every": 1, "use_cpu": True,
-    "bf16": False, "threads": 1, "log_completions": True, "logging_steps": 1,
+    "bf16": False, "threads": 1, "log_completions": True, "logging_steps": 1, "report_to": "tensorboard",
 }  # fmt: skip
 COMMANDS = {
     "train": ["train", "--config", "r.yaml", "--output", "out/run"],
-    "eval": ["eval", "--run", "out/run", "--output", "out/results"],
     "report": ["report", "out/run", "--output", "out/report"],
-    "compare": ["compare", "--config", "experiment.yaml", "--output", "out/experiment"],
-    "train on a file": ["train", "--config", "r.yaml", "--output", "out/file", "--dataset_name", "rows.jsonl",
-                        "--dataset_test_name", "rows.jsonl", "--model_name_or_path", "tiny", "--max_steps", "1"],
 }  # fmt: skip
 
 
@@ -162,11 +103,6 @@ def carried_out(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[st
 def carry_out(folder: Path, name: str) -> Audited:
     folder.mkdir(exist_ok=True)
     (folder / "r.yaml").write_text(yaml.safe_dump(TINY))
-    (folder / "experiment.yaml").write_text(
-        yaml.safe_dump({"base": TINY | {"max_steps": 1}, "arms": {"grpo": {"num_rollouts": 4}, "pods": {}}, "seeds": 1})
-    )
-    rows = [{"question": f"{a}+1?", "answer": str(a + 1)} for a in range(4)]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return run_audited(["-m", "pods_rl", *COMMANDS[name]], folder)
 
 
@@ -190,8 +126,7 @@ def outside(found: Audited, folder: Path) -> list[str]:
     inside = [str(folder / "out"), str(temporary), *(str(home / cache) for cache in CACHES)]
     elsewhere = [path for path in written(found.events, folder) if not f"{path}/".startswith(tuple(inside))]
     made = {str(path) for path in files_below(folder, home, temporary)}  # by C++ and Rust as well
-    ours = {str(folder / name) for name in ("r.yaml", "experiment.yaml", "rows.jsonl")}
-    left = [path for path in made - ours if not path.startswith((inside[0], *inside[2:]))]
+    left = [path for path in made - {str(folder / "r.yaml")} if not path.startswith((inside[0], *inside[2:]))]
     ancestors = [str(home / part) for part in (".cache", ".config", ".cache/huggingface", ".cache/matplotlib")]
     return sorted({*elsewhere, *left} - {*ancestors, str(folder / "out")})
 

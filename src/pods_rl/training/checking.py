@@ -7,7 +7,6 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from transformers import GenerationConfig, Trainer, get_scheduler
@@ -45,9 +44,11 @@ def check_engine(recipe: Recipe, processes: int = 1) -> None:
         arguments = engine_arguments(recipe)
         report_to = recipe.values.get("report_to")
         arguments["per_device_train_batch_size"] *= processes  # the batch of all of them, in this one
-        for key in ("model_init_kwargs", "generation_kwargs"):
+        for key in ("model_init_kwargs", "generation_kwargs"):  # JSON, as on TRL's command line
+            if isinstance(arguments.get(key), str):
+                arguments[key] = json.loads(arguments[key])
             if not isinstance(arguments.get(key), (dict, type(None))):
-                arguments[key] = _mapping(key, arguments[key])
+                raise UserError(f"{key}: expected a mapping, as in {{a: 1}}, or its JSON.")
         get_peft_config(ModelConfig(**recipe.model_arguments()))
         config = PODSConfig("unused", **arguments)
         _check_sampling(config)
@@ -78,14 +79,6 @@ def _check_sampling(config: PODSConfig) -> None:
             processor(settings[name])
     lengths = {"max_new_tokens": config.max_completion_length, "cache_implementation": config.cache_implementation}
     GenerationConfig(do_sample=True, **lengths | settings | own).validate()
-
-
-def _mapping(key: str, text: Any) -> dict[str, Any]:
-    """Return the mapping of a key that is given as JSON, as on TRL's command line."""
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise UserError(f"{key}: expected a mapping, as in {{a: 1}}, or its JSON.")
-    return value
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What a run says about itself: its machine, versions, policy and task."""
+"""The description of a run: its machine, versions, policy and task."""
 
 from __future__ import annotations
 

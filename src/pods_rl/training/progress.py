@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import Progress as RichProgress
@@ -14,6 +14,9 @@ from rich.table import Column
 from rich.text import Text
 
 from ..text import console, plain_text
+
+if TYPE_CHECKING:
+    from ..recipe import Recipe
 
 _PHASE = "pods/seconds/"
 
@@ -100,6 +103,14 @@ class Progress(LiveLine):
         super().__init__(out or console(), every=every, spins=True)
         self._label, self._max_seconds, self._max_steps = label, max_seconds, max_steps
         self._trains = False
+
+    @classmethod
+    def of(cls, recipe: Recipe, output: Path) -> Progress:
+        """Return the display of a run, with the budgets of its recipe."""
+        steps = recipe.values.get("max_steps")
+        limited = isinstance(steps, int) and steps > 0
+        seconds = recipe.run_settings()["max_seconds"]
+        return cls(label_of(output), max_seconds=seconds, max_steps=steps if limited else None)
 
     def begin(self, what: str) -> None:
         """Show what begins: loading, an evaluation."""

@@ -1,4 +1,4 @@
-"""Find the checkpoint that a run resumes from, and check that it belongs to the recipe. No torch."""
+"""Find the checkpoint that a run resumes from, and check that it belongs to the recipe. Does not import torch."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ CHANGED = "--allow_changed_recipe"
 class Start(NamedTuple):
     """The checkpoint that a run resumes from.
 
-    ``checkpoint``: None: start again, no step was made. ``skipped``: a line for each newer checkpoint
-    that is damaged. ``changed``: a line for each key that differs from the checkpoint's.
+    ``checkpoint`` is None if no step was made: the run starts again. ``skipped`` has a line for each newer checkpoint
+    that is damaged, ``changed`` one for each key that differs from the checkpoint's.
     """
 
     checkpoint: Path | None
@@ -53,7 +53,14 @@ def find_start(recipe: Recipe, output: Path, *, processes: int, changed: bool = 
         raise UserError(f"--resume: {output} holds no run to resume.")
     checkpoint, skipped = last_good(output / CHECKPOINTS, hashes=hashes)
     if checkpoint is None:
-        _refuse_to_lose(output, skipped)
+        run = Run(output)
+        if run.metrics or skipped:
+            damaged = "".join(f"\n  skipped {line}" for line in skipped)
+            raise UserError(
+                f"--resume: {output} ({run.state}) has no {'complete ' if skipped else ''}checkpoint to resume from, "
+                "and its results would be lost. Start again in another --output, with save_steps or save_seconds low "
+                f"enough.{damaged}"
+            )
         return Start(None, skipped, [])
     manifest = read_manifest(checkpoint)
     saved = manifest.get("processes") or processes
@@ -87,8 +94,9 @@ def newest_run(recipe: Recipe, runs: Path = Path("runs")) -> Path:
 
 
 def last_lines(output: Path, launch: str = "") -> list[str]:
-    """Return where a run lies, its last checkpoint, how to resume it, and what to do next; nothing for a run that
-    failed before its first step.
+    """Return lines on where a run lies, its last checkpoint, how to resume it, and what to do next.
+
+    There are none for a run that failed before its first step.
 
     Args:
         output: the run directory.
@@ -113,15 +121,3 @@ def last_lines(output: Path, launch: str = "") -> list[str]:
     if policy:
         rows.append(("evaluate", f"pods eval --run {place}"))
     return [f"{name:<12}{text}" for name, text in rows]
-
-
-def _refuse_to_lose(output: Path, skipped: list[str]) -> None:
-    """Raise UserError if the run has steps, or damaged checkpoints, that a new start would delete."""
-    run = Run(output)
-    if not run.metrics and not skipped:
-        return
-    damaged = "".join(f"\n  skipped {line}" for line in skipped)
-    raise UserError(
-        f"--resume: {output} ({run.state}) has no {'whole ' if skipped else ''}checkpoint to resume from, and its "
-        f"results would be lost. Start again in another --output, with save_steps or save_seconds low enough.{damaged}"
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
@@ -26,7 +26,7 @@ from ..runs.files import CHECKPOINTS, LOG, write_failure
 from ..tasks import Fitted, Task
 from .environment import describe, print_start
 from .inputs import fitted_task
-from .progress import Progress, label_of
+from .progress import Progress
 from .resume import Start, find_start
 from .watcher import Watcher
 
@@ -47,16 +47,16 @@ def train(
     """Train a policy from a recipe, and return its run directory; the run's `state` is finished or stopped.
 
     A signal of `SIGNALS` ends the run after the current step: its checkpoint, its policy and its files are complete.
-    While the run loads or evaluates, the signal ends it at once; so does a second SIGINT at any time. If standard
-    output can no longer be written, the run continues and logs to its log.txt.
+    While the run loads or evaluates, the signal ends it at once; a second SIGINT always does. If standard output can no
+    longer be written, the run continues and logs to its log.txt.
 
     Args:
         recipe: from `load_recipe`.
         output: the run directory. One that holds a run is refused unless `resume`.
-        resume: continue from the last whole checkpoint of the run in `output`.
+        resume: continue from the last complete checkpoint of the run in `output`.
         allow_changed_recipe: resume even if the checkpoint belongs to another recipe.
         progress: show steps and evaluations.
-        stop: collects the signals if the caller handles them; None: they are handled here.
+        stop: collects the signals if the caller handles them. If None, they are handled here.
 
     Raises:
         UserError: the recipe, the task or the directory cannot be used, or the disk is full.
@@ -71,14 +71,14 @@ def train(
         writer = stack.enter_context(RunWriter(output, resume=resume)) if get_rank() == 0 else None
         stack.enter_context(outlive_output(output / LOG if writer else None))
         display = stack.enter_context(ExitStack())
-        shown = _display(recipe, output, display) if progress and writer else None
+        bar = display.enter_context(Progress.of(recipe, output)) if progress and writer else None
+        shown = Watcher("the progress display", bar) if bar else None
         begin = shown.begin if shown else lambda what: None
         begin("importing TRL")
         quiet_libraries()
         from .tracking import logging_watched, trackers_inside
 
-        if writer and recipe.values.get("report_to") not in (None, "none", []):
-            stack.enter_context(trackers_inside(output))
+        stack.enter_context(trackers_inside(output, recipe.values.get("report_to") if writer else None))
         stack.enter_context(stop.later())  # a signal that raises anywhere could prevent the last status
         stack.enter_context(_status_at_end(recipe, output, writer, stop, display))
         with stop.at_once():
@@ -103,12 +103,6 @@ def _status_at_end(
 ) -> Iterator[None]:
     """Write the status of a run that ends early by an exception. The display is closed before an error is printed."""
     started = time.perf_counter()
-
-    def end(state: str, reason: str) -> None:
-        with suppress(OSError):  # the disk is full, which the error itself reports
-            if writer:
-                writer.write_end(state, reason, time.perf_counter() - started)
-
     try:
         with _full_disk_explained(output):
             if writer:
@@ -120,7 +114,10 @@ def _status_at_end(
     except BaseException as error:
         stop.over()
         reason = str(error) if isinstance(error, Interrupted) else f"{type(error).__name__}: {error}"
-        end("stopped" if isinstance(error, KeyboardInterrupt) else "failed", reason)
+        state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+        with suppress(OSError):  # the disk is full, which the error itself reports
+            if writer:
+                writer.write_end(state, reason, time.perf_counter() - started)
         raise
 
 
@@ -136,16 +133,6 @@ def _full_disk_explained(output: Path) -> Iterator[None]:
         good, _ = last_good(output / CHECKPOINTS, hashes=False)
         then = f"resume from {good.name} with: pods train --output {output} --resume" if good else "start again"
         raise UserError(f"Cannot write to {output}: {full}. Free some space, then {then}") from error
-
-
-def _display(recipe: Recipe, output: Path, display: ExitStack) -> Watcher:
-    steps = recipe.values.get("max_steps")
-    shown = Progress(
-        label_of(output),
-        max_seconds=recipe.run_settings()["max_seconds"],
-        max_steps=steps if isinstance(steps, int) and steps > 0 else None,
-    )
-    return Watcher("the progress display", display.enter_context(shown))
 
 
 def _load(recipe: Recipe, output: Path, begin: Callable[[str], None]) -> tuple[Task, Fitted | None, RunTrainer]:
@@ -235,7 +222,10 @@ def _evaluator(trainer: RunTrainer, task: Task, recipe: Recipe, shown: Watcher |
 
 
 def _ledger(trainer: RunTrainer, task: Task) -> dict[str, list[Any]] | None:
-    """Return the columns of the latest generation, of all processes, ordered by group and rollout. Collective."""
+    """Return the columns of the latest generation, of all processes, ordered by group and rollout.
+
+    Each process must call it.
+    """
     from ..policies.loading import render, tool_options
 
     # the prompt as the policy continued it, as in the files of evaluations
@@ -244,21 +234,21 @@ def _ledger(trainer: RunTrainer, task: Task) -> dict[str, list[Any]] | None:
     own, problem = {}, None
     try:
         own = trainer.rollouts.columns(write) if trainer.rollouts else {}
-    except Exception as error:  # each process must come to `gather`
+    except Exception as error:  # each process must reach `gather`
         problem = f"{type(error).__name__}: {error}"
     parts, problems = zip(*gather([(own, problem)]), strict=True)
     if any(problems):
         raise RuntimeError(next(filter(None, problems)))
     names = dict.fromkeys(name for part in parts for name in part)  # one process alone may have turns
-    columns = {
-        name: [value for part in parts for value in part.get(name) or [None] * len(part["step"])] for name in names
-    }
-    if not columns:
-        return None
-    order = sorted(
-        range(len(columns["group"])), key=list(zip(columns["group"], columns["rollout"], strict=True)).__getitem__
-    )
-    return {name: [values[i] for i in order] for name, values in columns.items()}
+    rows = [dict(zip(names, row, strict=True)) for part in parts if part for row in _rows(part, names)]
+    rows.sort(key=lambda row: (row["group"], row["rollout"]))
+    return {name: [row[name] for row in rows] for name in names} or None
+
+
+def _rows(columns: dict[str, list[Any]], names: Iterable[str]) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a table; None in a column that it does not have."""
+    missing = [None] * len(columns["step"])
+    return zip(*(columns.get(name) or missing for name in names), strict=True)
 
 
 def _train(trainer: RunTrainer, recorder: Recorder, start: Start | None) -> None:

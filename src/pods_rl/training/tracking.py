@@ -82,8 +82,11 @@ def logging_watched(trainer: Trainer) -> Iterator[None]:
 
 
 @contextmanager
-def trackers_inside(output: Path) -> Iterator[None]:
+def trackers_inside(output: Path, report_to: object) -> Iterator[None]:
     """Inside, trackers write their local files to ``tracking/`` of a run, unless the user has chosen another place."""
+    if report_to in (None, "none", []):
+        yield
+        return
     place = (output / TRACKING).absolute()
     ours = {name: str(place / folder) for name, folder in _FOLDERS.items()} | {"MLFLOW_TRACKING_URI": place.as_uri()}
     ours = {name: value for name, value in ours.items() if name not in os.environ}
