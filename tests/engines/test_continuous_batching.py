@@ -91,10 +91,9 @@ def test_weights_that_it_would_round_for_good_are_a_warning(make):
     assert lossy_cast(make(bf16=True, dtype=torch.bfloat16)) is None
 
 
-def test_a_recipe_refuses_to_round_its_weights(tmp_path, monkeypatch):
+def test_a_recipe_refuses_to_round_its_weights(tmp_path):
     small = {"task_train_size": "8", "task_test_size": "4", "bf16": "true", "use_cpu": "true"}
     small |= {"use_transformers_continuous_batching": "true", "dtype": "auto"}  # of which a check knows nothing yet
-    monkeypatch.setattr("pods_rl.recipe.checks.cpu_has_bf16", lambda: True)
     recipe = load_recipe("tiny-pods", small)
     task = load_task(recipe.task_settings())
     with pytest.warns(UserWarning, match=ROUNDS), pytest.raises(UserError, match=ROUNDS):
