@@ -304,7 +304,7 @@ class PODSTrainer(TypedGRPOTrainer):
             rollout.escape_table(self._logs)
         super().log(logs, start_time)
 
-    # -- resume (checkpoints.py) and sharded weights (sharding.py) ----------------------------------------------------
+    # -- resume (checkpoints.py) and sharded weights (compat.py) -------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train; resume bit for bit from a checkpoint of this trainer, and as TRL does from one of TRL's.
