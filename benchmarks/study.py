@@ -28,8 +28,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from pods_rl.report import ReportFiles, build_report
-from pods_rl.report.figures import add_legend, look, new_figure, styled, to_bytes
 from pods_rl.report.charts import line_styles
+from pods_rl.report.figures import add_legend, look, new_figure, styled, to_bytes
 from pods_rl.runs import Run, find_runs
 
 HERE = Path(__file__).parent
