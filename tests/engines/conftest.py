@@ -1,4 +1,4 @@
-"""A real TRL trainer over a random-weight Qwen2 model small enough to train in a second."""
+"""A real TRL trainer over a random-weight Qwen2 model small enough to train in a second, and what tests read of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from transformers import set_seed
+from transformers import TrainerCallback, set_seed
 
 from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.policies.build import build_model, build_tokenizer
@@ -26,6 +26,51 @@ PROMPTS = ["1+2=", "37+4=", "5-1=", "60+60=", "9+9+9=", "8-3+1=", "77-1=", "2+2=
 def letter_reward(completions: list[str], **_: Any) -> list[float]:
     """A reward with many values, a function of the text alone."""
     return [(sum(map(ord, text)) % 17) / 16 for text in completions]
+
+
+def half_dead(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
+    """Constant for every second prompt of the data set."""
+    pairs = zip(prompts, letter_reward(completions), strict=True)
+    return [0.3 if PROMPTS.index(prompt) % 2 else score for prompt, score in pairs]
+
+
+def constant(completions: list[str], **_: Any) -> list[float]:
+    """Equal rewards, from which a policy learns nothing."""
+    return [1.0] * len(completions)
+
+
+def weights(trainer: Any) -> dict[str, torch.Tensor]:
+    """Copies of the policy's weights."""
+    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+
+
+def assert_equal_weights(ours: Any, theirs: Any) -> None:
+    """Raise AssertionError unless two trainers, models or copies have the same weights to the last bit."""
+    one, other = (
+        x if isinstance(x, dict) else dict((x if isinstance(x, torch.nn.Module) else x.model).named_parameters())
+        for x in (ours, theirs)
+    )
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+def batches_of(trainer: Any) -> list[dict[str, Any]]:
+    """Filled as it trains: every generation's batch, before it is split."""
+    batches, build = [], trainer._generate_and_score_completions
+    trainer._generate_and_score_completions = lambda inputs: batches.append(build(inputs)) or batches[-1]
+    return batches
+
+
+class Gradients(TrainerCallback):
+    """The gradient of each step, as the optimizer gets it."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer, self.steps = trainer, []
+        trainer.add_callback(self)
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        named = self.trainer.model.named_parameters()
+        self.steps.append({name: p.grad.clone() for name, p in named if p.grad is not None})
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,7 @@ import multiprocessing
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ import torch
 import torch.distributed as dist
 from datasets import Dataset
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
@@ -31,7 +30,7 @@ from pods_rl.rollouts.record import as_text
 from pods_rl.selection import get_rule
 from tests import DEADLINE, free_port
 
-from .conftest import PROMPTS, letter_reward
+from .conftest import PROMPTS, Gradients, batches_of, letter_reward, weights
 from .test_images import pictures
 from .test_tools import Closing, Counter, Scripted, byte_tokenizer, chat_policy, chats, count_up
 from .vision import make_vlm
@@ -126,19 +125,6 @@ def process_s_own_choice(rewards: torch.Tensor, m: int, *, generator: Any = None
     return torch.arange(rank, rank + m).repeat(len(rewards), 1)
 
 
-class Watch(TrainerCallback):
-    """The gradients of the first step, as the optimizer gets them."""
-
-    def __init__(self, trainer: PODSTrainer) -> None:
-        self.trainer = trainer
-        self.gradients: dict[str, torch.Tensor] = {}
-
-    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-        if not self.gradients:
-            named = self.trainer.model.named_parameters()
-            self.gradients.update({name: p.grad.clone() for name, p in named if p.grad is not None})
-
-
 def make_trainer(
     folder: Path, settings: dict[str, Any], reward: Any = graded, family: str | None = None
 ) -> PODSTrainer:
@@ -167,8 +153,7 @@ def train_case(folder: Path, name: str, settings: dict[str, Any]) -> None:
     reward = half_dead if "dead" in name else graded
     family = "Qwen2_5_VL" if "images" in name else None
     trainer = make_trainer(folder, settings, reward, family)
-    watch = Watch(trainer)
-    trainer.add_callback(watch)
+    watch = Gradients(trainer)
     seen: list[dict[str, Any]] = []
     score = trainer._generate_and_score_completions
 
@@ -196,13 +181,9 @@ def train_case(folder: Path, name: str, settings: dict[str, Any]) -> None:
     }
     report = {"rounds": seen, "logs": trainer.state.log_history[:STEPS], "tables": tables}
     (folder / f"{name}-{world}-{rank}.json").write_text(json.dumps(report))
-    weights = {f"weight {key}": p.detach() for key, p in trainer.model.named_parameters()}
-    gradients = {f"gradient {key}": g for key, g in watch.gradients.items()}
-    # Tied weights share memory, which the file format refuses.
-    save_file(
-        {key: value.clone() for key, value in (weights | gradients).items()},
-        folder / f"{name}-{world}-{rank}.safetensors",
-    )
+    tensors = {f"weight {key}": weight for key, weight in weights(trainer).items()}
+    tensors |= {f"gradient {key}": gradient for key, gradient in watch.steps[0].items()}
+    save_file(tensors, folder / f"{name}-{world}-{rank}.safetensors")
 
 
 def refused_case(folder: Path, rank: int) -> None:
@@ -233,12 +214,18 @@ def faults_case(folder: Path, rank: int) -> None:
         return compute_loss(*args, **kwargs) + (torch.inf if rank == 1 and trainer.state.global_step == 0 else 0.0)
 
     trainer.compute_loss = odd_loss
-    with capture_warnings() as said:
-        before = [p.detach().clone() for p in trainer.model.parameters()]
-        trainer.add_callback(Moved(trainer, before))
-        trainer.train()
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("pods_rl").addHandler(handler)
+    seen, step = [], trainer.training_step
+    trainer.training_step = lambda *args, **kwargs: seen.append(weights(trainer)) or step(*args, **kwargs)
+    trainer.train()
+    logging.getLogger("pods_rl").removeHandler(handler)
+    first, *later = [*seen, weights(trainer)]  # before each step, and at the end
+    moved = [any(not torch.equal(first[name], weight) for name, weight in now.items()) for now in later]
     steps = trainer.state.log_history[:STEPS]
-    report = {"logs": steps, "raised": len(raised), "said": said, "moved": trainer.moved}
+    report = {"logs": steps, "raised": len(raised), "said": said, "moved": moved}
     (folder / f"faults-{rank}.json").write_text(json.dumps(report))
 
 
@@ -257,9 +244,7 @@ def tools_case(folder: Path, rank: int) -> None:
         environment_factory=Closing,
     )  # fmt: skip
     Scripted(trainer.model, tokenizer, lambda row, turn: count_up(10 * rank + row, turn))
-    batches: list[dict[str, Any]] = []
-    arrange = trainer._update.arrange
-    trainer._update.arrange = lambda found: batches.extend(found) or arrange(found)
+    batches = batches_of(trainer)
     trainer.train()
     (batch,), found = batches, trainer.rollouts
     masks = zip(batch["completion_ids"], batch["tool_mask"], batch["completion_mask"], strict=True)
@@ -273,33 +258,6 @@ def tools_case(folder: Path, rank: int) -> None:
         "calls": trainer.state.log_history[0]["tools/call_frequency"],
     }
     (folder / f"tools-{rank}.json").write_text(json.dumps(report))
-
-
-class Moved(TrainerCallback):
-    """Whether the weights differ from those at the start, after each step."""
-
-    def __init__(self, trainer: PODSTrainer, before: list[torch.Tensor]) -> None:
-        self.trainer, self.before = trainer, before
-        trainer.moved = []
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        now = self.trainer.model.parameters()
-        self.trainer.moved.append(any(not torch.equal(p, q) for p, q in zip(now, self.before, strict=True)))
-
-
-@contextmanager
-def capture_warnings() -> Iterator[list[str]]:
-    """What our own loggers say inside."""
-    said: list[str] = []
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
-
-    handler = Handler(logging.WARNING)
-    logging.getLogger("pods_rl").addHandler(handler)
-    yield said
-    logging.getLogger("pods_rl").removeHandler(handler)
 
 
 def process(folder: Path, rank: int, world: int, port: int) -> None:

@@ -27,7 +27,8 @@ from pods_rl.recipe import find_accelerate_config
 from pods_rl.training.saving import save_policy
 
 from . import many_processes
-from .many_processes import CASES, Watch, fork_all, make_trainer
+from .conftest import Gradients
+from .many_processes import CASES, fork_all, make_trainer
 
 CASE = "seven of one prompt over two"  # shares of 4 and 3 rollouts
 PROMPTS_IDS = [[5, 6, 7], [8, 9], [10], [11, 12, 13, 14], [15, 16]]
@@ -54,11 +55,10 @@ def train(folder: Path, processes: int) -> PODSTrainer:
     settings = dict(CASES[CASE][1])
     settings["per_device_train_batch_size"] *= CASES[CASE][0] // processes
     trainer = make_trainer(folder, settings)
-    watch = Watch(trainer)
-    trainer.add_callback(watch)
+    watch = Gradients(trainer)
     many_processes.train(trainer)
     weights = {f"weight {key}": whole(p) for key, p in trainer.model.named_parameters()}
-    gradients = {f"gradient {key}": whole(g) for key, g in watch.gradients.items()}
+    gradients = {f"gradient {key}": whole(g) for key, g in watch.steps[0].items()}
     save_file(weights | gradients, folder / f"{processes}-{trainer.accelerator.process_index}.safetensors")
     return trainer
 

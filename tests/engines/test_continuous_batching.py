@@ -13,7 +13,8 @@ from pods_rl.recipe import load_recipe
 from pods_rl.tasks import load_task
 from pods_rl.training.trainer import build_trainer
 
-from .test_equivalence import PLAIN, weights
+from .conftest import assert_equal_weights, batches_of
+from .test_losses import PLAIN
 
 # Without them it takes 60 % of the machine's free memory for its cache.
 SMALL = {"num_blocks": 64, "max_batch_tokens": 64}
@@ -21,7 +22,7 @@ SMALL = {"num_blocks": 64, "max_batch_tokens": 64}
 
 @pytest.fixture
 def make(make_trainer):
-    """Trainers that generate so: 2 prompts a generation, 12 rollouts each, 4 kept."""
+    """Trainers with this generator: 2 prompts a generation, 12 rollouts each, 4 kept."""
     settings = {
         "use_transformers_continuous_batching": True, "transformers_continuous_batching_config": SMALL,
         "max_completion_length": 6, "max_steps": 1,
@@ -31,9 +32,9 @@ def make(make_trainer):
     )
 
 
-def requests_of(trainer):
-    """Filled as it trains: prompts and completions, as token ids, of each call of the generator."""
-    requests, generate = [], trainer.model.generate_batch
+def test_n_of_each_prompt_are_generated_in_calls_of_rollout_batch_size_and_m_trained(make):
+    trainer = make(rollout_batch_size=10)
+    requests, generate, batches = [], trainer.model.generate_batch, batches_of(trainer)
 
     def record(prompts, **kwargs):
         outputs = generate(prompts, **kwargs)
@@ -41,20 +42,12 @@ def requests_of(trainer):
         return outputs
 
     trainer.model.generate_batch = record
-    return requests
-
-
-def test_n_of_each_prompt_and_m_trained_in_calls_of_rollout_batch_size(make):
-    trainer = make(rollout_batch_size=10)
-    requests, rows = requests_of(trainer), []
-    build = trainer._generate_and_score_completions
-    trainer._generate_and_score_completions = lambda inputs: rows.append(build(inputs)) or rows[-1]
     trainer.train()
     assert [len(prompts) for prompts, _ in requests] == [10, 10, 4]
     prompts, completions = ([row for request in requests for row in request[i]] for i in range(2))
     assert prompts == [prompts[0]] * 12 + [prompts[12]] * 12
     assert len({tuple(ids) for ids in completions}) > 12
-    r, (batch,) = trainer.rollouts, rows
+    r, (batch,) = trainer.rollouts, batches
     assert r.completion_tokens == [len(ids) for ids in completions]
     pairs = zip(batch["completion_ids"], batch["completion_mask"].bool(), strict=True)
     kept = [group * 12 + i for group, row in enumerate(r.kept.tolist()) for i in row]
@@ -66,11 +59,11 @@ def test_n_equal_to_m_is_trl_to_the_last_bit(make):
     theirs.train()
     ours = make(num_rollouts=4, **PLAIN)
     ours.train()
-    assert all(torch.equal(weight, weights(ours)[name]) for name, weight in weights(theirs).items())
+    assert_equal_weights(ours, theirs)
 
 
-def test_a_request_that_failed_ends_the_run(make):
-    """The generator logs it and leaves it out: the completions after it would stand beside the wrong prompts."""
+def test_a_failed_request_ends_the_run(make):
+    """The generator logs it and skips it: later completions would be paired with the wrong prompts."""
     trainer = make()
     generate = trainer.model.generate_batch
     trainer.model.generate_batch = lambda *args, **kwargs: dict(list(generate(*args, **kwargs).items())[1:])
@@ -84,17 +77,13 @@ def test_a_request_that_failed_ends_the_run(make):
 ROUNDS = r"turns the trained float32 weights into bfloat16.*Set bf16: false"
 
 
-def test_weights_that_it_would_round_for_good_are_a_warning(make):
-    """Under bf16 TRL's `generate` path leaves float32 weights alone; this one casts them in place, for good."""
+def test_weights_that_would_be_rounded_for_good_are_a_warning_and_refused_in_a_recipe(make, tmp_path):
+    """Under bf16 TRL's `generate` path leaves float32 weights alone; this one casts them in place."""
     with pytest.warns(UserWarning, match=ROUNDS):
         make(bf16=True)
     assert lossy_cast(make(bf16=True, dtype=torch.bfloat16)) is None
-
-
-def test_a_recipe_refuses_to_round_its_weights(tmp_path):
     small = {"task_train_size": "8", "task_test_size": "4", "bf16": "true", "use_cpu": "true"}
-    small |= {"use_transformers_continuous_batching": "true", "dtype": "auto"}  # of which a check knows nothing yet
+    small |= {"use_transformers_continuous_batching": "true", "dtype": "auto"}  # which a recipe's checks cannot know
     recipe = load_recipe("tiny-pods", small)
-    task = load_task(recipe.task_settings())
     with pytest.warns(UserWarning, match=ROUNDS), pytest.raises(UserError, match=ROUNDS):
-        build_trainer(recipe, task, tmp_path)
+        build_trainer(recipe, load_task(recipe.task_settings()), tmp_path)

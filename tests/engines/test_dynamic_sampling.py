@@ -8,9 +8,10 @@ from datasets import IterableDataset
 
 from pods_rl.errors import UserError
 
-from .conftest import PROMPTS, letter_reward
+from .conftest import PROMPTS, batches_of, constant, letter_reward
 
 DEAD = PROMPTS[::2]
+SETTINGS = {"num_rollouts": 8, "dynamic_sampling": True, "per_device_train_batch_size": 16, "max_steps": 1}
 
 
 def dead_for_half(prompts, completions, **_):
@@ -29,10 +30,9 @@ def of_rollouts(record, values):
     return [values[record.numbers.index(i)] for i in range(len(values))]
 
 
-@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+@pytest.mark.parametrize("scale", ["group", "batch"])
 def test_every_trained_group_is_live_and_has_its_own_advantages(make_trainer, scale):
-    settings = {"num_rollouts": 8, "per_device_train_batch_size": 16, "scale_rewards": scale, "max_steps": 1}
-    trainer = make_trainer(reward=dead_for_half, dynamic_sampling=True, dynamic_sampling_rounds=8, **settings)
+    trainer = make_trainer(reward=dead_for_half, dynamic_sampling_rounds=8, scale_rewards=scale, **SETTINGS)
     trainer.train()
     found, log = trainer.rollouts, trainer.state.log_history[0]
     prompts = of_rollouts(found, found.prompts)
@@ -41,23 +41,15 @@ def test_every_trained_group_is_live_and_has_its_own_advantages(make_trainer, sc
     assert not {prompts[8 * group] for group in found.groups.tolist()} & set(DEAD)
     kept = found.kept_rewards()
     centred = kept - kept.mean(dim=1, keepdim=True)
-    deviation = {"group": kept.std(dim=1, keepdim=True), "batch": kept.std(), "none": 1 - 1e-4}[scale]
+    deviation = kept.std(dim=1, keepdim=True) if scale == "group" else kept.std()
     torch.testing.assert_close(found.advantages, centred / (deviation + 1e-4), rtol=1e-4, atol=1e-6)
     everything = torch.tensor(of_rollouts(found, dead_for_half(found.prompts, found.completions)))
     assert log["reward"] == pytest.approx(everything.mean().item(), abs=1e-6)
 
 
 def test_the_rows_of_a_joined_batch_are_those_of_its_groups(make_trainer):
-    trainer = make_trainer(
-        reward=dead_for_half,
-        num_rollouts=8,
-        dynamic_sampling=True,
-        per_device_train_batch_size=16,
-        max_steps=1,
-        beta=0.1,
-    )
-    build, batches = trainer._generate_and_score_completions, []
-    trainer._generate_and_score_completions = lambda inputs: batches.append(build(inputs)) or batches[-1]
+    trainer = make_trainer(reward=dead_for_half, beta=0.1, **SETTINGS)
+    batches = batches_of(trainer)
     trainer.train()
     (batch,), found, tokenizer = batches, trainer.rollouts, trainer.processing_class
     prompts, completions = of_rollouts(found, found.prompts), of_rollouts(found, found.completions)
@@ -70,7 +62,7 @@ def test_the_rows_of_a_joined_batch_are_those_of_its_groups(make_trainer):
     assert (batch["ref_per_token_logps"][mask.bool()] < 0).all()
 
 
-def test_a_named_reward_says_which_groups_are_dead(make_trainer):
+def test_a_named_reward_decides_which_groups_are_dead(make_trainer):
     settings = {"num_rollouts": 8, "max_steps": 1, "dynamic_sampling_rounds": 8}
     trainer = make_trainer(reward=[letter_reward, answer], dynamic_sampling="answer", **settings)
     trainer.train()
@@ -80,12 +72,8 @@ def test_a_named_reward_says_which_groups_are_dead(make_trainer):
 
 
 def test_groups_stay_dead_after_the_last_round(make_trainer):
-    def constant(completions, **_):
-        return [1.0] * len(completions)
-
-    trainer = make_trainer(
-        reward=constant, num_rollouts=8, dynamic_sampling=True, dynamic_sampling_rounds=2, max_steps=1
-    )
+    settings = {"num_rollouts": 8, "dynamic_sampling": True, "dynamic_sampling_rounds": 2, "max_steps": 1}
+    trainer = make_trainer(reward=constant, **settings)
     trainer.train()
     log = trainer.state.log_history[0]
     assert log["pods/dynamic_sampling/prompts_drawn"] == 4
@@ -94,13 +82,13 @@ def test_groups_stay_dead_after_the_last_round(make_trainer):
     assert trainer.rollouts.groups.tolist() == [0, 1]
 
 
-def test_what_cannot_be_drawn_again_is_refused(make_trainer, dataset):
-    with pytest.raises(UserError, match=r"'nope' is not a reward function: got letter_reward"):
-        make_trainer(dynamic_sampling="nope")
+def test_dynamic_sampling_that_cannot_work_is_refused(make_trainer, dataset):
     stream = IterableDataset.from_generator(lambda: iter(dataset.to_list()))
-    with pytest.raises(UserError, match="a stream"):
-        make_trainer(dynamic_sampling=True, train_dataset=stream)
-    with pytest.raises(UserError, match="dynamic_sampling_rounds = 0"):
-        make_trainer(dynamic_sampling=True, dynamic_sampling_rounds=0)
-    with pytest.raises(UserError, match="sum_then_normalize"):
-        make_trainer(dynamic_sampling=True, multi_objective_aggregation="normalize_then_sum")
+    for words, config in (
+        (r"'nope' is not a reward function: got letter_reward", {"dynamic_sampling": "nope"}),
+        ("a stream", {"train_dataset": stream}),
+        ("dynamic_sampling_rounds = 0", {"dynamic_sampling_rounds": 0}),
+        ("sum_then_normalize", {"multi_objective_aggregation": "normalize_then_sum"}),
+    ):
+        with pytest.raises(UserError, match=words):
+            make_trainer(**{"dynamic_sampling": True} | config)

@@ -56,22 +56,18 @@ def reports(folder):
     return [json.loads((folder / f"report-{rank}.json").read_text()) for rank in range(2)]
 
 
-def test_each_process_holds_half_of_every_parameter(sharded):
+def test_each_process_holds_half_of_every_parameter_before_and_after_generating(sharded):
     first, second = reports(sharded)
     for report in (first, second):
         assert report["layout"] == "FSDP2"
         assert len(report["before"]) == report["parameters"] > 10
         assert report["after"] == report["before"]
-        assert report["inside"] == {}  # whole tensors
+        assert report["inside"] == {}  # complete tensors
+        assert report["resharding after"] == report["resharding before"]
+        assert set(report["resharding before"]) == {True, False}
     for name, (here, total) in first["before"].items():
         assert here + second["before"][name][0] == total, name
         assert here == total // 2, name
-
-
-def test_generating_leaves_the_modules_as_accelerate_sharded_them(sharded):
-    for report in reports(sharded):
-        assert report["resharding after"] == report["resharding before"]
-        assert set(report["resharding before"]) == {True, False}
 
 
 @pytest.mark.numeric
@@ -161,3 +157,9 @@ def test_the_run_says_how_it_was_laid_out_and_evaluates_as_one_process(runs):
     one, _ = of_one_process(recipe | {"per_device_train_batch_size": 4}, seed=42)
     assert pq.read_table(whole.evaluation_files()[0]).to_pydict() == one.columns()
     assert one.accuracy > 0
+    for row in whole.metrics:  # a group over both processes
+        ledger = pq.read_table(whole.path / "rollouts" / f"step-{row['step']:06d}.parquet").to_pydict()
+        assert ledger["rollout"][:7] == list(range(7))
+        assert len(set(ledger["prompt"][:7])) == 1
+        assert row["reward"] == pytest.approx(sum(ledger["reward"]) / len(ledger["reward"]))
+        assert row["pods/tokens/generated"] == sum(ledger["completion_tokens"])

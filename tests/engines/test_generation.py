@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 
 import pytest
-from peft import LoraConfig
 from trl import GRPOTrainer
 
 from pods_rl.engines.trl.generation import each_prompt_once
@@ -37,10 +36,17 @@ def test_a_rollout_is_the_same_whatever_n_and_rows_at_once(make_trainer):
     sixteen = texts(make_trainer(num_rollouts=16, **QUIET))
     assert len(sixteen) == 2
     assert all(len(set(group)) > 8 for group in sixteen.values())
-    for settings in ({"num_rollouts": 9}, {"num_rollouts": 16, "rollout_batch_size": 5}, {"num_rollouts": 4}):
+    for settings in ({"num_rollouts": 9, "rollout_batch_size": 5}, {"num_rollouts": 4}):
         fewer = texts(make_trainer(**settings, **QUIET))
         assert fewer == {prompt: group[: len(fewer[prompt])] for prompt, group in sixteen.items()}
     assert texts(make_trainer(num_rollouts=16, **QUIET, seed=4)) != sixteen
+
+
+def test_keys_of_generation_reach_the_loop(make_trainer):
+    settings = {"max_new_tokens": 2, "do_sample": False}
+    for group in texts(make_trainer(num_rollouts=8, generation_kwargs=settings, **QUIET)).values():
+        assert len(set(group)) == 1
+        assert len(group[0]) <= 2 * 8
 
 
 def test_generations_of_a_run_draw_anew(make_trainer):
@@ -66,28 +72,6 @@ def test_prompts_are_computed_once_a_part(make_trainer):
     assert prompts == [2, 1]  # 16 rows of both prompts, then 8 of the second
     assert max(rows for rows, columns in seen if columns == 1) == 16
     assert [rows for rows, columns in seen if columns == 1][-1] < 8  # rows are dropped as they end
-
-
-def test_an_adapter_with_dropout_computes_its_prompts_once_too(make_trainer):
-    lora = {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.5)}
-    trainer, seen = make_trainer(num_rollouts=8, trainer_arguments=lora, **QUIET), []
-    trainer.model.get_base_model().register_forward_pre_hook(
-        lambda _, __, inputs: seen.append(tuple(inputs["input_ids"].shape)), with_kwargs=True
-    )
-    first = texts(trainer)
-    assert (seen[0][0], seen[1]) == (2, (16, 1))
-    assert texts(make_trainer(num_rollouts=4, trainer_arguments=lora, **QUIET)) == {p: g[:4] for p, g in first.items()}
-    assert trainer.model.training
-    assert "generate" not in vars(trainer.model)
-
-
-def test_greedy_rollouts_and_the_other_keys_of_generation(make_trainer):
-    equal = texts(make_trainer(num_rollouts=8, generation_kwargs={"do_sample": False}, **QUIET))
-    assert all(len(set(group)) == 1 for group in equal.values())
-    few = texts(make_trainer(num_rollouts=8, top_k=1, temperature=2.0, **QUIET))
-    assert few == equal
-    short = texts(make_trainer(num_rollouts=8, generation_kwargs={"max_new_tokens": 2}, **QUIET))
-    assert all(len(text) <= 2 * 8 for group in short.values() for text in group)
 
 
 @pytest.mark.parametrize(

@@ -20,18 +20,22 @@ from trl.trainer import grpo_trainer
 
 from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.engines.trl.checkpoints import load_renamed
-from pods_rl.engines.trl.generation import TurnInputs, present_images
+from pods_rl.engines.trl.generation import TurnInputs
 from pods_rl.errors import UserError
 from tests.numeric import FLOAT32, assert_near
 
-from .conftest import letter_reward
+from .conftest import Gradients, letter_reward
 from .test_losses import fed, kept_rows
-from .test_update_rows import Gradients
 from .vision import FAMILIES, make_vlm, picture
 
 pytestmark = pytest.mark.slow  # a model of each family
+SETTINGS = {
+    "num_generations": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 1,
+    "max_completion_length": 6, "learning_rate": 1e-3, "max_grad_norm": 0.0, "optim": "sgd", "seed": 3,
+    "loss_type": "grpo", "bf16": False, "use_cpu": True, "gradient_checkpointing": False, "disable_tqdm": True,
+    "report_to": "none", "save_strategy": "no", "logging_steps": 1,
+}  # fmt: skip
 
-NO_TORCHVISION = pytest.mark.skip(reason="transformers has its image processor only with torchvision")
 IMAGES_A_ROW = [1, 2, 1, 3]
 
 
@@ -62,24 +66,17 @@ def build(tmp_path, family, trainer_class=PODSTrainer, config_class=PODSConfig, 
     model, processor = family_of(family)
     model, more = copy.deepcopy(model), {name: given.pop(name) for name in ("peft_config",) if name in given}
     model.config._name_or_path = given.pop("reference", None)
-    settings = {
-        "num_generations": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 1,
-        "max_completion_length": 6, "learning_rate": 1e-3, "max_grad_norm": 0.0, "optim": "sgd", "seed": 3,
-        "loss_type": "grpo", "bf16": False, "use_cpu": True, "gradient_checkpointing": False, "disable_tqdm": True,
-        "report_to": "none", "save_strategy": "no", "logging_steps": 1,
-    }  # fmt: skip
     set_seed(5)  # adapters are drawn
     trainer = trainer_class(
         model=model,
         reward_funcs=half_constant,
-        args=config_class(str(tmp_path), **settings | given),
+        args=config_class(str(tmp_path), **SETTINGS | given),
         train_dataset=pictures(),
         eval_dataset=pictures(),
         processing_class=processor,
         **more,
     )
     watch = Gradients(trainer)
-    trainer.add_callback(watch)
     return trainer, watch.steps
 
 
@@ -91,7 +88,7 @@ def train(*given, **config):
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("family", [*FAMILIES, pytest.param("Lfm2Vl", marks=NO_TORCHVISION)])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_has_the_gradient_of_trl(tmp_path, family):
     """To the last bit with `exact_trl`; by default up to rounding."""
     theirs, _ = train(tmp_path, family, GRPOTrainer, GRPOConfig)
@@ -106,8 +103,10 @@ def test_every_family_has_the_gradient_of_trl(tmp_path, family):
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("family", ["Qwen2_5_VL", "InternVL"])
-@pytest.mark.parametrize("setting", ["reference", "adapter and its reference", "twice"])
+@pytest.mark.parametrize(
+    ("family", "setting"),
+    [("Qwen2_5_VL", "adapter and its reference"), ("InternVL", "reference"), ("InternVL", "twice")],
+)
 def test_m_of_n_have_the_gradient_of_trl_on_those_m(tmp_path, monkeypatch, family, setting):
     """TRL's own trainer is fed the kept rows; `reference`: another model on the disk, `twice`: ratios other than 1."""
     config = {"beta": 0.1} if "reference" in setting else {}
@@ -216,19 +215,11 @@ def test_a_part_of_a_turn_has_the_images_of_its_rows(family):
             assert fields[name].double().sum() == pytest.approx(values.double().sum())  # the rest is padding
 
 
-def test_a_turn_whose_images_are_not_known_by_row_is_not_split():
+def test_a_turn_whose_images_are_not_known_by_row_cannot_be_split():
     trainer = SimpleNamespace(args=SimpleNamespace(rollout_batch_size=1), use_vllm=False, processing_class=None)
     fields = {"pixel_values": torch.zeros(2, 2), "spatial_shapes": torch.zeros(2, 2)}  # two tiles, of whichever prompt
     with pytest.raises(UserError, match="rollout_batch_size cannot split"):
         TurnInputs(trainer, [[1], [2]], [["a"], ["b"]], fields)
-
-
-def test_rows_without_images_are_text():
-    """A micro-batch can have rows without images alone, for which models refuse tensors of no image."""
-    types = torch.zeros(1, 3)
-    more = {"pixel_values": torch.zeros(0, 4), "num_images": [0], "mm_token_type_ids": types}
-    assert present_images(more) == {"pixel_values": None, "num_images": None, "mm_token_type_ids": types}
-    assert present_images(more | {"num_images": [1]})["pixel_values"] is more["pixel_values"]
 
 
 # -- images that tools return ----------------------------------------------------------------------------------------
@@ -284,24 +275,19 @@ def train_with_screenshots(tmp_path, trainer_class, config_class, **config):
             [input_ids, torch.tensor([row + [tokenizer.pad_token_id] * (width - len(row)) for row in rows])], 1
         )
 
-    settings = {
-        "num_generations": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 1,
-        "max_completion_length": 200, "max_grad_norm": 0.0, "optim": "sgd", "seed": 3, "loss_type": "grpo",
-        "bf16": False, "use_cpu": True, "gradient_checkpointing": False, "disable_tqdm": True, "report_to": "none",
-        "save_strategy": "no", "logging_steps": 1,
-    }  # fmt: skip
     trainer = trainer_class(
         model=model,
         reward_funcs=lambda completions, **_: [
             len(turns) + len(str(turns[-1]["content"])) / 7 for turns in completions
         ],
-        args=config_class(str(tmp_path), **settings | config),
+        args=config_class(
+            str(tmp_path), **SETTINGS | {"per_device_train_batch_size": 2, "max_completion_length": 200} | config
+        ),
         train_dataset=pictures().remove_columns("images").select(range(2)),
         processing_class=processor,
         tools=[screenshot, word],
     )
     watch = Gradients(trainer)
-    trainer.add_callback(watch)
     trainer.model.generate = turn
     trainer.train()
     return watch.steps[0], asked, trainer.state.log_history[0]

@@ -1,7 +1,7 @@
-"""TRL's losses with selection: n = m is TRL to the last bit, and m of n is TRL fed exactly the m kept rows.
+"""The same update by another way: TRL's trainer, an accumulated batch, the reference objective, TRL's RLOO.
 
-The oracle is TRL's own trainer. Its sampler is replaced by the rows that PODSTrainer kept, so that whatever divides by
-a number of rows, groups or tokens must have counted those m alone.
+n = m is TRL to the last bit, and m of n is TRL fed exactly the m kept rows: whatever divides by a number of rows,
+groups or tokens must count those m alone.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ import pytest
 import torch
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
-from pods_rl import PODSConfig
+from pods_rl import PODSConfig, pods_objective
 from pods_rl.engines.trl.batching import check_losses
 from pods_rl.errors import UserError
 from pods_rl.recipe.schema import fields
+from pods_rl.selection import RULES
 from tests.numeric import FLOAT32, assert_near
 
-from .test_equivalence import PLAIN, weights
+from .conftest import Gradients, assert_equal_weights, batches_of, constant, weights
 
+PLAIN = {"exact_trl": True}
 # Each loss as its paper sets it, with the settings under which TRL would divide by something else.
 LOSSES = {
     "grpo": {"loss_type": "grpo"},
@@ -36,8 +38,7 @@ OTHERS = {
     "two-sided clipping": {"delta": 1.5},
     "entropy bonus": {"entropy_coef": 0.01},
 }
-# A step of one micro-batch; accumulated, several steps and passes over a generation, so that ratios leave 1.
-ONCE = {"per_device_train_batch_size": 8, "max_steps": 1}
+# Accumulated, several steps and passes over a generation, so that ratios leave 1.
 OFTEN = {
     "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "steps_per_generation": 8, "num_iterations": 2,
     "max_steps": 3,
@@ -45,12 +46,12 @@ OFTEN = {
 
 
 def kept_rows(trainer):
-    """Filled as it trains: of each generation the completions that are trained, as token ids."""
+    """Filled as it trains: of each generation the trained completions and the sampler's log-probabilities of them."""
     rows, shorten = [], trainer._shorten
 
     def record(*given):
         trained = shorten(*given)
-        rows.append([list(ids) for ids in trained[1]])
+        rows.append(([list(ids) for ids in trained[1]], trained[4]))
         torch.manual_seed(len(rows))  # TRL shuffles the rows next, and sampling has drawn from the same generator
         return trained
 
@@ -59,13 +60,13 @@ def kept_rows(trainer):
 
 
 def fed(trainer, rows):
-    """A trainer whose sampler gives these completions, generation by generation."""
+    """A trainer whose sampler returns these rows, generation by generation."""
     given = enumerate(rows, start=1)
 
     def sample(*args, **kwargs):
-        number, completion_ids = next(given)
+        number, generated = next(given)
         torch.manual_seed(number)
-        return completion_ids, None
+        return generated
 
     trainer._generate_single_turn = sample
     return trainer
@@ -77,20 +78,9 @@ def train(trainer):
     return weights(trainer), [row for row in trainer.state.log_history if "loss" in row]
 
 
-def of_n_and_of_m(make_trainer, config):
-    """A run on 4 of 12 rollouts, and TRL's run on those 4."""
-    trainer = make_trainer(num_rollouts=12, **PLAIN, **config)
-    rows = kept_rows(trainer)
-    ours = train(trainer)
-    ours_only = ("advantages", "advantage_baseline")
-    theirs = {key: value for key, value in config.items() if key not in ours_only}
-    return ours, train(fed(make_trainer(GRPOTrainer, GRPOConfig, **theirs), rows))
-
-
 def assert_same_run(ours, theirs):
     (our_weights, our_logs), (their_weights, their_logs) = ours, theirs
-    for name, weight in their_weights.items():
-        assert torch.equal(weight, our_weights[name]), name
+    assert_equal_weights(our_weights, their_weights)
     for our_row, their_row in zip(our_logs, their_logs, strict=True):
         assert their_row["grad_norm"] > 0
         for name in ("loss", "grad_norm", "kl", "entropy", *(key for key in their_row if "clip" in key)):
@@ -98,80 +88,103 @@ def assert_same_run(ours, theirs):
                 assert our_row[name] == their_row[name], name
 
 
-@pytest.mark.parametrize("schedule", [ONCE, OFTEN], ids=["once", "often"])
+@pytest.mark.numeric
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_n_equal_to_m_is_trl_to_the_last_bit_with_every_rule(make_trainer, rule):
+    theirs = make_trainer(GRPOTrainer, GRPOConfig, max_steps=3)
+    theirs.train()
+    ours = make_trainer(max_steps=3, num_rollouts=4, rule=rule, **PLAIN)
+    ours.train()
+    assert_equal_weights(ours, theirs)
+
+
 @pytest.mark.parametrize("loss", LOSSES | OTHERS)
-def test_m_of_n_is_trl_on_those_m(make_trainer, loss, schedule):
-    assert_same_run(*of_n_and_of_m(make_trainer, (LOSSES | OTHERS)[loss] | schedule))
+def test_m_of_n_is_trl_on_those_m(make_trainer, loss):
+    config = (LOSSES | OTHERS)[loss] | OFTEN
+    trainer = make_trainer(num_rollouts=12, **PLAIN, **config)
+    rows, batches = kept_rows(trainer), batches_of(trainer)
+    ours = train(trainer)
+    assert_same_run(ours, train(fed(make_trainer(GRPOTrainer, GRPOConfig, **config), rows)))
+    assert all(len(ids) == 16 for ids, _ in rows)
+    if loss == "the most uncertain tokens":  # DAPO without masks: it counts the tokens of the kept rows
+        counts = [sum(map(len, ids)) for ids, _ in rows]
+        assert [batch["num_items_in_batch"] for batch in batches] == counts
+        assert counts[-1] < sum(trainer.rollouts.completion_tokens)
 
 
 def test_every_loss_that_a_recipe_may_name_is_in_the_table():
     assert set(fields()["loss_type"].choices) == {loss["loss_type"] for loss in LOSSES.values()}
 
 
-def test_dapo_counts_the_tokens_of_the_kept_rows(make_trainer):
-    trainer = make_trainer(num_rollouts=12, **{"loss_type": "dapo", **OFTEN, "max_steps": 1})
-    rows, build, batches = kept_rows(trainer), trainer._generate_and_score_completions, []
-    trainer._generate_and_score_completions = lambda inputs: batches.append(build(inputs)) or batches[-1]
+@pytest.mark.numeric
+def test_one_batch_equals_its_accumulation(make_trainer):
+    found = []
+    for split in ({}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}):
+        trainer = make_trainer(num_rollouts=8, max_steps=1, **split)
+        watch = Gradients(trainer)
+        trainer.train()
+        found.append(watch.steps[0])
+    assert found[0]
+    assert_near(found[1], found[0], FLOAT32)
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("order", ["after", "before"])
+def test_a_trained_step_has_the_gradient_of_the_reference_objective(make_trainer, order):
+    """A policy in float64, of which TRL computes the log-probabilities in float32."""
+    settings = {"max_steps": 1, "dtype": torch.float64, "max_grad_norm": 0.0, "learning_rate": 0.0}
+    trainer = make_trainer(num_rollouts=8, advantages=order, **settings)
+    watch, batches, compute_loss = Gradients(trainer), [], trainer.compute_loss
+    trainer.compute_loss = lambda model, inputs, **kw: (batches.append(inputs), compute_loss(model, inputs, **kw))[1]
     trainer.train()
-    (batch,) = batches
-    assert len(rows[0]) == 16
-    assert batch["num_items_in_batch"] == sum(map(len, rows[0])) < sum(trainer.rollouts.completion_tokens)
+    (batch,), model = batches, trainer.model
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    T = batch["completion_ids"].size(1)
+    model.zero_grad()
+    logits = model(input_ids=ids, attention_mask=mask).logits[:, -T - 1 : -1]
+    logps = logits.double().log_softmax(-1).gather(-1, batch["completion_ids"].unsqueeze(-1)).squeeze(-1)
+    rows = (1, *logps.shape)  # one flat group: the objective is a mean over all rows
+    pods_objective(
+        logps.view(rows),
+        logps.detach().view(rows),
+        batch["advantages"].double().view(1, -1),
+        batch["completion_mask"].view(rows),
+    ).backward()
+    assert_near(watch.steps[0], {name: parameter.grad for name, parameter in model.named_parameters()}, FLOAT32)
 
 
-def rloo_advantages(make_trainer, normalize):
-    """What TRL's RLOOTrainer gives to a policy's completions: its own sampling, rewards and arithmetic."""
+@pytest.mark.parametrize(("scale", "normalize"), [("none", False), ("batch", True)])
+@pytest.mark.usefixtures("trl_draws")
+def test_leave_one_out_is_trl_s_rloo_to_the_last_bit(make_trainer, scale, normalize):
+    """TRL's RLOOTrainer samples, rewards and computes by itself."""
 
     def config(output, **settings):
         settings.pop("loss_type")
         return RLOOConfig(output, beta=0.0, normalize_advantages=normalize, **settings)
 
-    trainer = make_trainer(RLOOTrainer, config, max_steps=1)
+    rloo = make_trainer(RLOOTrainer, config, max_steps=1)
+    rloo.train()
+    leave_one_out = {"advantage_baseline": "leave_one_out", "scale_rewards": scale}
+    trainer = make_trainer(num_rollouts=4, max_steps=1, **leave_one_out)
     trainer.train()
-    return list(trainer._logs["completion"]), list(trainer._logs["advantages"])
-
-
-@pytest.mark.parametrize(("scale", "normalize"), [("none", False), ("batch", True)])
-@pytest.mark.usefixtures("trl_draws")
-def test_leave_one_out_is_rloo_to_the_last_bit(make_trainer, scale, normalize):
-    completions, expected = rloo_advantages(make_trainer, normalize)
-    config = {"advantage_baseline": "leave_one_out", "scale_rewards": scale}
-    trainer = make_trainer(num_rollouts=4, max_steps=1, **config)
-    trainer.train()
-    assert list(trainer._logs["completion"]) == completions
-    assert list(trainer._logs["advantages"]) == expected
-    assert len({abs(value) for value in expected}) > 2
-
-
-@pytest.mark.numeric
-@pytest.mark.parametrize("when", ["after", "before"])
-def test_leave_one_out_of_the_kept_or_of_all(make_trainer, when):
-    trainer = make_trainer(
-        num_rollouts=12, advantages=when, advantage_baseline="leave_one_out", scale_rewards="none", max_steps=1
-    )
-    trainer.train()
-    r = trainer.rollouts
-    for rewards, kept, got in zip(r.rewards, r.kept, r.advantages, strict=True):
-        group = rewards[kept] if when == "after" else rewards
-        others = [(group.sum() - rewards[i]) / (len(group) - 1) for i in kept]
-        assert_near(got, rewards[kept] - torch.stack(others), FLOAT32)
+    for name in ("completion", "advantages"):
+        assert list(trainer._logs[name]) == list(rloo._logs[name])
+    assert len({abs(value) for value in trainer._logs["advantages"]}) > 2
 
 
 # -- steps without advantages ---------------------------------------------------------------------------------------
 
 
-def constant(completions, **_):
-    return [1.0] * len(completions)
-
-
 @pytest.mark.parametrize("term", [{"beta": 0.04, "num_iterations": 2}, {"entropy_coef": 0.01}])
 def test_a_step_without_advantages_is_not_skipped_where_another_term_has_a_gradient(make_trainer, term):
-    config = {"reward": constant, **ONCE, "max_steps": 2, **term}
+    config = {"reward": constant, "per_device_train_batch_size": 8, "max_steps": 2, **term}
     trainer = make_trainer(num_rollouts=12, prompt_once=False, **config)
     rows = kept_rows(trainer)
     ours = train(trainer)
     assert [row.get("pods/skipped_step", 0.0) for row in ours[1]] == [0.0, 0.0]
     theirs = train(fed(make_trainer(GRPOTrainer, GRPOConfig, **config), rows))
-    assert all(torch.equal(weight, ours[0][name]) for name, weight in theirs[0].items())
+    assert_equal_weights(ours[0], theirs[0])
 
 
 def test_a_step_whose_rows_are_all_masked_moves_nothing(make_trainer, random_model):
@@ -181,11 +194,13 @@ def test_a_step_whose_rows_are_all_masked_moves_nothing(make_trainer, random_mod
     trainer.train()
     assert (trainer.rollouts.advantages != 0).any()
     assert trainer.state.log_history[0]["pods/skipped_step"] == 1.0
-    for p, q in zip(trainer.model.parameters(), random_model.parameters(), strict=True):
-        assert torch.equal(p, q)
+    assert_equal_weights(trainer, random_model)
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------
+
+LEAVE_ONE_OUT = {"advantage_baseline": "leave_one_out"}
+NORMALIZED_FIRST = {"multi_objective_aggregation": "normalize_then_sum"}
 
 
 @pytest.mark.parametrize(
@@ -193,20 +208,16 @@ def test_a_step_whose_rows_are_all_masked_moves_nothing(make_trainer, random_mod
     [
         ({"advantages": "sideways"}, "sideways"),
         ({"advantage_baseline": "rloo"}, "rloo"),
-        ({"advantage_baseline": "leave_one_out"}, "Set scale_rewards: none"),
-        ({"advantage_baseline": "leave_one_out", "scale_rewards": True}, "Set scale_rewards: none"),
+        (LEAVE_ONE_OUT | {"scale_rewards": True}, "Set scale_rewards: none"),
         (
-            {
-                "advantage_baseline": "leave_one_out", "scale_rewards": "none",
-                "multi_objective_aggregation": "normalize_then_sum",
-            },
+            LEAVE_ONE_OUT | {"scale_rewards": "none", "multi_objective_aggregation": "normalize_then_sum"},
             "summed reward",
         ),
         ({"advantages": "before", "multi_objective_aggregation": "normalize_then_sum"}, "summed reward"),
-        ({"loss_type": "vespo", "use_vllm": True}, "got vllm_importance_sampling_mode = sequence_mask"),
+        ({"loss_type": "vespo", "use_vllm": True}, "vllm_importance_sampling_mode"),
     ],
-)  # fmt: skip
-def test_what_makes_no_sense_is_refused(tmp_path, settings, words):
+)
+def test_settings_that_contradict_each_other_are_refused(tmp_path, settings, words):
     with pytest.raises(UserError, match=words):
         check_losses(settings)
     with pytest.raises(UserError, match=words):
@@ -216,28 +227,27 @@ def test_what_makes_no_sense_is_refused(tmp_path, settings, words):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"loss_type": "cispo"}, "is not set \\(TRL then takes epsilon\\)"),
-        ({"loss_type": "cispo", "epsilon_high": 0.28}, "which = 0.28: a cap below 1"),
-        ({"loss_type": "vespo", "importance_sampling_level": "sequence"}, "unset importance_sampling_level"),
+        ({"loss_type": "cispo"}, "epsilon_high"),
+        ({"loss_type": "cispo", "epsilon_high": 0.28}, "0.28"),
+        ({"loss_type": "vespo", "importance_sampling_level": "sequence"}, "importance_sampling_level"),
     ],
 )
-def test_what_trl_trains_with_is_a_warning_and_refused_in_a_recipe_alone(make_trainer, settings, words):
+def test_unwise_settings_that_trl_takes_are_a_warning_here_and_refused_in_a_recipe(make_trainer, settings, words):
     with pytest.raises(UserError, match=words):
         check_losses(settings)
     with pytest.warns(UserWarning, match=words):
-        trainer = make_trainer(**settings, **PLAIN)
-    assert_same_run(train(trainer), train(make_trainer(GRPOTrainer, GRPOConfig, **settings)))
+        make_trainer(**settings)
 
 
 @pytest.mark.parametrize(
     "settings",
     [
         *LOSSES.values(),
-        {"advantage_baseline": "leave_one_out", "scale_rewards": False},
-        {"advantages": "before", "advantage_baseline": "leave_one_out", "scale_rewards": "batch"},
+        LEAVE_ONE_OUT | {"scale_rewards": False},
+        LEAVE_ONE_OUT | {"advantages": "before", "scale_rewards": "batch"},
         {"loss_type": "vespo", "use_vllm": True, "vllm_importance_sampling_mode": "token_mask"},
         {"loss_type": "vespo", "use_vllm": True, "vllm_importance_sampling_correction": False},
     ],
 )
-def test_what_makes_sense_passes(settings):
+def test_every_loss_as_its_paper_sets_it_is_accepted(settings):
     check_losses(settings)

@@ -13,12 +13,9 @@ from .vllm_stand_in import LLM, Client, stand_ins
 SETTINGS = [Setting(4, 4), Setting(16, 4), Setting(8, 8)]
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_each_step_does_the_work_of_its_own_setting(make_trainer, accumulation) -> None:
-    trainer = make_trainer(
-        per_device_train_batch_size=8 // accumulation, gradient_accumulation_steps=accumulation, learning_rate=0.0,
-        max_steps=99, logging_steps=1,
-    )  # fmt: skip
+def test_each_step_does_the_work_of_its_own_setting(make_trainer) -> None:
+    accumulated = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    trainer = make_trainer(learning_rate=0.0, max_steps=99, **accumulated)
     before = [weight.detach().clone() for weight in trainer.model.parameters()]
     meter = Meter(trainer)
     meter.run(meter.rounds(SETTINGS, seconds=0))
@@ -36,9 +33,7 @@ def test_each_step_does_the_work_of_its_own_setting(make_trainer, accumulation) 
 @pytest.mark.parametrize("mode", ["server", "colocate"])
 def test_vllm_generates_as_many_rollouts_as_each_setting_has(make_trainer, mode) -> None:
     with stand_ins():
-        trainer = make_trainer(
-            use_vllm=True, vllm_mode=mode, num_rollouts=16, learning_rate=0.0, max_steps=9, logging_steps=1
-        )
+        trainer = make_trainer(use_vllm=True, vllm_mode=mode, num_rollouts=16, learning_rate=0.0, max_steps=9)
         Meter(trainer).run(iter(SETTINGS))
         (generator,) = Client.made + LLM.made
         sent = generator.sent("generate")

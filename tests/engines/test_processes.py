@@ -7,22 +7,14 @@ the same rollouts to choose from; all the rest is the real trainer.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
-import pyarrow.parquet as pq
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 
 from pods_rl.engines.trl.batching import Shares
-from pods_rl.runs import Run
 from tests.numeric import FLOAT32, assert_near
 
-from .. import DEADLINE
-from ..test_evaluation_processes import RECIPE
 from .many_processes import CASES, STEPS
 
 every_case = pytest.mark.parametrize("case", CASES)
@@ -149,37 +141,3 @@ def test_environments_live_where_their_rollouts_are_and_kept_rows_take_their_tur
     told = [text.split("<tool_response>")[1:] for report in (first, second) for text in report["told"]]
     counts = [[int(part.split("\n")[1]) for part in parts] for parts in told]
     assert sorted(counts) == [[start + by, start + 2 * by] for by in (0, 1, 12, 13)]
-
-
-# -- the command ------------------------------------------------------------------------------------------------------
-
-
-def test_pods_train_on_two_processes_with_a_group_over_both(tmp_path):
-    recipe = RECIPE | {"num_generations": 4, "num_rollouts": 7, "eval_prompts": 0, "ledger_every": 1}
-    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
-    command = ["train", "--config", "r.yaml", "--output", "run", "--num_processes", "2"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pods_rl", *command],
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert all(line.startswith("run") for line in done.stdout.splitlines())  # one process prints, and only the run
-    assert done.stderr == ""
-    run = Run.open(tmp_path / "run")
-    assert run.state == "finished"
-    assert (run.path / "checkpoints" / "final" / "model.safetensors").is_file()
-    assert [row["step"] for row in run.metrics] == [1, 2]
-    for row in run.metrics:
-        ledger = pq.read_table(run.path / "rollouts" / f"step-{row['step']:06d}.parquet").to_pydict()
-        assert list(zip(ledger["group"], ledger["rollout"], strict=True)) == [(0, i) for i in range(7)]
-        assert len(set(ledger["prompt"])) == 1
-        assert sum(ledger["selected"]) == 4
-        assert row["reward"] == pytest.approx(sum(ledger["reward"]) / 7)
-        assert row["pods/tokens/generated"] == sum(ledger["completion_tokens"])
-        kept = [t for t, chosen in zip(ledger["completion_tokens"], ledger["selected"], strict=True) if chosen]
-        assert row["pods/tokens/trained"] == (0 if row.get("pods/skipped_step", 0.0) else sum(kept))

@@ -1,12 +1,10 @@
-"""What the trainer of a run saves: TRL's own files, in one move, without its pickle; and what a failed save leaves."""
+"""What the trainer of a run saves, and what it resumes from: TRL's own files, in one move, without its pickle."""
 
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import pytest
-import torch
 from trl import GRPOConfig, GRPOTrainer
 
 from pods_rl import PODSTrainer
@@ -14,6 +12,7 @@ from pods_rl.errors import UserError
 from pods_rl.runs.checkpoints import MANIFEST, read_manifest, verify
 from pods_rl.training.saving import RunTrainer
 
+from .conftest import assert_equal_weights
 from .test_dynamic_sampling import dead_for_half
 
 
@@ -53,29 +52,7 @@ def test_a_checkpoint_has_trls_files_and_a_manifest(make_trainer, tmp_path):
     assert not (tmp_path / "out/.saving").exists()
 
 
-def test_what_fails_half_way_leaves_what_was_there(make_trainer, tmp_path):
-    trainer, target = make_trainer(), tmp_path / "out/final"
-
-    def write(folder):
-        (folder / "weights").write_text("whole")
-
-    def fail(folder):
-        (folder / "weights").write_text("ha")
-        raise OSError(28, "No space left on device")
-
-    trainer.publish_folder(target, write)
-    with pytest.raises(OSError, match="No space left"):
-        trainer.publish_folder(target, fail)
-    assert (target / "weights").read_text() == "whole"
-    assert verify(target) == []
-    assert not (tmp_path / "out/.saving").exists()
-
-
-def kept(place):
-    return sorted(path.name for path in Path(place).glob("checkpoint-*"))
-
-
-def test_what_is_not_ours_outlives_a_run(make_trainer, tmp_path):
+def test_files_that_are_not_ours_outlive_a_run(make_trainer, tmp_path):
     """transformers' own rotation would take `checkpoint-6-keep` for one of its own."""
     for name in ("checkpoint-best", "checkpoint-6-keep", "checkpoint-1.bak", "checkpoint-3"):
         (tmp_path / "out" / name).mkdir(parents=True)
@@ -83,64 +60,34 @@ def test_what_is_not_ours_outlives_a_run(make_trainer, tmp_path):
     (tmp_path / "out/checkpoint-notes.txt").touch()
     (tmp_path / "out/checkpoint-4").symlink_to(tmp_path / "nowhere")
     make_trainer(max_steps=4, save_strategy="steps", save_steps=1, save_total_limit=1).train()
-    assert kept(tmp_path / "out") == [
+    assert sorted(path.name for path in (tmp_path / "out").glob("checkpoint-*")) == [
         "checkpoint-1.bak", "checkpoint-3.kept-1", "checkpoint-4", "checkpoint-4.kept-1", "checkpoint-6-keep",
         "checkpoint-best", "checkpoint-notes.txt",
     ]  # fmt: skip
     assert (tmp_path / "out/checkpoint-3.kept-1/mine").is_file()
 
 
-def test_a_subclass_s_output_dir_is_used(make_trainer, tmp_path):
-    class Elsewhere(RunTrainer):
-        def _get_output_dir(self, trial):
-            return str(tmp_path / "elsewhere")
-
-    make_trainer(trainer_class=Elsewhere, save_strategy="steps", save_steps=1, save_total_limit=1).train()
-    assert kept(tmp_path / "elsewhere") == ["checkpoint-2"]
-    assert verify(tmp_path / "elsewhere/checkpoint-2") == []
-    assert not (tmp_path / "elsewhere/.saving").exists()
+# -- resuming --------------------------------------------------------------------------------------------------------
 
 
-# ---------------------------------------------------------------------------------------- resuming by hand
-
-
-def test_a_torn_checkpoint_is_refused_however_it_is_torn(make_trainer, tmp_path):
-    """Each file missing, empty, cut and with one bit flipped; a path is refused, and True takes the one before."""
+def test_a_torn_checkpoint_is_refused_and_true_resumes_from_the_one_before(make_trainer, tmp_path):
+    """tests/test_checkpoints.py tears every file."""
     make_trainer(save_strategy="steps", save_steps=1).train()
-    good, folder = tmp_path / "out/checkpoint-1", tmp_path / "out/checkpoint-2"
-    spoilt = 0
-    trainer = make_trainer(max_steps=3)
-    for name in sorted(files(folder) - {MANIFEST}):  # TRL's own checkpoints have none
-        whole = (folder / name).read_bytes()
-        flipped = bytes([whole[0] ^ 1]) + whole[1:]
-        for content in (None, b"", whole[: len(whole) // 2], flipped):
-            (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
-            problem = r"resume_from_checkpoint = .*checkpoint-2: .*(bytes|missing|hash|trainer_state)"
-            with pytest.raises(UserError, match=problem):
-                trainer.train(resume_from_checkpoint=str(folder))
-            spoilt += 1
-        assert trainer._resume._find(True)[0] == good, name
-        (folder / name).write_bytes(whole)
-    assert spoilt >= 40
-    assert verify(folder) == []
+    folder, trainer = tmp_path / "out/checkpoint-2", make_trainer(max_steps=3)
     (folder / "optimizer.pt").unlink()
+    (tmp_path / "file").touch()
+    for wanted, problem in (
+        (folder, "checkpoint-2: .*missing"),
+        (tmp_path / "nowhere", "no trainer_state.json"),
+        (tmp_path / "file", "no trainer_state.json"),
+    ):
+        with pytest.raises(UserError, match=problem):
+            trainer.train(resume_from_checkpoint=str(wanted))
     trainer.train(resume_from_checkpoint=True)
     assert trainer._initial_global_step == 1
-
-
-@pytest.mark.parametrize("wanted", [True, "nowhere", "file"])
-def test_what_is_not_a_checkpoint_is_refused(make_trainer, tmp_path, wanted):
-    (tmp_path / "file").touch()
-    given = wanted if wanted is True else str(tmp_path / wanted)
-    with pytest.raises(UserError, match=r"No valid checkpoint found|there is no trainer_state.json"):
-        make_trainer().train(resume_from_checkpoint=given)
-
-
-# -- the library's checkpoints ---------------------------------------------------------------------------------------
-
-
-def weights(trainer):
-    return torch.cat([weight.detach().flatten() for weight in trainer.model.parameters()])
+    shutil.rmtree(tmp_path / "out")
+    with pytest.raises(UserError, match="No valid checkpoint"):
+        make_trainer().train(resume_from_checkpoint=True)
 
 
 def test_the_library_resumes_its_own_checkpoints_bit_for_bit(make_trainer, tmp_path):
@@ -154,7 +101,7 @@ def test_the_library_resumes_its_own_checkpoints_bit_for_bit(make_trainer, tmp_p
     resumed = make_trainer(PODSTrainer, **config)
     resumed.train(resume_from_checkpoint=str(tmp_path / "out/checkpoint-3"))
     assert resumed._dynamic.prompts.drawn == whole._dynamic.prompts.drawn > 0
-    assert torch.equal(weights(resumed), weights(whole))
+    assert_equal_weights(resumed, whole)
     assert resumed.rollouts.columns() == whole.rollouts.columns()
     shutil.rmtree(tmp_path / "out/checkpoint-10", ignore_errors=True)
     (tmp_path / "out/checkpoint-9/trainer_state.json").unlink()  # killed while it was saved

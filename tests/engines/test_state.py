@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 
 import pytest
@@ -17,12 +16,10 @@ from pods_rl.engines.trl.checkpoints import (
     write_state,
 )
 from pods_rl.errors import UserError
-from pods_rl.rollouts.record import Rollouts
 
 
-@pytest.mark.parametrize("iterations", [1, 2, 3])
-@pytest.mark.parametrize("slots", [1, 2, 4])
-def test_slots_left_are_those_that_the_loop_still_reads(slots, iterations):
+@pytest.mark.parametrize(("slots", "iterations"), [(1, 1), (1, 3), (4, 1), (2, 3)])
+def test_a_checkpoint_holds_the_slots_that_the_loop_still_reads(slots, iterations):
     every = slots * iterations
     for step in range(2 * every + 1):
         still, at = set(), step
@@ -74,41 +71,13 @@ def test_numbers_keep_their_kind_and_every_bit(tmp_path):
     assert read_tensors(tmp_path, 0) == {}
 
 
-@pytest.mark.parametrize(("first", "count"), [(0, 6), (2, 3), (4, 2)])
-def test_a_record_is_restored_where_a_process_has_parts_of_groups(first, count):
-    """Two prompts of three rollouts each, of which a process generated `count` from `first` on."""
-    everyone = range(first, first + count)
-    record = Rollouts(
-        step=4,
-        inputs=[{"answer": i // 3, "other": object()} for i in everyone],
-        prompts=[[{"role": "user", "content": f"prompt {i // 3}"}] for i in everyone],
-        completions=[f"completion {i}" for i in everyone],
-        completion_tokens=[i + 1 for i in everyone],
-        reward_names=["letters"],
-        rewards_per_func=torch.rand(count, 1, generator=torch.Generator().manual_seed(1)),
-        numbers=list(everyone),
-        groups=torch.tensor([0, 1]),
-        rewards=torch.rand(2, 3, generator=torch.Generator().manual_seed(2)),
-        kept=torch.tensor([[0, 2], [1, 2]]),
-        advantages=torch.tensor([[1.0, -1.0], [0.5, -0.5]]),
-    )
-    tensors: dict[str, torch.Tensor] = {}
-    packed = json.loads(json.dumps(take_tensors(record.saved(), "rollouts", tensors)))
-    assert len(packed["prompts"]) == len({i // 3 for i in everyone})
-    assert Rollouts.restored(put_tensors(packed, tensors)).columns() == record.columns()
-
-
-def test_a_checkpoint_of_trl_s_trainer_has_no_state(tmp_path):
-    assert read_values(tmp_path, 0, 1) == {}
-
-
-@pytest.mark.parametrize(("made_by", "now"), [(1, 2), (2, 1), (4, 2)])
+@pytest.mark.parametrize(("made_by", "now"), [(1, 2), (4, 2)])
 def test_another_number_of_processes_is_refused_on_each_of_them(tmp_path, made_by, now):
+    assert read_values(tmp_path, 0, now) == {}  # a checkpoint of TRL's trainer
     for process in range(made_by):
         write_state(tmp_path, process, {"processes": made_by}, {})
-    how = f"with --num_processes {made_by}" if made_by > 1 else "without --num_processes"
     for process in range(now):
-        with pytest.raises(UserError, match=f"made by {made_by} process.* {now} would.*{how}"):
+        with pytest.raises(UserError, match=f"{made_by} process.* {now}"):
             read_values(tmp_path, process, now)
     assert read_values(tmp_path, made_by - 1, made_by) == {"processes": made_by}
     (tmp_path / "pods_state_0.json").unlink()

@@ -1,8 +1,7 @@
-"""Tools, environments and rollout functions: TRL's own at n = m, and n of them with m trained."""
+"""Tools, environments and rollout functions: TRL's at n = m, and n of them with m trained."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import copy
 import importlib.resources
@@ -23,6 +22,8 @@ from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.engines.trl.generation import Turns
 from pods_rl.errors import UserError
 from pods_rl.rollouts.tools import time_limit
+
+from .conftest import assert_equal_weights, batches_of
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>",
            "</tool_response>", "<think>", "</think>"]  # fmt: skip
@@ -100,17 +101,10 @@ def add(a: int, b: int) -> int:
 
 
 async def add_later(a: int, b: int) -> int:
-    """Add two numbers.
+    return add(a, b)
 
-    Args:
-        a: The first.
-        b: The second.
 
-    Returns:
-        The sum.
-    """
-    await asyncio.sleep(0)
-    return a + b
+add_later.__name__, add_later.__doc__ = "add", add.__doc__
 
 
 class Counter:
@@ -192,33 +186,11 @@ def two_turns(row, turn):
     return (call("add", a=row, b=4), call("add", a=1, c=4), "No tool" + "!" * row + "<|im_end|>")[row % 3]
 
 
-def weights(trainer):
-    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
-
-
-@pytest.mark.parametrize("tool", [add, add_later])
-def test_equal_to_trl_s_at_n_equal_to_m(build, tool):
-    def text(row, turn):
-        return two_turns(row, turn).replace('"add"', f'"{tool.__name__}"')
-
-    runs = [build(text, GRPOTrainer, tools=[tool]), build(text, tools=[tool], exact_trl=True)]
-    for trainer in runs:
-        trainer.train()
-    theirs, ours = runs
-    assert torch.equal(weights(theirs), weights(ours))
-    assert theirs.script.calls == ours.script.calls
-    for ours_line, line in zip(ours.state.log_history, theirs.state.log_history, strict=True):
-        for name in set(line) - {"train_runtime", "train_samples_per_second", "train_steps_per_second", "step_time"}:
-            assert line[name] == ours_line[name], name
-
-
 def test_n_conversations_a_prompt_and_results_in_their_rows(build):
     trainer = build(two_turns, tools=[add], num_rollouts=6, reward=lambda completions, **_: [
         float(turns[1]["content"]) if len(turns) > 1 and turns[1]["content"].isdigit() else 0.0 for turns in completions
     ], steps=1)  # fmt: skip
-    batches = []
-    arrange = trainer._update.arrange
-    trainer._update.arrange = lambda found: batches.extend(copy.deepcopy(found)) or arrange(found)
+    batches = batches_of(trainer)
     trainer.train()
     found = trainer.rollouts
     assert [len(turns) for turns in found.completions] == [3, 3, 1] * 4
@@ -268,73 +240,9 @@ def test_a_resumed_run_goes_on_with_the_same_conversations(build):
 
     whole = run(None)
     resumed = run(f"{whole.args.output_dir}/checkpoint-2")
-    assert torch.equal(weights(whole), weights(resumed))
+    assert_equal_weights(resumed, whole)
     assert whole.rollouts.completions == resumed.rollouts.completions
     assert [turns[0]["tool_calls"] for turns in resumed.rollouts.completions if len(turns) > 1]
-
-
-def hang(a: int, b: int) -> int:
-    """Hang.
-
-    Args:
-        a: One.
-        b: Two.
-
-    Returns:
-        Nothing.
-    """
-    while True:
-        with contextlib.suppress(Exception):
-            time.sleep(3600)
-
-
-def leave(a: int, b: int) -> int:
-    """Leave.
-
-    Args:
-        a: One.
-        b: Two.
-
-    Returns:
-        Nothing.
-    """
-    raise SystemExit(3)
-
-
-@pytest.mark.parametrize(
-    ("tool", "keys", "said"),
-    [
-        (hang, {"tool_timeout": 0.2}, "tool hang took longer than 0.2 s"),
-        (leave, {}, "SystemExit: 3"),
-    ],
-)
-def test_a_tool_that_fails_costs_its_rollout_and_is_named(build, caplog, tool, keys, said):
-    def text(row, turn):
-        return call(tool.__name__, a=1, b=2) if row == 1 and not turn else "Done" + "!" * row + "<|im_end|>"
-
-    trainer = build(text, tools=[tool], num_rollouts=4, steps=1, **keys)
-    trainer.train()
-    results = [turns[1]["content"] for turns in trainer.rollouts.completions if len(turns) > 1]
-    assert len(results) == 1
-    assert said in results[0]
-    assert trainer.state.log_history[0]["tools/failure_frequency"] == 1
-    assert any(f"tool {tool.__name__} failed" in record.getMessage() for record in caplog.records)
-
-
-def forks(a: int, b: int) -> str:
-    """Start a child that returns from the tool.
-
-    Args:
-        a: A number.
-        b: Another.
-
-    Returns:
-        Who returned.
-    """
-    child = os.fork()
-    if child:
-        os.waitpid(child, 0)
-    return "parent" if child else "child"
 
 
 class UnreadableError(Exception):
@@ -342,41 +250,58 @@ class UnreadableError(Exception):
         raise ValueError("no text")
 
 
-def unreadable(a: int, b: int) -> int:
-    """Fail without a message.
+def hang():
+    while True:
+        with contextlib.suppress(Exception):
+            time.sleep(3600)
 
-    Args:
-        a: A number.
-        b: Another.
 
-    Returns:
-        Nothing.
-    """
+def leave():
+    raise SystemExit(3)
+
+
+def unreadable():
     raise UnreadableError
 
 
-def half_a_pair(a: int, b: int) -> str:
-    """Return half of a surrogate pair, as a policy's arguments can hold.
+def forks():
+    """The child returns from the tool, too."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+    return "parent" if child else "child"
 
-    Args:
-        a: A number.
-        b: Another.
 
-    Returns:
-        The text.
-    """
+def half_a_pair():
+    """Half of a surrogate pair, as a policy's arguments can hold."""
     return "half \ud83d"
 
 
 @pytest.mark.parametrize(
-    ("tool", "said"), [(forks, "parent"), (unreadable, "its message cannot be read"), (half_a_pair, "half ?")]
+    ("does", "keys", "said", "fails"),
+    [
+        (hang, {"tool_timeout": 0.2}, "tool act took longer than 0.2 s", True),
+        (leave, {}, "SystemExit: 3", True),
+        (unreadable, {}, "its message cannot be read", True),
+        (forks, {}, "parent", False),
+        (half_a_pair, {}, "half ?", False),
+    ],
 )
-def test_what_a_tool_does_ends_no_run_and_starts_no_other(build, tool, said, tmp_path):
-    def text(row, turn):
-        return call(tool.__name__, a=1, b=2) if row == 1 and not turn else "Done" + "!" * row + "<|im_end|>"
+def test_a_tool_costs_at_most_its_rollout(build, caplog, tmp_path, does, keys, said, fails):
+    """The run goes on, in one process; a failure is named in the log and counted."""
 
-    trainer = build(text, tools=[tool], num_rollouts=4, steps=1)
-    pid = os.getpid()
+    def act() -> str:
+        """Act.
+
+        Returns:
+            A text.
+        """
+        return does()
+
+    def text(row, turn):
+        return call("act") if row == 1 and not turn else "Done" + "!" * row + "<|im_end|>"
+
+    trainer, pid = build(text, tools=[act], num_rollouts=4, steps=1, **keys), os.getpid()
     trainer.train()
     with (tmp_path / "trained").open("a") as file:
         file.write("x")
@@ -384,19 +309,14 @@ def test_what_a_tool_does_ends_no_run_and_starts_no_other(build, tool, said, tmp
     assert (tmp_path / "trained").read_text() == "x"
     (result,) = [turns[1]["content"] for turns in trainer.rollouts.completions if len(turns) > 1]
     assert said in result
+    assert trainer.state.log_history[0]["tools/failure_frequency"] == fails
+    assert any("tool act failed" in record.getMessage() for record in caplog.records) == fails
 
 
-def test_a_limit_ends_a_call_and_leaves_the_timer_as_it_was():
-    def count():
-        with time_limit(0.05, "counting"):
-            while True:
-                pass
-
-    with pytest.raises(TimeoutError, match=r"counting took longer than 0.05 s"):
-        count()
+def test_a_time_limit_ends_a_call_and_leaves_an_outer_timer_as_it_was():
     before = bool(signal.getitimer(signal.ITIMER_REAL)[0])  # a limit of the test run itself
     with time_limit(60, "outer"):
-        with pytest.raises(TimeoutError), time_limit(0.05, "inner"):
+        with pytest.raises(TimeoutError, match=r"inner took longer than 0.05 s"), time_limit(0.05, "inner"):
             time.sleep(60)
         assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 60
     assert bool(signal.getitimer(signal.ITIMER_REAL)[0]) == before
@@ -408,23 +328,6 @@ def test_a_limit_ends_a_call_and_leaves_the_timer_as_it_was():
 def count_up(row, turn):
     """Two steps of `row`, then the answer."""
     return "Done." + "<|im_end|>" if turn == 2 else call("step", by=row)
-
-
-@pytest.mark.parametrize("data", [None, "routed"])
-def test_environments_equal_trl_s_at_n_equal_to_m(build, data):
-    def run(which, **keys):
-        factory, rows = Counter, chats(start=list(range(8)))
-        if data == "routed":
-            factory = {"one": Counter, "two": Closing if which is None else Counter}
-            rows = rows.add_column("environment", ["one", "two"] * 4)
-        trainer = build(count_up, which, rows, None, environment_factory=factory, **keys)
-        trainer.train()
-        return trainer
-
-    theirs, ours = run(GRPOTrainer), run(PODSTrainer, exact_trl=True)
-    assert torch.equal(weights(theirs), weights(ours))
-    assert [one.count for one in ours.environments] == [one.count for one in theirs.environments]
-    assert theirs.script.calls == ours.script.calls
 
 
 def test_each_rollout_has_its_environment(build):
@@ -450,44 +353,39 @@ def test_each_rollout_has_its_environment(build):
     assert trainer.rollouts.turn_rewards == [[float(row), float(row)] for row in range(12)]
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_no_environment_is_left_after_an_error(build, error):
+def test_no_environment_is_left_open_after_ctrl_c(build):
     Counter.alive = set()
 
     def text(row, turn):
         if turn == 1:
-            raise error("stop")
+            raise KeyboardInterrupt
         return count_up(row, turn)
 
     trainer = build(text, reward=None, environment_factory=Closing, num_rollouts=4)
     assert len(Counter.alive) == 1
-    with pytest.raises(error):
+    with pytest.raises(KeyboardInterrupt):
         trainer.train()
     assert Counter.alive == set()
 
 
-@pytest.mark.parametrize("routed", [False, True])
-def test_evaluation_closes_its_environments_too(build, routed):
+def test_evaluation_closes_its_environments_too(build):
+    """Those that cannot be closed are used again."""
     Counter.alive = set()
-    rows, factory = chats(start=[100, 200, 0, 0, 0, 0, 0, 0]), Closing
-    if routed:  # those that cannot be closed are used again
-        rows = rows.add_column("environment", ["one", "two"] * 4)
-        factory = {"one": Counter, "two": Closing}
-    rows = rows.select(range(2))
+    rows = chats(start=[100, 200, 0, 0, 0, 0, 0, 0]).add_column("environment", ["one", "two"] * 4).select(range(2))
     trainer = build(
-        count_up, data=rows, reward=None, environment_factory=factory, num_rollouts=4, per_device_eval_batch_size=4
-    )
+        count_up, data=rows, reward=None, environment_factory={"one": Counter, "two": Closing}, num_rollouts=4,
+        per_device_eval_batch_size=4,
+    )  # fmt: skip
     for _ in range(2):
-        found = trainer.evaluate(rows)
-        assert found["eval_reward"] == 150 + 2 * (0 + 1 + 2 + 3) / 4
-        assert len(Counter.alive) == 2 * routed
+        assert trainer.evaluate(rows)["eval_reward"] == 150 + 2 * (0 + 1 + 2 + 3) / 4
+        assert len(Counter.alive) == 2
     trainer.script.text = lambda row, turn: 1 / 0
     with pytest.raises(ZeroDivisionError):
         trainer.evaluate(rows)
-    assert len(Counter.alive) == 2 * routed
+    assert len(Counter.alive) == 2
 
 
-def test_prompts_in_the_place_of_dead_groups_have_environments_of_their_own(build):
+def test_further_prompts_of_dynamic_sampling_have_environments_of_their_own(build):
     Counter.made, Counter.alive = 0, set()
     trainer = build(
         lambda row, turn: "Done." + "<|im_end|>" if turn else call("step", by=int(row == 0)), steps=1, reward=None,
@@ -521,6 +419,35 @@ def rollouts(prompts, trainer):
     }
 
 
+ROUTED = chats(start=list(range(8))).add_column("environment", ["one", "two"] * 4)
+AS_IN_TRL = {  # name: the policy's script, arguments of the trainer
+    "tools": (two_turns, {"tools": [add]}),
+    "async tools": (two_turns, {"tools": [add_later]}),
+    "environments": (count_up, {"environment_factory": Counter, "data": chats(start=list(range(8))), "reward": None}),
+    "two environments": (
+        count_up, {"environment_factory": {"one": Counter, "two": Counter}, "data": ROUTED, "reward": None},
+    ),
+    "a rollout function": (None, {"rollout_func": rollouts}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AS_IN_TRL)
+def test_n_equal_to_m_is_trl_to_the_last_bit(build, name):
+    """Weights, what the policy sees, environments and logs."""
+    text, given = AS_IN_TRL[name]
+    theirs, ours = build(text, GRPOTrainer, **given), build(text, exact_trl=True, **given)
+    for trainer in (theirs, ours):
+        trainer.train()
+    assert_equal_weights(ours, theirs)
+    if text:
+        assert ours.script.calls == theirs.script.calls
+    if "environment" in name:
+        assert [one.count for one in ours.environments] == [one.count for one in theirs.environments]
+    for ours_line, line in zip(ours.state.log_history, theirs.state.log_history, strict=True):
+        for key in set(line) - {"train_runtime", "train_samples_per_second", "train_steps_per_second", "step_time"}:
+            assert line[key] == ours_line[key], key
+
+
 def test_rollout_functions_are_asked_for_n_and_their_fields_follow(build):
     seen = []
 
@@ -529,9 +456,7 @@ def test_rollout_functions_are_asked_for_n_and_their_fields_follow(build):
         return [float(p) for p in place]
 
     trainer = build(rollout_func=rollouts, num_rollouts=6, reward=reward, steps=1)
-    batches = []
-    arrange = trainer._update.arrange
-    trainer._update.arrange = lambda found: batches.extend(copy.deepcopy(found)) or arrange(found)
+    batches = batches_of(trainer)
     trainer.train()
     assert seen == [list(range(12))]
     assert sorted(trainer.rollouts.kept.flatten().tolist()) == [0, 0, 5, 5]
@@ -540,23 +465,16 @@ def test_rollout_functions_are_asked_for_n_and_their_fields_follow(build):
         assert mask[real == 1].tolist() == [1] * (int(real.sum()) - 1) + [0]
 
 
-def test_rollout_functions_equal_trl_s_at_n_equal_to_m(build):
-    theirs, ours = build(which=GRPOTrainer, rollout_func=rollouts), build(rollout_func=rollouts, exact_trl=True)
-    theirs.train()
-    ours.train()
-    assert torch.equal(weights(theirs), weights(ours))
-
-
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda out: out["completion_ids"].pop(), "returned 11 completion_ids for 12 prompts"),
-        (lambda out: out["place"].append(1), "returned 13 place for 12 prompts"),
-        (lambda out: out["completion_ids"].__setitem__(2, []), "no tokens in row 2"),
-        (lambda out: out["env_mask"][3].append(1), "values in row 3 of env_mask"),
+        (lambda out: out["completion_ids"].pop(), "11 completion_ids"),
+        (lambda out: out["place"].append(1), "13 place"),
+        (lambda out: out["completion_ids"].__setitem__(2, []), "row 2"),
+        (lambda out: out["env_mask"][3].append(1), "row 3 of env_mask"),
     ],
 )
-def test_wrong_counts_of_a_rollout_function_are_told(build, spoil, said):
+def test_wrong_counts_of_a_rollout_function_are_refused(build, spoil, said):
     def spoiled(prompts, trainer):
         output = rollouts(prompts, trainer)
         spoil(output)
@@ -566,34 +484,28 @@ def test_wrong_counts_of_a_rollout_function_are_told(build, spoil, said):
         build(rollout_func=spoiled, num_rollouts=6).train()
 
 
-def test_a_trainer_without_its_constructor_generates_as_trl_s(monkeypatch):
-    """TRL's own tests make a bare object and call `_generate`; replaces TRL's `_generate`."""
-    monkeypatch.setattr(GRPOTrainer, "_generate", lambda self, prompts: ("TRL's", prompts))
-    assert object.__new__(PODSTrainer)._generate(["prompt"]) == ("TRL's", ["prompt"])
-
-
 class Forking(Counter):
     """Forks where it begins and ends; the children leave by returning and by raising."""
 
     def reset(self, start: int = 0, **_) -> str:
-        forks(0, 0)
+        forks()
         self.count = start
         return " half \ud83d"
 
     def close(self) -> None:
-        if forks(0, 0) == "child":
+        if forks() == "child":
             raise RuntimeError("in the child")
 
 
-def forking_rollouts(prompts, trainer):
-    forks(0, 0)
-    return rollouts(prompts, trainer)
-
-
-@pytest.mark.parametrize("keys", [{"environment_factory": Forking, "reward": None}, {"rollout_func": forking_rollouts}])
-def test_code_of_the_user_s_may_fork_and_say_anything(build, keys, tmp_path):
-    trainer = build(count_up if "reward" in keys else None, num_rollouts=2, steps=1, **keys)
-    pid = os.getpid()
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"environment_factory": Forking, "reward": None},
+        {"rollout_func": lambda prompts, trainer: (forks(), rollouts(prompts, trainer))[1]},
+    ],
+)
+def test_environments_and_rollout_functions_may_fork(build, keys, tmp_path):
+    trainer, pid = build(count_up if "reward" in keys else None, num_rollouts=2, steps=1, **keys), os.getpid()
     try:
         trainer.train()
     finally:

@@ -100,14 +100,16 @@ def test_a_conversation_reads_as_text():
     )
 
 
-def test_single_turns_get_no_new_column():
+def test_conversations_of_several_turns_are_json_without_images_and_single_turns_are_text():
     columns = record("12", PLAIN, [says("two")]).columns()
     assert "messages" not in columns
     assert "turn_rewards" not in columns
     assert columns["completion"] == ["12", "12", "two"]
-
-
-def test_the_messages_are_json_without_images():
+    thought = {"role": "assistant", "reasoning_content": "hm", "content": "", "tool_calls": [call("add", a=1)]}
+    refused = [says("11"), {"role": "user", "content": "No."}, says("12")]
+    columns = record([thought], refused).columns()
+    assert [json.loads(x) for x in columns["messages"]] == [[thought], refused]
+    assert columns["completion"][1] == "assistant: 11\n\nuser: No.\n\nassistant: 12"
     columns = record(PLAIN, TURNS).columns()
     assert columns["completion"] == ["12", TEXT]
     assert columns["messages"][0] is None
@@ -119,20 +121,8 @@ def test_the_messages_are_json_without_images():
     assert len(columns["messages"][1]) < 1000
 
 
-def test_turns_without_calls_have_messages():
-    told = [says("11"), {"role": "user", "content": "No."}, says("12")]
-    columns = record(told).columns()
-    assert [json.loads(x) for x in columns["messages"]] == [told]
-    assert columns["completion"] == ["assistant: 11\n\nuser: No.\n\nassistant: 12"]
-
-
-def test_an_unanswered_call_and_a_thought_are_kept():
-    thought = {"role": "assistant", "reasoning_content": "hm", "content": "", "tool_calls": [call("add", a=1)]}
-    assert [json.loads(x) for x in record([thought]).columns()["messages"]] == [[thought]]
-
-
 @pytest.mark.parametrize("depth", [150, 100_000])
-def test_arguments_may_nest_as_deep_as_they_like(depth):
+def test_arguments_may_nest_to_any_depth(depth):
     """A model that writes brackets must not end the run: Python's JSON gives up near 1,000 levels."""
     deep = [says("", call("f", a=nested(depth)), call("g", b=1))]
     columns = record(deep).columns()
@@ -157,7 +147,8 @@ def test_rewards_by_turn_are_numbers():
 
 def test_a_checkpoint_restores_turns_and_holds_no_image(tmp_path):
     seen = [says("", call("look")), result("look", [{"type": "image", "image": np.zeros((64, 64, 3))}])]
-    made = record(TURNS, PLAIN, "12", seen, turn_rewards=[torch.tensor([0.5, math.inf]), None, None, None])
+    rewards = [torch.tensor([0.5, math.inf]), None, None, None]
+    made = record(TURNS, PLAIN, "12", seen, turn_rewards=rewards)
     tensors: dict[str, torch.Tensor] = {}
     write_state(tmp_path, 0, {"processes": 1, "record": take_tensors(made.saved(), "record", tensors)}, {})
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 3000

@@ -7,7 +7,6 @@ import logging
 import pytest
 import torch
 from peft import LoraConfig
-from transformers import OPTConfig, OPTForCausalLM, TrainerCallback
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import utils
@@ -17,7 +16,7 @@ from pods_rl.engines.trl import packing
 from pods_rl.engines.trl.update import Update
 from tests.numeric import FLOAT64, assert_near
 
-from .conftest import PROMPTS, letter_reward
+from .conftest import Gradients, constant, half_dead, letter_reward
 from .test_losses import LOSSES, OFTEN, OTHERS
 
 pytestmark = [pytest.mark.usefixtures("trl_draws"), pytest.mark.numeric]
@@ -45,34 +44,12 @@ def exact(monkeypatch):
     monkeypatch.setattr(Qwen2RMSNorm, "forward", exact_norm)
 
 
-def half_dead(prompts, completions, **_):
-    """Constant for every second prompt."""
-    letters = letter_reward(completions)
-    return [0.3 if PROMPTS.index(p) % 2 else reward for p, reward in zip(prompts, letters, strict=True)]
-
-
-def constant(completions, **_):
-    return [1.0] * len(completions)
-
-
-class Gradients(TrainerCallback):
-    """The gradient of each step, as the optimizer gets it."""
-
-    def __init__(self, trainer):
-        self.trainer, self.steps = trainer, []
-
-    def on_pre_optimizer_step(self, *args, **kwargs):
-        named = self.trainer.model.named_parameters()
-        self.steps.append({name: p.grad.clone() for name, p in named if p.grad is not None})
-
-
 def run(make_trainer, *trainer_classes, prepare=lambda trainer: None, **config):
     """Gradients of each step, and logs. The weights do not move, so that steps do not add up their rounding."""
     settings = {"max_grad_norm": 0.0, "optim": "sgd", "learning_rate": 0.0, "max_steps": 2, "shuffle_dataset": False}
     trainer = make_trainer(*trainer_classes, dtype=torch.float64, **settings | {"reward": half_dead} | config)
     prepare(trainer)
     watch = Gradients(trainer)
-    trainer.add_callback(watch)
     trainer.train()
     return watch.steps, [row for row in trainer.state.log_history if "loss" in row]
 
@@ -107,19 +84,20 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("rows", ["packed", "row by row"])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_each_prompt_once_and_only_rows_with_an_advantage_have_trl_s_gradient(make_trainer, monkeypatch, name, rows):
-    if rows == "row by row":
-        monkeypatch.setattr(Update, "_takes_packs", lambda *_: False)
+def test_each_prompt_once_and_only_rows_with_an_advantage_have_trl_s_gradient(make_trainer, monkeypatch, name):
+    """In packs, and row by row as for a model that takes no packs."""
     config = {"num_rollouts": 8, "skip_zero_advantage_steps": False, **SETTINGS[name], "max_steps": 2}
     theirs, expected = run(make_trainer, **config, prompt_once=False)
-    ours, logs = run(make_trainer, **config)
     assert any(theirs)  # DAPO's first step has no gradient: every completion is truncated
-    assert_same(ours, theirs)
     reads_all = name in {*OTHERS} - {"two-sided clipping"} or name in ("vespo", "LoRA, KL")
-    assert (sum(row.get("pods/rows/left_out", 0) for row in logs) == 0) == reads_all
-    assert [row["pods/tokens/trained"] for row in logs] == [row["pods/tokens/trained"] for row in expected]
+    for packs in (True, False):
+        if not packs:
+            monkeypatch.setattr(Update, "_takes_packs", lambda *_: False)
+        ours, logs = run(make_trainer, **config)
+        assert_same(ours, theirs)
+        assert (sum(row.get("pods/rows/left_out", 0) for row in logs) == 0) == reads_all
+        assert [row["pods/tokens/trained"] for row in logs] == [row["pods/tokens/trained"] for row in expected]
 
 
 ONE_BY_ONE = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "steps_per_generation": 8}
@@ -127,10 +105,11 @@ COMPARED = {name: LOSSES[name] for name in ("grpo", "GSPO", "CISPO", "vespo")}
 COMPARED |= {**OTHERS, "mostly clipped": {"epsilon": 1e-4, **ONE_BY_ONE}}
 
 
-@pytest.mark.parametrize("reward", [letter_reward, half_dead, constant])
-@pytest.mark.parametrize("name", COMPARED)
-def test_every_metric_is_trl_s(make_trainer, name, reward):
-    """On the same rollouts, at n = m; docs/metrics.md names the exception."""
+@pytest.mark.parametrize(
+    ("name", "reward"), [*((name, half_dead) for name in COMPARED), ("grpo", letter_reward), ("grpo", constant)]
+)
+def test_every_metric_is_trl_s_on_the_same_rollouts(make_trainer, name, reward):
+    """At n = m; docs/metrics.md names the exception."""
     config = {"reward": reward, **MOVING, "max_steps": 3, **COMPARED[name]}
     _, theirs = run(make_trainer, GRPOTrainer, GRPOConfig, **config)
     _, ours = run(make_trainer, **config)
@@ -209,23 +188,6 @@ def test_a_model_with_dropout_trains_on_rows_and_logs_it_once(make_trainer, capl
     (message,) = [record.getMessage() for record in caplog.records if record.name.endswith("trl.update")]
     assert "PeftModel" in message
     assert "dropout" in message
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_model_that_cannot_take_packs_is_refused_under_bf16(make_trainer, tokenizer, dtype, caplog):
-    """TRL's default precision; OPT numbers its positions by the mask."""
-    shape = {"hidden_size": 32, "ffn_dim": 64, "word_embed_proj_dim": 32, "num_hidden_layers": 2, "dropout": 0.0}
-    torch.manual_seed(0)
-    opt = OPTForCausalLM(OPTConfig(vocab_size=len(tokenizer), num_attention_heads=4, **shape)).to(dtype)
-
-    class OPT(PODSTrainer):
-        def __init__(self, **given):
-            super().__init__(**given | {"model": opt})
-
-    trainer = make_trainer(OPT, bf16=True)
-    trainer.train()
-    assert not trainer._update._takes_packs(trainer.model_wrapped)
-    assert "log-probabilities differ" in caplog.text
 
 
 def test_a_subclass_with_its_own_loss_gets_every_row(make_trainer):

@@ -1,4 +1,4 @@
-"""vLLM under PODSTrainer: n at generation, m everywhere else. It needs a GPU, so here it is `vllm_stand_in.py`."""
+"""vLLM under PODSTrainer: n at generation, m everywhere else. Here it is `vllm_stand_in.py`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import sys
 
 import pytest
 import torch
-from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
 
 from tests.numeric import FLOAT32, assert_near
 
-from .conftest import PROMPTS, letter_reward
-from .test_equivalence import PLAIN, weights
+from .conftest import PROMPTS, assert_equal_weights, batches_of, letter_reward
+from .test_losses import PLAIN, fed, kept_rows
 from .vllm_stand_in import LLM, Client, stand_ins
 
 modes = pytest.mark.parametrize("mode", ["server", "colocate"])
@@ -40,18 +39,20 @@ def generator():
     return made
 
 
-def batches_of(trainer):
-    """Filled as it trains: every generation's batch, before it is split."""
-    batches, build = [], trainer._generate_and_score_completions
-    trainer._generate_and_score_completions = lambda inputs: batches.append(build(inputs)) or batches[-1]
-    return batches
-
-
 @modes
-def test_the_generator_is_asked_for_n_of_each_prompt_with_the_settings_of_sampling(make, mode):
-    trainer = make(mode, max_steps=2, **SAMPLING)
+def test_n_of_each_prompt_are_requested_with_the_sampling_settings_and_the_weights_of_the_step(make, mode):
+    trainer, steps = make(mode, max_steps=2, **SAMPLING), []
+    made = generator()
+    ask = made.generate
+
+    def generate(*args, **kwargs):
+        steps.append(assert_equal_weights(made.weights, trainer))
+        return ask(*args, **kwargs)
+
+    made.generate = generate
     trainer.train()
-    requests, tokens = generator().sent("generate"), {tuple(trainer.processing_class(p)["input_ids"]) for p in PROMPTS}
+    assert len(steps) == len(made.sent("reset_prefix_cache")) == 2
+    requests, tokens = made.sent("generate"), {tuple(trainer.processing_class(p)["input_ids"]) for p in PROMPTS}
     assert len(requests) == 2
     for sent in requests:
         if mode == "server":
@@ -73,34 +74,6 @@ def test_a_colocated_generator_has_room_for_the_rollouts(make, config, at_once):
     assert settings["max_num_seqs"] == at_once
     assert (settings["gpu_memory_utilization"], settings["max_model_len"]) == (0.3, 99)
     assert vllm_generation.VLLMGeneration is sys.modules["trl.trainer.grpo_trainer"].VLLMGeneration
-
-
-class Weights(TrainerCallback):
-    """The policy at the beginning of each step."""
-
-    def __init__(self, trainer):
-        self.trainer, self.seen = trainer, []
-        trainer.add_callback(self)
-
-    def on_step_begin(self, *args, **kwargs):
-        self.seen.append(weights(self.trainer))
-
-
-@modes
-def test_the_generator_has_the_weights_of_its_step(make, mode):
-    trainer = make(mode, max_steps=3)
-    policy, had = Weights(trainer), []
-    made = generator()
-    ask = made.generate
-    made.generate = lambda *args, **kwargs: had.append(dict(made.weights)) or ask(*args, **kwargs)
-    trainer.train()
-    assert len(had) == 3
-    for sent, expected in zip(had, policy.seen, strict=True):
-        assert sent.keys() == expected.keys()
-        assert all(torch.equal(sent[name], weight) for name, weight in expected.items())
-    assert len(made.sent("reset_prefix_cache")) == 3
-    names = made.sent("update_named_params" if mode == "server" else "load_weights")
-    assert len(names) == 3 * (1 if mode == "server" else len(policy.seen[0]))
 
 
 def test_weights_travel_only_where_something_is_generated_from_others(make):
@@ -140,7 +113,7 @@ def test_the_sampler_s_log_probabilities_follow_the_kept_rows(make, mode):
 
 
 @modes
-def test_evaluation_asks_for_its_own_number(make, mode, dataset):
+def test_evaluation_requests_its_own_number(make, mode, dataset):
     trainer = make(
         mode, max_steps=1, per_device_eval_batch_size=4, num_generations_eval=2,
         trainer_arguments={"eval_dataset": dataset.select(range(2))},
@@ -155,30 +128,16 @@ def test_evaluation_asks_for_its_own_number(make, mode, dataset):
 
 
 @pytest.mark.parametrize("correction", ["token_truncate", "sequence_mask"])
-def test_m_of_n_is_trl_on_those_m(make, monkeypatch, correction):
-    """Log-probabilities of the sampler included, whatever way TRL corrects by them."""
+def test_m_of_n_is_trl_on_those_m(make, correction):
+    """Log-probabilities of the sampler included, however TRL corrects by them."""
     config = {"max_steps": 3, "steps_per_generation": 2, "per_device_train_batch_size": 4, "loss_type": "dapo"}
     config |= {"vllm_importance_sampling_mode": correction, "vllm_importance_sampling_clip_max": 20.0}
-    ours, rows = make(**config, **PLAIN), []
-    shorten = ours._shorten
-
-    def record(*given):
-        rows.append(shorten(*given))
-        torch.manual_seed(len(rows))
-        return rows[-1]
-
-    ours._shorten = record
+    ours = make(**config, **PLAIN)
+    rows = kept_rows(ours)
     ours.train()
-    theirs, given = make("server", GRPOTrainer, GRPOConfig, **config), enumerate(rows, start=1)
-
-    def sample(*args, **kwargs):
-        number, generated = next(given)
-        torch.manual_seed(number)
-        return generated[1], generated[4]
-
-    theirs._generate_single_turn = sample
+    theirs = fed(make("server", GRPOTrainer, GRPOConfig, **config), rows)
     theirs.train()
-    assert all(torch.equal(weight, weights(ours)[name]) for name, weight in weights(theirs).items())
+    assert_equal_weights(ours, theirs)
 
 
 def test_the_stand_ins_have_the_signatures_they_stand_for():

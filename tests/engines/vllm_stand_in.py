@@ -11,7 +11,6 @@ import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -103,19 +102,8 @@ class Client:
         return [arguments for called, arguments in self.calls if called == name]
 
 
-@dataclass
-class SamplingParams:
-    """Stands in for vllm.SamplingParams: the fields TRL sets, no others."""
-
-    n: int
-    repetition_penalty: float
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    max_tokens: int
-    logprobs: int | None
-    seed: int | None = None
+class SamplingParams(SimpleNamespace):
+    """Stands in for vllm.SamplingParams."""
 
 
 class LLM:

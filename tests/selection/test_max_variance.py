@@ -17,6 +17,13 @@ pytestmark = pytest.mark.numeric
 
 NAN = math.nan
 SIZES = [(n, m) for n in range(1, 13) for m in range(1, n + 1)]
+WORKED = [  # rewards, m, kept
+    ([0.0, -0.0, 1.0, 0.0, -0.0], 2, [0, 2]),
+    ([0.3, 0.9, -2.0, 0.9], 1, [1]),
+    ([0.1] * 6, 4, [0, 1, 2, 3]),
+    ([float(i in (20, 41, 63)) for i in range(64)], 16, [*range(13), 20, 41, 63]),
+    ([NAN, 1.0, NAN, 0.5], 4, [0, 1, 2, 3]),
+]
 
 
 def stated_rule(rewards: list[float], m: int) -> list[int]:
@@ -61,7 +68,7 @@ def test_no_subset_has_a_larger_variance(n: int, m: int) -> None:
     torch.testing.assert_close(kept_P, best_P, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize(("n", "m"), SIZES)
+@pytest.mark.parametrize(("n", "m"), [*SIZES, (200, 15), (200, 100)])  # long runs of equal values too
 def test_ties_are_broken_as_stated(n: int, m: int) -> None:
     generator = torch.Generator().manual_seed(n * 100 + m)
     rewards_PN = torch.randint(-1, 3, (20, n), generator=generator).double()
@@ -70,23 +77,15 @@ def test_ties_are_broken_as_stated(n: int, m: int) -> None:
     assert max_variance(rewards_PN, m).tolist() == [stated_rule(row, m) for row in rewards_PN.tolist()]
 
 
-@pytest.mark.parametrize("m", [1, 15, 16, 100, 199])
-def test_ties_are_broken_as_stated_in_large_groups(m: int) -> None:
-    """Long runs of equal values: what an unstable sort would shuffle."""
-    generator = torch.Generator().manual_seed(m)
-    rewards_PN = torch.randint(0, 4, (6, 200), generator=generator).double() - 1.5
-    rewards_PN[4:].masked_fill_(torch.rand(2, 200, generator=generator) < 0.3, NAN)
-    assert max_variance(rewards_PN, m).tolist() == [stated_rule(row, m) for row in rewards_PN.tolist()]
-
-
-def test_negative_zero_is_zero() -> None:
-    assert max_variance(torch.tensor([[0.0, -0.0, 1.0, 0.0, -0.0]]), 2).tolist() == [[0, 2]]
+@pytest.mark.parametrize(("rewards", "m", "expected"), WORKED)
+def test_worked_values(rewards: list[float], m: int, expected: list[int]) -> None:
+    assert kept(rewards, m) == expected
 
 
 @st.composite
-def groups(draw: st.DrawFn, nan: bool = True) -> tuple[list[float], int]:
+def groups(draw: st.DrawFn) -> tuple[list[float], int]:
     reward = st.integers(-40, 40).map(float) | st.sampled_from([0.0, 1.0])
-    rewards = draw(st.lists(reward | st.just(NAN) if nan else reward, min_size=1, max_size=24))
+    rewards = draw(st.lists(reward | st.just(NAN), min_size=1, max_size=24))
     return rewards, draw(st.integers(1, len(rewards)))
 
 
@@ -94,42 +93,16 @@ def kept(rewards: list[float], m: int) -> list[int]:
     return max_variance(torch.tensor([rewards], dtype=torch.float64), m)[0].tolist()
 
 
-@given(groups())
-@settings(max_examples=150)
-def test_any_group_follows_the_stated_rule(group: tuple[list[float], int]) -> None:
-    assert kept(*group) == stated_rule(*group)
-
-
-@given(groups(nan=False))
-@settings(max_examples=150)
-def test_what_is_kept_is_the_highest_and_the_lowest(group: tuple[list[float], int]) -> None:
-    rewards, m = group
-    values, kept_values = sorted(rewards), sorted(rewards[i] for i in kept(rewards, m))
-    assert any(kept_values == values[: m - k] + values[len(values) - k :] for k in range(m + 1))  # Lemma 3.1
-
-
-@given(groups(), st.randoms(use_true_random=False))
-@settings(max_examples=150)
-def test_order_of_rollouts_does_not_matter(group: tuple[list[float], int], shuffler) -> None:
-    rewards, m = group
-    shuffled = shuffler.sample(rewards, len(rewards))
-
-    def values(group: list[float]) -> list[str]:
-        return sorted(str(group[i]) for i in kept(group, m))
-
-    assert values(shuffled) == values(rewards)
-
-
 @given(groups(), st.integers(-(10**6), 10**6), st.integers(-40, 40), st.sampled_from([1, 3, 10]))
-@settings(max_examples=150)
+@settings(max_examples=50)
 def test_shift_and_scale_do_not_matter(group, shift: int, exponent: int, factor: int) -> None:
     rewards, m = group
     assert kept([factor * 2.0**exponent * (r + shift) for r in rewards], m) == kept(rewards, m)
 
 
 @given(st.integers(1, 8), st.integers(0, 2**32), st.floats(-1e3, 1e3), st.floats(1e-3, 1e3), st.booleans())
-@settings(max_examples=150)
-def test_two_plentiful_outcomes_give_half_and_half(half: int, seed: int, low: float, gap: float, odd: bool) -> None:
+@settings(max_examples=50)
+def test_two_frequent_rewards_are_kept_half_and_half(half: int, seed: int, low: float, gap: float, odd: bool) -> None:
     """For any two values, however they round; an odd m keeps one more of the higher."""
     m = 2 * half + odd
     generator = torch.Generator().manual_seed(seed)
@@ -137,30 +110,6 @@ def test_two_plentiful_outcomes_give_half_and_half(half: int, seed: int, low: fl
     rewards_N = torch.where(right_N, low + gap, low).double()
     expected = sorted(right_N.nonzero()[: half + odd, 0].tolist() + (~right_N).nonzero()[:half, 0].tolist())
     assert kept(rewards_N.tolist(), m) == expected
-
-
-@pytest.mark.parametrize("n", [1, 2, 7, 64])
-def test_m_equal_to_n_keeps_every_rollout_in_place(n: int) -> None:
-    rewards_PN = torch.randn(3, n, generator=torch.Generator().manual_seed(n))
-    rewards_PN[1, ::2] = NAN
-    assert torch.equal(max_variance(rewards_PN, n), torch.arange(n).expand(3, n))
-
-
-def test_one_rollout_is_the_first_of_the_highest() -> None:
-    assert max_variance(torch.tensor([[0.3, 0.9, -2.0, 0.9], [-1.5, -0.1, -7.0, -9.0]]), 1).tolist() == [
-        [1],
-        [1],
-    ]
-
-
-def test_a_constant_group_keeps_its_first_rollouts() -> None:
-    assert max_variance(torch.full((2, 6), 0.1), 4).tolist() == [[0, 1, 2, 3]] * 2
-
-
-def test_few_right_answers_are_all_kept() -> None:
-    rewards = torch.zeros(1, 64)
-    rewards[0, [20, 41, 63]] = 1.0
-    assert max_variance(rewards, 16)[0].tolist() == [*range(13), 20, 41, 63]
 
 
 @pytest.mark.parametrize(("dtype", "huge"), [(torch.float32, 1e38), (torch.float64, 1e300), (torch.float64, 1.7e308)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 
 import numpy as np
 import pytest
@@ -32,6 +31,7 @@ def test_indices_are_distinct_ascending_int64(rule, n: int, m: int) -> None:
     assert (indices_PM.diff(dim=1) > 0).all()
     if m == n:
         assert torch.equal(indices_PM, torch.arange(n).expand(30, n))
+    assert rule(rewards_PN[:0], m).shape == (0, m)
 
 
 @every_rule
@@ -48,32 +48,13 @@ def test_unscored_rollouts_only_fill_up_lowest_index_first(rule) -> None:
 
 
 @every_rule
-@pytest.mark.parametrize(
-    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int64]
-)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int8])
 def test_every_real_dtype_gives_the_same_indices(rule, dtype: torch.dtype) -> None:
     rewards_PN = torch.randint(-2, 3, (10, 9), generator=seeded())
     expected = rule(rewards_PN.double(), 4, generator=seeded())
     assert torch.equal(rule(rewards_PN.to(dtype), 4, generator=seeded()), expected)
     binary_PN = rewards_PN > 0
     assert torch.equal(rule(binary_PN, 4, generator=seeded()), rule(binary_PN.double(), 4, generator=seeded()))
-
-
-@every_rule
-def test_input_is_left_alone(rule) -> None:
-    rewards_PN = torch.randn(4, 8, generator=seeded(), requires_grad=True)
-    before = rewards_PN.detach().clone()
-    expected = rule(rewards_PN, 3, generator=seeded())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # PyTorch warns of slow layouts
-        transposed_PN = rewards_PN.detach().t().contiguous().t()
-        assert torch.equal(rule(transposed_PN, 3, generator=seeded()), expected)
-    assert torch.equal(rewards_PN, before)
-
-
-@every_rule
-def test_no_prompts_is_no_error(rule) -> None:
-    assert rule(torch.zeros(0, 8), 3).shape == (0, 3)
 
 
 @every_rule
@@ -94,36 +75,20 @@ def test_infinite_rewards_are_refused_by_group_and_count(rule, value: float) -> 
         ([[0.0, 1.0]], 1, TypeError, "got a list"),
         (torch.zeros(2, 2, dtype=torch.complex64), 1, TypeError, r"complex64 tensor of shape \[2, 2\]"),
         (torch.zeros(6), 1, ValueError, r"float32 tensor of shape \[6\].*rewards\[None\]"),
-        (torch.zeros(2, 3, 4), 1, ValueError, r"shape \[2, 3, 4\]"),
         (torch.zeros(2, 0), 1, ValueError, r"shape \[2, 0\]"),
         (torch.zeros(2, 4), 5, ValueError, "between 1 and the 4 rollouts of each prompt; got m = 5"),
-        (torch.zeros(2, 4), 0, ValueError, "got m = 0"),
         (torch.zeros(2, 4), 2.0, TypeError, r"must be an int; got 2.0 \(a float\)"),
         (torch.zeros(2, 4), True, TypeError, "got True"),
     ],
 )
-def test_bad_input_is_named(rule, rewards, m, error: type[Exception], message: str) -> None:
+def test_bad_input_is_refused(rule, rewards, m, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         rule(rewards, m)
 
 
-@every_rule
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-def test_cuda_agrees_with_the_cpu(rule) -> None:
-    rewards_PN = torch.randint(0, 4, (50, 64), generator=seeded()).float()
-    rewards_PN[40:].masked_fill_(torch.rand(10, 64, generator=seeded(1)) < 0.5, NAN)
-    indices_PM = rule(rewards_PN.cuda(), 16, generator=seeded())
-    assert indices_PM.is_cuda
-    assert torch.equal(indices_PM.cpu(), rule(rewards_PN, 16, generator=seeded()))
-
-
-def test_max_reward_keeps_the_highest_and_of_equals_the_first() -> None:
-    rewards_PN = torch.tensor([[1.0, 3.0, 3.0, 2.0, 3.0], [-1.0, -1.0, -1.0, -1.0, -2.0], [NAN, 0.0, NAN, 5.0, 0.0]])
-    assert RULES["max_reward"](rewards_PN, 2).tolist() == [[1, 2], [0, 1], [1, 3]]
-
-
 @pytest.mark.parametrize(("n", "m"), [(7, 3), (64, 16), (12, 11)])
 def test_max_reward_agrees_with_a_sort(n: int, m: int) -> None:
+    """Of equal rewards it keeps the first."""
     rewards_PN = torch.randint(0, 5, (40, n), generator=seeded(n)).float()
     expected = [sorted(np.argsort(-row, kind="stable")[:m].tolist()) for row in rewards_PN.numpy()]
     assert RULES["max_reward"](rewards_PN, m).tolist() == expected
@@ -133,15 +98,12 @@ def test_percentile_keeps_evenly_spaced_ranks() -> None:
     ranks_N = torch.arange(64.0)
     assert RULES["percentile"](ranks_N[None], 16)[0].tolist() == list(range(2, 64, 4))
     assert RULES["percentile"](ranks_N[None].flip(1), 16)[0].tolist() == list(range(1, 64, 4))
-
-
-def test_percentile_counts_scored_rollouts_only() -> None:
-    rewards_PN = torch.tensor([[NAN, 4.0, 1.0, NAN, 3.0, 2.0, NAN], [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]])
-    assert RULES["percentile"](rewards_PN, 2).tolist() == [[1, 5], [1, 5]]
+    rewards_PN = torch.tensor([[NAN, 4.0, 1.0, NAN, 3.0, 2.0, NAN]])  # of scored rollouts only
+    assert RULES["percentile"](rewards_PN, 2).tolist() == [[1, 5]]
 
 
 def test_percentile_ranks_are_distinct_for_every_m_up_to_n() -> None:
-    for n in range(1, 70):
+    for n in range(1, 30):
         for m in range(1, n + 1):
             indices_M = RULES["percentile"](torch.arange(n).float()[None], m)[0]
             assert (indices_M.diff() > 0).all(), (n, m)

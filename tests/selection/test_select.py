@@ -53,16 +53,11 @@ def test_a_users_rule_comes_by_its_import_path(my_module: str, separator: str) -
     ("name", "message"),
     [
         ("max_varience", "unknown rule 'max_varience'. Did you mean max_variance?"),
-        ("max-reward", "Did you mean max_reward?"),
         ("zzz", "unknown rule 'zzz'. Choose one of max_variance, max_reward, random, percentile, or give"),
-        (
-            "pods_user_rules.mine:second",
-            "'pods_user_rules.mine:second' could not be imported: AttributeError",
-        ),
+        ("pods_user_rules.mine:second", "AttributeError"),
         ("pods_user_rules.theirs.first", "ModuleNotFoundError: No module named 'pods_user_rules.theirs'"),
         ("pods_user_rules.broken:first", "No module named 'a_module_that_is_not_there'"),
         ("pods_user_rules.mine:SETTING", "is a int, not a function"),
-        (":", "could not be imported"),
         ("rule.", "could not be imported"),
         (None, "a rule must be the name of one; got None"),
     ],
@@ -80,29 +75,19 @@ def test_select_runs_the_named_rule(name: str) -> None:
     kept = select(rewards_PN, 5, rule=name, generator=torch.Generator().manual_seed(1))
     expected_PM = RULES[name](rewards_PN, 5, generator=torch.Generator().manual_seed(1))
     assert torch.equal(kept.indices, expected_PM)
-
-
-def test_max_variance_is_the_default() -> None:
-    assert select(torch.tensor([[0.0, 0.5, 1.0]]), 2).indices.tolist() == [[0, 2]]
+    if name == "max_variance":
+        assert torch.equal(select(rewards_PN, 5).indices, expected_PM)  # the default
 
 
 @pytest.mark.parametrize(
     ("returned", "error", "message"),
     [
-        (
-            [[0, 1]],
-            TypeError,
-            r"'mine' must return int64 indices of shape \[2, 2\] on cpu; it returned a list",
-        ),
+        ([[0, 1]], TypeError, r"int64 indices of shape \[2, 2\] on cpu; it returned a list"),
         (torch.zeros(2, 2), TypeError, "it returned a torch.float32 tensor"),
         (torch.tensor([[0, 1]]), ValueError, r"it returned a torch.int64 tensor of shape \[1, 2\]"),
         (torch.tensor([[0, 1], [2, 4]]), ValueError, r"between 0 and 3 .* for group 1 it returned \[2, 4\]"),
         (torch.tensor([[-1, 1], [2, 3]]), ValueError, r"for group 0 it returned \[-1, 1\]"),
-        (
-            torch.tensor([[0, 1], [3, 3]]),
-            ValueError,
-            r"2 different rollouts .* for group 1 it returned \[3, 3\]",
-        ),
+        (torch.tensor([[0, 1], [3, 3]]), ValueError, r"2 different .* for group 1 it returned \[3, 3\]"),
     ],
 )
 def test_a_users_rule_is_checked(returned, error: type[Exception], message: str) -> None:
@@ -111,30 +96,6 @@ def test_a_users_rule_is_checked(returned, error: type[Exception], message: str)
 
     with pytest.raises(error, match=message):
         select(torch.zeros(2, 4), 2, rule=mine)
-
-
-def test_a_users_rule_sees_only_checked_rewards() -> None:
-    def mine(rewards_PN, m, *, generator=None):
-        raise AssertionError("called")
-
-    with pytest.raises(ValueError, match="infinite"):
-        select(torch.tensor([[0.0, float("inf")]]), 1, rule=mine)
-    with pytest.raises(ValueError, match="got m = 3"):
-        select(torch.zeros(1, 2), 3, rule=mine)
-
-
-@pytest.mark.parametrize(
-    ("indices", "error", "message"),
-    [
-        ([[0]], TypeError, "indices must be an int64 tensor .* got a list"),
-        (torch.zeros(1, 2), TypeError, "got a torch.float32 tensor"),
-        (torch.tensor([0, 1]), ValueError, r"got a torch.int64 tensor of shape \[2\]"),
-        (torch.zeros(3, 0, dtype=torch.int64), ValueError, r"shape \[3, 0\]"),
-    ],
-)
-def test_a_selection_names_what_came(indices, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        Selection(indices)
 
 
 def test_a_selection_marks_and_takes_its_rows() -> None:
@@ -146,3 +107,6 @@ def test_a_selection_marks_and_takes_its_rows() -> None:
             misfit(3)
     with pytest.raises(ValueError, match=r"2 prompts needs values \[2, N\]; got .* shape \[3, 4\]"):
         kept.take(torch.zeros(3, 4))
+    for indices, error in (([[0]], TypeError), (torch.zeros(1, 2), TypeError), (torch.tensor([0, 1]), ValueError)):
+        with pytest.raises(error, match="indices must"):
+            Selection(indices)

@@ -12,7 +12,7 @@ from pods_rl.engines.trl.batching import Shares
 
 
 @given(prompts=st.integers(1, 9), m=st.integers(1, 9), extra=st.integers(0, 20), processes=st.integers(1, 12))
-def test_shares(prompts, m, extra, processes):
+def test_every_rollout_and_row_has_one_process_and_equally_many_rows_are_trained_on_each(prompts, m, extra, processes):
     if prompts * m % processes:
         with pytest.raises(ValueError, match="cannot be shared equally"):
             Shares(prompts, m + extra, m, processes)

@@ -1,0 +1,102 @@
+"""From a recipe to TRL's trainer: reward functions of a task, and what a library rejects as one line."""
+
+from __future__ import annotations
+
+import pytest
+from datasets import Dataset
+
+from pods_rl import rewards
+from pods_rl.errors import UserError
+from pods_rl.recipe import Origin, build_recipe
+from pods_rl.rewards import REWARDS, VerifierPool, answers, verifier
+from pods_rl.sandbox.scores import RewardFailure
+from pods_rl.tasks import Task, load_task
+from pods_rl.training import trainer as build
+from pods_rl.training.trainer import reward_functions, trl_reward
+
+RIGHT, WRONG = "<answer>3</answer>", "<answer>4</answer>"
+HANGS = r"<answer>\sum_{n=1}^{10^9} \frac{1}{n^n}</answer>"
+PLAIN = {"model_name_or_path": "tiny", "max_steps": 1, "max_completion_length": 100}
+RECIPE = {
+    "max_steps": 1, "num_generations": 2, "per_device_train_batch_size": 2, "use_cpu": True, "bf16": False,
+    "task_train_size": 4, "task_test_size": 2, "task_rewards": {"format": 1.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("keys", "words", "cause"),
+    [
+        ({"fsdp": "x"}, "r.yaml: the trainer rejects this recipe: Unknown `fsdp` option: x Check fsdp.", ValueError),
+        ({"accelerator_config": {"nope": 1}}, "nope", TypeError),
+    ],
+)
+def test_what_a_library_rejects_is_one_line_before_a_policy_loads(monkeypatch, tmp_path, keys, words, cause):
+    monkeypatch.setattr(build, "RunTrainer", None)
+    recipe = build_recipe({**RECIPE, **keys}, Origin("r.yaml"))
+    with pytest.raises(UserError) as raised:
+        build.build_trainer(recipe, load_task(recipe.task_settings()), tmp_path)
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert isinstance(raised.value.__cause__, cause)
+
+
+def graded(text: str, gold: str) -> float:
+    """A user's own reward."""
+    return float(text)
+
+
+graded.range = (-2.0, 2.0)
+
+
+def call(function, completions, lengths=None, **more):
+    ids = [[0] * length for length in lengths or [1] * len(completions)]
+    return function(prompts=completions, completions=completions, completion_ids=ids, answer=["3"] * len(ids), **more)
+
+
+def functions_of(settings, rewards):
+    """The reward functions that a recipe with these settings and rewards gives to TRL."""
+    rows = Dataset.from_dict({"prompt": ["1+2="], "answer": ["3"]})
+    return reward_functions(build_recipe(PLAIN | settings, Origin("a test")), Task("sums", "1", rows, rows, rewards))
+
+
+def test_texts_and_chat_messages_are_scored_and_lengths_and_names_reach_the_functions():
+    accuracy, overlong = functions_of({}, {"accuracy": 1.0, "overlong": 0.5})
+    assert (accuracy.__name__, overlong.__name__) == ("accuracy", "overlong")
+    assert call(accuracy, [RIGHT, WRONG]) == [1.0, 0.0]
+    assert call(accuracy, [[{"role": "assistant", "content": RIGHT}]]) == [1.0]
+    assert call(overlong, ["long text"] * 4, [1, 80, 90, 100]) == [0.0, 0.0, -0.5, -1.0]
+
+
+def test_timeouts_of_the_verifier_are_logged_in_each_step(make_trainer, monkeypatch):
+    pool = VerifierPool(size=1, limit=0.2)
+    for module in (answers, verifier):
+        monkeypatch.setattr(module, "default_pool", lambda: pool)
+    verify = trl_reward(REWARDS["accuracy"], limit=12)
+
+    def one_hangs(completions, **more):
+        return verify(completions=[HANGS, HANGS, *completions[2:]], **more)
+
+    trainer = make_trainer(reward=one_hangs, num_rollouts=8)
+    trainer.train()
+    pool.close()
+    steps = [line for line in trainer.state.log_history if "pods/verifier_timeouts" in line]
+    assert [line["pods/verifier_timeouts"] for line in steps] == [1.0, 1.0]  # equal answers once
+    assert [line.get("pods/verifier_crashes", 0.0) for line in steps] == [0.0, 0.0]
+
+
+def test_a_user_s_reward_has_the_recipe_s_time_limit_and_its_failures_reach_the_trainer(monkeypatch):
+    name, asked = f"{__name__}:graded", []
+
+    class Pool:
+        def score(self, texts, golds):
+            return [RewardFailure("gave no score within 7 s", late=True), *[2.0] * (len(texts) - 1)]
+
+    monkeypatch.setattr(rewards, "user_pool", lambda *key: asked.append(key) or Pool())
+    for seconds in (7, None):
+        own, _ = functions_of({"reward_seconds": seconds}, {name: 1.0, "format": 1.0})
+        first, second = call(own, ["x", "2"])
+        assert isinstance(first, RewardFailure)
+        assert second == 2.0
+    assert asked == [(name, 7)]  # a built-in reward has no limit
+    with pytest.raises(UserError, match="reward_seconds: got 0"):
+        functions_of({"reward_seconds": 0}, {"format": 1.0})
