@@ -36,6 +36,7 @@ def test_both_trainers_in_one_table(tmp_path, capfd):
     assert len({line.count("|") for line in written[3:]}) == 1
 
 
+@pytest.mark.slow
 def test_a_cell_that_is_killed_or_out_of_memory_is_a_row():
     late = gpu_step.in_a_process("pods", 8, WORDS, limit=0.01)
     assert late == {"failed": "not done after 0.01 s"}
