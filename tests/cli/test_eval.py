@@ -105,7 +105,6 @@ def test_what_cannot_be_evaluated_is_refused_before_anything_is_loaded(evaluated
         "Nothing to evaluate": [],
         "give one of them": ["--run", tmp_path, "--config", "tiny-pods"],
         "there is no such directory": ["--model", "./gone"],
-        "holds no config.json": ["--model", "./empty"],
         "--adapter needs its base model": ["--adapter", "lora"],
         "file cannot be written to": ["--model", "tiny", "--output", tmp_path / "file"],
         "taken cannot be written to": ["--model", "tiny", "--output", tmp_path / "taken"],

@@ -130,7 +130,7 @@ def test_many_wrong_keys_are_counted_and_a_few_are_shown(tmp_path):
     assert str(refusal.value).splitlines()[5:] == ["... and 3995 more."]
     (tmp_path / "r.yaml").write_text(keys + "arms: {a: {}}\n")
     with pytest.raises(UserError, match=r"\.\.\. and 3995 more\."):
-        load_experiment(tmp_path / "r.yaml")
+        load_experiment(tmp_path / "r.yaml").plan()
 
 
 def test_lines_survive_comments_and_merges():

@@ -52,8 +52,9 @@ def read_rollouts(source: str, group_by: str, reward_key: str, split: str = "tra
                 rows.append(_rollout(values, file, group_by, reward_key))
             except ValueError as error:
                 bad.append(f"{file} {place}: {error}".lstrip())
-    except OSError as error:
-        raise UserError(f"Cannot read {source}: {error.strerror or error}. Give a file, or {HUB}owner/name.") from error
+    except (OSError, UnicodeEncodeError) as error:  # the second: a name that no file can have
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"Cannot read {source}: {reason}. Give a file, or {HUB}owner/name.") from error
     return rows, bad
 
 
