@@ -174,6 +174,8 @@ def test_no_pickle_is_published(carried_out: tuple[Path, dict[str, Audited]]) ->
 BANNED_CALLS = {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "yaml.load", "yaml.unsafe_load",
                 "yaml.full_load", "marshal.loads", "np.load", "numpy.load", "joblib.load"}  # fmt: skip
 BANNED_IMPORTS = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
+# Neither reads a file: the first tries whether TRL can pickle a rule, the second moves rows between processes of a run.
+MAY_PICKLE = {"engines/trl/config.py", "engines/trl/rollout.py"}
 
 
 def dangers(tree: ast.AST) -> Iterator[str]:
@@ -204,4 +206,6 @@ def test_our_code_loads_nothing_that_could_run() -> None:
     sources = [*PACKAGE.rglob("*.py"), *(REPOSITORY / "benchmarks").glob("*.py")]
     found = {str(path): bad for path in sources if (bad := list(dangers(ast.parse(path.read_text(encoding="utf-8")))))}
     print(f"\nfiles: {len(found)} of {len(sources)} modules load or run what they should not")
+    for name in MAY_PICKLE:
+        assert [bad.split(",")[0] for bad in found.pop(str(PACKAGE / name))] == ["import pickle"]
     assert found == {}
