@@ -307,3 +307,9 @@ def test_a_reward_that_is_rare_at_first_rises_within_forty_steps(make_trainer):
     trainer.train()
     rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
     assert statistics.mean(rewards[-5:]) > statistics.mean(rewards[:5]) + 0.3
+
+
+def test_fewer_prompts_than_a_step_needs_are_refused_with_both_numbers(make_trainer, dataset):
+    trainer = make_trainer(train_dataset=dataset.select(range(1)))  # 8 rows of 4 a prompt
+    with pytest.raises(UserError, match="1 training prompt, and one generation needs 2"):
+        trainer.train()

@@ -13,9 +13,8 @@ import torch
 from accelerate import PartialState
 from trl import ModelConfig, get_peft_config
 
-from ..engines.trl.batching import counted
 from ..engines.trl.compat import lossy_cast
-from ..engines.trl.config import PODSConfig
+from ..engines.trl.config import PODSConfig, check_prompts
 from ..errors import UserError
 from ..policies.files import policy_path
 from ..policies.loading import has_bf16, load_options, load_tokenizer
@@ -56,7 +55,7 @@ def _build(recipe: Recipe, task: Task, output_dir: Path) -> RunTrainer:
     quantization = options.pop("quantization_config", None)  # TRL expects it separately
     arguments["model_init_kwargs"] = dict(arguments.get("model_init_kwargs") or {}) | options | _NO_PICKLE
     config = PODSConfig(str(output_dir), **arguments, reward_weights=list(task.rewards.values()))
-    check_prompts(config, task)
+    check_prompts(config, len(task.train))  # again in the trainer, but here before a model loads
     trainer = RunTrainer(
         model=path,
         reward_funcs=reward_functions(recipe, task),
@@ -105,21 +104,6 @@ def _keys_in(said: str, recipe: Recipe) -> list[str]:
     ]
     quoted += [key for key, v in recipe.given.items() if isinstance(v, dict) and any(part in said for part in v)]
     return quoted or list(recipe.given)[:8]
-
-
-def check_prompts(config: PODSConfig, task: Task) -> None:
-    """Raise UserError if the task has fewer training prompts than one generation needs.
-
-    TRL drops incomplete batches, so the run would end without a step.
-    """
-    assert config.generation_batch_size is not None
-    needed = config.generation_batch_size // config.num_generations
-    if len(task.train) < needed:
-        raise UserError(
-            f"task {task.name} has {counted(len(task.train), 'training prompt')}, and one generation needs {needed} "
-            "different ones: nothing would be trained. Give more prompts, or lower per_device_train_batch_size or "
-            "gradient_accumulation_steps."
-        )
 
 
 def engine_arguments(recipe: Recipe) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from trl import GRPOConfig
 from ...errors import UserError
 from ...selection import Rule
 from ...selection.registry import check_rule, rule_name
-from .batching import LEVERS, batch_plan, loss_doubts, refuse_impossible
+from .batching import LEVERS, batch_plan, counted, loss_doubts, refuse_impossible
 
 if TYPE_CHECKING:
     RuleOrName = str | Rule
@@ -202,3 +202,18 @@ def group_sizes(args: PODSConfig) -> tuple[int, int]:
     assert args.num_rollouts is not None
     assert args.num_generations is not None
     return args.num_rollouts, args.num_generations
+
+
+def check_prompts(args: PODSConfig, prompts: int) -> None:
+    """Raise UserError if there are fewer training prompts than one generation needs.
+
+    TRL drops incomplete batches, so the run would end without a step.
+    """
+    assert args.generation_batch_size is not None
+    needed = args.generation_batch_size // group_sizes(args)[1]
+    if prompts < needed:
+        raise UserError(
+            f"The data hold {counted(prompts, 'training prompt')}, and one generation needs {needed} different ones: nothing "
+            "would be trained. Give more prompts, or lower per_device_train_batch_size or "
+            "gradient_accumulation_steps."
+        )

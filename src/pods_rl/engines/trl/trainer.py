@@ -7,7 +7,7 @@ lists to the m kept rows of each before TRL computes a log-probability. `compat.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from . import compat, rollout
 from .batching import Shares
 from .checkpoints import ExactResume, load_renamed
 from .compat import Batch, Completions, TypedGRPOTrainer
-from .config import PAPER, PODSConfig, group_sizes
+from .config import PAPER, PODSConfig, check_prompts, group_sizes
 from .dynamic_sampling import DynamicSampling
 from .generation import Key, TurnInputs, Turns, check_completions, each_prompt_once, sequences_at_once
 from .packing import LogProbs
@@ -315,9 +315,12 @@ class PODSTrainer(TypedGRPOTrainer):
             args: as TRL's, like `kwargs`.
 
         Raises:
-            UserError: the checkpoint is damaged, missing or of another number of processes; memory ran out.
+            UserError: the checkpoint is damaged, missing or of another number of processes; there are fewer prompts
+                than one generation needs; memory ran out.
             UnstableTrainingError: three steps in a row had a loss or gradient that is not finite.
         """
+        if isinstance(self.train_dataset, Sized):  # a stream has no length
+            check_prompts(self.args, len(self.train_dataset))
         self._stability.reset()
         checkpoint = self._resume.find(resume_from_checkpoint)
         with self._stability.explaining_memory(lambda: self._update.clock.phase), self._tools.closing():
