@@ -213,7 +213,7 @@ def check_prompts(args: PODSConfig, prompts: int) -> None:
     needed = args.generation_batch_size // group_sizes(args)[1]
     if prompts < needed:
         raise UserError(
-            f"The data hold {counted(prompts, 'training prompt')}, and one generation needs {needed} different ones: nothing "
-            "would be trained. Give more prompts, or lower per_device_train_batch_size or "
+            f"The data hold {counted(prompts, 'training prompt')}, and one generation needs {needed} different ones: "
+            "nothing would be trained. Give more prompts, or lower per_device_train_batch_size or "
             "gradient_accumulation_steps."
         )
