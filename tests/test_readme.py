@@ -127,6 +127,13 @@ def test_links_and_named_files_exist(page):
         assert (ROOT / path).is_file(), path
 
 
+def test_pages_that_the_source_names_exist():
+    sources = [path for room in ("src", "benchmarks", "examples") for path in (ROOT / room).rglob("*.py")]
+    named = {(page, path.name) for path in sources for page in re.findall(r"docs/[\w-]+\.md", path.read_text("utf-8"))}
+    assert named
+    assert [each for each in named if not (ROOT / each[0]).is_file()] == []
+
+
 def test_no_address_is_made_up():
     """Until an owner confirms one, no file names a repository of ours or tells pip to fetch us from an index."""
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout

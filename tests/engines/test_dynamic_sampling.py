@@ -1,4 +1,4 @@
-"""Dynamic sampling: groups whose rewards are all equal are replaced by groups of further prompts."""
+"""Dynamic sampling: groups whose rewards are all equal are replaced by groups of new prompts."""
 
 from __future__ import annotations
 

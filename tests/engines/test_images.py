@@ -148,7 +148,7 @@ def rows_with_own_images(trainer, batch):
 KEPT = {
     "all at once": {"num_rollouts": 4},
     "in parts": {"num_rollouts": 4, "rollout_batch_size": 3},
-    "further prompts": {"num_rollouts": 3, "dynamic_sampling": True, "dynamic_sampling_rounds": 1},
+    "new prompts": {"num_rollouts": 3, "dynamic_sampling": True, "dynamic_sampling_rounds": 1},
 }
 
 
@@ -160,7 +160,7 @@ def test_kept_rows_keep_their_images(tmp_path, family, setting):
     record, n = trainer.rollouts, KEPT[setting]["num_rollouts"]
     log, generated = trainer.state.log_history[0], len(record.completions)
     further = log.get("pods/dynamic_sampling/prompts_drawn", 0.0)
-    assert (further > 0) == (setting == "further prompts")
+    assert (further > 0) == (setting == "new prompts")
     assert generated == (4 + further) * n
     place = {number: i for i, number in enumerate(record.numbers)}
     kept = [place[number] for number in record.kept_numbers().tolist()]

@@ -91,7 +91,7 @@ def test_a_torn_checkpoint_is_refused_and_true_resumes_from_the_one_before(make_
 
 
 def test_the_library_resumes_its_own_checkpoints_bit_for_bit(make_trainer, tmp_path):
-    """In the middle of a generation, in the second epoch, with further prompts drawn."""
+    """In the middle of a generation, in the second epoch, with new prompts drawn."""
     schedule = {"steps_per_generation": 2, "num_iterations": 2, "per_device_train_batch_size": 16, "max_steps": 10}
     config = schedule | {"num_rollouts": 8, "save_strategy": "steps", "save_steps": 3, "dynamic_sampling": True}
     config |= {"reward": dead_for_half}

@@ -33,7 +33,7 @@ def gather(items: Sequence[_T]) -> list[_T]:
 
 
 def agree(value: _T) -> _T:
-    """Return the first process's value on every process, since clocks and signals differ. Collective.
+    """Return the first process's value on every process, since clocks and signals differ. Call this on every process.
 
     >>> agree(1.5)
     1.5

@@ -73,7 +73,7 @@ class Stop:
             raise Interrupted(number)
 
     def over(self) -> None:
-        """Ignore all further signals: the last status of the run is being written."""
+        """Ignore all later signals: the last status of the run is being written."""
         self.ended = True
 
     def later(self) -> AbstractContextManager[None]:

@@ -74,7 +74,7 @@ def to_measure(settings: Sequence[Setting]) -> list[Setting]:
 
 @dataclass(frozen=True)
 class StepWork:
-    """What a generation batch and its update do: prompts, rollouts, and rows with a gradient."""
+    """The prompts, rollouts, and rows with a gradient of a generation batch and its update."""
 
     prompts: float
     rollouts: float

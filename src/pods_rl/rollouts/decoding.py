@@ -20,7 +20,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 SINGLE_QUERY = "pods_single_query"  # the name of `attend` in transformers' tables
-_SPARE = 16  # columns that a full layer grows by: few beside a cache, and each is copied this much less often
+_SPARE = 16  # columns that a full layer grows by: few compared with the cache, and they make copies rare
 _CHANGED = "the model changes the cache's keys before it attends to them"
 _SHARED_FROM = 2**19  # bytes of a layer's keys of prompts, a copy for each rollout, from which one for all is quicker
 

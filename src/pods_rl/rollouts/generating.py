@@ -234,7 +234,7 @@ class UnfinishedRows:
     Args:
         input_ids: prompts `[rows, W]`, padded on the left.
         config: complete, as `generate` prepares it.
-        inputs: the model's further arguments, as `generate` prepares them.
+        inputs: the model's other arguments, as `generate` prepares them.
     """
 
     def __init__(self, model: PreTrainedModel, input_ids: Tensor, config: GenerationConfig, inputs: dict[str, Any]):

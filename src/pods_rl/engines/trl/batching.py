@@ -396,7 +396,7 @@ def refuse_impossible(settings: Mapping[str, Any]) -> None:
     rounds = settings.get("dynamic_sampling_rounds", 3)
     if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
         raise UserError(
-            f"dynamic_sampling_rounds = {rounds!r}: expected a whole number of at least 1. To draw no further prompts, "
+            f"dynamic_sampling_rounds = {rounds!r}: expected a whole number of at least 1. To draw no new prompts, "
             "set dynamic_sampling: false."
         )
     # TRL reads true as group and false as none.

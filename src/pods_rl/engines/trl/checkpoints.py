@@ -1,4 +1,4 @@
-"""Write and read the state that checkpoints need besides TRL's files so that a killed run resumes bit for bit.
+"""Write and read the state that checkpoints need in addition to those of TRL, so that a killed run resumes bit for bit.
 
 TRL and transformers restore weights, optimizer, schedule and random state. They lose the rows of a generation that are
 still to be trained, the rollouts they were chosen from, the metrics since the last line of the log, the order of
@@ -34,7 +34,7 @@ from torch import Tensor
 from ...errors import UserError
 from ...rollouts.record import Rollouts, saved_table
 from .compat import TRAINER_STATE_NAME, TRLTrainer
-from .dynamic_sampling import FurtherPrompts
+from .dynamic_sampling import NewPrompts
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +52,8 @@ class ExactResume:
     where there is one, it is verified before a resume.
     """
 
-    def __init__(self, trainer: TRLTrainer, further: FurtherPrompts) -> None:
-        self._trainer, self._further = trainer, further
+    def __init__(self, trainer: TRLTrainer, new_prompts: NewPrompts) -> None:
+        self._trainer, self._new_prompts = trainer, new_prompts
         self._resumed: Path | None = None
         self.verified: Path | None = None  # a checkpoint whose hashes the caller has compared already
 
@@ -162,7 +162,7 @@ class ExactResume:
             "attributes": {name: getattr(trainer, name) for name in _ATTRIBUTES},
             "loss": trainer._tr_loss.item(),
             "metrics": dict(trainer._metrics["train"]),
-            "prompts_drawn": self._further.drawn,
+            "prompts_drawn": self._new_prompts.drawn,
             "generation": take_tensors(self._open_generation(record), "generation", tensors),
         }
         write_state(folder, accelerator.process_index, values, tensors)
@@ -182,7 +182,7 @@ class ExactResume:
         trainer._tr_loss = torch.tensor(values["loss"], device=device)
         trainer._metrics["train"].clear()
         trainer._metrics["train"].update(values["metrics"])
-        self._further.drawn = values["prompts_drawn"]
+        self._new_prompts.drawn = values["prompts_drawn"]
         if trainer.args.sync_ref_model:
             load_model(accelerator.unwrap_model(trainer.ref_model), str(folder / _REFERENCE), device=str(device))
         generation = values["generation"]

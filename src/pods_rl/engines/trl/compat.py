@@ -103,11 +103,9 @@ class TRLTrainer(Overridden):
     model_wrapped: Any  # DDP's, FSDP's or DeepSpeed's, whose gradients a skipped step clears
     ref_model: Any  # saved and loaded if sync_ref_model changes it
     processing_class: Any
-    eos_token_ids: list[int]
     _tokenizer: Any
     train_dataset: Any
     tools: list[Callable[..., Any]]  # of the prompts; an environment's `close` is taken out
-    _is_vlm: bool
     rollout_func: Callable[..., Any] | None  # replaced by one whose result is checked
     environment_factories: dict[str | None, Callable[[], Any]] | None
     environments: list[Any] | None  # of the rows of the latest `_generate`; shortened to the kept rows
@@ -140,7 +138,6 @@ class TRLTrainer(Overridden):
     _buffered_inputs: list[Batch] | None  # a generation's micro-batches: arranged, and kept in checkpoints
     _metrics: dict[str, dict[str, list[float]]]  # averaged into the next line of the log
     _logs: dict[str, Any]  # the table of completions
-    _pending_metrics: dict[str, list[float]]  # what reward functions logged, which TRL averages
     _pending_extra_logs: dict[str, list[Any]]  # columns that reward functions logged about all n
     _tr_loss: Tensor  # loss since the last log line, which transformers does not save
     _globalstep_last_logged: int  # as _tr_loss
@@ -372,7 +369,7 @@ def parallelism(trainer: TRLTrainer) -> str:
 
 @contextmanager
 def whole_weights(trainer: TRLTrainer) -> Iterator[None]:
-    """Give every process the whole policy, to run as often as it likes but not to train. Collective.
+    """Give every process the full policy inside, to run but not to train. Call this on every process.
 
     Nothing happens if the weights are not sharded.
     """

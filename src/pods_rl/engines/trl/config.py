@@ -49,16 +49,16 @@ class PODSConfig(GRPOConfig):
         reward_errors: what happens to a rollout whose reward raises or hangs: `raise` ends the run and names it, `zero`
             scores it 0, `drop` leaves it unscored (not selected while others are, advantage 0).
         tool_timeout: seconds that one call of a tool may take before the policy reads an error instead of its result.
-            None: no limit. docs/engines.md says what is not limited.
+            None: no limit. docs/trl.md says what is not limited.
         rollout_batch_size: the most rollouts generated at once on each process. None: all.
         skip_zero_advantage_steps: skip the update in a step whose advantages are all zero, if nothing else has a
             gradient. None: if n > m.
         prompt_once: compute each prompt once for all its rollouts, in generation and in the update, and skip rows that
             have no gradient or equal another row.
         exact_trl: turn off everything that changes rounding or draws: with n = m the run is TRL's to the last bit.
-        dynamic_sampling: replace groups whose rewards are all equal by groups of further prompts (DAPO, arXiv
+        dynamic_sampling: replace groups whose rewards are all equal by groups of new prompts (DAPO, arXiv
             2503.14476). True: by the total reward; or the name of the reward function that decides.
-        dynamic_sampling_rounds: how often further prompts are generated for a batch at most.
+        dynamic_sampling_rounds: how often new prompts are generated for a batch at most.
 
     Raises:
         UserError: n < m, an unknown rule or choice, a batch that cannot hold whole groups, or settings that contradict
@@ -155,13 +155,13 @@ class PODSConfig(GRPOConfig):
     dynamic_sampling: bool | str = field(
         default=False,
         metadata={
-            "help": "Replace groups whose rewards are all equal by groups of further prompts (DAPO, arXiv 2503.14476). "
+            "help": "Replace groups whose rewards are all equal by groups of new prompts (DAPO, arXiv 2503.14476). "
             "true: the total reward decides; or the name of the reward function that does."
         },
     )
     dynamic_sampling_rounds: int = field(
         default=3,
-        metadata={"help": "With dynamic_sampling, how often further prompts are generated for a batch at most."},
+        metadata={"help": "With dynamic_sampling, how often new prompts are generated for a batch at most."},
     )
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
 """Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): replace groups whose rewards are all equal.
 
-TRL's method runs again on further prompts, and the batches are joined: a live group of the new batch takes the place of
+TRL's method runs again on new prompts, and the batches are joined: a live group of the new batch takes the place of
 a dead one. Groups that are still dead after the last round stay.
 """
 
@@ -31,16 +31,16 @@ _TYPES = ("token_type_ids", "mm_token_type_ids")
 
 
 @dataclass
-class FurtherPrompts:
+class NewPrompts:
     """The data set in a shuffled order of its own, epoch after epoch.
 
     Its only state is `drawn`: after a resume with the same number it continues with the same prompts.
 
-    >>> further = FurtherPrompts(seed=0, size=4)
-    >>> first, then = further.draw(3), further.draw(3)
+    >>> new = NewPrompts(seed=0, size=4)
+    >>> first, then = new.draw(3), new.draw(3)
     >>> sorted(first + then[:1])
     [0, 1, 2, 3]
-    >>> FurtherPrompts(seed=0, size=4, drawn=3).draw(3) == then
+    >>> NewPrompts(seed=0, size=4, drawn=3).draw(3) == then
     True
     """
 
@@ -62,7 +62,7 @@ class FurtherPrompts:
 
 
 class DynamicSampling:
-    """Replaces dead groups of a generation by groups of further prompts, at most `dynamic_sampling_rounds` times.
+    """Replaces dead groups of a generation by groups of new prompts, at most `dynamic_sampling_rounds` times.
 
     Raises:
         UserError: `dynamic_sampling` names a reward function that does not exist, or the prompts are a stream.
@@ -73,7 +73,7 @@ class DynamicSampling:
         name, names = trainer.args.dynamic_sampling, trainer.reward_func_names
         self.rounds = trainer.args.dynamic_sampling_rounds if name else 0
         self._column = None  # the reward function that says which groups are dead; None: the total reward
-        self.prompts = FurtherPrompts(trainer.args.seed, 0)
+        self.prompts = NewPrompts(trainer.args.seed, 0)
         if not name:
             return
         if isinstance(name, str):
@@ -85,7 +85,7 @@ class DynamicSampling:
             self._column = names.index(name)
         if isinstance(trainer.train_dataset, IterableDataset):
             raise UserError(
-                "dynamic_sampling draws further prompts by their index, and a stream (IterableDataset) has none: pass "
+                "dynamic_sampling draws new prompts by their index, and a stream (IterableDataset) has none: pass "
                 "a Dataset, or set dynamic_sampling: false."
             )
         self.prompts.size = len(trainer.train_dataset)
@@ -95,7 +95,7 @@ class DynamicSampling:
 
         Args:
             generation: whose record is completed.
-            generate: runs TRL's method on rows of further prompts.
+            generate: runs TRL's method on rows of new prompts.
         """
         record, all_scores = generation.result()
         places, drawn = self._dead(record, all_scores), 0
@@ -127,7 +127,7 @@ class DynamicSampling:
         return is_constant(scores[:, self._column].view(rewards_GN.shape)).cpu()
 
     def _rows(self, count: int, like: Batch) -> list[Batch]:
-        """Return TRL's rows of further prompts for this process: m of each prompt, equal numbers on every process."""
+        """Return TRL's rows of new prompts for this process: m of each prompt, equal numbers on every process."""
         trainer, accelerator = self._trainer, self._trainer.accelerator
         n, m = group_sizes(trainer.args)
         unit = accelerator.num_processes // math.gcd(accelerator.num_processes, m, n)

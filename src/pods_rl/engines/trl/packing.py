@@ -26,8 +26,8 @@ from ...rollouts.decoding import rope_types
 LogProbs = tuple[Tensor, Tensor | None, Tensor | None]  # TRL's result: log-probabilities, entropies, auxiliary loss
 
 ATTEND = "packed_attention"  # the keyword that transformers passes on to the attention function
-# A pack is used where it costs at most this share of the rows: their tokens, and for each call of the attention as
-# much as so many tokens. Measured on one CPU thread with the tiny policy; a larger model gains earlier.
+# A pack is used if its cost is at most PAYS times that of the rows. The cost is the number of tokens plus CALL for each
+# call of the attention. Measured on one CPU thread with the tiny policy. A larger model gains earlier.
 PAYS, CALL = 0.95, 12
 # Keywords of attention functions that change nothing in a pass without a cache, whatever their value.
 HARMLESS = {"attention_mask", "position_ids", "cache_position", "position_embeddings", "use_cache", "past_key_values"}
@@ -224,7 +224,7 @@ def attend(pack: Pack, query: Tensor, key: Tensor, value: Tensor, scale: float |
         for bucket in group.buckets:
             mask = pack.mask(group.prompt + bucket.width, bucket.width, repeats, window)
             keys, values = (torch.cat([_shared(x[:, prompt], bucket), _rows(x, bucket)], dim=2) for x in (k, v))
-            # Heads that share keys become further queries of them: [rows, K, repeats * width, D].
+            # Heads that share keys become more queries of them: [rows, K, repeats * width, D].
             queries = _rows(q, bucket).reshape(bucket.count, k.size(0), -1, q.size(2))
             out = scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
             out = out.reshape(bucket.count, q.size(0), bucket.width, v.size(2)).transpose(1, 2).flatten(0, 1)

@@ -46,7 +46,7 @@ class PODSTrainer(TypedGRPOTrainer):
 
     Takes the arguments of TRL's `GRPOTrainer`, with `args` a `PODSConfig`. Evaluation never down-samples. With
     `num_rollouts` equal to `num_generations` and `exact_trl` it is TRL's trainer to the last bit; by default it draws
-    its own random numbers, and its gradient differs by rounding (`docs/engines.md`). After each generation
+    its own random numbers, and its gradient differs by rounding (`docs/trl.md`). After each generation
     `trainer.rollouts` holds all n rollouts, which were kept, and their rewards.
 
     Raises:
@@ -138,7 +138,7 @@ class PODSTrainer(TypedGRPOTrainer):
         )
         if shares.processes > 1:
             self._metrics["train"]["pods/rows_moved"].append(float(rollout.moved_rows(sources, targets)))
-        # Rows that came from another process take the place of a rollout of the same prompt.
+        # A row received from another process replaces a rollout of the same prompt.
         places = [generation.place(kept[row]) for row in generation.rows]
         prompts[:] = [one.prompt for one in mine]
         held = ("environments", "_batch_environments", "_sync_tool_dicts", "_async_tool_dicts")
@@ -350,5 +350,5 @@ class PODSTrainer(TypedGRPOTrainer):
         return compat.parallelism(self)
 
     def whole_weights(self) -> AbstractContextManager[None]:
-        """Give every process the whole policy inside, to run but not to train. Call this on every process."""
+        """Give every process the full policy inside, to run but not to train. Call this on every process."""
         return compat.whole_weights(self)

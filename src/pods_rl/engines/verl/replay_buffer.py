@@ -1,7 +1,7 @@
 """Replay buffers that keep m of each prompt's n sessions, and the advantage estimator `pods_before`.
 
 verl samples a batch once its groups are generated and scored, before any log-probability, value or advantage: sessions
-that are dropped here cause no further cost.
+that are dropped here cause no other cost.
 """
 
 from __future__ import annotations
