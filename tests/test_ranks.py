@@ -130,12 +130,14 @@ def test_ctrl_c_ends_after_the_step_with_one_line(start):
         assert line.startswith(("run: ", "run  "))
 
 
-def failed(folder: Path, rank: int, code: int, message: str | None = None, time: float = 0.0) -> SimpleNamespace:
+def failed(
+    folder: Path, rank: int, code: int, message: str | None = None, time: float = 0.0, ended: int = 0
+) -> SimpleNamespace:
     file = folder / str(rank) / "error.json"
     file.parent.mkdir()
     if message:
         file.write_text(json.dumps({"message": message, "details": "", "code": code, "time": time}))
-    return SimpleNamespace(timestamp=0, exitcode=code, error_file=str(file))
+    return SimpleNamespace(timestamp=ended, exitcode=code, error_file=str(file))
 
 
 @pytest.mark.parametrize(
@@ -144,6 +146,7 @@ def failed(folder: Path, rank: int, code: int, message: str | None = None, time:
         ({0: (1, "lost contact", 2.5), 1: (2, "no data", 2.25)}, "no data"),  # the earliest, below a second too
         ({0: (1, "lost contact", 2.5), 1: (-9,)}, "process 1 was killed by signal 9 (SIGKILL), perhaps out of memory"),
         ({0: (-15,), 1: (1, "no data", 1.0)}, "no data"),  # the agent ended process 0
+        ({0: (1, "timed out", 2.5), 1: (-9, None, 0.0, 7)}, "timed out"),  # the agent killed process 1, which stalled
         ({1: (3,)}, "process 1 ended with exit code 3"),
     ],
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import signal
 import time
@@ -24,8 +25,13 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 LAUNCHED = "PODS_LAUNCHED"  # set for the processes that `launch` starts
-# For torch's agent, unless the user has set them: it kills quickly and leaves signals to us; C++ reports only errors.
-_AGENT = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5", "PET_SIGNALS_TO_HANDLE": "SIGQUIT", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+_SHUTDOWN = 5  # seconds between the SIGTERM and the SIGKILL of torch's agent
+# For the agent, unless the user has set them: it kills quickly and leaves signals to us; C++ reports only errors.
+_AGENT = {
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_SHUTDOWN),
+    "PET_SIGNALS_TO_HANDLE": "SIGQUIT",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+}
 
 
 class Failure(NamedTuple):
@@ -84,18 +90,19 @@ def report_failure(reason: str, details: str, code: int) -> bool:
 def first_failure(error: ChildFailedError) -> Failure:
     """Return the failure that caused the others.
 
-    A process that was killed comes first: it could not report. Of those that reported, the earliest one counts, since
-    the others lose contact only after it.
+    Of the processes that reported, the earliest one counts, since the others lose contact only after it. A process that
+    was killed could not report, and comes before them, unless it ended so late that the agent killed it: a process that
+    stalls ignores the agent's SIGTERM.
     """
-    ends = sorted((each.timestamp, rank, each.exitcode) for rank, each in error.failures.items())
-    killed = [(rank, code) for _, rank, code in ends if code < 0 and code != -signal.SIGTERM]
-    if killed:
-        rank, code = killed[0]
-        return Failure(how_it_ended(rank, code), "", 1)
     folders = {Path(each.error_file).parent.parent for each in error.failures.values()}
     files = [file for folder in folders for file in folder.glob("*/error.json")]
-    reports = [row for row in map(_read, files) if row]
-    if found := min(reports, key=lambda row: float(row["time"]), default=None):
+    found = min((row for row in map(_read, files) if row), key=lambda row: float(row["time"]), default=None)
+    latest = float(found["time"]) + _SHUTDOWN - 1 if found else math.inf  # the agent's times are whole seconds
+    ends = sorted((each.timestamp, rank, each.exitcode) for rank, each in error.failures.items())
+    for ended, rank, code in ends:
+        if code < 0 and code != -signal.SIGTERM and ended < latest:
+            return Failure(how_it_ended(rank, code), "", 1)
+    if found:
         return Failure(str(found["message"]), str(found["details"]), int(found["code"]))
     _, rank, code = ends[0]
     return Failure(how_it_ended(rank, code), "", max(code, 1))
