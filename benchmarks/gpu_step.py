@@ -80,13 +80,13 @@ def build(options: argparse.Namespace) -> Any:
     import torch
     from datasets import Dataset
     from peft import LoraConfig
-    from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed
+    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, set_seed
     from trl import GRPOConfig, GRPOTrainer
 
     from pods_rl import PODSConfig, PODSTrainer
-    from pods_rl.policies.build import build_tokenizer
+    from pods_rl.policies import tiny_policy_path
 
-    tokenizer, cuda = build_tokenizer(), options.device == "cuda"
+    tokenizer, cuda = AutoTokenizer.from_pretrained(tiny_policy_path()), options.device == "cuda"
     tokenizer.model_max_length = options.prompt_tokens + options.completion_tokens
     set_seed(0)
     ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}

@@ -35,14 +35,14 @@ def generation_peak(n: int, at_once: int | None, tokens: int) -> float:
     """Return the megabytes that a generation of n rollouts adds at its peak."""
     import torch
     from datasets import Dataset
-    from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed
+    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, set_seed
 
     from pods_rl import PODSConfig, PODSTrainer
-    from pods_rl.policies.build import build_tokenizer
+    from pods_rl.policies import tiny_policy_path
 
     torch.set_num_threads(1)
     set_seed(0)
-    tokenizer = build_tokenizer()
+    tokenizer = AutoTokenizer.from_pretrained(tiny_policy_path())
     model = Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=32000, hidden_size=256, intermediate_size=1024, num_hidden_layers=8, num_attention_heads=4,

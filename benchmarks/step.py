@@ -25,13 +25,19 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    TrainerCallback,
+)
 from transformers.utils import logging
 from trl import GRPOConfig, GRPOTrainer
 
 from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.policies import tiny_policy_path
-from pods_rl.policies.build import build_tokenizer
 from quiet import quiet
 
 M, N, WARM_UP = 16, 64, 1
@@ -63,7 +69,7 @@ def embedded() -> PreTrainedModel:
 
 
 def qwen2_17m() -> PreTrainedModel:
-    tokenizer = build_tokenizer()
+    tokenizer = AutoTokenizer.from_pretrained(tiny_policy_path())
     torch.manual_seed(0)
     return Qwen2ForCausalLM(
         Qwen2Config(
@@ -132,7 +138,7 @@ def steps_of(arm: Arm, policy: str, prompt: int, completion: int, steps: int) ->
             reward_funcs=reward,
             args=config_class(folder, **settings),
             train_dataset=Dataset.from_dict({"prompt": [prompt_of(prompt)] * 256}),
-            processing_class=build_tokenizer(),
+            processing_class=AutoTokenizer.from_pretrained(tiny_policy_path()),
         )
         watch = Stopwatch()
         trainer._generate_single_turn = watch.around(trainer._generate_single_turn)

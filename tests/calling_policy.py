@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.pretrain import IGNORED, Example
+from benchmarks.pretrain import EOS, IGNORED, Example, build_tokenizer
 from tokenizers import AddedToken
 from transformers import Qwen2Tokenizer
-
-from pods_rl.policies.build import EOS, build_tokenizer
 
 MARKS = ("<assistant>", "<tool>", "</tool>", "<result>", "</result>")
 CHAT_TEMPLATE = """\

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pyarrow.parquet as pq
 import pytest
 import torch
+from benchmarks.pretrain import EOS, build_model
 from datasets import Dataset
 from trl import GRPOTrainer
 from trl.chat_template_utils import parse_response
@@ -22,7 +23,6 @@ from pods_rl.errors import UserError
 from pods_rl.evaluation import Completion, Sampling, evaluate
 from pods_rl.evaluation.checkpoint import evaluate_checkpoint
 from pods_rl.evaluation.conversation import converse
-from pods_rl.policies.build import EOS, build_model
 from pods_rl.policies.loading import tool_options
 from pods_rl.recipe import build_recipe
 from pods_rl.tasks import Task

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
@@ -10,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from peft import IA3Config, LoraConfig
 
 import pods_rl.training.trainer  # noqa: F401  (TRL looks for vLLM when it is imported: before the stand-in is there)
 from pods_rl.errors import UserError
@@ -103,8 +103,8 @@ def test_an_evaluation_by_vllm(vllm):
 def test_the_recipes_keys_and_the_adapter_reach_the_engine(vllm, tmp_path):
     keys = {"vllm_tensor_parallel_size": 2, "vllm_gpu_memory_utilization": 0.5, "vllm_max_model_length": 700}
     policy = Policy("tiny", tiny_policy_path(), "lora", tmp_path)
-    for config, room in (({"r": 1}, 8), ({"r": 64}, 64), ({"r": 16, "rank_pattern": {"q_proj": 65}}, 128)):
-        (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    for ranks, room in (({"r": 1}, 8), ({"r": 64}, 64), ({"r": 16, "rank_pattern": {"q_proj": 65}}, 128)):
+        LoraConfig(**ranks).save_pretrained(tmp_path)
         sampler = sampling.VLLMSampler(policy, recipe(dtype="float32", **keys), None)
         sampler.sample([[1]], [0], Sampling(), lambda rows, of: None)
         engine = ENGINES.pop()
@@ -112,8 +112,8 @@ def test_the_recipes_keys_and_the_adapter_reach_the_engine(vllm, tmp_path):
         assert engine.sent[0][2] == ("adapter", 1, str(tmp_path))
         assert (engine.tensor_parallel_size, engine.gpu_memory_utilization, engine.max_model_len) == (2, 0.5, 700)
         assert sampler.dtype == torch.float32
-    (tmp_path / "adapter_config.json").write_text('{"peft_type": "IA3"}')
-    with pytest.raises(UserError, match="LoRA"):
+    IA3Config().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="IA3"):
         sampling.VLLMSampler(policy, recipe(), None)
 
 

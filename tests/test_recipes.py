@@ -197,9 +197,8 @@ QUESTIONS = {
 def policies(tmp_path_factory) -> dict[str, Path]:
     """Random weights of the settings' architectures, some 25,000 parameters each, with the byte tokenizer."""
     import torch
+    from benchmarks.pretrain import build_tokenizer
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
-
-    from pods_rl.policies.build import build_tokenizer
 
     tokenizer = build_tokenizer()
     tokenizer.chat_template = "{% for turn in messages %}{{ turn['role'] }}: {{ turn['content'] }}\n{% endfor %}"

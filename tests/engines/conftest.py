@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.pretrain import build_model, build_tokenizer
 from datasets import Dataset
 from transformers import TrainerCallback, set_seed
 
 from pods_rl import PODSConfig, PODSTrainer
-from pods_rl.policies.build import build_model, build_tokenizer
 from tests import DEADLINE
 
 PROMPTS = ["1+2=", "37+4=", "5-1=", "60+60=", "9+9+9=", "8-3+1=", "77-1=", "2+2="]

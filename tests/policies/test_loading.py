@@ -64,7 +64,7 @@ def adapter(text):
 
 SPOILED = {
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "holds no weights"),
-    "a pickle": (pickle_only, "as a pickle"),
+    "a pickle": (pickle_only, "A pickle .* can run code"),
     "weights without an end": (cut("model.safetensors", 0.9), "cannot be loaded"),
     "a weight missing": (drop_a_weight, "2 of its weights are missing"),
     "a shard missing": (shard_gone, "cannot be loaded"),

@@ -5,9 +5,9 @@ from itertools import islice
 
 import pytest
 import torch
+from benchmarks.pretrain import build_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pods_rl.policies.build import build_tokenizer
 from pods_rl.tasks.arithmetic import Problem, write_completion
 
 from ..benchmarks import module

@@ -5,11 +5,11 @@ import string
 
 import pytest
 import torch
+from benchmarks.pretrain import TAGS
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pods_rl.policies import tiny_policy_path
-from pods_rl.policies.build import TAGS
 from pods_rl.policies.files import policy_path
 from pods_rl.recipe import Origin, build_recipe
 from pods_rl.recipe.catalog import SHIPPED

@@ -68,9 +68,8 @@ def letters(text, gold):
 
 def prepare(folder: Path, configuration: str, **settings: Any) -> None:
     """A random policy, a reward of the user's own and a recipe, in a folder."""
+    from benchmarks.pretrain import build_model, build_tokenizer
     from transformers import set_seed
-
-    from pods_rl.policies.build import build_model, build_tokenizer
 
     tokenizer = build_tokenizer()
     set_seed(7)

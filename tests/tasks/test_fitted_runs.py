@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from benchmarks.pretrain import build_model, build_tokenizer
 
 from pods_rl.errors import UserError
-from pods_rl.policies.build import build_model, build_tokenizer
 from pods_rl.recipe import Origin, build_recipe
 from pods_rl.training.run import fitted_task, train
 

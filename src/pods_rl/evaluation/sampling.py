@@ -9,10 +9,11 @@ from importlib.util import find_spec
 from typing import Any, Protocol
 
 import torch
+from peft import LoraConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError
-from ..policies.files import Policy, lora_rank
+from ..policies.files import Policy
 from ..recipe import Recipe
 from ..rollouts.generating import complete_prompts
 from ..rollouts.sampling import RowDraws
@@ -155,10 +156,11 @@ class VLLMSampler:
         if not vllm_is_installed():
             raise UserError("vLLM is not installed: pip install '.[vllm]' in a checkout, or use --backend generate.")
         self.tokenizer, quantised, lora = tokenizer, recipe.values.get("load_in_4bit"), {}
-        if policy.adapter is not None:
-            # vLLM takes powers of two from 8 to 512
-            lora = {"enable_lora": True, "max_lora_rank": max(8, 1 << (lora_rank(policy.adapter) - 1).bit_length())}
         try:
+            if policy.adapter is not None:
+                adapter = LoraConfig.from_pretrained(str(policy.adapter))
+                rank = max(adapter.r, *adapter.rank_pattern.values(), 8)
+                lora = {"enable_lora": True, "max_lora_rank": 1 << (rank - 1).bit_length()}  # powers of two from 8 on
             self._vllm: Any = import_module("vllm")
             request: Any = import_module("vllm.lora.request") if policy.adapter else None
             self._lora = request and request.LoRARequest("adapter", 1, str(policy.adapter))

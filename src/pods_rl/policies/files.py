@@ -12,7 +12,6 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from ..errors import UserError
 from ..recipe.catalog import SHIPPED, local_path, looks_like_path
@@ -21,8 +20,6 @@ from . import tiny_policy_path
 ADAPTER_CONFIG = "adapter_config.json"
 _WEIGHTS = ("model*.safetensors", "adapter_model*.safetensors")  # what transformers and PEFT load
 _DOWNLOADED = (*_WEIGHTS, "*.json", "*.jinja", "*.model", "*.txt")  # from the hub: no pickle, no code
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-_TRAINING_STATE = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state*.pth")
 
 
 @dataclass(frozen=True)
@@ -67,9 +64,12 @@ def find_policy(model: str, adapter: str | None = None, *, revision: str = "main
     """
     folder = _folder(policy_path(model), "model", revision)
     if adapter is None and (folder / ADAPTER_CONFIG).is_file():
-        base = _read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
-        if not base:
-            raise UserError(f"{folder / ADAPTER_CONFIG} names no base model: give both, with --model BASE --adapter.")
+        try:
+            base = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{folder / ADAPTER_CONFIG} names no base model ({error}): give both, with --model BASE --adapter."
+            ) from error
         return find_policy(str(base), model, revision=revision)
     _require(folder, "config.json", model, "a saved model, as transformers writes it")
     if adapter is None:
@@ -82,19 +82,16 @@ def find_policy(model: str, adapter: str | None = None, *, revision: str = "main
 def weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files of a saved model or adapter, sorted by name.
 
-    Raises UserError if there are none, or if the weights are a pickle, which can run code when loaded.
+    Raises UserError if there are none. Weights as a pickle, which can run code when loaded, are not read.
     """
     found = sorted(path for pattern in _WEIGHTS for path in folder.glob(pattern))
-    if found:
-        return found
-    candidates = sorted(path for pattern in _PICKLES for path in folder.glob(pattern))
-    pickles = [path.name for path in candidates if not any(path.match(name) for name in _TRAINING_STATE)]
-    if pickles:
+    if not found:
         raise UserError(
-            f"{folder} holds its weights as a pickle ({pickles[0]}), which can run code when it is loaded: expected "
-            "*.safetensors. Convert it if you trust it: model.save_pretrained(folder) of transformers writes them."
+            f"{folder} holds no weights as safetensors: expected model*.safetensors, as `pods train` saves them. A "
+            "pickle (*.bin, *.pt) can run code when it is loaded. If you trust yours, model.save_pretrained(folder) of "
+            "transformers converts it."
         )
-    raise UserError(f"{folder} holds no weights: expected model*.safetensors, as `pods train` saves them.")
+    return found
 
 
 def weights_hash(folder: Path) -> str:
@@ -107,15 +104,6 @@ def weights_hash(folder: Path) -> str:
         for path in weight_files(folder)
     )
     return hashlib.sha256(lines.encode("utf-8", "backslashreplace")).hexdigest()
-
-
-def lora_rank(adapter: Path) -> int:
-    """Return the largest rank of an adapter; raise UserError if its file has none."""
-    config = _read_json(adapter / ADAPTER_CONFIG)
-    ranks = [config.get("r"), *(config.get("rank_pattern") or {}).values()]
-    if not all(isinstance(rank, int) and rank > 0 for rank in ranks):
-        raise UserError(f"{adapter / ADAPTER_CONFIG} gives the ranks {ranks}: expected those of a LoRA adapter.")
-    return max(ranks)
 
 
 def _folder(name: str, what: str, revision: str) -> Path:
@@ -144,24 +132,11 @@ def _require(folder: Path, file: str, name: str, expected: str) -> None:
     weight_files(folder)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}. Expected a JSON object.") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{path} holds {type(value).__name__}: expected a JSON object.")
-    return value
-
-
 @lru_cache(maxsize=256)
 def _file_hash(path: Path, size: int, changed: int) -> str:
     """The sha256 of a file. `size` and `changed` are part of the cache's key: a file that changes is read again."""
     with path.open("rb", buffering=0) as file:
-        digest, chunk = hashlib.sha256(), memoryview(bytearray(2**22))
-        while read := file.readinto(chunk):
-            digest.update(chunk[:read])
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def cpu_has_bf16() -> bool | None:

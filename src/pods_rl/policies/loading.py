@@ -94,12 +94,10 @@ def load_policy(policy: Policy, recipe: Recipe, device: torch.device) -> PreTrai
 def load_tokenizer(path: str | Path, revision: str = "main") -> PreTrainedTokenizerBase:
     """Load a tokenizer that pads on the left, as generation needs; raises UserError if its files are not complete."""
     sides = {"padding_side": "left", "truncation_side": "left"}
-    try:
+    with _one_line(f"The tokenizer in {path}"):
         tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False, **sides)
         if not tokenizer("1")["input_ids"]:  # without its files transformers makes an empty one
             raise ValueError("it has no vocabulary")
-    except Exception as error:
-        raise UserError(f"The tokenizer in {path} cannot be loaded: {_first_line(error)}") from error
     return tokenizer
 
 
@@ -194,8 +192,8 @@ def _one_line(what: str) -> Iterator[None]:
         raise
     except Exception as error:  # each library raises errors of its own
         raise UserError(
-            f"{what} cannot be loaded: {_first_line(error)} Expected a causal language model that transformers knows, "
-            "with complete files."
+            f"{what} cannot be loaded: {_first_line(error)} Expected all files of a causal language model that "
+            "transformers knows."
         ) from error
 
 
