@@ -11,7 +11,7 @@ import shutil
 import pytest
 
 from pods_rl.runs import checkpoints as module
-from pods_rl.runs.checkpoints import clean, last_good, prune, publish, read_manifest, staging, verify
+from pods_rl.runs.checkpoints import clean, last_good, prune, publish, staging, verify
 from pods_rl.runs.files import write_failure
 
 FILES = {"model.safetensors": b"weights" * 9, "optimizer.pt": b"momentum", "shards/rank-1.pt": b"half"}
@@ -103,7 +103,7 @@ def test_a_kill_between_any_two_moves_leaves_old_or_new(tmp_path, monkeypatch, m
         monkeypatch.undo()
         clean(tmp_path)
     assert verify(old) == []
-    assert read_manifest(old)["name"] == ("old" if moves < 2 else "new")
+    assert json.loads((old / "manifest.json").read_text())["name"] == ("old" if moves < 2 else "new")
     assert names(tmp_path) == ["checkpoint-3"]
 
 
@@ -206,19 +206,6 @@ def test_what_has_the_name_of_a_new_checkpoint_is_kept_beside_it(tmp_path, kind)
     assert kept.is_symlink() == ("link" in kind)
     assert save(tmp_path, 8) == mine  # ours: replaced
     assert not os.path.lexists(tmp_path / "checkpoint-8.kept-2")
-
-
-OUTSIDE = ["/etc/hostname", "../checkpoint-1/optimizer.pt", "./optimizer.pt", "shards//rank-1.pt"]
-
-
-@pytest.mark.parametrize("name", OUTSIDE)
-def test_a_manifest_of_files_elsewhere_is_refused(tmp_path, name):
-    save(tmp_path, 1)
-    folder = save(tmp_path, 2)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["files"][name] = {"bytes": 8, "sha256": hashlib.sha256(b"momentum").hexdigest()}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    assert verify(folder) == ["manifest.json is not ours: expected at most 20,000 files, all in this folder"]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 from pods_rl.cli import main
 from pods_rl.errors import UserError
 from pods_rl.runs import Run, RunInUseError, RunWriter, end_run, find_runs, write_atomic
+from pods_rl.runs.files import write_output
 
 
 def make_run(path, *, seed=1, state="finished"):
@@ -57,8 +58,8 @@ def test_a_damaged_status_does_not_keep_a_run_from_its_end(tmp_path, text):
     (run.path / "status.json").write_text(text)
     assert (Run(run.path).step, Run(run.path).seconds, Run(run.path).elapsed) == (0, 0.0, 0.0)
     with RunWriter(run.path, resume=True) as writer:
-        writer.write_end("failed", "why", 1.0)
-    assert Run(run.path).status == {"state": "failed", "reason": "why", "step": 0, "seconds": 0.0, "elapsed": 1.0}
+        writer.write_end("failed", "why")
+    assert Run(run.path).status == {"state": "failed", "reason": "why", "step": 0, "seconds": 0.0, "elapsed": 0.0}
     (run.path / "status.json").write_text(text)
     assert end_run(run.path, "stopped", "why")
     assert Run(run.path).status == {"state": "stopped", "reason": "why", "step": 0, "seconds": 0.0, "elapsed": 0.0}
@@ -74,10 +75,11 @@ def test_torn_and_missing_files_read_as_what_is_left(tmp_path):
     assert run.metrics == [{"step": 1}]
 
 
-def test_a_resumed_run_starts_on_its_own_line(tmp_path):
+def test_a_resumed_run_removes_a_torn_line(tmp_path):
     make_run(tmp_path)
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2, "rew')
     with RunWriter(tmp_path, resume=True) as writer:
+        writer.rewind(2, evaluations=0)
         writer.append_metrics({"step": 2})
     assert Run.open(tmp_path).metrics == [{"step": 1}, {"step": 2}]
 
@@ -134,16 +136,6 @@ def test_a_forked_child_that_outlives_us_holds_no_lock(tmp_path):
         os.kill(int((tmp_path / "child").read_text()), 9)
 
 
-@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "evals.jsonl"])
-def test_what_a_link_points_to_is_left_alone(tmp_path, name):
-    (tmp_path / "mine").write_text("mine\n")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / name).symlink_to(tmp_path / "mine")
-    with pytest.raises(UserError, match=rf"{name} is a link.*--output"):
-        RunWriter(tmp_path / "run")
-    assert (tmp_path / "mine").read_text() == "mine\n"
-
-
 def test_rewind_removes_what_came_after_the_checkpoint_and_leaves_the_users_files(tmp_path):
     mine = ["step-best-3.parquet", "step-000003.bak.parquet", "step-x.parquet"]
     with RunWriter(tmp_path) as writer:
@@ -173,26 +165,22 @@ def test_our_own_output_is_written_where_it_stands(tmp_path, name):
     """Standard output may be a file: to replace it would take it from whoever goes on printing there."""
     (tmp_path / "link").symlink_to("/dev/stdout")  # not itself: a fault would replace it
     code = (
-        "import sys; from pathlib import Path; from pods_rl.runs import write_atomic; print('before', flush=True)\n"
-        f"write_atomic(Path({str(tmp_path / name)!r}), 'text\\n'); print('after')"
+        "from pathlib import Path; from pods_rl.runs.files import write_output; print('before', flush=True)\n"
+        f"write_output(Path({str(tmp_path / name)!r}), '-o', 'text\\n'); print('after')"
     )
     with (tmp_path / "out").open("w") as out:
         subprocess.run([sys.executable, "-c", code], stdout=out, check=True)
     assert (tmp_path / "out").read_text() == "before\ntext\nafter\n"
 
 
-@pytest.mark.parametrize("follow", [True, False])
-def test_a_link_is_followed_where_the_user_names_it_and_else_replaced(tmp_path, follow):
-    (tmp_path / "there").mkdir()
-    target, link = tmp_path / "there/file", tmp_path / "link"
+def test_a_link_is_followed_where_the_user_names_it_and_else_replaced(tmp_path):
+    target, link = tmp_path / "file", tmp_path / "link"
     target.write_text("old")
-    target.chmod(0o640)
     link.symlink_to(target)
-    write_atomic(link, "new", follow=follow)
-    assert link.read_text() == "new"
-    assert link.is_symlink() == follow
-    assert target.read_text() == ("new" if follow else "old")
-    assert target.stat().st_mode & 0o777 == 0o640
+    write_output(link, "--output", "new")
+    assert (link.is_symlink(), target.read_text()) == (True, "new")
+    write_atomic(link, "newer")
+    assert (link.is_symlink(), target.read_text(), link.read_text()) == (False, "new", "newer")
 
 
 SURROGATE = "a\udcffb\ud800"
@@ -220,8 +208,6 @@ def test_a_place_that_cannot_be_written_is_a_users_mistake(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"Cannot write to .*--output"):
         RunWriter(tmp_path / "file")
-    with pytest.raises(UserError, match="UTF-8"):
-        RunWriter(tmp_path / "\udcff")
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
@@ -254,12 +240,10 @@ def test_a_directory_without_a_run_is_refused(tmp_path):
         find_runs(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("text", ["a: " + "x" * 2_000_000, "a: " + "[" * 100_000])
-def test_absurd_files_and_pipes_read_as_nothing(tmp_path, text):
+def test_deep_files_and_pipes_read_as_nothing(tmp_path):
     """A pipe would block, and deep YAML would overflow the stack."""
-    (tmp_path / "config.yaml").write_text(text)
-    (tmp_path / "status.json").write_text('{"state": "' + "x" * 9_000_000 + '"}')
-    for name in ("environment.json", "metrics.jsonl", "evals.jsonl"):
+    (tmp_path / "config.yaml").write_text("a: " + "[" * 100_000)
+    for name in ("status.json", "environment.json", "metrics.jsonl", "evals.jsonl"):
         os.mkfifo(tmp_path / name)
     run = Run.open(tmp_path)
     assert (run.config, run.status, run.environment, run.metrics, run.evals) == ({}, {}, {}, [], [])

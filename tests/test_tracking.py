@@ -1,4 +1,4 @@
-"""What only watches a run cannot end it: trackers, TRL's own reports to them, the display, the ledger."""
+"""What only watches a run cannot end it: trackers, the display, the ledger, the push to the hub."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from transformers.integrations.integration_utils import TensorBoardCallback
-from trl.extras.profiling import ProfilingContext
 
 from pods_rl.runs import Run
-from pods_rl.training.progress import Progress
-from pods_rl.training.tracking import add_trackers
-from pods_rl.training.watcher import Watcher
+from pods_rl.training.progress import Progress, Watcher
+from pods_rl.training.tracking import add_trackers, push
 
 from .cli import pods
 from .reliability.commands import RECIPE
@@ -66,14 +64,12 @@ def start(place: Path, monkeypatch: pytest.MonkeyPatch, **changes: object) -> st
 
 @pytest.mark.slow
 def test_a_run_continues_without_whatever_watches_it(tmp_path, monkeypatch):
-    """The tracker, TRL's profiler and table, the display and the ledger all raise in the first step."""
+    """The tracker, the display and the ledger all raise in the first step."""
     monkeypatch.setattr(TensorBoardCallback, "on_log", fails)
-    monkeypatch.setattr(ProfilingContext, "_log_metrics", fails)
-    monkeypatch.setattr("pandas.DataFrame.to_parquet", fails)
     monkeypatch.setattr("pods_rl.runs.writer.write_parquet", fails)
     monkeypatch.setattr(Progress, "step", fails)
-    said = start(tmp_path, monkeypatch, log_completions=True)
-    for name in ("tensorboard", "TRL's profiler", "the table of completions", "the progress display", "a file of"):
+    said = start(tmp_path, monkeypatch)
+    for name in ("tensorboard", "the progress display", "a file of"):
         assert said.count(f"{name} ") == 1, said
     run = Run.open(tmp_path / "run")
     assert (run.state, [row["step"] for row in run.metrics]) == ("finished", [1, 2, 3])
@@ -94,3 +90,19 @@ def test_trackers_get_each_step_and_each_evaluation_and_write_inside_the_run(tmp
     assert [row["step"] for row in run.evals] == [0, 3]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.yaml", "run"]
     assert "TENSORBOARD_LOGGING_DIR" not in os.environ
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_final_policy_is_pushed_and_a_failure_is_a_warning(tmp_path, capsys, fails):
+    pushed = []
+
+    def push_to_hub():
+        if fails:
+            raise OSError("the hub is full")
+        pushed.append((trainer.args.output_dir, trainer.args.hub_model_id))
+
+    trainer = SimpleNamespace(push_to_hub=push_to_hub, args=SimpleNamespace(output_dir="before", hub_model_id=None))
+    push(trainer, tmp_path, "sums/pods seed-1")
+    assert pushed == [] if fails else [(str(tmp_path), "sums-pods-seed-1")]
+    assert ("the hub is full" in capsys.readouterr().err) == fails
+    assert trainer.args.output_dir == "before"

@@ -223,9 +223,6 @@ def test_the_input_is_never_written_by_any_path_or_link(tmp_path, source, monkey
         with pytest.raises(UserError, match="is the input"):
             select(given, "-m", 1, "--output", output, "--force")
     assert source.read_bytes() == before
-    ledger = write_parquet(tmp_path / "rollouts" / "step-000001.parquet", {"prompt": ["a"], "reward": [1.0]}).parent
-    with pytest.raises(UserError, match="is in the directory"):
-        select(ledger, "--output", ledger / "kept.parquet", "--force")
 
 
 def test_a_file_of_somebody_else_is_replaced_only_with_force_and_its_own_always(tmp_path, source):

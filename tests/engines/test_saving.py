@@ -9,7 +9,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 from pods_rl import PODSTrainer
 from pods_rl.errors import UserError
-from pods_rl.runs.checkpoints import MANIFEST, read_manifest, verify
+from pods_rl.runs.checkpoints import MANIFEST, verify
+from pods_rl.runs.files import read_mapping
 from pods_rl.training.saving import RunTrainer
 
 from .conftest import assert_equal_weights
@@ -46,7 +47,7 @@ def test_a_checkpoint_has_trls_files_and_a_manifest(make_trainer, tmp_path):
     folder = tmp_path / "out/checkpoint-2"
     assert files(folder) == expected
     assert verify(folder) == []
-    manifest = read_manifest(folder)
+    manifest = read_mapping(folder / MANIFEST)
     assert (manifest["step"], manifest["processes"], manifest["recipe"]["keys"]) == (2, 1, {"seed": 3})
     assert (tmp_path / "out/checkpoint-1").exists()  # TRL's is not ours to prune
     assert not (tmp_path / "out/.saving").exists()

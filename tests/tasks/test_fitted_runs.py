@@ -10,7 +10,8 @@ from benchmarks.pretrain import build_model, build_tokenizer
 
 from pods_rl.errors import UserError
 from pods_rl.recipe import Origin, build_recipe
-from pods_rl.training.run import fitted_task, train
+from pods_rl.training.run import train
+from pods_rl.training.trainer import fitted_task
 
 from .conftest import write_jsonl
 

@@ -15,8 +15,7 @@ from ..distributed.signals import stop_on_signals
 from ..distributed.streams import outlive_output
 from ..engines.trl.batching import counted
 from ..errors import UserError
-from ..runs.files import LOG
-from ..runs.outputs import check_output
+from ..runs.files import LOG, check_output
 from ..text import console, safe_text
 from .train import DryRun, Force, check_engine, named_recipe, note_missing, show_plan
 

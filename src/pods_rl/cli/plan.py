@@ -10,7 +10,7 @@ import typer
 from typer import Option
 
 from ..errors import UserError
-from ..runs.outputs import begins_with, check_output, write_output
+from ..runs.files import begins_with, check_output, write_output
 from ..text import console, plain_text, safe_text
 from .train import Config, Force, named_recipe, stoppable
 

@@ -16,7 +16,7 @@ from typing import Any
 from uuid import UUID
 
 from ..errors import UserError
-from ..runs.outputs import check_output, write_output, writing
+from ..runs.files import check_output, write_output, writing
 from ..text import DEEPEST, depth, short, suggest
 
 HUB = "hf://"

@@ -62,8 +62,8 @@ def loaded_trainer(recipe: Recipe, output: Path) -> Callable[..., Run]:
     with outlive_output(output / LOG), Progress(label_of(output)) if get_rank() == 0 else nullcontext() as shown:
         if shown:
             shown.begin("importing torch")
-        from ..training.checking import check_engine
         from ..training.run import train as train_run
+        from ..training.trainer import check_engine
 
         if not is_launched():
             check_engine(recipe)

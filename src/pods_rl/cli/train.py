@@ -157,7 +157,7 @@ def show_plan(plan: BatchPlan) -> None:
 def check_engine(recipe: Recipe, processes: int | None = None) -> None:
     """Raise UserError if TRL, transformers, PEFT or torch reject the recipe; unless one that it needs is missing."""
     if recipe.missing_library is None:
-        from ..training.checking import check_engine as check
+        from ..training.trainer import check_engine as check
 
         check(recipe, processes or 1)
 

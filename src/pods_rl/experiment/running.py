@@ -23,7 +23,7 @@ from ..errors import UserError
 from ..recipe import check_accelerate, find_accelerate_config
 from ..recipe.recipe import differences
 from ..runs import Run, RunInUseError, RunWriter, end_run, is_run, write_atomic
-from ..runs.outputs import begins_with, check_output
+from ..runs.files import begins_with, check_output
 from ..yaml_files import parse_yaml
 from .plan import HEAD, Experiment, PlannedRun
 from .process import LOG, Job, ask_to_end, in_progress, train_in_process, visible_gpus, why

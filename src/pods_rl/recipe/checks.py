@@ -1,6 +1,6 @@
 """Check a resolved recipe before torch is loaded: its values, its task and policy, libraries and the hub.
 
-TRL, transformers, PEFT and torch check the rest themselves: `training.checking` constructs their objects before a
+TRL, transformers, PEFT and torch check the rest themselves: `training.trainer` constructs their objects before a
 policy loads.
 """
 

@@ -1,4 +1,4 @@
-"""The files of a run directory: their names, and reading and atomic writing of each kind."""
+"""The files of runs and of commands: names, reading, atomic writing, and checks of a command's output."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from ..errors import UserError
+
 CONFIG, ENVIRONMENT, STATUS = "config.yaml", "environment.json", "status.json"
 METRICS, EVALS, ROLLOUTS, CHECKPOINTS = "metrics.jsonl", "evals.jsonl", "rollouts", "checkpoints"
 EVALUATIONS, LOG, TRACKING = "evaluations", "log.txt", "tracking"
-_LARGEST_JSON, _LARGEST_YAML = 8 << 20, 1 << 20  # bytes; our files have a few thousand
-_LARGEST_JSONL = 1 << 30  # bytes: some millions of lines
 _TAIL = 1 << 16  # bytes: some dozens of lines
 # disk full, quota exceeded, file too large, read-only disk
 _FULL = tuple(getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EROFS") if hasattr(errno, name))
@@ -29,8 +29,8 @@ _TORCH_ERROR = re.compile(r"inline_container|PytorchStreamWriter|iostream error"
 def read_jsonl(path: Path, skipped: list[int] | None = None, tail: int = 0) -> Iterator[dict[str, Any]]:
     """Yield the objects of a JSONL file; skip a torn line, or one of another type.
 
-    A file that is unreadable or far too large counts as one skipped line. A missing one, or one that is not a regular
-    file, counts as empty.
+    A file that is unreadable counts as one skipped line. A missing one, or one that is not a regular file, counts as
+    empty.
 
     Args:
         path: the file.
@@ -41,11 +41,8 @@ def read_jsonl(path: Path, skipped: list[int] | None = None, tail: int = 0) -> I
     if not path.is_file():  # opening a pipe would block
         return
     try:
-        size = path.stat().st_size
-        if size > _LARGEST_JSONL and not tail:
-            raise OSError(errno.EFBIG, "too large")
         with path.open("rb") as file:
-            file.seek(max(0, size - tail) if tail else 0)
+            file.seek(max(0, path.stat().st_size - tail) if tail else 0)
             lines = file.read().split(b"\n")
     except OSError:
         if skipped is not None:
@@ -68,15 +65,14 @@ def last_row(path: Path) -> dict[str, Any]:
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """Return the mapping in a JSON or YAML file; an empty one if it is missing, unreadable, torn or far too large."""
+    """Return the mapping in a JSON or YAML file; an empty one if it is missing, unreadable or torn."""
     from ..yaml_files import YAMLError, parse_value
 
-    is_json = path.suffix == ".json"
     try:
-        if not path.is_file() or path.stat().st_size > (_LARGEST_JSON if is_json else _LARGEST_YAML):
+        if not path.is_file():  # opening a pipe would block
             return {}
         text = path.read_text(encoding="utf-8")
-        value = json.loads(text) if is_json else parse_value(text)
+        value = json.loads(text) if path.suffix == ".json" else parse_value(text)
     except (OSError, ValueError, RecursionError, YAMLError):
         return {}
     return value if isinstance(value, dict) else {}
@@ -101,15 +97,14 @@ def step_of(path: Path) -> int:
     return int(match[1]) if match else -1
 
 
-def write_atomic(path: Path, content: str | bytes, *, follow: bool = False) -> None:
+def write_atomic(path: Path, content: str | bytes) -> None:
     """Replace a file atomically: a reader sees the old content or the new, never a part.
 
     Args:
-        path: the file. A device, a pipe or one of our open files is written in place.
+        path: the file. A link is replaced, not its target.
         content: bytes, or any text: a lone surrogate, which UTF-8 cannot hold, is written as an escape.
-        follow: replace the target of a link, not the link.
     """
-    with replacing(path, follow=follow) as file:
+    with replacing(path) as file:
         file.write(encoded(content) if isinstance(content, str) else content)
 
 
@@ -123,25 +118,15 @@ def encoded(text: str) -> bytes:
 
 
 @contextmanager
-def replacing(path: Path, *, follow: bool = False) -> Iterator[IO[bytes]]:
-    """Open a file that replaces another, and takes its mode, once it is on disk; arguments as `write_atomic`."""
-    in_place = _open_in_place(path)
-    if in_place is not None:
-        with in_place:
-            yield in_place
-        return
-    target = Path(os.path.realpath(path)) if follow else path
-    part = target.with_name(
-        f".{os.getpid()}-{threading.get_ident()}.part"
-    )  # a short name: `path` may have the longest one
-    part.unlink(missing_ok=True)  # left by a killed process with the same id
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that replaces another once it is complete and on disk."""
+    part = path.with_name(f".{os.getpid()}-{threading.get_ident()}.part")  # short: `path` may have the longest name
     try:
-        with part.open("xb") as file:
-            _copy_mode(target, part)
+        with part.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(part, target)
+        os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
 
@@ -154,22 +139,6 @@ def open_own(path: Path, mode: str) -> IO[Any]:
     text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "errors": "backslashreplace", "buffering": 1}
     no_link = getattr(os, "O_NOFOLLOW", 0)
     return open(path, mode, opener=lambda name, flags: os.open(name, flags | no_link, 0o666), **text)
-
-
-def _open_in_place(path: Path) -> IO[bytes] | None:
-    """Open a file that must not be replaced, such as /dev/null; None for a regular or missing one."""
-    if path.parent in (Path("/dev/fd"), Path("/proc/self/fd")) and path.name.isdecimal():
-        return os.fdopen(os.dup(int(path.name)), "wb")  # shares its position with other writers of the stream
-    if path.is_symlink() and (path.parent == Path("/dev") or path.readlink().parent == Path("/dev")):  # /dev/stdout
-        return _open_in_place(path.readlink())
-    special = path.exists() and not (path.is_file() or path.is_dir())
-    return path.open("wb") if special else None
-
-
-def _copy_mode(old: Path, new: Path) -> None:
-    """Give a new file the mode of the file that it replaces."""
-    if old.is_file() and not old.is_symlink():
-        new.chmod(stat.S_IMODE(old.stat().st_mode))
 
 
 def write_parquet(target: Path, columns: Mapping[str, Sequence[Any]]) -> Path:
@@ -235,3 +204,79 @@ def write_failure(error: BaseException) -> str | None:
             return "a file could not be written completely"
         seen = seen.__cause__ or seen.__context__
     return None
+
+
+# -- the files that commands write ------------------------------------------------------------------------------------
+
+
+def check_output(
+    path: Path,
+    option: str,
+    *,
+    inputs: Sequence[Path] = (),
+    ours: Callable[[Path], bool] = lambda path: False,
+    force: bool | None = False,
+) -> None:
+    """Raise UserError, before any work, if a command may not write its result to a file.
+
+    Args:
+        path: the file. Devices and pipes such as /dev/stdout are allowed.
+        option: names the file in messages.
+        inputs: the files that the command reads. They are never written, even with `force`.
+        ours: whether an existing file is an earlier result of the command, so that it may be replaced.
+        force: replace an existing file that is not ours. If None, the command has no such option.
+    """
+    try:
+        target = Path(os.path.realpath(path))
+        if any(given.is_file() and target.exists() and target.samefile(given) for given in inputs):
+            raise UserError(f"{option} {path} is the input: choose another file.")
+        if target.is_dir():
+            raise UserError(f"{option} {path} is a directory: give a file.")
+        if not target.parent.is_dir():
+            raise UserError(f"{option} {path}: its directory does not exist. Create it, or choose another.")
+        if not os.access(target if target.exists() else target.parent, os.W_OK):
+            raise UserError(f"{option} {path} cannot be written to: permission denied. Choose another file.")
+        if target.is_file() and not force and not ours(target):
+            how = "Choose another" if force is None else "Replace it with --force, or choose another"
+            raise UserError(f"{option} {path} exists, and this command did not write it. {how}.")
+    except OSError as error:
+        raise UserError(f"{option} {path} cannot be used: {error.strerror or error}.") from error
+
+
+def begins_with(head: str) -> Callable[[Path], bool]:
+    """Return whether a file begins with a text, as those of a command do; for `check_output`."""
+
+    def ours(path: Path) -> bool:
+        with path.open("rb") as file:
+            return file.read(len(head.encode())) == head.encode()
+
+    return ours
+
+
+@contextmanager
+def writing(path: Path, option: str) -> Iterator[IO[bytes]]:
+    """Open a file that replaces `path` once it is complete; of a link, its target. Write to a device or pipe directly.
+
+    Raises UserError if the disk is full or refuses it.
+    """
+    try:
+        with _special(path) or replacing(Path(os.path.realpath(path))) as file:
+            yield file
+    except OSError as error:
+        raise UserError(f"{option} {path} was not written: {error.strerror or error}. Choose another file.") from error
+
+
+def _special(path: Path) -> IO[bytes] | None:
+    """Open a file that must not be replaced: our standard output, a device or a pipe; None for any other."""
+    if not path.exists():
+        return None
+    about = path.stat()
+    if os.path.samestat(about, os.fstat(1)):
+        return os.fdopen(os.dup(1), "wb")  # at its position: /dev/stdout may be a file that the shell opened
+    return None if stat.S_ISREG(about.st_mode) else path.open("wb")
+
+
+def write_output(path: Path, option: str, text: str) -> None:
+    """Write text as `writing` does."""
+    with writing(path, option) as file:
+        file.write(encoded(text))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -122,20 +121,6 @@ class Run:
     def final_checkpoint(self) -> Path | None:
         path = self.path / files.CHECKPOINTS / "final"
         return path if path.is_dir() else None
-
-
-def logged_evaluation(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a row of ``evals.jsonl`` under names that trackers show as ``eval/accuracy``.
-
-    `seconds` of a row is the training clock; `eval_seconds` is how long the evaluation took.
-
-    >>> logged_evaluation({"step": 2, "seconds": 9.0, "accuracy": 0.5, "eval_seconds": 1.0})
-    {'eval_train_seconds': 9.0, 'eval_accuracy': 0.5, 'eval_seconds': 1.0}
-    """
-    names = {name: name if name.startswith("eval_") else f"eval_{name}" for name in row if name != "step"}
-    names |= {"seconds": "eval_train_seconds"}
-    known = {name: value for name, value in row.items() if name in names and isinstance(value, (int, float))}
-    return {names[name]: value for name, value in known.items() if math.isfinite(value)}
 
 
 def _real(path: Path) -> Path:

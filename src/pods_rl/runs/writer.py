@@ -19,8 +19,7 @@ try:
 except ImportError:  # Windows has no fcntl: a second writer is not detected there
     fcntl = None  # type: ignore[assignment]
 
-STATES = ("running", "finished", "stopped", "failed")
-_LOCK, _LONGEST_HOLDER = ".lock", 64
+_LOCK = ".lock"
 _locks: set[IO[str]] = set()  # held by this process
 
 
@@ -48,21 +47,6 @@ class RunWriter:
     def __init__(self, path: str | Path, *, resume: bool = False) -> None:
         self.path = Path(path)
         self._files: dict[str, IO[str]] = {}
-        try:
-            str(self.path.absolute()).encode()
-        except UnicodeEncodeError as error:  # safetensors could not write there
-            raise UserError(
-                f"{str(self.path)!r} is not valid UTF-8. Choose another directory with --output."
-            ) from error
-        outer = None if resume else _outer_run(self.path)
-        if outer:
-            raise UserError(f"{self.path} lies inside the run {outer}. Choose another directory with --output.")
-        for name in (_LOCK, files.METRICS, files.EVALS):
-            if (self.path / name).is_symlink():
-                raise UserError(
-                    f"{self.path / name} is a link: writing there would change the file it points to. Remove the link, "
-                    "or choose another --output."
-                )
         self._made = not self.path.exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -126,17 +110,22 @@ class RunWriter:
         seconds: float = 0.0,
         elapsed: float = 0.0,
     ) -> None:
-        """Write ``status.json``: ``seconds`` is the training clock, ``elapsed`` the wall clock of the run."""
-        if state not in STATES:
-            raise ValueError(f"state is {state!r}, expected one of {', '.join(STATES)}")
+        """Write ``status.json``.
+
+        Args:
+            state: running, finished, stopped or failed.
+            reason: why the run is in this state.
+            step: the number of steps made.
+            seconds: the training clock.
+            elapsed: the wall clock of the run.
+        """
         status = {"state": state, "reason": reason, "step": step, "seconds": seconds, "elapsed": elapsed}
         self._write_json(files.STATUS, status)
 
-    def write_end(self, state: str, reason: str, elapsed: float | None = None) -> None:
-        """Write the status of a run that ended early, at its last step; ``elapsed``: None keeps the last value."""
+    def write_end(self, state: str, reason: str) -> None:
+        """Write the status of a run that ended early, with the step and the clocks of its last status."""
         run = Run(self.path)
-        elapsed = run.elapsed if elapsed is None else elapsed
-        self.write_status(state, reason=reason, step=run.step, seconds=run.seconds, elapsed=elapsed)
+        self.write_status(state, reason=reason, step=run.step, seconds=run.seconds, elapsed=run.elapsed)
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         self._append(files.METRICS, row)
@@ -153,7 +142,7 @@ class RunWriter:
         return write_parquet(self.path / files.EVALUATIONS / f"step-{step:06d}.parquet", columns)
 
     def rewind(self, step: int, evaluations: int) -> None:
-        """Remove records after ``step``, and all but the first ``evaluations``: a resumed run writes them again."""
+        """Remove records after ``step``, all but the first ``evaluations``, and torn lines, so that it can resume."""
         self._keep(files.METRICS, lambda row, _: number(row.get("step"), -1) <= step)
         evaluated = self._keep(files.EVALS, lambda row, i: number(row.get("step"), -1) <= step and i < evaluations)
         kept = {number(row.get("step"), -1) for row in evaluated}
@@ -175,11 +164,7 @@ class RunWriter:
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
         if name not in self._files:
-            path = self.path / name
-            torn = path.is_file() and path.read_bytes()[-1:] not in (b"", b"\n")
-            self._files[name] = open_own(path, "a")
-            if torn:  # a kill truncated the last line: end it before the next row
-                self._files[name].write("\n")
+            self._files[name] = open_own(self.path / name, "a")
         self._files[name].write(to_json(row) + "\n")
 
     def _write_json(self, name: str, values: Mapping[str, Any]) -> None:
@@ -198,13 +183,6 @@ def end_run(path: str | Path, state: str, reason: str) -> bool:
     return True
 
 
-def _outer_run(path: Path) -> Path | None:
-    """Return the run that contains a directory; a folder that merely has a config.yaml does not count."""
-    return next(
-        (p for p in path.resolve().parents if all((p / n).is_file() for n in (files.CONFIG, files.STATUS))), None
-    )
-
-
 def _take_lock(path: Path) -> IO[str]:
     """Lock a run. The kernel drops the lock when its process dies, so a crash leaves nothing to clean up.
 
@@ -214,20 +192,18 @@ def _take_lock(path: Path) -> IO[str]:
     """
     file = open_own(path / _LOCK, "a+")
     file.seek(0)
-    holder = file.read(_LONGEST_HOLDER).strip()
-    ours = re.fullmatch(r"process \d+", holder)
+    holder = file.read(64)  # process 4711
     try:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         file.close()
         raise RunInUseError(
-            f"{path} is in use: {holder if ours else 'another process'} is writing this run. Wait for it, or choose "
+            f"{path} is in use: {holder or 'another process'} is writing this run. Wait for it, or choose "
             "another --output."
         ) from None
-    if ours or not holder:  # otherwise it is the user's file
-        file.truncate(0)
-        file.write(f"process {os.getpid()}")
-        file.flush()
+    file.truncate(0)
+    file.write(f"process {os.getpid()}")
+    file.flush()
     _locks.add(file)
     return file

@@ -33,8 +33,7 @@ from ..planning.plan import (
     to_measure,
 )  # fmt: skip
 from ..recipe import Recipe
-from .environment import device_line
-from .inputs import fitted_task
+from .run import device_line
 
 if TYPE_CHECKING:
     from ..engines.trl import PODSTrainer
@@ -64,7 +63,7 @@ def plan_recipe(recipe: Recipe, seconds: float, *, show: Callable[[str], None] =
         raise UserError(f"pods plan runs as one process: got WORLD_SIZE = {get_world_size()}. Start it alone.")
     recipe.check_installed()
     quiet_libraries()
-    from .trainer import build_trainer
+    from .trainer import build_trainer, fitted_task
 
     values, rows = recipe.every_value(), recipe.batch_plan().rows_per_generation
     m = values["num_generations"]

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import Progress as RichProgress
-from rich.progress import ProgressColumn, SpinnerColumn, Task
+from rich.progress import ProgressColumn, SpinnerColumn, TextColumn
 from rich.table import Column
 from rich.text import Text
 
-from ..text import console, plain_text
+from ..distributed import get_rank
+from ..text import console, plain_text, safe_text
 
 if TYPE_CHECKING:
     from ..recipe import Recipe
 
 _PHASE = "pods/seconds/"
-
-
-class _Line(ProgressColumn):
-    """The line, escaped; truncated if the terminal is too narrow."""
-
-    def __init__(self) -> None:
-        super().__init__(Column(no_wrap=True, overflow="ellipsis"))
-
-    def render(self, task: Task) -> Text:
-        return Text(plain_text(task.fields.get("line", "")))
 
 
 class LiveLine(RichProgress):
@@ -44,8 +36,10 @@ class LiveLine(RichProgress):
     """
 
     def __init__(self, out: Console, *, every: float, first: float = 0.0, spins: bool = False) -> None:
-        cells = [SpinnerColumn("line" if out.options.ascii_only else "dots")] if spins else []
-        super().__init__(*cells, _Line(), console=out, auto_refresh=spins, refresh_per_second=4, transient=True)
+        cells: list[ProgressColumn] = [SpinnerColumn("line" if out.options.ascii_only else "dots")] if spins else []
+        column = Column(no_wrap=True, overflow="ellipsis")  # one line, truncated if the terminal is too narrow
+        cells.append(TextColumn("{task.description}", markup=False, table_column=column))
+        super().__init__(*cells, console=out, auto_refresh=spins, refresh_per_second=4, transient=True)
         self._row = self.add_task("")
         self._every, self._due = every, time.monotonic() + first
 
@@ -64,7 +58,7 @@ class LiveLine(RichProgress):
 
     def show(self, line: str) -> None:
         if self.redraws:
-            self.update(self._row, line=line, refresh=True)
+            self.update(self._row, description=plain_text(line), refresh=True)
         elif time.monotonic() >= self._due:
             self._due = time.monotonic() + self._every
             self.say(line)
@@ -175,3 +169,53 @@ def duration(seconds: float) -> str:
     if minutes < 48 * 60:
         return f"{minutes // 60} h {minutes % 60} min"
     return f"{minutes // 1440} d {minutes % 1440 // 60} h"
+
+
+class Watcher:
+    """Passes method calls to an object that only watches a run. It drops the object after its first exception.
+
+    >>> class Display:
+    ...     def show(self, text): raise OSError("no terminal")
+    >>> shown = Watcher("the display", Display())
+    >>> shown.show("step 1") is None, shown.dropped
+    (True, True)
+
+    Args:
+        name: what to call it in the warning.
+        target: the object. If None, only `attempt` is used.
+        raises: exceptions that end the run.
+        on_drop: called when this is dropped.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        target: Any = None,
+        *,
+        raises: tuple[type[Exception], ...] = (),
+        on_drop: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.dropped = False
+        self._name, self._target, self._raises, self._on_drop = name, target, raises, on_drop
+
+    def __getattr__(self, name: str) -> Any:
+        return partial(self.attempt, getattr(self._target, name))
+
+    def attempt(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Return what the call returns; None once the object is dropped."""
+        try:
+            return None if self.dropped else call(*args, **kwargs)
+        except Exception as error:
+            if isinstance(error, self._raises):
+                raise
+            self.drop(error)
+
+    def drop(self, error: Exception) -> None:
+        """Warn, and make no more calls."""
+        self.dropped = True
+        self._on_drop()
+        if get_rank() == 0:
+            reason = safe_text(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+            console(stderr=True).print(
+                f"[yellow]Warning:[/yellow] {safe_text(self._name)} raised {reason}. The run continues without it."
+            )

@@ -16,7 +16,7 @@ from ..distributed.signals import Stop
 from ..errors import Interrupted, UserError
 from ..evaluation import Evaluation
 from ..runs import RunWriter
-from .watcher import Watcher
+from .progress import Watcher
 
 _NOT_A_STEP = "train_runtime"  # only in TRL's closing summary
 _STATE = "pods_recorder"  # the key of our state in the trainer state of a checkpoint

@@ -11,8 +11,8 @@ from ..errors import UserError
 from ..recipe import Recipe
 from ..recipe.recipe import changed_keys
 from ..runs import Run, is_run
-from ..runs.checkpoints import last_good, read_manifest
-from ..runs.files import CHECKPOINTS
+from ..runs.checkpoints import MANIFEST, last_good
+from ..runs.files import CHECKPOINTS, read_mapping
 
 CHANGED = "--allow_changed_recipe"
 
@@ -62,7 +62,7 @@ def find_start(recipe: Recipe, output: Path, *, processes: int, changed: bool = 
                 f"enough.{damaged}"
             )
         return Start(None, skipped, [])
-    manifest = read_manifest(checkpoint)
+    manifest = read_mapping(checkpoint / MANIFEST)
     saved = manifest.get("processes") or processes
     if saved != processes:
         option = f"with --num_processes {saved}" if saved > 1 else "without --num_processes"

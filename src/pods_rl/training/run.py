@@ -1,22 +1,28 @@
-"""One training run, from top to bottom: recipe -> task -> trainer -> run directory."""
+"""One training run, from top to bottom: recipe -> task -> trainer -> run directory, which describes it."""
 
 from __future__ import annotations
 
+import platform
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.distributed import distributed_c10d
 
 from ..distributed import get_rank, get_world_size
 from ..distributed.collectives import agree, gather
-from ..distributed.processes import quiet_libraries, set_threads
+from ..distributed.processes import git_commit, quiet_libraries, set_threads, versions
 from ..distributed.signals import Stop, stop_on_signals
 from ..distributed.streams import outlive_output
+from ..engines.trl.batching import counted
 from ..errors import Interrupted, UserError
 from ..evaluation import Evaluation, GenerateSampler, Sampling, evaluate
 from ..recipe import Recipe
@@ -24,13 +30,11 @@ from ..runs import Run, RunWriter
 from ..runs.checkpoints import clean, last_good
 from ..runs.files import CHECKPOINTS, LOG, write_failure
 from ..tasks import Fitted, Task
-from .environment import describe, print_start
-from .inputs import fitted_task
-from .progress import Progress
+from .progress import Progress, Watcher, label_of
 from .resume import Start, find_start
-from .watcher import Watcher
 
 if TYPE_CHECKING:
+    from ..engines.trl import PODSTrainer
     from .recorder import Recorder
     from .saving import RunTrainer
 
@@ -76,7 +80,7 @@ def train(
         begin = shown.begin if shown else lambda what: None
         begin("importing TRL")
         quiet_libraries()
-        from .tracking import logging_watched, trackers_inside
+        from .tracking import trackers_inside
 
         stack.enter_context(trackers_inside(output, recipe.values.get("report_to") if writer else None))
         stack.enter_context(stop.later())  # a signal that raises anywhere could prevent the last status
@@ -90,7 +94,6 @@ def train(
             if writer:
                 writer.write_environment(describe(trainer, task, skipped, start))
             recorder = _add_recorder(recipe, task, trainer, output, writer, shown, stop)
-        stack.enter_context(logging_watched(trainer))
         _train(trainer, recorder, start)
         begin("saving the policy")
         _finish(trainer, recorder, recipe, output, stop)
@@ -102,7 +105,6 @@ def _status_at_end(
     recipe: Recipe, output: Path, writer: RunWriter | None, stop: Stop, display: ExitStack
 ) -> Iterator[None]:
     """Write the status of a run that ends early by an exception. The display is closed before an error is printed."""
-    started = time.perf_counter()
     try:
         with _full_disk_explained(output):
             if writer:
@@ -117,7 +119,7 @@ def _status_at_end(
         state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
         with suppress(OSError):  # the disk is full, which the error itself reports
             if writer:
-                writer.write_end(state, reason, time.perf_counter() - started)
+                writer.write_end(state, reason)
         raise
 
 
@@ -137,7 +139,7 @@ def _full_disk_explained(output: Path) -> Iterator[None]:
 
 def _load(recipe: Recipe, output: Path, begin: Callable[[str], None]) -> tuple[Task, Fitted | None, RunTrainer]:
     """Return the task, which of its prompts are too long, and the trainer."""
-    from .trainer import build_trainer
+    from .trainer import build_trainer, fitted_task
 
     begin(f"loading the task {recipe.values['task']}")
     task, skipped = fitted_task(recipe)
@@ -146,6 +148,63 @@ def _load(recipe: Recipe, output: Path, begin: Callable[[str], None]) -> tuple[T
     if trainer.args.use_cpu and get_world_size() > 1:  # transformers passes ddp_timeout on for GPUs only
         distributed_c10d._set_pg_timeout(timedelta(seconds=trainer.args.ddp_timeout))
     return task, skipped, trainer
+
+
+def _precision(trainer: PODSTrainer) -> str:
+    args = trainer.args
+    return "bf16" if args.bf16 else "fp16" if args.fp16 else "float32"
+
+
+def device_line(trainer: PODSTrainer) -> str:
+    """Return device, precision and method as one line to display."""
+    device = trainer.accelerator.device
+    on_cpu = device.type != "cuda"
+    name = counted(torch.get_num_threads(), "CPU thread") if on_cpu else torch.cuda.get_device_name(device)
+    n, m = trainer.args.num_rollouts, trainer.args.num_generations
+    rule = "all trained" if n == m else f"{m} kept by {trainer.args.rule}"
+    return f"{name}, {_precision(trainer)}; {counted(n or 0, 'rollout')} a prompt, {rule}"
+
+
+def describe(trainer: PODSTrainer, task: Task, skipped: Fitted | None, resumed: Start | None) -> dict[str, Any]:
+    """Return the content of `environment.json`; ``skipped``: the number of training prompts that are too long."""
+    from ..engines.trl.generation import describe_vllm
+
+    return {
+        "versions": versions(),
+        "device": str(trainer.accelerator.device),
+        "device_name": device_line(trainer).split(",")[0],
+        "platform": platform.platform(),
+        "threads": torch.get_num_threads(),
+        "processes": trainer.accelerator.num_processes,
+        "layout": trainer.layout,
+        "precision": _precision(trainer),
+        **describe_vllm(trainer),
+        "parameters": sum(p.numel() for p in trainer.model.parameters()),
+        "trained_parameters": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
+        "seed": trainer.args.seed,
+        "task": {
+            "name": task.name,
+            "version": task.version,
+            "train": len(task.train),
+            "test": len(task.test),
+            **({"too_long": asdict(skipped)} if skipped else {}),
+        },
+        "git_commit": git_commit(),
+        "command": sys.argv,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        **({"resumed": resumed.describe()} if resumed else {}),
+    }
+
+
+def print_start(
+    shown: Watcher, output: Path, trainer: PODSTrainer, task: Task, skipped: Fitted | None, start: Start | None
+) -> None:
+    """Print what a run trains, where it resumes, and how to watch it."""
+    lines = [device_line(trainer), f"{task.name}: {counted(len(task.train), 'prompt')}"]  # each fits 80 columns
+    lines += [str(skipped)] if skipped else []
+    lines += start.describe() if start else []
+    for line in [*lines, f"live in a browser: pods watch {quote(str(output))}"]:
+        shown.say(f"{label_of(output)}: {line}")
 
 
 def _add_recorder(
@@ -160,7 +219,6 @@ def _add_recorder(
     """Add a `Recorder` that writes the run directory, and remove transformers' printing callbacks."""
     from transformers import PrinterCallback
 
-    from .publishing import add_table_to_cards
     from .recorder import Recorder
     from .tracking import add_trackers, track_evaluation
 
@@ -179,7 +237,6 @@ def _add_recorder(
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(recorder)
     add_trackers(trainer, Run(output).name)
-    add_table_to_cards(trainer, output, str(recipe.values["model_name_or_path"]))
     return recorder
 
 
@@ -231,24 +288,18 @@ def _ledger(trainer: RunTrainer, task: Task) -> dict[str, list[Any]] | None:
     # the prompt as the policy continued it, as in the files of evaluations
     options = {**trainer.chat_template_kwargs, **tool_options(trainer.processing_class, task)}
     write = partial(render, trainer.processing_class, **options)
-    own, problem = {}, None
+    own, problem = [], ""
     try:
-        own = trainer.rollouts.columns(write) if trainer.rollouts else {}
+        columns = trainer.rollouts.columns(write) if trainer.rollouts else {}
+        own = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     except Exception as error:  # each process must reach `gather`
         problem = f"{type(error).__name__}: {error}"
-    parts, problems = zip(*gather([(own, problem)]), strict=True)
-    if any(problems):
-        raise RuntimeError(next(filter(None, problems)))
-    names = dict.fromkeys(name for part in parts for name in part)  # one process alone may have turns
-    rows = [dict(zip(names, row, strict=True)) for part in parts if part for row in _rows(part, names)]
-    rows.sort(key=lambda row: (row["group"], row["rollout"]))
-    return {name: [row[name] for row in rows] for name in names} or None
-
-
-def _rows(columns: dict[str, list[Any]], names: Iterable[str]) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a table; None in a column that it does not have."""
-    missing = [None] * len(columns["step"])
-    return zip(*(columns.get(name) or missing for name in names), strict=True)
+    parts = gather([(own, problem)])
+    if problem := next((problem for _, problem in parts if problem), ""):
+        raise RuntimeError(problem)
+    rows = sorted((row for part, _ in parts for row in part), key=lambda row: (row["group"], row["rollout"]))
+    names = dict.fromkeys(name for row in rows for name in row)  # the rows of one process alone may have turns
+    return {name: [row.get(name) for row in rows] for name in names} or None
 
 
 def _train(trainer: RunTrainer, recorder: Recorder, start: Start | None) -> None:
@@ -262,8 +313,8 @@ def _train(trainer: RunTrainer, recorder: Recorder, start: Start | None) -> None
 
 def _finish(trainer: RunTrainer, recorder: Recorder, recipe: Recipe, output: Path, stop: Stop) -> None:
     """Save the final policy and write the last status; from then on no signal changes the status or the exit code."""
-    from .publishing import push
     from .saving import save_policy
+    from .tracking import push
 
     if not recorder.step and not recorder.stopped_by:
         rows = trainer.args.generation_batch_size // trainer.args.num_generations

@@ -1,7 +1,8 @@
-"""Trackers of `report_to`: transformers' callbacks, which get evaluations too and cannot end the run."""
+"""Where a run is reported: the trackers of `report_to`, which also get evaluations, and the hub."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,12 +12,10 @@ from typing import Any
 
 from transformers import ProgressCallback, Trainer
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
-from trl.extras.profiling import ProfilingContext
 
-from ..errors import UserError
-from ..runs.files import TRACKING, write_failure
-from ..runs.run import logged_evaluation
-from .watcher import Watcher
+from ..runs.files import TRACKING
+from ..text import console, safe_text
+from .progress import Watcher
 
 # where each tracker writes, below `tracking/`; by default the working directory, and trackio a cache
 _FOLDERS = {
@@ -51,34 +50,17 @@ def _forget(trainer: Trainer, tracker: str | None) -> None:
 
 
 def track_evaluation(trainer: Trainer, row: Mapping[str, Any]) -> None:
-    """Log an evaluation. TRL's own `log` would also log and clear the metrics of a step that still runs."""
+    """Log the numbers of a row of ``evals.jsonl``, under names that trackers show as ``eval/accuracy``.
+
+    `eval_train_seconds` is the training clock; `eval_seconds` is how long the evaluation took. TRL's own `log` would
+    also log and clear the metrics of a step that still runs.
+    """
+    names = {name: name if name.startswith("eval_") else f"eval_{name}" for name in row if name != "step"}
+    names["seconds"] = "eval_train_seconds"
+    numbers = {name: row[name] for name in names if isinstance(row[name], (int, float)) and math.isfinite(row[name])}
     logs_next = trainer.control.should_log  # `log` resets it, and this may come before the log of a step
-    Trainer.log(trainer, logged_evaluation(row))
+    Trainer.log(trainer, {names[name]: value for name, value in numbers.items()})
     trainer.control.should_log = logs_next
-
-
-@contextmanager
-def logging_watched(trainer: Trainer) -> Iterator[None]:
-    """Inside, what TRL itself sends to trackers cannot end the run: times of its phases, and tables of completions."""
-    log, profile = trainer.log, ProfilingContext._log_metrics
-    profiler, table = Watcher("TRL's profiler"), Watcher("the table of completions")
-
-    def logged(logs: dict[str, float], *args: Any) -> None:
-        try:
-            log(logs, *args)
-        except Exception as error:
-            if not trainer.log_completions or isinstance(error, UserError) or write_failure(error):
-                raise
-            trainer.log_completions = False
-            table.drop(error)
-
-    trainer.log = logged
-    ProfilingContext._log_metrics = lambda self, seconds: profiler.attempt(profile, self, seconds)
-    try:
-        yield
-    finally:
-        del trainer.log
-        ProfilingContext._log_metrics = profile
 
 
 @contextmanager
@@ -97,3 +79,25 @@ def trackers_inside(output: Path, report_to: object) -> Iterator[None]:
     finally:
         for name in ours:
             os.environ.pop(name, None)
+
+
+def push(trainer: Trainer, folder: Path, name: str) -> None:
+    """Push the final policy with transformers' `push_to_hub`. A failure is only a warning: the run is complete.
+
+    Call it on every process.
+
+    Args:
+        trainer: its `hub_*` arguments say where to push.
+        folder: the final policy.
+        name: the repository, if the recipe does not name it.
+    """
+    args = trainer.args
+    args.hub_model_id = args.hub_model_id or "".join(c if c.isascii() and c.isalnum() else "-" for c in name).strip("-")
+    before, args.output_dir = args.output_dir, str(folder)
+    try:
+        trainer.push_to_hub()
+    except Exception as error:  # the network, the hub, its client
+        reason = " ".join(str(error).split()) or type(error).__name__
+        console(stderr=True).print(f"[yellow]Not pushed to the hub:[/yellow] {safe_text(reason)} The run is complete.")
+    finally:
+        args.output_dir = before

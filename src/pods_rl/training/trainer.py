@@ -1,9 +1,12 @@
-"""From a recipe and a task to a trainer that is ready to train."""
+"""From a recipe to its task, its checks and a trainer that is ready to train."""
 
 from __future__ import annotations
 
+import json
+import logging
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,21 +14,34 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from transformers import GenerationConfig, Trainer, get_scheduler
+from transformers.generation import logits_process as processors
+from transformers.integrations import get_reporting_integration_callbacks
 from trl import ModelConfig, get_peft_config
 
+from ..engines.trl.batching import counted
 from ..engines.trl.compat import lossy_cast
 from ..engines.trl.config import PODSConfig, check_prompts
 from ..errors import UserError
 from ..policies.files import policy_path
-from ..policies.loading import has_bf16, load_options, load_tokenizer
+from ..policies.loading import (
+    check_policy,
+    encode,
+    has_bf16,
+    load_options,
+    load_tokenizer,
+    render,
+    template_options,
+    tool_options,
+)
 from ..recipe import Recipe
 from ..recipe.recipe import checkpoint_keys
 from ..rewards import Reward
 from ..rewards import score as score_texts
 from ..rewards.verifier import verifier_losses
 from ..sandbox.scores import Scores
-from ..tasks import Task, last_turn
-from ..text import short
+from ..tasks import Fitted, Task, fit_prompts, last_turn, load_task
+from ..text import short, suggest
 from .saving import RunTrainer
 
 RewardFunction = Callable[..., Scores]
@@ -33,6 +49,41 @@ RewardFunction = Callable[..., Scores]
 _NO_PICKLE = {"use_safetensors": True}
 # A run writes its own files; TRL writes only what the recipe sets.
 _QUIET = {"report_to": "none", "disable_tqdm": True}
+_STEPS = 100  # of a schedule without a number of steps
+_SAMPLING = {  # what `generate` makes of each setting, and the value that turns it off
+    "temperature": (processors.TemperatureLogitsWarper, 1.0),
+    "top_k": (processors.TopKLogitsWarper, 0),
+    "top_p": (processors.TopPLogitsWarper, 1.0),
+    "min_p": (processors.MinPLogitsWarper, None),
+    "repetition_penalty": (processors.RepetitionPenaltyLogitsProcessor, 1.0),
+}
+
+
+def fitted_task(recipe: Recipe) -> tuple[Task, Fitted | None]:
+    """Return the recipe's task as its policy reads it (`fit_prompts`): plain text if there is no chat template,
+    and without training prompts that are too long.
+
+    Raises UserError if the task cannot be made, has no training prompts, or has tools that the policy cannot call.
+    """
+    settings, model = recipe.task_settings(), recipe.model_arguments()
+    task = load_task(settings, reward_errors=recipe.values["reward_errors"])
+    if len(task.train) == 0:
+        raise UserError(
+            f"task {task.name} has {counted(len(task.test), 'prompt')} to test and none to train on: data_dir = "
+            f"{settings['data_dir']} holds no training file. Put its train.jsonl there, or remove data_dir from the "
+            "recipe"
+        )
+    where = policy_path(str(model["model_name_or_path"])), model.get("model_revision") or "main"
+    check_policy(*where)
+    tokenizer = load_tokenizer(*where)
+    options = {**template_options(recipe), **tool_options(tokenizer, task)}
+    return fit_prompts(
+        task,
+        chat=tokenizer.chat_template is not None,
+        limit=settings["max_prompt_length"],
+        count_tokens=lambda prompts: [len(encode(tokenizer, p, render(tokenizer, p, **options))) for p in prompts],
+        render=lambda prompt: render(tokenizer, prompt, **options),
+    )
 
 
 def build_trainer(recipe: Recipe, task: Task, output_dir: Path) -> RunTrainer:
@@ -88,22 +139,10 @@ def as_recipe_errors(recipe: Recipe, kinds: tuple[type[Exception], ...] = _WRONG
         raise error if str(error).startswith(recipe.source) else UserError(f"{recipe.source}: {error}") from error
     except kinds as error:
         said = " ".join(str(error).split()) or type(error).__name__
-        check = f" Check {', '.join(keys)}." if (keys := _keys_in(said, recipe)) else ""
+        words = said.lower().replace(" ", "_")
+        keys = [key for key in recipe.given if re.search(rf"(?<![a-z]){key}(?![a-z])", words)]
+        check = f" Check {', '.join(keys)}." if keys else ""
         raise UserError(f"{recipe.source}: the trainer rejects this recipe: {short(said, 400)}{check}") from error
-
-
-def _keys_in(said: str, recipe: Recipe) -> list[str]:
-    """Return the keys that the user set and that a message names; if there are none, those whose value it quotes."""
-    words = said.lower().replace(" ", "_")
-    named = [key for key in recipe.given if re.search(rf"(?<![a-z]){key}(?![a-z])", words)]
-    if named:
-        return named
-    given = {key: v for key, v in recipe.given.items() if not isinstance(v, (bool, dict, type(None)))}
-    quoted = [
-        key for key, v in given.items() if v not in (0, 1, 2) and re.search(rf"(?<![\w.]){re.escape(str(v))}", said)
-    ]
-    quoted += [key for key, v in recipe.given.items() if isinstance(v, dict) and any(part in said for part in v)]
-    return quoted or list(recipe.given)[:8]
 
 
 def engine_arguments(recipe: Recipe) -> dict[str, Any]:
@@ -120,6 +159,70 @@ def engine_arguments(recipe: Recipe) -> dict[str, Any]:
         kept = not arguments.get("use_transformers_continuous_batching") or recipe.values.get("dtype") == "bfloat16"
         arguments["bf16"] = kept and not arguments.get("fp16") and has_bf16(bool(arguments.get("use_cpu")))
     return arguments
+
+
+def check_engine(recipe: Recipe, processes: int = 1) -> None:
+    """Construct the configurations, sampling, optimizer, schedule and trackers of a recipe, without its policy.
+
+    Args:
+        recipe: a loaded recipe.
+        processes: the number of processes that train it.
+
+    Raises:
+        UserError: whatever one of them raises, as one line.
+    """
+    with _without_warnings(), as_recipe_errors(recipe, (Exception,)):
+        arguments = engine_arguments(recipe)
+        report_to = recipe.values.get("report_to")
+        arguments["per_device_train_batch_size"] *= processes  # the batch of all of them, in this one
+        for key in ("model_init_kwargs", "generation_kwargs"):  # JSON, as on TRL's command line
+            if isinstance(arguments.get(key), str):
+                arguments[key] = json.loads(arguments[key])
+            if not isinstance(arguments.get(key), (dict, type(None))):
+                raise UserError(f"{key}: expected a mapping, as in {{a: 1}}, or its JSON.")
+        get_peft_config(ModelConfig(**recipe.model_arguments()))
+        config = PODSConfig("unused", **arguments)
+        _check_sampling(config)
+        layer = torch.nn.Linear(1, 1)
+        kind, options = Trainer.get_optimizer_cls_and_kwargs(config, layer)
+        optimizer = kind(**{"params": layer.parameters(), **options})
+        steps = config.max_steps if config.max_steps > 0 else _STEPS
+        get_scheduler(
+            config.lr_scheduler_type,
+            optimizer,
+            num_warmup_steps=config.get_warmup_steps(steps),
+            num_training_steps=steps,
+            scheduler_specific_kwargs=dict(config.lr_scheduler_kwargs or {}),
+        )
+        for callback in get_reporting_integration_callbacks(report_to or []):
+            callback()
+
+
+def _check_sampling(config: PODSConfig) -> None:
+    own = dict(config.generation_kwargs or {})
+    known = GenerationConfig().to_dict()
+    for name in own:
+        if name not in known and not config.use_vllm:
+            raise UserError(f"generation_kwargs: {name}: `generate` has no such argument.{suggest(name, known)}")
+    settings = {name: own.get(name, getattr(config, name)) for name in _SAMPLING}
+    for name, (processor, off) in _SAMPLING.items():
+        if settings[name] != off and settings[name] is not None:
+            processor(settings[name])
+    lengths = {"max_new_tokens": config.max_completion_length, "cache_implementation": config.cache_implementation}
+    GenerationConfig(do_sample=True, **lengths | settings | own).validate()
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Hide warnings and logs: the trainer shows them again."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def reward_functions(recipe: Recipe, task: Task) -> list[RewardFunction]:
