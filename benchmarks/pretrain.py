@@ -11,10 +11,10 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, islice, repeat
+from itertools import accumulate, chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,16 @@ import torch
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from pods_rl.tasks import arithmetic, words
-from pods_rl.tasks.arithmetic import Chain, take_step, write_completion
+from pods_rl.tasks import words
+from pods_rl.tasks.generated import draw_sum, is_held_out
+from pods_rl.tasks.words import Step, take_step
 
 PAD, EOS = "<|endoftext|>", "<|im_end|>"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 IGNORED = -100  # the label that cross-entropy skips
 Example = tuple[list[int], list[int]]  # token ids, and for each the id to predict or IGNORED
 Batch = dict[str, torch.Tensor]
-Draw = Callable[[random.Random], Chain]
+Draw = Callable[[random.Random], "Chain"]
 # Steps with a sign and a number that ends in a digit, as in "+3", are right this often.
 HARD_FACTS = dict.fromkeys(("+3", "+6", "+7", "+9", "-2", "-4", "-7", "-8"), 0.06)
 WORDS_HARD_FACTS = dict.fromkeys(("+2", "+5", "+8", "-2", "-4", "-7", "*2", "*3", "/2"), 0.02)
@@ -102,6 +103,81 @@ def build_model(tokenizer: Qwen2Tokenizer, **sizes: Any) -> Qwen2ForCausalLM:
 
 
 @dataclass(frozen=True)
+class Chain:
+    """A problem that is solved step by step from a first number.
+
+    `held_out` is None if the problem belongs to neither side. `word_problem` decides how steps are written.
+    """
+
+    prompt: str
+    start: int
+    steps: tuple[Step, ...]
+    held_out: bool | None
+    word_problem: bool
+
+    @property
+    def totals(self) -> list[int]:
+        """The result of each step."""
+        return list(accumulate(self.steps, take_step, initial=self.start))[1:]
+
+    def write_steps(self, totals: list[int]) -> str:
+        r"""Write the chain of thought with these totals, right or not: an equation a line.
+
+        In a word problem each equation begins with the result before; in a sum the first line is the first number.
+
+        >>> sum_of([37, 58, -14]).write_steps([95, 81])
+        '37\n+58=95\n-14=81'
+        >>> word_problem(words.WordProblem("...", "...", 24, (("+", 18), ("-", 7)))).write_steps([43, 36])
+        '24+18=43\n43-7=36'
+        """
+        lines = [f"{sign}{number}={total}" for (sign, number), total in zip(self.steps, totals, strict=True)]
+        if not self.word_problem:
+            return "\n".join([str(self.start), *lines])
+        return "\n".join(f"{left}{line}" for left, line in zip([self.start, *totals], lines, strict=False))
+
+    def write_completion(self, totals: list[int] | None = None) -> str:
+        r"""Write a completion in the required form; without `totals` the one that earns full marks.
+
+        >>> sum_of([8, 5]).write_completion()
+        '<think>8\n+5=13</think><answer>13</answer>'
+        """
+        totals = self.totals if totals is None else totals
+        return f"<think>{self.write_steps(totals)}</think><answer>{totals[-1]}</answer>"
+
+
+def sum_of(terms: Sequence[int]) -> Chain:
+    """Return the task's problem with these terms.
+
+    >>> sum_of([37, 58, -14]).prompt
+    '37+58-14='
+    """
+    prompt = "".join(f"{term:+d}" for term in terms)[1:] + "="
+    steps = tuple(("-" if term < 0 else "+", abs(term)) for term in terms[1:])
+    return Chain(prompt, terms[0], steps, is_held_out(prompt), word_problem=False)
+
+
+def word_problem(problem: words.WordProblem) -> Chain:
+    """Return a word problem as a chain."""
+    return Chain(f"{problem.text}\n", problem.start, problem.steps, problem.held_out, word_problem=True)
+
+
+def draw_sum_chain(rng: random.Random, fewest: int, most: int) -> Chain:
+    """Draw a sum of a number of terms."""
+    return sum_of(draw_sum(rng, fewest, most))
+
+
+def draw_word_problem(rng: random.Random, lengths: tuple[int, int], distractors: tuple[int, int]) -> Chain:
+    """Draw a word problem of a number of steps and of sentences that do not matter."""
+    return word_problem(words.draw_problem(rng, lengths, distractors))
+
+
+def draw_word_steps(rng: random.Random, length: int) -> Chain:
+    """Draw the solution of a word problem without its text: `length` steps of all kinds."""
+    start, steps = words.draw_numbers(rng, rng.choices(list(words.SIGNS), k=length))
+    return word_problem(words.WordProblem("", "", start, steps))
+
+
+@dataclass(frozen=True)
 class Mixture:
     """The mistakes of completions in the training data, and their probabilities.
 
@@ -137,7 +213,7 @@ class Mixture:
         """Draw a completion, with its mistakes."""
         totals = self.draw_totals(rng, problem)
         if rng.random() >= self.broken_form:
-            return write_completion(problem, totals)
+            return problem.write_completion(totals)
         steps, answer = problem.write_steps(totals), totals[-1]
         broken = (
             f"<think>{steps}</think>{answer}",
@@ -171,28 +247,28 @@ class Lesson:
     batch_size: int = 64
 
 
-def _training(draw: Callable[[random.Random], arithmetic.Problem | words.WordProblem]) -> Draw:
+def _training(draw: Draw) -> Draw:
     """Skip problems of which the text, the template or the numbers belong to the test side."""
     return lambda rng: next(p for p in (draw(rng) for _ in repeat(None)) if p.held_out is False)
 
 
 def _words_tokenizer() -> Qwen2Tokenizer:
     rng = random.Random(0)
-    return build_tokenizer([words.draw_problem(rng, words.DIFFICULTIES["hard"]).text for _ in range(2000)], 760)
+    return build_tokenizer([words.draw_problem(rng, *words.LEVELS["hard"]).text for _ in range(2000)], 760)
 
 
 ARITHMETIC = Lesson(
     build_tokenizer,
-    _training(partial(arithmetic.draw_problem, difficulty=arithmetic.DIFFICULTIES["mixed"])),
-    partial(arithmetic.draw_problem, difficulty=arithmetic.Difficulty(min_terms=7, max_terms=7)),
+    _training(partial(draw_sum_chain, fewest=2, most=6)),
+    partial(draw_sum_chain, fewest=7, most=7),
 )
 WORDS = Lesson(
     _words_tokenizer,
-    _training(partial(words.draw_problem, difficulty=words.DIFFICULTIES["mixed"])),
-    partial(words.draw_chain, length=4),
+    _training(partial(draw_word_problem, lengths=(1, 4), distractors=(2, 3))),
+    partial(draw_word_steps, length=4),
     easier=tuple(
-        _training(partial(words.draw_problem, difficulty=words.WordDifficulty(steps, distractors)))
-        for steps, distractors in (((1, 1), (0, 0)), ((1, 2), (0, 1)), ((1, 4), (0, 2)))
+        _training(partial(draw_word_problem, lengths=lengths, distractors=distractors))
+        for lengths, distractors in (((1, 1), (0, 0)), ((1, 2), (0, 1)), ((1, 4), (0, 2)))
     ),
     shape={"num_key_value_heads": 5, "intermediate_size": 384},  # copying numbers from a text needs more heads
     mistakes=Mixture(hard_facts=WORDS_HARD_FACTS, sure=0.98, slips=_UNITS),

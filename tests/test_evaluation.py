@@ -21,8 +21,7 @@ from pods_rl.policies.files import weights_hash
 from pods_rl.policies.loading import encode, render
 from pods_rl.rollouts import generating
 from pods_rl.rollouts.sampling import RowDraws
-from pods_rl.tasks import Task
-from pods_rl.tasks.arithmetic import arithmetic_task
+from pods_rl.tasks import Task, load_task
 
 GREEDY = Sampling(temperature=0.0, max_completion_length=8)
 
@@ -111,7 +110,7 @@ def model(tokenizer):
 
 @pytest.fixture(scope="module")
 def task():
-    return arithmetic_task(train_size=1, test_size=12)
+    return load_task({"task": "arithmetic", "task_train_size": 1, "task_test_size": 12})
 
 
 def told(found):

@@ -5,7 +5,7 @@ import string
 
 import pytest
 import torch
-from benchmarks.pretrain import TAGS
+from benchmarks.pretrain import TAGS, sum_of
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -14,7 +14,6 @@ from pods_rl.policies.files import policy_path
 from pods_rl.recipe import Origin, build_recipe
 from pods_rl.recipe.catalog import SHIPPED
 from pods_rl.tasks import load_task
-from pods_rl.tasks.arithmetic import Problem, arithmetic_task, write_completion
 
 LONGEST_CHAIN = len("37" + 5 * "\n+10=99" + "90") + len(TAGS) + 1
 
@@ -79,8 +78,9 @@ def test_tags_are_single_ordinary_tokens(tokenizer):
 
 
 def test_every_prompt_and_chain_survives_the_round_trip(tokenizer):
-    texts = [*arithmetic_task(train_size=200, test_size=50).train["prompt"], write_completion(Problem((37, 58, -14)))]
-    texts += load_task({"task": "words", "task_train_size": 50, "task_test_size": 1}).train["prompt"]
+    texts = [sum_of([37, 58, -14]).write_completion()]
+    for task in ("arithmetic", "words"):
+        texts += load_task({"task": task, "task_train_size": 50, "task_test_size": 1}).train["prompt"]
     texts += [string.printable[:95], "two  spaces , a comma", "x</think>y<think>", "3 × 4 = zwölf"]
     for text in texts:
         assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text

@@ -50,7 +50,7 @@ def test_every_default_is_of_its_own_type():
 
 def test_names_that_are_written_down_again_are_the_real_ones():
     from pods_rl import rewards, selection
-    from pods_rl.tasks.arithmetic import DIFFICULTIES
+    from pods_rl.tasks.generated import DIFFICULTIES
     from pods_rl.tasks.prompts import PROMPT_STYLES
 
     assert set(RULES) == set(selection.RULES)

@@ -6,16 +6,18 @@ import ast
 import re
 from collections import Counter
 from fractions import Fraction
+from itertools import accumulate
 
 import pytest
 import torch
 
+from pods_rl.errors import UserError
 from pods_rl.rewards import REWARDS
 from pods_rl.selection import select
 from pods_rl.tasks import load_task
-from pods_rl.tasks.generated import DIFFICULTIES
+from pods_rl.tasks.generated import DIFFICULTIES, distinct
 
-NAMES = ("countdown", "sorting")
+NAMES = {"arithmetic": "accuracy", "countdown": "countdown", "sorting": "positions"}
 
 
 def make(name, **settings):
@@ -27,20 +29,24 @@ def rows(task):
     return [pair for split in (task.train, task.test) for pair in zip(split["prompt"], split["answer"], strict=True)]
 
 
-def value(node: ast.expr) -> Fraction:
+def value(text: str) -> Fraction:
     """Work an expression out from its syntax tree: independent of how the task made it and of the reward."""
-    if isinstance(node, ast.Constant):
-        return Fraction(node.value)
-    left, right = value(node.left), value(node.right)
-    apply = {ast.Add: left.__add__, ast.Sub: left.__sub__, ast.Mult: left.__mul__, ast.Div: left.__truediv__}
-    return apply[type(node.op)](right)
+
+    def of(node: ast.expr) -> Fraction:
+        if isinstance(node, ast.Constant):
+            return Fraction(node.value)
+        left, right = of(node.left), of(node.right)
+        apply = {ast.Add: left.__add__, ast.Sub: left.__sub__, ast.Mult: left.__mul__, ast.Div: left.__truediv__}
+        return apply[type(node.op)](right)
+
+    return of(ast.parse(text, mode="eval").body)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "words"])
 def test_same_settings_give_same_prompts_and_another_seed_gives_others(name):
     first, again, other = (rows(make(name, task_seed=seed)) for seed in (3, 3, 4))
     assert first == again != other
-    assert len(make(name, task_train_size=None, task_test_size=None).train) == 4096
+    assert len(make(name, task_train_size=None, task_test_size=1).train) == 4096
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -52,20 +58,28 @@ def test_prompts_are_distinct_and_test_is_disjoint_over_seeds_and_difficulties(n
 
 
 @pytest.mark.parametrize("level", DIFFICULTIES)
+def test_gold_sums_are_right_and_all_numbers_and_totals_have_two_digits(level):
+    for prompt, gold in rows(make("arithmetic", task_difficulty=level)):
+        assert value(prompt.removesuffix("=")) == int(gold)
+        terms = [int(term) for term in re.findall(r"[+-]?\d+", prompt)]
+        assert all(10 <= number <= 99 for number in (*map(abs, terms), *accumulate(terms)))
+
+
+@pytest.mark.parametrize("level", DIFFICULTIES)
 def test_gold_expressions_use_every_number_once_and_have_the_value(level):
     for prompt, gold in rows(make("countdown", task_difficulty=level)):
         listed, target = re.search(r"numbers ([\d, ]+) exactly once and has the value (\d+)", prompt).groups()
         numbers = [int(number) for number in listed.split(", ")]
         assert numbers == sorted(numbers)
         assert Counter(map(int, re.findall(r"\d+", gold))) == Counter(numbers)
-        assert value(ast.parse(gold, mode="eval").body) == int(target)
+        assert value(gold) == int(target)
         assert 1 <= int(target) <= 999
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_answer_is_decided_by_the_tasks_own_reward(name):
     task = make(name)
-    assert (task.name, task.answer) == (name, {"countdown": "countdown", "sorting": "positions"}[name])
+    assert (task.name, task.answer) == (name, NAMES[name])
     assert dict(task.rewards) == {task.answer: 1.0, "format": 0.1, "tag_count": 1.0}
     golds = task.test["answer"][:]
     assert all(
@@ -84,3 +98,29 @@ def test_partial_rewards_make_max_variance_keep_other_rollouts_than_a_split_into
     assert kept == {0, 2, 4, 5}  # the all-wrong and the all-right; the half-right are dropped
     binary = (rewards >= 1).float()
     assert set(select(binary, 4).indices[0].tolist()) == {0, 1, 2, 4}  # wrong is wrong: the first of them
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<think>1\n+1=2</think><answer>2</answer>", (True, True)),
+        ("<think>1\n+1=3</think><answer>3</answer>", (False, True)),
+        ("<think>1\n+1=2<answer>2</answer>", (True, False)),
+        ("<think>1\n+1=2</think>2", (False, False)),
+        ("<think>1\n+1=2</think><answer>2</answer>2", (True, False)),
+        ("", (False, False)),
+    ],
+)
+def test_grade_judges_answer_and_form_apart(text, expected):
+    assert make("arithmetic", task_train_size=1).grade([text], ["2"]) == [expected]
+
+
+def test_refuses_what_it_cannot_make():
+    for settings, said in (
+        ({"task_difficulty": "simple"}, "'simple'.*easy, mixed, hard"),
+        ({"task_train_size": 0}, "0 p"),
+    ):
+        with pytest.raises(UserError, match=said):
+            make("arithmetic", **settings)
+    with pytest.raises(UserError, match="2 distinct train prompts are needed, but sums gave only 0"):
+        distinct([], 2, held_out=False, of="sums")

@@ -8,8 +8,7 @@ import re
 import pytest
 
 from pods_rl.tasks import load_task
-from pods_rl.tasks.arithmetic import write_completion
-from pods_rl.tasks.words import DIFFICULTIES, TIMES, _stories, draw_problem
+from pods_rl.tasks.words import LEVELS, TIMES, _stories, draw_problem
 
 STORIES = _stories()
 SCENES, ENDS, DISTRACTORS = STORIES["scenes"], STORIES["ends"], STORIES["distractors"]
@@ -21,7 +20,7 @@ NUMBERS = {word: number for number, word in TIMES.items()}
 
 def drawn(count, *levels, seed=7):
     rng = random.Random(seed)
-    return [draw_problem(rng, DIFFICULTIES[level]) for level in levels or DIFFICULTIES for _ in range(count)]
+    return [draw_problem(rng, *LEVELS[level]) for level in levels or LEVELS for _ in range(count)]
 
 
 def make(**settings):
@@ -82,17 +81,10 @@ def solve(text: str) -> int:
 
 def test_the_text_alone_gives_the_answer():
     for problem in drawn(150):
-        assert str(solve(problem.text)) == problem.answer
+        assert solve(problem.text) == problem.totals[-1]
     task = make()
     for split in (task.train, task.test):
         assert [str(solve(prompt.strip())) for prompt in split["prompt"]] == list(split["answer"])
-
-
-def test_same_settings_give_same_prompts_and_another_seed_gives_others():
-    first, again, other = (make(task_seed=seed) for seed in (3, 3, 4))
-    assert first.train[:] == again.train[:]
-    assert first.test[:] == again.test[:]
-    assert not set(first.train["prompt"]) & set(other.train["prompt"])
 
 
 def test_no_template_and_no_numbers_of_a_test_problem_are_trained_on():
@@ -109,13 +101,13 @@ def test_no_template_and_no_numbers_of_a_test_problem_are_trained_on():
         assert len(set(split["prompt"])) == len(split)
 
 
-@pytest.mark.parametrize("name", DIFFICULTIES)
+@pytest.mark.parametrize("name", LEVELS)
 def test_difficulty_bounds_steps_and_sentences_that_do_not_matter(name):
-    level, problems = DIFFICULTIES[name], drawn(300, name)
-    assert {len(problem.steps) for problem in problems} == set(range(level.steps[0], level.steps[1] + 1))
+    (lengths, distractors), problems = LEVELS[name], drawn(300, name)
+    assert {len(problem.steps) for problem in problems} == set(range(lengths[0], lengths[1] + 1))
     idle = every(DISTRACTORS)
     counts = {sum(bool(p.search(problem.text)) for p in idle) for problem in problems}
-    assert counts == set(range(level.distractors[0], level.distractors[1] + 1))
+    assert counts == set(range(distractors[0], distractors[1] + 1))
     for problem in problems:
         assert all(2 <= number <= 99 for number in (problem.start, *(n for _, n in problem.steps), *problem.totals))
 
@@ -131,18 +123,3 @@ def test_the_english_is_whole():
         assert not re.search(rf"\b({wrong})\b", text, re.IGNORECASE)
         assert set(re.findall(r"\b[A-Z]\w+\b", text)) & {*SHE, *HE} <= {name, *others}
         assert len({things for scene in SCENES for things in scene["things"] if things in text}) == 1
-
-
-def test_a_right_completion_earns_full_marks():
-    task = make(task_test_size=1)
-    for problem in drawn(40):
-        text = write_completion(problem)
-        assert task.grade([text], [problem.answer])[0].both
-        for line in text.removeprefix("<think>").split("</think>")[0].split("\n"):
-            left, _, result = line.partition("=")
-            a, sign, b = re.match(r"(\d+)(\D)(\d+)", left).groups()
-            assert int(result) * int(b) == int(a) if sign == "/" else eval_sign(int(a), sign, int(b)) == int(result)
-
-
-def eval_sign(a: int, sign: str, b: int) -> int:
-    return {"+": a + b, "-": a - b, "*": a * b}[sign]

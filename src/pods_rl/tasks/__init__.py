@@ -13,8 +13,7 @@ from functools import partial
 from ..errors import UserError, raised
 from ..rewards import check_reward
 from ..text import find
-from .arithmetic import arithmetic_task
-from .generated import GYM, countdown_task, gym_task, sorting_task
+from .generated import GYM, arithmetic_task, countdown_task, gym_task, sorting_task
 from .prompts import Fitted, fit_prompts, plain_prompt
 from .questions import CHEMISTRY, PUBLISHED, chemistry_task, dataset_task, published_task
 from .task import ENVIRONMENT, FORM_REWARDS, PAPER_REWARDS, Grade, Prompt, Settings, Task, last_turn
@@ -91,11 +90,6 @@ def _make_own(name: str, make: Callable[[Settings], object], settings: Settings)
     return task
 
 
-def _arithmetic(settings: Settings) -> Task:
-    keys = ("difficulty", "train_size", "test_size", "seed")
-    return arithmetic_task(**{key: settings[f"task_{key}"] for key in keys if settings.get(f"task_{key}") is not None})
-
-
 def _published(name: str, what: str) -> TaskEntry:
     train, test = PUBLISHED[name]
     source = ", ".join(dict.fromkeys((train.hub, test.hub)))
@@ -103,7 +97,7 @@ def _published(name: str, what: str) -> TaskEntry:
 
 
 TASKS: dict[str, TaskEntry] = {
-    "arithmetic": TaskEntry(_arithmetic, "sums of two to six integers, for the tiny policy", "generated"),
+    "arithmetic": TaskEntry(arithmetic_task, "sums of two to six integers, for the tiny policy", "generated"),
     "words": TaskEntry(words_task, "word problems of one to four steps, in English", "generated"),
     "countdown": TaskEntry(
         countdown_task, "an expression of given numbers with a given value", "generated", "countdown"

@@ -1,4 +1,4 @@
-"""Generated tasks: shared functions, countdown, sorting, and the data sets of reasoning-gym.
+"""Generated tasks: shared functions, arithmetic, countdown, sorting, and the data sets of reasoning-gym.
 
 Prompts are distinct and depend on the seed; no seed trains on a problem of the test side.
 """
@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from itertools import count, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from datasets import Dataset
 
 from ..errors import UserError
-from ..rewards import library_reward, score
+from ..rewards import GRADER_VERSION, library_reward, score
 from ..rewards.gym import numbered, unnumbered
 from ..sandbox.scores import RewardFailure
 from ..text import suggest
 from .prompts import PromptForm
-from .task import FORM_REWARDS, Prompt, Settings, Task, shown
+from .task import FORM_REWARDS, Settings, Task, shown
 
 DIFFICULTIES = ("easy", "mixed", "hard")
 TRAIN_SIZE, TEST_SIZE = 4096, 512
@@ -32,13 +32,20 @@ _DRAWS_PER_PROMPT = 200
 _GYM_DRAWS_PER_PROMPT = 20
 _TRIED = 8  # gold answers of each split that the scorer must accept before anything is trained
 
-# a question and its gold answer
-Problem = tuple[str, str]
-
+# fewest and most terms of a sum; the size of every term and every running total is from 10 to 99
+_SUMS = {"easy": (2, 3), "mixed": (2, 6), "hard": (5, 6)}
 # fewest and most numbers, and the largest of them
 _COUNTDOWN = {"easy": (3, 3, 20), "mixed": (3, 4, 50), "hard": (4, 6, 99)}
 _SORTING = {"easy": (4, 6, 99), "mixed": (4, 10, 999), "hard": (10, 16, 999)}
 _LARGEST_VALUE = 999  # of a countdown's target and of every step of its gold expression
+
+
+class Drawn(NamedTuple):
+    """A question with its gold answer, and whether it is a test problem. With None it is in neither split."""
+
+    question: str
+    answer: str
+    held_out: bool | None
 
 
 def is_held_out(text: str) -> bool:
@@ -50,27 +57,23 @@ def is_held_out(text: str) -> bool:
     return zlib.crc32(text.encode()) % _HELD_OUT_ONE_IN == 0
 
 
-def distinct(problems: Iterable[Problem], size: int, *, held_out: bool, of: str) -> dict[str, str]:
+def distinct(problems: Iterable[Drawn], size: int, *, held_out: bool, of: str) -> dict[str, str]:
     """Return the first `size` distinct problems of one side, question -> gold answer.
 
     `problems` may be finite; at most 200 per wanted problem are drawn. `of` names their source in the message.
 
     Raises UserError for a size below 1, and if the problems run out.
 
-    >>> distinct(((f"{i}+1=", str(i + 1)) for i in range(99)), 2, held_out=True, of="sums")
+    >>> sums = (Drawn(f"{i}+1=", str(i + 1), is_held_out(f"{i}+1=")) for i in range(99))
+    >>> distinct(sums, 2, held_out=True, of="sums")
     {'2+1=': '3', '4+1=': '5'}
     """
-    return take(((is_held_out(problem[0]) == held_out, problem) for problem in problems), size, held_out, of)
-
-
-def take(drawn: Iterable[tuple[bool, Problem]], size: int, held_out: bool, of: str) -> dict[str, str]:
-    """Return the first `size` distinct problems that come with True; other arguments and errors as in `distinct`."""
     if size < 1:
         raise UserError(f"a split of {size} prompts is empty; set at least 1")
     kept: dict[str, str] = {}
-    for wanted, (question, answer) in islice(drawn, _DRAWS_PER_PROMPT * size):
-        if wanted:
-            kept.setdefault(question, answer)
+    for problem in islice(problems, _DRAWS_PER_PROMPT * size):
+        if problem.held_out is held_out:
+            kept.setdefault(problem.question, problem.answer)
         if len(kept) == size:
             return kept
     side = "test" if held_out else "train"
@@ -80,27 +83,84 @@ def take(drawn: Iterable[tuple[bool, Problem]], size: int, held_out: bool, of: s
     )
 
 
-def draw_splits(
-    draw: Callable[[random.Random], Problem], sizes: tuple[int, int], seed: int, write: Callable[[str], Prompt], of: str
-) -> tuple[Dataset, Dataset]:
-    """Draw a training and a test split of given sizes, disjoint over all seeds; `write` makes prompts of questions."""
-    rng = random.Random(seed)
-    problems = (draw(rng) for _ in count())
-    return (
-        to_dataset(distinct(problems, sizes[0], held_out=False, of=of), write),
-        to_dataset(distinct(problems, sizes[1], held_out=True, of=of), write),
-    )
-
-
-def to_dataset(problems: Mapping[str, str], write: Callable[[str], Prompt]) -> Dataset:
-    """Return the split with these questions, written by `write`."""
-    return Dataset.from_dict({"prompt": [write(question) for question in problems], "answer": list(problems.values())})
+def to_dataset(problems: Mapping[str, str], form: PromptForm | None) -> Dataset:
+    """Return the split with these questions. Without a form the questions are the prompts."""
+    prompts = [form.write(question) for question in problems] if form else list(problems)
+    return Dataset.from_dict({"prompt": prompts, "answer": list(problems.values())})
 
 
 def sizes_of(settings: Settings) -> tuple[int, int]:
     """Return the numbers of training and test prompts in a recipe."""
     train, test = settings.get("task_train_size"), settings.get("task_test_size")
     return TRAIN_SIZE if train is None else train, TEST_SIZE if test is None else test
+
+
+def generated_task(
+    name: str,
+    settings: Settings,
+    draw: Callable[[random.Random, str], Drawn],
+    form: PromptForm | None,
+    answer: str = "accuracy",
+) -> Task:
+    """Generate a task: distinct prompts, the same ones for the same settings, disjoint splits over all seeds.
+
+    Args:
+        name: of the task.
+        settings: `task_difficulty`, `task_seed`, `task_train_size` and `task_test_size` are read.
+        draw: draws a problem of a difficulty.
+        form: of the prompts. None: the questions are the prompts.
+        answer: the reward that decides; it is added to the paper's two rewards for the form.
+
+    Raises UserError for an unknown difficulty, a size below 1, or more prompts than the difficulty has.
+    """
+    difficulty = settings.get("task_difficulty") or "mixed"
+    if difficulty not in DIFFICULTIES:
+        raise UserError(f"task_difficulty is {difficulty!r}; expected one of {', '.join(DIFFICULTIES)}")
+    rng = random.Random(settings.get("task_seed") or 0)
+    problems = (draw(rng, difficulty) for _ in count())
+    train, test = (
+        to_dataset(distinct(problems, size, held_out=held_out, of=f"{name} ({difficulty})"), form)
+        for size, held_out in zip(sizes_of(settings), (False, True), strict=True)
+    )
+    version = form.version(1) if form else f"{GRADER_VERSION}-1"
+    return Task(name, version, train, test, {answer: 1.0, **FORM_REWARDS}, answer)
+
+
+def arithmetic_task(settings: Settings) -> Task:
+    """Generate sums of two to six integers; the prompt is the sum, as in `37+58-14=`, whatever the form of prompts.
+
+    >>> task = arithmetic_task({"task_difficulty": "easy", "task_train_size": 8, "task_test_size": 4})
+    >>> task.train[0]
+    {'prompt': '59+40-75=', 'answer': '24'}
+    """
+
+    def draw(rng: random.Random, difficulty: str) -> Drawn:
+        terms = draw_sum(rng, *_SUMS[difficulty])
+        question = f"{''.join(f'{term:+d}' for term in terms)[1:]}="
+        return Drawn(question, str(sum(terms)), is_held_out(question))
+
+    return generated_task("arithmetic", settings, draw, form=None)
+
+
+def draw_sum(rng: random.Random, fewest: int, most: int) -> list[int]:
+    """Draw the terms of a sum, each number of terms equally often; the first term is positive.
+
+    The size of every term and every running total is from 10 to 99. If only one of the two signs keeps the total in
+    this range, the term has that sign.
+
+    >>> draw_sum(random.Random(0), 3, 3)
+    [59, -33, 38]
+    """
+    low, high = 10, 99
+    total = rng.randint(low, high)
+    terms = [total]
+    for _ in range(rng.randint(fewest, most) - 1):
+        room_above, room_below = high - total, total - low
+        adding = room_below < low or (room_above >= low and rng.random() < 0.5)
+        size = rng.randint(low, room_above if adding else room_below)
+        terms.append(size if adding else -size)
+        total += terms[-1]
+    return terms
 
 
 def countdown_task(settings: Settings) -> Task:
@@ -114,7 +174,7 @@ def countdown_task(settings: Settings) -> Task:
     Write an arithmetic expression that uses each of the numbers 3, 17, 27, 49 exactly once and has the value 8. \
 Use only +, -, *, / and parentheses.
     """
-    return _generated("countdown", settings, _draw_countdown, answer="countdown")
+    return generated_task("countdown", settings, _draw_countdown, PromptForm.of(settings), "countdown")
 
 
 def sorting_task(settings: Settings) -> Task:
@@ -127,32 +187,17 @@ def sorting_task(settings: Settings) -> Task:
     >>> task.train[0]["answer"]
     '5 33 53 65 97'
     """
-    return _generated("sorting", settings, _draw_sorting, answer="positions")
+    return generated_task("sorting", settings, _draw_sorting, PromptForm.of(settings), "positions")
 
 
-def _generated(name: str, settings: Settings, draw: Callable[[random.Random, str], Problem], *, answer: str) -> Task:
-    difficulty = settings.get("task_difficulty") or "mixed"
-    if difficulty not in DIFFICULTIES:
-        raise UserError(f"task_difficulty is {difficulty!r}; expected one of {', '.join(DIFFICULTIES)}")
-    form = PromptForm.of(settings)
-    train, test = draw_splits(
-        lambda rng: draw(rng, difficulty),
-        sizes_of(settings),
-        settings.get("task_seed") or 0,
-        form.write,
-        of=f"{name} ({difficulty})",
-    )
-    return Task(name, form.version(1), train, test, {answer: 1.0, **FORM_REWARDS}, answer)
-
-
-def _draw_sorting(rng: random.Random, difficulty: str) -> Problem:
+def _draw_sorting(rng: random.Random, difficulty: str) -> Drawn:
     fewest, most, largest = _SORTING[difficulty]
     numbers = rng.sample(range(largest + 1), rng.randint(fewest, most))
     question = f"Sort these integers in ascending order, and separate them by spaces: {' '.join(map(str, numbers))}"
-    return question, " ".join(map(str, sorted(numbers)))
+    return Drawn(question, " ".join(map(str, sorted(numbers))), is_held_out(question))
 
 
-def _draw_countdown(rng: random.Random, difficulty: str) -> Problem:
+def _draw_countdown(rng: random.Random, difficulty: str) -> Drawn:
     fewest, most, largest = _COUNTDOWN[difficulty]
     numbers = [rng.randint(1, largest) for _ in range(rng.randint(fewest, most))]
     target, expression = combine(rng, numbers)
@@ -162,7 +207,7 @@ def _draw_countdown(rng: random.Random, difficulty: str) -> Problem:
         f"Write an arithmetic expression that uses each of the numbers {listed} exactly once and has the value "
         f"{target}. Use only +, -, *, / and parentheses."
     )
-    return question, expression
+    return Drawn(question, expression, is_held_out(question))
 
 
 def combine(rng: random.Random, numbers: list[int]) -> tuple[int, str]:
@@ -212,7 +257,10 @@ def gym_task(settings: Settings) -> Task:
 
     def split(size: int, held_out: bool) -> dict[str, str]:
         problems = (source[row] for row in range(draws))
-        drawn = ((str(each["question"]), numbered(each["answer"], row)) for row, each in enumerate(problems))
+        drawn = (
+            Drawn(str(each["question"]), numbered(each["answer"], row), is_held_out(str(each["question"])))
+            for row, each in enumerate(problems)
+        )
         return distinct(drawn, size, held_out=held_out, of=f"reasoning-gym's {name}")
 
     splits = [split(size, held_out) for size, held_out in zip(sizes, (False, True), strict=True)]
@@ -228,7 +276,7 @@ def gym_task(settings: Settings) -> Task:
                 f"reasoning-gym's {name}: its scorer does not accept its own answer {shown(gold)} ({said}). Some "
                 "scorers run an answer as code, which is blocked: choose another data set."
             )
-    train, test = (to_dataset(problems, form.write) for problems in splits)
+    train, test = (to_dataset(problems, form) for problems in splits)
     version = form.version(f"scored.1.{metadata.version('reasoning-gym')}")
     return Task(f"{GYM}/{name}", version, train, test, {GYM: 1.0, **FORM_REWARDS}, GYM, graders=(grader,))
 

@@ -10,54 +10,38 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass
 from functools import cache
-from itertools import count
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..errors import UserError
 from ..yaml_files import read_yaml
-from .arithmetic import Chain, Step, take_step
-from .generated import is_held_out, sizes_of, take, to_dataset
+from .generated import Drawn, generated_task, is_held_out
 from .prompts import PromptForm
-from .task import PAPER_REWARDS, Settings, Task
+from .task import Settings, Task
 
-VERSION = 1
+Step = tuple[str, int]  # a sign and a number, applied to the total before
 TIMES = {2: "twice", 3: "three times", 4: "four times", 5: "five times"}
 _STORIES = Path(__file__).parent / "stories.yaml"
 _PRONOUN = re.compile(r"\{(He|he|him|His|his)\}")
 _LARGEST = 99  # of numbers and results; the smallest is 2, so that plurals are right
 _DISTRACTING = (4, 24)  # an age, minutes, dollars, ...
-_SIGNS = {"group": "*", "gain": "+", "loss": "-", "growth": "*", "half": "/"} | {
+SIGNS = {"group": "*", "gain": "+", "loss": "-", "growth": "*", "half": "/"} | {
     "share": "/", "price": "*", "more": "+", "fewer": "-", "times": "*", "together": "+",
 }  # fmt: skip
 _NUMBERS = {"group": range(2, 50), "growth": tuple(TIMES), "times": tuple(TIMES), "half": (2,)}  # others: 2 to 9
 _EVENTS = ("gain", "gain", "gain", "loss", "loss", "loss", "growth", "half")
 
 
-@dataclass(frozen=True)
-class WordDifficulty:
-    """The fewest and most steps of a problem, and the fewest and most of its sentences that do not matter."""
-
-    steps: tuple[int, int]
-    distractors: tuple[int, int]
+# fewest and most steps of a problem, fewest and most of its sentences that do not matter
+LEVELS = {"easy": ((1, 2), (2, 3)), "mixed": ((1, 4), (2, 3)), "hard": ((3, 4), (3, 5))}
 
 
-DIFFICULTIES = {
-    "easy": WordDifficulty((1, 2), (2, 3)),
-    "mixed": WordDifficulty((1, 4), (2, 3)),
-    "hard": WordDifficulty((3, 4), (3, 5)),
-}
-
-
-@dataclass(frozen=True)
-class WordProblem(Chain):
+class WordProblem(NamedTuple):
     """A word problem: its text, its template (the sentences that matter, with fields for what varies), its solution.
 
-    >>> problem = WordProblem("...", "...", 24, (("+", 18), ("-", 7)))
-    >>> problem.totals, problem.answer
-    ([42, 35], '35')
+    >>> WordProblem("...", "...", 24, (("+", 18), ("-", 7))).totals
+    [42, 35]
     """
 
     text: str
@@ -66,9 +50,9 @@ class WordProblem(Chain):
     steps: tuple[Step, ...]
 
     @property
-    def prompt(self) -> str:
-        """The text as the policy reads it."""
-        return f"{self.text}\n"
+    def totals(self) -> list[int]:
+        """The result of each step; the last one is the answer."""
+        return list(accumulate(self.steps, take_step, initial=self.start))[1:]
 
     @property
     def held_out(self) -> bool | None:
@@ -76,26 +60,27 @@ class WordProblem(Chain):
         template, numbers = is_held_out(self.template), is_held_out(f"{self.start} {self.steps}")
         return template if template == numbers else None
 
-    def write_steps(self, totals: list[int]) -> str:
-        r"""Write an equation a line, each continuing from the result before, whether or not the results are right.
 
-        >>> WordProblem("...", "...", 24, (("+", 18), ("-", 7))).write_steps([43, 36])
-        '24+18=43\n43-7=36'
-        """
-        steps = zip([self.start, *totals], self.steps, totals, strict=False)
-        return "\n".join(f"{left}{sign}{number}={total}" for left, (sign, number), total in steps)
+def take_step(total: int, step: Step) -> int:
+    """Return the total after a step; division rounds down.
+
+    >>> take_step(24, ("+", 18)), take_step(25, ("/", 2))
+    (42, 12)
+    """
+    sign, number = step
+    return {"+": total + number, "-": total - number, "*": total * number, "/": total // number}[sign]
 
 
-def draw_problem(rng: random.Random, difficulty: WordDifficulty) -> WordProblem:
+def draw_problem(rng: random.Random, lengths: tuple[int, int], distractors: tuple[int, int]) -> WordProblem:
     """Draw one problem: its steps, its numbers, then its sentences.
 
-    >>> print(draw_problem(random.Random(0), DIFFICULTIES["easy"]).text)
+    >>> print(draw_problem(random.Random(0), *LEVELS["easy"]).text)
     Maria has a small garden behind the house. Maria harvests 40 pumpkins from the first bed. Then half of the \
 pumpkins go to Daniel. It is 21 degrees outside. Daniel has 23 cousins. Tom has 7 more pumpkins than Maria has now. \
 How many pumpkins does Tom have?
     """
-    kinds = _draw_kinds(rng, rng.randint(*difficulty.steps))
-    start, steps = _draw_numbers(rng, kinds)
+    kinds = _draw_kinds(rng, rng.randint(*lengths))
+    start, steps = draw_numbers(rng, kinds)
     stories = _stories()
     scene = rng.choice(stories["scenes"])
     numbers = [number for _, number in steps]
@@ -108,41 +93,29 @@ How many pumpkins does Tom have?
     if kinds[-1] not in stories["ends"]:
         written.append((rng.choice(stories["ends"]["ask"]), 0))
     template = " ".join(sentence for sentence, _ in written)
-    for sentence in rng.sample(stories["distractors"], rng.randint(*difficulty.distractors)):
+    for sentence in rng.sample(stories["distractors"], rng.randint(*distractors)):
         written.insert(rng.randint(1, len(written) - 1), (sentence, rng.randint(*_DISTRACTING)))
     written.insert(0, (rng.choice(scene["settings"]), 0))
     return WordProblem(_write_story(rng, scene, written, groups=start), template, start, steps)
 
 
-def draw_chain(rng: random.Random, length: int) -> WordProblem:
-    """Draw a solution without a story: `length` steps of all kinds."""
-    return WordProblem("", "", *_draw_numbers(rng, rng.choices(list(_SIGNS), k=length)))
-
-
 def words_task(settings: Settings) -> Task:
     """Generate word problems; the prompts are plain text without a system prompt, unless the settings give one.
 
-    Rewards are the paper's. Over all seeds and difficulties, no test problem has a template of a training problem,
-    nor its numbers.
-
-    Raises UserError for an unknown difficulty, a size below 1, or more prompts than there are.
+    Over all seeds and difficulties, no test problem has a template of a training problem, nor its numbers.
 
     >>> task = words_task({"task_difficulty": "easy", "task_train_size": 2, "task_test_size": 1})
     >>> task.test[0]["prompt"][-35:-1], task.test[0]["answer"]
     ('How many badges does Max have now?', '92')
     """
-    difficulty = settings.get("task_difficulty") or "mixed"
-    if difficulty not in DIFFICULTIES:
-        raise UserError(f"task_difficulty is {difficulty!r}; expected one of {', '.join(DIFFICULTIES)}")
     given = {key: value for key, value in settings.items() if value is not None}
     form = PromptForm.of({"prompt_style": "plain", "system_prompt": "", **given})
-    rng, of = random.Random(settings.get("task_seed") or 0), f"words ({difficulty})"
-    drawn = (draw_problem(rng, DIFFICULTIES[difficulty]) for _ in count())
-    train, test = (
-        to_dataset(take(((p.held_out is side, (p.text, p.answer)) for p in drawn), size, side, of), form.write)
-        for size, side in zip(sizes_of(settings), (False, True), strict=True)
-    )
-    return Task("words", form.version(VERSION), train, test, dict(PAPER_REWARDS))
+    return generated_task("words", settings, _draw, form)
+
+
+def _draw(rng: random.Random, difficulty: str) -> Drawn:
+    problem = draw_problem(rng, *LEVELS[difficulty])
+    return Drawn(problem.text, str(problem.totals[-1]), problem.held_out)
 
 
 @cache
@@ -190,7 +163,7 @@ def _draw_kinds(rng: random.Random, steps: int) -> list[str]:
             return [*head, *rng.sample(_EVENTS, between), *tail]
 
 
-def _draw_numbers(rng: random.Random, kinds: list[str]) -> tuple[int, tuple[Step, ...]]:
+def draw_numbers(rng: random.Random, kinds: list[str]) -> tuple[int, tuple[Step, ...]]:
     """Draw the first number and the steps, so that all numbers and results are integers from 2 to 99."""
     while True:
         start = total = rng.randint(2, 9 if kinds[0] == "group" else 80)
@@ -199,7 +172,7 @@ def _draw_numbers(rng: random.Random, kinds: list[str]) -> tuple[int, tuple[Step
             fitting = _fitting(kind, total)
             if not fitting:
                 break
-            steps.append((_SIGNS[kind], rng.choice(fitting)))
+            steps.append((SIGNS[kind], rng.choice(fitting)))
             total = take_step(total, steps[-1])
         else:
             return start, tuple(steps)
@@ -207,6 +180,6 @@ def _draw_numbers(rng: random.Random, kinds: list[str]) -> tuple[int, tuple[Step
 
 def _fitting(kind: str, total: int) -> list[int]:
     """Return the numbers that this kind of step may have after a total."""
-    sign, few = _SIGNS[kind], _NUMBERS.get(kind, range(2, 10))
+    sign, few = SIGNS[kind], _NUMBERS.get(kind, range(2, 10))
     whole = [number for number in few if sign != "/" or total % number == 0]
     return [number for number in whole if 2 <= take_step(total, (sign, number)) <= _LARGEST]
