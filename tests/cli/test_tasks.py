@@ -69,10 +69,10 @@ def test_a_task_that_cannot_be_loaded_fails_and_the_others_are_still_checked(mon
     def unreachable(*args, **kwargs):
         raise ConnectionError("Couldn't reach the hub")
 
-    monkeypatch.setattr("pods_rl.tasks.sources.load_dataset", unreachable)
+    monkeypatch.setattr("pods_rl.tasks.questions.load_dataset", unreachable)
     result = pods("check", "math", "sorting", "--task_train_size", "5", "--task_test_size", "2")
     assert result.exit_code == 1
-    assert "not loaded: no local file or folder is called 'DigitalLearningGmbH/MATH-lighteval'" in result.output
+    assert "not loaded: DigitalLearningGmbH/MATH-lighteval (train) could not be read" in result.output
     assert any(line.startswith("train 5 prompts, 5 gold answers accepted") for line in lines_of(result))
 
 

@@ -116,7 +116,7 @@ def test_two_steps_of_gsm8k(place, adapter):
     if not GSM8K.is_dir():
         pytest.skip(f"GSM8K is not in {GSM8K}")
     rewards = {"accuracy": 1.0, "letters:letters": 0.1}
-    recipe = {"model_name_or_path": "./policy", "task": "gsm8k", "data_dir": str(GSM8K), "task_rewards": rewards}
+    recipe = {"model_name_or_path": "./policy", "task": "gsm8k", "data_dir": str(GSM8K.parent), "task_rewards": rewards}
     name = "lora" if adapter else "gsm8k"
     (place / f"{name}.yaml").write_text(yaml.safe_dump({**recipe, **SHORT, **adapter}))
     pods(place, "train", "--config", f"{name}.yaml", "--output", name)

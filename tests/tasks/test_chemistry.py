@@ -33,7 +33,7 @@ ROWS = [choice("What dissolves?"), judgement("Gloves are worn."), equation()]
 
 
 def questions(tmp_path, rows):
-    write_jsonl(tmp_path / "L1.jsonl", rows)
+    write_jsonl(tmp_path / "sciknoweval_chemistry" / "L1.jsonl", rows)
     return list(read_questions({"data_dir": str(tmp_path)}))
 
 
@@ -49,10 +49,10 @@ def test_what_no_rule_can_grade_is_left_out(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (choice("Which?", answer="C"), r"row 2 .*the answer is 'C' among the options \['A', 'B'\]"),
+        (choice("Which?", answer="C"), r"row 2 .*the answer is the text 'C' among the options \['A', 'B'\]"),
         (choice("Which?", choices={"text": ["water"], "label": ["A", "B"]}), "with 1 texts"),
-        (choice(" "), "row 2 .*the question is ' '; expected text"),
-        (judgement("Gloves?", "Maybe"), "row 2 .*the answer is 'Maybe'; expected Yes or No"),
+        (choice(" "), "row 2 .*the question is the text ' '; expected text"),
+        (judgement("Gloves?", "Maybe"), "row 2 .*the answer is the text 'Maybe'; expected Yes or No"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path, row, message):
@@ -66,10 +66,9 @@ def test_hub_and_folder_give_the_same_whatever_the_order_of_the_files(hub, tmp_p
     for file, part in (("L1_a", rows[20:]), ("L3_b", rows[:20])):
         write_jsonl(tmp_path / "sciknoweval_chemistry" / f"{file}.jsonl", part)
     from_hub = load_task({"task": "sciknoweval_chemistry"})
-    for data_dir in (tmp_path, tmp_path / "sciknoweval_chemistry"):
-        local = load_task({"task": "sciknoweval_chemistry", "data_dir": str(data_dir)})
-        assert local.train.to_list() == from_hub.train.to_list()
-        assert local.test.to_list() == from_hub.test.to_list()
+    local = load_task({"task": "sciknoweval_chemistry", "data_dir": str(tmp_path)})
+    assert local.train.to_list() == from_hub.train.to_list()
+    assert local.test.to_list() == from_hub.test.to_list()
     assert len(from_hub.train) + len(from_hub.test) == 43
     assert hub.asked == [("hicai-zju/SciKnowEval", "v2", "test")]
 

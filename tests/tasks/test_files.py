@@ -84,17 +84,19 @@ def test_one_file_can_be_cut_in_two(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"question": "2+2?", "answer": "four, I think"}, "row 3 .* no gold answer in 'four, I think'.*after '####'"),
-        ({"question": "2+2?"}, "row 3 .* the answer is None"),
-        ({"question": " ", "answer": "#### 4"}, "row 3 .* the question is ' '"),
-        ({"question": "2+2?", "answer": "#### </answer>4"}, "row 3 .* does not accept '</answer>4'"),
+        (
+            {"question": "2+2?", "answer": "four, I think"},
+            "row 3 .* no gold answer in .*, I think'.*after '####'",
+        ),
+        ({"question": "2+2?"}, "row 3 .* the answer is null"),
+        ({"question": " ", "answer": "#### 4"}, "row 3 .* the question is the text ' '"),
+        ({"question": "2+2?", "answer": "#### </answer>4"}, "row 3 .* does not accept the text '</answer>4'"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path, row, message):
-    name = write_jsonl(tmp_path / "a.jsonl", [*ROWS, row])
-    settings = {"task": "gsm8k", "dataset_name": name, "dataset_test_name": name}
+    write_jsonl(tmp_path / "gsm8k" / "test.jsonl", [*ROWS, row])
     with pytest.raises(UserError, match=message):
-        load_task(settings)
+        load_task({"task": "gsm8k", "data_dir": str(tmp_path)})
 
 
 def chat(*messages):
@@ -117,7 +119,7 @@ IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": 
         (chat({"role": "user", "content": " "}), "message 1"),
         (chat({"content": "2+2?"}), "message 1"),
         (chat(IMAGE), "images"),
-        (chat(), r"the question is \[\]"),
+        (chat(), r"the question is the list \[\]"),
     ],
 )
 def test_parts_of_text_are_joined_and_any_other_chat_message_is_refused_with_its_place(tmp_path, row, place):
@@ -136,7 +138,10 @@ def test_missing_things_are_refused_with_what_exists(tmp_path, files):
         ({**files, "question_column": "quesiton"}, "has the columns question, answer; name one of them"),
         ({**files, "prompt_style": "poem"}, "expected one of chat, plain"),
         ({"task": "dataset"}, "needs dataset_name"),
-        ({"dataset_name": str(tmp_path), "dataset_train_split": "dev"}, "no split 'dev'.*test.jsonl, train.jsonl"),
+        (
+            {"dataset_name": str(tmp_path), "dataset_train_split": "dev"},
+            "could not be read.*holds test.jsonl, train.jsonl",
+        ),
     ]
     for settings, message in cases:
         with pytest.raises(UserError, match=message):
@@ -146,8 +151,8 @@ def test_missing_things_are_refused_with_what_exists(tmp_path, files):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("empty.jsonl", "", "is empty"),
-        ("words.jsonl", "hello\n", "could not be read as json"),
+        ("empty.jsonl", "", "could not be read|has no rows"),
+        ("words.jsonl", "hello\n", "could not be read: .*Fix that row"),
         ("odd.jsonl", '{"q": "a", "a": "1"}\n', "has the columns q, a, none of prompt, question, problem"),
         ("notes.txt", "hello", r"is a \.txt; expected one of \.jsonl"),
         ("plain", "hello", "is a file without an ending"),
@@ -158,14 +163,6 @@ def test_files_that_hold_no_dataset(tmp_path, name, content, message):
     path.write_text(content)
     with pytest.raises(UserError, match=message):
         load_task({"dataset_name": str(path), "dataset_test_name": str(path)})
-
-
-def test_the_folder_of_another_task_is_refused(tmp_path):
-    (tmp_path / "gsm8k").mkdir()
-    write_jsonl(tmp_path / "gsm8k" / "test.jsonl", ROWS)
-    assert len(load_task({"task": "gsm8k", "data_dir": str(tmp_path / "gsm8k")}).test) == 2
-    with pytest.raises(UserError, match=r"this is another task's folder, and task math is in math or math500/"):
-        load_task({"task": "math", "data_dir": str(tmp_path / "gsm8k")})
 
 
 def failing_task(settings):
@@ -193,7 +190,7 @@ def test_a_reward_in_trls_form_is_refused_with_the_form_to_write_and_its_place(f
 
 def test_many_rows_are_kept_in_a_file_that_is_read_again(tmp_path, monkeypatch):
     """Prompts of a large file must not be held in the memory of each process."""
-    monkeypatch.setattr("pods_rl.tasks.sources._FEW_ROWS", 5)
+    monkeypatch.setattr("pods_rl.tasks.prompts._FEW_ROWS", 5)
     name = write_jsonl(tmp_path / "a.jsonl", [{"question": f"{i}+0?", "answer": i} for i in range(50)])
     both = {"dataset_name": name, "dataset_test_name": name}
     first, again = load_task(both), load_task(both)

@@ -54,20 +54,6 @@ def recipe(**values):
     return build_recipe({**RECIPE, **values}, Origin("test"))
 
 
-def test_a_template_without_a_system_role_trains(policy):
-    policy(
-        "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + TEMPLATE
-    )
-    task, _ = fitted_task(recipe(system_prompt="Sort."))
-    assert [turn["role"] for turn in task.train[0]["prompt"]] == ["user"]
-    assert task.version.endswith("-chat-folded")
-    run = train(recipe(system_prompt="Sort."), Path("out"), progress=False)
-    assert run.state == "finished"
-    policy("{{ raise_exception('No.') }}")
-    with pytest.raises(UserError, match=r"chat template rejects the first training prompt: No\."):
-        fitted_task(recipe(system_prompt="Sort."))
-
-
 def test_prompts_are_counted_in_the_policys_tokens_with_its_template(policy):
     plain, _ = fitted_task(recipe())
     shortest = min(len(prompt.encode()) for prompt in plain.train["prompt"])

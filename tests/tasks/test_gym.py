@@ -82,7 +82,7 @@ def test_no_scorer_runs_an_answer_as_code(tmp_path):
     [
         ("leg_count", None, "no data set 'leg_count'.*leg_counting"),
         ("leg_counting", {"max_animal": 3}, "task_options: reasoning-gym's leg_counting rejects {'max_animal': 3}"),
-        ("countdown", None, "its scorer does not accept its own answer .* code, which is blocked: choose another"),
+        ("countdown", None, "its scorer does not accept its own answer, .* code, which is blocked: choose another"),
     ],
 )
 def test_a_data_set_that_cannot_be_used_is_refused(name, options, message):

@@ -23,7 +23,7 @@ def build(**values):
         ({"task": "gsm8"}, r"Did you mean gsm8k\?"),
         ({"task": "sorting", "dataset_name": "openai/gsm8k"}, "does not read dataset_name"),
         ({"task": "sciknoweval_chemistry", "dataset_name": "a/b"}, "does not read dataset_name"),
-        ({"task": "gsm8k", "data_dir": ".", "dataset_name": "openai/gsm8k"}, "data_dir and dataset_name both name"),
+        ({"task": "gsm8k", "data_dir": ".", "dataset_name": "openai/gsm8k"}, "does not read dataset_name"),
         ({"task": "dataset", "data_dir": ".", "dataset_name": "a/b"}, "does not read data_dir"),
         ({"task": "countdown", "task_options": {"a": 1}}, "does not read task_options"),
         ({"max_prompt_length": 0}, "max_prompt_length: got 0"),

@@ -24,8 +24,8 @@ _IMPORT_PATH = re.compile(r"[^\W\d][\w.]*[.:][^\W\d]\w*")  # package.module:func
 _DATA_FILES = (".jsonl", ".json", ".parquet", ".csv")
 _DATA_KEYS = ("dataset_name", "data_dir", "task_options")
 _READS = {  # which of these keys each task reads; the others generate their prompts
-    "dataset": ("dataset_name",), "sciknoweval_chemistry": ("data_dir",), GYM: ("task_options",),
-    **dict.fromkeys(("gsm8k", "math", "amc23"), ("dataset_name", "data_dir")),
+    "dataset": ("dataset_name",), GYM: ("task_options",),
+    **dict.fromkeys(("gsm8k", "math", "amc23", "sciknoweval_chemistry"), ("data_dir",)),
 }  # fmt: skip
 _DECAYING = (
     "linear", "cosine", "polynomial", "cosine_with_restarts", "cosine_with_min_lr", "warmup_stable_decay",
@@ -84,8 +84,6 @@ def _check_task(values: Mapping[str, Any]) -> None:
     for key in given if library or task in TASKS else ():
         if key not in _READS.get(library or task, ()):
             raise UserError(f"task = {task} does not read {key}: unset one of them.")
-    if "dataset_name" in given and "data_dir" in given:
-        raise UserError("data_dir and dataset_name both name the task's data: unset one of them.")
     for key in ("dataset_name", "dataset_test_name"):
         name = values[key]
         missing = name is not None and not local_path(name).exists()

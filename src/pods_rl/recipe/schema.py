@@ -56,8 +56,8 @@ class TaskKeys:
         0, "Seed of generated prompts. Separate from seed, so that runs of different seeds train on the same task.",
         source="one task for all seeds", within="[0, 4294967295]")
     data_dir: str | None = _key(
-        None, "gsm8k, math, amc23, sciknoweval_chemistry: read train.jsonl and test.jsonl (chemistry: L*.jsonl) from "
-        "this folder, or its folder gsm8k, math500, ..., instead of the hub; the prompts are the same.",
+        None, "gsm8k, math, amc23, sciknoweval_chemistry: read from the folders gsm8k, math, math500, ... in this "
+        "folder instead of the hub; the prompts are the same.",
         source="the hub")
     dataset_name: str | None = _key(
         None, "A JSONL or parquet file, a directory, or a hub id, with the training prompts.")

@@ -52,9 +52,8 @@ def load_task(settings: Settings, *, reward_errors: str = "raise") -> Task:
     - generated ones (`arithmetic`, `words`, `countdown`, `sorting`, `reasoning_gym:NAME`): `task_train_size`,
       `task_test_size`, `task_seed`; the last one `task_options`, the others `task_difficulty`;
     - published ones (`gsm8k`, `math`, `amc23`, `sciknoweval_chemistry`): `data_dir`, a local folder instead of the hub;
-    - `dataset`, and published mathematics instead of its own source: `dataset_name` (a local file or folder, or a hub
-      id), `dataset_config`, `dataset_train_split`, `dataset_test_name` (a split, or where else the test rows are),
-      `question_column`, `answer_column`.
+    - `dataset`: `dataset_name` (a local file or folder, or a hub id), `dataset_config`, `dataset_train_split`,
+      `dataset_test_name` (a split, or where else the test rows are), `question_column`, `answer_column`.
 
     Raises UserError for an unknown task, an unknown reward, or settings that the task refuses.
 

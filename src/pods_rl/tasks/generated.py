@@ -20,9 +20,9 @@ from ..errors import UserError
 from ..rewards import GRADER_VERSION, library_reward, score
 from ..rewards.gym import numbered, unnumbered
 from ..sandbox.scores import RewardFailure
-from ..text import suggest
+from ..text import describe, suggest
 from .prompts import PromptForm
-from .task import FORM_REWARDS, Settings, Task, shown
+from .task import FORM_REWARDS, Settings, Task
 
 DIFFICULTIES = ("easy", "mixed", "hard")
 TRAIN_SIZE, TEST_SIZE = 4096, 512
@@ -149,7 +149,7 @@ def draw_sum(rng: random.Random, fewest: int, most: int) -> list[int]:
     this range, the term has that sign.
 
     >>> draw_sum(random.Random(0), 3, 3)
-    [59, -33, 38]
+    [59, 40, -75]
     """
     low, high = 10, 99
     total = rng.randint(low, high)
@@ -273,7 +273,7 @@ def gym_task(settings: Settings) -> Task:
         if isinstance(mark, RewardFailure) or mark < 1:
             said = mark.reason if isinstance(mark, RewardFailure) else f"it scores {mark:g}"
             raise UserError(
-                f"reasoning-gym's {name}: its scorer does not accept its own answer {shown(gold)} ({said}). Some "
+                f"reasoning-gym's {name}: its scorer does not accept its own answer, {describe(gold)} ({said}). Some "
                 "scorers run an answer as code, which is blocked: choose another data set."
             )
     train, test = (to_dataset(problems, form) for problems in splits)

@@ -5,19 +5,20 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from datasets import Dataset
+from datasets.fingerprint import Hasher
 
 from ..errors import UserError
 from ..rewards import GRADER_VERSION
-from .sources import mapped
 from .task import Messages, Prompt, Settings, Task
 
 PROMPT_STYLES = ("chat", "plain")
 _BATCH = 1000  # prompts read at once
+_FEW_ROWS = 20_000  # held in memory
 
 # Requests the form that the paper's format reward checks (arXiv 2504.13818), in our own words.
 SYSTEM_PROMPT = (
@@ -92,23 +93,6 @@ def plain_prompt(prompt: Prompt) -> str:
     return text if text.endswith("=") else text + "\n"
 
 
-def fold_system(prompt: Prompt) -> Prompt:
-    r"""Move system messages to the start of the first user message, for a template without a system role.
-
-    >>> fold_system([{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1?"}])
-    [{'role': 'user', 'content': 'Add.\n\n1+1?'}]
-    """
-    if isinstance(prompt, str):
-        return prompt
-    system = [message["content"] for message in prompt if message.get("role") == "system" and message.get("content")]
-    others = [dict(message) for message in prompt if message.get("role") != "system"]
-    first = next((message for message in others if message.get("role") == "user"), None)
-    if first is None or not isinstance(first.get("content"), str):
-        return prompt
-    first["content"] = "\n\n".join([*system, first["content"]])
-    return others
-
-
 @dataclass(frozen=True)
 class Fitted:
     """The result of `fit_prompts`: the token limit of training prompts, and the numbers of longer prompts.
@@ -134,47 +118,41 @@ def fit_prompts(
     *,
     chat: bool,
     limit: int | None = None,
-    count_tokens: Callable[[Sequence[Prompt]], Sequence[int]] | None = None,
-    render: Callable[[Prompt], str] | None = None,
+    count_tokens: Callable[[Prompt], int] = len,
+    render: Callable[[Prompt], str] = str,
 ) -> tuple[Task, Fitted | None]:
     """Fit a task's prompts to a policy: plain text if it has no chat template, and no training prompt too long.
 
-    If its template has no system role, system messages move into the first user message. The test split keeps
-    every prompt, since an accuracy is comparable only on the full set; its long prompts are counted.
+    The test split keeps every prompt, since an accuracy is comparable only on the full set; its long prompts are
+    counted.
 
     Args:
         task: prompts as the recipe writes them.
         chat: whether the policy's tokenizer has a chat template.
         limit: most tokens of a training prompt. None: any length.
-        count_tokens: the length of each prompt in tokens, as the policy reads it; needed with `limit`.
-        render: renders a prompt with the policy's chat template, to check that it accepts the prompts. None: no check.
+        count_tokens: the length of a prompt in tokens, as the policy reads it.
+        render: renders a prompt with the policy's chat template, to check that it accepts the prompts.
 
     Returns:
         The task, with another version if its prompts were rewritten, and a `Fitted` (None without a limit).
 
     Raises:
-        UserError: every training prompt is too long, or the template refuses a prompt.
-        ValueError: a limit without `count_tokens`.
+        UserError: every training prompt is too long, or the template rejects a prompt.
 
     >>> split = Dataset.from_dict({"prompt": ["1+1=", "1+1+1+1="], "answer": ["2", "4"]})
-    >>> task, found = fit_prompts(
-    ...     Task("sums", "1", split, split, {"accuracy": 1.0}),
-    ...     chat=False, limit=4, count_tokens=lambda prompts: [len(prompt) for prompt in prompts],
-    ... )
+    >>> task, found = fit_prompts(Task("sums", "1", split, split, {"accuracy": 1.0}), chat=False, limit=4)
     >>> task.train["prompt"][:], len(task.test), found
     (['1+1='], 2, Fitted(limit=4, train_left_out=1, test_over=1))
     """
-    if not chat:
-        if any(not isinstance(split[0]["prompt"], str) for split in (task.train, task.test) if len(split)):
-            task = _rewritten(task, plain_prompt, task.version.removesuffix("-chat") + "-plain")
-    elif render is not None and _must_fold(task, render):
-        task = _rewritten(task, fold_system, task.version + "-folded")
+    if chat:
+        _check_template(task, render)
+    elif any(not isinstance(split[0]["prompt"], str) for split in (task.train, task.test) if len(split)):
+        task = _plain(task)
     if limit is None:
         return task, None
-    if count_tokens is None:
-        raise ValueError(f"a limit of {limit} tokens needs count_tokens, a function that counts them; got None")
     train, test = (
-        [n for prompts in _batches(split) for n in count_tokens(prompts)] for split in (task.train, task.test)
+        [count_tokens(prompt) for batch in split.iter(_BATCH) for prompt in batch["prompt"]]
+        for split in (task.train, task.test)
     )
     kept = [row for row, length in enumerate(train) if length <= limit]
     if train and not kept:
@@ -188,42 +166,45 @@ def fit_prompts(
     return task, found
 
 
-def _rewritten(task: Task, write: Callable[[Prompt], Prompt], version: str) -> Task:
-    """Return the task with every prompt rewritten and other columns unchanged."""
+def _plain(task: Task) -> Task:
+    """Return the task with every prompt as plain text and other columns unchanged."""
 
     def rewrite(batch: Mapping[str, list[Any]], numbers: list[int]) -> dict[str, list[Any]]:
-        return {**batch, "prompt": [write(prompt) for prompt in batch["prompt"]]}
+        return {**batch, "prompt": [plain_prompt(prompt) for prompt in batch["prompt"]]}
 
+    version = task.version.removesuffix("-chat") + "-plain"
     train, test = (mapped(split, rewrite, version) if len(split) else split for split in (task.train, task.test))
     return dataclasses.replace(task, train=train, test=test, version=version)
 
 
-def _batches(split: Dataset) -> Iterator[list[Prompt]]:
-    """Yield the prompts of a split in parts, since all of them may be large."""
-    for start in range(0, len(split), _BATCH):
-        yield split[start : start + _BATCH]["prompt"]
-
-
-def _must_fold(task: Task, render: Callable[[Prompt], str]) -> bool:
-    """Return whether the template accepts the first prompts only without system messages.
-
-    Raises UserError if it rejects them even without: a template is a program, and may raise anything.
-    """
-    fold = False
+def _check_template(task: Task, render: Callable[[Prompt], str]) -> None:
+    """Raise UserError if the template rejects the first prompt of a split: a template is a program."""
     for name, split in (("training", task.train), ("test", task.test)):
-        prompt = split[0]["prompt"] if len(split) else ""
-        if isinstance(prompt, str):
-            continue
         try:
-            render(fold_system(prompt))
-        except Exception as error:
+            render(split[0]["prompt"] if len(split) else "")
+        except Exception as error:  # it may raise anything
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise UserError(
-                f"the policy's chat template rejects the first {name} prompt: {reason}. Change the prompts, or set "
-                "prompt_style: plain"
+                f"the policy's chat template rejects the first {name} prompt: {reason}. For a template without a "
+                "system role set system_prompt: ''; else change the prompts, or set prompt_style: plain"
             ) from error
-        try:
-            render(prompt)
-        except Exception:
-            fold = True
-    return fold
+
+
+def mapped(rows: Dataset, change: Callable[..., dict[str, list[Any]]], *of: object) -> Dataset:
+    """Return the data set that `change` makes of batches of rows, in memory in proportion to a batch.
+
+    Args:
+        rows: many of them that come from a file go into a file next to it, which is read instead the next time.
+        change: takes a batch (column -> values) and the numbers of its rows, and returns the new columns.
+        of: everything that `change` depends on.
+    """
+    # `map` gives a new column the type of an old one with its name
+    names = {f"given {name}": name for name in rows.column_names}
+    return rows.rename_columns({name: given for given, name in names.items()}).map(
+        lambda batch, numbers: change({name: batch[given] for given, name in names.items()}, numbers),
+        with_indices=True,
+        batched=True,
+        remove_columns=list(names),
+        keep_in_memory=len(rows) <= _FEW_ROWS,
+        new_fingerprint=Hasher.hash((rows._fingerprint, *of)),
+    )

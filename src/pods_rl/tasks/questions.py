@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from datasets import Dataset
+from datasets import Dataset, load_dataset, load_from_disk
 
 from ..errors import UserError
 from ..rewards import extract_gold, get_reward
+from ..text import describe, suggest
 from .generated import is_held_out
-from .prompts import PromptForm
-from .sources import READERS, DataSource, find_split, listing, local_folder, mapped
-from .task import COLUMNS, FORM_REWARDS, PAPER_REWARDS, Prompt, Settings, Task, shown
+from .prompts import PromptForm, mapped
+from .task import COLUMNS, FORM_REWARDS, PAPER_REWARDS, Prompt, Settings, Task
 
+READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 QUESTION_COLUMNS = ("prompt", "question", "problem")
 ANSWER_COLUMNS = ("answer", "solution")
 CHEMISTRY = "sciknoweval_chemistry"
-_HUB = DataSource("hicai-zju/SciKnowEval", "test", "v2")
 _FILES = "L*.jsonl"
 _YES_NO = "Is this right? Answer Yes or No."
 _BALANCE = "Answer with the balanced equation alone, its reactants and products in the order given."
@@ -34,6 +35,14 @@ class Published:
     config: str | None
     folders: tuple[str, ...]
 
+    def source(self, split: str, data_dir: str | None) -> DataSource | None:
+        """Return where its rows are read: a file of a local folder, None if there is none, or the hub."""
+        if data_dir is None:
+            return DataSource(self.hub, split, self.config)
+        stem = split.partition("[")[0]  # a split may have a slice
+        files = (local_folder(data_dir) / name / f"{stem}{ending}" for name in self.folders for ending in READERS)
+        return next((DataSource(str(file), split) for file in files if file.is_file()), None)
+
 
 _GSM8K = Published("openai/gsm8k", "main", ("gsm8k",))
 _MATH_TRAIN = Published("DigitalLearningGmbH/MATH-lighteval", "default", ("math",))
@@ -41,7 +50,60 @@ _MATH_500 = Published("HuggingFaceH4/MATH-500", None, ("math500", "math"))
 _AMC23 = Published("math-ai/amc23", None, ("amc23",))
 # task: its training set, its test set
 PUBLISHED = {"gsm8k": (_GSM8K, _GSM8K), "math": (_MATH_TRAIN, _MATH_500), "amc23": (_MATH_TRAIN, _AMC23)}
-_FOLDERS = {name for pair in PUBLISHED.values() for split in pair for name in split.folders}
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """One split of a dataset, as a recipe names it.
+
+    A file (.jsonl, .json, .parquet, .csv) is one split, whatever its name; a folder holds a file for each split, or
+    what `save_to_disk` wrote; any other name is looked up on the hub. `split` may carry a slice (`train[:100]`).
+    """
+
+    name: str
+    split: str
+    config: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.split})"
+
+    def read(self) -> Dataset:
+        """Read the rows.
+
+        Raises UserError for a file, folder or split that is missing, naming what exists; for one that cannot be
+        read or has no rows; for an unreachable hub.
+        """
+        path = Path(self.name).expanduser()
+        if not path.exists() and _looks_local(self.name, path):
+            near = suggest(path.name, [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else [])
+            raise UserError(f"there is no file or folder {self.name!r} (looked in {Path.cwd()}).{near}")
+        if path.is_file() and path.suffix.lower() not in READERS:
+            raise UserError(
+                f"{path} is a {path.suffix or 'file without an ending'}; expected one of {', '.join(READERS)}"
+            )
+        try:
+            rows = self._load(path)
+        except Exception as error:  # each reader raises its own, pyarrow's and the system's
+            if path.is_file():
+                hint = "Fix that row or name another file"
+            elif path.is_dir():
+                hint = f"It holds {listing(path)}; name one file of it instead"
+            else:
+                hint = "It is not a local file or folder. Without network, name one, or the folder of a published task"
+            reason = (str(error.__cause__ or error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+            raise UserError(f"{self} could not be read: {reason}. {hint}") from error
+        if len(rows) == 0:
+            raise UserError(f"{self} has no rows; expected at least one")
+        return rows
+
+    def _load(self, path: Path) -> Dataset:
+        if path.is_file():
+            bare = re.split(r"[\[+]", self.split)[0] or "train"
+            return load_dataset(READERS[path.suffix.lower()], data_files={bare: str(path)}, split=self.split)
+        if any((path / marker).is_file() for marker in ("dataset_dict.json", "state.json")):
+            saved = load_from_disk(str(path))
+            return saved if isinstance(saved, Dataset) else saved[self.split]
+        return load_dataset(str(path) if path.is_dir() else self.name, self.config, split=self.split)
 
 
 def dataset_task(settings: Settings) -> Task:
@@ -58,32 +120,19 @@ def dataset_task(settings: Settings) -> Task:
 def published_task(name: str, settings: Settings) -> Task:
     """Make `gsm8k` (7473 problems to train on, 1319 to test), `math` (7500, 500) or `amc23` (MATH's 7500, 40).
 
-    Rows are read from `dataset_name` or `data_dir` if given, else from the hub. Gold answers of GSM8K follow
-    `####`; those of MATH are the last box of `solution`, or `answer` if present. Raises UserError as
-    `dataset_task` does.
+    Rows are read from the folders in `data_dir` if given, else from the hub. Gold answers of GSM8K follow `####`;
+    those of MATH are the last box of `solution`, or `answer` if present. Raises UserError as `dataset_task` does.
     """
-    settings = {key: value for key, value in settings.items() if value is not None}
-    if "dataset_name" in settings:
-        return _task(name, _named_sources(settings), settings)
     train, test = PUBLISHED[name]
-    splits = settings.get("dataset_train_split", "train"), "test"
-    if "data_dir" not in settings:
-        hub = DataSource(train.hub, splits[0], train.config), DataSource(test.hub, splits[1], test.config)
-        return _task(name, hub, settings)
-    folder = local_folder(settings["data_dir"])
-    own = {*train.folders, *test.folders}
-    if folder.resolve().name in _FOLDERS - own:  # its files have the same names but other questions
+    data_dir = settings.get("data_dir")
+    tested = test.source("test", data_dir)
+    if tested is None:
         raise UserError(
-            f"data_dir = {folder}: this is another task's folder, and task {name} is in {' or '.join(sorted(own))}/; "
-            "name that one, or the folder above it"
+            f"data_dir = {data_dir}: task {name} found no test file there: expected {test.folders[0]}/test.jsonl (or "
+            f"{', '.join(READERS)}); the folder holds {listing(local_folder(str(data_dir)))}"
         )
-    local_test = find_split(folder, test.folders, splits[1])
-    if local_test is None:
-        raise UserError(
-            f"data_dir = {folder}: task {name} found no test file there or in its folder {test.folders[0]}/: expected "
-            f"test.jsonl (or {', '.join(READERS)}); the folder holds {listing(folder)}"
-        )
-    return _task(name, (find_split(folder, train.folders, splits[0]), local_test), settings)
+    trained = train.source(settings.get("dataset_train_split") or "train", data_dir)
+    return _task(name, (trained, tested), settings)
 
 
 def check_golds(golds: Sequence[str], places: Sequence[str], reward: str) -> None:
@@ -94,7 +143,7 @@ def check_golds(golds: Sequence[str], places: Sequence[str], reward: str) -> Non
         first, others = refused[0], len(refused) - 1
         more = f" (at least {others} more rows are like it)" if others else ""
         raise UserError(
-            f"{places[first]}: the grader does not accept {shown(golds[first])} as its own answer{more}; fix the row"
+            f"{places[first]}: the grader does not accept {describe(golds[first])} as its own answer{more}; fix the row"
         )
 
 
@@ -121,7 +170,7 @@ def _named_sources(settings: Settings) -> tuple[DataSource, DataSource]:
     test = settings.get("dataset_test_name") or "test"
     if _names_data(test):
         return train, DataSource(test, "test", config)
-    if train.is_file and ("[" not in test or train.split == test):
+    if Path(name).expanduser().is_file() and ("[" not in test or train.split == test):
         raise UserError(
             f"{name} is one file, so there is nothing to test on: name a second one as dataset_test_name, or "
             "cut this one in two with dataset_train_split: train[:90%] and dataset_test_name: train[90%:]"
@@ -185,7 +234,7 @@ def _prompt(question: object, form: PromptForm, where: str) -> Prompt:
     if isinstance(question, str) and question.strip():
         return form.write(question)
     if not isinstance(question, list) or not question:
-        raise UserError(f"{where}: the question is {shown(question)}; expected text, or a list of chat messages")
+        raise UserError(f"{where}: the question is {describe(question)}; expected text, or a list of chat messages")
     messages = []
     for number, turn in enumerate(question, start=1):
         role, content = (turn.get("role"), turn.get("content")) if isinstance(turn, dict) else (None, None)
@@ -194,7 +243,7 @@ def _prompt(question: object, form: PromptForm, where: str) -> Prompt:
             content = "".join(texts) if len(texts) == len(content) and all(isinstance(t, str) for t in texts) else None
         if not isinstance(role, str) or not isinstance(content, str) or (role == "user" and not content.strip()):
             raise UserError(
-                f"{where}, message {number}: is {shown(turn)}; expected a role, and its content as text (images are "
+                f"{where}, message {number}: is {describe(turn)}; expected a role, and its content as text (images are "
                 "not supported)"
             )
         messages.append({**turn, "content": content})
@@ -206,11 +255,11 @@ def _prompt(question: object, form: PromptForm, where: str) -> Prompt:
 
 def _gold(value: object, where: str, mark: str | None) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise UserError(f"{where}: the answer is {shown(value)}; expected text or a number")
+        raise UserError(f"{where}: the answer is {describe(value)}; expected text or a number")
     gold = extract_gold(str(value), mark)
     if gold is None:
         wanted = f"something after {mark!r}" if mark else "an answer"
-        raise UserError(f"{where}: no gold answer in {shown(value)}; expected {wanted}; fix the row")
+        raise UserError(f"{where}: no gold answer in {describe(value)}; expected {wanted}; fix the row")
     return gold
 
 
@@ -240,7 +289,7 @@ def chemistry_task(settings: Settings) -> Task:
     questions are a fair sample, whatever the order of the files. Rows that no rule can grade (open questions, other
     fillings) are skipped. Splits have a third column, `kind`.
 
-    Read from the `L*.jsonl` files of `data_dir` (or of its folder `sciknoweval_chemistry`), else from the hub
+    Read from `sciknoweval_chemistry/L*.jsonl` in `data_dir`, else from the hub
     (hicai-zju/SciKnowEval, configuration v2). Raises UserError for a row that cannot be used, with its place.
     """
     questions = list(read_questions(settings))
@@ -274,14 +323,11 @@ def read_questions(settings: Settings) -> Iterator[ChemistryQuestion]:
 
 def _sources(settings: Settings) -> list[DataSource]:
     if not settings.get("data_dir"):
-        return [_HUB]
+        return [DataSource("hicai-zju/SciKnowEval", "test", "v2")]
     folder = local_folder(settings["data_dir"])
-    folder = folder / CHEMISTRY if (folder / CHEMISTRY).is_dir() else folder
-    files = sorted(folder.glob(_FILES))
+    files = sorted((folder / CHEMISTRY).glob(_FILES))
     if not files:
-        raise UserError(
-            f"data_dir = {folder}: task {CHEMISTRY} found none of its files {_FILES} there; it holds {listing(folder)}"
-        )
+        raise UserError(f"data_dir = {folder}: expected {CHEMISTRY}/{_FILES} there; the folder holds {listing(folder)}")
     return [DataSource(str(file), "test") for file in files]
 
 
@@ -291,13 +337,13 @@ def _chemistry_question(row: Mapping[str, Any], place: str) -> ChemistryQuestion
         return None
     stem, kind = str(row.get("question") or "").strip(), str(row.get("type") or "")
     if not stem:
-        raise UserError(f"{place}: the question is {shown(row.get('question'))}; expected text")
+        raise UserError(f"{place}: the question is {describe(row.get('question'))}; expected text")
     if kind.startswith("mcq"):
         return _choice(row, stem, place)
     answer = str(row.get("answer") or "").strip()
     if kind == "true_or_false":
         if answer not in ("Yes", "No"):
-            raise UserError(f"{place}: the answer is {shown(answer)}; expected Yes or No")
+            raise UserError(f"{place}: the answer is {describe(answer)}; expected Yes or No")
         return ChemistryQuestion(f"{stem}\n\n{_YES_NO}", answer, "true or false", stem, place)
     if kind == "filling" and (row.get("details") or {}).get("task") == "balancing_chemical_equation":
         return ChemistryQuestion(f"{stem}\n\n{_BALANCE}", answer, "equation", stem, place)
@@ -310,9 +356,27 @@ def _choice(row: Mapping[str, Any], stem: str, place: str) -> ChemistryQuestion:
     gold = str(row.get("answerKey") or "").strip()
     if len(letters) != len(texts) or gold not in letters:
         raise UserError(
-            f"{place}: the answer is {shown(gold)} among the options {shown(letters)} with {len(texts)} texts; "
+            f"{place}: the answer is {describe(gold)} among the options {letters} with {len(texts)} texts; "
             "expected one of the letters, and a text for each"
         )
     options = "\n".join(f"{letter}) {text}" for letter, text in zip(letters, texts, strict=True))
     question = f"{stem}\n\n{options}\n\nAnswer with the letter of the right option."
     return ChemistryQuestion(question, gold, "multiple choice", stem, place)
+
+
+def local_folder(data_dir: str) -> Path:
+    """The folder that a recipe names as `data_dir`; raise UserError if it does not exist."""
+    folder = Path(data_dir).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"data_dir = {data_dir}: there is no such folder (looked in {Path.cwd()})")
+    return folder
+
+
+def listing(folder: Path) -> str:
+    """Return the first names in a folder, for a message."""
+    return ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
+
+
+def _looks_local(name: str, path: Path) -> bool:
+    """Return whether a missing name must be a path: hub names are `name` or `owner/name`."""
+    return path.suffix.lower() in READERS or name.startswith((".", "~")) or path.is_absolute() or name.count("/") > 1

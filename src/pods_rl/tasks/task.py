@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from datasets import Dataset
 from ..errors import UserError
 from ..rewards import REWARDS, Reward, get_reward, score
 from ..sandbox.scores import RewardFailure, Scores
+from ..text import describe
 
 Settings = Mapping[str, Any]  # the task part of a recipe
 Messages = list[dict[str, Any]]
@@ -114,11 +116,6 @@ class Task:
         """Whether a completion is a conversation, with tools or an environment."""
         return bool(self.tools) or self.environment_factory is not None
 
-    @property
-    def graded_in_conversation(self) -> bool:
-        """Whether only its environment can grade a conversation."""
-        return self.answer == ENVIRONMENT
-
     def grade(
         self, texts: Sequence[str], golds: Sequence[str], environment_rewards: Sequence[float | None] | None = None
     ) -> list[Grade]:
@@ -127,12 +124,12 @@ class Task:
         Args:
             texts: of conversations, the last assistant turn.
             golds: gold answers.
-            environment_rewards: the reward of each conversation, read if `graded_in_conversation`.
+            environment_rewards: the reward of each conversation, read if `answer` is `environment`.
 
         Raises ValueError unless there is one gold answer per text, and UserError if a user's own reward
         cannot grade a completion and `reward_errors` is `raise`, or if only environments can grade it.
         """
-        if not self.graded_in_conversation:
+        if self.answer != ENVIRONMENT:
             right = self.scores(self.answer, texts, golds)
         elif environment_rewards is not None:
             right = [reward or 0.0 for reward in environment_rewards]
@@ -148,7 +145,7 @@ class Task:
             if isinstance(mark, RewardFailure) and self.reward_errors == "raise":
                 raise UserError(
                     f"the reward '{name}' {mark.reason} for row {row} of {len(texts)} (counted from 0) that it grades, "
-                    f"completion {shown(text)}. Fix the function, or set reward_errors: zero or drop (it counts as "
+                    f"completion {describe(text)}. Fix the function, or set reward_errors: zero or drop (it counts as "
                     "wrong)"
                 ) from mark.error
         return [0.0 if isinstance(mark, RewardFailure) else mark for mark in given]
@@ -184,7 +181,7 @@ def check_split(task: Task, split: str) -> SplitCheck:
     """
     rows = {"train": task.train, "test": task.test}[split]
     golds = list(rows["answer"])
-    written = [None] * len(golds) if task.graded_in_conversation else [task.reward(task.answer).gold(x) for x in golds]
+    written = [None] * len(golds) if task.answer == ENVIRONMENT else [task.reward(task.answer).gold(x) for x in golds]
     known = [row for row, answer in enumerate(written) if answer is not None]
     picked = [golds[row] for row in known]
     texts = [f"<think>The answer is known.</think>\n<answer>{written[row]}</answer>" for row in known]
@@ -217,21 +214,5 @@ def last_turn(completion: str | Messages) -> str:
 
 def shared_prompts(task: Task) -> int:
     """Count the test prompts that are also training prompts: the same text, or the same turns."""
-    trained = {_turns(prompt) for prompt in task.train["prompt"]}
-    return sum(_turns(prompt) in trained for prompt in task.test["prompt"])
-
-
-def _turns(prompt: Prompt) -> object:
-    if isinstance(prompt, str):
-        return prompt
-    return tuple((str(message.get("role")), str(message.get("content"))) for message in prompt)
-
-
-def shown(value: object, most: int = 80) -> str:
-    """Return a value's repr, its middle cut to fit a message.
-
-    >>> shown("a" * 100, most=8)
-    "'aaa...aaa'"
-    """
-    text = repr(value)
-    return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 2 :]}"
+    trained = {json.dumps(prompt) for prompt in task.train["prompt"]}
+    return sum(json.dumps(prompt) in trained for prompt in task.test["prompt"])

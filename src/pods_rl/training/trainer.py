@@ -81,7 +81,7 @@ def fitted_task(recipe: Recipe) -> tuple[Task, Fitted | None]:
         task,
         chat=tokenizer.chat_template is not None,
         limit=settings["max_prompt_length"],
-        count_tokens=lambda prompts: [len(encode(tokenizer, p, render(tokenizer, p, **options))) for p in prompts],
+        count_tokens=lambda prompt: len(encode(tokenizer, prompt, render(tokenizer, prompt, **options))),
         render=lambda prompt: render(tokenizer, prompt, **options),
     )
 
