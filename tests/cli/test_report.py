@@ -103,7 +103,7 @@ def test_before_and_after_are_an_ablation_of_a_csv(tmp_path: Path) -> None:
     arms = {"grpo": ",none,16,16,", "after": ",max_variance,64,16,after", "before": ",max_variance,64,16,before"}
     path = write_csv(tmp_path / "runs.csv", arms=arms, header=",rule,n,m,advantages")
     printed = pods("report", "--csv", path, "--output", tmp_path / "out").stdout
-    assert "+0.400" in printed
+    assert "0.400 above" in printed
     assert "2.00x" in printed
     rows = [(row["axis"], row["value"]) for row in rows_of(tmp_path / "out" / "ablations.csv")]
     assert rows == [("n", "16 (GRPO)"), ("n", "64"), ("advantages", "after"), ("advantages", "before")]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .build import build_report, build_report_from_csv, print_summary
-from .pages import ReportFiles
+from .build import ReportFiles, build_report, build_report_from_csv, print_summary
 from .statistics import Speedup, speedups
 
 __all__ = [

@@ -1,25 +1,42 @@
-"""The numbers of a report: final scores, speedups, pairs of arms, and seconds by phase."""
+"""The numbers of a report: final scores, pairs of arms, speedups, ablations, and seconds by phase."""
 
 from __future__ import annotations
 
 import difflib
 import itertools
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ..errors import UserError
 from ..runs import Run
-from .ablations import Ablation, find_ablations
-from .arms import Arm, rollouts_of
-from .curves import Curve, finite
+from .arms import OWN_TO_A_RUN, Arm, Curve, rollouts_of
 from .statistics import Array, Difference, Speedup, difference, evaluation_error, normal_band, speedups
-from .text import plain
+from .text import finite, plain
 
 PHASES = ("rollout", "reward", "selection", "update")
+AXES = {
+    "n": "rollouts generated (n)",
+    "m": "rollouts kept (m)",
+    "rule": "selection rule",
+    "advantages": "advantages",
+}
+"""What an ablation varies."""
+
 _EVERY_PAIR = 4  # with up to this many arms every pair is compared
+# rows follow m, so an ablation of m keeps the prompts of a step: they are compared instead
+_ROW_KEYS = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "steps_per_generation",
+    "generation_batch_size",
+)
+# these decide how memory and disk are used, not what is learned
+_NO_MATTER = {"rollout_batch_size", "vllm_gpu_memory_utilization", "eval_batch_size", "ledger_every", "report_to"}
 
 
 @dataclass(frozen=True)
@@ -48,8 +65,7 @@ class Cost:
     @property
     def other(self) -> float:
         """The time outside all phases: data loading, logging, saving."""
-        known = sum(value for value in self.phases.values() if not math.isnan(value))
-        return max(self.seconds_per_step - known, 0.0)
+        return max(self.seconds_per_step - float(np.nansum([*self.phases.values()])), 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +76,16 @@ class Pair:
     other: Arm
     difference: Difference
     speedup: Speedup
+
+
+@dataclass(frozen=True, eq=False)
+class Ablation:
+    """Arms that differ from the reference in one setting, and the value each has; in order of the values."""
+
+    axis: str
+    reference: Arm
+    arms: tuple[Arm, ...]
+    values: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,8 +104,9 @@ class Analysis:
     resamples: int
     seed: int
 
-    def speedup_of(self, arm: str, criterion: str = "p99", interpolated: bool = False) -> Speedup | None:
-        return self.speedups.get((arm, criterion, interpolated))
+    def speedup_of(self, arm: str) -> Speedup | None:
+        """Return the speedup against the baseline by the authors' rule."""
+        return self.speedups.get((arm, "p99", False))
 
     @property
     def runs(self) -> list[Run]:
@@ -195,7 +222,7 @@ def _final_of(curve: Curve, horizon: float) -> Final:
         start=float(curve.mean[start]),
         final=float(curve.mean[at]),
         final_seconds=float(curve.times[at]),
-        final_runs=int((~np.isnan(curve.scores[:, at])).sum()),
+        final_runs=len(_runs_at(curve, horizon)),
         low=float(low[at]),
         high=float(high[at]),
         peak=float(curve.mean[peak]),
@@ -220,3 +247,72 @@ def cost_of(runs: Sequence[Run]) -> Cost:
             logged[phase] += [float(np.mean(values))] if values else []
     means = {key: float(np.mean(values)) if values else math.nan for key, values in logged.items()}
     return Cost(means["steps"], means["seconds"], {phase: means[phase] for phase in PHASES})
+
+
+# ------------------------------------------------------------------------------------------ ablations
+
+
+def find_ablations(arms: Sequence[Arm]) -> tuple[Ablation, ...]:
+    """Return the families through one reference arm: the one from which most others differ in a single setting.
+
+    Of several such arms one that drops rollouts comes first, then the order given. A family needs two arms, and
+    three if it is all there is: the rest of the report compares two arms already.
+    """
+    known = [(arm, settings) for arm in arms if (settings := settings_of(arm.config))]
+    if not known:
+        return ()
+
+    def neighbours(own: Mapping[str, Any]) -> dict[str, list[tuple[Arm, Mapping[str, Any]]]]:
+        """Return the arms that differ in exactly one setting, by that setting."""
+        return {axis: [pair for pair in known if _differences(own, pair[1]) == {axis}] for axis in AXES}
+
+    def rank(pair: tuple[Arm, Mapping[str, Any]]) -> tuple[int, bool]:
+        return sum(map(len, neighbours(pair[1]).values())), not _is_plain(pair[1])
+
+    reference, own = max(known, key=rank)
+    found = []
+    for axis, others in neighbours(own).items():
+        if others and (len(others) > 1 or len(arms) > 2):
+            family = [(reference, own), *others]
+            if axis in ("n", "m"):
+                family.sort(key=lambda pair: pair[1][axis])
+            values = (plain(one[axis], limit=30) + " (GRPO)" * _is_plain(one) for _, one in family)
+            found.append(Ablation(axis, reference, tuple(arm for arm, _ in family), tuple(values)))
+    return tuple(found)
+
+
+def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what decides what an arm learns, from a resolved recipe or a CSV's columns; empty if n or m is unknown.
+
+    >>> settings_of({"num_generations": 16, "rule": "random", "seed": 3})
+    {'n': 16, 'm': 16, 'rule': 'random', 'advantages': ''}
+    """
+    n, m = rollouts_of(config)
+    if not n or not m:
+        return {}
+    skipped = OWN_TO_A_RUN | _NO_MATTER | {"num_rollouts", "num_generations", *AXES, *_ROW_KEYS}
+    axes = {"n": n, "m": m, "rule": str(config.get("rule") or ""), "advantages": str(config.get("advantages") or "")}
+    rest = {f"{key}": in_order(value) for key, value in config.items() if key not in skipped and value is not None}
+    rows, micro, steps, generated = (finite(config.get(key)) for key in _ROW_KEYS)
+    shares = {"rows": rows and rows * (micro or 1.0) / m, "updates": steps and steps / (micro or 1.0)}
+    shares["generated"] = generated and generated / m
+    return rest | {f"prompts: {key}": share for key, share in shares.items() if share is not None} | axes
+
+
+def _is_plain(settings: Mapping[str, Any]) -> bool:
+    """Whether an arm is plain GRPO: it keeps all it generates, so rule and advantages change nothing."""
+    return bool(settings["n"] == settings["m"])
+
+
+def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
+    """Return the settings in which two arms differ."""
+    free = {"rule", "advantages"} if _is_plain(one) or _is_plain(other) else set()
+    return {key for key in {*one, *other} - free if one.get(key) != other.get(key)}
+
+
+def in_order(value: Any) -> str:
+    """Return a setting as JSON with sorted keys; a value that JSON cannot hold as Python writes it."""
+    try:
+        return json.dumps(value, sort_keys=True, default=str)
+    except (TypeError, ValueError, RecursionError):
+        return repr(value)

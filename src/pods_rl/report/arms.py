@@ -1,32 +1,80 @@
-"""The arms of a comparison, from run directories or a CSV, and which runs are missing or damaged."""
+"""The arms of a comparison and their curves, from run directories or a CSV, and which runs are missing or damaged."""
 
 from __future__ import annotations
 
 import csv
+import math
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ..errors import UserError
 from ..runs import Run, find_runs, is_run
 from ..runs.files import CONFIG, ENVIRONMENT, EVALS, METRICS, STATUS, read_mapping
-from .curves import ACCURACIES, HOUR, LENGTH, Curve, curve_of, finite
-from .text import plain
+from .statistics import Array, mean_curve
+from .text import finite, plain
+
+ACCURACIES = ("answer_accuracy", "accuracy", "format_accuracy", "both_accuracy")
+LENGTH = "mean_completion_tokens"
+HOUR = 3600.0
 
 OWN_TO_A_RUN = frozenset({"seed", "data_seed", "output_dir", "run_name", "logging_dir", "resume"})
 """Keys of a recipe that runs of one arm differ in."""
 
+MOST_CHECKPOINTS = 1000  # of a curve; a longer one keeps this many, evenly spread
 _METRICS = (*ACCURACIES, LENGTH)
 _CSV_SETTINGS = {"rule": "rule", "num_rollouts": "n", "num_generations": "m", "advantages": "advantages"}
 _NOT_MEASURED = ("", "nan", "na", "n/a", "null", "none", "-")  # as spreadsheets and data frames write it
-_MOST_ARMS = 256  # with more, the column does not name arms
 _MOST_DAMAGED = 5  # files that are named
 
-Evals = Mapping[str, Sequence[Mapping[str, Any]]]  # by run
+Evals = Mapping[str, Iterable[Mapping[str, Any]]]  # by run
+Points = dict[float, tuple[float, float, float]]  # by nominal second: real second, score, standard error
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """One arm's evaluations: R runs, C checkpoints aligned by their nominal second."""
+
+    runs: tuple[str, ...]
+    due: Array  # [C] nominal seconds
+    seconds: Array  # [R, C] real seconds of training clock; NaN if a run has no such checkpoint
+    scores: Array  # [R, C]
+    errors: Array  # [R, C] standard error of each evaluation; NaN if it is not known
+    interpolated: bool = False  # each run was evaluated at its own times
+
+    @cached_property
+    def mean(self) -> Array:
+        return mean_curve(self.scores)
+
+    @property
+    def has_mean(self) -> bool:
+        """Whether most runs share a checkpoint; else there is nothing to compare."""
+        return not bool(np.isnan(self.mean).all())
+
+    @cached_property
+    def times(self) -> Array:
+        """Mean of the real seconds over runs."""
+        return mean_curve(self.seconds)
+
+    @property
+    def tables(self) -> tuple[Array, Array]:
+        return self.scores, self.seconds
+
+    @property
+    def is_single(self) -> bool:
+        return len(self.runs) == 1
+
+    def last(self, horizon: float = math.inf) -> int:
+        """The last checkpoint with a mean, no later than ``horizon`` nominal seconds; else the first."""
+        usable = np.flatnonzero(~np.isnan(self.mean) & (self.due <= horizon * (1 + 1e-9)))
+        return int(usable[-1]) if len(usable) else 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +104,98 @@ class Arm:
         return {name: curve for name, curve in {metric: self.curve, **others}.items() if curve}
 
 
+# --------------------------------------------------------------------------------------------- curves
+
+
+def curve_of(evals: Evals, metric: str) -> Curve | None:
+    """Return the curve of one metric over the runs of an arm. If no run has an evaluation, return None.
+
+    Args:
+        evals: evaluations by run, each with ``due`` (nominal seconds), ``seconds`` (real), the metric and, if it is
+            known, its standard error ``<metric>_se`` or the number of ``prompts``. Of two evaluations of one run with
+            the same ``due`` (a resumed run repeats one) the later line counts. ``due`` defaults to ``seconds``.
+        metric: the field to read; an evaluation without a finite number there is skipped.
+
+    >>> curve_of({"0": [{"due": 0, "seconds": 0.1, "accuracy": 0.2}], "1": []}, "accuracy").scores
+    array([[0.2]])
+    """
+    runs: dict[str, Points] = {}
+    for run, rows in evals.items():
+        for row in rows:
+            score, seconds, due = (finite(row.get(key)) for key in (metric, "seconds", "due"))
+            due = seconds if due is None else due
+            if score is not None and due is not None:
+                values = (due if seconds is None else seconds, score, standard_error(row, metric))
+                runs.setdefault(run, {})[due] = values
+    if not runs:
+        return None
+    if not _share_a_clock([*runs.values()]) and (found := _interpolated(runs)):
+        return found
+    all_due = sorted(set().union(*runs.values()))
+    kept = np.linspace(0, len(all_due) - 1, min(len(all_due), MOST_CHECKPOINTS)).round().astype(int)
+    place = {all_due[index]: column for column, index in enumerate(kept)}
+    table = np.full((3, len(runs), len(kept)), np.nan)
+    for row_of_run, points in enumerate(runs.values()):
+        for due, values in points.items():
+            if due in place:
+                table[:, row_of_run, place[due]] = values
+    return Curve(tuple(runs), np.array([*place], dtype=np.float64), *table)
+
+
+def standard_error(row: Mapping[str, Any], metric: str) -> float:
+    """Return the standard error of an evaluation: as given, else that of a share of its prompts, else NaN.
+
+    Two answers, one right, are added to the prompts (Agresti and Coull 1998): 0 of 256 does not prove 0.
+
+    >>> round(standard_error({"accuracy": 0.5, "prompts": 98}, "accuracy"), 3)
+    0.05
+    """
+    score, given, prompts = (finite(row.get(key)) or 0.0 for key in (metric, f"{metric}_se", "prompts"))
+    if given > 0:
+        return given
+    if metric not in ACCURACIES or prompts < 1 or not 0 <= score <= 1:
+        return math.nan
+    share = (score * prompts + 1) / (prompts + 2)
+    return math.sqrt(share * (1 - share) / (prompts + 2))
+
+
+def _share_a_clock(runs: Sequence[Points]) -> bool:
+    """Whether some run has at least half of its evaluations at times at which another run has one too.
+
+    Evaluations at the earliest time do not count: all runs start at 0.
+    """
+    start = min(map(min, runs))
+    own = [times for points in runs if (times := points.keys() - {start})]
+    count = Counter(time for times in own for time in times)
+    shared = (sum(count[time] > 1 for time in times) / len(times) for times in own)
+    return len(own) < 2 or any(share >= 0.5 for share in shared)
+
+
+def _interpolated(runs: Mapping[str, Points]) -> Curve | None:
+    """Interpolate linearly at common times, about one for each evaluation of a run, without extrapolation.
+
+    The times lie between the start of most runs and the end of most runs. If there are none, return None.
+    """
+    tables = [np.array(sorted(points.values())).T for points in runs.values()]
+    half = len(tables) // 2
+    low = sorted(table[0, 0] for table in tables)[half]
+    high = sorted((table[0, -1] for table in tables), reverse=True)[half]
+    seconds = np.concatenate([table[0] for table in tables])
+    within = seconds[(seconds >= low) & (seconds <= high)]
+    if not low < high or not len(within):
+        return None
+    count = min(int(np.median([table.shape[1] for table in tables])), MOST_CHECKPOINTS)
+    grid = np.unique(np.r_[low, np.quantile(within, np.linspace(0, 1, max(2, count))), high])
+    scores, errors = (
+        np.array([np.interp(grid, table[0], table[row], left=np.nan, right=np.nan) for table in tables])
+        for row in (1, 2)
+    )
+    return Curve(tuple(runs), grid, np.where(np.isnan(scores), np.nan, grid), scores, errors, interpolated=True)
+
+
+# ----------------------------------------------------------------------------------------------- arms
+
+
 def real(path: str | Path) -> Path:
     """Return the absolute path without links; a loop of links, at which ``Path.resolve`` raises, stays as it is."""
     return Path(os.path.realpath(path))
@@ -67,24 +207,33 @@ def arms_from_runs(sources: Sequence[str | Path], metric: str) -> list[Arm]:
     A run directory called ``seed-<k>`` belongs to the arm its parent is named after; another is its own arm.
     """
     found: dict[str, list[Run]] = {}
-    for source in sources:
-        path = Path(source)
-        for arm, runs in find_runs(path).items():
-            alone = is_run(path) and re.fullmatch(r"seed-\d+", real(path).name)
-            found.setdefault(real(path).parent.name if alone else arm, []).extend(runs)
+    planned: Counter[str] = Counter()
+    for source in map(Path, sources):
+        for arm, runs in find_runs(source).items():
+            found.setdefault((is_run(source) and runs[0].arm) or arm, []).extend(runs)
+        planned += _planned(source)
     if not found:
         where = ", ".join(str(source) for source in sources) or "an empty list"
         raise UserError(
             f"No run found in {where}: expected run directories, or a directory of them, as `pods compare` writes it."
         )
-    planned = _planned(sources)
     arms = []
     for name in dict.fromkeys([*planned, *found]):
         runs = found.get(name, [])
-        config = next((run.config for run in runs if run.config), {})
-        missing = max(0, planned.get(name, 0) - len(runs))
+        config = {str(key): value for key, value in next((run.config for run in runs if run.config), {}).items()}
+        missing = max(0, planned[name] - len(runs))
         arms.append(_arm(name, config, {str(run.path): run.evals for run in runs}, metric, runs, missing))
     return arms
+
+
+def _planned(source: Path) -> Counter[str]:
+    """Return the number of runs that an ``experiment.yaml`` plans, by arm, in its order."""
+    values = read_mapping(source / "experiment.yaml")
+    arms, seeds = values.get("arms"), values.get("seeds", 1)
+    count = len(seeds) if isinstance(seeds, list) else seeds
+    if not isinstance(arms, dict) or not isinstance(count, int):
+        return Counter()
+    return Counter({name: count for name in arms if isinstance(name, str)})
 
 
 def _arm(
@@ -104,8 +253,8 @@ def arms_from_csv(path: str | Path, metric: str = "answer_accuracy") -> list[Arm
         metric: the column to read; a row with nothing there is skipped.
 
     Raises:
-        UserError: for a missing file or column, for an hour or a score that is not a number of at most 15 digits, and
-            where a run has two rows at the same hour (two benchmarks in one file, for instance).
+        UserError: if the file or a column is missing, if an hour or a score is not a number of at most 15 digits, or
+            if a run has two rows at the same hour (two benchmarks in one file, for instance).
     """
     needed = ["arm", "run", "hours", metric]
     try:
@@ -135,27 +284,19 @@ def _read_rows(
     configs: dict[str, dict[str, str]] = {}
     seen = set()
     for row in rows:
-        name, run, hours = row["arm"], row["run"], finite(row["hours"])
-        if hours is None:
-            raise UserError(f"{path}, line {rows.line_num}: hours is {row['hours'][:60]!r}, expected a number.")
-        if finite(row[metric]) is None and row[metric].strip().lower() not in _NOT_MEASURED:
-            raise UserError(
-                f"{path}, line {rows.line_num}: {metric} is {row[metric][:60]!r}, expected a number, or nothing if it "
-                "was not measured."
-            )
-        if name not in evals:
-            if len(evals) == _MOST_ARMS:
-                raise UserError(
-                    f"{path} has more than {_MOST_ARMS} arms, such as {name!r}. The column arm must hold the name of "
-                    "an arm, the same for all of its runs."
-                )
-            configs[name] = {key: row[column] for key, column in _CSV_SETTINGS.items() if row.get(column)}
+        line = f"{path}, line {rows.line_num}"
+        for column, empty in (("hours", ()), (metric, _NOT_MEASURED)):
+            if finite(row[column]) is None and row[column].strip().lower() not in empty:
+                raise UserError(f"{line}: {column} is {row[column][:60]!r}, expected a number.")
+        name, run, hours = row["arm"], row["run"], float(row["hours"])
         if (name, run, hours) in seen:
             raise UserError(
-                f"{path}, line {rows.line_num}: run {run} of arm {name} has a second row at {hours} h. Keep one row "
-                "per run and checkpoint (one benchmark per file)."
+                f"{line}: run {run} of arm {name} has a second row at {hours} h. Keep one row per run and checkpoint "
+                "(one benchmark per file)."
             )
         seen.add((name, run, hours))
+        if name not in evals:
+            configs[name] = {key: row[column] for key, column in _CSV_SETTINGS.items() if row.get(column)}
         values = {key: row[key] for key in shown if row.get(key)}
         evals.setdefault(name, {}).setdefault(run, []).append(values | {"seconds": hours * HOUR})
     return evals, configs
@@ -184,42 +325,15 @@ def rollouts_of(config: Mapping[str, Any]) -> tuple[int | None, int | None]:
     return (None if n is None else int(n)), (None if m is None else int(m))
 
 
-def _planned(sources: Sequence[str | Path]) -> dict[str, int]:
-    """Return the number of runs that the ``experiment.yaml`` of each source plans, by arm, in its order."""
-    planned: Counter[str] = Counter()
-    for source in sources:
-        values = read_mapping(Path(source) / "experiment.yaml")
-        arms, seeds = values.get("arms"), values.get("seeds", 1)
-        count = len(seeds) if isinstance(seeds, list) else seeds
-        if isinstance(arms, dict) and isinstance(count, int):
-            planned.update({name: count for name in arms if isinstance(name, str)})
-    return planned
-
-
-def damaged_files(arms: Sequence[Arm], metrics: Collection[str]) -> str:
-    """Name the files of the runs with lines or values that were skipped; empty if there are none.
-
-    Args:
-        metrics: the fields that are read of an evaluation, next to its times.
-    """
-    clock = ("step", "seconds", "elapsed")
+def damaged_files(arms: Sequence[Arm]) -> str:
+    """Name the files of the runs that could not be read, and lines that were skipped; empty if there are none."""
     found = []
     for run in (run for arm in arms for run in arm.runs):
-        files: tuple[tuple[str, Sequence[Mapping[str, Any]], tuple[str, ...]], ...] = (
-            (CONFIG, [run.config], ("num_rollouts", "num_generations", "seed")),
-            (STATUS, [run.status], clock),
-            (ENVIRONMENT, [run.environment], ()),
-            (METRICS, run.metrics, clock),
-            (EVALS, run.evals, ("due", *clock, *metrics)),
-        )
-        for name, rows, numbers in files:
-            path, parts = run.path / name, [f"line {line}" for line in run.skipped.get(name, [])[:1]]
-            wrong = Counter(k for k in numbers for row in rows if row.get(k) is not None and finite(row[k]) is None)
-            parts += [f"{key} is not a number in {count}" for key, count in wrong.items()]
-            if os.path.lexists(path) and (rows == [{}] or not path.is_file()):
-                parts = ["all of it"]
-            if parts:
+        contents = {CONFIG: run.config, STATUS: run.status, ENVIRONMENT: run.environment}
+        for name, content in {**contents, METRICS: run.metrics, EVALS: run.evals}.items():
+            path, lines = run.path / name, run.skipped.get(name)
+            if lines or (os.path.lexists(path) and (content == {} or not path.is_file())):
                 place = "/".join(map(plain, (run.path.parent.name, run.path.name, name)))
-                found.append(f"{place} ({'; '.join(parts)})")
+                found.append(f"{place} ({f'line {lines[0]}' if lines else 'all of it'})")
     more = f", and {len(found) - _MOST_DAMAGED} more files" if len(found) > _MOST_DAMAGED else ""
     return ", ".join(found[:_MOST_DAMAGED]) + more

@@ -1,12 +1,23 @@
-"""Make the files of a report from run directories or a CSV of evaluations."""
+"""A report from run directories or a CSV: an HTML page, Markdown, CSV files, and a summary for the terminal.
+
+The page needs no network and runs no script but ours; everything from outside is escaped.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import os
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
+from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
@@ -16,20 +27,49 @@ from ..runs import write_atomic
 from ..text import safe_text
 from .analysis import Analysis, analyse
 from .arms import Arm, arms_from_csv, arms_from_runs, real
-from .charts import charts
-from .curves import finite
+from .charts import Chart, charts
 from .ledger import DATA_MB, Ledger, ledger_of
-from .pages import ReportFiles, to_html, to_markdown
-from .tables import tables
-from .text import plain
+from .tables import Table, tables
+from .text import encodable, finite, markdown, plain
 from .wording import headlines, method, notes
 
 _KINDS = ("pdf", "svg", "png")
 _MOST_MB = 2000.0  # a browser holds no larger page
-# in the terminal, to fit 80 columns
-_SHORT = {"final, 95 % interval": "final [95 %]", "speedup, 95 % interval": "speedup [95 %]"}
-_SHOWN = ("arm", "final", "final, 95 % interval", "to\u00a099\u00a0%", "speedup", "speedup, 95 % interval",
-          "runs")  # fmt: skip
+_SCRIPTS = ("vendor/uPlot.iife.min.js", "templates/figures.js", "templates/ledger.js", "templates/start.js")
+_LIVE = "templates/watch.js"
+_FOLDED = 24  # rows of a table from which it is closed at first
+
+
+@dataclass(frozen=True, eq=False)
+class ReportFiles:
+    """The content of a report, and the paths of its files; a page that waits for runs has a title and a headline."""
+
+    folder: Path
+    title: str
+    headlines: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    method: tuple[str, ...] = ()
+    tables: Mapping[str, Table] = field(default_factory=dict)
+    charts: Mapping[str, Sequence[Chart]] = field(default_factory=dict)
+    ledger: Ledger = field(default_factory=Ledger)
+    analysis: Analysis | None = None
+
+    @property
+    def html(self) -> Path:
+        return self.folder / "report.html"
+
+    @property
+    def markdown(self) -> Path:
+        return self.folder / "report.md"
+
+    @property
+    def csv(self) -> dict[str, Path]:
+        """By table: final, pairs, speedup, ablations, curves, runs, config."""
+        return {name: self.folder / f"{name}.csv" for name, table in self.tables.items() if table.keys}
+
+    @property
+    def speedup(self) -> Path:
+        return self.csv["speedup"]
 
 
 def build_report(
@@ -61,9 +101,8 @@ def build_report(
     """
     _check_kinds(figures)
     paths = [Path(sources)] if isinstance(sources, (str, Path)) else [Path(source) for source in sources]
-    report = read_report(
-        paths, baseline=baseline, metric=metric, resamples=resamples, seed=seed, rollouts_mb=rollouts_mb
-    )
+    settings: dict[str, Any] = {"baseline": baseline, "metric": metric, "resamples": resamples, "seed": seed}
+    report = read_report(paths, **settings, rollouts_mb=rollouts_mb)
     if output is None:
         output = (paths[0] if len(paths) == 1 else Path(os.path.commonpath([*map(real, paths)]))) / "report"
     return _write(report, Path(output), figures)
@@ -145,16 +184,13 @@ def _write(report: ReportFiles, folder: Path, kinds: Sequence[str]) -> ReportFil
         from .figures import printed  # matplotlib, which a report without figures does not load
 
         pictures = {f"figures/{name}": content for name, content in printed(report.analysis, kinds)}
+    shown = [name for name in pictures if name.endswith(".png")]
+    contents: dict[str, str | bytes] = {"report.html": to_html(report), "report.md": to_markdown(report, shown)}
+    contents |= pictures | {path.name: report.tables[name].to_csv() for name, path in report.csv.items()}
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if pictures:
-            (folder / "figures").mkdir(exist_ok=True)
-        for name, content in pictures.items():
+        (folder / "figures" if pictures else folder).mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
             write_atomic(folder / name, content)
-        write_atomic(report.html, to_html(report))
-        write_atomic(report.markdown, to_markdown(report, [name for name in pictures if name.endswith(".png")]))
-        for name, path in report.csv.items():
-            write_atomic(path, report.tables[name].to_csv())
     except OSError as error:
         raise UserError(
             f"Cannot write the report to {folder}: {error.strerror or error}. Choose another folder with --output."
@@ -162,15 +198,99 @@ def _write(report: ReportFiles, folder: Path, kinds: Sequence[str]) -> ReportFil
     return report
 
 
+# ------------------------------------------------------------------------------------------- the page
+
+
+def to_html(report: ReportFiles, *, live: bool = False) -> str:
+    """Return the page. The template escapes names, logs and model output, and nothing but our own style and scripts.
+
+    Args:
+        report: what to show.
+        live: with the script that `pods watch` serves, and permission to ask its server.
+    """
+    style = _asset("vendor/uPlot.min.css") + _asset("templates/report.css")
+    scripts = [_asset(name) for name in (*_SCRIPTS, *([_LIVE] if live else []))]
+    # trusted: files of the package
+    return _render(report, content_security_policy(style, *scripts, live=live), Markup(style), [*map(Markup, scripts)])
+
+
+def to_parts(report: ReportFiles) -> str:
+    """Return the page without style, scripts and data: what `pods watch` exchanges in a page that is open."""
+    return _render(report, "", Markup(""), [])
+
+
+def _render(report: ReportFiles, policy: str, style: Markup, scripts: Sequence[Markup]) -> str:
+    shown = {"report": report, "tables": report.tables, "folded": _FOLDED, "island": island}
+    return encodable(_template().render(**shown, policy=policy, style=style, scripts=scripts))
+
+
+def content_security_policy(style: str, *scripts: str, live: bool = False) -> str:
+    """Allow data: images and, by their hashes, one style sheet and these scripts; style attributes for the bars.
+
+    >>> content_security_policy("")[:84]
+    "default-src 'none'; img-src data:; style-src-attr 'unsafe-inline'; style-src-elem 's"
+    """
+    parts = ["default-src 'none'", "img-src data:", "style-src-attr 'unsafe-inline'", f"style-src-elem {_hash(style)}"]
+    parts += [f"script-src {' '.join(map(_hash, scripts))}", "require-trusted-types-for 'script'"]
+    parts += ["connect-src 'self'"] if live else []
+    return "; ".join([*parts, "base-uri 'none'", "form-action 'none'"])
+
+
+def island(name: str, value: object) -> Markup:
+    """Return data for the page's scripts; nothing in it ends the element."""
+    return Markup(f'<script type="application/json" id="{name}">{to_island(value)}</script>')
+
+
+def to_island(value: object) -> str:
+    """Return JSON without a character that could end an element."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return encodable(text)
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode('ascii')}'"
+
+
+@cache
+def _asset(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"plain": plain}
+    return environment.from_string(_asset("templates/report.html.j2"))
+
+
+# ------------------------------------------------------------------------------------ Markdown, terminal
+
+
+def to_markdown(report: ReportFiles, pictures: Sequence[str] = ()) -> str:
+    """Return the headlines, the notes, every table that has rows, and pictures by their paths from the report."""
+    parts = [f"# PODS report: {markdown(report.title)}", f"**{markdown(report.headlines[0])}**"]
+    parts += [_bullets(report.headlines[1:]), _bullets(report.notes)]
+    for table in report.tables.values():
+        if table.cells():
+            parts += [f"## {markdown(table.title)}", table.to_markdown(), markdown(table.note)]
+    parts += [f"![{path.rpartition('/')[2]}]({path})" for path in pictures]
+    parts += ["## How these numbers were computed", _bullets(report.method)]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _bullets(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {markdown(line)}" for line in lines)
+
+
 def print_summary(report: ReportFiles, console: Console) -> None:
     """Print the headlines, the table of arms in at most 80 columns, the notes and the paths of the files."""
     source = report.tables["final"]
-    shown = [index for index, column in enumerate(source.columns) if column.title in _SHOWN]
     table = RichTable(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
-    for index in shown:
-        column = source.columns[index]
-        justify = "left" if column.is_text else "right"
-        table.add_column(_SHORT.get(column.title, column.title), justify=justify, overflow="fold")  # type: ignore[arg-type]
+    shown = [index for index, column in enumerate(source.columns) if column.terminal]
+    for column in (source.columns[index] for index in shown):
+        table.add_column(column.terminal, justify="left" if column.is_text else "right", overflow="fold")
     for cells in source.cells():
         table.add_row(*(escape(plain(cells[index])) for index in shown))
     first, *others = map(safe_text, report.headlines)

@@ -1,18 +1,17 @@
-"""The lines of the page's figures, as plain data for its script."""
+"""The lines of a report's figures as plain data: for the page's script, and for figures in print."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .analysis import Analysis
-from .arms import Arm
-from .curves import ACCURACIES, LENGTH, Curve, curve_of, finite
+from .arms import ACCURACIES, LENGTH, Arm, Curve, curve_of
 from .statistics import Z_95, Array, normal_band
-from .text import UNITS, unit_for, words
+from .text import UNITS, finite, rounded, unit_for, words
 
 STEP_METRICS = {
     "reward": "reward, all generated rollouts",
@@ -23,24 +22,20 @@ STEP_METRICS = {
     "tools/failure_frequency": "share of tool calls that failed",
 }
 
-MOST_SEEDS = 120
-"""Runs drawn in one figure, evenly chosen from each arm; means are over all."""
-
-MOST_POINTS = 300
-"""Points of a line in a figure; a longer curve keeps evenly spread ones."""
-
-CROWD = 6  # with more arms, bands and runs overlap
+_MOST_RUNS = 20  # drawn of an arm, evenly chosen; means are over all
+_MOST_POINTS = 300  # of a line; a longer curve keeps evenly spread ones
+_BINS = 200  # points of a logged metric over steps
+_CROWD = 6  # with more arms, bands and runs overlap
 
 # Okabe and Ito's palette without its yellow, which is invisible on white; the baseline is grey
 _BASELINE = "#5f6368"
 _COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES: tuple[tuple[int, ...], ...] = ((), (8, 5), (2, 4))
-_BINS = 200  # points of a metric over steps
 
 Chart = dict[str, Any]
-"""One panel: ``y`` (a name), ``x`` (a list of [key, label]), ``level`` ([value, label] or None), ``note``, ``crowded``
-(whether runs and bands are hidden at first), and ``arms``, each with ``label``, ``colour``, ``dash``, ``crossing``
-(time and score of the checkpoint at which its mean reaches the level, or None) and, by key of x, ``lines``."""
+"""One panel: ``y`` (a name), ``x`` (a list of [key, label]), ``level`` ([value, label] or None), ``crowded`` (whether
+runs and bands are hidden at first), and ``arms``, each with ``label``, ``colour``, ``dash``, ``crossing`` (time and
+score of the checkpoint at which its mean reaches the level, or None) and, by key of x, ``lines``."""
 
 
 class Style(NamedTuple):
@@ -79,57 +74,48 @@ def charts(analysis: Analysis) -> dict[str, list[Chart]]:
 
 
 def chart_of(analysis: Analysis, metric: str) -> Chart:
-    """Return a metric of evaluations over training time, steps, and tokens, as far as the runs logged them."""
+    """Return a metric of evaluations over training time, and over steps if every run logged them."""
     own = {arm.name: curve for arm in analysis.arms if (curve := arm.curves(analysis.metric).get(metric))}
     arms = [arm for arm in analysis.arms if arm.name in own]
     unit = unit_for(max((float(np.nanmax(curve.seconds)) for curve in own.values()), default=1.0))
-    scales = {"time": 1 / UNITS[unit], "step": 1.0}
     of_cpu = " of processor time" if any(arm.config.get("clock") == "cpu" for arm in arms) else ""
-    labels = {"time": f"training time ({unit}{of_cpu})", "step": "step"}
-    over_steps = [curve for arm in arms if (curve := _curve_over_steps(arm, metric))]
-    curves = {"time": [*own.values()]} | ({"step": over_steps} if len(over_steps) == len(arms) else {})
-    seeds = max(1, MOST_SEEDS // max(1, len(arms)))
-    cut = sum(arm.run_count > seeds for arm in arms)
-    drawn: list[Chart] = []
-    styles = styles_of(analysis)
-    for rank, arm in enumerate(arms):
-        lines = {key: _lines(given[rank], scales[key], seeds) for key, given in curves.items()}
-        crossing = _crossing(analysis, metric, arm, UNITS[unit])
-        drawn.append({"label": arm.label, **styles[arm.name]._asdict(), "crossing": crossing, "lines": lines})
-    return {
-        "y": words(metric),
-        "x": [[key, labels[key]] for key in curves],
-        "level": _level(analysis, metric),
-        "crowded": len(arms) > CROWD,
-        "note": f"Of {cut} arms, {seeds} runs each are drawn, evenly chosen; means are over all." if cut else "",
-        "arms": drawn,
-    }
-
-
-def _level(analysis: Analysis, metric: str) -> list[Any] | None:
+    over_steps = {arm.name: curve for arm in arms if (curve := _curve_over_steps(arm, metric))}
+    axes = {"time": (f"training time ({unit}{of_cpu})", 1 / UNITS[unit], own)}
+    axes |= {"step": ("step", 1.0, over_steps)} if len(over_steps) == len(arms) else {}
+    chart = _panel(analysis, words(metric), axes)
     base = analysis.baseline if metric == analysis.metric else None
-    result = analysis.speedup_of(base.name) if base else None
-    if base is None or result is None or not math.isfinite(result.threshold):
-        return None
-    return [_short(result.threshold), f"99 % of {base.label}’s peak"]
+    level = analysis.speedup_of(base.name) if base else None
+    if base is None or level is None or not math.isfinite(level.threshold):
+        return chart
+    for drawn, arm in zip(chart["arms"], arms, strict=True):
+        result = analysis.speedup_of(arm.name)
+        if result and math.isfinite(result.arm_time):
+            at = int(np.nanargmin(np.abs(own[arm.name].times - result.arm_time)))
+            drawn["crossing"] = [rounded(result.arm_time / UNITS[unit]), rounded(own[arm.name].mean[at])]
+    return chart | {"level": [rounded(level.threshold), f"99 % of {base.label}’s peak"]}
 
 
-def _crossing(analysis: Analysis, metric: str, arm: Arm, unit: float) -> list[float | None] | None:
-    """Return time and mean score of the checkpoint at which an arm reaches the level; None if it never does."""
-    result = analysis.speedup_of(arm.name) if metric == analysis.metric else None
-    if result is None or arm.curve is None or not math.isfinite(result.arm_time):
-        return None
-    at = int(np.nanargmin(np.abs(arm.curve.times - result.arm_time)))
-    return [_short(result.arm_time / unit), _short(arm.curve.mean[at])]
+def _steps_chart(analysis: Analysis, metric: str) -> Chart:
+    """Return a logged metric over steps."""
+    curves = {arm.name: curve for arm in analysis.arms if (curve := _logged_curve(arm, metric))}
+    return _panel(analysis, STEP_METRICS[metric], {"step": ("step", 1.0, curves)}) | {"crowded": True}
 
 
-def _band(curve: Curve) -> tuple[Array, Array] | None:
-    """Return 1.96 standard errors about the mean: over runs, or of the evaluation if there is one run; else None."""
-    if not curve.is_single:
-        return normal_band(curve.scores)
-    if not curve.has_errors:
-        return None
-    return curve.scores[0] - Z_95 * curve.errors[0], curve.scores[0] + Z_95 * curve.errors[0]
+def _panel(analysis: Analysis, y: str, axes: Mapping[str, tuple[str, float, Mapping[str, Curve]]]) -> Chart:
+    """Return the lines of each arm over each axis: its key, its label, the scale of its numbers, and the curves."""
+    styles = styles_of(analysis)
+    drawn = [
+        {
+            "label": arm.label,
+            **styles[arm.name]._asdict(),
+            "crossing": None,
+            "lines": {key: _lines(curves[arm.name], scale) for key, (_, scale, curves) in axes.items()},
+        }
+        for arm in analysis.arms
+        if all(arm.name in curves for _, _, curves in axes.values())
+    ]
+    titles = [[key, title] for key, (title, *_) in axes.items()]
+    return {"y": y, "x": titles, "level": None, "crowded": len(drawn) > _CROWD, "arms": drawn}
 
 
 def _curve_over_steps(arm: Arm, metric: str) -> Curve | None:
@@ -144,22 +130,46 @@ def _curve_over_steps(arm: Arm, metric: str) -> Curve | None:
     return curve_of(evals, metric)
 
 
-def _lines(curve: Curve, scale: float, seeds: int) -> dict[str, Any]:
-    """Return one arm over one axis: the mean with its band, and runs, thinned."""
-    count = curve.scores.shape[1]
-    kept = np.linspace(0, count - 1, min(count, MOST_POINTS)).round().astype(int)
-    runs = np.linspace(0, len(curve.runs) - 1, min(len(curve.runs), seeds)).round().astype(int)
-    low, high = _band(curve) or (None, None)
-    return {
-        "x": _numbers(curve.times[kept] * scale),
-        "mean": _numbers(curve.mean[kept]),
-        "low": [] if low is None else _numbers(low[kept]),
-        "high": [] if high is None else _numbers(high[kept]),
-        "seeds": [
-            [_seed_name(curve.runs[run]), _numbers(curve.seconds[run][kept] * scale), _numbers(curve.scores[run][kept])]
-            for run in (runs.tolist() if len(curve.runs) > 1 else [])
-        ],
+def _logged_curve(arm: Arm, metric: str) -> Curve | None:
+    """Return a logged metric over steps, each run's mean within equal intervals of steps; None if no run has it."""
+    points = {
+        str(run.path): [(finite(row.get("step")), finite(row.get(metric))) for row in run.metrics] for run in arm.runs
     }
+    width = max(1.0, max((step or 0.0 for known in points.values() for step, _ in known), default=0.0) / _BINS)
+    runs: dict[str, list[dict[str, float]]] = {}
+    for run, known in points.items():
+        bins: dict[int, list[tuple[float, float]]] = {}
+        for step, value in known:
+            if step is not None and value is not None:
+                bins.setdefault(int(step / width), []).append((step, value))
+        means = {place: np.mean(inside, axis=0).tolist() for place, inside in bins.items()}
+        runs[run] = [{"due": place, "seconds": step, metric: value} for place, (step, value) in means.items()]
+    return curve_of(runs, metric)
+
+
+def _lines(curve: Curve, scale: float) -> dict[str, Any]:
+    """Return one arm over one axis: the mean with its band, and runs, thinned."""
+    points, runs = _even(len(curve.due), _MOST_POINTS), _even(len(curve.runs), _MOST_RUNS)
+    low, high = _band(curve)
+    lines = {"x": curve.times * scale, "mean": curve.mean, "low": low, "high": high}
+    seeds = [
+        [_seed_name(curve.runs[run]), _numbers(curve.seconds[run][points] * scale), _numbers(curve.scores[run][points])]
+        for run in (runs if len(curve.runs) > 1 else [])
+    ]
+    return {key: _numbers(values[points]) for key, values in lines.items()} | {"seeds": seeds}
+
+
+def _even(count: int, most: int) -> list[int]:
+    """Return at most this many of the first integers, evenly spread."""
+    found: list[int] = np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()
+    return found
+
+
+def _band(curve: Curve) -> tuple[Array, Array]:
+    """Return 1.96 standard errors about the mean: over runs, or of the evaluation if there is one run."""
+    if not curve.is_single:
+        return normal_band(curve.scores)
+    return curve.scores[0] - Z_95 * curve.errors[0], curve.scores[0] + Z_95 * curve.errors[0]
 
 
 def _seed_name(run: str) -> str:
@@ -167,55 +177,5 @@ def _seed_name(run: str) -> str:
     return run.replace("\\", "/").rstrip("/").rpartition("/")[2].removeprefix("seed-")
 
 
-def _steps_chart(analysis: Analysis, metric: str) -> Chart:
-    """Return a logged metric over steps: means over runs within equal intervals of steps."""
-    drawn: list[Chart] = []
-    styles = styles_of(analysis)
-    for arm in analysis.arms:
-        if runs := step_values(arm, metric):
-            steps, values = binned(runs, _BINS)
-            lines = {"x": _numbers(steps), "mean": _numbers(values), "low": [], "high": [], "seeds": []}
-            drawn.append({"label": arm.label, **styles[arm.name]._asdict(), "lines": {"step": lines}})
-    panel: Chart = {"y": STEP_METRICS[metric], "x": [["step", "step"]], "level": None, "crowded": False, "note": ""}
-    return panel | {"arms": drawn}
-
-
-def step_values(arm: Arm, metric: str) -> list[tuple[Array, Array]]:
-    """Return the steps and the values of a logged metric, for each run that has it."""
-    found = []
-    for run in arm.runs:
-        points = [(finite(row.get("step")), finite(row.get(metric))) for row in run.metrics]
-        known = np.array([point for point in points if None not in point], dtype=np.float64)
-        if len(known):
-            found.append((known[:, 0], known[:, 1]))
-    return found
-
-
-def binned(runs: Sequence[tuple[Array, Array]], bins: int) -> tuple[Array, Array]:
-    """Return mean step and mean value of several runs within equal intervals of steps.
-
-    An interval that half of the runs or fewer reach is skipped, since the fastest run alone does not represent the arm.
-
-    >>> steps, values = binned([(np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 3.0, 5.0, 7.0]))], bins=2)
-    >>> steps, values
-    (array([1.5, 3.5]), array([2., 6.]))
-    """
-    all_steps = np.concatenate([steps for steps, _ in runs])
-    low, high = float(all_steps.min()), float(all_steps.max())
-    width = (high - low) / bins or 1.0
-    place_R = [np.minimum(((steps - low) / width).astype(int), bins - 1) for steps, _ in runs]
-    place, values = np.concatenate(place_R), np.concatenate([values for _, values in runs])
-    count = np.bincount(place, minlength=bins)
-    reached = sum(np.bincount(np.unique(places), minlength=bins) for places in place_R)
-    used = 2 * reached > len(runs)
-    mean_step = np.bincount(place, all_steps, minlength=bins)[used] / count[used]
-    return mean_step, np.bincount(place, values, minlength=bins)[used] / count[used]
-
-
 def _numbers(values: Array) -> list[float | None]:
-    return [_short(value) for value in values.tolist()]
-
-
-def _short(value: float) -> float | None:
-    """Return five digits, more than a screen shows; NaN becomes null."""
-    return float(f"{value:.5g}") if math.isfinite(value) else None
+    return [rounded(value) for value in values.tolist()]

@@ -17,15 +17,13 @@ from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from .ablations import AXES, Ablation
-from .analysis import Analysis
+from .analysis import AXES, Ablation, Analysis
+from .arms import ACCURACIES, LENGTH
 from .charts import Style, chart_of, styles_of
-from .curves import ACCURACIES, LENGTH
 from .text import plain, words
 
 WIDTH = 3.25  # inches: a column of a paper with two columns
-_MOST_RUNS = 60  # dots of an arm
-_DPI = 300
+_DPI = 300  # of a PNG, and of images within an SVG or a PDF
 _INK = "#3c4043"
 _PRINTED_DASHES = ((), (6, 2), (1, 1.2), (6, 1.5, 1, 1.5), (3, 1), (6, 1.5, 1, 1.5, 1, 1.5))
 
@@ -98,12 +96,12 @@ def add_legend(figure: Figure, entries: Sequence[tuple[Any, str]]) -> None:
         entry.set_text(label)  # set afterwards: matplotlib skips a label that starts with "_"
 
 
-def to_bytes(figure: Figure, kind: str, dpi: int = _DPI) -> bytes:
-    """Return the figure in a format, the same bytes each time; ``dpi`` also sets images within an SVG or a PDF."""
+def to_bytes(figure: Figure, kind: str) -> bytes:
+    """Return the figure in a format, the same bytes each time."""
     buffer = io.BytesIO()
     with mpl.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name in a script the font lacks
-        figure.set_dpi(dpi)
+        figure.set_dpi(_DPI)
         if kind == "svg":
             FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
         elif kind == "pdf":
@@ -127,7 +125,7 @@ def curves_figure(analysis: Analysis, metric: str) -> Figure:
         lines, colour = arm["lines"]["time"], arm["colour"]
         for _, times, scores in [] if chart["crowded"] else lines["seeds"]:
             _plot(axes, times, scores, color=colour, linewidth=0.5, alpha=0.3, zorder=2.2)
-        if lines["low"] and not chart["crowded"]:
+        if not chart["crowded"]:
             x, low, high = (np.array(lines[key], dtype=float) for key in ("x", "low", "high"))
             axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0, zorder=2.4)
         handle = _plot(axes, lines["x"], lines["mean"], zorder=3, **look(Style(colour, arm["dash"]), rank))
@@ -146,10 +144,9 @@ def curves_figure(analysis: Analysis, metric: str) -> Figure:
 
 def _plot(axes: Axes, x: Sequence[float | None], y: Sequence[float | None], **keywords: Any) -> Any:
     """Draw a line through its known points; a lone point is a dot."""
-    known = [(at, value) for at, value in zip(x, y, strict=True) if at is not None and value is not None]
-    return (
-        axes.plot(*zip(*known, strict=True), marker="." if len(known) == 1 else None, **keywords)[0] if known else None
-    )
+    points = np.array([x, y], dtype=float)
+    points = points[:, ~np.isnan(points).any(axis=0)]
+    return axes.plot(*points, marker="." if points.shape[1] == 1 else None, **keywords)[0]
 
 
 @styled
@@ -161,7 +158,7 @@ def ablation_figure(analysis: Analysis, ablation: Ablation) -> Figure:
     shown = [(arm, value, arm.curve) for arm, value in pairs if arm.curve and arm.name in analysis.finals]
     for x, (arm, _, curve) in enumerate(shown):
         final, colour = analysis.finals[arm.name], styles_of(analysis)[arm.name].colour
-        scores = curve.scores[:, curve.last(analysis.horizon)][:_MOST_RUNS]
+        scores = curve.scores[:, curve.last(analysis.horizon)]
         axes.plot(np.full(len(scores), x - 0.2), scores, "o", color=colour, alpha=0.45, markersize=3, mew=0)
         error = None if math.isnan(final.low) else [[final.final - final.low], [final.high - final.final]]
         axes.errorbar([x], [final.final], yerr=error, fmt="o", color=colour, capsize=3, markersize=5, zorder=3)

@@ -9,17 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..runs import Run
 from ..text import call_text, content_text, plain_text
 from .arms import Arm, rollouts_of
-from .curves import finite
-from .text import encodable, plain
+from .text import encodable, finite, plain, rounded
 
 DATA_MB = 20.0
 """Approximate megabytes of the page that rollouts may take."""
@@ -30,8 +29,6 @@ TEXT_LIMIT = 2_000
 _ESCAPED = re.compile("[<>&]")  # six bytes each in a page
 _MOST_NUMBERS = 12  # of equal rollouts that are named
 _MOST_TURNS = 40
-_MOST_ROWS, _MOST_BYTES = 1_000_000, 1 << 30  # of a file, uncompressed
-_TEXTS = frozenset({"completion", "messages", "turn_rewards", "answer"})
 _UNREADABLE = (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, pa.ArrowException)
 
 
@@ -55,10 +52,10 @@ class Ledger:
     rollouts: int = 0
     left_out: int = 0
     _bytes: int = 0
-    _arms: list[str] = field(default_factory=list)
-    _texts: dict[str, int] = field(default_factory=dict)
-    _shown: list[list[Any]] = field(default_factory=list)
+    _arms: dict[str, int] = field(default_factory=dict)
     _runs: dict[str, int] = field(default_factory=dict)
+    _texts: dict[str, int] = field(default_factory=dict)  # each text once
+    _shown: list[list[Any]] = field(default_factory=list)
 
     @property
     def data(self) -> Mapping[str, Any]:
@@ -66,37 +63,31 @@ class Ledger:
         if not self._shown:
             return {}
         groups = sorted(self._shown, key=lambda group: (group[0], group[2], group[1], group[3]))  # arm, step, run
-        return {
-            "arms": self._arms,
-            "runs": [*self._runs],
-            "texts": [*self._texts],
-            "groups": groups,
-            "total": self.groups,
-            "limit_mb": self.limit_mb,
-        }
+        names = {"arms": [*self._arms], "runs": [*self._runs], "texts": [*self._texts]}
+        return {**names, "groups": groups, "total": self.groups, "limit_mb": self.limit_mb}
 
     def read(self, path: Path, arm: Arm, run: str) -> None:
         """Add the groups of a file; raise one of ``_UNREADABLE`` if it is damaged."""
-        full = self.left_out > 0
+        if not path.is_file():  # opening a pipe would block
+            raise OSError("not a regular file")
         parts: dict[int, list[dict[str, Any]]] = {}
-        for row in _rows(path, texts=not full):
+        with pq.ParquetFile(path) as file:
+            rows = file.read(columns=["step", "group"] if self.left_out else None).to_pylist()
+        for row in rows:
             if not isinstance(row["step"], int) or not isinstance(row["group"], int):
                 raise TypeError("step and group must be integers")
             parts.setdefault(row["group"], []).append(row)
         self.groups += len(parts)
         for _, part in sorted(parts.items()):
-            if full or not self._add(part, arm, run):
-                full = True
+            if self.left_out or not self._add(part, arm, run):
                 self.left_out += 1
 
     def _add(self, rows: Sequence[Mapping[str, Any]], arm: Arm, run: str) -> bool:
         """Add a group if the page has room for it."""
-        if arm.label not in self._arms:
-            self._arms.append(arm.label)
         rollouts = outward([_rollout(row, index) for index, row in enumerate(rows)])
         known, first = len(self._texts), rows[0]
         group = [
-            self._arms.index(arm.label),
+            self._arms.setdefault(arm.label, len(self._arms)),
             self._runs.setdefault(run, len(self._runs)),
             first["step"],
             first["group"],
@@ -119,11 +110,9 @@ class Ledger:
 
     def _row(self, fold: Sequence[_Rollout]) -> list[Any]:
         first, kept = fold[0], [rollout for rollout in fold if rollout.kept]
-        reward = None if math.isnan(first.reward) else float(f"{first.reward:.6g}")
         advantage = kept[0].advantage if kept else None
-        advantage = None if advantage is None else float(f"{advantage:.4g}")
         numbers = [rollout.index for rollout in fold[:_MOST_NUMBERS]]
-        return [self._id(first.text), reward, len(fold), len(kept), advantage, self._id(first.facts), numbers]
+        return [self._id(first.text), first.reward, len(fold), len(kept), advantage, self._id(first.facts), numbers]
 
     def _id(self, text: str) -> int:
         return self._texts.setdefault(text, len(self._texts))
@@ -132,7 +121,7 @@ class Ledger:
 @dataclass(frozen=True)
 class _Rollout:
     index: int
-    reward: float  # NaN without a score
+    reward: float | None  # None without a score
     kept: bool
     advantage: float | None
     text: str
@@ -165,22 +154,10 @@ def ledger_of(arms: Sequence[Arm], *, data_mb: float = DATA_MB) -> Ledger:
     return ledger
 
 
-def _rows(path: Path, *, texts: bool) -> list[dict[str, Any]]:
-    if not path.is_file():  # opening a pipe would block
-        raise OSError("not a regular file")
-    with pq.ParquetFile(path) as file:
-        sizes = [file.metadata.row_group(index).total_byte_size for index in range(file.metadata.num_row_groups)]
-        if file.metadata.num_rows > _MOST_ROWS or sum(sizes) > _MOST_BYTES:
-            raise OSError("too large")
-        names = [name for name in file.schema_arrow.names if texts or name not in _TEXTS]
-        rows: list[dict[str, Any]] = file.read(columns=names).to_pylist()
-    return rows
-
-
 def _rollout(row: Mapping[str, Any], position: int) -> _Rollout:
     text = conversation(row.get("messages")) or message_text(row.get("completion"))
     cut = len(text) - TEXT_LIMIT
-    index, tokens, reward = finite(row.get("rollout")), finite(row.get("completion_tokens")), finite(row.get("reward"))
+    index, tokens = finite(row.get("rollout")), finite(row.get("completion_tokens"))
     parts = {name.removeprefix("reward/"): value for name, value in row.items() if name.startswith("reward/")}
     facts = [f"{plain(name)} {value:.3f}" for name, raw in parts.items() if (value := finite(raw)) is not None]
     turns = row.get("turn_rewards")
@@ -190,9 +167,9 @@ def _rollout(row: Mapping[str, Any], position: int) -> _Rollout:
     answer = finite(parts.get("accuracy"))
     return _Rollout(
         index=position if index is None else int(index),
-        reward=math.nan if reward is None else reward,
+        reward=rounded(row.get("reward"), 6),
         kept=bool(row.get("selected")),
-        advantage=finite(row.get("advantage")),
+        advantage=rounded(row.get("advantage"), 4),
         text=plain_text(text[:TEXT_LIMIT]) + (f" … ({cut} more characters)" if cut > 0 else ""),
         facts=" · ".join(facts),
         right=None if "accuracy" not in parts else answer is not None and answer >= 1,
@@ -201,11 +178,11 @@ def _rollout(row: Mapping[str, Any], position: int) -> _Rollout:
 
 def outward(rollouts: Sequence[_Rollout]) -> list[_Rollout]:
     """Sort by reward, highest first. Among equal rewards the kept ones are nearer the ends; unscored ones are last."""
-    scored = [r.reward for r in rollouts if not math.isnan(r.reward)]
-    mean = float(np.mean(scored)) if scored else 0.0
+    scored = [r.reward for r in rollouts if r.reward is not None]
+    mean = sum(scored) / len(scored) if scored else 0.0
 
     def place(r: _Rollout) -> tuple[float, bool, int]:
-        return math.inf if math.isnan(r.reward) else -r.reward, r.kept if r.reward < mean else not r.kept, r.index
+        return (math.inf, True, r.index) if r.reward is None else (-r.reward, r.kept == (r.reward < mean), r.index)
 
     return sorted(rollouts, key=place)
 
@@ -214,8 +191,7 @@ def folded(rollouts: Sequence[_Rollout]) -> list[list[_Rollout]]:
     """Return the rollouts with those of equal text, reward and facts together, in their order."""
     found: dict[tuple[object, ...], list[_Rollout]] = {}
     for rollout in rollouts:
-        scored = None if math.isnan(rollout.reward) else rollout.reward
-        found.setdefault((scored, rollout.text, rollout.facts), []).append(rollout)
+        found.setdefault((rollout.reward, rollout.text, rollout.facts), []).append(rollout)
     return list(found.values())
 
 
@@ -223,9 +199,9 @@ def _stat(rollouts: Sequence[_Rollout], n: int | None) -> str:
     """Return how many were right and kept, and mean and spread of the rewards."""
 
     def spread(chosen: Sequence[_Rollout]) -> str:
-        rewards = [rollout.reward for rollout in chosen if not math.isnan(rollout.reward)]
-        mean = f"{np.mean(rewards):.2f}" if rewards else "–"
-        return f"{mean} ± {np.std(rewards, ddof=1):.2f}" if len(rewards) > 1 else mean
+        rewards = [rollout.reward for rollout in chosen if rollout.reward is not None]
+        mean = f"{fmean(rewards):.2f}" if rewards else "–"
+        return f"{mean} ± {stdev(rewards):.2f}" if len(rewards) > 1 else mean
 
     count, kept = len(rollouts), [rollout for rollout in rollouts if rollout.kept]
     graded = [rollout.right for rollout in rollouts if rollout.right is not None]

@@ -15,8 +15,7 @@ from ..errors import UserError
 from ..runs import find_runs
 from ..runs.files import EVALS, METRICS
 from .arms import real
-from .build import read_report
-from .pages import ReportFiles, to_html, to_island, to_parts
+from .build import ReportFiles, read_report, to_html, to_island, to_parts
 from .text import plain
 
 _LOOK = 1.0  # seconds between looks at the files

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -26,32 +26,33 @@ Z_95 = 1.96
 FEW = 5
 """The paper's smallest number of runs. Below it a percentile bootstrap of noise excludes 1 too often."""
 
-_MOST_DRAWS = 200_000_000  # of one arm: with more than 100,000 runs there are fewer resamples
-_AT_ONCE = 2_000_000  # numbers drawn at once
 # 97.5 % quantiles of Student's t; between these degrees of freedom its inverse is nearly linear in 1 / freedom
 _FREEDOM = (1, 2, 3, 4, 5, 7, 10, 15, 30, np.inf)
 _T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.365, 2.228, 2.131, 2.042, Z_95)
 _ROUNDING = 1e-12  # the means of two and of three runs at 0.8 differ in the last digit
 
 
-def mean_curve(scores_RC: ArrayLike, min_share: float = 0.5) -> Array:
-    """Return the mean over the runs that have each checkpoint, ``[..., C]``.
+def mean_curve(scores_RC: ArrayLike, drawn_BR: Array | None = None) -> Array:
+    """Return the mean over the runs that have each checkpoint, ``[C]``, or ``[B, C]`` over resamples of the runs.
+
+    A checkpoint that half of the runs or fewer have is NaN: a mean over the one run that lived longest says nothing
+    about the arm.
 
     Args:
-        scores_RC: ``[..., R, C]``.
-        min_share: a checkpoint that this share of the runs or fewer have is NaN: a mean over the one run that
-            lived longest says nothing about the arm.
+        scores_RC: ``[R, C]``.
+        drawn_BR: how often each resample has each run, R in total. By default each run counts once.
 
     >>> mean_curve([[0.2, 0.4, 0.9], [0.4, 0.6, np.nan], [0.3, np.nan, np.nan]]).round(3)
     array([0.3, 0.5, nan])
     """
     scores = np.asarray(scores_RC, dtype=np.float64)
-    if scores.ndim < 2 or scores.shape[-2] == 0:
+    if scores.ndim != 2 or len(scores) == 0:
         raise ValueError(f"scores must be [runs, checkpoints] with at least one run, got shape {scores.shape}")
-    present = ~np.isnan(scores)
-    count = present.sum(axis=-2)
-    total = np.where(present, scores, 0.0).sum(axis=-2)
-    return np.where(count > min_share * scores.shape[-2], total / np.maximum(count, 1), np.nan)
+    drawn = np.ones(len(scores)) if drawn_BR is None else drawn_BR
+    known = ~np.isnan(scores)
+    count = drawn @ known.astype(np.float64)
+    total = drawn @ np.where(known, scores, 0.0)
+    return np.where(2 * count > len(scores), total / np.maximum(count, 1), np.nan)
 
 
 def normal_band(scores_RC: ArrayLike) -> tuple[Array, Array]:
@@ -91,8 +92,6 @@ def threshold(mean_C: ArrayLike, criterion: Criterion = "p99") -> Array:
     >>> float(threshold([0.5, 0.8, 0.7]))
     0.792
     """
-    if criterion not in CRITERIA:
-        raise ValueError(f"criterion is {criterion!r}, expected one of {', '.join(CRITERIA)}")
     mean = np.asarray(mean_C, dtype=np.float64)
     peak = np.max(np.where(np.isnan(mean), -np.inf, mean), axis=-1)
     return CRITERIA[criterion] * np.where(np.isinf(peak), np.nan, peak)
@@ -240,10 +239,9 @@ def speedups(
     mean curve; the speedup is the time of the first checkpoint at which the baseline's mean curve reaches T over that
     of the arm's. ``interpolated`` takes the linear crossing between checkpoints instead.
 
-    Runs of the baseline and of the arm are drawn with replacement, independently, and T, both mean curves and both
-    clocks are computed anew in each resample. A resample in which the arm never reaches T counts as speedup 0; their
-    share is ``never_reached``, and ``reached_low`` and ``reached_high`` are the interval of the others, which is the
-    authors' own. The same ``seed`` draws the same baseline for every arm.
+    Runs of the baseline and of the arm are drawn with replacement, independently, and all is computed anew in each
+    resample. One in which the arm never reaches T counts as speedup 0. ``reached_low`` and ``reached_high`` are the
+    interval of the others, which is the authors' own. The same ``seed`` draws the same baseline for every arm.
 
     Args:
         baseline: scores and seconds, each ``[R, C]``; a checkpoint's time is the mean of its seconds over runs.
@@ -252,9 +250,8 @@ def speedups(
         seed: of the draws.
 
     Returns:
-        A ``Speedup`` each, ``p99`` at checkpoints first. Checkpoints that half of the runs or fewer have are skipped,
-        so an arm whose runs die is not credited with what they might have reached. An arm at T from time 0 has speedup
-        inf (1 if the baseline is too). With one run on either side the interval is NaN.
+        A ``Speedup`` each, ``p99`` at checkpoints first. An arm at T from time 0 has speedup inf (1 if the baseline is
+        too). With one run on either side the interval is NaN.
 
     >>> grpo, pods = np.array([[0.2, 0.5, 0.8]] * 2), np.array([[0.2, 0.8, 0.9]] * 2)
     >>> clock = np.array([[0.0, 30.0, 60.0]] * 2)
@@ -269,32 +266,19 @@ def speedups(
                 f"got {scores.shape} and {seconds.shape}"
             )
     random = np.random.default_rng(seed)
-    drawn = [_resampled_means(tables, resamples, random) for tables in (baseline, arm)]
+    runs = [len(scores) for scores, _ in (baseline, arm)]
+    draws = [_draw(count, resamples if min(runs) > 1 else 0, random) for count in runs]
     means = [[mean_curve(table) for table in tables] for tables in (baseline, arm)]
-    runs = min(len(baseline[0]), len(arm[0]))
-    count = min(len(scores) for scores, _ in drawn)  # fewer with very many runs
-    drawn = [[table[:count] for table in tables] for tables in drawn]
+    drawn = [[mean_curve(table, draw) for table in tables] for tables, draw in zip((baseline, arm), draws, strict=True)]
     for criterion in CRITERIA:
         for interpolated in (False, True):
-            yield _compare(means, drawn, criterion, interpolated, runs)
+            yield _compare(means, drawn, criterion, interpolated, min(runs))
 
 
-def _resampled_means(tables_RC: Sequence[Array], resamples: int, random: np.random.Generator) -> list[Array]:
-    """Return ``mean_curve`` of each table, ``[B, C]``, for the same draws of runs, many with two matrix products."""
-    runs, checkpoints = tables_RC[0].shape
-    resamples = min(resamples, max(200, _MOST_DRAWS // runs)) if runs > 1 else 0
-    means = [np.empty((resamples, checkpoints)) for _ in tables_RC]
-    there = [~np.isnan(table) for table in tables_RC]
-    at_once = max(1, _AT_ONCE // runs)
-    for start in range(0, resamples, at_once):
-        draws = random.integers(runs, size=(min(at_once, resamples - start), runs))
-        draws += runs * np.arange(len(draws))[:, None]
-        times_drawn_BR = np.bincount(draws.ravel(), minlength=draws.size).reshape(draws.shape).astype(np.float64)
-        for mean, table, known in zip(means, tables_RC, there, strict=True):
-            count = times_drawn_BR @ known.astype(np.float64)
-            total = times_drawn_BR @ np.where(known, table, 0.0)
-            mean[start : start + len(draws)] = np.where(2 * count > runs, total / np.maximum(count, 1), np.nan)
-    return means
+def _draw(runs: int, resamples: int, random: np.random.Generator) -> Array:
+    """Return how often each run is in each resample, ``[B, R]``."""
+    draws_BR = random.integers(runs, size=(resamples, runs)) + runs * np.arange(resamples)[:, None]
+    return np.bincount(draws_BR.ravel(), minlength=draws_BR.size).reshape(draws_BR.shape).astype(np.float64)
 
 
 def _compare(
@@ -313,15 +297,12 @@ def _compare(
 
     goal, base_time, arm_time = map(float, measure(means))
     ratio = float(time_ratio(base_time, arm_time))
-    found = Speedup(criterion, interpolated, goal, base_time, arm_time, ratio, runs)
-    if not len(drawn[0][0]) or not np.isfinite(goal):
-        return found
-    _, base_B, arm_B = measure(drawn)
-    ratios_B, reached_B = time_ratio(base_B, arm_B), np.isfinite(arm_B)
-    low, high = _interval(ratios_B)
-    reached_low, reached_high = _interval(ratios_B[reached_B])
-    return replace(found, ci_low=low, ci_high=high, never_reached=1 - float(np.mean(reached_B)),
-                   reached_low=reached_low, reached_high=reached_high)  # fmt: skip
+    bounds: tuple[float, ...] = ()
+    if len(drawn[0][0]) and np.isfinite(goal):
+        _, base_B, arm_B = measure(drawn)
+        ratios_B, reached_B = time_ratio(base_B, arm_B), np.isfinite(arm_B)
+        bounds = (*_interval(ratios_B), 1 - float(np.mean(reached_B)), *_interval(ratios_B[reached_B]))
+    return Speedup(criterion, interpolated, goal, base_time, arm_time, ratio, runs, *bounds)
 
 
 def _interval(ratios_B: Array) -> tuple[float, float]:

@@ -6,17 +6,15 @@ import csv
 import io
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..runs import Run
-from .ablations import AXES, in_order
-from .analysis import PHASES, Analysis
-from .arms import OWN_TO_A_RUN, Arm, rollouts_of
-from .curves import HOUR, LENGTH, finite
+from .analysis import AXES, PHASES, Analysis, in_order
+from .arms import HOUR, LENGTH, OWN_TO_A_RUN, Arm, rollouts_of
 from .statistics import FEW, Z_95, normal_band
-from .text import duration, encodable, interval, markdown, number, plain, plural, unit_for, words
+from .text import duration, encodable, finite, interval, markdown, number, plain, plural, unit_for, words
 
 Row = dict[str, Any]
 
@@ -29,6 +27,7 @@ class Column:
     show: str | Callable[[Row], str]
     digits: int = 3
     is_text: bool = False
+    terminal: str = ""  # title in the terminal, which shows only columns that have one
 
     def cell(self, row: Row) -> str:
         return encodable(number(row.get(self.show), self.digits) if isinstance(self.show, str) else self.show(row))
@@ -42,7 +41,6 @@ class Table:
     columns: tuple[Column, ...]  # none in a table that is a CSV only
     rows: tuple[Row, ...]
     note: str = ""
-    header: tuple[str, ...] = ()  # of the CSV, if it is not the keys
 
     def cells(self) -> list[list[str]]:
         """Return the displayed cells."""
@@ -52,7 +50,7 @@ class Table:
         """Return raw values; a missing value is an empty field, a bool is true or false."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(self.header or self.keys)
+        writer.writerow(map(plain, self.keys))
         writer.writerows([[_raw(row.get(key)) for key in self.keys] for row in self.rows])
         return encodable(text.getvalue())
 
@@ -71,10 +69,6 @@ def _raw(value: Any) -> Any:
     return f"{value:.10g}" if isinstance(value, float) else value
 
 
-ARM = Column("arm", "label", is_text=True)
-_SHORT = {"both_accuracy": "both right", LENGTH: "tokens"}  # titles that a column has room for
-
-
 def _with_interval(value: str, low: str, high: str, digits: int) -> Callable[[Row], str]:
     def show(row: Row) -> str:
         spread = interval(row.get(low, math.nan), row.get(high, math.nan), digits)
@@ -85,45 +79,40 @@ def _with_interval(value: str, low: str, high: str, digits: int) -> Callable[[Ro
     return show
 
 
-_SPEEDUP = Column("speedup, 95 % interval", _with_interval("speedup", "ci_low", "ci_high", 2))
+_ARM = Column("arm", "label", is_text=True, terminal="arm")
+_SPEEDUP = Column(
+    "speedup, 95 % interval", _with_interval("speedup", "ci_low", "ci_high", 2), terminal="speedup [95 %]"
+)
+_SHORT = {"both_accuracy": "both right", LENGTH: "tokens"}  # titles that a column has room for
 
 
 def tables(analysis: Analysis) -> dict[str, Table]:
     """Return every table of a report by name, in the order of the page."""
-    makers = (
-        arms_table,
-        costs_table,
-        pairs_table,
-        speedup_table,
-        ablations_table,
-        curves_table,
-        runs_table,
-        config_table,
-    )
-    return {table.name: table for table in (make(analysis) for make in makers)}
+    makers = (arms_table, costs_table, pairs_table, speedup_table, ablations_table, curves_table, runs_table)
+    return {table.name: table for table in (make(analysis) for make in (*makers, config_table))}
 
 
 def arms_table(analysis: Analysis) -> Table:
     """A row for each arm: its settings, first and final score, time to the level, and seconds per step."""
     rows = tuple(_arm_row(analysis, arm) for arm in analysis.arms)
     unit = unit_for(analysis.horizon)
-    columns = [ARM, Column("start", "start"), Column("final, 95 % interval", _final_cell), Column("peak", "peak")]
-    if analysis.speedups:
-        columns.append(Column("to\u00a099\u00a0%", lambda row: duration(row["arm_time"], unit)))
-        columns.append(_SPEEDUP)
+    final = Column("final, 95 % interval", _final_cell, terminal="final [95 %]")
+    columns = [_ARM, Column("start", "start"), final, Column("peak", "peak")]
+    note = f"Scores are at {duration(analysis.horizon)} of training; peaks are the highest until then."
+    if any(arm.is_single and not math.isnan(analysis.finals[arm.name].error) for arm in analysis.arms):
+        note += " ± is 1.96 standard errors of the evaluation of a single run."
+    if analysis.speedups and analysis.baseline:
+        level = "to\u00a099\u00a0%"
+        columns += [Column(level, lambda row: duration(row["arm_time"], unit), terminal=level), _SPEEDUP]
+        note += f" “99 %” is 99 % of {analysis.baseline.label}’s peak, and the speedup is to that level."
     others = {name: None for arm in analysis.arms for name in arm.other_curves}  # a set in order
     columns += [Column(_SHORT.get(name, words(name)), name, 1 if name == LENGTH else 3) for name in others]
-    columns.append(Column("runs", "runs"))
+    columns.append(Column("runs", "runs", terminal="runs"))
     keys = (
         "arm rule n m runs start final final_hours final_runs final_low final_high peak "
         "peak_hours hours_to_p99 speedup ci_low ci_high never_reached steps seconds_per_step "
         "reached_low reached_high settled evaluation_se"
     )
-    note = f"Scores are at {duration(analysis.horizon)} of training; peaks are the highest until then."
-    if any(arm.is_single and not math.isnan(analysis.finals[arm.name].error) for arm in analysis.arms):
-        note += " ± is 1.96 standard errors of the evaluation of a single run."
-    if analysis.speedups and analysis.baseline:
-        note += f" “99 %” is 99 % of {analysis.baseline.label}’s peak, and the speedup is to that level."
     names = (*keys.split(), *PHASES, "other", *others)
     return Table("final", f"Arms: {words(analysis.metric)}", names, tuple(columns), rows, note)
 
@@ -132,7 +121,7 @@ def costs_table(analysis: Analysis) -> Table:
     """A row for each arm: its steps, and the seconds of a step by phase. On the page only: final.csv has them."""
     rows = tuple(_arm_row(analysis, arm) for arm in analysis.arms if arm.name in analysis.costs)
     phases = [Column(phase, phase, 4) for phase in (*PHASES, "other")]
-    columns = (ARM, Column("steps", "steps", 0), Column("s/step", "seconds_per_step"), *phases)
+    columns = (_ARM, Column("steps", "steps", 0), Column("s/step", "seconds_per_step"), *phases)
     note = "Evaluation is not in the training clock; “other” is the time outside all phases."
     return Table("costs", "Seconds per step", (), columns, rows, note)
 
@@ -148,25 +137,17 @@ def _arm_row(analysis: Analysis, arm: Arm) -> Row:
     final, cost = analysis.finals.get(arm.name), analysis.costs.get(arm.name)
     result = analysis.speedup_of(arm.name)
     n, m = rollouts_of(arm.config)
-    row: Row = {
-        "arm": arm.name,
-        "label": arm.label,
-        "rule": arm.config.get("rule"),
-        "n": n,
-        "m": m,
-        "runs": arm.run_count,
-        "steps": cost.steps if cost else math.nan,
-        "seconds_per_step": cost.seconds_per_step if cost else math.nan,
-        "arm_time": math.nan,
-        **({**cost.phases, "other": cost.other} if cost else {}),
-    }
+    row: Row = {"arm": arm.name, "label": arm.label, "rule": arm.config.get("rule"), "n": n, "m": m}
+    row |= {"runs": arm.run_count, "arm_time": math.nan}
     for name, curve in arm.other_curves.items():
         row[name] = float(curve.mean[curve.last(analysis.horizon)])
+    if cost:
+        row |= vars(cost) | cost.phases | {"other": cost.other}
     if final:
         row |= vars(final) | {"evaluation_se": final.error, "final_low": final.low, "final_high": final.high}
         row |= {"final_hours": final.final_seconds / HOUR, "peak_hours": final.peak_seconds / HOUR}
     if result:
-        row |= vars(result) | {"hours_to_p99": _hours(result.arm_time)}
+        row |= vars(result) | {"hours_to_p99": _hours(result.arm_time), "runs": arm.run_count}
         row["settled"] = None if arm is analysis.baseline else result.settled
     return row
 
@@ -177,41 +158,32 @@ def _hours(seconds: float) -> float | None:
 
 def pairs_table(analysis: Analysis) -> Table:
     """A row for each pair of arms: the difference of their final scores, and the speedup to the other's level."""
-    rows = []
-    for pair in analysis.pairs:
-        result, gap = pair.speedup, pair.difference
-        row: Row = {"arm": pair.arm.name, "label": pair.arm.label}
-        row |= {"other": pair.other.name, "against": pair.other.label}
-        row |= {"difference": gap.mean, "low": gap.low, "high": gap.high, "settled": gap.settled}
-        row |= {
-            "arm_time": result.arm_time,
-            "speedup": result.speedup,
-            "ci_low": result.ci_low,
-            "ci_high": result.ci_high,
-        }
-        rows.append(row | {"speedup_settled": result.settled})
+    rows = tuple(
+        vars(pair.speedup)
+        | vars(pair.difference)
+        | {"arm": pair.arm.name, "label": pair.arm.label, "other": pair.other.name, "against": pair.other.label}
+        | {"difference": pair.difference.mean, "settled": pair.difference.settled}
+        | {"speedup_settled": pair.speedup.settled}
+        for pair in analysis.pairs
+    )
 
-    def gap_cell(row: Row) -> str:
+    def gap(row: Row) -> str:
         spread = interval(row["low"], row["high"], 3)
-        return f"{row['difference']:+.3f}" + ("" if spread == "–" else f" {spread}")
+        return f"{row['difference']:+.3f} {spread}".removesuffix(" –")
 
     def settled(row: Row) -> str:
-        parts = (("score", row["settled"]), ("speedup", row["speedup_settled"]))
-        return " and ".join(name for name, known in parts if known) or "neither"
+        known = [what for what, key in (("score", "settled"), ("speedup", "speedup_settled")) if row[key]]
+        order = {1: ", but every run is above", -1: ", but every run is below"}.get(row["side"], "")
+        return (" and ".join(known) or "neither") + ("" if row["settled"] else order)
 
-    columns = [
-        ARM,
-        Column("against", "against", is_text=True),
-        Column("final score, difference", gap_cell),
-        _SPEEDUP,
-        Column("settled", settled),
-    ]
+    against, difference = Column("against", "against", is_text=True), Column("final score, difference", gap)
+    columns = (_ARM, against, difference, _SPEEDUP, Column("settled", settled))
     keys = "arm other difference low high settled speedup ci_low ci_high speedup_settled"
     note = (
         f"A score is settled if its interval excludes 0, a speedup if its interval excludes 1 and both arms have at "
         f"least {FEW} runs. Of many pairs, some are settled by chance."
     )
-    return Table("pairs", "Pairs of arms", tuple(keys.split()), tuple(columns), tuple(rows), note)
+    return Table("pairs", "Pairs of arms", tuple(keys.split()), columns, rows, note)
 
 
 def speedup_table(analysis: Analysis) -> Table:
@@ -227,36 +199,26 @@ def speedup_table(analysis: Analysis) -> Table:
 
 def curves_table(analysis: Analysis) -> Table:
     """Every checkpoint of every arm. A CSV only."""
-    rows = tuple(row for arm in analysis.arms for row in _checkpoints(arm, analysis.metric))
-    keys = "arm metric due_hours hours runs mean low high"
-    return Table("curves", "Scores over time", tuple(keys.split()), (), rows)
-
-
-def _checkpoints(arm: Arm, metric: str) -> Iterator[Row]:
-    for name, curve in arm.curves(metric).items():
-        low, high = normal_band(curve.scores)
-        present = (curve.scores == curve.scores).sum(axis=0)
-        hours, real = (curve.due / HOUR).tolist(), (curve.times / HOUR).tolist()
-        columns = (hours, real, present.tolist(), curve.mean.tolist(), low.tolist(), high.tolist())
-        for values in zip(*columns, strict=True):
-            cells = dict(zip(("due_hours", "hours", "runs", "mean", "low", "high"), values, strict=True))
-            yield {"arm": arm.name, "metric": name, **cells}
+    keys = ("arm", "metric", "due_hours", "hours", "runs", "mean", "low", "high")
+    rows = []
+    for arm in analysis.arms:
+        for name, curve in arm.curves(analysis.metric).items():
+            present = (curve.scores == curve.scores).sum(axis=0)
+            columns = (curve.due / HOUR, curve.times / HOUR, present, curve.mean, *normal_band(curve.scores))
+            cells = zip(*(column.tolist() for column in columns), strict=True)
+            rows += [dict(zip(keys, (arm.name, name, *values), strict=True)) for values in cells]
+    return Table("curves", "Scores over time", keys, (), tuple(rows))
 
 
 def ablations_table(analysis: Analysis) -> Table:
     """A row for each value of each setting that was varied."""
-    rows = []
-    for ablation in analysis.ablations:
-        for arm, value in zip(ablation.arms, ablation.values, strict=True):
-            row = _arm_row(analysis, arm)
-            rows.append(row | {"setting": AXES[ablation.axis], "axis": ablation.axis, "value": value})
-    columns = [
-        Column("setting", "setting", is_text=True),
-        Column("value", "value", is_text=True),
-        ARM,
-        Column("final, 95 % interval", _with_interval("final", "low", "high", 3)),
-        Column("peak", "peak"),
-    ]
+    rows = tuple(
+        _arm_row(analysis, arm) | {"setting": AXES[ablation.axis], "axis": ablation.axis, "value": value}
+        for ablation in analysis.ablations
+        for arm, value in zip(ablation.arms, ablation.values, strict=True)
+    )
+    columns = [Column("setting", "setting", is_text=True), Column("value", "value", is_text=True), _ARM]
+    columns += [Column("final, 95 % interval", _with_interval("final", "low", "high", 3)), Column("peak", "peak")]
     columns += [_SPEEDUP] if analysis.speedups else []
     columns += [Column("s/step", "seconds_per_step")] if analysis.costs else []
     keys = "axis value arm runs final low high peak speedup ci_low ci_high seconds_per_step"
@@ -265,30 +227,28 @@ def ablations_table(analysis: Analysis) -> Table:
         f"Arms that differ in one setting from {reference}. Rows follow m, so the prompts of a step stay the same. An "
         "arm that keeps all it generates is GRPO, with any rule."
     )
-    return Table("ablations", "Ablations", tuple(keys.split()), tuple(columns), tuple(rows), note)
+    return Table("ablations", "Ablations", tuple(keys.split()), tuple(columns), rows, note)
 
 
 def runs_table(analysis: Analysis) -> Table:
     """Every run with its state; those that did not finish come first."""
     rows = [_run_row(arm, run, analysis.metric) for arm in analysis.arms for run in arm.runs]
     rows.sort(key=lambda row: row["state"] == "finished")
-    columns = [
-        ARM,
-        Column("run", "run", is_text=True),
-        Column("state", "state", is_text=True),
-        Column("reason", "reason", is_text=True),
+    columns = (
+        _ARM,
+        *(Column(key, key, is_text=True) for key in ("run", "state", "reason")),
         Column("steps", "steps", 0),
         Column("trained for", lambda row: duration(row["seconds"])),
         Column("evaluations", "evaluations"),
         Column(f"last {words(analysis.metric)}", "last_score"),
-    ]
+    )
     keys = "arm run seed state reason steps seconds evaluations last_score device dtype"
     states = ", ".join(f"{count} {state}" for state, count in Counter(row["state"] for row in rows).most_common())
     note = (
         f"{plural(len(rows), 'run')}: {states or 'none'}. “trained for” is the training clock, without evaluation. A "
         "run that was killed without warning may still say running."
     )
-    return Table("runs", "Runs", tuple(keys.split()), tuple(columns), tuple(rows), note)
+    return Table("runs", "Runs", tuple(keys.split()), columns, tuple(rows), note)
 
 
 def _run_row(arm: Arm, run: Run, metric: str) -> Row:
@@ -313,19 +273,15 @@ def _run_row(arm: Arm, run: Run, metric: str) -> Row:
 def config_table(analysis: Analysis) -> Table:
     """The settings in which the arms differ: a row for each arm."""
     arms = [arm for arm in analysis.arms if arm.config]
-    settings = sorted({key for arm in arms for key in arm.config} - OWN_TO_A_RUN, key=str)
+    settings = sorted({key for arm in arms for key in arm.config} - OWN_TO_A_RUN - {"arm", "label"}, key=str)
     differ = [key for key in settings if len({_setting(arm.config, key) for arm in arms}) > 1]
-    # our own keys: a recipe may hold any, such as "label"
-    places = [f"setting_{index}" for index in range(len(differ))]
     rows = tuple(
-        {"arm": arm.name, "label": arm.label}
-        | {place: _setting(arm.config, key) for place, key in zip(places, differ, strict=True)}
+        {"arm": arm.name, "label": arm.label} | {key: _setting(arm.config, key) for key in differ}
         for arm in (arms if differ else [])
     )
-    columns = (ARM, *(Column(plain(key), place, is_text=True) for place, key in zip(places, differ, strict=True)))
+    columns = (_ARM, *(Column(plain(key), key, is_text=True) for key in differ))
     note = "From the recipe of each arm’s first run. The config.yaml of any run has what all arms share."
-    header = ("arm", *map(plain, differ))
-    return Table("config", "What differs between the arms", ("arm", *places), columns, rows, note, header)
+    return Table("config", "What differs between the arms", ("arm", *differ), columns, rows, note)
 
 
 def _setting(config: Mapping[str, Any], key: str) -> str:

@@ -1,4 +1,4 @@
-"""Names, numbers and times as text. Names may be hostile: print only names cleaned by ``plain``."""
+"""Names, numbers and times, from text and as text. Names may be hostile: print only names cleaned by ``plain``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]#|~$])")
 
 _WORDS = {"both_accuracy": "answer and format right", "mean_completion_tokens": "mean completion length (tokens)"}
+
+_LARGEST = 1e15  # of a logged number: squares and sums of such ones stay finite
 
 UNITS: dict[str, float] = {"s": 1.0, "min": 60.0, "h": 3600.0}
 """Seconds in each unit of time."""
@@ -71,6 +73,31 @@ def duration(seconds: float, unit: str | None = None) -> str:
         return "never" if seconds > 0 else "–"
     unit = unit or unit_for(seconds)
     return f"{seconds / UNITS[unit]:.{2 if unit == 'h' else 1}f} {unit}"
+
+
+def finite(value: object) -> float | None:
+    """Return a number of at most 15 digits, or None: a logged value may be null, text, not finite, or absurd.
+
+    >>> finite("0.5"), finite(None), finite("x"), finite(float("nan")), finite(True)
+    (0.5, None, None, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if abs(number) < _LARGEST else None
+
+
+def rounded(value: object, digits: int = 5) -> float | None:
+    """Return a number with this many digits, by default more than a screen shows; None for what is not a number.
+
+    >>> rounded(0.123456789), rounded(float("nan"))
+    (0.12346, None)
+    """
+    known = finite(value)
+    return None if known is None else float(f"{known:.{digits}g}")
 
 
 def number(value: object, digits: int = 3) -> str:

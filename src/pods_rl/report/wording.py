@@ -12,13 +12,14 @@ from .arms import Arm, damaged_files
 from .statistics import FEW, Z_95
 from .text import duration, interval, number, plain, plural, words
 
-_NAMED = 4  # pairs or arms that get a sentence of their own
+_NAMED = 6  # pairs or arms that get a line of their own
 
 
 def headlines(analysis: Analysis) -> tuple[str, ...]:
-    """Return the final scores of the pair that the experiment is about, its speedup, then the other pairs.
+    """Return a line for each pair of arms, the one that the experiment is about first, then its speedup.
 
-    Without a pair: the first and last score of each arm.
+    Of many pairs only the first has a line, next to the arm with the highest score. Without a pair: the first and last
+    score of each arm.
     """
     pairs = [pair for pair in analysis.pairs if _trained(pair.arm) and _trained(pair.other)]
     scored = [arm for arm in analysis.arms if arm.name in analysis.finals]
@@ -26,11 +27,11 @@ def headlines(analysis: Analysis) -> tuple[str, ...]:
     if not pairs:
         found = tuple(_progress(analysis, arm) for arm in scored[:_NAMED])
         return found or (f"No evaluation of {plain(analysis.metric)} yet.",)
-    lines = [_scores(analysis, pairs[0]), _speedup(pairs[0])]
-    if len(pairs) < _NAMED:
-        return (*lines, *(_scores(analysis, pair) for pair in pairs[1:]))
-    best = number(analysis.finals[scored[0].name].final)
-    return (*lines, f"{scored[0].label} scores highest of {len(scored)} arms: {best}. The table has all pairs.")
+    lines = [_scores(analysis, pair) for pair in (pairs if len(pairs) <= _NAMED else pairs[:1])]
+    if len(pairs) > _NAMED:
+        best = number(analysis.finals[scored[0].name].final)
+        lines.append(f"{scored[0].label} scores highest of {len(scored)} arms: {best}. A table below has all pairs.")
+    return (*lines, _speedup(pairs[0]))
 
 
 def _trained(arm: Arm) -> bool:
@@ -39,49 +40,43 @@ def _trained(arm: Arm) -> bool:
 
 
 def _progress(analysis: Analysis, arm: Arm) -> str:
+    """Return the first and last score of an arm."""
     end, what, runs = analysis.finals[arm.name], words(analysis.metric), plural(arm.run_count, "run")
     if not _trained(arm):
         return f"{arm.label} starts at {number(end.start)} {what}, {runs}."
-    spread = interval(end.low, end.high, 3)
+    spread = f" {interval(end.low, end.high, 3)}".removesuffix(" –")
     if arm.is_single and not math.isnan(end.error):
-        spread = f"± {number(Z_95 * end.error)}"
-    score = number(end.final) if spread == "–" else f"{number(end.final)} {spread}"
-    return f"{arm.label} went from {number(end.start)} to {score} {what} in {duration(end.final_seconds)}, {runs}."
+        spread = f" ± {number(Z_95 * end.error)}"
+    times = f"in {duration(end.final_seconds)}, {runs}"
+    return f"{arm.label} went from {number(end.start)} to {number(end.final)}{spread} {what} {times}."
 
 
 def _scores(analysis: Analysis, pair: Pair) -> str:
-    """Return the final scores of two arms, their difference, and whether it is settled."""
-    ours, theirs = (number(analysis.finals[arm.name].final) for arm in (pair.arm, pair.other))
-    gap, counts = pair.difference, sorted({arm.run_count for arm in (pair.arm, pair.other)})
+    """Return who ends higher and by how much, and in a second sentence whether to believe it."""
+    arm, other, gap = pair.arm.label, pair.other.label, pair.difference
+    ours, theirs = (number(analysis.finals[one.name].final) for one in (pair.arm, pair.other))
+    counts = sorted({one.run_count for one in (pair.arm, pair.other)})
     runs = f"{plural(counts[0], 'run')} each" if len(counts) == 1 else f"{counts[0]} and {counts[1]} runs"
-    spread = interval(gap.low, gap.high, 3)
-    change = f"{gap.mean:+.3f}" if spread == "–" else f"{gap.mean:+.3f} {spread}"
-    line = f"{pair.arm.label} ends at {ours} {words(analysis.metric)}, {pair.other.label} at {theirs}: {change}"
-    if gap.settled:
-        return f"{line}, {runs}."
-    if not gap.side:
-        return f"{line}. Not settled with {runs}."
-    side = "above" if gap.side > 0 else "below"
-    return (
-        f"{line}. Not settled with {runs}, but every run of {pair.arm.label} is {side} every run of {pair.other.label}."
-    )
+    side = "above" if gap.mean >= 0 else "below"
+    place = f"{abs(gap.mean):.3f} {side}" if round(gap.mean, 3) else "level with"
+    line = f"{arm} ends {place} {other}: {words(analysis.metric)} {ours} against {theirs}."
+    if math.isnan(gap.low):
+        return f"{line} Not settled: {runs}."
+    order = f", but every run of {arm} is {side} every run of {other}" if gap.side and not gap.settled else ""
+    verdict = "Settled" if gap.settled else "Not settled"
+    return f"{line} {verdict}: 95 % interval {interval(gap.low, gap.high, 3)}, {runs}{order}."
 
 
 def _speedup(pair: Pair) -> str:
     """Return how much sooner an arm reached the other's level."""
-    result, arm = pair.speedup, pair.arm.label
-    goal = f"99 % of {pair.other.label}’s peak ({number(result.threshold)})"
-    spread = f" {interval(result.ci_low, result.ci_high)}" if result.has_interval else ""
+    result, arm, other = pair.speedup, pair.arm.label, pair.other.label
+    goal = f"99 % of {other}’s peak ({number(result.threshold)})"
     if math.isinf(result.arm_time):
         return f"{arm} never reached {goal}."
-    if result.speedup == 0:
-        return f"{arm} reached {goal} after {duration(result.arm_time)}, {pair.other.label} at its first evaluation."
-    if math.isinf(result.speedup):
-        return f"{arm} reached {goal} at its first evaluation."
-    line = f"{arm} reached {goal} with a speedup of {result.speedup:.2f}x{spread}."
-    if result.settled:
-        return line
-    return f"{line} Not settled{f' with fewer than {FEW} runs each' if result.runs < FEW else ''}."
+    times = f"after {duration(result.arm_time)}, {other} after {duration(result.baseline_time)}"
+    spread = f" {interval(result.ci_low, result.ci_high)}".removesuffix(" –")
+    settled = "settled" if result.settled else f"not settled{f', fewer than {FEW} runs' if result.runs < FEW else ''}"
+    return f"{arm} reached {goal} {times}: a speedup of {number(result.speedup, 2)}x{spread}, {settled}."
 
 
 def notes(analysis: Analysis) -> tuple[str, ...]:
@@ -89,7 +84,7 @@ def notes(analysis: Analysis) -> tuple[str, ...]:
     found = [*_run_notes(analysis), *_baseline_notes(analysis)]
     for arm in analysis.arms:
         found += [f"{arm.label}: {line}" for line in _curve_notes(analysis, arm)]
-    if damage := damaged_files(analysis.arms, (analysis.metric, f"{analysis.metric}_se", "prompts")):
+    if damage := damaged_files(analysis.arms):
         found.append(f"Skipped unreadable data: {damage}.")
     devices = Counter(plain(run.environment["device"]) for run in analysis.runs if run.environment.get("device"))
     if len(devices) > 1:
@@ -99,7 +94,7 @@ def notes(analysis: Analysis) -> tuple[str, ...]:
 
 
 def _run_notes(analysis: Analysis) -> list[str]:
-    """Return notes on runs that are missing, that did not finish, or that are too few."""
+    """Return notes on runs that are missing or did not finish, and on arms with one run."""
     found = []
     absent = {arm.label: arm.missing for arm in analysis.arms if arm.missing}
     if absent:
@@ -112,11 +107,8 @@ def _run_notes(analysis: Analysis) -> list[str]:
         unfinished = f"{states.total()} of {len(analysis.runs)} runs did not finish ({parts})."
         found.append(f"{unfinished} Each counts up to its last evaluation.")
     lone = [arm.label for arm in analysis.arms if arm.is_single]
-    few = [arm.label for arm in analysis.arms if arm.curve and 1 < len(arm.curve.runs) < FEW]
     if lone:
         found.append(f"One run does not show how seeds differ. Its ± and band are over prompts: {', '.join(lone)}.")
-    if few:
-        found.append(f"With fewer than {FEW} runs, bands and speedup intervals are too narrow: {', '.join(few)}.")
     return found
 
 
@@ -132,8 +124,6 @@ def _curve_notes(analysis: Analysis, arm: Arm) -> list[str]:
         found.append("no evaluation after its start.")
     if curve.interpolated:
         found.append("its runs were evaluated at different times. Scores are interpolated linearly to common times.")
-    if thin := int(np.isnan(curve.mean).sum()):
-        found.append(f"{thin} of its {len(curve.due)} checkpoints are in no mean: half of its runs or fewer have them.")
     if end and end.final_runs < len(curve.runs):
         found.append(f"its final score is the mean of {end.final_runs} of {len(curve.runs)} runs; the others ended.")
     if end and curve.due[curve.last()] < analysis.horizon * (1 - 1e-9):
@@ -143,17 +133,17 @@ def _curve_notes(analysis: Analysis, arm: Arm) -> list[str]:
 
 
 def _baseline_notes(analysis: Analysis) -> list[str]:
+    """Return why nothing is compared, or what is odd about the level that speedups are to."""
     base = analysis.baseline
     if len(analysis.arms) < 2:
         return []
     if base is None:
         return ["No baseline is set, so nothing is compared."]
-    result = analysis.speedup_of(base.name, "peak")
-    if result is None or base.curve is None:
+    if base.curve is None or not base.curve.has_mean:
         what = "no checkpoint that most of its runs share" if base.curve else "no evaluation"
         return [f"{base.label}, the baseline, has {what}, so nothing is compared."]
     found = []
-    if result.arm_time <= float(np.nanmin(base.curve.times)):
+    if analysis.finals[base.name].peak_seconds <= float(np.nanmin(base.curve.times)):
         found.append(f"{base.label} peaks at its first evaluation: its level does not show what training gains.")
     zero = [pair for pair in analysis.pairs if pair.other is base and pair.speedup.never_reached > 0]
     if zero:
@@ -167,7 +157,8 @@ def method(analysis: Analysis) -> tuple[str, ...]:
     lines = [
         "Time is the training clock, without evaluation. Checkpoints of different runs are matched by their nominal "
         "second. A mean needs more than half of an arm’s runs. A run that failed counts up to its last evaluation. "
-        "Intervals of scores are 1.96 standard errors over runs, as in the paper.",
+        f"Intervals of scores are 1.96 standard errors over runs, as in the paper; with fewer than {FEW} runs they are "
+        "too narrow.",
     ]
     if any(arm.config.get("clock") == "cpu" for arm in analysis.arms):
         lines.append("Time is processor time of the training process, without that of its reward processes.")

@@ -47,7 +47,7 @@ window.pods = { figures: (() => {
       const at = arm.lines[x[0]], show = !state.off.has(arm.label), look = { stroke: arm.colour, dash: arm.dash, show };
       const thin = { ...look, stroke: faded(arm.colour, 0.35), width: 1 }, lines = [];
       if (state.seeds) lines.push(...at.seeds.map(([, xs, ys]) => ({ ...thin, xs, ys })));
-      if (at.low.length && !chart.crowded) {
+      if (!chart.crowded && at.low.some((low) => low != null)) {
         const edge = { xs: at.x, show, stroke: "transparent", width: 0 };
         lines.push({ ...edge, ys: at.high, fill: faded(arm.colour, 0.13) }, { ...edge, ys: at.low });
       }
@@ -150,7 +150,7 @@ window.pods = { figures: (() => {
       arms.replaceChildren(...chart.arms.map((arm) => toggle(arm.label, !state.off.has(arm.label), () => {
         if (!state.off.delete(arm.label)) state.off.add(arm.label);
         return !state.off.has(arm.label);
-      }, swatch(arm))), chart.note);
+      }, swatch(arm))));
     };
 
     const update = (given) => {
