@@ -3,44 +3,48 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pods_rl.distributed.processes import rank_and_world_size
-from pods_rl.engines.trl.batching import check_batch
+from pods_rl.engines.trl.batching import Shares, batch_plan
 from pods_rl.errors import UserError
 
 
 def test_the_papers_single_gpu_setting():
-    plan = check_batch(
-        num_generations=16, num_rollouts=64, per_device_train_batch_size=4, gradient_accumulation_steps=4
-    )
+    settings = {"num_rollouts": 64, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
+    plan = batch_plan({"num_generations": 16, **settings})
     assert (plan.prompts_per_step, plan.rollouts_per_step, plan.rows_per_step) == (1, 64, 16)
     assert (plan.micro_batches, plan.micro_batch_rows, plan.rows_per_process) == (4, 4, 16)
-    assert not plan.is_plain_grpo
 
 
-def test_groups_may_straddle_processes():
-    plan = check_batch(num_generations=16, num_rollouts=64, per_device_train_batch_size=2, processes=8)
-    assert (plan.prompts_per_generation, plan.rows_per_process, plan.rollouts_per_generation) == (1, 2, 64)
-    spread = "spread over processes: each generates 8 rollouts and trains 2; kept ones move between them"
-    assert ("groups", spread) in plan.describe()
+def test_every_rollout_and_row_has_one_process_and_each_trains_rows_of_its_own_prompts():
+    for prompts, m, n, processes in product(range(1, 6), range(1, 6), range(1, 13), range(1, 7)):
+        if n < m or prompts * m % processes or prompts * n % processes:
+            continue
+        shares, everyone = Shares(prompts, n, m, processes), range(processes)
+        assert [r for process in everyone for r in shares.rollouts(process)] == list(range(prompts * n))
+        assert [r for process in everyone for r in shares.rows(process)] == list(range(prompts * m))
+        for process in everyone:
+            assert {r // shares.rollouts_each for r in shares.rollouts(process)} == {process}
+            assert {r // n for r in shares.rollouts(process)} == {r // m for r in shares.rows(process)}
 
 
-def test_vllm_needs_equal_shares():
-    settings = {"num_generations": 16, "per_device_train_batch_size": 4, "processes": 4, "use_vllm": True}
+def test_every_process_generates_as_many_rollouts_of_a_group_that_is_spread():
+    settings = {"num_generations": 16, "per_device_train_batch_size": 4}
     with pytest.raises(UserError, match=r"4 processes share 1 prompt x num_rollouts 34 = 34\. .* to 32 or 36\."):
-        check_batch(num_rollouts=34, **settings)
+        batch_plan(settings | {"num_rollouts": 34}, processes=4)
     for n in (32, 36):
-        assert check_batch(num_rollouts=n, **settings).shares.even
-    assert not check_batch(num_rollouts=34, **settings | {"use_vllm": False}).shares.even
+        plan = batch_plan(settings | {"num_rollouts": n}, processes=4)
+        assert (plan.prompts_per_generation, plan.rows_per_process, plan.shares.rollouts_each) == (1, 4, n // 4)
 
 
 def test_processes_come_from_the_launcher(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert check_batch(num_generations=8, per_device_train_batch_size=2).processes == 4
+    assert batch_plan({"num_generations": 8, "per_device_train_batch_size": 2}).processes == 4
     # on a CPU, accelerate sets LOCAL_WORLD_SIZE to 1 where nothing says how many processes this machine has
     launched = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "1"}
     assert rank_and_world_size(launched) == (1, 2)
@@ -66,12 +70,9 @@ def test_a_rank_that_cannot_be_is_refused(environment, message):
     ("settings", "message"),
     [
         ({"num_generations": 1}, "num_generations = 1: expected a whole number of at least 2"),
-        ({"num_generations": 8, "num_rollouts": 4}, "cannot keep 8 of 4 rollouts.*Raise num_rollouts to 8"),
-        ({"num_generations": 8, "generation_batch_size": 8, "steps_per_generation": 1}, "keep one of them"),
-        (
-            {"num_generations": 8, "generation_batch_size": 12},
-            "generation_batch_size = 12 rows .* to 8 or 16",
-        ),
+        ({"num_rollouts": 4}, "cannot keep 8 of 4 rollouts.*Raise num_rollouts to 8"),
+        ({"generation_batch_size": 8, "steps_per_generation": 1}, "keep one of them"),
+        ({"generation_batch_size": 12}, "holds 12 rows.* to 8 or 16"),
         (
             {"num_generations": 16, "per_device_train_batch_size": 6, "gradient_accumulation_steps": 4},
             r"holds 24 rows \(per_device_train_batch_size 6 x processes 1 x gradient_accumulation_steps 4\)"
@@ -85,7 +86,7 @@ def test_a_rank_that_cannot_be_is_refused(environment, message):
 )
 def test_what_does_not_fit_is_refused_with_its_unit(settings, message):
     with pytest.raises(UserError, match=message):
-        check_batch(**settings)
+        batch_plan(settings)
 
 
 small = st.integers(1, 12)
@@ -93,14 +94,14 @@ small = st.integers(1, 12)
 
 @given(m=st.integers(2, 20), rows=small, accumulation=small, processes=small, size=st.none() | st.integers(1, 200))
 def test_the_two_values_it_names_work(m, rows, accumulation, processes, size):
-    settings = {"num_generations": m, "processes": processes, "per_device_train_batch_size": rows}
+    settings = {"num_generations": m, "per_device_train_batch_size": rows}
     key = "generation_batch_size" if size else "per_device_train_batch_size"
     settings |= {key: size} if size else {"gradient_accumulation_steps": accumulation}
     try:
-        plan = check_batch(**settings)
+        plan = batch_plan(settings, processes)
     except UserError as error:
         for value in re.search(r"to (\d+) or (\d+)\.$", str(error)).groups():
-            check_batch(**settings | {key: int(value)})
+            batch_plan(settings | {key: int(value)}, processes)
     else:
         assert plan.rows_per_generation == (size or rows * accumulation * processes)
         assert plan.prompts_per_generation * m == plan.rows_per_generation

@@ -214,7 +214,6 @@ NORMALIZED_FIRST = {"multi_objective_aggregation": "normalize_then_sum"}
             "summed reward",
         ),
         ({"advantages": "before", "multi_objective_aggregation": "normalize_then_sum"}, "summed reward"),
-        ({"loss_type": "vespo", "use_vllm": True}, "vllm_importance_sampling_mode"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(tmp_path, settings, words):
@@ -225,28 +224,11 @@ def test_settings_that_contradict_each_other_are_refused(tmp_path, settings, wor
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"loss_type": "cispo"}, "epsilon_high"),
-        ({"loss_type": "cispo", "epsilon_high": 0.28}, "0.28"),
-        ({"loss_type": "vespo", "importance_sampling_level": "sequence"}, "importance_sampling_level"),
-    ],
-)
-def test_unwise_settings_that_trl_takes_are_a_warning_here_and_refused_in_a_recipe(make_trainer, settings, words):
-    with pytest.raises(UserError, match=words):
-        check_losses(settings)
-    with pytest.warns(UserWarning, match=words):
-        make_trainer(**settings)
-
-
-@pytest.mark.parametrize(
     "settings",
     [
         *LOSSES.values(),
         LEAVE_ONE_OUT | {"scale_rewards": False},
         LEAVE_ONE_OUT | {"advantages": "before", "scale_rewards": "batch"},
-        {"loss_type": "vespo", "use_vllm": True, "vllm_importance_sampling_mode": "token_mask"},
-        {"loss_type": "vespo", "use_vllm": True, "vllm_importance_sampling_correction": False},
     ],
 )
 def test_every_loss_as_its_paper_sets_it_is_accepted(settings):

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a process: packed and unpacked without loss, and refused where it does not fit."""
+"""What a checkpoint holds of a process: written and read without loss, and refused where it does not fit."""
 
 from __future__ import annotations
 
@@ -7,81 +7,56 @@ import random
 import pytest
 import torch
 
-from pods_rl.engines.trl.checkpoints import (
-    put_tensors,
-    read_tensors,
-    read_values,
-    slots_left,
-    take_tensors,
-    write_state,
-)
+from pods_rl.engines.trl.checkpoints import read_state, write_state
 from pods_rl.errors import UserError
-
-
-@pytest.mark.parametrize(("slots", "iterations"), [(1, 1), (1, 3), (4, 1), (2, 3)])
-def test_a_checkpoint_holds_the_slots_that_the_loop_still_reads(slots, iterations):
-    every = slots * iterations
-    for step in range(2 * every + 1):
-        still, at = set(), step
-        while at % every:  # TRL generates anew where this is 0
-            still.add(at % slots)
-            at += 1
-        assert slots_left(step, slots, iterations) == sorted(still)
 
 
 def test_a_buffer_survives_a_checkpoint_to_the_last_bit(tmp_path):
     whole = torch.arange(12, dtype=torch.float32).reshape(4, 3) / 7
-    buffer = [
-        {},
-        {
-            "ids": whole[:2].long(),  # rows of one tensor, as TRL splits a generation
-            "logps": whole[:2].bfloat16(),
-            "mask": whole[2:, ::2] > 1,  # not contiguous
-            "advantages": torch.tensor([float("nan"), -float("inf")]),
-            "count": torch.tensor(7),
-            "nothing": torch.empty(0, 3),
-            "reference": None,
-            "has_signal": True,
-            "ratio": whole[2:],
-        },
-    ]
-    tensors: dict[str, torch.Tensor] = {}
-    values = {"processes": 1, "buffer": take_tensors(buffer, "buffer", tensors)}
-    write_state(tmp_path, 0, values, tensors)
-    found = put_tensors(read_values(tmp_path, 0, 1)["buffer"], read_tensors(tmp_path, 0))
-    assert found[0] == {}
-    assert list(found[1]) == list(buffer[1])
-    for name, value in buffer[1].items():
+    buffer = {
+        "ids": whole[:2].long(),  # rows of one tensor, as TRL splits a generation
+        "logps": whole[:2].bfloat16(),
+        "mask": whole[2:, ::2] > 1,  # not contiguous
+        "advantages": torch.tensor([float("nan"), -float("inf")]),
+        "count": torch.tensor(7),
+        "nothing": torch.empty(0, 3),
+        "reference": None,
+        "has_signal": True,
+        "ratio": whole[2:],
+    }
+    write_state(tmp_path, 0, {"processes": 1, "buffer": [{}, buffer]})
+    empty, found = read_state(tmp_path, 0, 1)["buffer"]
+    assert empty == {}
+    assert list(found) == list(buffer)
+    for name, value in buffer.items():
         if isinstance(value, torch.Tensor):
-            assert found[1][name].dtype == value.dtype
-            assert torch.equal(found[1][name].nan_to_num(99), value.nan_to_num(99))
+            assert found[name].dtype == value.dtype
+            assert torch.equal(found[name].nan_to_num(99), value.nan_to_num(99))
         else:
-            assert found[1][name] is value
+            assert found[name] is value
 
 
 def test_numbers_keep_their_kind_and_every_bit(tmp_path):
     draw = random.Random(5)
     numbers = [7, 7.0, float("nan"), float("inf"), 5e-324, *(draw.uniform(-1e9, 1e9) for _ in range(100))]
     text = "\ud800 \x1b[2J </script> \u2028"
-    write_state(tmp_path, 0, {"processes": 1, "metrics": {"b": numbers, "a": [text]}}, {})
-    found = read_values(tmp_path, 0, 1)["metrics"]
+    write_state(tmp_path, 0, {"processes": 1, "metrics": {"b": numbers, "a": [text]}})
+    found = read_state(tmp_path, 0, 1)["metrics"]
     assert list(found) == ["b", "a"]
     assert [repr(x) for x in found["b"]] == [repr(x) for x in numbers]
     assert found["a"] == [text]
-    assert read_tensors(tmp_path, 0) == {}
 
 
 @pytest.mark.parametrize(("made_by", "now"), [(1, 2), (4, 2)])
 def test_another_number_of_processes_is_refused_on_each_of_them(tmp_path, made_by, now):
-    assert read_values(tmp_path, 0, now) == {}  # a checkpoint of TRL's trainer
+    assert read_state(tmp_path, 0, now) == {}  # a checkpoint of TRL's trainer
     for process in range(made_by):
-        write_state(tmp_path, process, {"processes": made_by}, {})
+        write_state(tmp_path, process, {"processes": made_by})
     for process in range(now):
         with pytest.raises(UserError, match=f"{made_by} process.* {now}"):
-            read_values(tmp_path, process, now)
-    assert read_values(tmp_path, made_by - 1, made_by) == {"processes": made_by}
-    (tmp_path / "pods_state_0.json").unlink()
+            read_state(tmp_path, process, now)
+    assert read_state(tmp_path, made_by - 1, made_by) == {"processes": made_by}
     if made_by > 1:  # another node's folder
+        (tmp_path / "pods_state_0.json").unlink()
         with pytest.raises(UserError, match=r"it has no pods_state_0\.json"):
-            read_values(tmp_path, 0, made_by)
-        assert read_values(tmp_path, made_by - 1, made_by) == {"processes": made_by}
+            read_state(tmp_path, 0, made_by)

@@ -293,7 +293,7 @@ def test_which_bad_steps_are_skipped_and_counted(make_trainer, monkeypatch, loss
     assert (parameter.grad is None) == skipped
     metrics = trainer._metrics["train"]
     assert (metrics["pods/bad_loss"], metrics["pods/bad_gradient"]) == tuple([count] for count in counts)
-    assert len(trainer._stability.bad_steps.row) == skipped
+    assert len(trainer._stability.bad_steps) == skipped
 
 
 def vowels(completions, **_):

@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from pods_rl.engines.trl.checkpoints import put_tensors, read_values, take_tensors, write_state
+from pods_rl.engines.trl.checkpoints import read_state, write_state
 from pods_rl.engines.trl.rollout import escape
 from pods_rl.rollouts.record import Rollouts, as_text
 from pods_rl.runs import RunWriter
@@ -149,10 +149,9 @@ def test_a_checkpoint_restores_turns_and_holds_no_image(tmp_path):
     seen = [says("", call("look")), result("look", [{"type": "image", "image": np.zeros((64, 64, 3))}])]
     rewards = [torch.tensor([0.5, math.inf]), None, None, None]
     made = record(TURNS, PLAIN, "12", seen, turn_rewards=rewards)
-    tensors: dict[str, torch.Tensor] = {}
-    write_state(tmp_path, 0, {"processes": 1, "record": take_tensors(made.saved(), "record", tensors)}, {})
+    write_state(tmp_path, 0, {"processes": 1, "record": made.saved()})
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 3000
-    restored = Rollouts.restored(put_tensors(read_values(tmp_path, 0, 1)["record"], tensors))
+    restored = Rollouts.restored(read_state(tmp_path, 0, 1)["record"])
     assert restored.columns() == made.columns()
     content = restored.prompts[0][0]["content"]  # the chat template still sees where the image was
     assert len(made.saved()["prompts"]) == 1

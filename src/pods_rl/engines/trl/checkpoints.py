@@ -19,14 +19,12 @@ from __future__ import annotations
 
 import json
 import logging
-import re
-from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, send_to_device
 from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor
@@ -41,7 +39,6 @@ logger = logging.getLogger(__name__)
 _REFERENCE = "pods_reference.safetensors"
 _TENSOR = "__tensor__"  # the key of a tensor's name in the JSON
 _ATTRIBUTES = ("_step", "_globalstep_last_logged")  # TRL's counters, which it does not save
-_NAME = re.compile(r"checkpoint-(\d+)")
 
 
 class ExactResume:
@@ -81,15 +78,16 @@ class ExactResume:
 
     def _find(self, wanted: str | bool) -> tuple[Path | None, str | None]:
         """Return the checkpoint, or the problem with it."""
+        from ...runs.checkpoints import find_checkpoints
+
         if wanted is not True:
             folder = Path(str(wanted))
             problem = self._problem(folder)
             advice = "Resume from a complete checkpoint, or start a new run with this folder as its model."
             return (folder, None) if not problem else (None, f"resume_from_checkpoint = {wanted}: {problem}. {advice}")
         output = Path(self._trainer.args.output_dir)
-        steps = {folder: _NAME.fullmatch(folder.name) for folder in output.glob("checkpoint-*")}
         skipped = ""
-        for folder in sorted((f for f, name in steps.items() if name), key=lambda f: int(f.name[11:]), reverse=True):
+        for folder in reversed(find_checkpoints(output)):
             if not (problem := self._problem(folder)):
                 return folder, None
             logger.warning("skipped %s: %s", folder, problem)
@@ -102,16 +100,12 @@ class ExactResume:
 
         if not (folder / TRAINER_STATE_NAME).is_file():
             return f"there is no {TRAINER_STATE_NAME}: it is not a checkpoint, or its run was killed while it was saved"
-        if (folder / MANIFEST).is_file() and folder != self.verified:
-            problems = verify(folder)
-            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-            return f"{problems[0]}{more}" if problems else None
-        return None
+        return next(iter(verify(folder)), None) if (folder / MANIFEST).is_file() and folder != self.verified else None
 
     def _refuse_inexact(self, checkpoint: Path) -> None:
         """Raise UserError if the run could not continue where this checkpoint ended."""
         trainer = self._trainer
-        values = read_values(checkpoint, trainer.accelerator.process_index, trainer.accelerator.num_processes)
+        values = read_state(checkpoint, trainer.accelerator.process_index, trainer.accelerator.num_processes)
         if not values and trainer.is_world_process_zero():
             logger.warning(
                 "%s has no state of PODSTrainer: it is resumed as TRL does, and not bit for bit.", checkpoint
@@ -123,9 +117,9 @@ class ExactResume:
             )
         if values and trainer.args.sync_ref_model and not (checkpoint / _REFERENCE).is_file():
             raise UserError(
-                f"{checkpoint} has no {_REFERENCE}: with sync_ref_model = true the reference policy changes in "
-                "training, and without it the run cannot resume exactly (a reference that FSDP or DeepSpeed shards is "
-                "not saved). Resume from another checkpoint, or start a new run without sync_ref_model."
+                f"{checkpoint} has no {_REFERENCE}, the reference policy that sync_ref_model changes (one that FSDP or "
+                "DeepSpeed shards is not saved). Resume from another checkpoint, or start a new run without "
+                "sync_ref_model."
             )
 
     def begins_finished(self, epoch: int, epochs_trained: int, dataloader: Any) -> bool:
@@ -156,16 +150,15 @@ class ExactResume:
     def save(self, folder: Path, record: Rollouts | None) -> None:
         """Write this process's state; the first process writes a synchronised reference policy."""
         trainer, accelerator = self._trainer, self._trainer.accelerator
-        tensors: dict[str, Tensor] = {}
         values = {
             "processes": accelerator.num_processes,
             "attributes": {name: getattr(trainer, name) for name in _ATTRIBUTES},
             "loss": trainer._tr_loss.item(),
-            "metrics": dict(trainer._metrics["train"]),
+            "metrics": trainer._metrics["train"],
             "prompts_drawn": self._new_prompts.drawn,
-            "generation": take_tensors(self._open_generation(record), "generation", tensors),
+            "generation": self._open_generation(record),
         }
-        write_state(folder, accelerator.process_index, values, tensors)
+        write_state(folder, accelerator.process_index, values)
         sharded = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
         if trainer.args.sync_ref_model and accelerator.is_main_process and not sharded:
             save_model(accelerator.unwrap_model(trainer.ref_model), str(folder / _REFERENCE))
@@ -173,8 +166,8 @@ class ExactResume:
     def load(self, folder: Path) -> Rollouts | None:
         """Restore this process's state; return the record of a generation that is still to be trained."""
         trainer, accelerator = self._trainer, self._trainer.accelerator
-        process, device = accelerator.process_index, accelerator.device
-        values = read_values(folder, process, accelerator.num_processes)
+        device = accelerator.device
+        values = read_state(folder, accelerator.process_index, accelerator.num_processes)
         if not values:
             return None  # TRL's own checkpoint
         for name in _ATTRIBUTES:
@@ -188,99 +181,50 @@ class ExactResume:
         generation = values["generation"]
         if generation is None:
             return None
-        tensors = read_tensors(folder, process)
-        trainer._buffered_inputs = put_tensors(generation["buffer"], tensors, device)
+        trainer._buffered_inputs = send_to_device(generation["buffer"], device)
         for name, column in generation["logs"].items():
-            if isinstance(column, dict):
-                for part, entries in column.items():
-                    trainer._logs[name][part].extend(entries)
-            else:
-                trainer._logs[name].extend(column)
-        return Rollouts.restored(put_tensors(generation["rollouts"], tensors))
+            parts = column.items() if isinstance(column, dict) else [(None, column)]
+            for part, entries in parts:
+                (trainer._logs[name] if part is None else trainer._logs[name][part]).extend(entries)
+        return Rollouts.restored(generation["rollouts"])
 
     def _open_generation(self, record: Rollouts | None) -> dict[str, Any] | None:
-        """Return the untrained part of the latest generation and its record; None if a new generation comes next."""
+        """Return the latest generation if it is still trained; None if a new one comes next."""
         trainer = self._trainer
-        left = slots_left(trainer._step, trainer.args.steps_per_generation, trainer.num_iterations)
-        if not left or trainer._buffered_inputs is None:
+        if trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) == 0:
             return None
         assert record is not None
         return {
-            "buffer": [batch if i in left else {} for i, batch in enumerate(trainer._buffered_inputs)],
+            "buffer": trainer._buffered_inputs,
             "rollouts": record.saved(),
             "logs": saved_table(trainer._logs) if trainer.log_completions else {},
         }
 
 
-def slots_left(step: int, steps_per_generation: int, num_iterations: int) -> list[int]:
-    """Return which of a generation's micro-batches are still trained, or trained again, before the next generation.
+# -- the files: pods_state_<process>.json, and .safetensors for its tensors -------------------------------------------
 
-    Args:
-        step: micro-batches trained so far in the run.
-        steps_per_generation: micro-batches of a generation.
-        num_iterations: how often each of them is trained.
 
-    Returns:
-        Their numbers, ascending; none between generations.
+def write_state(folder: Path, process: int, values: dict[str, Any]) -> None:
+    """Write one process's state into a checkpoint's folder.
 
-    Example:
-        >>> slots_left(3, 4, 1), slots_left(3, 4, 2), slots_left(8, 4, 2)
-        ([3], [0, 1, 2, 3], [])
+    Numbers that are not finite are kept. A tuple becomes a list, and what is neither a number, text nor a tensor, text.
     """
-    left = range(step, step - step % -(steps_per_generation * num_iterations))
-    return sorted({at % steps_per_generation for at in left})
+    tensors: dict[str, Tensor] = {}
 
+    def plain(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            name = str(len(tensors))  # safetensors refuses tensors that share memory
+            tensors[name] = value.detach().to("cpu", copy=True).contiguous()
+            return {_TENSOR: name}
+        return value.tolist() if hasattr(value, "tolist") else str(value)
 
-# -- the files: pods_state_<process>.safetensors for tensors, .json for the rest -------------------------------------
-
-
-def take_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """Return a nest of mappings and lists with a name in place of each tensor, ready for JSON; a tuple becomes a list.
-
-    Args:
-        name: prefix of the tensors' names.
-        tensors: gets a copy of each tensor, on the CPU and sharing memory with no other, as safetensors requires.
-
-    Example:
-        >>> tensors = {}
-        >>> take_tensors([{"ids": torch.ones(2), "skip": False}], "buffer", tensors)
-        [{'ids': {'__tensor__': 'buffer.0.ids'}, 'skip': False}]
-        >>> tensors
-        {'buffer.0.ids': tensor([1., 1.])}
-    """
-    if isinstance(value, Tensor):
-        tensors[name] = value.detach().to("cpu", copy=True).contiguous()
-        return {_TENSOR: name}
-    if isinstance(value, Mapping):
-        return {key: take_tensors(part, f"{name}.{key}", tensors) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [take_tensors(part, f"{name}.{i}", tensors) for i, part in enumerate(value)]
-    return value
-
-
-def put_tensors(value: Any, tensors: Mapping[str, Tensor], device: torch.device | str = "cpu") -> Any:
-    """Undo `take_tensors`, with the tensors on `device`.
-
-    Example:
-        >>> put_tensors({"kept": {"__tensor__": "kept"}, "first": 0}, {"kept": torch.tensor([3])})
-        {'kept': tensor([3]), 'first': 0}
-    """
-    if isinstance(value, dict):
-        if value.keys() == {_TENSOR}:
-            return tensors[value[_TENSOR]].to(device)
-        return {key: put_tensors(part, tensors, device) for key, part in value.items()}
-    return [put_tensors(part, tensors, device) for part in value] if isinstance(value, list) else value
-
-
-def write_state(folder: Path, process: int, values: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Write one process's state into a checkpoint's folder; numbers that are not finite are kept."""
+    _file(folder, process, "json").write_text(json.dumps(values, default=plain), encoding="ascii")
     if tensors:
-        save_file(dict(tensors), _file(folder, process, "safetensors"))
-    _file(folder, process, "json").write_text(json.dumps(values, default=_plain), encoding="ascii")
+        save_file(tensors, _file(folder, process, "safetensors"))
 
 
-def read_values(folder: Path, process: int, processes: int) -> dict[str, Any]:
-    """Return the JSON part of a process's state; empty for a checkpoint of TRL's own trainer.
+def read_state(folder: Path, process: int, processes: int) -> dict[str, Any]:
+    """Return the state of a process, with its tensors on the CPU; empty for a checkpoint of TRL's own trainer.
 
     Args:
         folder: the checkpoint's.
@@ -290,37 +234,26 @@ def read_values(folder: Path, process: int, processes: int) -> dict[str, Any]:
     Raises:
         UserError: the checkpoint was made by another number of processes, or holds the state of other processes only.
     """
-    own, first = _file(folder, process, "json"), _file(folder, 0, "json")
-    file = own if own.is_file() else first  # without a shared file system a node has only its own files
-    values: dict[str, Any] = json.loads(file.read_text(encoding="ascii")) if file.is_file() else {}
-    made_by = values.get("processes", processes)
-    if made_by != processes:
-        how = f"with --num_processes {made_by}" if made_by > 1 else "without --num_processes"
+    if next(folder.glob("pods_state_*"), None) is None:
+        return {}
+    own, tensors = _file(folder, process, "json"), _file(folder, process, "safetensors")
+    named = load_file(tensors) if tensors.is_file() else {}
+    file = own if own.is_file() else _file(folder, 0, "json")  # without a shared file system a node has its own only
+    values: dict[str, Any] = {"processes": "an unknown number of"}
+    if file.is_file():
+        text = file.read_text(encoding="ascii")
+        values = json.loads(text, object_hook=lambda x: named.get(x[_TENSOR]) if x.keys() == {_TENSOR} else x)
+    if values["processes"] != processes or not own.is_file():
         raise UserError(
-            f"{folder} was made by {made_by} process{'es' * (made_by > 1)} and {processes} would resume it: each has "
-            f"its own rows and random state, so a run resumes with as many as it began with. Start it {how}."
-        )
-    if not own.is_file() and next(folder.glob("pods_state_*"), None) is not None:
-        raise UserError(
-            f"{folder} cannot be resumed: it has no {own.name}, only the state of other processes. Copy the files of "
-            "all processes into one folder, or resume from another checkpoint."
+            f"{folder} was made by {values['processes']} process(es) and {processes} would resume it"
+            f"{'' if own.is_file() else f', and it has no {own.name}'}: each has its own rows and random state. Start "
+            "as many processes as the run began with, with the files of all of them in one folder."
         )
     return values
 
 
-def read_tensors(folder: Path, process: int) -> dict[str, Tensor]:
-    """Return the tensors of a process's state, on the CPU; an empty dictionary if there are none."""
-    file = _file(folder, process, "safetensors")
-    return load_file(file) if file.is_file() else {}
-
-
 def _file(folder: Path, process: int, kind: str) -> Path:
     return folder / f"pods_state_{process}.{kind}"
-
-
-def _plain(value: Any) -> Any:
-    """Return a value for JSON: numbers of numpy and torch by value, anything else as text."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 # -- weights ---------------------------------------------------------------------------------------------------------
@@ -336,11 +269,8 @@ def load_renamed(trainer: TRLTrainer, folder: str) -> None:
     Raises:
         UserError: a weight of the model is missing.
     """
-    files = (
-        []
-        if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
-        else sorted(Path(folder).glob("model*.safetensors"))
-    )
+    sharded = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
+    files = [] if sharded else sorted(Path(folder).glob("model*.safetensors"))
     bare = trainer.accelerator.unwrap_model(trainer.model)
     names: set[str] = set()
     for file in files:

@@ -45,11 +45,11 @@ def _refusal(needs: str, found: object) -> UserError:
 
 
 try:  # names that are not public; the engine imports them from here
-    from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, gather
+    from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
     from transformers.trainer import TRAINER_STATE_NAME  # noqa: F401
     from trl.models import unwrap_model_for_generation  # gathers ZeRO-3's weights
-    from trl.trainer import grpo_trainer  # its gather, VLLMGeneration and logger are patched below
-    from trl.trainer.utils import get_callable_name, get_config_model_id, is_async_callable, nanstd  # noqa: F401
+    from trl.trainer import grpo_trainer  # its VLLMGeneration and logger are patched below
+    from trl.trainer.utils import get_callable_name, get_config_model_id, is_async_callable, nanstd, pad  # noqa: F401
 except ImportError as error:
     raise _refusal("imports names of trl and transformers that are not public", error) from error
 
@@ -208,7 +208,7 @@ def check_names(trainer: TRLTrainer) -> None:
         there = hasattr(trainer, name) if setter is None else name in inspect.unwrap(setter).__code__.co_names
         if not there:
             raise _refusal(f"uses GRPOTrainer.{name}", "that attribute does not exist")
-    for name in ("gather", "VLLMGeneration", "logger", "split_pixel_values_by_grid", "unsplit_pixel_values_by_grid"):
+    for name in ("VLLMGeneration", "logger", "split_pixel_values_by_grid", "unsplit_pixel_values_by_grid"):
         if not hasattr(grpo_trainer, name):
             raise _refusal(f"patches or calls trl.trainer.grpo_trainer.{name}", "that name does not exist")
 
@@ -268,17 +268,6 @@ def standing_in(instance: Any, **values: Any) -> Iterator[None]:
         for name in values:
             del vars(instance)[name]
         vars(instance).update(own)
-
-
-@contextmanager
-def gathering_with(accelerator: Accelerator, stand_in: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Replace the two gathers of TRL's `_generate` (lengths) and `_calculate_rewards` (rewards)."""
-    accelerator.gather = grpo_trainer.gather = stand_in
-    try:
-        yield
-    finally:
-        del accelerator.gather
-        grpo_trainer.gather = gather
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from trl import GRPOConfig
 from ...errors import UserError
 from ...selection import Rule
 from ...selection.registry import check_rule, rule_name
-from .batching import LEVERS, batch_plan, counted, loss_doubts, refuse_impossible
+from .batching import LEVERS, batch_plan, check_losses, counted
 
 if TYPE_CHECKING:
     RuleOrName = str | Rule
@@ -166,9 +165,7 @@ class PODSConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         batch_plan(vars(self))
-        refuse_impossible(vars(self))
-        for doubt in loss_doubts(vars(self)):
-            warnings.warn(doubt, UserWarning, stacklevel=3)
+        check_losses(vars(self))
         super().__post_init__()
         if self.clock == "cpu" and (self.world_size > 1 or self.device.type != "cpu"):
             raise UserError(

@@ -14,13 +14,11 @@ from typing import Any
 import torch
 from datasets import IterableDataset
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ...errors import UserError
-from ...rollouts.record import Rollouts
 from ...selection import is_constant
 from .batching import Shares
-from .compat import Batch, TRLTrainer, grpo_trainer
+from .compat import Batch, TRLTrainer, grpo_trainer, pad
 from .config import group_sizes
 from .rollout import Generation, move_rows, stable_seed
 
@@ -72,23 +70,19 @@ class DynamicSampling:
         self._trainer = trainer
         name, names = trainer.args.dynamic_sampling, trainer.reward_func_names
         self.rounds = trainer.args.dynamic_sampling_rounds if name else 0
-        self._column = None  # the reward function that says which groups are dead; None: the total reward
         self.prompts = NewPrompts(trainer.args.seed, 0)
-        if not name:
-            return
-        if isinstance(name, str):
-            if name not in names:
-                raise UserError(
-                    f"dynamic_sampling = {name!r} is not a reward function: got {', '.join(names)}. Name one of them, "
-                    "or set true for the total reward."
-                )
-            self._column = names.index(name)
-        if isinstance(trainer.train_dataset, IterableDataset):
+        if isinstance(name, str) and name not in names:
+            raise UserError(
+                f"dynamic_sampling = {name!r} is not a reward function: got {', '.join(names)}. Name one of them, "
+                "or set true for the total reward."
+            )
+        if name and isinstance(trainer.train_dataset, IterableDataset):
             raise UserError(
                 "dynamic_sampling draws new prompts by their index, and a stream (IterableDataset) has none: pass "
                 "a Dataset, or set dynamic_sampling: false."
             )
-        self.prompts.size = len(trainer.train_dataset)
+        if name:
+            self.prompts.size = len(trainer.train_dataset)
 
     def fill(self, batch: Batch, generation: Generation, generate: Generate) -> Batch:
         """Return the batch with dead groups replaced; its record then holds the rollouts of every round.
@@ -98,19 +92,18 @@ class DynamicSampling:
             generate: runs TRL's method on rows of new prompts.
         """
         record, all_scores = generation.result()
-        places, drawn = self._dead(record, all_scores), 0
+        places, drawn = self._dead(generation).nonzero().flatten(), 0
         for _ in range(self.rounds):
             if not len(places):
                 break
             more, other = generate(self._rows(len(places), generation.inputs[0]))
             new, scores = other.result()
             drawn += other.shares.prompts
-            live = (~self._constant(new.rewards, scores)).nonzero().flatten()[: len(places)]
-            filled = places[: len(live)]
-            batch = self._join(batch, generation.shares, filled, more, other, live)
+            live = (~self._dead(other)).nonzero().flatten()[: len(places)]
+            filled, places = places[: len(live)], places[len(live) :]
+            batch = self._join(batch, generation.shares, filled, more, other.shares, live)
             record.replace_groups(filled, new, live)
             all_scores = torch.cat([all_scores, scores])
-            places = places[len(live) :]
         generation.scores = all_scores
         if self.rounds:
             metrics = self._trainer._metrics["train"]
@@ -118,13 +111,12 @@ class DynamicSampling:
             metrics["pods/dynamic_sampling/live_share"].append(1 - len(places) / len(record.groups))
         return batch
 
-    def _dead(self, record: Rollouts, scores: Tensor) -> Tensor:
-        return self._constant(record.rewards, scores).nonzero().flatten()
-
-    def _constant(self, rewards_GN: Tensor, scores: Tensor) -> Tensor:
-        if self._column is None:
-            return is_constant(rewards_GN)
-        return is_constant(scores[:, self._column].view(rewards_GN.shape)).cpu()
+    def _dead(self, generation: Generation) -> Tensor:
+        """Return which groups have equal rewards, in total or of the named function, bool `[G]`."""
+        (record, scores), name = generation.result(), self._trainer.args.dynamic_sampling
+        if isinstance(name, str):
+            return is_constant(scores[:, record.reward_names.index(name)].view(record.rewards.shape)).cpu()
+        return is_constant(record.rewards)
 
     def _rows(self, count: int, like: Batch) -> list[Batch]:
         """Return TRL's rows of new prompts for this process: m of each prompt, equal numbers on every process."""
@@ -136,30 +128,31 @@ class DynamicSampling:
         found = {row // m: trainer.train_dataset[prompts[row // m]] for row in rows}
         return [{name: found[row // m][name] for name in like} for row in rows]
 
-    def _join(
-        self, batch: Batch, shares: Shares, places: Tensor, more: Batch, other: Generation, groups: Tensor
-    ) -> Batch:
-        """Return a batch in which rows of `more` take the places of this process's rows of dead groups."""
-        trainer, m = self._trainer, shares.num_generations
-        pairs = [
-            (place * m + i, group * m + i)
-            for place, group in zip(places.tolist(), groups.tolist(), strict=True)
-            for i in range(m)
-        ]
-        split = _by_row(more)
-        start = other.rows.start
+    def _join(self, batch: Batch, own: Shares, places: Tensor, more: Batch, other: Shares, groups: Tensor) -> Batch:
+        """Return a batch in which rows of `more` take the places of this process's rows of dead groups.
+
+        Args:
+            own, other: who trains the rows of `batch` and of `more`.
+            places, groups: int64 `[D]`, dead groups of `batch`, and the group of `more` for each.
+        """
+        accelerator, m = self._trainer.accelerator, own.num_generations
+        here = own.rows(accelerator.process_index)
+        to, taken = ((groups_D[:, None] * m + torch.arange(m)).flatten().tolist() for groups_D in (places, groups))
         arrived = move_rows(
-            [other.shares.trainer(row) for _, row in pairs],
-            [shares.trainer(row) for row, _ in pairs],
-            lambda pair: {name: values[pairs[pair][1] - start] for name, values in split.items()},
-            trainer.accelerator,
+            {name: list(map(_copy, values)) for name, values in _by_row(more).items()},
+            [row % other.rows_each for row in taken],
+            [row // other.rows_each for row in taken],
+            [row // own.rows_each for row in to],
+            accelerator,
         )
-        own = shares.rows(trainer.accelerator.process_index)
-        replaced = [row - own.start for row, _ in pairs if row in own]
-        joined = join_rows(batch, dict(zip(replaced, arrived, strict=True)), trainer._tokenizer.pad_token_id)
+        replaced = {
+            row - here.start: {name: values[i] for name, values in arrived.items() if values[i] is not None}
+            for i, row in enumerate(row for row in to if row in here)
+        }
+        joined = join_rows(batch, replaced, self._trainer._tokenizer.pad_token_id)
         mask = joined["completion_mask"]
         tokens = mask * joined["tool_mask"] if "tool_mask" in joined else mask
-        joined["num_items_in_batch"] = trainer.accelerator.gather(tokens.sum()).sum()
+        joined["num_items_in_batch"] = accelerator.gather(tokens.sum()).sum()
         return joined
 
 
@@ -172,6 +165,11 @@ def _by_row(batch: Batch) -> Batch:
         for name, value in split.items()
         if (isinstance(value, list) or (isinstance(value, Tensor) and value.ndim > 0)) and len(value) == rows
     }
+
+
+def _copy(value: Any) -> Any:
+    """Return a row of a tensor with its own memory: a pickled part of a tensor holds all of it."""
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def join_rows(batch: Batch, replaced: dict[int, Batch], pad_token_id: int) -> Batch:
@@ -190,38 +188,27 @@ def join_rows(batch: Batch, replaced: dict[int, Batch], pad_token_id: int) -> Ba
         >>> joined["completion_ids"].tolist(), joined["advantages"].tolist()
         ([[5, 6, 0], [4, 4, 4]], [0.5, 1.0])
     """
-    rows = _by_row(batch)
+    rows, device = _by_row(batch), batch["advantages"].device
     every = [
         replaced.get(i) or {name: values[i] for name, values in rows.items()} for i in range(len(rows["advantages"]))
     ]
-    like = {name: value for row in every for name, value in row.items()}
-    every = [{name: row.get(name, _nothing(value)) for name, value in like.items()} for row in every]
-    prompt = max(len(row["prompt_ids"]) for row in every)
-    length = max(len(row["completion_ids"]) for row in every)
+    widths = [len(row["prompt_ids"]) for row in every]
     fills = {"prompt_ids": pad_token_id, "completion_ids": pad_token_id, "tool_mask": 1}
     joined = dict(batch)  # TRL reads the number of rows from the first entry
-    for name, value in like.items():
-        own = [row[name] for row in every]
+    for name, like in {name: value for row in every for name, value in row.items()}.items():
+        # A row without images, where other rows have some, has none of their inputs.
+        nothing = like[:0] if isinstance(like, Tensor) and like.ndim else 0
+        own = [row.get(name, nothing) for row in every]
         if isinstance(rows.get(name, []), list):  # of images: a value a row
             joined[name] = own
             continue
-        if isinstance(value, Tensor) and value.ndim == 1:
-            own = [_padded(name, row, prompt, length, fills.get(name, 0)) for row in every]
-        joined[name] = torch.stack([one.to(batch["advantages"].device) for one in own])
+        own = [one.to(device) for one in own]
+        if like.ndim != 1:
+            joined[name] = torch.stack(own)
+        elif name in _TYPES:
+            parts = [one.tensor_split([width]) for one, width in zip(own, widths, strict=True)]
+            prompts, completions = zip(*parts, strict=True)
+            joined[name] = torch.cat([pad(list(prompts), 0, "left"), pad(list(completions), 0)], dim=1)
+        else:
+            joined[name] = pad(own, fills.get(name, 0), "left" if name in _PROMPT else "right")
     return grpo_trainer.unsplit_pixel_values_by_grid(joined)
-
-
-def _nothing(like: Any) -> Any:
-    """Return the value of a row without images where other rows have some."""
-    return like[:0] if isinstance(like, Tensor) and like.ndim else 0
-
-
-def _padded(name: str, row: Batch, prompt: int, length: int, fill: int) -> Tensor:
-    """Return a row of a tensor, padded on the left as a prompt, on the right as a completion, or on both sides."""
-    value = row[name]
-    if name in _PROMPT:
-        return pad(value, (prompt - len(value), 0), value=fill)
-    if name in _TYPES:
-        left, right = prompt - len(row["prompt_ids"]), length - len(row["completion_ids"])
-        return pad(value, (left, right)) if len(value) else value.new_zeros(prompt + length)
-    return value if len(value) == 1 and length > 1 else pad(value, (0, length - len(value)), value=fill)

@@ -130,7 +130,7 @@ def sequences_at_once(args: PODSConfig) -> int:
     """Return how many rollouts colocated vLLM works on at once: a generation's, or `rollout_batch_size`."""
     assert args.generation_batch_size is not None
     m = args.num_generations
-    rollouts = max(Shares(args.generation_batch_size // m, args.num_rollouts or m, m, args.world_size).counts)
+    rollouts = Shares(args.generation_batch_size // m, args.num_rollouts or m, m, args.world_size).rollouts_each
     return min(rollouts, args.rollout_batch_size or rollouts) * args.vllm_tensor_parallel_size
 
 

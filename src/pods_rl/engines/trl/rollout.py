@@ -7,31 +7,27 @@ selected, and its lists are shortened to the kept rows.
 from __future__ import annotations
 
 import copy
-import pickle
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ...errors import UserError
 from ...rollouts.record import Rollouts
 from ...selection import Selection, advantages, is_constant, select, spread
 from ...text import plain_text
 from .batching import Shares
-from .compat import Batch, TRLTrainer, gather, gathering_with, nanstd
+from .compat import Batch, TRLTrainer, nanstd
 from .config import PODSConfig, group_sizes
 
-Row = TypeVar("Row")
 Output = tuple[Any, ...]  # TRL's eight results of `_generate`, a list or None each; the sixth is a mapping of lists
+Columns = dict[Any, Sequence[Any]]  # by name, a value for each rollout of this process
+FIELDS, IMAGES, TOOL_IMAGES = 5, 6, 7  # places in Output
 
 
 def copies(values: Sequence[Any]) -> list[Any]:
@@ -74,26 +70,6 @@ class Generation:
         # Each rollout has its own objects, as TRL's rows have: a tool or a reward may change its arguments.
         self.rollouts = copies([self.row_of(number) for number in self.numbers])
 
-    def place(self, number: int) -> int:
-        """Return where a rollout stands in this process's lists; another of its prompt for one of other processes."""
-        n, own = self.shares.num_rollouts, self.numbers
-        return (number if number in own else max(number // n * n, own.start)) - own.start
-
-    def result(self) -> tuple[Rollouts, Tensor]:
-        """Return the record of the rollouts and their scores, once TRL's method has run."""
-        assert self.record is not None
-        assert self.scores is not None
-        return self.record, self.scores
-
-    def check_rows(self, batch: Batch, name: str) -> None:
-        """Raise UserError unless TRL built its batch from the kept rows."""
-        if self.record is None or len(batch["completion_ids"]) != len(self.rows):
-            raise UserError(
-                f"{name}._generate returned {len(batch['completion_ids'])} rows without a selection; PODSTrainer keeps "
-                f"{len(self.rows)} of them in its own `_generate`. Call super()._generate(prompts) with TRL's list of "
-                "prompts, or override `_generate_single_turn`."
-            )
-
     @property
     def numbers(self) -> range:
         """The rollouts that this process generates."""
@@ -114,6 +90,11 @@ class Generation:
         first = number // self.shares.num_rollouts * self.shares.num_generations
         return self.inputs[max(first, self.rows.start) - self.rows.start]
 
+    def place(self, number: int) -> int:
+        """Return where a rollout stands in this process's lists; another of its prompt for one of other processes."""
+        n, own = self.shares.num_rollouts, self.numbers
+        return (number if number in own else max(number // n * n, own.start)) - own.start
+
     def select(self, rewards_PN: Tensor, args: PODSConfig) -> Tensor:
         """Return which m rollouts of each prompt the rule keeps, int64 `[P, M]`, ascending."""
         m, n = self.shares.num_generations, self.shares.num_rollouts
@@ -122,11 +103,33 @@ class Generation:
         generator = torch.Generator().manual_seed(stable_seed(*self.key))
         return select(rewards_PN, m, args.rule, generator=generator).indices.sort(dim=1).values
 
+    def result(self) -> tuple[Rollouts, Tensor]:
+        """Return the record of the rollouts and their scores, once they are selected."""
+        assert self.record is not None
+        assert self.scores is not None
+        return self.record, self.scores
+
+    def check_rows(self, batch: Batch, name: str) -> None:
+        """Raise UserError unless TRL built its batch from the kept rows."""
+        if self.record is None or len(batch["completion_ids"]) != len(self.rows):
+            raise UserError(
+                f"{name}._generate returned {len(batch['completion_ids'])} rows without a selection; PODSTrainer keeps "
+                f"{len(self.rows)} of them in its own `_generate`. Call super()._generate(prompts) with TRL's list of "
+                "prompts, or override `_generate_single_turn`."
+            )
+
 
 def policy_tokens(output: Output) -> int:
     """Return how many tokens the policy wrote, without those of tools and environments."""
     _, completion_ids, tool_mask, *_ = output
     return sum(map(len, completion_ids)) if tool_mask is None else sum(map(sum, tool_mask))
+
+
+def add_fields(rows: list[Batch], output: Output) -> None:
+    """Add the fields that a rollout function returned to its rows, as TRL passes them to reward functions."""
+    for name, values in output[FIELDS].items():
+        for i, row in enumerate(rows):
+            row[name] = values[i] if isinstance(values, list) else values
 
 
 def record_of(
@@ -137,12 +140,11 @@ def record_of(
     Args:
         scores: `[P * n, F]` of all processes.
     """
-    n = generation.shares.num_rollouts
     numbers = list(generation.numbers)
-    given = output[5].get("turn_rewards")
     # copies: the environment's next rollout may change its own
     own = [copy.deepcopy(getattr(environment, "turn_rewards", None)) for environment in trainer.environments or ()]
-    turns = own if any(rewards is not None for rewards in own) else given
+    turns = own if any(rewards is not None for rewards in own) else output[FIELDS].get("turn_rewards")
+    n, aggregation = generation.shares.num_rollouts, trainer.multi_objective_aggregation
     return Rollouts(
         step=trainer.state.global_step + 1,
         inputs=[generation.row_of(number) for number in numbers],
@@ -152,76 +154,87 @@ def record_of(
         reward_names=list(trainer.reward_func_names),
         rewards_per_func=scores[numbers],
         numbers=numbers,
-        rewards=total_reward(scores, trainer.reward_weights, n, trainer.multi_objective_aggregation).cpu(),
+        rewards=total_reward(scores, trainer.reward_weights, n, aggregation).cpu(),
         kept=torch.empty(0, dtype=torch.int64),
         groups=torch.arange(generation.shares.prompts),
         turn_rewards=list(turns or ()),
     )
 
 
-# -- a rollout between TRL's lists and the process that trains it ----------------------------------------------------
+# -- kept rollouts: from TRL's lists to those of the process that trains them ------------------------------------------
 
 
-@dataclass(frozen=True)
-class KeptRollout:
-    """What TRL has of one rollout, ready to move to the process that trains it.
-
-    Args:
-        prompt: TRL's prompt, with images and with what the environment said first.
-        results: its part of the eight results of `_generate`.
-        extra: the columns that reward functions logged about it.
-    """
-
-    prompt: Any
-    results: Output
-    extra: dict[str, Any]
-
-
-def take_rollout(i: int, rollouts: Sequence[Batch], prompts: Sequence[Any], output: Output, logged: Any) -> KeptRollout:
-    """Return rollout i of this process.
+def columns_of(generation: Generation, prompts: list[Any], output: Output, logged: Mapping[str, list[Any]]) -> Columns:
+    """Return all that TRL has of each rollout of this process.
 
     Args:
-        rollouts: rows of the data set.
-        prompts: TRL's argument of `_generate`.
+        prompts: TRL's argument of `_generate`, with images and with what the environment said first.
         output: its results.
-        logged: columns of values by rollout that reward functions logged.
+        logged: columns that reward functions logged.
     """
-    prompt_ids, completion_ids, tool_mask, completions, logprobs, fields, images, tool_images = output
-    results = (
-        prompt_ids[i],
-        completion_ids[i],
-        None if tool_mask is None else tool_mask[i],
-        completions[i],
-        None if logprobs is None else logprobs[i],
-        {name: values[i] if isinstance(values, list) else values for name, values in fields.items()},
-        # TRL would take the images of all n rows from the data set where it gets none.
-        _data_images(rollouts[i]) if images is None else images[i],
-        tool_images[i] if tool_images else [],
-    )
-    return KeptRollout(prompts[i], results, {name: values[i] for name, values in logged.items()})
+    results: dict[Any, Any] = dict(enumerate(output))
+    # TRL would take the images of all n rows from the data set where it gets none.
+    results[IMAGES] = output[IMAGES] or [_data_images(row) for row in generation.rollouts]
+    results[TOOL_IMAGES] = output[TOOL_IMAGES] or [[]] * len(prompts)
+    fields = results.pop(FIELDS).items()
+    results |= {("field", name): x if isinstance(x, list) else [x] * len(prompts) for name, x in fields}
+    results |= {("logged", name): values for name, values in logged.items() if len(values) == len(prompts)}
+    return {"prompt": prompts} | {name: values for name, values in results.items() if values is not None}
 
 
 def _data_images(row: Batch) -> list[Any] | None:
-    if "images" in row:
-        return row["images"]
-    return None if row.get("image") is None else [row["image"]]
+    return row["images"] if "images" in row else None if row.get("image") is None else [row["image"]]
 
 
-def as_output(kept: Sequence[KeptRollout]) -> Output:
-    """Return TRL's eight results of `_generate` for these rollouts."""
-    prompt_ids, completion_ids, masks, completions, logprobs, fields, images, tool_images = map(
-        list, zip(*(one.results for one in kept), strict=True)
-    )
-    return (
-        prompt_ids,
-        completion_ids,
-        masks if any(mask is not None for mask in masks) else None,
-        completions,
-        logprobs if any(values is not None for values in logprobs) else None,
-        {name: [own.get(name) for own in fields] for name in fields[0]},
-        images if any(images) else None,
-        tool_images if any(tool_images) else [],
-    )
+def output_of(columns: Columns) -> Output:
+    """Return TRL's eight results of `_generate`, from the columns of `columns_of`."""
+    results: list[Any] = [columns.get(place) for place in range(TOOL_IMAGES + 1)]
+    results[FIELDS] = named(columns, "field")
+    results[IMAGES] = results[IMAGES] if any(results[IMAGES]) else None
+    results[TOOL_IMAGES] = results[TOOL_IMAGES] if any(results[TOOL_IMAGES]) else []
+    return tuple(results)
+
+
+def named(columns: Columns, kind: str) -> dict[str, Any]:
+    """Return the columns of one kind by their own names.
+
+    >>> named({0: [1], ("logged", "length"): [7]}, "logged")
+    {'length': [7]}
+    """
+    return {name[1]: values for name, values in columns.items() if isinstance(name, tuple) and name[0] == kind}
+
+
+def move_rows(
+    columns: Columns, places: Sequence[int], sources: Sequence[int], targets: Sequence[int], accelerator: Accelerator
+) -> Columns:
+    """Return the columns of the rows whose target is this process. Call this on every process.
+
+    Rows that change their process travel to all of them as pickles, as accelerate sends objects.
+
+    Args:
+        columns: of this process's rows.
+        places: of each moved or kept row, over all processes, its place in the columns of its source.
+        sources: the process that has each row.
+        targets: the process that each row moves to.
+        accelerator: of this process.
+
+    Example:
+        >>> from accelerate import Accelerator
+        >>> move_rows({"text": ["a", "b", "c"]}, [2, 0], [0, 0], [0, 0], Accelerator(cpu=True))
+        {'text': ['c', 'a']}
+    """
+    process = accelerator.process_index
+    own = {
+        row: {name: values[places[row]] for name, values in columns.items()}
+        for row, source in enumerate(sources)
+        if source == process
+    }
+    if list(sources) != list(targets):
+        leaving = [(row, values) for row, values in own.items() if targets[row] != process]
+        own |= dict(gather_object(leaving))
+    mine = [own[row] for row, target in enumerate(targets) if target == process]
+    # Another process may have columns of its own: a reward function may log one for some rows only.
+    return {name: [row.get(name) for row in mine] for name in dict.fromkeys(name for row in mine for name in row)}
 
 
 def shorten(values: Any, places: Sequence[int], rows: int) -> Any:
@@ -234,100 +247,6 @@ def shorten(values: Any, places: Sequence[int], rows: int) -> Any:
     if isinstance(values, list) and len(values) == rows:
         values[:] = [values[i] for i in places]
     return values
-
-
-# -- groups that are spread over several processes -------------------------------------------------------------------
-
-
-def move_rows(
-    sources: Sequence[int], targets: Sequence[int], own: Callable[[int], Row], accelerator: Accelerator
-) -> list[Row]:
-    """Return the rows whose target is this process, in their order. Call this on every process.
-
-    Args:
-        sources: the process that has each row, over all processes.
-        targets: the process that each row moves to.
-        own: returns a row that this process has, by its number.
-        accelerator: of this process. Rows travel as pickles between processes of one run, as accelerate sends objects.
-
-    Example:
-        >>> from accelerate import Accelerator
-        >>> move_rows([0, 0], [0, 0], "ab".__getitem__, Accelerator(cpu=True))
-        ['a', 'b']
-    """
-    process, processes = accelerator.process_index, accelerator.num_processes
-    arriving: list[Iterator[Row]] = [iter(())] * processes
-    if moved_rows(sources, targets):
-        outgoing: list[list[Row]] = [[] for _ in range(processes)]
-        for row, (source, target) in enumerate(zip(sources, targets, strict=True)):
-            if source == process != target:
-                outgoing[target].append(own(row))
-        parcels = _all_to_all([pickle.dumps(rows) for rows in outgoing], accelerator.device)
-        arriving = [iter(pickle.loads(parcel)) for parcel in parcels]
-    return [
-        own(row) if source == process else next(arriving[source])
-        for row, (source, target) in enumerate(zip(sources, targets, strict=True))
-        if target == process
-    ]
-
-
-def moved_rows(sources: Sequence[int], targets: Sequence[int]) -> int:
-    """Return how many rows move to another process.
-
-    >>> moved_rows([0, 0, 1], [0, 1, 1])
-    1
-    """
-    return sum(source != target for source, target in zip(sources, targets, strict=True))
-
-
-def _all_to_all(parcels: Sequence[bytes], device: torch.device) -> list[bytes]:
-    """Send each process its parcel; return what each process sent here."""
-    sizes = torch.tensor([len(parcel) for parcel in parcels], device=device)
-    incoming = torch.empty_like(sizes)
-    dist.all_to_all_single(incoming, sizes)
-    lengths = incoming.tolist()
-    sent = torch.frombuffer(bytearray(b"".join(parcels)), dtype=torch.uint8).to(device)
-    got = torch.empty(sum(lengths), dtype=torch.uint8, device=device)
-    dist.all_to_all_single(got, sent, lengths, sizes.tolist())
-    return [part.cpu().numpy().tobytes() for part in got.split(lengths)]
-
-
-def check_agreement(kept: Tensor, rule: str, accelerator: Accelerator) -> None:
-    """Raise UserError, on every process, if the processes did not keep the same rollouts."""
-    if accelerator.num_processes == 1:
-        return
-    checksum = zlib.crc32(kept.contiguous().numpy().tobytes())
-    seen = gather(torch.tensor([checksum], device=accelerator.device)).tolist()
-    if len(set(seen)) > 1:
-        others = [process for process, value in enumerate(seen) if value != seen[0]]
-        raise UserError(
-            f"rule {rule!r} kept other rollouts on process {', '.join(map(str, others))} than on process 0, from the "
-            "same rewards: a rule may depend only on its arguments. Draw random numbers from its `generator`."
-        )
-
-
-@contextmanager
-def uneven_gathers(accelerator: Accelerator, counts: Sequence[int]) -> Iterator[None]:
-    """Let TRL gather one value for each rollout although the processes' shares differ by one.
-
-    Collectives need equal shapes: each share is padded to the largest, gathered, and cut again. Nothing changes where
-    all shares are equal.
-    """
-    if len(set(counts)) <= 1:
-        yield
-        return
-    with gathering_with(accelerator, partial(gather_shares, counts=counts)):
-        yield
-
-
-def gather_shares(tensor: Tensor, counts: Sequence[int]) -> Tensor:
-    """Gather a tensor of `counts[process]` rows on each process; a number is gathered as it is."""
-    if tensor.ndim == 0:
-        return gather(tensor)
-    largest = max(counts)
-    padded = pad(tensor, [0, 0] * (tensor.ndim - 1) + [0, largest - len(tensor)])
-    parts = gather(padded).split(largest)
-    return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
 
 # -- rewards and advantages ------------------------------------------------------------------------------------------
@@ -437,11 +356,6 @@ def log_all_rollouts(trainer: TRLTrainer, scores: Tensor, before: Mapping[str, i
         found |= {f"rewards/{name}/mean": scores[:, i].nanmean(), f"rewards/{name}/std": nanstd(scores[:, i])}
     for name, value in found.items():
         metrics[name][before.get(name, 0) :] = [value.item()]
-
-
-def entries(metrics: Mapping[str, list[float]]) -> dict[str, int]:
-    """Return the number of entries of each metric since the last line of the log."""
-    return {name: len(values) for name, values in metrics.items()}
 
 
 def show_advantages(logged: Any, record: Rollouts) -> None:

@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,46 +28,11 @@ _LESS_MEMORY = {  # by phase: what it holds, and what lowers it
         "gradient_checkpointing: true, lower max_completion_length, or train an adapter (use_peft: true).",
     ),
 }
+_OTHERS = ("a reward or an evaluation", "In an evaluation, lower eval_batch_size.")
 
 
 class UnstableTrainingError(UserError):
     """The run ended because its losses, gradients or probabilities are not finite. The message gives advice."""
-
-
-@dataclass
-class BadSteps:
-    """The steps in a row whose loss or gradient was not finite.
-
-    >>> bad = BadSteps()
-    >>> [bad.add(step, loss, 1.0) for step, loss in [(1, 0.5), (2, math.nan), (3, math.inf)]]
-    [False, True, True]
-    >>> bad.exhausted, bad.add(4, math.nan, math.nan), bad.exhausted
-    (False, True, True)
-    """
-
-    row: list[tuple[int, float, float]] = field(default_factory=list)  # step, loss, norm of the gradient
-
-    @property
-    def exhausted(self) -> bool:
-        return len(self.row) >= LIMIT
-
-    def add(self, step: int, loss: float, gradient: float) -> bool:
-        """Return whether this step is bad; a good one resets the count."""
-        bad = not (math.isfinite(loss) and math.isfinite(gradient))
-        self.row = [*self.row, (step, loss, gradient)] if bad else []
-        return bad
-
-    def reason(self, learning_rate: float) -> str:
-        """Return why the run ended and what to try."""
-        steps = ", ".join(str(step) for step, _, _ in self.row)
-        _, loss, gradient = self.row[-1]
-        what = "loss" if not math.isfinite(loss) else "gradient"
-        return (
-            f"the {what} was not finite in {len(self.row)} steps in a row ({steps}; last: loss {loss:g}, gradient "
-            f"norm {gradient:g}). Their updates were skipped: checkpoint-{self.row[-1][0]} holds the last good "
-            f"weights, those of step {self.row[0][0] - 1}. Try a lower learning_rate (now {learning_rate:g}), "
-            "bf16: false, or an earlier checkpoint, and look at the last rollouts"
-        )
 
 
 class Stability:
@@ -80,7 +44,7 @@ class Stability:
 
     def reset(self) -> None:
         """Forget every step; called when a training begins."""
-        self.bad_steps = BadSteps()
+        self.bad_steps: list[tuple[int, float, float]] = []  # those in a row: step, loss, norm of the gradient
         self.step_loss: Tensor | None = None  # sum over the step's micro-batches, on its device
         self.gradient_norm: Any = 0.0
         self._bad_losses: list[float] = []  # since the last line of the log
@@ -105,9 +69,11 @@ class Stability:
             self._bad_losses.append(loss)
         elif accelerator.scaler is not None and not math.isfinite(gradient):
             return False  # with fp16 this tunes the loss scale, and the scaler skips such steps itself
-        step = trainer.state.global_step + 1
-        if not self.bad_steps.add(step, loss, gradient):
+        if math.isfinite(loss) and math.isfinite(gradient):
+            self.bad_steps = []
             return False
+        step = trainer.state.global_step + 1
+        self.bad_steps.append((step, loss, gradient))
         trainer.model_wrapped.zero_grad(set_to_none=True)
         if not self._warned and accelerator.is_main_process:
             self._warned = True
@@ -120,13 +86,21 @@ class Stability:
 
     def stop_if_unstable(self, control: TrainerControl) -> None:
         """After a step: if too many were bad, save the weights, which are the last good ones, and stop."""
-        if self.bad_steps.exhausted:
+        if len(self.bad_steps) >= LIMIT:
             control.should_save = control.should_training_stop = True
 
     def raise_if_unstable(self) -> None:
         """After the training: raise if too many steps were bad."""
-        if self.bad_steps.exhausted:
-            raise UnstableTrainingError(self.bad_steps.reason(self._trainer.args.learning_rate))
+        if len(self.bad_steps) < LIMIT:
+            return
+        steps, (last, loss, gradient) = [step for step, _, _ in self.bad_steps], self.bad_steps[-1]
+        raise UnstableTrainingError(
+            f"the {'gradient' if math.isfinite(loss) else 'loss'} was not finite in {len(steps)} steps in a row "
+            f"({', '.join(map(str, steps))}; last: loss {loss:g}, gradient norm {gradient:g}). Their updates were "
+            f"skipped: checkpoint-{last} holds the last good weights, those of step {steps[0] - 1}. Try a lower "
+            f"learning_rate (now {self._trainer.args.learning_rate:g}), bf16: false, or an earlier checkpoint, and "
+            "look at the last rollouts"
+        )
 
     def restore_loss(self, logs: dict[str, float]) -> None:
         """Log the original loss if `take_loss` made it finite."""
@@ -142,14 +116,10 @@ class Stability:
         except RuntimeError as error:
             if _CANNOT_SAMPLE not in str(error):
                 raise
-            trainer = self._trainer
-            finite = all(bool(torch.isfinite(p).all()) for p in trainer.model.parameters())
-            which = "its weights are finite, but too large" if finite else "its weights are not finite"
-            step = trainer.state.global_step
             raise UnstableTrainingError(
-                f"after step {step} the policy cannot generate: its probabilities are not finite ({which}). "
-                f"Go back to an earlier checkpoint, and try a lower learning_rate (now {trainer.args.learning_rate:g})"
-                + ("" if step else ", or another model: this one failed before its first step")
+                f"after step {self._trainer.state.global_step} the policy cannot generate: its probabilities are not "
+                "finite. Go back to an earlier checkpoint, or to another model if this one failed before its first "
+                f"step, and try a lower learning_rate (now {self._trainer.args.learning_rate:g})"
             ) from error
 
     @contextmanager
@@ -160,7 +130,10 @@ class Stability:
         except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
             if not is_out_of_memory(error):
                 raise
-            raise UserError(_memory_advice(self._trainer, phase(), error)) from error
+            what = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            place, advice = _LESS_MEMORY.get(phase() or "", _OTHERS)
+            step = self._trainer.state.global_step + 1
+            raise UserError(f"Out of memory in {place} of step {step} ({what}). {advice}") from error
 
 
 def _number(norm: Any) -> float:
@@ -168,9 +141,6 @@ def _number(norm: Any) -> float:
     if hasattr(norm, "full_tensor"):
         norm = norm.full_tensor()
     return 0.0 if norm is None else float(norm)  # DeepSpeed may return none: its own overflow check decides
-
-
-# -- out of memory ---------------------------------------------------------------------------------------------------
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -182,14 +152,3 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _NO_MEMORY)
-
-
-def _memory_advice(trainer: TRLTrainer, phase: str | None, error: BaseException) -> str:
-    """Return where memory ran out, and which settings lower what that phase holds."""
-    step = trainer.state.global_step + 1
-    what = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    if phase not in _LESS_MEMORY:
-        where = f"in {phase} of step {step}" if phase else f"between steps, after step {step - 1}"
-        return f"Out of memory {where} ({what}). In an evaluation, lower eval_batch_size."
-    place, advice = _LESS_MEMORY[phase]
-    return f"Out of memory in {place} of step {step} ({what}). {advice}"

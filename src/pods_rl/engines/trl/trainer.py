@@ -7,15 +7,16 @@ lists to the m kept rows of each before TRL computes a log-probability. `compat.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from accelerate.utils import broadcast
 from torch import Tensor
 
 from ...rollouts.record import Rollouts
-from ...selection.registry import rule_name
 from . import compat, rollout
 from .batching import Shares
 from .checkpoints import ExactResume, load_renamed
@@ -31,9 +32,6 @@ from .tools import Tools
 from .update import StepCallback, Update
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import torch
     from peft import PeftConfig, PeftModel
     from transformers import BitsAndBytesConfig, PreTrainedModel, ProcessorMixin, TrainerCallback
     from transformers import PreTrainedTokenizerBase as Tokenizer
@@ -50,8 +48,8 @@ class PODSTrainer(TypedGRPOTrainer):
     `trainer.rollouts` holds all n rollouts, which were kept, and their rewards.
 
     Raises:
-        UserError: versions of TRL or transformers that lack what this trainer uses of them; in training, a rule that
-            keeps other rollouts on one process than on another, and memory that runs out.
+        UserError: versions of TRL or transformers whose methods take other arguments; in training, memory that runs
+            out.
         TypeError: `args` is a GRPOConfig and not a PODSConfig.
     """
 
@@ -63,92 +61,53 @@ class PODSTrainer(TypedGRPOTrainer):
     _last_key: tuple[int, int] = (-1, 0)  # a step, and its generations so far
     rollouts: Rollouts | None = None  # of the latest generation
 
-    # -- Algorithm 1 of the paper: TRL's `_generate_and_score_completions` calls `_generate` -------------------------
-
-    def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch:
-        if not self.model.training:
-            with self._tools.open():
-                return super()._generate_and_score_completions(inputs)
-        before = rollout.entries(self._metrics["train"])
-        batch, generation = self._one_generation(inputs)
-        batch = self._dynamic.fill(batch, generation, self._one_generation)
-        return self._finish(batch, generation, before)
-
-    def _one_generation(self, inputs: list[Batch]) -> tuple[Batch, Generation]:
-        """Run TRL's method on n rows of each prompt; return its batch of the m kept rows of each."""
-        self._update.clock.enter("rollout")
-        self._generation = generation = self._prepare_generation(inputs)
-        try:
-            with self._tools.open():
-                batch = super()._generate_and_score_completions(generation.rollouts)
-        finally:
-            self._generation = None
-        generation.check_rows(batch, type(self).__name__)
-        return batch, generation
+    # -- Algorithm 1 of the paper, inside TRL's `_generate_and_score_completions` --------------------------------------
 
     def _generate(self, prompts: list[Any]) -> Output:
         generation = self._generation
         with self._generating(generation):
-            output = super()._generate(prompts)
+            output = super()._generate(prompts)  # n rollouts of each prompt
         if generation is None:  # an evaluation
             return output
         scores = self._score(generation, prompts, output)
         generation.record = rollout.record_of(generation, self, prompts, output, scores)
         generation.record.kept = self._select(generation, generation.record.rewards)
-        self._update.tokens["generated"] += rollout.policy_tokens(output)
-        self._tools.close(self.environments)
-        return self._shorten(generation, prompts, output)
+        return self._shorten(generation, generation.record, prompts, output)
 
     def _score(self, generation: Generation, prompts: list[Any], output: Output) -> Tensor:
         """Return the scores of all n rollouts of all processes, `[P * n, F]`."""
         self._update.clock.enter("reward")
-        _, completion_ids, _, completions, _, fields, _, _ = output
-        for name, values in fields.items():  # TRL passes them to reward functions
-            for i, row in enumerate(generation.rollouts):
-                row[name] = values[i] if isinstance(values, list) else values
-        ids = [list(own) for own in completion_ids]
-        with rollout.uneven_gathers(self.accelerator, generation.shares.counts):
-            return self._calculate_rewards(
-                generation.rollouts, rollout.copies(prompts), rollout.copies(completions), ids
-            )
+        self._update.tokens["generated"] += rollout.policy_tokens(output)
+        ids, completions = [list(own) for own in output[1]], rollout.copies(output[3])
+        rollout.add_fields(generation.rollouts, output)
+        return self._calculate_rewards(generation.rollouts, rollout.copies(prompts), completions, ids)
 
     def _select(self, generation: Generation, rewards_PN: Tensor) -> Tensor:
-        """Return which m rollouts of each prompt the rule keeps, int64 `[P, M]`; the same on every process."""
+        """Return which m rollouts of each prompt the rule keeps, int64 `[P, M]`; the first process decides for all."""
         self._update.clock.enter("selection")
-        rule = rule_name(self.args.rule)
         kept_PM = generation.select(rewards_PN, self.args)
-        rollout.check_agreement(kept_PM, rule, self.accelerator)
-        return kept_PM
+        return broadcast(kept_PM.to(self.accelerator.device)).cpu()
 
-    def _shorten(self, generation: Generation, prompts: list[Any], output: Output) -> Output:
+    def _shorten(self, generation: Generation, record: Rollouts, prompts: list[Any], output: Output) -> Output:
         """Shorten TRL's lists of rows to those that this process trains, in place; return their results."""
-        record, scores = generation.result()
-        rows, logged, shares = len(prompts), self._pending_extra_logs, generation.shares
-        kept = record.kept_numbers().tolist()
-        columns = {name: values for name, values in logged.items() if len(values) == rows}
-        sources = [shares.generator(number) for number in kept]
-        targets = [shares.trainer(row) for row in range(len(kept))]
-        mine = rollout.move_rows(
-            sources,
-            targets,
-            lambda row: rollout.take_rollout(
-                generation.place(kept[row]), generation.rollouts, prompts, output, columns
-            ),
-            self.accelerator,
-        )
-        if shares.processes > 1:
-            self._metrics["train"]["pods/rows_moved"].append(float(rollout.moved_rows(sources, targets)))
+        shares, kept, rows = generation.shares, record.kept_numbers().tolist(), len(prompts)
+        sources = [number // shares.rollouts_each for number in kept]
+        targets = [row // shares.rows_each for row in range(len(kept))]
+        columns = rollout.columns_of(generation, prompts, output, self._pending_extra_logs)
+        columns = rollout.move_rows(columns, [generation.place(x) for x in kept], sources, targets, self.accelerator)
+        prompts[:] = columns["prompt"]
+        self._pending_extra_logs.update(rollout.named(columns, "logged"))
         # A row received from another process replaces a rollout of the same prompt.
         places = [generation.place(kept[row]) for row in generation.rows]
-        prompts[:] = [one.prompt for one in mine]
         held = ("environments", "_batch_environments", "_sync_tool_dicts", "_async_tool_dicts")
         for values in (generation.rollouts, *(getattr(self, name, None) for name in held)):
             rollout.shorten(values, places, rows)
-        for name in {*columns, *(name for one in mine for name in one.extra)}:
-            logged[name] = [one.extra.get(name) for one in mine]
-        generation.kept_scores = scores[kept]
+        if shares.processes > 1:
+            moved = sum(source != target for source, target in zip(sources, targets, strict=True))
+            self._metrics["train"]["pods/rows_moved"].append(float(moved))
+        generation.kept_scores = generation.result()[1][kept]
         self._update.clock.enter("update")
-        return rollout.as_output(mine)
+        return rollout.output_of(columns)
 
     def _calculate_rewards(
         self, inputs: list[Batch], prompts: list[Any], completions: list[Any], completion_ids_list: list[list[int]]
@@ -162,6 +121,27 @@ class PODSTrainer(TypedGRPOTrainer):
         if generation is not None:
             generation.scores = scores
         return scores
+
+    def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch:
+        if not self.model.training:
+            with self._tools.tokenizable():
+                return super()._generate_and_score_completions(inputs)
+        before = {name: len(values) for name, values in self._metrics["train"].items()}
+        batch, generation = self._one_generation(inputs)
+        batch = self._dynamic.fill(batch, generation, self._one_generation)
+        return self._finish(batch, generation, before)
+
+    def _one_generation(self, inputs: list[Batch]) -> tuple[Batch, Generation]:
+        """Run TRL's method on n rows of each prompt; return its batch of the m kept rows of each."""
+        self._update.clock.enter("rollout")
+        self._generation = generation = self._prepare_generation(inputs)
+        try:
+            with self._tools.tokenizable():
+                batch = super()._generate_and_score_completions(generation.rollouts)
+        finally:
+            self._generation = None
+        generation.check_rows(batch, type(self).__name__)
+        return batch, generation
 
     def _finish(self, batch: Batch, generation: Generation, before: Mapping[str, int]) -> Batch:
         """Put our advantages into the batch, and log the statistics of all n rollouts."""
@@ -193,15 +173,11 @@ class PODSTrainer(TypedGRPOTrainer):
             yield
             return
         self._tools.limit()
+        if generation is not None:
+            self._turns = Turns(self, generation.rollout_keys, len(generation.numbers))
         # FSDP2: gather the weights, so that no process waits for another's tokens. TRL gathers those of ZeRO-3.
-        gathered = self.whole_weights() if self._dist.is_fsdp and not self.use_vllm else nullcontext()
-        if generation is None:
-            with gathered:
-                yield
-            return
-        self._turns = Turns(self, generation.rollout_keys, generation.shares.most)
         try:
-            with gathered, rollout.uneven_gathers(self.accelerator, generation.shares.counts):
+            with self.whole_weights() if self._dist.is_fsdp and not self.use_vllm else nullcontext():
                 yield
         finally:
             self._turns = None
