@@ -52,12 +52,10 @@ def test_a_method_that_takes_other_arguments_is_refused_at_construction(make_tra
     assert "pip install 'trl==1.16.0' 'transformers==5.23.0'" in text
 
 
-@pytest.mark.parametrize("name", ["_step", "_tr_loss", "VLLMGeneration"])
+@pytest.mark.parametrize("name", ["_step", "_tr_loss"])
 def test_a_private_name_that_is_gone_is_refused_at_construction(make_trainer, monkeypatch, name):
     if name == "_tr_loss":  # set in training, so looked for in the method that sets it
         monkeypatch.setitem(compat._SET_LATER, name, GRPOTrainer._prepare_inputs)
-    elif name == "VLLMGeneration":
-        monkeypatch.delattr(grpo_trainer, name)
     else:
         build = GRPOTrainer.__init__
         monkeypatch.setattr(
