@@ -106,10 +106,3 @@ def test_text_that_the_encoding_lacks_is_escaped(tmp_path, environment):
     done = shell(f"pods train --config {recipe}2", **environment)
     assert done.returncode == 2
     assert "is neither a file nor a shipped recipe" in done.stderr
-
-
-@pytest.mark.parametrize("columns", ["0", "1", "banana", "²", "9" * 5000])
-def test_no_width_breaks_it(columns):
-    done = shell("pods train --config tiny-pods --dry-run && " + f"{PODS} train --help", COLUMNS=columns, LINES=columns)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "num_rollouts: 64" in done.stdout

@@ -188,6 +188,10 @@ def _fork(
     files = [os.open(streams[name], os.O_WRONLY) if name in streams else output for name in ("stdout", "stderr")]
     for number, file in enumerate((nothing, *files)):
         os.dup2(file, number)
+    for name in ("stdout", "stderr"):  # those of the server know nothing of these files
+        stream = open(getattr(sys, f"__{name}__").fileno(), "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
     for number in (signal.SIGINT, signal.SIGHUP):  # a shell in the background, or nohup, ignores them
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     os.chdir(cwd)

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from html.parser import HTMLParser
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -138,14 +139,32 @@ def hostile_page(root: Path, payloads: Sequence[str]) -> Path:
     return build_report([root], root.parent / f"{name_of(payloads[0], 0)[:60]}.out", baseline=None, resamples=10).html
 
 
+class Handlers(HTMLParser):
+    """Collects the attributes of a page that run code. The text of a quoted attribute is not one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [f"<{tag} {name}={value}>" for name, value in attrs if name.startswith("on")]
+
+
 def live(page: Path, profile: Path, asked: list[str]) -> list[str]:
-    """What of a page ran, or reached out."""
+    """Return what ran in a page, could run, or requested an address."""
     asked.clear()
     text = dump(page, profile)
     title = re.search(r"<title>(.*?)</title>", text, re.DOTALL)
     ran = [] if title and title[1].startswith("PODS report:") else [f"title {title and title[1]}"]
-    ran += re.findall(r"<[a-z][^<>]*\son[a-z]+\s*=[^>]*>", text)
-    return ran + asked
+    handlers = Handlers()
+    handlers.feed(text)
+    return ran + handlers.found + asked
+
+
+def test_a_live_attribute_is_found_and_its_text_in_quotes_is_not():
+    handlers = Handlers()
+    handlers.feed('<option value="&lt;img onerror=x&gt;">&lt;a onclick=y&gt;</option><img src=x OnError="z">')
+    assert handlers.found == ["<img onerror=z>"]
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason=MISSING)

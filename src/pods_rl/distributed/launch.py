@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from subprocess import CalledProcessError
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import Interrupted
+from ..runs.files import read_mapping
 from .processes import get_rank
 from .signals import Stop
 
@@ -96,7 +97,8 @@ def first_failure(error: ChildFailedError) -> Failure:
     """
     folders = {Path(each.error_file).parent.parent for each in error.failures.values()}
     files = [file for folder in folders for file in folder.glob("*/error.json")]
-    found = min((row for row in map(_read, files) if row), key=lambda row: float(row["time"]), default=None)
+    rows = [row for file in files if "time" in (row := read_mapping(file))]
+    found = min(rows, key=lambda row: float(row["time"]), default=None)
     latest = float(found["time"]) + _SHUTDOWN - 1 if found else math.inf  # the agent's times are whole seconds
     ends = sorted((each.timestamp, rank, each.exitcode) for rank, each in error.failures.items())
     for ended, rank, code in ends:
@@ -131,10 +133,3 @@ def _forward(number: int, again: bool) -> None:
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.kill() if kills else process.send_signal(number)
-
-
-def _read(file: Path) -> dict[str, Any] | None:
-    with suppress(OSError, ValueError):
-        row = json.loads(file.read_text(encoding="ascii"))
-        return row if isinstance(row, dict) and "time" in row else None
-    return None

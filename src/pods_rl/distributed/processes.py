@@ -1,4 +1,4 @@
-"""This process: its rank from torchrun or accelerate, the set-up of its libraries, and their versions."""
+"""The processes of a run: ranks, values exchanged between them, the set-up of libraries, and their versions."""
 
 from __future__ import annotations
 
@@ -7,29 +7,24 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import metadata
 from importlib.util import find_spec
+from typing import TypeVar
 
-from ..errors import UserError
-from ..text import short
-
+_T = TypeVar("_T")
 _PACKAGES = ("pods-rl", "torch", "transformers", "trl", "accelerate", "peft", "datasets", "math-verify")
 
 
 def get_rank() -> int:
-    """Return the rank of this process, counted from 0; 0 without a launcher. Raises as `get_world_size` does."""
-    return rank_and_world_size(os.environ)[0]
+    """Return the rank of this process, counted from 0, as torchrun and accelerate set it; 0 without a launcher."""
+    return int(os.environ.get("RANK", 0))
 
 
 def get_world_size() -> int:
-    """Return the number of processes of this run; 1 without a launcher.
-
-    Raises:
-        UserError: a variable of the launcher is not a whole number, or is out of range.
-    """
-    return rank_and_world_size(os.environ)[1]
+    """Return the number of processes of this run; 1 without a launcher."""
+    return int(os.environ.get("WORLD_SIZE", 1))
 
 
 def is_launched() -> bool:
@@ -37,21 +32,64 @@ def is_launched() -> bool:
     return "RANK" in os.environ or "WORLD_SIZE" in os.environ
 
 
-def rank_and_world_size(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Return rank and world size from environment variables.
+def own_rows(total: int) -> range:
+    """Return the rows that this process completes: every Nth row of N processes, from its rank.
 
-    >>> rank_and_world_size({"WORLD_SIZE": "4", "RANK": "3"}), rank_and_world_size({})
-    ((3, 4), (0, 1))
+    >>> own_rows(5)
+    range(0, 5)
     """
-    texts = environment.get("RANK", "0"), environment.get("WORLD_SIZE", "1")
-    if all(text.isascii() and text.isdigit() and len(text) < 10 for text in texts):
-        rank, size = map(int, texts)
-        if rank < size:
-            return rank, size
-    raise UserError(
-        f"RANK = {short(texts[0])} and WORLD_SIZE = {short(texts[1])}: expected whole numbers, the first one below the "
-        "second. Unset both, or start the processes with torchrun or accelerate, which set them."
-    )
+    return range(_rank(), total, _world())
+
+
+def gather(items: Sequence[_T]) -> list[_T]:
+    """Return the items of all processes on every process, ordered by rank. Each process must call it.
+
+    >>> gather(["a", "b"])
+    ['a', 'b']
+    """
+    import torch.distributed as dist
+
+    if alone():
+        return list(items)
+    parts: list[Sequence[_T]] = [[] for _ in range(_world())]
+    dist.all_gather_object(parts, items)
+    return [item for part in parts for item in part]
+
+
+def agree(value: _T) -> _T:
+    """Return the first process's value on every process, since clocks and signals differ. Call this on every process.
+
+    >>> agree(1.5)
+    1.5
+    """
+    import torch.distributed as dist
+
+    if alone():
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def alone() -> bool:
+    """Return whether there is only one process.
+
+    >>> alone()
+    True
+    """
+    return _world() == 1
+
+
+def _world() -> int:
+    import torch.distributed as dist
+
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _rank() -> int:
+    import torch.distributed as dist
+
+    return dist.get_rank() if _world() > 1 else 0
 
 
 def quiet_libraries() -> None:
@@ -76,7 +114,7 @@ def quiet_libraries() -> None:
 
 
 def set_threads(threads: int | None) -> None:
-    """Limit torch's CPU threads; None leaves the choice to torch."""
+    """Limit torch's CPU threads. If None, torch chooses their number."""
     if threads:
         import torch
 
@@ -95,12 +133,9 @@ def version(package: str) -> str | None:
     """
     with suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
-    if package not in sys.modules and find_spec(package) is None:
-        return None
-    with suppress(metadata.PackageNotFoundError):
-        for distribution in metadata.packages_distributions().get(package, []):
-            return metadata.version(distribution)
-    return getattr(sys.modules.get(package), "__version__", None)
+    is_module = package in sys.modules or find_spec(package) is not None
+    found = metadata.packages_distributions().get(package, []) if is_module else []
+    return metadata.version(found[0]) if found else getattr(sys.modules.get(package), "__version__", None)
 
 
 def git_commit() -> str | None:

@@ -114,16 +114,12 @@ class Stop:
             self._forward = before
 
 
-def handled_signals() -> list[signal.Signals]:
-    """Return the signals to handle: all but those ignored at the start, as SIGHUP under `nohup`."""
-    return [n for n in SIGNALS if n in _ALWAYS or signal.getsignal(n) not in (signal.SIG_IGN, None)]
-
-
 @contextmanager
 def stop_on_signals() -> Iterator[Stop]:
     """Send signals to a `Stop`, and restore the former handlers at the end. A nested call yields the same `Stop`.
 
-    Only the main thread can set handlers: in another thread no signal reaches the `Stop`.
+    Signals that are ignored at the start stay so, as SIGHUP under `nohup`. Only the main thread can set handlers: in
+    another thread no signal reaches the `Stop`.
     """
     if threading.current_thread() is not threading.main_thread():
         yield Stop()
@@ -133,7 +129,8 @@ def stop_on_signals() -> Iterator[Stop]:
         yield outer
         return
     stop = Stop()
-    before = {number: signal.getsignal(number) for number in handled_signals()}
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {n: now for n, now in before.items() if n in _ALWAYS or now not in (signal.SIG_IGN, None)}
     for number in before:
         signal.signal(number, stop.ask)
     try:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import os
-import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -29,9 +27,6 @@ class Stream:
         self._attempt(lambda: self._stream.write(text))
         return len(text)
 
-    def writelines(self, lines: Iterable[str]) -> None:
-        self.write("".join(lines))
-
     def flush(self) -> None:
         self._attempt(lambda: self._stream.flush())
 
@@ -47,7 +42,7 @@ def settle_streams() -> None:
     """Make the standard streams of this process safe to use, however it was started.
 
     A closed descriptor becomes the null device, so that no file that is opened later gets its number. Output takes any
-    text in any encoding. A terminal size that is not a sensible number is removed from the environment.
+    text in any encoding.
     """
     for number in range(3):
         try:
@@ -59,14 +54,8 @@ def settle_streams() -> None:
         if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif stream is getattr(sys, f"__{name}__"):
-            try:
-                stream.reconfigure(errors="backslashreplace")
-            except OSError:  # its descriptor now names a pipe, and the stream's old position is invalid
-                stream = open(stream.fileno(), "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+            stream.reconfigure(errors="backslashreplace")
             setattr(sys, name, Stream(stream))
-    for name in ("COLUMNS", "LINES"):
-        if not re.fullmatch("[1-9][0-9]{0,3}", os.environ.get(name, "1")):
-            del os.environ[name]
 
 
 def lost_output(error: BaseException) -> OSError | None:
@@ -89,13 +78,13 @@ def drop_pending_output() -> None:
 @contextmanager
 def outlive_output(log: Path | None) -> Iterator[None]:
     """Inside, work continues even if standard output or error can no longer be written: its reader or terminal is gone,
-    its disk is full, or it was closed from the start. Text is then appended to `log`, with the reason.
+    or its disk is full. Text is then appended to `log`, with the reason.
 
     Args:
-        log: a file, opened when it is needed; None: drop the text.
+        log: a file, opened when it is needed. If None, the text is dropped.
     """
     before = sys.stdout, sys.stderr
-    ours = _Lasting("stdout", log), _Lasting("stderr", log)
+    ours = _Lasting("output", sys.stdout, log), _Lasting("error", sys.stderr, log)
     sys.stdout, sys.stderr = ours
     try:
         yield
@@ -109,19 +98,9 @@ def outlive_output(log: Path | None) -> Iterator[None]:
 class _Lasting(Stream):
     """A standard stream that never raises: after a failed write the log replaces it."""
 
-    def __init__(self, name: str, log: Path | None) -> None:
-        super().__init__(getattr(sys, name))
-        self._name, self._log, self._losses = name, log, 0
-        if getattr(sys, f"__{name}__") is None and getattr(self._stream, "name", os.devnull) == os.devnull:
-            self._stream = io.StringIO()  # closed from the start
-            self._stream.close()
-
-    @property
-    def closed(self) -> bool:
-        return bool(getattr(self._stream, "closed", False))
-
-    def isatty(self) -> bool:
-        return not self.closed and bool(self._stream.isatty())
+    def __init__(self, name: str, stream: TextIO, log: Path | None) -> None:
+        super().__init__(stream)
+        self._name, self._log = name, log
 
     def _attempt(self, step: Callable[[], object]) -> None:
         try:
@@ -129,24 +108,22 @@ class _Lasting(Stream):
         except (BlockingIOError, UnicodeError):
             pass  # a slow reader, or text that the encoding cannot represent
         except (OSError, ValueError) as error:
-            buffered = not self.closed and not getattr(self._stream, "write_through", False)
             self._replace(getattr(error, "strerror", None) or "it is closed")
             with suppress(OSError, ValueError):
-                self._stream.flush() if buffered else step()  # write what was lost, from the buffer or again
+                self._stream.flush()  # what was lost is still in the buffer
 
     def _replace(self, why: str) -> None:
-        """Replace the stream by the log, or by the null device if the log cannot be written either."""
-        self._losses += 1
+        """Replace the stream by the log, or by the null device if there is none or it cannot be written either."""
+        log, self._log = self._log, None
         target = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-        note = f"Standard {'output' if self._name == 'stdout' else 'error'} cannot be written: {why}. The run continues"
-        if self._log and self._losses == 1:
+        note = f"Standard {self._name} cannot be written: {why}. The run continues and prints"
+        if log:
             with suppress(OSError):
-                target = self._log.open("a", encoding="utf-8", errors="backslashreplace")
-                target.write(f"{note} and prints here.\n")
-                target.flush()
+                target = log.open("a", encoding="utf-8", errors="backslashreplace")
+                print(f"{note} here.", file=target, flush=True)
         try:
             os.dup2(target.fileno(), self._stream.fileno())  # also for processes that inherit it
-        except (OSError, ValueError, AttributeError):
+        except (OSError, ValueError):
             self._stream = target
-        if self._name == "stdout" and self._losses == 1 and self._log:
-            print(plain_text(f"{note} and prints to {self._log}."), file=sys.stderr, flush=True)
+        if log and self._name == "output":
+            print(plain_text(f"{note} to {log}."), file=sys.stderr, flush=True)

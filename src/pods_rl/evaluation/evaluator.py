@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
-from ..distributed.collectives import gather, own_rows
+from ..distributed.processes import gather, own_rows
 from ..policies.loading import encode, render, tool_options
 from ..tasks import Task, last_turn
 from .conversation import converse

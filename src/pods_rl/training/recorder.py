@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ..distributed.collectives import alone, gather
+from ..distributed.processes import alone, gather
 from ..distributed.signals import Stop
 from ..errors import Interrupted, UserError
 from ..evaluation import Evaluation

@@ -18,8 +18,7 @@ import torch
 from torch.distributed import distributed_c10d
 
 from ..distributed import get_rank, get_world_size
-from ..distributed.collectives import agree, gather
-from ..distributed.processes import git_commit, quiet_libraries, set_threads, versions
+from ..distributed.processes import agree, gather, git_commit, quiet_libraries, set_threads, versions
 from ..distributed.signals import Stop, stop_on_signals
 from ..distributed.streams import outlive_output
 from ..engines.trl.batching import counted

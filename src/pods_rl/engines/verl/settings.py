@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError
 from ...selection import Rule, get_rule
+from ...text import suggest
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -59,12 +58,10 @@ def read_settings(config: DictConfig) -> PODSSettings:
             support (a colocated reward model, verl's legacy trainer, `pods_before` with a KL term in the reward), or
             rows that our reward function cannot score.
     """
-    keys = _plain(_get(config, _KWARGS) or {})
+    keys = _get(config, _KWARGS) or {}
     for key in keys:
         if key not in _KEYS:
-            near = get_close_matches(str(key), _KEYS, n=1)
-            hint = f" Did you mean {near[0]}?" if near else ""
-            raise UserError(f"{_KWARGS}: unknown key {key!r}, expected {', '.join(_KEYS)}.{hint}")
+            raise UserError(f"{_KWARGS}: unknown key {key!r}, expected {', '.join(_KEYS)}.{suggest(str(key), _KEYS)}")
     kept = _count("actor_rollout_ref.rollout.n", _get(config, "actor_rollout_ref.rollout.n"))
     generated = _count(f"{_KWARGS}.num_rollouts", keys.get("num_rollouts"))
     if generated < kept:
@@ -72,9 +69,6 @@ def read_settings(config: DictConfig) -> PODSSettings:
             f"{_KWARGS}.num_rollouts (n, generated per prompt) must be at least actor_rollout_ref.rollout.n (m, "
             f"trained per prompt); got n = {generated} and m = {kept}. Generate more or keep fewer."
         )
-    seed = keys.get("seed", 0)
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise UserError(f"{_KWARGS}.seed must be a whole number; got {seed!r}.")
     _check_plugins(config)
     _check_modes(config)
     _check_sources(config)
@@ -82,12 +76,12 @@ def read_settings(config: DictConfig) -> PODSSettings:
         num_rollouts=generated,
         num_generations=kept,
         rule=get_rule(keys.get("rule", "max_variance")),
-        seed=seed,
+        seed=_count(f"{_KWARGS}.seed", keys.get("seed", 0), least=0),
         before=_get(config, "algorithm.adv_estimator") == BEFORE,
         filter_arguments=_filter_arguments(config),
         ledger=keys.get("ledger"),
         ledger_every=_count(f"{_KWARGS}.ledger_every", keys.get("ledger_every", 10)),
-        poll_interval=_poll_interval(keys.get("poll_interval", 2.0)),
+        poll_interval=keys.get("poll_interval", 2.0),
     )
 
 
@@ -108,16 +102,10 @@ def full_config(sampler_kwargs: DictConfig) -> DictConfig:
     return root
 
 
-def _count(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UserError(f"{name} must be a whole number of at least 1; got {value!r}. Example: {name}=64")
+def _count(name: str, value: Any, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UserError(f"{name} must be a whole number of at least {least}; got {value!r}.")
     return value
-
-
-def _poll_interval(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise UserError(f"{_KWARGS}.poll_interval must be a number of seconds above 0; got {value!r}.")
-    return float(value)
 
 
 def _check_plugins(config: DictConfig) -> None:
@@ -161,13 +149,15 @@ def _check_sources(config: DictConfig) -> None:
 
 def _filter_arguments(config: DictConfig) -> dict[str, Any]:
     """Return the arguments that verl passes to its own replay buffer but not to a custom one."""
+    from verl.trainer.ppo.v1 import replay_buffer
+
     groups = _get(config, "algorithm.filter_groups") or {}
     metric = groups.get("metric") if groups.get("enable") else None
     if groups.get("enable") and not metric:
         raise UserError(
             "algorithm.filter_groups.enable needs algorithm.filter_groups.metric; got none. Example: reward"
         )
-    if metric == "reward" and not _knows_reward_metric():
+    if metric == "reward" and not hasattr(replay_buffer, "FILTER_GROUPS_REWARD_METRIC"):
         raise UserError(
             "algorithm.filter_groups.metric = reward: this version of verl filters only by numbers that the reward "
             "function returns (0.9.1 filters by the reward too). Set the metric to one of them, for example acc or "
@@ -182,18 +172,6 @@ def _filter_arguments(config: DictConfig) -> dict[str, Any]:
         "gen_batch_size": 1 if metric or refill else (_get(config, "data.gen_batch_size") or batch),
         "max_inflight_gen_batches": groups.get("max_inflight_gen_batches", 1) if metric else 1,
     }
-
-
-def _knows_reward_metric() -> bool:
-    from verl.trainer.ppo.v1 import replay_buffer
-
-    return hasattr(replay_buffer, "FILTER_GROUPS_REWARD_METRIC")
-
-
-def _plain(keys: Any) -> dict[str, Any]:
-    from omegaconf import DictConfig, OmegaConf
-
-    return OmegaConf.to_container(keys, resolve=True) if isinstance(keys, DictConfig) else dict(keys)
 
 
 def _get(config: DictConfig, key: str, default: Any = None) -> Any:
