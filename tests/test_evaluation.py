@@ -15,8 +15,7 @@ from benchmarks.pretrain import build_model, build_tokenizer
 from datasets import Dataset
 
 from pods_rl.errors import UserError
-from pods_rl.evaluation import Answer, Completion, GenerateSampler, Sampling, evaluate, pass_at_k
-from pods_rl.evaluation.evaluator import summarise
+from pods_rl.evaluation import Answer, Completion, GenerateSampler, Sampling, evaluate, pass_at_k, summarise
 from pods_rl.policies.files import weights_hash
 from pods_rl.policies.loading import encode, render
 from pods_rl.rollouts import generating

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -47,8 +46,7 @@ def find(kind: str, name: str, table: Mapping[str, Entry]) -> Entry | Callable[.
     pods_rl.errors.UserError: unknown number 'on'. Did you mean one? ...
     """
     choices = f"Choose one of {', '.join(table)}, or give your own as package.module:function."
-    if not isinstance(name, str):
-        raise UserError(f"a {kind} must be the name of one; got {name!r}. {choices}")
+    name = str(name)
     if name in table:
         return table[name]
     if ":" not in name and "." not in name:
@@ -103,20 +101,6 @@ def describe(value: object) -> str:
     return f"{type(value).__name__} {text}" if kind is None else kind + text
 
 
-def listed(problems: Iterable[str], count: int, most: int = 5) -> str:
-    """Return the first problems, one per line, and the number of the others.
-
-    Args:
-        problems: read one by one, because each may be slow to make (``suggest``).
-        count: how many there are.
-
-    >>> listed(iter(["a is wrong.", "b is wrong."]), 2, most=1)
-    'a is wrong.\\n... and 1 more.'
-    """
-    lines = list(itertools.islice(problems, most))
-    return "\n".join(lines + ([f"... and {count - len(lines)} more."] if count > len(lines) else []))
-
-
 def safe_text(value: object) -> str:
     """Escape text for `console().print`: control characters become \\x1b and the like, markup is escaped.
 
@@ -131,10 +115,10 @@ def safe_text(value: object) -> str:
 def plain_text(value: object) -> str:
     """Escape text for plain output: control characters become \\x1b and the like.
 
-    >>> plain_text("a\\rb")
-    'a\\\\x0db'
+    >>> print(plain_text("a\\x1bb"))
+    a\\x1bb
     """
-    return _CONTROL.sub(lambda match: _shown(match[0]), str(value))
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), str(value))
 
 
 def content_text(content: object) -> str:
@@ -199,8 +183,3 @@ def console(*, stderr: bool = False) -> Console:
             raise  # rich would exit with code 1; the command line gives the right code
 
     return Plain(stderr=stderr, highlight=False, soft_wrap=True, emoji=False)
-
-
-def _shown(character: str) -> str:
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"

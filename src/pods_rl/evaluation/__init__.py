@@ -2,9 +2,195 @@
 
 from __future__ import annotations
 
-from .evaluator import Answer, Evaluation, evaluate, pass_at_k
-from .sampling import Completion, GenerateSampler, Sampler, Sampling
+import asyncio
+import json
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+
+from ..distributed.processes import gather, own_rows
+from ..policies.loading import encode, render, tool_options
+from ..tasks import Task, last_turn
+from .conversation import converse
+from .sampling import Completion, GenerateSampler, RowsDone, Sampler, Sampling
 
 __all__ = [
     "Answer", "Completion", "Evaluation", "GenerateSampler", "Sampler", "Sampling", "evaluate", "pass_at_k",
 ]  # fmt: skip
+
+
+def evaluate(
+    sampler: Sampler,
+    task: Task,
+    sampling: Sampling,
+    *,
+    prompts: int | None = None,
+    repeats: int = 1,
+    done: RowsDone = lambda rows, of: None,
+    loop: asyncio.AbstractEventLoop | None = None,
+) -> Evaluation:
+    """Sample `repeats` completions of each of the first `prompts` test prompts and grade them.
+
+    With several processes (`torch.distributed`) each completes its share of the rows, and all return the result of one
+    process, up to rounding in a batch.
+
+    Args:
+        sampler: the policy.
+        task: its test prompts and its grader.
+        sampling: how completions are drawn.
+        prompts: the number of test prompts, from the first. None: all.
+        repeats: completions per prompt; pass@k is measured for k in powers of two up to it.
+        done: called with the number of finished rows, to show progress.
+        loop: runs the coroutines of tools and environments (see `converse`).
+
+    Raises:
+        ValueError: prompts or repeats below 1.
+        UserError: the task's prompts cannot be rendered for this policy, or it cannot call the task's tools.
+    """
+    if repeats < 1 or (prompts is not None and prompts < 1):
+        raise ValueError(f"prompts = {prompts}, repeats = {repeats}: expected at least 1 of each")
+    started = time.perf_counter()
+    count = len(task.test) if prompts is None else min(prompts, len(task.test))
+    rows = own_rows(count * repeats)  # row r is repeat r % repeats of prompt r // repeats
+    picked = task.test.select([row // repeats for row in rows])
+    options = {**sampling.chat_template_kwargs, **tool_options(sampler.tokenizer, task)}
+    messages, rewards = [""] * len(rows), None
+    if task.converses:
+        how = replace(sampling, chat_template_kwargs=options)
+        talks = converse(sampler, task, list(picked), rows, how, done, loop)
+        texts = [talk.prompt for talk in talks]
+        completions = [Completion(last_turn(talk.messages), talk.tokens, talk.ended) for talk in talks]
+        messages = [json.dumps(talk.messages, ensure_ascii=False, default=str) for talk in talks]
+        rewards = [talk.reward for talk in talks]
+    else:
+        texts = [render(sampler.tokenizer, prompt, **options) for prompt in picked["prompt"]]
+        ids = [encode(sampler.tokenizer, *both) for both in zip(picked["prompt"], texts, strict=True)]
+        completions = sampler.sample(ids, rows, sampling, done)
+    golds = list(picked["answer"])
+    grades = task.grade([completion.text for completion in completions], golds, rewards)
+    own = [
+        Answer(row // repeats, row % repeats, text, gold, c.text, grade.answer, grade.format, c.tokens, c.ended, turns)
+        for row, text, gold, c, grade, turns in zip(rows, texts, golds, completions, grades, messages, strict=True)
+    ]
+    answers = sorted(gather(own), key=lambda answer: (answer.index, answer.repeat))
+    seconds = time.perf_counter() - started
+    return summarise(answers, repeats=repeats, temperature=sampling.temperature, seconds=seconds)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One graded completion: a row of the completions file, with these columns in this order.
+
+    `index` numbers the test prompt and `repeat` its completion, both from 0. `prompt` is the text that the model
+    continued, and `answer` is the gold answer. `completion_tokens` includes the end token, and `ended` is whether there
+    is one. Of a conversation, `completion` is the text of the last turn, `completion_tokens` counts the policy's
+    tokens, and `messages` has the messages of all turns as JSON.
+    """
+
+    index: int
+    repeat: int
+    prompt: str
+    answer: str
+    completion: str
+    answer_right: bool
+    format_kept: bool
+    completion_tokens: int
+    ended: bool
+    messages: str = ""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result of one evaluation.
+
+    `accuracy`, `format_accuracy` and `both_accuracy` are means over prompts and repeats, and each `_se` is a standard
+    error over prompts. `mean_completion_tokens` includes end tokens. `truncated_share` is the share of completions
+    without an end token. `eval_seconds` is wall time. `pass_at` maps k > 1 to pass@k and its standard error (pass@1 is
+    `accuracy`). `answers` has the graded completions, sorted by prompt and repeat.
+    """
+
+    accuracy: float
+    accuracy_se: float
+    format_accuracy: float
+    both_accuracy: float
+    mean_completion_tokens: float
+    truncated_share: float
+    prompts: int
+    repeats: int
+    temperature: float
+    eval_seconds: float
+    format_accuracy_se: float = math.nan
+    both_accuracy_se: float = math.nan
+    pass_at: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    answers: Sequence[Answer] = field(default=(), repr=False)
+
+    def row(self) -> dict[str, float]:
+        """Return a line of `evals.jsonl`: pass@k as `pass@2` and `pass@2_se`, without the completions."""
+        row = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("pass_at", "answers")}
+        for k, (value, error) in self.pass_at.items():
+            row |= {f"pass@{k}": value, f"pass@{k}_se": error}
+        return row
+
+    def columns(self) -> dict[str, list[object]]:
+        """Return the graded completions as columns of a table, named as the fields of `Answer`.
+
+        There is a column `messages` only if there are conversations.
+        """
+        columns = {f.name: [getattr(answer, f.name) for answer in self.answers] for f in fields(Answer)}
+        return columns if any(columns["messages"]) else {k: v for k, v in columns.items() if k != "messages"}
+
+
+def pass_at_k(repeats: int, right: int, k: int) -> float:
+    """Estimate, without bias, the probability that at least one of k completions is right.
+
+    Source: Chen et al. 2021 (arXiv 2107.03374), equation 1: 1 - C(n-c, k) / C(n, k) for c right ones (`right`) of n
+    (`repeats`). Computed with integers and rounded once.
+
+    Raises:
+        ValueError: unless 0 <= c <= n and 1 <= k <= n.
+
+    >>> pass_at_k(4, 1, 1), pass_at_k(4, 1, 2), pass_at_k(4, 3, 2)
+    (0.25, 0.5, 1.0)
+    """
+    if not 0 <= right <= repeats or not 1 <= k <= repeats:
+        raise ValueError(f"got k {k}, right {right}: expected 1 <= k <= {repeats} and 0 <= right <= {repeats}")
+    ways = math.comb(repeats, k)
+    return (ways - math.comb(repeats - right, k)) / ways
+
+
+def summarise(answers: Sequence[Answer], *, repeats: int, temperature: float, seconds: float) -> Evaluation:
+    """Return the means and standard errors of graded completions, `repeats` per prompt, sorted by prompt."""
+    groups = [answers[start : start + repeats] for start in range(0, len(answers), repeats)]
+    right = [sum(answer.answer_right for answer in group) for group in groups]
+    formed = [sum(answer.format_kept for answer in group) for group in groups]
+    both = [sum(answer.answer_right and answer.format_kept for answer in group) for group in groups]
+    means, errors = zip(*(mean_and_error([k / repeats for k in some]) for some in (right, formed, both)), strict=True)
+    ks = [2**i for i in range(1, repeats.bit_length())]
+    return Evaluation(
+        accuracy=means[0],
+        accuracy_se=errors[0],
+        format_accuracy=means[1],
+        both_accuracy=means[2],
+        mean_completion_tokens=sum(answer.completion_tokens for answer in answers) / len(answers),
+        truncated_share=sum(not answer.ended for answer in answers) / len(answers),
+        prompts=len(groups),
+        repeats=repeats,
+        temperature=temperature,
+        eval_seconds=seconds,
+        format_accuracy_se=errors[1],
+        both_accuracy_se=errors[2],
+        pass_at={k: mean_and_error([pass_at_k(repeats, count, k) for count in right]) for k in ks},
+        answers=answers,
+    )
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean over prompts and its standard error (ddof 1), which is NaN for a single prompt.
+
+    >>> mean_and_error([0.0, 1.0])
+    (0.5, 0.5)
+    """
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return statistics.fmean(values), error

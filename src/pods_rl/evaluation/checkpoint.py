@@ -29,7 +29,7 @@ from ..recipe import Recipe
 from ..runs import to_json, write_parquet
 from ..runs.files import encoded, open_own
 from ..tasks import Task, fit_prompts, load_task
-from .evaluator import Evaluation, evaluate
+from . import Evaluation, evaluate
 from .sampling import GenerateSampler, RowsDone, Sampler, Sampling, VLLMSampler, vllm_is_installed
 
 RESULTS = "results.jsonl"

@@ -99,28 +99,23 @@ class GenerateSampler:
         # Longest first: an out-of-memory error shows at once, and the estimated time left does not grow.
         order = sorted(range(len(rows)), key=lambda i: -len(prompts_ids[i]))
         completions: dict[int, Completion] = {}
-        was_training = self.model.training
+        length, was_training = how.max_completion_length, self.model.training
         try:
             self.model.eval()
             for start in range(0, len(order), how.batch_size):
                 batch = order[start : start + how.batch_size]
-                ids = self._generate([prompts_ids[i] for i in batch], [rows[i] for i in batch], how)
-                completions |= zip(batch, map(self._cut, ids), strict=True)
+                ids, width = [prompts_ids[i] for i in batch], len(prompts_ids[batch[0]])
+                keys = [(how.seed, rows[i]) for i in batch]
+                draws = RowDraws(keys, length, self.model.device, prompt_width=width) if how.temperature else None
+                found = complete_prompts(
+                    self.model, ids, draws,
+                    length=length, ends=sorted(self._ends), pad=self._pad, temperature=how.temperature,
+                )  # fmt: skip
+                completions |= zip(batch, map(self._cut, found.tolist()), strict=True)
                 done(start + len(batch), len(order))
         finally:
             self.model.train(was_training)
         return [completions[i] for i in range(len(rows))]
-
-    def _generate(self, prompts_ids: Sequence[Sequence[int]], rows: Sequence[int], how: Sampling) -> list[list[int]]:
-        """Return the completion ids of a batch, padded on the right."""
-        length, width = how.max_completion_length, max(map(len, prompts_ids))
-        keys, device = [(how.seed, row) for row in rows], self.model.device
-        draws = RowDraws(keys, length, device, prompt_width=width) if how.temperature else None
-        ends = sorted(self._ends)
-        found = complete_prompts(
-            self.model, prompts_ids, draws, length=length, ends=ends, pad=self._pad, temperature=how.temperature
-        )
-        return list(found.tolist())
 
     def _cut(self, ids: list[int]) -> Completion:
         """Return the completion up to its first end token."""

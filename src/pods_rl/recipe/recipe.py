@@ -8,13 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from ..engines.trl.batching import BatchPlan, batch_plan
 from ..errors import UserError
-from ..text import listed, short, suggest
+from ..text import short, suggest
 from ..yaml_files import Origin, dump_yaml
 from .catalog import SHIPPED, read_recipe
 from .checks import check_reachable, check_values, missing_library
@@ -188,11 +189,12 @@ def _convert(values: Mapping[str, Any], origin: Origin | None) -> dict[str, Any]
         except ValueError as error:
             problems[key] = str(error)
     if problems:
-        lines = (
+        lines = [
             f"{'--' if origin is None else origin.where(key)}{short(key)}: {text or _unknown(key)}"
-            for key, text in problems.items()
-        )
-        raise UserError(listed(lines, len(problems)))
+            for key, text in islice(problems.items(), 5)
+        ]
+        more = len(problems) - len(lines)
+        raise UserError("\n".join([*lines, *([f"... and {more} more."] if more else [])]))
     return converted
 
 

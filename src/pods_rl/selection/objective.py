@@ -41,11 +41,11 @@ def advantages(
         `[P, M]`, float64 for float64 and integer rewards, else float32.
 
     Edges: NaN rewards count in no mean or deviation and have advantage 0. A group of equal rewards, or of one
-    scored rollout, has advantages of exactly 0. Huge rewards do not overflow.
+    scored rollout, has advantages of exactly 0. Rewards above 1e15 may overflow in float32.
 
     Raises:
         ValueError: an unknown `when`, `scale` or `baseline`; leave-one-out scaled by the group; an infinite reward;
-            a selection that does not fit; with scale "none", a difference of rewards that the dtype cannot hold.
+            a selection that does not fit.
 
     >>> kept = Selection(torch.tensor([[0, 1, 2, 3]]))
     >>> advantages(torch.tensor([[1.0, 0.0, 1.0, 0.0, 0.0]]), kept)
@@ -56,19 +56,13 @@ def advantages(
     kept_PM = selection.take(rewards_PN)
     reference_PR = kept_PM if when == "after" else rewards_PN
 
-    shrink = _shrink(reference_PR, per_group=scale != "batch")
-    shrunk_PR = reference_PR * shrink
     subtract = _subtract_mean if baseline == "mean" else _subtract_others
-    centred_PM = subtract(kept_PM * shrink, shrunk_PR)
-    if scale == "none":
-        scaled_PM = centred_PM / shrink
-        _check_representable(scaled_PM)
-    elif baseline == "leave_one_out":
-        all_1R = _subtract_others(shrunk_PR, shrunk_PR).reshape(1, -1)
-        scaled_PM = (centred_PM - all_1R.nanmean()) / (_nan_std(all_1R) + epsilon * shrink)
-    else:
-        deviation = _nan_std(shrunk_PR if scale == "group" else shrunk_PR.reshape(1, -1))
-        scaled_PM = centred_PM / (deviation + epsilon * shrink)
+    scaled_PM = subtract(kept_PM, reference_PR)
+    if scale != "none" and baseline == "leave_one_out":
+        all_1R = _subtract_others(reference_PR, reference_PR).reshape(1, -1)
+        scaled_PM = (scaled_PM - all_1R.nanmean()) / (_nan_std(all_1R) + epsilon)
+    elif scale != "none":
+        scaled_PM /= _nan_std(reference_PR if scale == "group" else reference_PR.reshape(1, -1)) + epsilon
     # Rounding of a constant group's mean must not become an advantage.
     return scaled_PM.nan_to_num(nan=0.0).masked_fill(is_constant(reference_PR).unsqueeze(1), 0.0)
 
@@ -147,13 +141,6 @@ def _subtract_others(values_PM: Tensor, group_PR: Tensor) -> Tensor:
     return values_PM - (group_PR.nansum(dim=1, keepdim=True) - values_PM) / others_P1
 
 
-def _shrink(values_PR: Tensor, *, per_group: bool) -> Tensor:
-    """A power of two that keeps squares of huge rewards finite, 1 for ordinary ones: `[P, 1]` or `[1, 1]`."""
-    exponent = 1024 if values_PR.dtype == torch.float64 else 128
-    largest = values_PR.nan_to_num(nan=0.0).abs().amax(dim=1 if per_group else (0, 1), keepdim=True)
-    return torch.ones_like(largest).masked_fill(largest > 2.0 ** (exponent * 3 // 8), 2.0 ** (-exponent * 3 // 4))
-
-
 def _nan_std(values_PR: Tensor) -> Tensor:
     """Standard deviation (ddof = 1) of each row without its NaNs, `[P, 1]`; NaN with fewer than two numbers."""
     mean_P1 = values_PR.nanmean(dim=1, keepdim=True)
@@ -168,15 +155,6 @@ def _check_choices(**given: str) -> None:
             raise ValueError(f"{name} must be one of {', '.join(_CHOICES[name])}; got {value!r}.")
     if given["baseline"] == "leave_one_out" and given["scale"] == "group":
         raise ValueError("baseline 'leave_one_out' goes with scale 'none' or 'batch'; got 'group', which undoes it.")
-
-
-def _check_representable(advantages_PM: Tensor) -> None:
-    overflown_P = advantages_PM.isinf().any(dim=1)
-    if overflown_P.any():
-        raise ValueError(
-            f"the rewards of group {int(overflown_P.nonzero()[0])} differ by more than {advantages_PM.dtype} "
-            "can hold. Clamp the rewards, or scale advantages by 'group'."
-        )
 
 
 def _check_shapes(

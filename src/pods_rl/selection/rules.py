@@ -81,8 +81,7 @@ def random(rewards_PN: Tensor, m: int, *, generator: torch.Generator | None = No
     device = rewards_PN.device if generator is None else generator.device
     keys_PN = torch.rand(rewards_PN.shape, generator=generator, device=device, dtype=torch.float64)
     keys_PN = keys_PN.to(rewards_PN.device).masked_fill(rewards_PN.isnan(), math.inf)
-    _, order_PN = _stable_sort(keys_PN)
-    return order_PN[:, :m].sort(dim=1).values
+    return keys_PN.argsort(dim=1, stable=True)[:, :m].sort(dim=1).values
 
 
 def percentile(rewards_PN: Tensor, m: int, *, generator: torch.Generator | None = None) -> Tensor:
@@ -120,14 +119,9 @@ def _sort(rewards_PN: Tensor, all_scored: bool) -> tuple[Tensor, Tensor, Tensor]
     """Rewards ascending with NaN (as inf) last, the rollout at each rank, and how many are scored, `[P, 1]`."""
     if not all_scored:
         rewards_PN = rewards_PN.masked_fill(rewards_PN.isnan(), math.inf)
-    sorted_PN, order_PN = _stable_sort(rewards_PN)
+    sorted_PN, order_PN = rewards_PN.contiguous().sort(dim=1, stable=True)
     end_P1 = sorted_PN.new_full((len(sorted_PN), 1), math.inf)
     return sorted_PN, order_PN, torch.searchsorted(sorted_PN, end_P1)
-
-
-def _stable_sort(values_PN: Tensor) -> tuple[Tensor, Tensor]:
-    """Values without NaN, ascending, and the column each came from; equal values stay in column order."""
-    return values_PN.contiguous().sort(dim=1, stable=True)
 
 
 def _best_split(sorted_PN: Tensor, scored_P1: Tensor, m: int) -> Tensor:

@@ -113,7 +113,12 @@ def check_rewards(rewards_PN: Tensor) -> tuple[Tensor, bool]:
     # One sum is far cheaper than a check of each reward; it is finite only if all rewards are.
     if rewards_PN.sum().isfinite():
         return rewards_PN, True
-    _refuse_infinite(rewards_PN)
+    if infinite := rewards_PN.isinf().nonzero().tolist():
+        group, rollout = infinite[0]
+        raise ValueError(
+            f"{len(infinite)} of {rewards_PN.numel()} rewards are infinite, the first in group {group} at rollout "
+            f"{rollout}. Rewards must be finite: clamp them, or return NaN for a rollout that cannot be scored."
+        )
     return rewards_PN, not bool(rewards_PN.isnan().any())
 
 
@@ -130,17 +135,3 @@ def check_size(m: int, n: int) -> None:
         raise ValueError(
             f"m must be between 1 and the {n} rollouts of each prompt; got m = {m}. Keep fewer or generate more."
         )
-
-
-def _refuse_infinite(rewards_PN: Tensor) -> None:
-    infinite_PN = rewards_PN.isinf()
-    groups = infinite_PN.any(dim=1).nonzero().flatten().tolist()
-    if not groups:
-        return
-    rollout = int(infinite_PN[groups[0]].nonzero()[0])
-    more = f" and {len(groups) - 1} more groups" if len(groups) > 1 else ""
-    raise ValueError(
-        f"{int(infinite_PN.sum())} of {rewards_PN.numel()} rewards are infinite, in group {groups[0]}{more} "
-        f"(first: {rewards_PN[groups[0], rollout].item()} at rollout {rollout}). Rewards must be finite: "
-        "clamp them, or return NaN for a rollout that cannot be scored."
-    )
