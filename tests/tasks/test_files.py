@@ -140,7 +140,7 @@ def test_missing_things_are_refused_with_what_exists(tmp_path, files):
         ({"task": "dataset"}, "needs dataset_name"),
         (
             {"dataset_name": str(tmp_path), "dataset_train_split": "dev"},
-            "could not be read.*holds test.jsonl, train.jsonl",
+            "holds test.jsonl, train.jsonl.*gives no split 'dev'",
         ),
     ]
     for settings, message in cases:
@@ -151,8 +151,8 @@ def test_missing_things_are_refused_with_what_exists(tmp_path, files):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("empty.jsonl", "", "could not be read|has no rows"),
-        ("words.jsonl", "hello\n", "could not be read: .*Fix that row"),
+        ("empty.jsonl", "", "gives no split|has no rows"),
+        ("words.jsonl", "hello\n", "the file .*words.jsonl gives no split 'train': .*name another file"),
         ("odd.jsonl", '{"q": "a", "a": "1"}\n', "has the columns q, a, none of prompt, question, problem"),
         ("notes.txt", "hello", r"is a \.txt; expected one of \.jsonl"),
         ("plain", "hello", "is a file without an ending"),

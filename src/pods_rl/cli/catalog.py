@@ -163,8 +163,6 @@ def _check_split(task: Task, split: str, out: Console) -> bool:
         f"  {split:<5} {found.prompts:>5} prompts, [{colour}]{found.accepted:>5} gold answers accepted[/{colour}], "
         f"{len(found.refused)} not, {found.unknown} unknown, mean reward {found.reward:.4g}"
     )
-    if found.kinds:
-        out.print("        " + ", ".join(f"{safe_text(kind)} {count}" for kind, count in sorted(found.kinds.items())))
     for row, gold in found.refused[:_REFUSALS_SHOWN]:
         out.print(f"        row {row} (counted from 1): not accepted: {safe_text(repr(gold))}")
     return not found.refused

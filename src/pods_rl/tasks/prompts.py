@@ -105,8 +105,6 @@ class Fitted:
     test_over: int
 
     def __str__(self) -> str:
-        if not (self.train_left_out or self.test_over):
-            return f"no prompt is longer than {self.limit} tokens"
         return (
             f"skipped {self.train_left_out} of the training prompts, longer than {self.limit} tokens; kept "
             f"{self.test_over} such test prompts, so that the test set stays as published"

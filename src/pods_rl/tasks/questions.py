@@ -84,14 +84,10 @@ class DataSource:
         try:
             rows = self._load(path)
         except Exception as error:  # each reader raises its own, pyarrow's and the system's
-            if path.is_file():
-                hint = "Fix that row or name another file"
-            elif path.is_dir():
-                hint = f"It holds {listing(path)}; name one file of it instead"
-            else:
-                hint = "It is not a local file or folder. Without network, name one, or the folder of a published task"
+            what = f"the file {path}" if path.is_file() else f"the data set {self.name} of the hub"
+            what = f"the folder {path} (it holds {listing(path)})" if path.is_dir() else what
             reason = (str(error.__cause__ or error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-            raise UserError(f"{self} could not be read: {reason}. {hint}") from error
+            raise UserError(f"{what} gives no split {self.split!r}: {reason}. Fix it, or name another file") from error
         if len(rows) == 0:
             raise UserError(f"{self} has no rows; expected at least one")
         return rows
@@ -140,11 +136,8 @@ def check_golds(golds: Sequence[str], places: Sequence[str], reward: str) -> Non
     marks = get_reward(reward).batch([f"<answer>{gold}</answer>" for gold in golds], golds)
     refused = [row for row, mark in enumerate(marks) if not mark >= 1]
     if refused:
-        first, others = refused[0], len(refused) - 1
-        more = f" (at least {others} more rows are like it)" if others else ""
-        raise UserError(
-            f"{places[first]}: the grader does not accept {describe(golds[first])} as its own answer{more}; fix the row"
-        )
+        place, gold = places[refused[0]], describe(golds[refused[0]])
+        raise UserError(f"{place}: the grader does not accept {gold} as its own answer; fix the row")
 
 
 def _task(name: str, sources: tuple[DataSource | None, DataSource], settings: Settings) -> Task:
@@ -296,10 +289,8 @@ def chemistry_task(settings: Settings) -> Task:
     check_golds([q.gold for q in questions], [q.place for q in questions], "chemistry")
     form = PromptForm.of(settings)
     splits = []
-    for held_out, use, size in ((False, "train on", "task_train_size"), (True, "test", "task_test_size")):
+    for held_out, size in ((False, "task_train_size"), (True, "task_test_size")):
         side = [question for question in questions if question.held_out == held_out]
-        if not side:
-            raise UserError(f"task {CHEMISTRY}: {len(questions)} questions leave none to {use}; add more of its files")
         side.sort(key=lambda q: (hashlib.sha256(q.text.encode()).digest(), q.gold))
         side = side[: settings.get(size)]
         columns = {

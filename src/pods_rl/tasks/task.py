@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -157,13 +156,12 @@ class SplitCheck:
 
     `refused` holds the row (counted from 1) and gold answer of each row whose own gold answer, written in the
     required form, is not graded as right and in form; `reward` is the mean weighted reward of those completions;
-    `kinds` counts the rows of each kind, if the task has this column; `unknown` those without a gold answer to check.
+    `unknown` counts the rows without a gold answer to check.
     """
 
     prompts: int
     refused: tuple[tuple[int, str], ...]
     reward: float
-    kinds: dict[str, int]
     unknown: int = 0
 
     @property
@@ -179,8 +177,7 @@ def check_split(task: Task, split: str) -> SplitCheck:
     >>> check_split(Task("sums", "1", split, split, {"accuracy": 1.0}), "test").accepted
     1
     """
-    rows = {"train": task.train, "test": task.test}[split]
-    golds = list(rows["answer"])
+    golds = list({"train": task.train, "test": task.test}[split]["answer"])
     written = [None] * len(golds) if task.answer == ENVIRONMENT else [task.reward(task.answer).gold(x) for x in golds]
     known = [row for row, answer in enumerate(written) if answer is not None]
     picked = [golds[row] for row in known]
@@ -191,8 +188,7 @@ def check_split(task: Task, split: str) -> SplitCheck:
     for name, weight in task.rewards.items():
         if known and task.reward(name).reads == "text":
             total += weight * sum(task.scores(name, texts, picked))
-    kinds = Counter(rows["kind"]) if "kind" in rows.column_names else {}
-    return SplitCheck(len(golds), refused, total / max(len(known), 1), dict(kinds), len(golds) - len(known))
+    return SplitCheck(len(golds), refused, total / max(len(known), 1), len(golds) - len(known))
 
 
 def last_turn(completion: str | Messages) -> str:
