@@ -77,15 +77,6 @@ def test_a_draw_takes_the_token_whose_share_of_the_line_it_falls_in():
         assert draws(torch.zeros(1, 3), scores).argmax().item() == token, draw
 
 
-def test_draws_follow_the_softmax_at_their_temperature():
-    logits = torch.tensor([1.0, 0.0, -1.0, 2.0])
-    rows = 20_000
-    draws = RowDraws([(3, row) for row in range(rows)], 1)
-    counts = torch.bincount(draws(torch.zeros(rows, 0), logits.expand(rows, 4) / 0.5).argmax(1), minlength=4)
-    expected = torch.softmax(logits / 0.5, 0) * rows
-    assert ((counts - expected) ** 2 / expected).sum().item() < 16.3  # chi-square, 3 degrees of freedom, p = 0.001
-
-
 # ------------------------------------------------------------------------------------------------ whole evaluations
 
 

@@ -44,6 +44,7 @@ def test_problems_are_graded_by_the_scorer_of_their_data_set(legs):
     assert (legs.name, len(legs.train), len(legs.test)) == ("reasoning_gym/leg_counting", 6, 3)
     assert legs.rewards == {"reasoning_gym": 1.0, "format": 0.1, "tag_count": 1.0}
     assert metadata.version("reasoning-gym") in legs.version
+    assert shared_prompts(legs) == 0
     for split in ("train", "test"):
         assert check_split(legs, split).refused == ()
     gold = legs.train[0]["answer"]
@@ -51,17 +52,6 @@ def test_problems_are_graded_by_the_scorer_of_their_data_set(legs):
     # the library's partial credit: the share of the text that is the gold answer
     marks = legs.scores("reasoning_gym", [*answers(right, f"{right} legs", "x"), right], [gold] * 4)
     assert marks == [1.0, len(right) / len(f"{right} legs"), 0.0, 0.0]
-
-
-@gym
-def test_splits_are_the_same_for_a_seed_and_disjoint_over_seeds(legs, monkeypatch):
-    monkeypatch.setattr("pods_rl.tasks.generated.score", lambda reward, texts, *_: [1.0] * len(texts))
-    other = make("reasoning_gym:leg_counting", LEGS, task_seed=7)
-    assert make("reasoning_gym:leg_counting", LEGS).train["prompt"][:] == legs.train["prompt"][:]
-    assert other.train["prompt"][:] != legs.train["prompt"][:]
-    trained = {str(prompt) for task in (legs, other) for prompt in task.train["prompt"]}
-    assert not trained & {str(prompt) for task in (legs, other) for prompt in task.test["prompt"]}
-    assert shared_prompts(legs) == 0
 
 
 @gym
