@@ -23,7 +23,7 @@ from . import until
 from .test_evaluation_processes import RECIPE
 
 ROOT = Path(__file__).parents[1]
-RANK_RECIPE = RECIPE | {"num_generations": 4, "num_rollouts": 7, "eval_prompts": 0, "ledger_every": 0}
+RANK_RECIPE = RECIPE | {"num_generations": 4, "num_rollouts": 8, "eval_prompts": 0, "ledger_every": 0}
 
 
 class Launched:

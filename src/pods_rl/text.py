@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
+from inspect import cleandoc
 from reprlib import Repr
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -84,6 +85,17 @@ def short(text: str, most: int = 60) -> str:
     'aaaaa...'
     """
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def documented_arguments(docstring: str) -> dict[str, str]:
+    """Return what a docstring says of each argument.
+
+    >>> documented_arguments("Args:\\n    n: how many\\n        rollouts.\\n    m: how many kept.")
+    {'n': 'how many rollouts.', 'm': 'how many kept.'}
+    """
+    section = cleandoc(docstring).partition("Args:\n")[2].partition("\n\n")[0]
+    found = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", section, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in found}
 
 
 def describe(value: object) -> str:

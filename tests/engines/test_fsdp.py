@@ -103,7 +103,7 @@ def runs(tmp_path_factory):
     """A run of four steps, and one that was cut off after two and went on."""
     folder = tmp_path_factory.mktemp("runs")
     recipe = RECIPE | {
-        "num_generations": 4, "num_rollouts": 7, "max_steps": 4, "save_steps": 2, "learning_rate": 1e-3,
+        "num_generations": 4, "num_rollouts": 8, "max_steps": 4, "save_steps": 2, "learning_rate": 1e-3,
         "eval_seconds": 1e6, "eval_prompts": 5, "eval_temperature": 0.0, "ledger_every": 1,
     }  # fmt: skip
     (folder / "r.yaml").write_text(yaml.safe_dump(recipe))
@@ -159,7 +159,7 @@ def test_the_run_says_how_it_was_laid_out_and_evaluates_as_one_process(runs):
     assert one.accuracy > 0
     for row in whole.metrics:  # a group over both processes
         ledger = pq.read_table(whole.path / "rollouts" / f"step-{row['step']:06d}.parquet").to_pydict()
-        assert ledger["rollout"][:7] == list(range(7))
-        assert len(set(ledger["prompt"][:7])) == 1
+        assert ledger["rollout"][:8] == list(range(8))
+        assert len(set(ledger["prompt"][:8])) == 1
         assert row["reward"] == pytest.approx(sum(ledger["reward"]) / len(ledger["reward"]))
         assert row["pods/tokens/generated"] == sum(ledger["completion_tokens"])

@@ -84,7 +84,6 @@ REFUSED = [
     ({"save_strategy": "best"}, "Expected one of no, steps, epoch"),
     ({"max_completion_length": None}, "max_completion_length = null"),
     ({"load_in_4bit": True, "use_peft": True, "use_vllm": True}, "LoRA on a bf16 base"),
-    ({"loss_type": "cispo"}, "Set epsilon_high: 5.0"),
     ({"rule": "max_varience"}, "unknown name max_varience. Did you mean max_variance?"),
     ({"task_rewards": {"acuracy": 1}}, "Did you mean accuracy?"),
     ({"task_rewards": {"accuracy": True}}, "accuracy: got true, expected a weight"),

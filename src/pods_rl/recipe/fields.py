@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..text import describe, short, suggest
+from ..text import describe, documented_arguments, short, suggest
 from ..yaml_files import YAMLError, parse_value
 
 COMPUTED = "(chosen at run time)"  # a default that is not a literal in the source
@@ -235,7 +235,10 @@ def parse_annotation(annotation: str) -> frozenset[str]:
 
 
 def _read_class(package: str, file: str, name: str, section: str) -> Iterator[Field]:
+    documented: dict[str, str] = {}  # in the class's docstring
     for node in _class_body(package, file, name):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            documented |= documented_arguments(str(node.value.value))
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
             continue
         options = _options(node.value)
@@ -247,7 +250,7 @@ def _read_class(package: str, file: str, name: str, section: str) -> Iterator[Fi
             name=node.target.id,
             kinds=parse_annotation(ast.unparse(node.annotation)),
             default=options.get("default", COMPUTED),
-            help=" ".join(str(metadata.get("help", "")).replace("%%", "%").split()),
+            help=" ".join(str(metadata.get("help", documented.get(node.target.id, ""))).replace("%%", "%").split()),
             section=section,
             source=name,
             choices=tuple(choices) if isinstance(choices, (list, tuple)) else (),

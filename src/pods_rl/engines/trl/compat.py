@@ -1,12 +1,10 @@
 """Everything that PODSTrainer relies on in TRL, transformers and accelerate: the list to work through when one moves.
 
-- `Overridden`: the methods that PODSTrainer overrides, with the parameters that it was written for.
+- `check_overrides`: compares the methods that PODSTrainer overrides with those of the installed versions.
 - `TRLTrainer`: what else is read, written or called on the trainer, one line each; it types the rest of the engine.
 - the imports below: names that are not public.
-- the context managers: every patch of TRL and accelerate, undone at its end, but for `shard_with`. `packing` wraps the
-  attention functions of transformers, which stays.
-
-`check_overrides` and `check_names` compare the lists with the installed versions when a trainer is built.
+- the context managers: every patch of TRL and accelerate, undone at its end. Two changes stay: `use_fsdp2`
+  sets accelerate's state, and `packing` wraps the attention functions of transformers.
 """
 
 # mypy: disable-error-code="empty-body"
@@ -25,7 +23,7 @@ import trl
 from accelerate import Accelerator, PartialState
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from transformers import Trainer, TrainerControl, TrainerState
+from transformers import TrainerControl, TrainerState
 from transformers.integrations import is_deepspeed_zero3_enabled
 from trl import GRPOTrainer
 
@@ -57,43 +55,8 @@ Batch = dict[str, Any]
 Completions = tuple[list[list[int]], Any]  # token ids; log-probabilities, None if the sampler returns none
 
 
-class Overridden:
-    """The methods that PODSTrainer overrides: parameters in GRPOTrainer's order, types as far as we use them."""
-
-    def train(self, resume_from_checkpoint: Any = None, trial: Any = None, ignore_keys_for_eval: Any = None) -> Any: ...
-    def _run_epoch(
-        self, model: Any, epoch: int, train_dataloader: Any, steps_in_epoch: int, num_update_steps_per_epoch: int,
-        trial: Any, ignore_keys_for_eval: Any, start_time: float, resume_from_checkpoint: str | None,
-        epochs_trained: int, steps_trained_in_current_epoch: int,
-    ) -> None: ...  # fmt: skip
-    def _prepare_inputs(self, generation_batch: Any) -> Batch: ...
-    def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch: ...
-    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]: ...
-    def _generate_single_turn(
-        self, prompt_ids: Any, images: Any, multimodal_fields: Any, num_generations: int, has_tool_images: bool = False
-    ) -> Completions: ...  # fmt: skip
-    def _calculate_rewards(
-        self, inputs: list[Batch], prompts: list[Any], completions: list[Any], completion_ids_list: list[list[int]]
-    ) -> Tensor: ...
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Tensor: ...
-    def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Tensor: ...
-    def _get_per_token_logps_and_entropies(
-        self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, batch_size: int | None = None,
-        compute_entropy: bool = False, compute_aux_loss: bool = False, pixel_values: Any = None,
-        image_grid_thw: Any = None, num_images: Any = None, pixel_attention_mask: Any = None,
-        spatial_shapes: Any = None, num_tiles: Any = None, image_sizes: Any = None, token_type_ids: Any = None,
-        mm_token_type_ids: Any = None, image_position_ids: Any = None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]: ...  # fmt: skip
-    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any: ...
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None: ...
-    def _save_rng_state(self, output_dir: str) -> None: ...
-    def _load_rng_state(self, checkpoint: str | None) -> None: ...
-
-
-class TRLTrainer(Overridden):
-    """The other attributes of TRL's trainer that the engine uses."""
+class TRLTrainer:
+    """The attributes of TRL's trainer that the engine uses, next to the methods that PODSTrainer overrides."""
 
     args: PODSConfig
     accelerator: Accelerator
@@ -148,20 +111,6 @@ class TRLTrainer(Overridden):
     def is_world_process_zero(self) -> bool: ...
 
 
-# Attributes that do not exist when the trainer is built, and the method that sets each.
-_SET_LATER: dict[str, Callable[..., Any]] = {
-    "_tr_loss": Trainer._inner_training_loop,
-    "_globalstep_last_logged": Trainer._inner_training_loop,
-    "_last_loaded_step": GRPOTrainer.__init__,
-    "vllm_generation": GRPOTrainer.__init__,
-    "_environment_pool": GRPOTrainer.__init__,
-    "_batch_environments": GRPOTrainer._generate_and_score_completions,
-    "_env_tools": GRPOTrainer.__init__,
-    "_sync_tool_dicts": GRPOTrainer._generate_and_score_completions,
-    "async_loop": GRPOTrainer.__init__,
-    "_async_tool_dicts": GRPOTrainer._generate_and_score_completions,
-}
-
 if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedModel
@@ -176,41 +125,25 @@ else:
     TypedGRPOTrainer = GRPOTrainer
 
 
-def _methods(owner: type) -> dict[str, str]:
-    """Return the parameters of each method that a class defines, as one string."""
-    functions = {name: value for name, value in vars(owner).items() if inspect.isfunction(value)}
-    return {name: ", ".join(inspect.signature(value).parameters) for name, value in functions.items()}
-
-
-SIGNATURES = _methods(Overridden)
-
-
 @cache
-def check_overrides() -> None:
-    """Check that each method that PODSTrainer overrides or calls has the expected parameters.
+def check_overrides(trainer_class: type) -> None:
+    """Check that the methods that a class marks with `override` exist in TRL's trainer, with the same parameters.
+
+    An override that takes `*args` or `**kwargs` has to have the first parameters in common.
 
     Raises:
         UserError: the method, its parameters here and those expected, and the versions to install.
     """
-    for name, expected in (SIGNATURES | _methods(TRLTrainer)).items():
-        method = getattr(GRPOTrainer, name, None)
-        found = None if method is None else ", ".join(inspect.signature(method).parameters)
-        if found != expected:
-            verb = "overrides" if name in SIGNATURES else "calls"
-            is_here = "that method does not exist" if found is None else f"it is {name}({found})"
-            raise _refusal(f"{verb} GRPOTrainer.{name}({expected})", is_here)
-
-
-def check_names(trainer: TRLTrainer) -> None:
-    """Check that a newly built trainer has every attribute of `TRLTrainer`; raise UserError if one is missing."""
-    for name in TRLTrainer.__annotations__:
-        setter = _SET_LATER.get(name)
-        there = hasattr(trainer, name) if setter is None else name in inspect.unwrap(setter).__code__.co_names
-        if not there:
-            raise _refusal(f"uses GRPOTrainer.{name}", "that attribute does not exist")
-    for name in ("VLLMGeneration", "logger", "split_pixel_values_by_grid", "unsplit_pixel_values_by_grid"):
-        if not hasattr(grpo_trainer, name):
-            raise _refusal(f"patches or calls trl.trainer.grpo_trainer.{name}", "that name does not exist")
+    for name, method in vars(trainer_class).items():
+        if not getattr(method, "__override__", False):
+            continue
+        parameters = inspect.signature(method).parameters.values()
+        expected = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+        theirs = getattr(GRPOTrainer, name, None)
+        found = [] if theirs is None else list(inspect.signature(theirs).parameters)
+        if found[: len(expected)] != expected or (len(found) > len(expected) == len(parameters)):
+            is_here = f"it is {name}({', '.join(found)})" if found else "that method does not exist"
+            raise _refusal(f"overrides GRPOTrainer.{name}({', '.join(expected)})", is_here)
 
 
 def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
@@ -254,7 +187,7 @@ def lossy_cast(trainer: TRLTrainer) -> str | None:
     )
 
 
-# -- patches: each holds inside its context and is undone at the end, but for `shard_with` ---------------------------
+# -- patches: each holds inside its context and is undone at the end ---------------------------------------------------
 
 
 @contextmanager
@@ -311,14 +244,6 @@ def without_unscored_warning() -> Iterator[None]:
         log.removeFilter(quiet)
 
 
-def shard_with(trainer: TRLTrainer, plugin: FullyShardedDataParallelPlugin) -> None:
-    """Put FSDP's plugin back into accelerate's state, which drops it on the CPU; not undone."""
-    state = trainer.accelerator.state
-    PartialState().distributed_type = state.distributed_type = DistributedType.FSDP
-    state.fsdp_plugin = plugin
-    trainer.is_fsdp_enabled = True
-
-
 # -- sharded weights: FSDP2 and ZeRO-3 ---------------------------------------------------------------------------------
 
 
@@ -326,23 +251,19 @@ def use_fsdp2(trainer: TRLTrainer) -> None:
     """Shard on the CPU too, where accelerate would silently fall back to DDP; called once accelerate is set up.
 
     Raises:
-        UserError: FSDP1, or FSDP2 on the CPU of a machine with GPUs.
+        UserError: FSDP1.
     """
     state = trainer.accelerator.state
     if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
         return
     plugin = getattr(state, "fsdp_plugin", None)
     if plugin is None and state.distributed_type == DistributedType.MULTI_CPU:
-        if torch.cuda.is_available():
-            raise UserError(
-                "use_cpu = true, but FSDP2 shards on the GPUs of this machine: remove use_cpu, or hide the GPUs "
-                "(CUDA_VISIBLE_DEVICES= pods train ...)."
-            )
         # The plugin that accelerate makes from the launcher's environment.
-        plugin = FullyShardedDataParallelPlugin(**(trainer.args.fsdp_plugin_args or {}))
+        state.fsdp_plugin = plugin = FullyShardedDataParallelPlugin(**(trainer.args.fsdp_plugin_args or {}))
         if state.mixed_precision != "no":
             plugin.set_mixed_precision(state.mixed_precision)
-        shard_with(trainer, plugin)
+        PartialState().distributed_type = state.distributed_type = DistributedType.FSDP
+        trainer.is_fsdp_enabled = True
     if plugin is not None and plugin.fsdp_version != 2:
         raise UserError(f"FSDP{plugin.fsdp_version} is not supported: set fsdp_version: 2 (FSDP2).")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from trl import GRPOConfig
@@ -11,6 +12,7 @@ from trl import GRPOConfig
 from ...errors import UserError
 from ...selection import Rule
 from ...selection.registry import check_rule, rule_name
+from ...text import documented_arguments
 from .batching import LEVERS, batch_plan, check_losses, counted
 
 if TYPE_CHECKING:
@@ -35,25 +37,28 @@ class PODSConfig(GRPOConfig):
     The paper's loss (section 3.1) is ``loss_type="grpo"``; TRL's default is ``"dapo"``.
 
     Args:
-        num_rollouts: n, the rollouts generated for each prompt; at least m = `num_generations`, the rows trained of
-            each prompt (TRL's own meaning). None: n = m, plain GRPO.
-        rule: which m of the n rollouts are kept: `max_variance` (the paper, section 3.1), `max_reward`, `random`,
-            `percentile`, or your own as a function or as `package.module:function`.
-        advantages: normalise advantages over the m kept rollouts (`after`; the paper, section 3.2) or over all n
-            (`before`).
-        advantage_baseline: what is subtracted from each reward: the `mean` of its group (GRPO), or `leave_one_out`, the
-            mean of the others (RLOO; with `scale_rewards="none"` or `"batch"`).
-        clock: what the phases of a step count: `wall`, seconds; `cpu`, seconds of processor time of this process (on a
-            CPU, with one process).
-        reward_errors: what happens to a rollout whose reward raises or hangs: `raise` ends the run and names it, `zero`
-            scores it 0, `drop` leaves it unscored (not selected while others are, advantage 0).
+        num_rollouts: n, the rollouts generated for each prompt; at least m = num_generations, the rows trained of each
+            prompt (TRL's own meaning). None: n = m, plain GRPO. `pods plan` measures which n and m have the most signal
+            a second.
+        rule: which m of the n rollouts are kept: max_variance (the paper, section 3.1), max_reward, random,
+            percentile, or your own as a function or as package.module:function.
+        advantages: normalise advantages over the m kept rollouts (after; the paper, section 3.2) or over all n
+            (before).
+        advantage_baseline: what is subtracted from each reward: the mean of its group (GRPO), or leave_one_out, the
+            mean of the others (RLOO; with scale_rewards none or batch).
+        clock: what the training clock and the phases of a step count: wall, seconds; cpu, seconds of processor time of
+            this process, which other work on the machine hardly changes (on a CPU, with one process).
+        reward_errors: what happens to a rollout whose reward raises or hangs: raise ends the run and names it, zero
+            scores it 0, drop leaves it unscored (not selected while others are, advantage 0).
         tool_timeout: seconds that one call of a tool may take before the policy reads an error instead of its result.
-            None: no limit. docs/trl.md says what is not limited.
-        rollout_batch_size: the most rollouts generated at once on each process. None: all.
+            None: no limit. A plain function is stopped on the main thread only, and not within compiled code.
+        rollout_batch_size: the most rollouts generated at once on each process. None: all. Lower it if generation runs
+            out of memory. With colocated vLLM it is max_num_seqs; a vLLM server has a setting of its own.
         skip_zero_advantage_steps: skip the update in a step whose advantages are all zero, if nothing else has a
-            gradient. None: if n > m.
-        prompt_once: compute each prompt once for all its rollouts, in generation and in the update, and skip rows that
-            have no gradient or equal another row.
+            gradient (a KL term, an entropy bonus). False: as in TRL, momentum and decay still move the weights. None:
+            skip if n > m.
+        prompt_once: compute each prompt once for all its rollouts, in generation (without vLLM) and in the update, and
+            skip rows that have no gradient or equal another row. False: generate and update as TRL does.
         exact_trl: turn off everything that changes rounding or draws: with n = m the run is TRL's to the last bit.
         dynamic_sampling: replace groups whose rewards are all equal by groups of new prompts (DAPO, arXiv
             2503.14476). True: by the total reward; or the name of the reward function that decides.
@@ -71,97 +76,20 @@ class PODSConfig(GRPOConfig):
         (16, 'max_variance', 'dapo', True)
     """
 
-    # A recipe's keys, types and help texts are read from these lines (`recipe.fields`).
-    num_rollouts: int | None = field(
-        default=None,
-        metadata={
-            "help": "n: rollouts generated per prompt, at least m = num_generations, the rows trained on. null: n = m, "
-            "plain GRPO. pods plan measures which n and m have the most signal a second."
-        },
-    )
-    rule: RuleOrName = field(
-        default="max_variance",
-        metadata={
-            "help": "Which m of the n rollouts to keep: max_variance (the paper, section 3.1), max_reward, random, "
-            "percentile, or your own as package.module:function."
-        },
-    )
-    advantages: str = field(
-        default="after",
-        metadata={
-            "help": "Normalise advantages over the m kept rollouts (after; the paper, section 3.2) or over all n "
-            "(before)."
-        },
-    )
-    advantage_baseline: str = field(
-        default="mean",
-        metadata={
-            "help": "What is subtracted from each reward: the mean of its group (GRPO), or leave_one_out, the mean of "
-            "the others (RLOO; with scale_rewards: none or batch)."
-        },
-    )
-    clock: str = field(
-        default="wall",
-        metadata={
-            "help": "What the training clock and the phases of a step count: wall, seconds; cpu, seconds of processor "
-            "time of this process, which other work on the machine hardly changes (on a CPU, with one process; the "
-            "work of reward processes is not in it)."
-        },
-    )
-    reward_errors: str = field(
-        default="raise",
-        metadata={
-            "help": "What to do with a rollout whose reward raises or hangs: raise (the run ends and names it), zero "
-            "(it scores 0), drop (it is unscored: not selected while others are, advantage 0)."
-        },
-    )
-    tool_timeout: float | None = field(
-        default=120.0,
-        metadata={
-            "help": "Seconds that one call of a tool may take before the policy reads an error in place of its result; "
-            "null: no limit. A plain function is stopped on the main thread only, and not within compiled code."
-        },
-    )
-    rollout_batch_size: int | None = field(
-        default=None,
-        metadata={
-            "help": "Most rollouts generated at once on each process; null: all. Lower it if generation runs out of "
-            "memory. With colocated vLLM its max_num_seqs; a vLLM server has a setting of its own."
-        },
-    )
-    skip_zero_advantage_steps: bool | None = field(
-        default=None,
-        metadata={
-            "help": "Skip the update in a step whose advantages are all zero, if nothing else has a gradient (a KL "
-            "term, an entropy bonus). false: as in TRL, momentum and decay still move the weights. null: skip if "
-            "num_rollouts > num_generations."
-        },
-    )
-    prompt_once: bool = field(
-        default=True,
-        metadata={
-            "help": "Compute each prompt once for all its rollouts, in generation (without vLLM) and in the update, "
-            "and skip what has no gradient or equals another row. false: generate and update as TRL does."
-        },
-    )
-    exact_trl: bool = field(
-        default=False,
-        metadata={
-            "help": "Turn off everything that changes rounding or draws: with num_rollouts = num_generations the run "
-            "is then TRL's to the last bit."
-        },
-    )
-    dynamic_sampling: bool | str = field(
-        default=False,
-        metadata={
-            "help": "Replace groups whose rewards are all equal by groups of new prompts (DAPO, arXiv 2503.14476). "
-            "true: the total reward decides; or the name of the reward function that does."
-        },
-    )
-    dynamic_sampling_rounds: int = field(
-        default=3,
-        metadata={"help": "With dynamic_sampling, how often new prompts are generated for a batch at most."},
-    )
+    # A recipe's keys are read from these lines, and their help from the docstring (`recipe.fields`).
+    num_rollouts: int | None = None
+    rule: RuleOrName = "max_variance"
+    advantages: str = "after"
+    advantage_baseline: str = "mean"
+    clock: str = "wall"
+    reward_errors: str = "raise"
+    tool_timeout: float | None = 120.0
+    rollout_batch_size: int | None = None
+    skip_zero_advantage_steps: bool | None = None
+    prompt_once: bool = True
+    exact_trl: bool = False
+    dynamic_sampling: bool | str = False
+    dynamic_sampling_rounds: int = 3
 
     def __post_init__(self) -> None:
         batch_plan(vars(self))
@@ -192,6 +120,10 @@ class PODSConfig(GRPOConfig):
     def to_dict(self) -> dict[str, Any]:
         """Return TRL's dictionary, with a rule function replaced by its import path, so that it is plain data."""
         return super().to_dict() | {"rule": rule_name(self.rule)}
+
+
+for _name, _help in documented_arguments(PODSConfig.__doc__ or "").items():
+    PODSConfig.__dataclass_fields__[_name].metadata = MappingProxyType({"help": _help})  # for TRL's command line
 
 
 def group_sizes(args: PODSConfig) -> tuple[int, int]:

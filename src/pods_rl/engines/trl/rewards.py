@@ -9,11 +9,10 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from accelerate.utils import gather_object
@@ -24,7 +23,7 @@ from ...rollouts.record import as_text
 from ...sandbox.scores import RewardFailure, as_score, failure
 from ...sandbox.worker import Work, no_copies
 from ...selection import REWARD_LIMIT
-from ...text import plain_text
+from ...text import plain_text, short
 from .compat import TRLTrainer, get_callable_name, is_async_callable, standing_in, without_unscored_warning
 
 logger = logging.getLogger(__name__)
@@ -68,20 +67,15 @@ class CheckedRewards:
         metrics["pods/unscored_rollouts"].append(float(unscored))
         metrics["pods/reward_errors"].append(float(errors))
         metrics["pods/reward_timeouts"].append(float(timeouts))
-        for name, count in zip(trainer.reward_func_names, unusable, strict=True):
-            if count:
+        for name, count in [*zip(trainer.reward_func_names, unusable, strict=True), ("", unscored - sum(unusable))]:
+            if count > 0:
+                function = f"reward function {name!r} gave no usable reward" if name else "no function gave a reward"
                 self._warn_once(
                     name,
-                    f"reward function {name!r} gave no usable reward for {count} of {len(rewards)} rollouts (infinite, "
-                    "beyond 1e15, NaN in a recipe, or dropped after an error); they count as unscored: never selected "
-                    "while scored ones remain, advantage 0. Logged once; see pods/unusable_rewards.",
+                    f"{function} for {count} of {len(rewards)} rollouts (infinite, beyond 1e15, None, NaN, or dropped "
+                    "after an error); they count as unscored: never selected while scored ones remain, advantage 0. "
+                    "Logged once; see pods/unusable_rewards and pods/unscored_rollouts.",
                 )
-        if unscored and not any(unusable):
-            self._warn_once(
-                "",
-                f"no reward function scored {unscored} of {len(rewards)} rollouts (each gave None or NaN): never "
-                "selected while scored ones remain, advantage 0. Logged once; see pods/unscored_rollouts.",
-            )
         return rewards
 
     def _all_faults(self) -> tuple[int, int]:
@@ -125,6 +119,12 @@ def refuse_unusable(rewards_per_func: Tensor, weights: Tensor) -> tuple[Tensor, 
 
 # -- one call of a reward function -----------------------------------------------------------------------------------
 
+_ADVICE = {
+    "raise": "Fix the function, or set reward_errors: zero (such rollouts score 0) or drop (they count as unscored)",
+    "zero": "It scores 0 (reward_errors: zero)",
+    "drop": "It counts as unscored (reward_errors: drop)",
+}
+
 
 def watched(function: Any, name: str, policy: str, faults: Faults) -> Any:
     """Return the reward function as TRL calls it in one generation; a reward model stays as it is.
@@ -136,95 +136,62 @@ def watched(function: Any, name: str, policy: str, faults: Faults) -> Any:
     """
     if isinstance(function, nn.Module):
         return function
-    call = _AsyncCall if is_async_callable(function) else _Call
-    return call(function, name, policy, faults)
+    asynchronous = is_async_callable(function)
 
-
-@dataclass
-class _Call:
-    function: Callable[..., Any]
-    name: str
-    policy: str
-    faults: Faults
-
-    def __call__(self, **columns: Any) -> Any:
-        rows = len(columns["completions"])
-        scores = self._score(columns, rows)
-        if isinstance(scores, BaseException):
-            self._raise(scores, rows)
-            scores = _one_each([self._score(one_row(columns, i, rows), 1) for i in range(rows)])
-        return self._settled(scores, columns)
-
-    def _score(self, columns: Mapping[str, Any], rows: int) -> Any:
+    async def attempt(columns: Mapping[str, Any], rows: int) -> Any:
         """Return the checked scores, or the exception that the function raised."""
         try:
             with no_copies():
-                return check_scores(self.function(**columns), self.name, rows)
+                returned = function(**columns)
+                return check_scores(await returned if asynchronous else returned, name, rows)
         except UserError:
             raise
         except (Exception, SystemExit) as error:
             return error
 
-    def _raise(self, error: BaseException, rows: int) -> None:
-        """Raise the function's exception with its own type, unless the policy scores the rows one by one."""
-        if self.policy != "raise":
-            return
-        said = f"reward function {self.name!r} raised {{}} for a batch of {rows} completions. {_ADVICE['raise']}"
-        if isinstance(error, SystemExit):
-            raise UserError(plain_text(said.format(raised(error)))) from error
-        error.add_note(plain_text(said.format("this")))
-        raise error
-
-    def _settled(self, scores: Scores, columns: Mapping[str, Any]) -> list[float | None]:
-        """Apply the policy to failures; inf marks the whole rollout as unscored, since TRL reads NaN as None."""
-        settled: list[float | None] = []
-        for row, score in enumerate(scores):
-            if isinstance(score, RewardFailure):
-                self._count(row, columns, score)
-                settled.append(0.0 if self.policy == "zero" else math.inf)
-            else:
-                settled.append(score)
-        return settled
-
-    def _count(self, row: int, columns: Mapping[str, Any], failure: RewardFailure) -> None:
-        prompt, completion = (shown(as_text(columns[key][row])) for key in ("prompts", "completions"))
-        what = f"reward function {self.name!r} {failure.reason} for row {row} of {len(columns['completions'])}"
-        refusal = UserError(f"{plain_text(what)}, prompt {prompt}, completion {completion}. {_ADVICE[self.policy]}")
-        if self.policy == "raise":
-            raise refusal from failure.error
-        self.faults.errors += not failure.late
-        self.faults.timeouts += failure.late
-        self.faults.first.setdefault(self.name, str(refusal))
-
-
-class _AsyncCall(_Call):
-    async def __call__(self, **columns: Any) -> Any:
+    async def call(**columns: Any) -> list[float | None]:
         rows = len(columns["completions"])
-        scores = await self._score(columns, rows)
+        scores = await attempt(columns, rows)
         if isinstance(scores, BaseException):
-            self._raise(scores, rows)
-            scores = _one_each([await self._score(one_row(columns, i, rows), 1) for i in range(rows)])
-        return self._settled(scores, columns)
+            if policy == "raise":
+                _raise(scores, name, rows)
+            alone = [await attempt(one_row(columns, i, rows), 1) for i in range(rows)]
+            scores = [x[0] if isinstance(x, list) else RewardFailure(f"raised {raised(x)}", error=x) for x in alone]
+        return [_settled(score, row, columns, name, policy, faults) for row, score in enumerate(scores)]
 
-    async def _score(self, columns: Mapping[str, Any], rows: int) -> Any:
+    def call_now(**columns: Any) -> Any:
         try:
-            with no_copies():
-                return check_scores(await self.function(**columns), self.name, rows)
-        except UserError:
-            raise
-        except (Exception, SystemExit) as error:
-            return error
+            call(**columns).send(None)  # runs to its end: a plain function is never awaited
+        except StopIteration as done:
+            return done.value
+
+    return call if asynchronous else call_now
 
 
-_ADVICE = {
-    "raise": "Fix the function, or set reward_errors: zero (such rollouts score 0) or drop (they count as unscored)",
-    "zero": "It scores 0 (reward_errors: zero)",
-    "drop": "It counts as unscored (reward_errors: drop)",
-}
+def _raise(error: BaseException, name: str, rows: int) -> NoReturn:
+    """Raise what a function raised for a batch, with its own type and a note."""
+    said = f"reward function {name!r} raised {{}} for a batch of {rows} completions. {_ADVICE['raise']}"
+    if isinstance(error, SystemExit):
+        raise UserError(plain_text(said.format(raised(error)))) from error
+    error.add_note(plain_text(said.format("this")))
+    raise error
 
 
-def _one_each(results: list[Any]) -> Scores:
-    return [RewardFailure(f"raised {raised(x)}", error=x) if isinstance(x, BaseException) else x[0] for x in results]
+def _settled(
+    score: float | RewardFailure | None, row: int, columns: Mapping[str, Any], name: str, policy: str, faults: Faults
+) -> float | None:
+    """Apply the policy to a failure; inf marks the rollout as unscored, since TRL reads NaN as None."""
+    if not isinstance(score, RewardFailure):
+        return score
+    prompt, completion = (_shown(as_text(columns[key][row])) for key in ("prompts", "completions"))
+    what = f"reward function {name!r} {score.reason} for row {row} of {len(columns['completions'])}"
+    refusal = UserError(f"{plain_text(what)}, prompt {prompt}, completion {completion}. {_ADVICE[policy]}")
+    if policy == "raise":
+        raise refusal from score.error
+    faults.errors += not score.late
+    faults.timeouts += score.late
+    faults.first.setdefault(name, str(refusal))
+    return 0.0 if policy == "zero" else math.inf
 
 
 def one_row(columns: Mapping[str, Any], row: int, rows: int) -> dict[str, Any]:
@@ -270,7 +237,7 @@ def check_scores(returned: Any, name: str, rows: int) -> Scores:
         try:
             scores.append(value if isinstance(value, RewardFailure) else as_score(value))
         except TypeError:
-            raise refuse(f"{shown(value)} ({type(value).__name__}) for row {row}") from None
+            raise refuse(f"{_shown(value)} ({type(value).__name__}) for row {row}") from None
     return scores
 
 
@@ -278,17 +245,9 @@ def _kind(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-def shown(value: Any) -> str:
-    """Return a value for a message: quoted, short, and harmless in a terminal.
-
-    >>> shown("1+1=\\x1b[2J"), len(shown("9" * 1000))
-    ("'1+1=\\\\x1b[2J'", 82)
-    """
-    if isinstance(value, str):
-        value = value if len(value) <= 80 else value[:77] + "..."
-        return plain_text(repr(value))
-    text = repr(value)
-    return plain_text(text if len(text) <= 80 else text[:77] + "...")
+def _shown(value: Any) -> str:
+    """Return a value for a message: short, and harmless in a terminal."""
+    return plain_text(repr(short(value, 80)) if isinstance(value, str) else short(repr(value), 80))
 
 
 # -- reward functions in forked children, which are killed at a timeout -----------------------------------------------
@@ -322,23 +281,15 @@ def killable(function: Callable[..., Any], seconds: float) -> Callable[..., Scor
         )
     if not seconds > 0:
         raise UserError(f"killable needs a limit above 0 seconds: got {seconds!r}")
-    return _Killable(function, seconds)
 
+    name, limit = get_callable_name(function), seconds / 2
 
-class _Killable:
-    """A killable function, with the name and the attributes of the user's."""
-
-    def __init__(self, function: Callable[..., Any], seconds: float) -> None:
-        functools.update_wrapper(self, function, updated=())
-        self.__name__ = get_callable_name(function)  # of a partial or an object too
-        self._seconds = seconds
-
-    def __call__(self, **columns: Any) -> Scores:
+    @functools.wraps(function)
+    def killed(**columns: Any) -> Scores:
         from ...sandbox.pool import WorkerPool
 
-        limit = self._seconds / 2
-        work = Work(functools.partial(self._answer, columns), prepare=lambda: torch.set_num_threads(1))
-        pool = WorkerPool(AT_ONCE, limit, work, runs_user_code=True, name=self.__name__)
+        work = Work(functools.partial(_answer, function, name, columns), prepare=lambda: torch.set_num_threads(1))
+        pool = WorkerPool(AT_ONCE, limit, work, runs_user_code=True, name=name)
         try:
             (reply,) = replies = pool.ask([None], limit)
             if reply.kind not in ("gave", "refused"):
@@ -350,25 +301,19 @@ class _Killable:
                 raise UserError(each.value)
         if reply.kind != "gave":
             return [each.value["scores"][0] if each.kind == "gave" else failure(each, limit) for each in replies]
-        for name in ("log_extra", "log_metric"):
-            for logged in reply.value[name]:
-                columns[name](*logged)
+        for log in ("log_extra", "log_metric"):
+            for logged in reply.value[log]:
+                columns[log](*logged)
         return reply.value["scores"]
 
-    def _answer(self, columns: Mapping[str, Any], row: int | None) -> dict[str, Any]:
-        """In the child: return the scores of one row, or (None) of all, and what was logged."""
-        logged: dict[str, list[Any]] = {"log_extra": [], "log_metric": []}
-        recording = {name: lambda *values, calls=calls: calls.append(values) for name, calls in logged.items()}
-        asked = columns if row is None else one_row(columns, row, len(columns["completions"]))
-        scores = self.__wrapped__(**{**asked, **recording})
-        return {"scores": check_scores(scores, self.__name__, len(asked["completions"])), **logged}
+    killed.__name__ = name  # of a partial or an object too
+    return killed
 
-    def __reduce__(self) -> Any:
-        if getattr(sys.modules.get(self.__module__), self.__qualname__, None) is self:
-            return self.__qualname__  # a decorated function is found by its name
-        return killable, (self.__wrapped__, self._seconds)
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "__wrapped__":  # while a copy is made
-            raise AttributeError(name)
-        return getattr(self.__wrapped__, name)
+def _answer(function: Callable[..., Any], name: str, columns: Mapping[str, Any], row: int | None) -> dict[str, Any]:
+    """In the child: return the scores of one row, or (None) of all, and what was logged."""
+    logged: dict[str, list[Any]] = {"log_extra": [], "log_metric": []}
+    recording = {log: lambda *values, calls=calls: calls.append(values) for log, calls in logged.items()}
+    given = columns if row is None else one_row(columns, row, len(columns["completions"]))
+    scores = function(**{**given, **recording})
+    return {"scores": check_scores(scores, name, len(given["completions"])), **logged}

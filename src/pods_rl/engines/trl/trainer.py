@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate.utils import broadcast
 from torch import Tensor
+from typing_extensions import override
 
 from ...rollouts.record import Rollouts
 from . import compat, rollout
@@ -63,6 +64,7 @@ class PODSTrainer(TypedGRPOTrainer):
 
     # -- Algorithm 1 of the paper, inside TRL's `_generate_and_score_completions` --------------------------------------
 
+    @override
     def _generate(self, prompts: list[Any]) -> Output:
         generation = self._generation
         with self._generating(generation):
@@ -109,6 +111,7 @@ class PODSTrainer(TypedGRPOTrainer):
         self._update.clock.enter("update")
         return rollout.output_of(columns)
 
+    @override
     def _calculate_rewards(
         self, inputs: list[Batch], prompts: list[Any], completions: list[Any], completion_ids_list: list[list[int]]
     ) -> Tensor:
@@ -122,6 +125,7 @@ class PODSTrainer(TypedGRPOTrainer):
             generation.scores = scores
         return scores
 
+    @override
     def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch:
         if not self.model.training:
             with self._tools.tokenizable():
@@ -182,6 +186,7 @@ class PODSTrainer(TypedGRPOTrainer):
         finally:
             self._turns = None
 
+    @override
     def _generate_single_turn(
         self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, num_generations: int,
         has_tool_images: bool = False,
@@ -221,14 +226,13 @@ class PODSTrainer(TypedGRPOTrainer):
         environment_factory: Callable[[], Any] | dict[str, Callable[[], Any]] | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        compat.check_overrides()
+        compat.check_overrides(PODSTrainer)
         if args is None:
             name = model if isinstance(model, str) else compat.get_config_model_id(model.config)
             given["args"] = args = PODSConfig(f"{name.split('/')[-1]}-PODS")
         compat.refuse_unsupported(given)
         with compat.vllm_sequences(sequences_at_once(args)), compat.after_accelerator(self, compat.use_fsdp2):
             super().__init__(**given)
-        compat.check_names(self)
         if doubt := compat.lossy_cast(self):
             warnings.warn(doubt, UserWarning, stacklevel=2)
         self._rewards, self._stability, self._update = CheckedRewards(self), Stability(self), Update(self)
@@ -238,6 +242,7 @@ class PODSTrainer(TypedGRPOTrainer):
 
     # -- the update: without repeats, passes without signal, or steps that are not finite -----------------------------
 
+    @override
     def _prepare_inputs(self, generation_batch: Any) -> Batch:
         before = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
@@ -247,15 +252,18 @@ class PODSTrainer(TypedGRPOTrainer):
         self._buffered_inputs = self._update.arrange(self._buffered_inputs)
         return self._buffered_inputs[self._step % self.args.steps_per_generation]
 
+    @override
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
         # Skip the passes of a step without signal; its optimizer step then has no gradients.
         compute = super().compute_loss
         return self._update.loss(inputs, lambda: compute(model, inputs, *args, **kwargs))
 
+    @override
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         # Read the loss before transformers' filter turns NaN into 0.
         return self._stability.take_loss(super().training_step(model, inputs, num_items_in_batch))
 
+    @override
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int,
         batch_size: int | None = None, *args: Any, **kwargs: Any,
@@ -266,11 +274,13 @@ class PODSTrainer(TypedGRPOTrainer):
         # TRL gives all else by keyword.
         return compute(*given, *args, **kwargs) if args else self._update.log_probs(compute, *given, kwargs)
 
+    @override
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         # Only here is the norm of every step known.
         self._stability.gradient_norm = super()._get_grad_norm(model, grad_norm)
         return self._stability.gradient_norm
 
+    @override
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         # Log the original loss and no zero counters; escape model output, which TRL prints to the terminal.
         self._stability.restore_loss(logs)
@@ -282,6 +292,7 @@ class PODSTrainer(TypedGRPOTrainer):
 
     # -- resume (checkpoints.py) and sharded weights (compat.py) -------------------------------------------------------
 
+    @override
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train; resume bit for bit from a checkpoint of this trainer, and as TRL does from one of TRL's.
 
@@ -306,15 +317,18 @@ class PODSTrainer(TypedGRPOTrainer):
         self._stability.raise_if_unstable()
         return output
 
-    def _run_epoch(self, **kwargs: Any) -> None:  # type: ignore[override]  # transformers calls it by keyword
+    @override
+    def _run_epoch(self, **kwargs: Any) -> None:  # transformers calls it by keyword
         if not self._resume.begins_finished(kwargs["epoch"], kwargs["epochs_trained"], kwargs["train_dataloader"]):
             super()._run_epoch(**kwargs)
 
+    @override
     def _save_rng_state(self, output_dir: str) -> None:
         # Save each process's state together with its random state.
         super()._save_rng_state(output_dir)
         self._resume.save(Path(output_dir), self.rollouts)
 
+    @override
     def _load_rng_state(self, checkpoint: str | None) -> None:
         super()._load_rng_state(checkpoint)
         if checkpoint is not None:
