@@ -118,7 +118,7 @@ def test_a_process_that_stalls_ends_the_run_after_ddp_timeout(start):
 @pytest.mark.slow
 def test_ctrl_c_ends_after_the_step_with_one_line(start):
     command = start(max_steps=100_000)
-    command.until(lambda: len(Run(command.run).metrics) > 1)
+    command.until(lambda: len(Run(command.run).metrics) > 1 or command.process.poll() is not None)
     command.process.send_signal(signal.SIGINT)
     assert command.end() == 130
     assert command.said() == f"Stopped: interrupted by SIGINT. Finished work is kept in {command.run}.\n"

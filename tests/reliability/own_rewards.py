@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -109,10 +107,6 @@ def _fork_and_return() -> float | None:
     return None if os.fork() else WRONG
 
 
-def _fork_from_c_and_return() -> float | None:
-    return None if ctypes.CDLL(None).fork() else WRONG
-
-
 def _leave_it_to_a_copy() -> float | None:
     if os.fork():
         os._exit(0)
@@ -127,13 +121,6 @@ def _return_late_in_a_daemon() -> float | None:
         os._exit(0)
     time.sleep(0.2)
     return WRONG
-
-
-def _read_a_copy_s_exit_code() -> float | None:
-    child = os.fork()
-    if child == 0:
-        sys.exit(5)
-    return None if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5 else WRONG
 
 
 def _print_scores() -> None:
@@ -153,21 +140,8 @@ def _write_half_a_line_everywhere() -> None:
             os.write(descriptor, b"\xff\x00\x00\x10[1, ")
 
 
-def _write_later() -> None:
-    def write() -> None:
-        time.sleep(0.05)
-        _write_everywhere()
-
-    threading.Thread(target=write).start()
-
-
 def _close_everything() -> None:
     os.closerange(3, 256)
-
-
-def _close_and_open_others() -> None:
-    os.closerange(3, 256)
-    files.extend(tempfile.TemporaryFile() for _ in range(16))  # noqa: SIM115
 
 
 def _become_another_program() -> None:
@@ -180,55 +154,26 @@ def _use_multiprocessing() -> float | None:
         return None if pool.map(abs, [-1, -2]) == [1, 2] else WRONG
 
 
-def _read_input_in_a_program() -> float | None:
-    code = "import os, sys; print(len(sys.stdin.read()), [f for f in os.listdir('/proc/self/fd') if int(f) > 3])"
-    said = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=DEADLINE
-    ).stdout
-    return None if said == "0 []\n" else WRONG
-
-
 def _exit_from_a_thread() -> None:
     threading.Timer(0.05, os._exit, [0]).start()
-
-
-def _exit() -> None:
-    sys.exit(0)
-
-
-def _interrupt() -> None:
-    raise KeyboardInterrupt
-
-
-def _end_the_group() -> None:
-    os.killpg(0, signal.SIGTERM)
 
 
 def _end_the_leader() -> None:
     os.kill(os.getppid(), signal.SIGKILL)
 
 
-files: list[Any] = []
 # What each does, and whether the row that it happens to still gets its right score.
 MEDDLERS: dict[str, tuple[Callable[[], float | None], bool]] = {
     "fork and return": (_fork_and_return, True),
-    "fork from C and return": (_fork_from_c_and_return, True),
     "leave it to a copy": (_leave_it_to_a_copy, False),
     "return late in a daemon": (_return_late_in_a_daemon, True),
-    "read a copy's exit code": (_read_a_copy_s_exit_code, True),
     "print scores": (_print_scores, True),
     "write everywhere": (_write_everywhere, False),
     "write half a line everywhere": (_write_half_a_line_everywhere, False),
-    "write later": (_write_later, False),
     "close everything": (_close_everything, False),
-    "close and open others": (_close_and_open_others, False),
     "become another program": (_become_another_program, False),
     "use multiprocessing": (_use_multiprocessing, True),
-    "read input in a program": (_read_input_in_a_program, True),
-    "exit": (_exit, False),
     "exit from a thread": (_exit_from_a_thread, False),
-    "interrupt": (_interrupt, False),
-    "end the group": (_end_the_group, False),
     "end the leader": (_end_the_leader, False),
 }
 

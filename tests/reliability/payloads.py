@@ -79,21 +79,9 @@ _MARKUP = (
     "{x}", "$x$",
 )  # fmt: skip
 _OTHERS = (
-    "\ud800",
-    "\udfff",
-    "\udc80",
-    "\U0001f600",
-    "\u0301" * 5,
-    "\ufeff",
-    "\u2028",
-    "\u2029",
-    "文",
-    "a",
-    " ",
-    "12",
-    "\n",
+    "\ud800", "\udfff", "\udc80", "\U0001f600", "\u0301" * 5, "\ufeff", "\u2028", "\u2029", "文", "a", " ", "12", "\n",
     "\t",
-)
+)  # fmt: skip
 
 
 def fuzzed(count: int, seed: int = 5) -> list[str]:

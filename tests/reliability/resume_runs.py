@@ -46,7 +46,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "task_train_size": 3, "logging_steps": 3, "log_completions": True,
     },
     "LoRA": {"use_peft": True, "lora_r": 4, "lora_dropout": 0.1, "num_rollouts": 8},
-    "2 processes": {"num_rollouts": 7, "per_device_train_batch_size": 4, "num_iterations": 2},
+    "2 processes": {"num_rollouts": 8, "per_device_train_batch_size": 4, "num_iterations": 2},
     "n not a multiple of m": {
         "num_rollouts": 7, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "advantages": "before",
         "beta": 0.04, "sync_ref_model": True, "ref_model_sync_steps": 2,

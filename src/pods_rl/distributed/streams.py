@@ -84,7 +84,8 @@ def outlive_output(log: Path | None) -> Iterator[None]:
         log: a file, opened when it is needed. If None, the text is dropped.
     """
     before = sys.stdout, sys.stderr
-    ours = _Lasting("output", sys.stdout, log), _Lasting("error", sys.stderr, log)
+    errors = _Lasting("error", sys.stderr, log)
+    ours = _Lasting("output", sys.stdout, log, errors), errors
     sys.stdout, sys.stderr = ours
     try:
         yield
@@ -96,11 +97,11 @@ def outlive_output(log: Path | None) -> Iterator[None]:
 
 
 class _Lasting(Stream):
-    """A standard stream that never raises: after a failed write the log replaces it."""
+    """A standard stream that never raises: after a failed write the log replaces it, and `other` names the log."""
 
-    def __init__(self, name: str, stream: TextIO, log: Path | None) -> None:
+    def __init__(self, name: str, stream: TextIO, log: Path | None, other: Stream | None = None) -> None:
         super().__init__(stream)
-        self._name, self._log = name, log
+        self._name, self._log, self._other = name, log, other
 
     def _attempt(self, step: Callable[[], object]) -> None:
         try:
@@ -114,6 +115,8 @@ class _Lasting(Stream):
 
     def _replace(self, why: str) -> None:
         """Replace the stream by the log, or by the null device if there is none or it cannot be written either."""
+        if self._log and not self._log.parent.is_dir():
+            return  # the run has no directory yet: the text waits in the buffer
         log, self._log = self._log, None
         target = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
         note = f"Standard {self._name} cannot be written: {why}. The run continues and prints"
@@ -125,5 +128,5 @@ class _Lasting(Stream):
             os.dup2(target.fileno(), self._stream.fileno())  # also for processes that inherit it
         except (OSError, ValueError):
             self._stream = target
-        if log and self._name == "output":
-            print(plain_text(f"{note} to {log}."), file=sys.stderr, flush=True)
+        if log and self._other:  # not `sys.stderr`: rich sends that to standard output while it redraws a line
+            print(plain_text(f"{note} to {log}."), file=self._other, flush=True)
