@@ -101,7 +101,7 @@ def test_the_library_resumes_its_own_checkpoints_bit_for_bit(make_trainer, tmp_p
     assert not (tmp_path / "out/checkpoint-9" / MANIFEST).exists()
     resumed = make_trainer(PODSTrainer, **config)
     resumed.train(resume_from_checkpoint=str(tmp_path / "out/checkpoint-3"))
-    assert resumed._dynamic.prompts.drawn == whole._dynamic.prompts.drawn > 0
+    assert resumed._dynamic.drawn == whole._dynamic.drawn > 0
     assert_equal_weights(resumed, whole)
     assert resumed.rollouts.columns() == whole.rollouts.columns()
     shutil.rmtree(tmp_path / "out/checkpoint-10", ignore_errors=True)

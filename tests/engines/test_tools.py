@@ -453,8 +453,6 @@ def test_rollout_functions_are_asked_for_n_and_their_fields_follow(build):
     [
         (lambda out: out["completion_ids"].pop(), "11 completion_ids"),
         (lambda out: out["place"].append(1), "13 place"),
-        (lambda out: out["completion_ids"].__setitem__(2, []), "row 2"),
-        (lambda out: out["env_mask"][3].append(1), "env_mask that do not"),
     ],
 )
 def test_wrong_counts_of_a_rollout_function_are_refused(build, spoil, said):

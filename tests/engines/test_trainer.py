@@ -216,13 +216,6 @@ def test_a_group_with_too_few_scores_fills_up_with_zero_advantage(make_trainer):
 # -- refusals ------------------------------------------------------------------------------------------------------
 
 
-def test_deepspeed_on_the_cpu_is_refused_where_accelerate_would_use_ddp(monkeypatch):
-    args = PODSConfig("out", use_cpu=True, bf16=False)
-    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    with pytest.raises(UserError, match=r"asks for DeepSpeed, and this runs on the CPU.*fsdp2 or ddp"):
-        refuse_unsupported({"args": args})
-
-
 @pytest.mark.parametrize("name", ["tools", "environment_factory"])
 def test_tools_and_environments_are_refused_with_zero_3_where_each_turn_gathers_the_weights(monkeypatch, name):
     monkeypatch.setattr("pods_rl.engines.trl.compat.is_deepspeed_zero3_enabled", lambda: True)

@@ -32,7 +32,7 @@ from torch import Tensor
 from ...errors import UserError
 from ...rollouts.record import Rollouts, saved_table
 from .compat import TRAINER_STATE_NAME, TRLTrainer
-from .dynamic_sampling import NewPrompts
+from .dynamic_sampling import DynamicSampling
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +49,8 @@ class ExactResume:
     where there is one, it is verified before a resume.
     """
 
-    def __init__(self, trainer: TRLTrainer, new_prompts: NewPrompts) -> None:
-        self._trainer, self._new_prompts = trainer, new_prompts
+    def __init__(self, trainer: TRLTrainer, dynamic: DynamicSampling) -> None:
+        self._trainer, self._dynamic = trainer, dynamic
         self._resumed: Path | None = None
         self.verified: Path | None = None  # a checkpoint whose hashes the caller has compared already
 
@@ -155,7 +155,7 @@ class ExactResume:
             "attributes": {name: getattr(trainer, name) for name in _ATTRIBUTES},
             "loss": trainer._tr_loss.item(),
             "metrics": trainer._metrics["train"],
-            "prompts_drawn": self._new_prompts.drawn,
+            "prompts_drawn": self._dynamic.drawn,
             "generation": self._open_generation(record),
         }
         write_state(folder, accelerator.process_index, values)
@@ -175,7 +175,7 @@ class ExactResume:
         trainer._tr_loss = torch.tensor(values["loss"], device=device)
         trainer._metrics["train"].clear()
         trainer._metrics["train"].update(values["metrics"])
-        self._new_prompts.drawn = values["prompts_drawn"]
+        self._dynamic.drawn = values["prompts_drawn"]
         if trainer.args.sync_ref_model:
             load_model(accelerator.unwrap_model(trainer.ref_model), str(folder / _REFERENCE), device=str(device))
         generation = values["generation"]

@@ -90,7 +90,6 @@ class TRLTrainer:
     top_entropy_quantile: float
     aux_loss_enabled: bool
     _entropy_bonus_enabled: bool
-    pad_to_multiple_of: int | None
     log_completions: bool
     use_vllm: bool
     use_transformers_continuous_batching: bool
@@ -151,18 +150,13 @@ def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
 
     Raises:
         TypeError: `args` is not a PODSConfig.
-        UserError: DeepSpeed without a GPU; tools or environments with ZeRO-3, unless vLLM generates.
+        UserError: tools or environments with ZeRO-3, unless vLLM generates.
     """
     config = arguments["args"]
     if not isinstance(config, PODSConfig):
         raise TypeError(
             f"PODSTrainer needs args of type PODSConfig, got {type(config).__name__}: "
             "PODSConfig takes the same fields, plus num_rollouts"
-        )
-    if config.use_cpu and os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
-        raise UserError(
-            "The accelerate configuration asks for DeepSpeed, and this runs on the CPU, where accelerate silently uses "
-            "DDP: choose --accelerate_config fsdp2 or ddp."
         )
     turns = [name for name in ("tools", "environment_factory") if arguments.get(name)]
     if turns and not config.use_vllm and is_deepspeed_zero3_enabled():
@@ -268,8 +262,8 @@ def use_fsdp2(trainer: TRLTrainer) -> None:
         raise UserError(f"FSDP{plugin.fsdp_version} is not supported: set fsdp_version: 2 (FSDP2).")
 
 
-def parallelism(trainer: TRLTrainer) -> str:
-    """Return what the processes do with the model: `FSDP2`, `ZeRO-3`, `DDP`, or `single` for one process."""
+def layout(trainer: TRLTrainer) -> str:
+    """How the processes share the model: `FSDP2`, `ZeRO-3`, `DDP`, or `single` for one process."""
     if trainer._dist.is_fsdp:
         return f"FSDP{trainer._dist.fsdp_version}"
     if trainer.is_deepspeed_enabled:

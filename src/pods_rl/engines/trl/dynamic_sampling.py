@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,37 +27,6 @@ _PROMPT = ("prompt_ids", "prompt_mask")  # padded on the left; token types on bo
 _TYPES = ("token_type_ids", "mm_token_type_ids")
 
 
-@dataclass
-class NewPrompts:
-    """The data set in a shuffled order of its own, epoch after epoch.
-
-    Its only state is `drawn`: after a resume with the same number it continues with the same prompts.
-
-    >>> new = NewPrompts(seed=0, size=4)
-    >>> first, then = new.draw(3), new.draw(3)
-    >>> sorted(first + then[:1])
-    [0, 1, 2, 3]
-    >>> NewPrompts(seed=0, size=4, drawn=3).draw(3) == then
-    True
-    """
-
-    seed: int
-    size: int
-    drawn: int = 0
-
-    def draw(self, count: int) -> list[int]:
-        """Return the data set's indices of the next `count` prompts, the same on every process."""
-        found: list[int] = []
-        while len(found) < count:
-            epoch, place = divmod(self.drawn, self.size)
-            # Seeded differently from the sampler of the training data, which takes the seed itself.
-            generator = torch.Generator().manual_seed(stable_seed(self.seed, epoch))
-            some = torch.randperm(self.size, generator=generator)[place : place + count - len(found)].tolist()
-            found += some
-            self.drawn += len(some)
-        return found
-
-
 class DynamicSampling:
     """Replaces dead groups of a generation by groups of new prompts, at most `dynamic_sampling_rounds` times.
 
@@ -70,7 +38,7 @@ class DynamicSampling:
         self._trainer = trainer
         name, names = trainer.args.dynamic_sampling, trainer.reward_func_names
         self.rounds = trainer.args.dynamic_sampling_rounds if name else 0
-        self.prompts = NewPrompts(trainer.args.seed, 0)
+        self.drawn = 0  # new prompts so far; after a resume with the same number it continues with the same prompts
         if isinstance(name, str) and name not in names:
             raise UserError(
                 f"dynamic_sampling = {name!r} is not a reward function: got {', '.join(names)}. Name one of them, "
@@ -81,8 +49,6 @@ class DynamicSampling:
                 "dynamic_sampling draws new prompts by their index, and a stream (IterableDataset) has none: pass "
                 "a Dataset, or set dynamic_sampling: false."
             )
-        if name:
-            self.prompts.size = len(trainer.train_dataset)
 
     def fill(self, batch: Batch, generation: Generation, generate: Generate) -> Batch:
         """Return the batch with dead groups replaced; its record then holds the rollouts of every round.
@@ -123,10 +89,23 @@ class DynamicSampling:
         trainer, accelerator = self._trainer, self._trainer.accelerator
         n, m = group_sizes(trainer.args)
         unit = accelerator.num_processes // math.gcd(accelerator.num_processes, m, n)
-        prompts = self.prompts.draw(-(-count // unit) * unit)
+        prompts = self._draw(-(-count // unit) * unit)
         rows = Shares(len(prompts), n, m, accelerator.num_processes).rows(accelerator.process_index)
         found = {row // m: trainer.train_dataset[prompts[row // m]] for row in rows}
         return [{name: found[row // m][name] for name in like} for row in rows]
+
+    def _draw(self, count: int) -> list[int]:
+        """Return the data set's indices of the next new prompts, the same on every process: shuffled epoch by epoch."""
+        found: list[int] = []
+        size = len(self._trainer.train_dataset)
+        while len(found) < count:
+            epoch, place = divmod(self.drawn, size)
+            # Seeded differently from the sampler of the training data, which takes the seed itself.
+            generator = torch.Generator().manual_seed(stable_seed(self._trainer.args.seed, epoch))
+            some = torch.randperm(size, generator=generator)[place : place + count - len(found)].tolist()
+            found += some
+            self.drawn += len(some)
+        return found
 
     def _join(self, batch: Batch, own: Shares, places: Tensor, more: Batch, other: Shares, groups: Tensor) -> Batch:
         """Return a batch in which rows of `more` take the places of this process's rows of dead groups.

@@ -92,8 +92,8 @@ class Generation:
 
     def place(self, number: int) -> int:
         """Return where a rollout stands in this process's lists; another of its prompt for one of other processes."""
-        n, own = self.shares.num_rollouts, self.numbers
-        return (number if number in own else max(number // n * n, own.start)) - own.start
+        own, first = self.numbers, number // self.shares.num_rollouts * self.shares.num_rollouts
+        return (number if number in own else max(first, own.start)) - own.start
 
     def select(self, rewards_PN: Tensor, args: PODSConfig) -> Tensor:
         """Return which m rollouts of each prompt the rule keeps, int64 `[P, M]`, ascending."""
@@ -235,18 +235,6 @@ def move_rows(
     mine = [own[row] for row, target in enumerate(targets) if target == process]
     # Another process may have columns of its own: a reward function may log one for some rows only.
     return {name: [row.get(name) for row in mine] for name in dict.fromkeys(name for row in mine for name in row)}
-
-
-def shorten(values: Any, places: Sequence[int], rows: int) -> Any:
-    """Keep the entries of a list that has one a row, in place; anything else stays as it is.
-
-    >>> values = ["a", "b", "c"]
-    >>> shorten(values, [2, 0], rows=3), values
-    (['c', 'a'], ['c', 'a'])
-    """
-    if isinstance(values, list) and len(values) == rows:
-        values[:] = [values[i] for i in places]
-    return values
 
 
 # -- rewards and advantages ------------------------------------------------------------------------------------------

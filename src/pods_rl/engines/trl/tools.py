@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -72,28 +72,19 @@ def _closes(tool: Any) -> bool:
 
 
 def counted(rollout_func: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a rollout function whose results are checked: a row for each prompt in everything it returns.
+    """Return a rollout function that raises UserError unless all that it returns has a row for each prompt.
 
-    Raises:
-        UserError: when called: a list of another length, or a mask that does not fit its completion.
+    TRL would train the wrong pairs.
     """
 
     def call(prompts: list[Any], trainer: Any) -> Any:
         output = rollout_func(prompts, trainer)
-        if not isinstance(output, Mapping):
-            raise UserError(f"rollout_func must return a dictionary, and returned {type(output).__name__}")
         for name, values in output.items():
             if isinstance(values, Sequence) and not isinstance(values, str) and len(values) != len(prompts):
                 raise UserError(
                     f"rollout_func returned {len(values)} {name} for {len(prompts)} prompts: return one for each, in "
                     "their order (PODS passes num_rollouts copies of each prompt)"
                 )
-        lengths = [len(ids) for ids in output.get("completion_ids", ())]
-        if not all(lengths):
-            raise UserError(f"rollout_func returned no tokens in row {lengths.index(0)}: return one token at least")
-        for name in ("env_mask", "logprobs"):
-            if output.get(name) is not None and [len(values) for values in output[name]] != lengths:
-                raise UserError(f"rollout_func returned {name} that do not have one value for each of completion_ids")
         return output
 
     return call

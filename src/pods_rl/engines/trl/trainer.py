@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,14 +96,17 @@ class PODSTrainer(TypedGRPOTrainer):
         sources = [number // shares.rollouts_each for number in kept]
         targets = [row // shares.rows_each for row in range(len(kept))]
         columns = rollout.columns_of(generation, prompts, output, self._pending_extra_logs)
-        columns = rollout.move_rows(columns, [generation.place(x) for x in kept], sources, targets, self.accelerator)
+        columns = rollout.move_rows(
+            columns, [x % shares.rollouts_each for x in kept], sources, targets, self.accelerator
+        )
         prompts[:] = columns["prompt"]
         self._pending_extra_logs.update(rollout.named(columns, "logged"))
         # A row received from another process replaces a rollout of the same prompt.
         places = [generation.place(kept[row]) for row in generation.rows]
         held = ("environments", "_batch_environments", "_sync_tool_dicts", "_async_tool_dicts")
         for values in (generation.rollouts, *(getattr(self, name, None) for name in held)):
-            rollout.shorten(values, places, rows)
+            if isinstance(values, list) and len(values) == rows:
+                values[:] = [values[place] for place in places]
         if shares.processes > 1:
             moved = sum(source != target for source, target in zip(sources, targets, strict=True))
             self._metrics["train"]["pods/rows_moved"].append(float(moved))
@@ -138,7 +141,12 @@ class PODSTrainer(TypedGRPOTrainer):
     def _one_generation(self, inputs: list[Batch]) -> tuple[Batch, Generation]:
         """Run TRL's method on n rows of each prompt; return its batch of the m kept rows of each."""
         self._update.clock.enter("rollout")
-        self._generation = generation = self._prepare_generation(inputs)
+        (n, m), processes, step = group_sizes(self.args), self.accelerator.num_processes, self.state.global_step
+        shares = Shares(len(inputs) * processes // m, n, m, processes)
+        last, count = self._last_key
+        self._last_key = (step, count + 1 if last == step else 0)
+        key = (self.args.seed, *self._last_key)
+        self._generation = generation = Generation(shares, self.accelerator.process_index, inputs, key)
         try:
             with self._tools.tokenizable():
                 batch = super()._generate_and_score_completions(generation.rollouts)
@@ -161,14 +169,6 @@ class PODSTrainer(TypedGRPOTrainer):
             rollout.log_all_rollouts(self, scores, before)
         self.rollouts = record
         return batch
-
-    def _prepare_generation(self, inputs: list[Batch]) -> Generation:
-        args, accelerator, step = self.args, self.accelerator, self.state.global_step
-        n, m = group_sizes(args)
-        shares = Shares(len(inputs) * accelerator.num_processes // m, n, m, accelerator.num_processes)
-        last, count = self._last_key
-        self._last_key = (step, count + 1 if last == step else 0)
-        return Generation(shares, accelerator.process_index, inputs, (args.seed, *self._last_key))
 
     @contextmanager
     def _generating(self, generation: Generation | None) -> Iterator[None]:
@@ -237,7 +237,7 @@ class PODSTrainer(TypedGRPOTrainer):
             warnings.warn(doubt, UserWarning, stacklevel=2)
         self._rewards, self._stability, self._update = CheckedRewards(self), Stability(self), Update(self)
         self._tools, self._dynamic = Tools(self), DynamicSampling(self)
-        self._resume = ExactResume(self, self._dynamic.prompts)
+        self._resume = ExactResume(self, self._dynamic)
         self.add_callback(StepCallback(self, self._update, self._stability))
 
     # -- the update: without repeats, passes without signal, or steps that are not finite -----------------------------
@@ -334,11 +334,5 @@ class PODSTrainer(TypedGRPOTrainer):
         if checkpoint is not None:
             self.rollouts = self._resume.load(Path(checkpoint)) or self.rollouts
 
-    @property
-    def layout(self) -> str:
-        """How the processes share the model: `FSDP2`, `ZeRO-3`, `DDP`, or `single` for one process."""
-        return compat.parallelism(self)
-
-    def whole_weights(self) -> AbstractContextManager[None]:
-        """Give every process the full policy inside, to run but not to train. Call this on every process."""
-        return compat.whole_weights(self)
+    layout = property(compat.layout)
+    whole_weights = compat.whole_weights
