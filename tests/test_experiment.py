@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from pods_rl.errors import UserError
-from pods_rl.experiment import Job, build_experiment, load_experiment, process, run_experiment
+from pods_rl.experiment import Job, build_experiment, load_experiment, run_experiment
 from pods_rl.runs import Run, RunWriter, find_runs
 from pods_rl.yaml_files import Origin, parse_yaml
 
@@ -87,15 +87,15 @@ def test_the_base_may_be_a_recipe(tmp_path):
         ("arms: {../x: {}}\n", r"'\.\./x' cannot name a directory"),
         ("arms: {report: {}}\n", "'report' cannot name a directory"),
         ("arms: {1: {}}\n", "1 cannot name a directory"),
-        ("arms: {a: 3}\n", "a: got 3, expected keys"),
-        ("arms: {a: {seed: 1}}\n", "a: seed: arms share their seeds"),
+        ("arms: {a: 3}\n", "arms: expected names with the keys"),
+        ("arms: {a: {seed: 1}}\n", "seed: an experiment and its arms have seeds"),
         ("arms: {a: {}}\nbaseline: b\n", "mine.yaml:2: baseline: the text 'b' is not an arm: expected one of a"),
         ("arms: {a: {}}\nseeds: 0\n", "seeds: got 0, expected"),
         ("arms: {a: {}}\nseeds: true\n", "seeds: got true, expected"),
         ("arms: {a: {}}\nseeds: [1, 1]\n", r"seeds: got the list \[1, 1\], expected .* different"),
         ("arms: {a: {}}\nseeds: []\n", r"seeds: got the list \[\], expected"),
         ("arms: {a: {}}\nseeds: [1, x]\n", "seeds: got"),
-        ("arms: {a: {}}\nseed: 1\n", "seed: an experiment has seeds"),
+        ("arms: {a: {}}\nseed: 1\n", "seed: an experiment and its arms have seeds"),
         ("arms: {a: {}}\nbase: 3\n", "base: got 3, expected a recipe's name"),
         ("arms: {a: {}}\nbase: gone\n", "gone is neither a file nor a shipped recipe"),
         ("arms: {a: {rul: random}}\n", "arm a: rul: unknown key. Did you mean rule"),
@@ -226,7 +226,7 @@ def test_a_full_disk_costs_the_runs_it_hits_and_is_reported(tmp_path, monkeypatc
 )
 def test_each_place_has_a_gpu_of_its_own(tmp_path, monkeypatch, chosen, parallel, places):
     """`nvidia-smi` is taken away: what is visible is what CUDA_VISIBLE_DEVICES says."""
-    monkeypatch.setattr(process.shutil, "which", lambda name: None)
+    monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if chosen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
@@ -245,10 +245,10 @@ def test_each_place_has_a_gpu_of_its_own(tmp_path, monkeypatch, chosen, parallel
 
 def test_several_processes_a_run_are_launched_by_accelerate(tmp_path, monkeypatch):
     jobs = []
-    monkeypatch.setattr("pods_rl.recipe.accelerate.find_spec", lambda name: None)
+    monkeypatch.setattr("pods_rl.recipe.catalog.find_spec", lambda name: None)
     with pytest.raises(UserError, match="zero2 needs deepspeed"):
         run(experiment(TEXT + "accelerate: zero2\n"), tmp_path / "out", jobs.append)
-    monkeypatch.setattr("pods_rl.recipe.accelerate.find_spec", lambda name: name)
+    monkeypatch.setattr("pods_rl.recipe.catalog.find_spec", lambda name: name)
 
     def launch(job):
         jobs.append(job)
@@ -263,57 +263,53 @@ def test_several_processes_a_run_are_launched_by_accelerate(tmp_path, monkeypatc
     assert Path(words[words.index("--accelerate_config") + 1]).name == "zero2.yaml"
     with pytest.raises(UserError, match=r"each run takes 8 processes .*remove --parallel"):
         run(what, tmp_path / "other", launch, parallel=2)
-    with pytest.raises(UserError, match=r"accelerate: zero22 is neither.*Did you mean zero2\?"):
+    with pytest.raises(UserError, match=r"zero22 is neither.*Did you mean zero2\?"):
         experiment(TEXT + "accelerate: zero22\n")
 
 
-def test_ctrl_c_leaves_what_is_done(tmp_path):
-    def interrupted(job):
-        if "grpo" in str(job.output):
-            with RunWriter(job.output) as writer:
-                writer.write_status("running", step=5)
-            raise KeyboardInterrupt
-        return finish(job)
-
-    with pytest.raises(KeyboardInterrupt):
-        run(experiment(), tmp_path, interrupted)
-    status = Run.open(tmp_path / "grpo/seed-1").status
-    assert (status["state"], status["reason"], status["step"]) == ("stopped", "interrupted", 5)
-    assert run(experiment(), tmp_path)[0] == {"skipped": 1, "finished": 3}
-
-
-@pytest.mark.parametrize("sent", ["SIGTERM", "SIGINT", "SIGHUP"])
-def test_termination_reaches_the_run_and_waits_for_it(tmp_path, sent):
-    """`pods compare` gets a signal; its run, in its own process, is asked to end and saves itself first."""
-    stand_in = tmp_path / "pods_rl" / "__main__.py"
-    stand_in.parent.mkdir()
+@pytest.mark.parametrize(("sent", "parallel"), [("SIGTERM", 1), ("SIGINT", 2), ("SIGHUP", 1)])
+def test_a_signal_reaches_the_runs_and_waits_until_they_have_saved_themselves(tmp_path, sent, parallel):
+    """Replaces `pods train` by a program that signals its parent in the arm pods, once all have started."""
+    stand_in = tmp_path / "stand-in" / "pods_rl" / "__main__.py"
+    stand_in.parent.mkdir(parents=True)
     (stand_in.parent / "__init__.py").write_text("")
     stand_in.write_text(
         textwrap.dedent(f"""
         import os, pathlib, signal, sys, time
+        output = pathlib.Path(sys.argv[-1])
         def save(number, frame):
-            pathlib.Path({str(tmp_path / "saved")!r}).write_text("saved")
+            (output / "saved").write_text("saved")
             sys.exit(130)
         signal.signal(signal.SIGTERM, save)
-        os.kill(os.getppid(), getattr(signal, os.environ["SENT"]))
+        (output / "status.json").write_text('{{"state": "running", "step": 5}}')
+        while output.parent.name == "pods" and len([*output.parents[1].glob("*/*/status.json")]) < {parallel}:
+            time.sleep(0.01)
+        if output.parent.name == "pods":
+            os.kill(os.getppid(), signal.{sent})
         time.sleep(3600)
         """)
     )
     code = textwrap.dedent(f"""
-        import os, pathlib, signal
-        from pods_rl.experiment.process import Job, train_in_process
+        import os, pathlib, signal, sys
+        from pods_rl.experiment import load_experiment, run_experiment
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in a shell's background ignores it
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and one of nohup this one
-        os.environ |= {{"PYTHONPATH": {str(tmp_path)!r}, "SENT": {sent!r}}}
+        os.environ["PYTHONPATH"] = {str(tmp_path / "stand-in")!r}
         try:
-            train_in_process(Job(pathlib.Path("c"), pathlib.Path({str(tmp_path / "o")!r})))
-        except KeyboardInterrupt:
-            print("interrupted", pathlib.Path({str(tmp_path / "saved")!r}).read_text())
+            run_experiment(load_experiment("mine.yaml"), "out", parallel={parallel})
+        except KeyboardInterrupt as error:
+            print(error)
     """)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE, stdin=subprocess.DEVNULL
-    )
-    assert done.stdout == "interrupted saved\n"
+    (tmp_path / "mine.yaml").write_text(TEXT)
+    words = {"capture_output": True, "text": True, "timeout": DEADLINE, "stdin": subprocess.DEVNULL, "cwd": tmp_path}
+    done = subprocess.run([sys.executable, "-c", code], **words)
+    assert done.stdout == f"interrupted by {sent}\n", done.stderr
+    started = [tmp_path / "out" / arm / "seed-1" for arm in ("pods", "grpo")[:parallel]]
+    assert sorted(run.path for runs in find_runs(tmp_path / "out").values() for run in runs) == sorted(started)
+    for path in started:
+        status = Run.open(path).status
+        assert (status["state"], status["reason"], status["step"]) == ("stopped", "interrupted", 5)
+        assert (path / "saved").is_file()
 
 
 def test_runs_side_by_side_are_in_progress_together(tmp_path):

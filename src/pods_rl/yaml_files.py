@@ -36,17 +36,12 @@ class Origin:
 def read_yaml(path: Path) -> tuple[dict[str, Any], Origin]:
     """Return the mapping in a file, and the line of each of its keys.
 
-    Raises UserError for anything else. A pipe or a device is refused before it is opened, since reading it may block.
+    Raises UserError for anything else; a pipe, which may block, and a large file are not opened.
     """
     try:
-        if path.exists() and not path.is_file():
-            raise UserError(f"{path} is not a file: expected a YAML file.")
-        with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-        size = max(len(content), path.stat().st_size)
-        if size > _MOST_BYTES:
-            raise UserError(f"{path} has {size:,} bytes: expected a YAML file of at most {_MOST_BYTES:,} bytes.")
-        text = content.decode("utf-8")
+        if path.exists() and (not path.is_file() or path.stat().st_size > _MOST_BYTES):
+            raise UserError(f"{path}: expected a YAML file of at most {_MOST_BYTES:,} bytes.")
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"Cannot read {path}: {error.strerror}.") from error
     except UnicodeDecodeError as error:
@@ -72,9 +67,8 @@ def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], Origin]:
     if not isinstance(values, dict) or not isinstance(node, yaml.MappingNode):
         held = "nothing" if values is None else f"a {type(values).__name__}"
         raise UserError(f"{name}: holds {held}: expected `key: value` lines.")
-    for key in values:
-        if not isinstance(key, str):
-            raise UserError(f"{name}: the key {short(str(key))} is not text: put it in quotes.")
+    if wrong := [key for key in values if not isinstance(key, str)]:
+        raise UserError(f"{name}: the key {short(str(wrong[0]))} is not text: put it in quotes.")
     return values, Origin(name, {key.value: key.start_mark.line + 1 for key, _ in node.value})
 
 
@@ -117,7 +111,7 @@ def _check(node: yaml.Node, sizes: dict[int, int]) -> int:
     """
     if id(node) in sizes:
         if not sizes[id(node)]:
-            raise _refused(node, "an alias contains itself")
+            raise _refused("an alias contains itself", node)
         return sizes[id(node)]
     sizes[id(node)] = 0
     children: list[yaml.Node] = []
@@ -126,8 +120,8 @@ def _check(node: yaml.Node, sizes: dict[int, int]) -> int:
         for key, value in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 if key.value in lines:
-                    first = lines[key.value]
-                    raise _refused(key, f"{short(key.value)} is a duplicate key (first on line {first}): keep one")
+                    first = f"first on line {lines[key.value]}"
+                    raise _refused(f"{short(key.value)} is a duplicate key ({first}): keep one", key)
                 lines[key.value] = key.start_mark.line + 1
             children += (key, value)
     elif isinstance(node, yaml.SequenceNode):
@@ -136,10 +130,10 @@ def _check(node: yaml.Node, sizes: dict[int, int]) -> int:
     for child in children:
         size += _check(child, sizes)
         if size > _MOST_NODES:
-            raise _refused(node, f"holds more than {_MOST_NODES:,} keys and values, with each alias expanded")
+            raise _refused(f"holds more than {_MOST_NODES:,} keys and values, with each alias expanded", node)
     sizes[id(node)] = size
     return size
 
 
-def _refused(place: Any, problem: str) -> yaml.MarkedYAMLError:
-    return yaml.constructor.ConstructorError(problem=problem, problem_mark=place.start_mark)
+def _refused(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)

@@ -6,23 +6,21 @@ import datetime
 import decimal
 import json
 import os
+import subprocess
+import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
-from pods_rl.cli import app
-from pods_rl.cli.rows import read_rollouts
 from pods_rl.errors import UserError
 from pods_rl.runs import write_parquet
 
+from . import pods
 
-def select(*words: object, stdin: str | None = None):
-    result = CliRunner().invoke(app, ["select", *map(str, words)], input=stdin)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
+
+def select(*words: object):
+    return pods("select", *words)
 
 
 def write(path, rows):
@@ -89,46 +87,40 @@ def test_a_random_rule_is_seeded(tmp_path):
     assert ids(1) == ids(1) != ids(2)
 
 
-def test_huge_rewards_have_advantages(tmp_path):
-    source = write(tmp_path / "r.jsonl", rollouts("a", [1e308, -1e308, 1e308, 1e308, -0.0]))
-    select(source, "-m", 2, "--output", tmp_path / "k.jsonl")
-    assert [row["advantage"] for row in rows_of(tmp_path / "k.jsonl")] == pytest.approx([0.5**0.5, -(0.5**0.5)])
-
-
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 REWARD = '{{"prompt": 1, "reward": {}}}'
 BAD = [
     ("x", "is not JSON"), ("[1]", "is not a JSON object"), ('{"prompt": 1}', "no key 'reward'"),
-    ('{"reward": 1}', "no key 'prompt'"), ("[" * 20_000, "is n"),
+    ('{"reward": 1}', "no key 'prompt'"), ("[" * 20_000, "is not JSON"),
     ('{"prompt": ' + "[" * 250 + "1" + "]" * 250 + ', "reward": 1}', "nested too deeply"),
-    (REWARD.format('"0.5"'), "'0.5'"), (REWARD.format("-Infinity"), "-inf"), (REWARD.format("1e400"), "inf"),
-    (REWARD.format("1" * 400), "finite"), (REWARD.format("1" * 5000), "not JSON"), (REWARD.format("[1]"), "finite"),
+    (REWARD.format('"0.5"'), "'0.5'"), (REWARD.format("-Infinity"), "-inf"), (REWARD.format("1e16"), "1e+16"),
+    (REWARD.format("1" * 400), "up to 1e+15"), (REWARD.format("1" * 5000), "not JSON"),
+    (REWARD.format("[1]"), "up to 1e+15"),
 ]  # fmt: skip
 
 
 def test_bad_lines_are_named_and_nothing_is_written(tmp_path):
     source = write(tmp_path / "r.jsonl", [*rollouts("a", [1]), *(line for line, _ in BAD), *rollouts("a", [2, 3])])
-    rows, problems = read_rollouts(str(source), "prompt", "reward")
-    assert len(rows) == 3
-    for number, (problem, (_, message)) in enumerate(zip(problems, BAD, strict=True), start=2):
+    with pytest.raises(UserError, match=rf"{len(BAD)} bad lines") as refusal:
+        select(source, "-m", 2, "--output", tmp_path / "k.jsonl")
+    assert not (tmp_path / "k.jsonl").exists()
+    _, *problems, more = str(refusal.value).splitlines()
+    for number, (problem, (_, message)) in enumerate(zip(problems, BAD, strict=False), start=2):
         assert problem.startswith(f"line {number}: ")
         assert message in problem
         assert len(problem) < 500
-    with pytest.raises(UserError, match=rf"(?s){len(BAD)} bad lines.*line 11: .*and {len(BAD) - 10} more$"):
-        select(source, "-m", 2, "--output", tmp_path / "k.jsonl")
-    assert not (tmp_path / "k.jsonl").exists()
-    result = select(source, "-m", 2, "--output", tmp_path / "k.jsonl", "--skip-bad")
-    assert [row["reward"] for row in rows_of(tmp_path / "k.jsonl")] == [1, 3]
-    assert f"{len(BAD)} bad lines skipped" in result.output
+    assert (len(problems), more) == (10, f"... and {len(BAD) - 10} more.")
 
 
 def test_bytes_that_are_not_utf8_are_named_and_a_bom_and_line_separators_are_read(tmp_path):
     source, line = tmp_path / "r.jsonl", '{"prompt": "é\u2028", "reward": 1}'
-    source.write_bytes(b"\xef\xbb\xbf" + line.encode() + b"\r\n" + line.encode("latin-1", "replace") + b"\r\n")
-    with pytest.raises(UserError, match=r"line 2: is not UTF-8 text \(byte 0xe9 at position 13\)"):
+    good = b"\xef\xbb\xbf" + line.encode() + b"\r\n"
+    source.write_bytes(good + line.encode("latin-1", "replace") + b"\r\n")
+    with pytest.raises(UserError, match=r"line 2: is not JSON \(.*0xe9 in position 12"):
         select(source)
-    select(source, "--skip-bad", "--output", tmp_path / "k.jsonl")
+    source.write_bytes(good)
+    select(source, "--output", tmp_path / "k.jsonl")
     assert rows_of(tmp_path / "k.jsonl")[0]["prompt"] == "é\u2028"
 
 
@@ -170,9 +162,7 @@ VALUES = {
     "date": (DAY, "2026-01-02"),
     "time": (datetime.datetime(2026, 1, 2, 3, 4, 5, 6), "2026-01-02T03:04:05.000006"),
     "decimal": (decimal.Decimal("0.50"), 0.5),
-    "long decimal": (decimal.Decimal("0.12345678901234567891"), None),
     "NaN": (float("nan"), [None]),
-    "infinity": (float("inf"), None),
     "bytes": (b"\x89PNG", None),
     "bytes in a struct in a list": ([{"path": "a", "bytes": b"\x89PNG"}], None),
     "a struct": ({"a": {"b": DAY}}, {"a": {"b": "2026-01-02"}}),
@@ -191,7 +181,7 @@ def test_jsonl_holds_a_value_exactly_or_is_refused_and_parquet_keeps_its_type(tm
     for name, (_, expected) in VALUES.items():
         pq.write_table(table.select(["prompt", "reward", name]), source)
         if expected is None:
-            with pytest.raises(UserError, match=rf"{name}.* holds .*Write Parquet"):
+            with pytest.raises(UserError, match=r"JSON cannot hold .*Write Parquet"):
                 select(source, "-m", 2, "--output", tmp_path / "k.jsonl")
         else:
             select(source, "-m", 2, "--output", tmp_path / "k.jsonl", "--force")
@@ -250,28 +240,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_reading(tmp_path, sour
 
 def test_it_is_a_filter():
     lines = "".join(json.dumps(row) + "\n" for row in rollouts("a", [1, 2, 3]))
-    result = select("-", "-m", 2, "--output", "-", stdin=lines)
-    assert [json.loads(line)["reward"] for line in result.stdout.splitlines()] == [1, 3]
-    assert "1 group," in result.stderr
-
-
-def test_data_sets_of_the_hub_are_read(tmp_path, monkeypatch):
-    import datasets
-
-    there = datasets.Dataset.from_list([*rollouts("a", [3, 1, 2]), {"prompt": "a", "reward": None}])
-
-    def load(name, split):
-        """Replaces the hub."""
-        if (name, split) != ("me/rollouts", "train"):
-            raise ValueError(f"no {name} with {split}")
-        return there
-
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    select("hf://me/rollouts", "-m", 2, "--output", tmp_path / "k.jsonl")
-    assert [row["id"] for row in rows_of(tmp_path / "k.jsonl")] == ["a0", "a1"]
-    for words, message in {
-        ("hf://me/gone",): "no me/gone", ("hf://me/rollouts", "--split", "test"): "cannot read split test",
-        ("hf://me/a/b",): "hf://owner/name", ("hf://me/rollouts", "--output", "hf://a/b"): "expected a file",
-    }.items():  # fmt: skip
-        with pytest.raises(UserError, match=message):
-            select(*words)
+    words = [sys.executable, "-m", "pods_rl", "select", "-", "-m", "2", "--output", "-"]
+    done = subprocess.run(words, input=lines, capture_output=True, text=True, check=True)
+    assert [json.loads(line)["reward"] for line in done.stdout.splitlines()] == [1, 3]
+    assert "1 group," in done.stderr

@@ -56,21 +56,6 @@ def test_no_file_takes_the_number_of_a_closed_stream(tmp_path):
     assert len((tmp_path / "k.jsonl").read_text().splitlines()) == 2
 
 
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("pods select - <&-", "Standard input is closed"),
-        ("pods select r.jsonl --output - >&-", "standard output is closed"),
-    ],
-)
-def test_select_says_which_stream_is_closed(tmp_path, monkeypatch, command, message):
-    monkeypatch.chdir(tmp_path)
-    done = shell(command)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
 @pytest.mark.parametrize("command", ["recipes", "--version", "train --help", "tasks"])
 def test_a_reader_that_goes_away_ends_it_as_sigpipe_does(command):
     for unbuffered in ("", "1"):

@@ -29,7 +29,7 @@ def one_line(text: str) -> str:
 )
 def test_a_dry_run_shows_the_plan_and_what_is_missing(command):
     output = one_line(pods(*command, "--dry-run").output)
-    assert "rollouts a prompt" in output
+    assert "rollouts generated" in output
     assert f"Note: {NEEDS}" in output
 
 

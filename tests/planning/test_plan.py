@@ -77,10 +77,10 @@ CHEAP = Prices(step=0.07, rollout=0.0001, row=0.004)
 HARD = (0.02, 0.05, 0.1, 0.02, 0.05, 0.1)
 
 
-def planned(pool: Pool, prices: Prices, spread: float = 0.0, timed: bool = True):
+def planned(pool: Pool, prices: Prices, spread: float = 0.0):
     simulated = partial(simulate, pool=pool, rows=16)
     found = model([Setting(16, 16), Setting(64, 16), Setting(32, 16)], simulated, prices)
-    times = [(one.modelled * (1 - spread), one.modelled * (1 + spread)) if timed else () for one in found]
+    times = [(one.modelled * (1 - spread), one.modelled * (1 + spread)) for one in found]
     found = [replace(one, times=time) for one, time in zip(found, times, strict=True)]
     return decide(found, pool, simulated, prices, {"plan": "a test"})
 
@@ -107,11 +107,5 @@ def test_grpo_is_kept_where_the_gain_is_not_certain(pool: Pool, prices: Prices, 
 
 @pytest.mark.parametrize("groups", [[[1.0] * 8, [1.0] * 8], [[0.0] * 8], [[0.0], [1.0]], [[1.0, math.nan], [0.0]]])
 def test_equal_rewards_of_each_prompt_are_no_information_whatever_they_are(groups) -> None:
-    for timed in (True, False):
-        found = planned(Pool(groups), CHEAP, timed=timed)
-        assert found.reason == NO_INFORMATION
-        assert found.chosen in (None, found.candidates[0])
-
-
-def test_nothing_is_recommended_that_was_not_timed() -> None:
-    assert planned(pool_of(*HARD, rollouts=400), CHEAP, timed=False).chosen is None
+    found = planned(Pool(groups), CHEAP)
+    assert (found.reason, found.chosen) == (NO_INFORMATION, found.candidates[0])

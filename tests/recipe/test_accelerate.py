@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from pods_rl.errors import UserError
-from pods_rl.recipe import accelerate, accelerate_configs, check_accelerate
+from pods_rl.recipe import accelerate_configs, catalog, check_accelerate
 
 
 @pytest.mark.parametrize("options", [{"fsdp_version": 1}, {}])
@@ -18,10 +18,10 @@ def test_the_first_fsdp_is_refused(tmp_path, options):
 
 def test_a_configuration_that_cannot_run_here_is_refused(monkeypatch):
     shipped = accelerate_configs()
-    monkeypatch.setattr(accelerate, "find_spec", lambda name: None)
+    monkeypatch.setattr(catalog, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"zero2 needs deepspeed"):
         check_accelerate(shipped["zero2"], on_cpu=False)
-    monkeypatch.setattr(accelerate, "find_spec", lambda name: name)
+    monkeypatch.setattr(catalog, "find_spec", lambda name: name)
     check_accelerate(shipped["zero2"], on_cpu=False)
     with pytest.raises(UserError, match=r"zero3.*GPUs only"):
         check_accelerate(shipped["zero3"], on_cpu=True)

@@ -27,7 +27,7 @@ def bomb(form: str) -> str:
     ("key", "value", "converted"),
     [
         ("learning_rate", "1e-6", 1e-6),  # YAML 1.1 reads this as text
-        ("learning_rate", 1, 1),
+        ("learning_rate", 1, 1.0),
         ("max_steps", 1e3, 1000),
         ("bf16", None, None),
         ("skip_zero_advantage_steps", None, None),  # PODSConfig then decides

@@ -37,8 +37,6 @@ app = typer.Typer(
         "token_normalize_func": lambda name: name.replace("_", "-"),  # options take both spellings
     },
 )
-_ANY_KEY = {"allow_extra_args": True, "ignore_unknown_options": True}
-_RECIPE = "[RECIPE] [OPTIONS] [--KEY VALUE]..."
 _KEYS = "[OPTIONS] [--KEY VALUE]..."
 _RECIPE = f"[RECIPE] {_KEYS}"
 

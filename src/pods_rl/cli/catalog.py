@@ -12,12 +12,15 @@ from typer import Argument, Option
 
 from ..engines.trl.batching import counted
 from ..errors import UserError
-from ..text import console, plain_text, safe_text
+from ..recipe import Origin, accelerate_configs, build_recipe, shipped_arms, shipped_recipes
+from ..recipe.catalog import read_arm
+from ..recipe.fields import parse_overrides
+from ..text import console, plain_text, safe_text, short, suggest
+from ..yaml_files import dump_yaml
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..tasks import Task
 
 _REFUSALS_SHOWN = 10
 
@@ -43,11 +46,6 @@ def recipes(
       pods recipes gsm8k-qwen2.5-3b-pods
       pods recipes --path zero2
     """
-    from ..recipe import accelerate_configs, shipped_arms, shipped_recipes
-    from ..recipe.catalog import read_arm
-    from ..text import short, suggest
-    from ..yaml_files import dump_yaml
-
     arms, files = shipped_arms(), shipped_recipes() | accelerate_configs()
     if name is None:
         if path:
@@ -65,8 +63,6 @@ def recipes(
 
 
 def _list_recipes() -> None:
-    from ..recipe import accelerate_configs, shipped_arms, shipped_recipes
-
     arms: dict[Path, list[str]] = {}
     for file, arm in shipped_arms().values():
         arms.setdefault(file, []).append(arm)
@@ -121,9 +117,6 @@ def check(words: Annotated[list[str], Argument(metavar="NAME... [--KEY VALUE]...
       pods tasks check gsm8k math --data_dir data
       pods tasks check dataset --dataset_name mine.jsonl --dataset_test_name test.jsonl
     """
-    from ..recipe import Origin, build_recipe
-    from ..recipe.fields import parse_overrides
-
     names: list[str] = []
     keys = {"model_name_or_path": "any/policy", **parse_overrides(words, names)}
     recipes = [build_recipe({"max_steps": 1}, Origin("pods tasks check"), {"task": name, **keys}) for name in names]
@@ -136,7 +129,7 @@ def _check_task(settings: Mapping[str, Any], out: Console) -> bool:
     """Check one task and print the result; return whether all its gold answers are accepted."""
     from ..distributed.processes import quiet_libraries
     from ..tasks import load_task
-    from ..tasks.task import shared_prompts
+    from ..tasks.task import check_split, shared_prompts
 
     quiet_libraries()
     out.print(f"[bold]{safe_text(settings['task'])}[/bold]")
@@ -147,22 +140,17 @@ def _check_task(settings: Mapping[str, Any], out: Console) -> bool:
         out.print(f"  [red]not loaded:[/red] {safe_text(error)}")
         return False
     out.print(f"  version {safe_text(task.version)}")
-    sound = [_check_split(task, split, out) for split in ("train", "test")]
+    sound = True
+    for split in ("train", "test"):
+        with out.status(f"{split}: grading"):
+            found = check_split(task, split)
+        out.print(
+            f"  {split:<5} {found.prompts:>5} prompts, {found.accepted:>5} gold answers accepted, "
+            f"{len(found.refused)} not, {found.unknown} unknown, mean reward {found.reward:.4g}"
+        )
+        for row, gold in found.refused[:_REFUSALS_SHOWN]:
+            out.print(f"        row {row} (counted from 1): [red]not accepted:[/red] {safe_text(repr(gold))}")
+        sound = sound and not found.refused
     if shared := shared_prompts(task):
         out.print(f"  [yellow]note:[/yellow] {counted(shared, 'test prompt')} also in the training split")
-    return all(sound)
-
-
-def _check_split(task: Task, split: str, out: Console) -> bool:
-    from ..tasks.task import check_split
-
-    with out.status(f"{split}: grading"):
-        found = check_split(task, split)
-    colour = "red" if found.refused else "green"
-    out.print(
-        f"  {split:<5} {found.prompts:>5} prompts, [{colour}]{found.accepted:>5} gold answers accepted[/{colour}], "
-        f"{len(found.refused)} not, {found.unknown} unknown, mean reward {found.reward:.4g}"
-    )
-    for row, gold in found.refused[:_REFUSALS_SHOWN]:
-        out.print(f"        row {row} (counted from 1): not accepted: {safe_text(repr(gold))}")
-    return not found.refused
+    return sound

@@ -5,22 +5,23 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
-from ..distributed.signals import stop_on_signals
+from ..distributed.signals import ignore_signals, stop_on_signals
 from ..distributed.streams import outlive_output
 from ..engines.trl.batching import counted
 from ..errors import UserError
-from ..runs.files import LOG, check_output
+from ..experiment import Event, Experiment, load_experiment, run_experiment
+from ..runs.files import LOG, check_output, read_mapping
 from ..text import console, safe_text
-from .train import DryRun, Force, check_engine, named_recipe, note_missing, show_plan
-
-if TYPE_CHECKING:
-    from ..experiment import Event, Experiment
+from ..yaml_files import dump_yaml
+from .train import DryRun, Force, check_engine, named_recipe, note_missing, show_plan, stoppable
 
 _NEXT = """\
 More seeds settle more: repeat the command with --seeds; finished runs are kept.
@@ -40,7 +41,7 @@ def compare(
     baseline: Annotated[str | None, Option(help="The arm to compare the others with.")] = None,
     force: Annotated[bool, Option("--force", help="Repeat finished runs whose recipe has changed.")] = False,
     parallel: Annotated[
-        int, Option(help="Number of runs at the same time, each on its own GPU; on a CPU, set threads.")
+        int, Option(min=1, help="Number of runs at the same time, each on its own GPU; on a CPU, set threads.")
     ] = 1,
     dry_run: DryRun = False,
 ) -> None:
@@ -54,7 +55,6 @@ def compare(
       pods compare --config quickstart --seeds 8 --output runs/eight-seeds
       pods compare --config mine.yaml --max_seconds 600
     """
-    from ..experiment import load_experiment, run_experiment
     from .board import Board
 
     named, keys = named_recipe(context.args, config)
@@ -63,6 +63,10 @@ def compare(
     given = {"seeds": seeds, "baseline": baseline}
     experiment = load_experiment(named, keys | {key: value for key, value in given.items() if value is not None})
     output = output or Path("runs") / experiment.name
+    # in another process, since torch would keep memory of the GPU until this one ends
+    checker = ProcessPoolExecutor(1, get_context("spawn"), initializer=ignore_signals)
+    with stoppable(), console().status("checking the recipe of each arm"), checker:
+        checker.submit(_check_arms, experiment).result()
     if dry_run:
         _show(experiment)
         return
@@ -90,13 +94,16 @@ def _next(output: Path) -> str:
     return f"{'watch':<12}pods watch {place}\n{'report':<12}pods report {place}"
 
 
+def _check_arms(experiment: Experiment) -> None:
+    """Raise UserError if TRL, transformers, PEFT or torch reject the recipe of an arm."""
+    for run in experiment.plan()[: len(experiment.arms)]:
+        check_engine(run.recipe, experiment.processes)
+
+
 def _show(experiment: Experiment) -> None:
     """Print what each arm sets and does, and how many runs there are."""
-    from ..yaml_files import dump_yaml
-
     out, plan = console(), experiment.plan()
     for run in plan[: len(experiment.arms)]:
-        check_engine(run.recipe, experiment.processes)
         out.print(f"[bold]{safe_text(run.arm)}[/bold]{'  (the baseline)' * (run.arm == experiment.baseline)}")
         for line in dump_yaml(experiment.arms[run.arm]).splitlines() if experiment.arms[run.arm] else []:
             out.print(f"{'sets':<20} {safe_text(line)}")
@@ -203,7 +210,5 @@ def _check_folder(folder: Path, csv: Path | None, force: bool) -> None:
 
 
 def _declared_baseline(directories: Sequence[Path]) -> str:
-    from ..runs.files import read_mapping
-
     declared = read_mapping(directories[0] / "experiment.yaml") if len(directories) == 1 else {}
     return str(declared.get("baseline", "grpo"))

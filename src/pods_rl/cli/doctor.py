@@ -10,6 +10,7 @@ from pathlib import Path
 import typer
 
 from ..errors import UserError
+from ..recipe import load_recipe
 from ..text import console, safe_text
 from .train import Config, named_recipe, show_plan
 
@@ -32,8 +33,6 @@ def doctor(context: typer.Context, config: Config = None) -> None:
       pods doctor
       pods doctor tiny-pods --num_rollouts 128
     """
-    from ..recipe import load_recipe
-
     named, keys = named_recipe(context.args, config)
     if named is None and keys:
         raise UserError("Missing recipe. Pass a name or a file: pods doctor tiny-pods --num_rollouts 128")

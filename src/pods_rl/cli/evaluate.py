@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer import Option
@@ -16,13 +16,13 @@ from ..distributed import get_rank
 from ..distributed.streams import outlive_output
 from ..engines.trl.batching import counted
 from ..errors import UserError
-from ..runs.files import open_own
+from ..recipe import Origin, Recipe, build_recipe, load_recipe
+from ..recipe.fields import parse_overrides
+from ..runs import Run
+from ..runs.checkpoints import last_good, verify
+from ..runs.files import CHECKPOINTS, open_own
 from ..text import console, safe_text
 from .train import Config, stoppable
-
-if TYPE_CHECKING:
-    from ..recipe import Recipe
-    from ..runs import Run
 
 RESULTS = "results.jsonl"
 
@@ -57,7 +57,6 @@ def evaluate(
       pods eval --model tiny --task_difficulty hard
       pods eval --model Qwen/Qwen2.5-3B-Instruct --adapter runs/lora/checkpoints/final --task gsm8k
     """
-    from ..recipe.fields import parse_overrides
     from ..rewards import check_rewards
 
     recipe, model, adapter = _find_policy(run, model, adapter, config, parse_overrides(context.args))
@@ -97,10 +96,6 @@ def _find_policy(
     run: Path | None, model: str | None, adapter: str | None, config: str | None, keys: dict[str, Any]
 ) -> tuple[Recipe, str, str | None]:
     """Return the recipe with the task, and the policy's model and adapter."""
-    from ..recipe import build_recipe, load_recipe
-    from ..runs import Run
-    from ..yaml_files import Origin
-
     if adapter is not None and model is None:
         raise UserError("--adapter needs its base model: add --model BASE.")
     if run is None and model is None:
@@ -123,9 +118,6 @@ def _find_policy(
 
 def _last_policy(run: Run) -> Path:
     """Return the final policy of a run, or else its last complete checkpoint."""
-    from ..runs.checkpoints import last_good, verify
-    from ..runs.files import CHECKPOINTS
-
     final = run.final_checkpoint
     problems = verify(final) if final else []
     if final and not problems:

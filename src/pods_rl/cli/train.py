@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer import Option
 
-from ..distributed import get_rank, get_world_size
+from ..distributed import get_rank, get_world_size, is_launched
 from ..distributed.signals import Stop, exit_code, stop_on_signals
-from ..errors import UserError
-from ..text import console, plain_text, safe_text
-from .starting import Launch, find_launch, last_words, launch_run, loaded_trainer
-
-if TYPE_CHECKING:
-    from ..engines.trl.batching import BatchPlan
-    from ..recipe import Recipe
-
+from ..distributed.streams import outlive_output
+from ..engines.trl.batching import BatchPlan
+from ..errors import Interrupted, UserError
+from ..recipe import Recipe, accelerate_processes, check_accelerate, explain, find_accelerate_config, load_recipe
+from ..recipe.fields import parse_overrides
+from ..recipe.schema import fields
+from ..runs import Run, RunInUseError, RunWriter
+from ..runs.files import LOG
+from ..text import console, plain_text, safe_text, short, suggest
 
 Config = Annotated[
     str | None,
@@ -28,7 +30,7 @@ Config = Annotated[
 ]
 Processes = Annotated[
     int | None,
-    Option("--num_processes", metavar="K", min=1, help="Use K processes on this machine, started through accelerate."),
+    Option("--num_processes", metavar="K", min=1, max=1024, help="Use K processes, started through accelerate."),
 ]
 AccelerateConfig = Annotated[
     str | None,
@@ -78,14 +80,13 @@ def train(
       pods train --output runs/mine --resume
       pods train --explain num_rollouts
     """
-    from ..recipe import load_recipe
     from ..training.resume import newest_run
 
     if explain is not None:
         _show_key(explain)
         return
     with stoppable() as stop:
-        launch = find_launch(num_processes, accelerate_config)
+        launch = _find_launch(num_processes, accelerate_config)
         named, keys = named_recipe(context.args, config, resumed=output if resume else None)
         if named is None:
             raise UserError("Missing recipe. Pass a name that `pods recipes` lists, or a file: pods train tiny-pods")
@@ -100,11 +101,11 @@ def train(
         output = output or (newest_run(recipe) if resume else _default_output(recipe))
         again = {"resume": resume, "allow_changed_recipe": allow_changed_recipe}
         _check_output(recipe, output, launch, **again)
-        with last_words(output, launch):
+        with _last_words(output, launch):
             if launch:
-                status = launch_run(launch, named, keys, output, again, stop)
+                status = _launch_run(launch, named, keys, output, again, stop)
             else:
-                status = loaded_trainer(recipe, output)(recipe, output, stop=stop, **again).status
+                status = _train_here(recipe, output, again, stop)
         if code := exit_code(status, default=stop.code):
             raise typer.Exit(code)
 
@@ -130,10 +131,6 @@ def named_recipe(
         config: a name or a file (--config). Without it, a word alone names the recipe.
         resumed: the run whose recipe is used if none is named.
     """
-    from ..recipe.fields import parse_overrides
-    from ..runs import Run
-    from ..text import short
-
     stray: list[str] = []
     keys = parse_overrides(words, stray)
     if config is None and stray:
@@ -155,7 +152,7 @@ def show_plan(plan: BatchPlan) -> None:
 
 
 def check_engine(recipe: Recipe, processes: int | None = None) -> None:
-    """Raise UserError if TRL, transformers, PEFT or torch reject the recipe; unless one that it needs is missing."""
+    """Raise UserError if TRL, transformers, PEFT or torch reject the recipe. Does nothing if it needs a missing one."""
     if recipe.missing_library is None:
         from ..training.trainer import check_engine as check
 
@@ -169,10 +166,6 @@ def note_missing(recipe: Recipe) -> None:
 
 
 def _show_key(key: str) -> None:
-    from ..recipe import explain
-    from ..recipe.schema import fields
-    from ..text import suggest
-
     key = key.lstrip("-").replace("-", "_")
     if key not in fields():
         raise UserError(f"Unknown recipe key {key}.{suggest(key, fields())}")
@@ -181,10 +174,8 @@ def _show_key(key: str) -> None:
 
 def _check_machine(recipe: Recipe, launch: Launch | None) -> None:
     """Raise UserError, before torch and the model are loaded, if the recipe cannot train here."""
-    from ..recipe import check_accelerate
     from ..rewards import check_rewards
 
-    recipe.check_installed()
     recipe.check_reachable()
     if launch:  # each process checks its rewards itself
         check_accelerate(launch.config, on_cpu=bool(recipe.values.get("use_cpu")))
@@ -202,7 +193,6 @@ def _check_output(
     recipe: Recipe, output: Path, launch: Launch | None, *, resume: bool, allow_changed_recipe: bool
 ) -> None:
     """Raise UserError, before torch and the model are loaded, if the run cannot use this directory."""
-    from ..runs import RunWriter
     from ..training.resume import find_start
 
     if resume:
@@ -212,3 +202,95 @@ def _check_output(
         with RunWriter(output, resume=resume) as writer:
             if launch and resume:  # otherwise the status of the earlier run would decide the exit code
                 writer.write_status("running", reason="loading")
+
+
+# -- starting a run ---------------------------------------------------------------------------------------------------
+
+
+class Launch(NamedTuple):
+    """The number of processes to start, and their accelerate configuration."""
+
+    processes: int
+    config: Path
+    name: str = "ddp"
+
+
+def _find_launch(processes: int | None, config: str | None) -> Launch | None:
+    """Return what to start through accelerate; None if neither option is given.
+
+    Raises UserError for an unknown configuration, or if a launcher has started this process.
+    """
+    if processes is None and config is None:
+        return None
+    if is_launched():
+        raise UserError(
+            f"A launcher has already started this process (WORLD_SIZE = {get_world_size()}): remove "
+            "--num_processes and --accelerate_config, or start `pods train` by itself."
+        )
+    path = find_accelerate_config(config or "ddp")
+    return Launch(processes or accelerate_processes(path), path, config or "ddp")
+
+
+def _train_here(recipe: Recipe, output: Path, again: Mapping[str, bool], stop: Stop) -> Mapping[str, Any]:
+    """Train in this process; return the last status of the run. The import of torch takes seconds and is logged.
+
+    With several processes, each one checks the recipe when it builds its trainer.
+    """
+    from ..training.progress import Progress, label_of
+
+    with outlive_output(output / LOG), Progress(label_of(output)) if get_rank() == 0 else nullcontext() as shown:
+        if shown:
+            shown.begin("importing torch")
+        from ..training.run import train as train_run
+
+        if not is_launched():
+            check_engine(recipe)
+    return train_run(recipe, output, stop=stop, **again).status
+
+
+@contextmanager
+def _last_words(output: Path, launch: Launch | None) -> Iterator[None]:
+    """At the end, also after an error, print the directory of the run, how to resume it and what to do next."""
+    from ..distributed.launch import LAUNCHED
+    from ..training.progress import label_of
+    from ..training.resume import last_lines
+
+    try:
+        yield
+    finally:
+        if get_rank() == 0 and LAUNCHED not in os.environ:
+            options = f" --num_processes {launch.processes} --accelerate_config {launch.name}" if launch else ""
+            several = f"{label_of(output)}: " if launch or get_world_size() > 1 else ""
+            with outlive_output(output / LOG):
+                for line in last_lines(output, options):
+                    console().print(f"{several}{safe_text(line)}")
+
+
+def _launch_run(
+    launch: Launch, recipe: str, keys: Mapping[str, str | bool], output: Path, again: Mapping[str, bool], stop: Stop
+) -> Mapping[str, Any]:
+    """Train with `pods train` in several processes; return the last status of the run."""
+    from ..distributed.launch import launch as start
+
+    words = ["train", "--config", recipe, "--output", str(output)]
+    words += [f"--{name}" for name, wanted in again.items() if wanted]
+    words += [f"--{key}={'true' if value is True else value}" for key, value in keys.items()]
+    failure = None
+    with stop.later(), outlive_output(output / LOG):
+        with suppress(Interrupted):  # before the processes started
+            failure = start(words, launch.config, launch.processes, stop)
+        stop.over()
+        state, stopped = Run(output).state, stop.reason
+        if state == "finished" or (stopped and state != "failed"):
+            failure = None
+        if failure or (stopped and state not in ("finished", "stopped")):
+            end, reason = ("failed", failure.reason) if failure else ("stopped", str(stopped))
+            with suppress(RunInUseError), RunWriter(output, resume=True) as writer:
+                writer.write_end(end, reason)
+        if failure:
+            console(stderr=True).print(f"[red]Error:[/red] {safe_text(failure.reason)}")
+            console(stderr=True).print(safe_text(failure.details), end="")
+            raise typer.Exit(failure.code)
+        if stopped and state != "finished":
+            console(stderr=True).print(f"Stopped: {stopped}. Finished work is kept in {safe_text(output)}.")
+    return Run(output).status

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ..report.live import LivePage
 
 _LOOPBACK = "127.0.0.1"
-_PORT = 8760
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'",  # the page itself adds the rest, and no-referrer
@@ -35,7 +34,7 @@ _HEADERS = {
 
 def watch(
     directory: Annotated[Path, Argument(help="A run or an experiment; it may begin later.")],
-    port: Annotated[int | None, Option(min=0, max=65535, help=f"0: a free one. [default: {_PORT}]")] = None,
+    port: Annotated[int, Option(min=0, max=65535, help="0: a free one.")] = 8760,
     no_browser: Annotated[bool, Option("--no_browser", help="Print the address only.")] = False,
     baseline: Annotated[str | None, Option(help="The arm to compare with. [default: as pods report]")] = None,
 ) -> None:
@@ -68,15 +67,12 @@ def watch(
         raise typer.Exit(stop.code)
 
 
-def _server(page: LivePage, port: int | None) -> ThreadingHTTPServer:
-    """Return a server of the page on a port; by default on the usual port, or on a free one if it is taken."""
-    pages = type("Pages", (_Pages,), {"live": page})
+def _server(page: LivePage, port: int) -> ThreadingHTTPServer:
+    """Return a server of the page on a port."""
     try:
-        return ThreadingHTTPServer((_LOOPBACK, _PORT if port is None else port), pages)
+        return ThreadingHTTPServer((_LOOPBACK, port), type("Pages", (_Pages,), {"live": page}))
     except OSError as error:
-        if port is not None:
-            raise UserError(f"--port {port} cannot be used: {error.strerror}. Give another, or 0.") from error
-        return ThreadingHTTPServer((_LOOPBACK, 0), pages)
+        raise UserError(f"--port {port} cannot be used: {error.strerror}. Give another, or --port 0.") from error
 
 
 class _Pages(BaseHTTPRequestHandler):

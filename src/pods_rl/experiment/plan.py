@@ -16,7 +16,7 @@ from ..text import describe
 from ..yaml_files import Origin, YAMLError, dump_yaml, parse_value, read_yaml
 
 HEAD = "# pods compare: the experiment of this directory\n"  # how a stored experiment begins
-_MOST_RUNS = 1000  # each is a process of its own
+_MOST_SEEDS = 1000
 _OVERRIDES = ("baseline", "seeds", "accelerate")  # of an experiment itself, from the command line
 
 
@@ -38,8 +38,8 @@ class Experiment:
     """Arms (a name and the recipe keys that it sets) over one base recipe, each with every seed."""
 
     name: str
-    base: Mapping[str, Any]
-    arms: Mapping[str, Mapping[str, Any]]
+    base: dict[str, Any]
+    arms: dict[str, dict[str, Any]]
     seeds: tuple[int, ...]
     baseline: str
     source: str
@@ -48,30 +48,28 @@ class Experiment:
     @property
     def processes(self) -> int:
         """Processes of each run: 1, or as many as its accelerate configuration starts."""
-        if self.accelerate is None:
-            return 1
-        return accelerate_processes(find_accelerate_config(self.accelerate))
+        return accelerate_processes(find_accelerate_config(self.accelerate)) if self.accelerate else 1
 
     def plan(self) -> list[PlannedRun]:
         """Return every run in order: all arms with the first seed, then all with the next. So the arms of a seed train
         close in time, under the same load of the machine. Raises UserError if any recipe is wrong."""
-        return [PlannedRun(arm, seed, self._recipe(arm, seed)) for seed in self.seeds for arm in self.arms]
+        processes = self.processes
+        return [
+            PlannedRun(
+                arm, seed, build_recipe(self.base | keys | {"seed": seed}, self._origin(arm), processes=processes)
+            )
+            for seed in self.seeds
+            for arm, keys in self.arms.items()
+        ]
 
     def to_yaml(self) -> str:
         """Return the text of ``experiment.yaml``; loading it gives an equal experiment."""
-        settings = {
-            "name": self.name,
-            "baseline": self.baseline,
-            "accelerate": self.accelerate,
-            "arms": {name: dict(keys) for name, keys in self.arms.items()},
-            "seeds": list(self.seeds),
-            "base": dict(self.base),
-        }
-        return HEAD + dump_yaml({key: value for key, value in settings.items() if value is not None})
+        settings = {"name": self.name, "baseline": self.baseline, "accelerate": self.accelerate}
+        given = {key: value for key, value in settings.items() if value is not None}
+        return HEAD + dump_yaml({**given, "arms": self.arms, "seeds": list(self.seeds), "base": self.base})
 
-    def _recipe(self, arm: str, seed: int) -> Recipe:
-        values = {**self.base, **self.arms[arm], "seed": seed}
-        return build_recipe(values, Origin(f"{self.source}, arm {arm}"), processes=self.processes)
+    def _origin(self, arm: str) -> Origin:
+        return Origin(f"{self.source}, arm {arm}")
 
 
 def load_experiment(path_or_name: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
@@ -107,45 +105,30 @@ def build_experiment(
             f"{source.where('baseline')}baseline: {describe(baseline)} is not an arm: expected one of "
             f"{', '.join(arms)}."
         )
-    _convert(overrides, base)
+    for key, word in overrides.items():  # values of the right type, for experiment.yaml
+        try:
+            base[key] = fields()[key].parse(word) if key in fields() and isinstance(word, str) else word
+        except ValueError as error:
+            raise UserError(f"--{key}: {error}") from None
     name = values.get("name") or Path(source.name).stem
     if not isinstance(name, (str, int)) or Path(str(name)).name != str(name):
         raise UserError(f"{source.where('name')}name: got {describe(name)}, expected the name of a directory.")
-    seeds = _seeds(values.get("seeds", 1), source)
     accelerate = values.get("accelerate")
-    if accelerate is not None and not isinstance(accelerate, str):
-        where = source.where("accelerate")
-        raise UserError(f"{where}accelerate: got {describe(accelerate)}, expected a name, such as zero2, or a path.")
     if accelerate is not None:
-        find_accelerate_config(accelerate)
-    if len(arms) * len(seeds) > _MOST_RUNS:
-        raise UserError(
-            f"{source.name}: {len(arms)} arms x {len(seeds)} seeds give {len(arms) * len(seeds):,} runs: expected at "
-            f"most {_MOST_RUNS:,}. Lower seeds, or make several experiments."
-        )
-    return Experiment(str(name), base, arms, seeds, baseline, source.name, accelerate)
+        find_accelerate_config(str(accelerate))
+    return Experiment(str(name), base, arms, _seeds(values.get("seeds", 1), source), baseline, source.name, accelerate)
 
 
 def _seeds(seeds: Any, source: Origin) -> tuple[int, ...]:
     if isinstance(seeds, str):
         with suppress(YAMLError):  # refused below, as text
             seeds = parse_value(seeds)
-    if type(seeds) is int and 1 <= seeds <= _MOST_RUNS:
+    if type(seeds) is int and 1 <= seeds <= _MOST_SEEDS:
         return tuple(range(1, seeds + 1))
-    good = isinstance(seeds, list) and 0 < len(seeds) <= _MOST_RUNS
+    good = isinstance(seeds, list) and 0 < len(seeds) <= _MOST_SEEDS
     if not good or not all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds) or len({*seeds}) < len(seeds):
         raise UserError(
             f"{source.where('seeds')}seeds: got {describe(seeds)}, expected their number (5 gives 1 to 5, at most "
-            f"{_MOST_RUNS:,}), or a list of different whole numbers from 0 to 4294967295."
+            f"{_MOST_SEEDS:,}), or a list of different whole numbers from 0 to 4294967295."
         )
     return tuple(seeds)
-
-
-def _convert(overrides: Mapping[str, Any], base: dict[str, Any]) -> None:
-    """Add keys of the command line to the base, as values of the right type for experiment.yaml."""
-    for key, word in overrides.items():
-        known = fields().get(key)
-        try:
-            base[key] = known.parse(word) if known is not None and isinstance(word, str) else word
-        except ValueError as error:
-            raise UserError(f"--{key}: {error}") from None

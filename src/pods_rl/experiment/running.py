@@ -6,15 +6,16 @@ A process per run gives every run the same clean state; a crash or an out-of-mem
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
-from signal import SIGTERM
-from threading import Event as Flag
 from threading import Lock
 from typing import Literal
 
@@ -23,14 +24,14 @@ from ..errors import UserError
 from ..recipe import check_accelerate, find_accelerate_config
 from ..recipe.recipe import differences
 from ..runs import Run, RunInUseError, RunWriter, end_run, is_run, write_atomic
-from ..runs.files import begins_with, check_output
+from ..runs.files import LOG, begins_with, check_output, open_own
 from ..yaml_files import parse_yaml
 from .plan import HEAD, Experiment, PlannedRun
-from .process import LOG, Job, ask_to_end, in_progress, train_in_process, visible_gpus, why
 
 Kind = Literal["started", "skipped", "finished", "stopped", "failed"]
-Launch = Callable[[Job], int]
+Launch = Callable[["Job"], int]
 _POLL = 1.0  # seconds between signals to runs that are asked to end
+_in_progress: set[subprocess.Popen[bytes]] = set()
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,27 @@ class Event:
     position: int
     total: int
     reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to start: the recipe's file, the run's directory, its launcher and environment.
+
+    ``accelerate``: the configuration to launch several processes with; None: one process.
+    ``environment``: variables to add to those of this process.
+    """
+
+    config: Path
+    output: Path
+    accelerate: Path | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def command(self) -> list[str]:
+        words = ["train", "--config", str(self.config), "--output", str(self.output)]
+        if self.accelerate is not None:
+            words += ["--accelerate_config", str(self.accelerate)]
+        return [sys.executable, "-m", "pods_rl", *words]
 
 
 def run_experiment(
@@ -60,20 +82,26 @@ def run_experiment(
     the others. A run that another process still makes, as after a kill of an earlier call, counts as failed.
 
     Args:
-        on_event: called as runs start and end, one call at a time.
+        on_event: called as runs start and end, one call at a time, in other threads.
         force: make finished runs again if their recipe has changed, rather than raise.
         parallel: runs at the same time, each on its own GPU if there are enough. On a CPU they share the cores:
             set ``threads``.
-        launch: makes a run and returns the exit code; by default a `pods train`.
+        launch: makes a run and returns the exit code; by default a `pods train`. Called in other threads.
 
     Raises:
         UserError: a recipe is wrong, a finished run has another recipe, or another call is making this experiment;
             no run has started then.
-        KeyboardInterrupt: after the runs in progress have saved themselves.
+        KeyboardInterrupt: a signal arrived, and the runs in progress have saved themselves.
     """
     output, plan = Path(output), experiment.plan()
     _check(experiment, plan, output, parallel)
-    with _hold(output):
+    try:
+        holder = RunWriter(output, resume=True)  # the system releases its lock when this process ends
+    except RunInUseError as error:
+        raise UserError(
+            f"{output}: another `pods compare` is making this experiment. Wait for it, or choose another --output."
+        ) from error
+    with holder:
         finished = {run.path for run in plan if _is_finished(output / run.path, run, force=force)}
         try:
             (output / "configs").mkdir(exist_ok=True)
@@ -81,52 +109,37 @@ def run_experiment(
         except OSError as error:
             raise UserError(f"Cannot write to {output}: {error.strerror}. Choose another --output.") from error
         parallel = min(parallel, len(plan))
-        runner = _Runner(experiment, output, on_event, launch or train_in_process, parallel)
-
-        def make(position: int, run: PlannedRun) -> None:
-            if run.path in finished:
-                runner.report("skipped", position, run)
-            else:
-                runner.make(position, run)
-
-        _make_all(list(enumerate(plan, start=1)), make, parallel, runner.stopping)
+        runner = _Runner(experiment, output, on_event, launch or train_in_process, parallel, finished)
+        with ThreadPoolExecutor(parallel) as pool, stop_on_signals() as stop:
+            futures: list[Future[None]] = []
+            try:
+                futures.extend(pool.submit(runner.make, position, run) for position, run in enumerate(plan, start=1))
+                for future in as_completed(futures):
+                    future.result()
+            except BaseException:
+                runner.stopping = True
+                _end(futures, stop)
+                raise
     return dict(runner.counts)
 
 
 def _check(experiment: Experiment, plan: Sequence[PlannedRun], output: Path, parallel: int) -> None:
     """Raise UserError, before the first run starts, if the experiment cannot run."""
-    if parallel < 1:
-        raise UserError(f"parallel is {parallel}: expected 1 (one run after the other) or more.")
     if parallel > 1 and experiment.accelerate is not None:
         raise UserError(
             f"parallel is {parallel}, but each run takes {experiment.processes} processes "
             f"(accelerate: {experiment.accelerate}): remove --parallel."
         )
+    launcher = find_accelerate_config(experiment.accelerate) if experiment.accelerate else None
     for run in plan:
-        run.recipe.check_installed()
         run.recipe.check_reachable()
-        if experiment.accelerate is not None:
-            check_accelerate(
-                find_accelerate_config(experiment.accelerate), on_cpu=bool(run.recipe.values.get("use_cpu"))
-            )
+        if launcher:
+            check_accelerate(launcher, on_cpu=bool(run.recipe.values.get("use_cpu")))
     if is_run(output):
         raise UserError(f"{output} holds a single run: choose another --output for an experiment.")
     stored = output / "experiment.yaml"
     if stored.exists() and not (stored.is_file() and begins_with(HEAD)(stored)):
         check_output(stored, "--output", inputs=[Path(experiment.source)], force=None)
-
-
-@contextmanager
-def _hold(output: Path) -> Iterator[None]:
-    """Prevent other calls from making the same experiment; the system releases the lock when this process ends."""
-    try:
-        holder = RunWriter(output, resume=True)
-    except RunInUseError as error:
-        raise UserError(
-            f"{output}: another `pods compare` is making this experiment. Wait for it, or choose another --output."
-        ) from error
-    with holder:
-        yield
 
 
 def _is_finished(path: Path, run: PlannedRun, *, force: bool) -> bool:
@@ -147,9 +160,15 @@ class _Runner:
     """Makes runs, one at a time for each caller, and reports what happens to them."""
 
     def __init__(
-        self, experiment: Experiment, output: Path, on_event: Callable[[Event], None], launch: Launch, parallel: int
+        self,
+        experiment: Experiment,
+        output: Path,
+        on_event: Callable[[Event], None],
+        launch: Launch,
+        parallel: int,
+        finished: set[Path],
     ) -> None:
-        self._output, self._on_event, self._launch = output, on_event, launch
+        self._output, self._on_event, self._launch, self._finished = output, on_event, launch, finished
         self._total = len(experiment.arms) * len(experiment.seeds)
         self._accelerate = find_accelerate_config(experiment.accelerate) if experiment.accelerate else None
         gpus = visible_gpus() if self._accelerate is None else []
@@ -158,22 +177,25 @@ class _Runner:
             self._places.put({"CUDA_VISIBLE_DEVICES": gpus[place % len(gpus)]} if gpus else {})
         self._reporting = Lock()
         self.counts: Counter[Kind] = Counter()
-        self.stopping = Flag()
+        self.stopping = False
 
-    def report(self, kind: Kind, position: int, run: PlannedRun, reason: str | None = None) -> None:
+    def _report(self, kind: Kind, position: int, run: PlannedRun, reason: str | None = None) -> None:
         with self._reporting:
             if kind != "started":
                 self.counts[kind] += 1
             self._on_event(Event(kind, run, self._output / run.path, position, self._total, reason))
 
     def make(self, position: int, run: PlannedRun) -> None:
-        """Make a run; an error is reported and ends only this run."""
+        """Make a run that is not finished; an error is reported and ends only this run."""
+        if run.path in self._finished:
+            self._report("skipped", position, run)
+            return
         place, path = self._places.get(), self._output / run.path
         try:
             if is_run(path):
                 RunWriter(path, resume=True).close()  # raises if another process makes it
             _set_aside(path, self._output / ".attempts")
-            self.report("started", position, run)
+            self._report("started", position, run)
             kind, reason = self._train(run, path, place)
         except OSError as error:
             kind, reason = "failed", f"cannot write {error.filename or self._output}: {error.strerror or error}"
@@ -181,20 +203,16 @@ class _Runner:
             kind, reason = "failed", str(error)
         finally:
             self._places.put(place)
-        self.report(kind, position, run, reason)
+        self._report(kind, position, run, reason)
 
     def _train(self, run: PlannedRun, path: Path, environment: dict[str, str]) -> tuple[Kind, str | None]:
-        if self.stopping.is_set():
-            raise KeyboardInterrupt
         config = self._output / "configs" / f"{run.arm}-seed-{run.seed}.yaml"
         write_atomic(config, run.recipe.to_yaml())
-        try:
-            code = self._launch(Job(config, path, self._accelerate, environment))
-        except KeyboardInterrupt as interrupt:
-            end_run(path, "stopped", str(interrupt) or "interrupted")
-            raise
-        stopped = self.stopping.is_set()
-        end_run(path, "stopped" if stopped else "failed", "interrupted" if stopped else why(code, path / LOG))
+        code = self._launch(Job(config, path, self._accelerate, environment))
+        if self.stopping:
+            end_run(path, "stopped", "interrupted")
+        else:
+            end_run(path, "failed", _why(code, path / LOG))
         status = Run(path).status
         kind: Kind = status["state"]
         return kind, status.get("reason") if kind != "finished" else None
@@ -210,23 +228,22 @@ def _set_aside(path: Path, attempts: Path) -> None:
         os.replace(path, kept)
 
 
-def _make_all(
-    runs: Sequence[tuple[int, PlannedRun]], make: Callable[[int, PlannedRun], None], parallel: int, stopping: Flag
-) -> None:
-    """Make the runs, `parallel` at a time; on an interrupt, those in progress save themselves and end."""
-    if parallel == 1:
-        for position, run in runs:
-            make(position, run)
-        return
-    with ThreadPoolExecutor(parallel) as pool, stop_on_signals() as stop:
-        futures = [pool.submit(make, position, run) for position, run in runs]
-        try:
-            for future in as_completed(futures):
-                future.result()
-        except BaseException:
-            stopping.set()
-            _end(futures, stop)
-            raise
+def train_in_process(job: Job) -> int:
+    """Run `pods train` in its own process, which prints to ``log.txt`` of the run's directory; return the exit code."""
+    job.output.mkdir(parents=True, exist_ok=True)
+    with open_own(job.output / LOG, "wb") as log:
+        process = subprocess.Popen(
+            job.command,
+            env={**os.environ, "PYTHONSAFEPATH": "1", **job.environment},  # no file here shadows a module
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    _in_progress.add(process)
+    try:
+        return process.wait()
+    finally:
+        _in_progress.discard(process)
 
 
 def _end(futures: Sequence[Future[None]], stop: Stop) -> None:
@@ -236,12 +253,47 @@ def _end(futures: Sequence[Future[None]], stop: Stop) -> None:
     asked: set[object] = set()
 
     def pass_on(number: int, again: bool) -> None:
-        for process in list(in_progress):
-            if again or process not in asked:
+        for process in list(_in_progress):
+            if again and number == signal.SIGINT:
+                _kill(process)
+            elif again or process not in asked:
                 asked.add(process)
-                ask_to_end(process, number, again)
+                process.terminate()  # not SIGINT: a terminal has already sent it to the run, and a second one kills
 
     with stop.passed_to(pass_on):
-        pass_on(SIGTERM, False)
         while wait(futures, timeout=_POLL).not_done:
-            pass_on(SIGTERM, False)  # a run that started in the meantime
+            pass_on(signal.SIGTERM, False)  # a run that started in the meantime
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and those it started, which may have their own sessions."""
+    import psutil
+
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+    process.kill()
+
+
+def _why(code: int, log: Path) -> str:
+    """Return why a run without a reason in its status failed: its exit code, and the last line it printed."""
+    if code in (-9, 137):
+        return "killed by the system, perhaps out of memory"
+    lines: list[str] = []
+    with suppress(OSError):
+        lines = log.read_bytes()[-4096:].decode("utf-8", "replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f"exit code {code}: {last[:300]}" if last else f"exit code {code}"
+
+
+def visible_gpus() -> list[str]:
+    """Return the usable GPUs, named as in CUDA_VISIBLE_DEVICES; empty if there are none or it hides them."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return [name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1")]
+    try:
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [str(index) for index, _ in enumerate(line for line in done.stdout.splitlines() if line.startswith("GPU "))]

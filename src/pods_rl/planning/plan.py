@@ -213,10 +213,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Plan:
-    """The candidates, plain GRPO first; the recommended one, None if nothing was timed; why; and what was measured."""
+    """The candidates, plain GRPO first; the recommended one; why; and what was measured."""
 
     candidates: Sequence[Candidate]
-    chosen: Candidate | None
+    chosen: Candidate
     reason: str
     facts: Mapping[str, str]
 
@@ -226,12 +226,11 @@ class Plan:
         lines += ["", _row("n -> m", "prompts", "rollouts", "dead", "signal", "s/step", "timed", "signal/s")]
         for one in self.candidates:
             work, expected = one.expected.work, one.expected
-            timed = f"{one.seconds:.3g}" if one.times else ""
-            seconds = (f"{one.modelled:.3g}", timed, f"{one.rate:.3g}") if one.modelled else ()
+            seconds = (f"{one.modelled:.3g}", f"{one.seconds:.3g}" if one.times else "", f"{one.rate:.3g}")
             signal = (f"{work.prompts:g}", f"{work.rollouts:g}", f"{expected.dead:.0%}", f"{expected.signal:.2f}")
             lines.append(_row(one.setting.label, *signal, *seconds))
-        verdict = f"Recommended: {self.chosen.setting.label}. " if self.chosen else ""
-        return [*lines, "", *LIMITS.splitlines(), "", *_wrapped(verdict + self.reason)]
+        verdict = f"Recommended: {self.chosen.setting.label}. {self.reason}"
+        return [*lines, "", *LIMITS.splitlines(), "", *_wrapped(verdict)]
 
 
 def _row(first: str, *cells: str) -> str:
@@ -255,12 +254,10 @@ def decide(
 
     That is: the 5th percentile of the gain over resampled prompts and timed seconds. Otherwise keep GRPO.
     """
-    base, timed = candidates[0], [one for one in candidates if one.times]
+    base = candidates[0]
     if not pool.live:
-        return Plan(candidates, base if timed else None, NO_INFORMATION, facts)
-    if not timed:
-        return Plan(candidates, None, "Nothing was timed, so no setting is recommended.", facts)
-    best = max(timed, key=lambda one: one.rate)
+        return Plan(candidates, base, NO_INFORMATION, facts)
+    best = max((one for one in candidates if one.times), key=lambda one: one.rate)
     if best is base:
         return Plan(candidates, base, "No timed setting has more signal a second: keep GRPO.", facts)
     rng, gains = np.random.default_rng(0), []
@@ -279,15 +276,15 @@ def decide(
     return Plan(candidates, best, f"It has {gain}.", facts)
 
 
-def describe(pool: Pool, prices: Prices | None = None) -> dict[str, str]:
+def describe(pool: Pool, prices: Prices) -> dict[str, str]:
     """Return the observed rewards and the prices as lines.
 
-    >>> describe(Pool([[1.0, 0.0], [0.0, 0.0]]))
-    {'rewards': 'mean 0.25 of 4 rollouts; 1 of 2 prompts have equal rewards'}
+    >>> describe(Pool([[1.0, 0.0], [0.0, 0.0]]), Prices())["rewards"]
+    'mean 0.25 of 4 rollouts; 1 of 2 prompts have equal rewards'
     """
     dead = f"{len(pool.counts_P) - pool.live} of {len(pool.counts_P)} prompts have equal rewards"
-    facts = {"rewards": f"mean {pool.rewards.mean():.2f} of {len(pool.rewards)} rollouts; {dead}"}
-    if prices is not None:
-        ms = (f"{1000 * seconds:.3g} a {name}" for name, seconds in vars(prices).items())
-        facts["prices, ms"] = ", ".join(ms).replace("a row", "a trained row")
-    return facts
+    prices_ms = ", ".join(f"{1000 * seconds:.3g} a {name}" for name, seconds in vars(prices).items())
+    return {
+        "rewards": f"mean {pool.rewards.mean():.2f} of {len(pool.rewards)} rollouts; {dead}",
+        "prices, ms": prices_ms.replace("a row", "a trained row"),
+    }

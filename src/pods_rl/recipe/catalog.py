@@ -1,13 +1,14 @@
-"""Find recipes and experiments by name or path. Each arm of an experiment is a recipe too.
+"""Find recipes, experiments and configurations of ``accelerate launch`` by name or path. Does not import torch.
 
-An experiment's file has a base recipe, and arms that each set some of its keys.
+An experiment's file has a base recipe, and arms that each set some of its keys. Each arm is a recipe too.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +65,20 @@ def shipped_arms() -> dict[str, tuple[Path, str]]:
 
 def find_recipe(path_or_name: str | Path) -> Path:
     """Return the file of a recipe or experiment; raise UserError with the nearest name if there is none."""
+    shipped = shipped_recipes()
+    return _find(path_or_name, "recipe", shipped, shipped_arms(), "a name that `pods recipes` lists")
+
+
+def _find(path_or_name: str | Path, kind: str, shipped: Mapping[str, Path], more: Iterable[str], known: str) -> Path:
+    """Return a user's file, or a shipped one by name; ``more`` are other names to suggest."""
     path = local_path(path_or_name)
     if path.is_file():
         return path
-    shipped = shipped_recipes()
     if str(path_or_name) in shipped:
         return shipped[str(path_or_name)]
-    what = "is a directory" if path.is_dir() else "is neither a file nor a shipped recipe"
-    near = suggest(path.name.removesuffix(".yaml"), [*shipped, *shipped_arms()])
-    raise UserError(f"{path_or_name} {what}.{near} Expected a YAML file, or a name that `pods recipes` lists.")
+    what = "is a directory" if path.is_dir() else f"is neither a file nor a shipped {kind}"
+    near = suggest(path.name.removesuffix(".yaml"), [*shipped, *more])
+    raise UserError(f"{path_or_name} {what}.{near} Expected a YAML file, or {known}.")
 
 
 def read_recipe(path_or_name: str | Path) -> tuple[dict[str, Any], Origin]:
@@ -111,7 +117,15 @@ def split_experiment(
     Raises:
         UserError: arms without names or keys, a name that cannot be a directory, a base that is neither, a seed.
     """
-    arms, base = _arms(values.get("arms"), origin), values.get("base", {})
+    arms, base, where = values.get("arms"), values.get("base", {}), origin.where("arms")
+    if not isinstance(arms, dict) or not arms or not all(isinstance(keys or {}, dict) for keys in arms.values()):
+        raise UserError(f"{where}arms: expected names with the keys each sets, as in `pods: {{num_rollouts: 64}}`.")
+    for name in arms:
+        if not isinstance(name, str) or not _ARM_NAME.fullmatch(name) or name in _TAKEN:
+            raise UserError(
+                f"{where}arms: {describe(name)} cannot name a directory of runs: use letters, digits, '-', '_' and "
+                f"'.', and none of {', '.join(_TAKEN)}."
+            )
     if isinstance(base, str):
         base = _read_base(base, Path(origin.name).parent, above)
     elif not isinstance(base, dict):
@@ -119,26 +133,9 @@ def split_experiment(
             f"{origin.where('base')}base: got {describe(base)}, expected a recipe's name or path, or its keys."
         )
     shared = base | {key: value for key, value in values.items() if key not in EXPERIMENT_KEYS}
-    if "seed" in shared:
-        raise UserError(f"{origin.where('seed')}seed: an experiment has seeds: a count or a list.")
-    return shared, arms
-
-
-def _arms(arms: Any, origin: Origin) -> dict[str, dict[str, Any]]:
-    where = origin.where("arms")
-    if not isinstance(arms, dict) or not arms:
-        raise UserError(f"{where}arms: expected names with the keys each sets, as in `pods: {{num_rollouts: 64}}`.")
-    for name, keys in arms.items():
-        if not isinstance(name, str) or not _ARM_NAME.fullmatch(name) or name in _TAKEN:
-            raise UserError(
-                f"{where}arms: {describe(name)} cannot name a directory of runs: use letters, digits, '-', '_' and "
-                f"'.', and none of {', '.join(_TAKEN)}."
-            )
-        if keys is not None and not isinstance(keys, dict):
-            raise UserError(f"{where}arms: {name}: got {describe(keys)}, expected keys, as in {{num_rollouts: 64}}.")
-        if "seed" in (keys or {}):
-            raise UserError(f"{where}arms: {name}: seed: arms share their seeds: use seeds.")
-    return {name: dict(keys or {}) for name, keys in arms.items()}
+    if any("seed" in (keys or {}) for keys in (shared, *arms.values())):
+        raise UserError(f"{origin.where('seed')}seed: an experiment and its arms have seeds: a count or a list.")
+    return shared, {name: dict(keys or {}) for name, keys in arms.items()}
 
 
 def _read_base(name: str, folder: Path, above: tuple[Path, ...]) -> dict[str, Any]:
@@ -154,3 +151,48 @@ def _read_base(name: str, folder: Path, above: tuple[Path, ...]) -> dict[str, An
         raise UserError(f"{path}: is its own base: name another recipe as base, or give its keys.")
     values, origin = read_yaml(path)
     return split_experiment(values, origin, (*above, path.resolve()))[0] if "arms" in values else values
+
+
+# -- configurations of accelerate launch ------------------------------------------------------------------------------
+
+
+def accelerate_configs() -> dict[str, Path]:
+    """Return the accelerate configurations in the package, by name."""
+    return {path.stem: path for path in sorted((_RECIPES / "accelerate").glob("*.yaml"))}
+
+
+def find_accelerate_config(path_or_name: str) -> Path:
+    """Return the file of an accelerate configuration; raise UserError with the nearest name if there is none."""
+    shipped = accelerate_configs()
+    return _find(path_or_name, "accelerate configuration", shipped, (), f"one of {', '.join(shipped)}").resolve()
+
+
+def accelerate_processes(config: Path) -> int:
+    """Return how many processes an accelerate configuration starts; raise UserError if the number is wrong."""
+    count = read_yaml(config)[0].get("num_processes", 1)
+    if not isinstance(count, int) or count < 1:
+        raise UserError(f"{config}: num_processes: got {describe(count)}, expected a whole number of at least 1.")
+    return count
+
+
+def check_accelerate(config: Path, *, on_cpu: bool) -> None:
+    """Raise UserError if an accelerate configuration is not supported, or needs a library or a GPU that is missing.
+
+    Args:
+        config: the file.
+        on_cpu: whether the recipe sets `use_cpu`.
+    """
+    values, _ = read_yaml(config)
+    kind = str(values.get("distributed_type"))
+    version = (values.get("fsdp_config") or {}).get("fsdp_version", 1)
+    if kind == "FSDP" and version != 2:
+        raise UserError(f"{config}: fsdp_version: got {version!r}, expected 2 (FSDP2).")
+    if kind == "DEEPSPEED" and find_spec("deepspeed") is None:
+        raise UserError(
+            f"{config.stem} needs deepspeed, which is not installed: pip install '.[deepspeed]' in a checkout."
+        )
+    if kind == "DEEPSPEED" and on_cpu:
+        raise UserError(
+            f"{config.stem}: DeepSpeed runs on GPUs only, and use_cpu is true: unset use_cpu, or choose "
+            "--accelerate_config fsdp2 or ddp."
+        )

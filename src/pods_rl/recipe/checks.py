@@ -14,40 +14,36 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..engines.trl.batching import check_losses
 from ..errors import UserError
 from ..text import describe, suggest
 from .catalog import SHIPPED, local_path, looks_like_path
-from .schema import GYM, REWARDS, RULES, TASKS
+from .schema import GYM, REWARDS, TASKS
 
 _IMPORT_PATH = re.compile(r"[^\W\d][\w.]*[.:][^\W\d]\w*")  # package.module:function
 _DATA_FILES = (".jsonl", ".json", ".parquet", ".csv")
-_DATA_KEYS = ("dataset_name", "data_dir", "task_options")
-_READS = {  # which of these keys each task reads; the others generate their prompts
-    "dataset": ("dataset_name",), GYM: ("task_options",),
-    **dict.fromkeys(("gsm8k", "math", "amc23", "sciknoweval_chemistry"), ("data_dir",)),
-}  # fmt: skip
-_DECAYING = (
-    "linear", "cosine", "polynomial", "cosine_with_restarts", "cosine_with_min_lr", "warmup_stable_decay",
-)  # fmt: skip
+_READERS = {  # the tasks that read each of these keys; the others generate their prompts
+    "dataset_name": ("dataset",),
+    "data_dir": ("gsm8k", "math", "amc23", "sciknoweval_chemistry"),
+    "task_options": (GYM,),
+}
+_ENDLESS = ("constant", "constant_with_warmup", "inverse_sqrt", None)  # schedules without a last step
 _TIMEOUT = 1.5  # seconds; a slow hub may still answer the loaders
 
 
 def check_values(values: Mapping[str, Any]) -> None:
     """Raise UserError for the first value or combination that cannot work, except batch sizes."""
-    _check_training(values)
-    check_losses(values)
-    _check_name("rule", values["rule"], RULES)
     _check_task(values)
-    _check_model(values["model_name_or_path"])
-
-
-def _check_training(values: Mapping[str, Any]) -> None:
+    name = values["model_name_or_path"]
+    if name is None:
+        shipped = (f"{policy} (shipped, for task {task})" for policy, task in SHIPPED.items())
+        raise UserError(f"model_name_or_path is not set: give a local path, a hub id, or {' or '.join(shipped)}.")
+    if looks_like_path(name) and not local_path(name).is_dir():
+        raise UserError(f"model_name_or_path = {name}: there is no such directory (looked in {Path.cwd()}).")
     schedule, quantised = values.get("lr_scheduler_type"), values.get("load_in_4bit") or values.get("load_in_8bit")
     endless = values.get("max_steps", -1) <= 0 and values.get("num_train_epochs") is None
     if endless and values.get("max_seconds") is None:
         raise UserError("No limit is set: set max_seconds (training clock), max_steps or both.")
-    if endless and schedule in _DECAYING:
+    if endless and schedule not in _ENDLESS:
         raise UserError(
             f"lr_scheduler_type = {schedule} decays over a number of steps, and max_seconds gives none: set max_steps "
             "as well, or lr_scheduler_type: constant."
@@ -80,23 +76,14 @@ def _check_task(values: Mapping[str, Any]) -> None:
         _check_name("task_rewards", name, REWARDS if library is None else (*REWARDS, library))
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
             raise UserError(f"task_rewards: {name}: got {describe(weight)}, expected a weight, such as 1.0.")
-    given = [key for key in _DATA_KEYS if values[key] is not None]
-    for key in given if library or task in TASKS else ():
-        if key not in _READS.get(library or task, ()):
+    for key, readers in _READERS.items():
+        if values[key] is not None and (library or task in TASKS) and (library or task) not in readers:
             raise UserError(f"task = {task} does not read {key}: unset one of them.")
     for key in ("dataset_name", "dataset_test_name"):
         name = values[key]
         missing = name is not None and not local_path(name).exists()
         if missing and (looks_like_path(name) or Path(name).suffix in _DATA_FILES):
             raise UserError(f"{key} = {name}: there is no such file or directory (looked in {Path.cwd()}).")
-
-
-def _check_model(name: str | None) -> None:
-    if name is None:
-        shipped = (f"{policy} (shipped, for task {task})" for policy, task in SHIPPED.items())
-        raise UserError(f"model_name_or_path is not set: give a local path, a hub id, or {' or '.join(shipped)}.")
-    if looks_like_path(name) and not local_path(name).is_dir():
-        raise UserError(f"model_name_or_path = {name}: there is no such directory (looked in {Path.cwd()}).")
 
 
 def missing_library(values: Mapping[str, Any]) -> str | None:
@@ -123,29 +110,16 @@ def check_reachable(values: Mapping[str, Any]) -> None:
 
     Without this check, the loaders retry for minutes, and a push fails when the run has ended.
     """
+    from huggingface_hub import get_token
+
     for key, kind, file in (("model_name_or_path", "model", "config.json"), ("dataset_name", "dataset", "README.md")):
         name = values.get(key)
         revision = values.get("model_revision") if kind == "model" else None
-        if (
-            name
-            and name not in SHIPPED
-            and not local_path(name).exists()
-            and not _is_cached(name, kind, file, revision)
-        ):
+        if name and name not in SHIPPED and not (local_path(name).exists() or _is_cached(name, kind, file, revision)):
             _check_hub(f"{key} = {name}")
     for key in ("push_to_hub", "log_completions_hub_repo"):
-        if values.get(key):
-            _check_pushable(key)
-
-
-def _check_pushable(key: str) -> None:
-    """Raise UserError if nothing can be pushed: offline, without a token, or with a wrong one."""
-    from huggingface_hub import get_token
-
-    if get_token() is None:
-        raise UserError(f"{key} needs a token of the hub: set HF_TOKEN, or run `hf auth login`.")
-    if _check_hub(key) == 401:
-        raise UserError(f"{key}: the hub does not accept the token: set another HF_TOKEN, or run `hf auth login`.")
+        if values.get(key) and (get_token() is None or _check_hub(key) == 401):
+            raise UserError(f"{key} needs a token that the hub accepts: set HF_TOKEN, or run `hf auth login`.")
 
 
 def _is_cached(name: str, kind: str, file: str, revision: str | None) -> bool:

@@ -39,6 +39,7 @@ _CLASSES = (
     ("trl", "trainer/model_config.py", "ModelConfig", "model"),
 )
 _NUMBERS = frozenset(("int", "float"))
+_TYPES = {"bool": bool, "str": str, "list": list, "dict": Mapping, "None": type(None)}  # besides numbers
 _LARGEST = 2**63 - 1  # torch and the files of a run cannot hold larger integers
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
@@ -76,7 +77,7 @@ class Field:
         """
         if self.choices and self.kinds <= {"str", "list", "None"}:
             return f"one of {', '.join(self.choices)}{' or null' if 'None' in self.kinds else ''}"
-        return "anything" if "Any" in self.kinds else _in_words(self.kinds)
+        return "anything" if "Any" in self.kinds else " or ".join(KINDS[kind] for kind in KINDS if kind in self.kinds)
 
     def convert(self, value: Any) -> Any:
         """Return the value as this key's type; raise ValueError (what was given, what was expected) if it has another.
@@ -86,11 +87,10 @@ class Field:
         >>> Field("learning_rate", frozenset({"float"}), 1e-6, "", "engine", "").convert("1e-6")
         1e-06
         """
-        check_plain(value)
-        if "Any" in self.kinds:
-            return value
+        if not _is_plain(value):
+            raise ValueError(f"got {describe(value)}, expected finite numbers and text in it, and text as keys.")
         try:
-            converted = _convert(value, self.kinds)
+            converted = value if "Any" in self.kinds else _convert(value, self.kinds)
         except _WrongTypeError:
             raise ValueError(f"got {describe(value)}, expected {self.expected}.") from None
         if self.choices and isinstance(converted, str) and converted not in self.choices:
@@ -119,63 +119,32 @@ class Field:
         return self.convert(value)
 
 
-def _in_words(kinds: frozenset[str]) -> str:
-    return " or ".join(words for kind, words in KINDS.items() if kind in kinds)
-
-
 def _convert(value: Any, kinds: frozenset[str]) -> Any:
     """Return the value as one of these types, or raise _WrongTypeError."""
-    if value is None:
-        if "None" in kinds:
-            return None
-    elif isinstance(value, bool):
-        if "bool" in kinds:
+    if isinstance(value, str) and "str" not in kinds and kinds & _NUMBERS and _NUMBER.fullmatch(value.strip()):
+        value = float(value)
+    if isinstance(value, float) and value.is_integer() and "float" not in kinds:
+        value = int(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        in_range = abs(value) <= _LARGEST if isinstance(value, int) else math.isfinite(value) and "float" in kinds
+        if in_range and kinds & _NUMBERS:
+            return value if "int" in kinds else float(value)  # transformers refuses `repetition_penalty: 1`
+    for kind, its_type in _TYPES.items():
+        if kind in kinds and isinstance(value, its_type):
             return value
-        if not value and "str" in kinds:  # YAML 1.1 reads a bare `no` as false
-            return "no"
-    elif isinstance(value, (int, float)):
-        return _convert_number(value, kinds)
-    elif isinstance(value, str):
-        if "str" in kinds:
-            return value
-        if kinds & _NUMBERS and _NUMBER.fullmatch(value.strip()):
-            return _convert_number(float(value), kinds)
-        if "list" in kinds:
-            return [value]  # `lora_target_modules: all-linear`
-    elif isinstance(value, Mapping):
-        if "dict" in kinds:
-            return value
-    elif isinstance(value, (list, tuple)) and "list" in kinds:
-        return list(value)
+    if "list" in kinds and isinstance(value, (str, tuple)):
+        return [value] if isinstance(value, str) else list(value)  # `lora_target_modules: all-linear`
+    if value is False and "str" in kinds:  # YAML 1.1 reads a bare `no` as false
+        return "no"
     raise _WrongTypeError
 
 
-def _convert_number(value: int | float, kinds: frozenset[str]) -> int | float:
-    if isinstance(value, int):
-        plain = abs(value) <= _LARGEST and bool(kinds & _NUMBERS)
-    else:
-        plain = math.isfinite(value) and ("float" in kinds or ("int" in kinds and value == int(value) <= _LARGEST))
-    if not plain:
-        raise _WrongTypeError
-    return value if isinstance(value, int) or "float" in kinds else int(value)
-
-
-def check_plain(value: Any) -> None:
-    """Raise ValueError for a list or mapping that cannot be written into the files of a run and read back.
-
-    >>> check_plain({"a": [1, float("inf")]})
-    Traceback (most recent call last):
-    ...
-    ValueError: got the mapping {'a': [1, inf]}, expected finite numbers and text in it, and text as keys.
-    """
-    if isinstance(value, (str, int, float, type(None))):
-        return
+def _is_plain(value: Any) -> bool:
+    """Return whether the files of a run can hold a value: a list or mapping of finite numbers and text."""
     try:
-        plain = json.loads(json.dumps(value, allow_nan=False)) == value
+        return isinstance(value, (float, type(None))) or json.loads(json.dumps(value, allow_nan=False)) == value
     except (TypeError, ValueError, RecursionError):  # a date, infinity, itself
-        plain = False
-    if not plain:
-        raise ValueError(f"got {describe(value)}, expected finite numbers and text in it, and text as keys.")
+        return False
 
 
 def _inside(value: float, interval: str) -> bool:
@@ -213,7 +182,7 @@ def parse_overrides(words: list[str], stray: list[str] | None = None) -> dict[st
 
 @cache
 def trl_fields() -> dict[str, Field]:
-    """Return every field of GRPOConfig (with its bases) and ModelConfig; raise UserError if a package is missing."""
+    """Return every field of GRPOConfig (with its bases) and ModelConfig, by name."""
     return {field.name: field for place in _CLASSES for field in _read_class(*place)}
 
 
@@ -235,13 +204,18 @@ def parse_annotation(annotation: str) -> frozenset[str]:
 
 
 def _read_class(package: str, file: str, name: str, section: str) -> Iterator[Field]:
-    documented: dict[str, str] = {}  # in the class's docstring
-    for node in _class_body(package, file, name):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            documented |= documented_arguments(str(node.value.value))
+    spec = find_spec(package)
+    assert spec is not None
+    assert spec.submodule_search_locations
+    tree = ast.parse((Path(spec.submodule_search_locations[0]) / file).read_text(encoding="utf-8"))
+    found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    documented = documented_arguments(ast.get_docstring(found) or "")
+    for node in found.body:
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
             continue
-        options = _options(node.value)
+        options = {"default": _literal(node.value)}
+        if isinstance(node.value, ast.Call):  # field(...)
+            options = {word.arg or "": _literal(word.value) for word in node.value.keywords}
         if node.target.id.startswith("_") or options.get("init") is False:
             continue
         metadata = options.get("metadata") or {}
@@ -257,27 +231,9 @@ def _read_class(package: str, file: str, name: str, section: str) -> Iterator[Fi
         )
 
 
-def _class_body(package: str, file: str, name: str) -> list[ast.stmt]:
-    spec = find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        raise UserError(f"{package} is not installed: run `pip install .` in a checkout of pods-rl.")
-    tree = ast.parse((Path(spec.submodule_search_locations[0]) / file).read_text(encoding="utf-8"))
-    return next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
-
-
-def _options(value: ast.expr | None) -> dict[str, Any]:
-    """The keywords of ``field(...)``, or ``default`` alone if the value is a plain literal."""
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "field":
-        return {word.arg: _literal(word.value) for word in value.keywords if word.arg}
-    return {"default": _literal(value)}
-
-
 def _literal(node: ast.expr | None) -> Any:
     if isinstance(node, ast.Dict):
         return {_literal(k): _literal(v) for k, v in zip(node.keys, node.values, strict=True)}
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        left, right = _literal(node.left), _literal(node.right)
-        return left + right if isinstance(left, str) and isinstance(right, str) else COMPUTED
     try:
         return ast.literal_eval(node) if node is not None else COMPUTED
     except ValueError:

@@ -5,7 +5,6 @@ Does not import torch.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -62,14 +61,11 @@ class Recipe:
         >>> Recipe({}, {}, "recipes/my.yaml").name, Recipe({}, {}, "gsm8k-qwen2.5-3b-pods").name
         ('my', 'gsm8k-qwen2.5-3b-pods')
         """
-        return re.sub(r"\.ya?ml$", "", Path(self.source).name)
+        return Path(self.source).name.removesuffix(".yaml").removesuffix(".yml")
 
     def engine_arguments(self) -> dict[str, Any]:
         """Return the keywords of PODSConfig, without ``output_dir``; with ``bf16`` only if it was set."""
-        arguments = {
-            key: float(value) if type(value) is int and fields()[key].kinds <= {"float", "None"} else value
-            for key, value in self._section("engine").items()  # transformers refuses `repetition_penalty: 1`
-        }
+        arguments = self._section("engine")
         if arguments.get("max_steps", -1) <= 0 and "num_train_epochs" not in arguments:
             arguments["max_steps"] = _ENDLESS
         return arguments
@@ -88,7 +84,7 @@ class Recipe:
 
     def every_value(self) -> dict[str, Any]:
         """Return ``values``, and the default of every other key."""
-        return _with_defaults(self.values)
+        return _completed(self.values)
 
     def batch_plan(self, processes: int | None = None) -> BatchPlan:
         """Return the batch plan for this number of processes, by default those that the launcher started."""
@@ -105,11 +101,9 @@ class Recipe:
             raise UserError(f"{self.source}: {self.missing_library}")
 
     def check_reachable(self) -> None:
-        """Raise UserError if the model or the data set must come from the hub, and is not available."""
-        try:
-            check_reachable(self.values)
-        except UserError as error:
-            raise UserError(f"{self.source}: {error}") from error
+        """Raise UserError if a library is missing, or the model or the data set of the hub is not available."""
+        self.check_installed()
+        check_reachable(self.values)
 
     def to_yaml(self) -> str:
         """Return the resolved recipe, by section; loading it gives equal values."""
@@ -153,7 +147,7 @@ def build_recipe(
     """Like load_recipe, from a mapping; ``origin`` names its source in messages."""
     overrides = overrides or {}
     given = _convert(values, origin) | _convert(overrides, None)
-    for key in [key for key in given if key in UNSUPPORTED]:
+    for key in [key for key in UNSUPPORTED if key in given]:
         if given.pop(key) != fields()[key].default:
             where = "command line: " if key in overrides else origin.where(key)
             raise UserError(f"{where}{key} cannot be set in a recipe: {UNSUPPORTED[key]}.")
@@ -176,16 +170,14 @@ def _convert(values: Mapping[str, Any], origin: Origin | None) -> dict[str, Any]
     converted: dict[str, Any] = {}
     problems: dict[str, str | None] = {}  # by key; None: unknown key
     for key, value in values.items():
-        field = fields().get(key)
+        field, is_word = fields().get(key), origin is None and isinstance(value, str)
         if key == "scale_rewards" and isinstance(value, bool):
             value = "group" if value else "none"  # as TRL reads it
+        if field is None:
+            problems[key] = None
+            continue
         try:
-            if field is None:
-                problems[key] = None
-            elif origin is None and isinstance(value, str):
-                converted[key] = field.parse(value)
-            else:
-                converted[key] = field.convert(value)
+            converted[key] = field.parse(value) if is_word else field.convert(value)
         except ValueError as error:
             problems[key] = str(error)
     if problems:
@@ -231,7 +223,7 @@ def checkpoint_keys(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changed_keys(saved: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
-    """Return each key whose value in a checkpoint differs from a recipe's, with both values (``differences``).
+    """Return each key whose value in a checkpoint differs from a recipe's, with both values.
 
     >>> changed_keys({"seed": 1, "max_steps": 9}, {"seed": 2, "max_steps": 4})
     ['seed (saved 1, now 2)']
@@ -241,7 +233,7 @@ def changed_keys(saved: Mapping[str, Any], values: Mapping[str, Any]) -> list[st
 
 
 def differences(saved: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return each key that differs between two recipes, with both values; a missing key has its default.
+    """Return each key that differs between two recipes, with both values. A missing key has its default.
 
     >>> differences({"seed": 1, "num_generations": 8}, {"seed": 1, "num_rollouts": 16})
     {'num_rollouts': (8, 16)}
@@ -253,10 +245,6 @@ def differences(saved: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str
 
 def _completed(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recipe with every key: absent ones get their default, or a value that follows from others."""
-    values = _with_defaults(given)
+    values = {key: field.default for key, field in fields().items()} | dict(given)
     _resolve(values, given)
     return values
-
-
-def _with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: field.default for key, field in fields().items()} | dict(given)

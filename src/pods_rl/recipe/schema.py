@@ -14,7 +14,6 @@ from typing import Any
 
 from .fields import Field, parse_annotation, pods_fields, trl_fields
 
-RULES = ("max_variance", "max_reward", "random", "percentile")
 REWARDS = (
     "accuracy", "format", "tag_count", "choice", "equation", "chemistry", "countdown", "positions", "overlong",
 )  # fmt: skip
@@ -122,25 +121,21 @@ _DEFAULTS: dict[str, tuple[Any, str]] = {
     "beta": (0.0, "paper: no KL term"),
     "epsilon": (0.2, "paper, section 3.1"),
     "lr_scheduler_type": ("constant", "paper, appendix; a wall-clock budget gives no length to decay over"),
-    "logging_steps": (1, "a line of metrics.jsonl per step (TRL: 10)"),
+    "logging_steps": (1.0, "a line of metrics.jsonl per step (TRL: 10)"),
 }
 
 # ranges that no library checks before a policy is loaded: for each interval, its keys
 _UNCHECKED_RANGES = {
-    "[1, 1e9]": "num_rollouts num_generations per_device_train_batch_size gradient_accumulation_steps num_iterations "
-    "steps_per_generation generation_batch_size rollout_batch_size max_completion_length pad_to_multiple_of "
-    "ref_model_sync_steps lora_r lora_alpha save_total_limit num_completions_to_print vllm_tensor_parallel_size "
-    "max_tool_calling_iterations vllm_max_model_length ddp_timeout dynamic_sampling_rounds",
+    "[1, 1e9]": "num_iterations max_completion_length pad_to_multiple_of ref_model_sync_steps lora_r lora_alpha "
+    "save_total_limit num_completions_to_print vllm_tensor_parallel_size max_tool_calling_iterations "
+    "vllm_max_model_length ddp_timeout",
     "(0, inf)": "epsilon delta sapo_temperature_neg sapo_temperature_pos vllm_importance_sampling_clip_max save_steps "
     "tool_timeout vllm_server_timeout num_train_epochs",
-    "[0, inf)": "beta epsilon_high weight_decay max_grad_norm neftune_noise_alpha vespo_k_pos vespo_lambda_pos "
-    "vespo_k_neg vespo_lambda_neg router_aux_loss_coef entropy_coef_delta dataloader_num_workers logging_steps",
+    "[0, inf)": "beta epsilon_high weight_decay max_grad_norm logging_steps dataloader_num_workers",
     "[0, 1]": "top_entropy_quantile ref_model_mixup_alpha label_smoothing_factor",
-    "[0, 1)": "lora_dropout",
     "(0, 1]": "top_p vllm_gpu_memory_utilization",
     "[-1, 1e12]": "max_steps",
     "[0, 4294967295]": "seed data_seed",
-    "[1, 65535]": "vllm_server_port vllm_group_port",
 }
 # choices that TRL rejects only after the first rollouts, or never
 _UNCHECKED_CHOICES = {
@@ -168,23 +163,18 @@ UNSUPPORTED = {
     "resume_from_checkpoint": "continue a run with --resume",
     **dict.fromkeys(("hub_strategy", "hub_always_push"), "a run pushes its final policy once, at its end"),
     "hub_token": "a recipe is saved with the run, so it must hold no secret: set HF_TOKEN in the environment",
-    "log_multimodal": "images are not supported yet: prompts and completions are text",
     "reward_weights": "a recipe has rewards and weights in one mapping: task_rewards: {accuracy: 1.0, format: 0.1}",
     "per_device_eval_batch_size": "use eval_batch_size",
     **dict.fromkeys(
         ("num_generations_eval", "eval_strategy", "eval_steps", "eval_delay", "eval_on_start",
         "eval_accumulation_steps", "do_eval"), _CLOCK
     ),
-    **dict.fromkeys(("do_train", "do_predict"), "`pods train` trains and `pods eval` evaluates"),
     "load_best_model_at_end": "it needs TRL's evaluation; checkpoints are kept under checkpoints/",
     "save_only_model": "a run cannot resume from a checkpoint without its optimizer; checkpoints/final has the policy",
     "enable_jit_checkpoint": "SIGTERM and Ctrl-C save a checkpoint without it",
     "auto_find_batch_size": "a smaller batch would break up the groups: set rollout_batch_size, or a smaller "
     "per_device_train_batch_size with more gradient_accumulation_steps",
     "parallelism_config": "GRPO does not support sequence parallelism",
-    "use_transformers_paged": "it is deprecated: use use_transformers_continuous_batching",
-    "vllm_importance_sampling_cap": "it is deprecated: use vllm_importance_sampling_clip_max",
-    "local_rank": "the launcher sets it: `accelerate launch -m pods_rl train ...`",
 }  # fmt: skip
 
 
@@ -212,7 +202,7 @@ def fields() -> dict[str, Field]:
     for name, choices in _UNCHECKED_CHOICES.items():
         known[name] = replace(known[name], choices=choices)
     for interval, names in _UNCHECKED_RANGES.items():
-        known |= {name: replace(known[name], within=interval) for name in names.split() if name in known}
+        known |= {name: replace(known[name], within=interval) for name in names.split()}
     known["fsdp"] = replace(known["fsdp"], kinds=known["fsdp"].kinds | {"bool"})  # its help allows True
     return known
 
@@ -222,10 +212,6 @@ def defaults() -> dict[str, Any]:
     return {name: fields()[name].default for name in (*_RECORDED, *_ours())}
 
 
-def is_ours(name: str) -> bool:
-    return name in _ours()
-
-
 def explain(name: str) -> str:
     """Return type, default and help of a key, for ``pods train --explain KEY``."""
     field = fields()[name]
@@ -233,7 +219,7 @@ def explain(name: str) -> str:
     lines = [
         f"{name}: {field.expected}",
         f"  default  {default}{f' ({field.source})' if field.source else ''}",
-        f"  from     {'pods-rl' if is_ours(name) else 'transformers / TRL'}, part: {field.section}",
+        f"  from     {'pods-rl' if name in _ours() else 'transformers / TRL'}, part: {field.section}",
         f"  {field.help}",
     ]
     if name in UNSUPPORTED:

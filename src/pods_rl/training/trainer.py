@@ -141,7 +141,8 @@ def as_recipe_errors(recipe: Recipe, kinds: tuple[type[Exception], ...] = _WRONG
         said = " ".join(str(error).split()) or type(error).__name__
         words = said.lower().replace(" ", "_")
         keys = [key for key in recipe.given if re.search(rf"(?<![a-z]){key}(?![a-z])", words)]
-        check = f" Check {', '.join(keys)}." if keys else ""
+        keys = keys or [key for key, value in recipe.given.items() if isinstance(value, str) and value in said]
+        check = f" Check {', '.join(keys or list(recipe.given)[:8])}."
         raise UserError(f"{recipe.source}: the trainer rejects this recipe: {short(said, 400)}{check}") from error
 
 
