@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +10,6 @@ import pytest
 from pods_rl.errors import UserError
 from pods_rl.runs import Run, RunWriter
 
-from .. import DEADLINE
 from .commands import server, write_recipe
 
 
@@ -71,32 +66,3 @@ def test_a_run_that_never_began_leaves_no_directory(tmp_path):
     (tmp_path / "mine").mkdir()
     RunWriter(tmp_path / "mine").close()
     assert (tmp_path / "mine").exists()
-
-
-@pytest.mark.slow
-def test_ctrl_c_while_libraries_are_imported_says_so_and_leaves_nothing(tmp_path):
-    write_recipe(tmp_path)
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os, signal, sys\n"
-        "class Interrupting:\n"
-        "    def find_spec(self, name, *_):\n"
-        "        if name == 'trl':\n"
-        "            os.kill(os.getpid(), signal.SIGINT)\n"
-        "sys.meta_path.insert(0, Interrupting())\n"
-    )
-    done = run_command(tmp_path, "train", "--config", "r.yaml", "--output", "run")
-    assert done.returncode == 128 + signal.SIGINT, done.stderr
-    assert done.stderr.splitlines()[-1] == "Stopped: interrupted by SIGINT."
-    assert not (tmp_path / "run").exists()
-    again = run_command(tmp_path, "train", "--output", "run", "--resume")
-    assert again.returncode == 2
-    assert "does not exist" in again.stderr
-
-
-def run_command(place: Path, *words: str):
-
-    path = os.pathsep.join([str(place), *filter(None, sys.path)])
-    return subprocess.run(
-        [sys.executable, "-m", "pods_rl", *words],
-        cwd=place, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False, timeout=DEADLINE,
-    )  # fmt: skip

@@ -13,7 +13,7 @@ import pytest
 from pods_rl.runs import Run
 
 from .commands import differences, outcome
-from .resume_runs import BASE, CONFIGURATIONS, prepare, train, train_and_kill
+from .resume_runs import CONFIGURATIONS, prepare, train, train_and_kill
 
 STEPS = range(1, 9, 2)
 CALLS_A_STEP = 8  # two prompts, four rollouts each: what a step of the plain configuration scores
@@ -84,22 +84,4 @@ def test_every_kill_in_every_configuration(tmp_path):
             assert "--num_processes 2" in " ".join((folder / "log.txt").read_text().split())
     total = len(CONFIGURATIONS) * len(STEPS)
     print(f"resume: {total - len(wrong)} of {total} identical")
-    assert not wrong
-
-
-@pytest.mark.reliability
-@pytest.mark.timeout(1800)
-def test_every_kill_between_checkpoints(tmp_path):
-    """A checkpoint every third step: killed while step 4 to 9 is scored, a run makes up to three steps again."""
-    prepare(tmp_path, "plain", save_steps=3)
-    whole = train(tmp_path, *FRESH, "whole")
-    steps = range(4, BASE["max_steps"] + 1)
-    wrong = {}
-    for step in steps:
-        (tmp_path / "kill-at-call").write_text(str((step - 1) * CALLS_A_STEP + 3))
-        train(tmp_path, *FRESH, f"killed-{step}", code=-signal.SIGKILL)
-        (tmp_path / "kill-at-call").unlink()
-        wrong[step] = compare(whole, train(tmp_path, *RESUMED, f"killed-{step}"))
-    wrong = {step: different for step, different in wrong.items() if different}
-    print(f"resume with steps made again: {len(steps) - len(wrong)} of {len(steps)} identical")
     assert not wrong

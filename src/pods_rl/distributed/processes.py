@@ -56,21 +56,6 @@ def gather(items: Sequence[_T]) -> list[_T]:
     return [item for part in parts for item in part]
 
 
-def agree(value: _T) -> _T:
-    """Return the first process's value on every process, since clocks and signals differ. Call this on every process.
-
-    >>> agree(1.5)
-    1.5
-    """
-    import torch.distributed as dist
-
-    if alone():
-        return value
-    box = [value]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
-
-
 def alone() -> bool:
     """Return whether there is only one process.
 

@@ -23,19 +23,18 @@ _STATE = "pods_recorder"  # the key of our state in the trainer state of a check
 
 
 class TrainingClock:
-    """Counts seconds of training: time after `resume`, except after `pause` and inside ``with clock:``.
+    """Counts seconds of training: time after `resume` and before `pause`.
 
     Example:
         >>> now = iter([0.0, 5.0, 8.0, 9.0])
-        >>> clock = TrainingClock(now=lambda: next(now)); clock.resume()
-        >>> with clock: pass
-        >>> clock.seconds()
+        >>> clock = TrainingClock(now=lambda: next(now))
+        >>> clock.resume(); clock.pause(); clock.resume(); clock.seconds()
         6.0
     """
 
     def __init__(self, offset: float = 0.0, now: Callable[[], float] = time.perf_counter) -> None:
         self._now, self._seconds = now, offset
-        self._since: float | None = None  # when it was last resumed; None: it is paused
+        self._since: float | None = None  # when it was last resumed, or None while it is paused
 
     def seconds(self) -> float:
         return self._seconds if self._since is None else self._seconds + self._now() - self._since
@@ -46,12 +45,6 @@ class TrainingClock:
     def resume(self) -> None:
         if self._since is None:
             self._since = self._now()
-
-    def __enter__(self) -> None:
-        self.pause()
-
-    def __exit__(self, *_: object) -> None:
-        self.resume()
 
 
 @dataclass(eq=False)
@@ -144,11 +137,11 @@ class Recorder(TrainerCallback):
         before, self.step = self.seconds, state.global_step
         all_ranks = gather([(self.clock.seconds(), self.stop.reason)])  # a signal may reach one process of several
         self.seconds, self.stopped_by = all_ranks[0][0], next((reason for _, reason in all_ranks if reason), None)
-        with self.clock:
-            self._write_ledger()
-            if not self.stopped_by and not self._budget_spent() and self._passed(self.eval_seconds, before):
-                assert self.eval_seconds
-                self._run_evaluation(due=self.seconds // self.eval_seconds * self.eval_seconds)
+        self.clock.pause()
+        self._write_ledger()
+        if not self.stopped_by and not self._budget_spent() and self._passed(self.eval_seconds, before):
+            assert self.eval_seconds
+            self._run_evaluation(due=self.seconds // self.eval_seconds * self.eval_seconds)
         self.stop_reason = self.stopped_by or self._budget_spent()
         if self.stop_reason:
             control.should_training_stop = True
@@ -156,8 +149,8 @@ class Recorder(TrainerCallback):
         state.stateful_callbacks[_STATE] = self._clocks() | {"evaluated": self._evaluated}
         if self.stopped_by or self._passed(self.save_seconds, before):
             control.should_save = True
-        if control.should_save:
-            self.clock.pause()
+        if not control.should_save:
+            self.clock.resume()
 
     def on_save(self, *_: Any, **__: Any) -> None:
         self.saved_step = self.step

@@ -18,7 +18,7 @@ import torch
 from torch.distributed import distributed_c10d
 
 from ..distributed import get_rank, get_world_size
-from ..distributed.processes import agree, gather, git_commit, quiet_libraries, set_threads, versions
+from ..distributed.processes import gather, git_commit, quiet_libraries, set_threads, versions
 from ..distributed.signals import Stop, stop_on_signals
 from ..distributed.streams import outlive_output
 from ..engines.trl.batching import counted
@@ -87,7 +87,7 @@ def train(
         with stop.at_once():
             set_threads(recipe.run_settings()["threads"])
             task, skipped, trainer = _load(recipe, output, begin)
-            start = agree(find(recipe) if writer else None) if resume else None
+            start = gather([find(recipe) if writer else None])[0] if resume else None
             if shown:
                 print_start(shown, output, trainer, task, skipped, start)
             if writer:

@@ -21,9 +21,7 @@ from .progress import Watcher
 _FOLDERS = {
     "TENSORBOARD_LOGGING_DIR": "tensorboard",
     "WANDB_DIR": "",
-    "WANDB_DATA_DIR": "wandb-data",
     "TRACKIO_DIR": "trackio",
-    "SWANLAB_LOG_DIR": "swanlab",
 }
 
 
