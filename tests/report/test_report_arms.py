@@ -14,27 +14,15 @@ from conftest import write_run
 
 from pods_rl.errors import UserError
 from pods_rl.report.analysis import Analysis, analyse, cost_of, find_ablations, settings_of
-from pods_rl.report.arms import MOST_CHECKPOINTS, Arm, arms_from_csv, arms_from_runs, curve_of
-from pods_rl.report.charts import chart_of
+from pods_rl.report.arms import Arm, arms_from_csv, arms_from_runs, curve_of
 from pods_rl.report.wording import headlines, notes
 
 CLOCK = [6.0 * k for k in range(11)]
-GRPO = (0.21, 0.37, 0.52, 0.60, 0.68, 0.72, 0.76, 0.79, 0.80, 0.82, 0.836)
-PODS = (0.21, 0.33, 0.46, 0.55, 0.61, 0.69, 0.74, 0.78, 0.83, 0.81, 0.812)  # one evaluation just over the level
 
 
 def analysis_of(root: Path, baseline: str | None = "grpo", **settings: object) -> Analysis:
     arms = arms_from_runs([root], "accuracy")
     return analyse(arms, baseline=baseline, metric="accuracy", resamples=200, **settings)  # type: ignore[arg-type]
-
-
-def write_scores(path: Path, arm: str, scores: Any, seed: int = 1, error: float | None = None) -> Path:
-    """A run with given scores, evaluated every 6 seconds."""
-    write_run(path, arm, seed)
-    own = {} if error is None else {"accuracy_se": error}
-    rows = [{"due": t, "seconds": t, "accuracy": s} | own for t, s in zip(CLOCK, scores, strict=True)]
-    (path / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 # ---------------------------------------------------------------------------------------------- curves
@@ -88,14 +76,6 @@ def test_runs_on_clocks_of_their_own_are_interpolated_and_nothing_is_extrapolate
     np.testing.assert_allclose(curve.mean[-1], (0.5 + 0.7) / 2)
 
 
-def test_a_very_long_curve_keeps_an_even_choice_of_its_checkpoints() -> None:
-    rows = [{"due": t, "seconds": t, "accuracy": 1 - 1 / (t + 2)} for t in range(5000)]
-    curve = curve_of({"a": rows, "b": rows}, "accuracy")
-    assert curve is not None
-    assert len(curve.due) == MOST_CHECKPOINTS
-    assert (curve.due[0], curve.due[-1]) == (0, 4999)
-
-
 # ------------------------------------------------------------------------------------------------ arms
 
 
@@ -108,16 +88,6 @@ def test_a_failed_run_counts_as_far_as_it_got(experiment: Path) -> None:
     assert "2 of 3 runs" in text
 
 
-def test_missing_runs_and_arms_are_counted_in_the_order_of_the_plan(experiment: Path) -> None:
-    (experiment / "experiment.yaml").write_text("arms: {pods: {}, later: {}, grpo: {}}\nseeds: 4\n")
-    arms = arms_from_runs([experiment], "accuracy")
-    assert [(arm.name, arm.missing) for arm in arms] == [("pods", 1), ("later", 4), ("grpo", 1)]
-    assert any("6 of 12 planned runs are missing" in note for note in notes(analysis_of(experiment)))
-    for plan in ("seeds: {a: 1}\narms: [grpo]", "arms: 3", "[1]", "seeds: -5\narms: {grpo: {}}", "\0"):
-        (experiment / "experiment.yaml").write_text(plan)
-        assert {arm.missing for arm in arms_from_runs([experiment], "accuracy")} == {0}
-
-
 def test_final_scores_are_compared_where_the_baseline_ends(tmp_path: Path) -> None:
     for arm, end in (("grpo", 60), ("pods", 150), ("short", 30)):
         write_run(tmp_path / arm / "seed-0", arm, end=end)
@@ -128,7 +98,7 @@ def test_final_scores_are_compared_where_the_baseline_ends(tmp_path: Path) -> No
 
 
 def test_an_unknown_baseline_is_refused_with_the_names(experiment: Path) -> None:
-    with pytest.raises(UserError, match=r"'grop'.*grpo, pods.*'grpo'"):
+    with pytest.raises(UserError, match=r"'grop'.*grpo, pods.*mean grpo"):
         analysis_of(experiment, baseline="grop")
 
 
@@ -177,20 +147,6 @@ def test_few_runs_settle_nothing_but_a_clear_order_of_all_runs_is_named(experime
     assert "not settled, fewer than 5 runs" in speedup
 
 
-def test_a_crossing_is_marked_on_the_line_that_crosses(tmp_path: Path) -> None:
-    """The level is 0.828; the checkpoint that reaches it has 0.83."""
-    for arm, scores in (("grpo", GRPO), ("pods", PODS)):
-        write_scores(tmp_path / arm / "seed-1", arm, scores)
-    analysis = analysis_of(tmp_path)
-    chart = chart_of(analysis, "accuracy")
-    assert chart["level"][0] == pytest.approx(0.99 * 0.836, abs=1e-5)
-    for arm in chart["arms"]:
-        time, score = arm["crossing"]
-        line = arm["lines"]["time"]
-        assert line["mean"][line["x"].index(time)] == score >= chart["level"][0]
-    assert [arm["crossing"] for arm in chart["arms"]] == [[60.0, 0.836], [48.0, 0.83]]
-
-
 @pytest.mark.parametrize(("rate", "words"), [(0.05, "never reached"), (0.45, "speedup of 0.")])
 def test_an_arm_that_is_slower_or_never_there(tmp_path: Path, rate: float, words: str) -> None:
     for seed in range(5):
@@ -234,11 +190,9 @@ def test_a_baseline_that_peaks_at_its_start_is_noted(tmp_path: Path) -> None:
     assert any("peaks at its first evaluation" in note for note in notes(analysis))
 
 
-def test_notes_name_devices_and_what_never_reaches_the_level(experiment: Path) -> None:
+def test_notes_name_devices(experiment: Path) -> None:
     (experiment / "grpo" / "seed-0" / "environment.json").write_text('{"device": "cuda:0"}')
-    text = " ".join(notes(analysis_of(experiment)))
-    assert "1 on cuda:0, 5 on cpu" in text
-    assert "count as a speedup of 0: pods" in text
+    assert "1 on cuda:0, 5 on cpu" in " ".join(notes(analysis_of(experiment)))
 
 
 # -------------------------------------------------------------------------------------------- ablations
@@ -298,8 +252,11 @@ def test_a_csv_gives_curves_by_arm(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("arm,run,hours\ngrpo,1,0.5\n", "expected rows with arm, run, hours, answer_accuracy"),
-        ("", "has no columns"),
+        (
+            "arm,run,hours\ngrpo,1,0.5\n",
+            "no row with arm, run, hours, answer_accuracy: its columns are arm, run, hours",
+        ),
+        ("", "its columns are empty"),
         (HEAD + "grpo,1,soon,0.4\n", "line 2: hours is 'soon'"),
         (HEAD + "grpo,1\n", "line 2: hours is ''"),
         (HEAD + "grpo,1,1e308,0.4\n", "line 2: hours is '1e308'"),

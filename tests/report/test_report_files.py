@@ -183,26 +183,15 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 
 
-def sparse(path: Path) -> None:
-    path.touch()
-    os.truncate(path, 1 << 40)
-
-
 HAZARDS: dict[str, Callable[[Path], object]] = {
     "pipe": os.mkfifo,
     "directory": Path.mkdir,
     "loop of links": lambda path: path.symlink_to(path.name),
     "link to a device": lambda path: path.symlink_to("/dev/zero"),
-    "unreadable": lambda path: path.symlink_to("/proc/self/mem"),  # for root too
-    "huge": sparse,
     "binary": lambda path: path.write_bytes(bytes(range(256)) * 100),
     "half written": lambda path: path.write_text('{"step": 1, "sec'),
     "an alias bomb": lambda path: path.write_text(BOMB),
-    "an alias of itself": lambda path: path.write_text("a: &a [*a]\n"),
     "deep": lambda path: path.write_text("[" * 100_000),
-    "numbers out of range": lambda path: path.write_text(
-        '{"step": 1e308, "seconds": 1e308, "due": 1e308, "accuracy": 1e308}\n'
-    ),
 }
 
 
@@ -210,7 +199,6 @@ HAZARDS: dict[str, Callable[[Path], object]] = {
 @pytest.mark.timeout(120)
 def test_any_file_of_a_run_may_be_anything(experiment: Path, hazard: str) -> None:
     """Each file in its own run, and the plan of the experiment; the report opens, and names what it skipped."""
-    (experiment / "experiment.yaml").unlink(missing_ok=True)
     HAZARDS[hazard](experiment / "experiment.yaml")
     runs = sorted(experiment.glob("*/seed-*"))
     for name, run in zip(FILES, runs, strict=False):
@@ -219,10 +207,9 @@ def test_any_file_of_a_run_may_be_anything(experiment: Path, hazard: str) -> Non
     report = build_report(experiment, resamples=5)
     assert report.html.read_text().rstrip().endswith("</html>")
     print_summary(report, Console(file=io.StringIO()))
-    if hazard != "numbers out of range":
-        (note,) = (note for note in report.notes if note.startswith("Skipped unreadable data"))
-        assert "config.yaml" in note
-        assert "evals.jsonl" in note or hazard in ("half written", "deep")  # a last line may still be written
+    (note,) = (note for note in report.notes if note.startswith("Skipped unreadable data"))
+    assert "config.yaml" in note
+    assert "evals.jsonl" in note or hazard in ("half written", "deep")  # a last line may still be written
 
 
 def test_what_is_skipped_within_a_file_is_named(experiment: Path) -> None:

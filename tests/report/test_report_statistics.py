@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pods_rl.report import Speedup, speedups
-from pods_rl.report.statistics import difference, mean_curve, normal_band, threshold, time_ratio, time_to
+from pods_rl.report.statistics import difference, mean_curve, normal_band, time_to
 
 Runs = list[list[float]]  # NaN: no such checkpoint
 NAN, INF = float("nan"), float("inf")
@@ -134,20 +134,10 @@ def test_normal_band_is_196_standard_errors() -> None:
     np.testing.assert_allclose([low[0], high[0]], [0.5 - half, 0.5 + half])
 
 
-def test_threshold_passes_over_missing_checkpoints() -> None:
-    assert threshold([NAN, 0.5, 0.4], "peak") == 0.5
-    assert threshold([NAN, 0.5, 0.4], "p99") == pytest.approx(0.495)
-    assert np.isnan(threshold([NAN, NAN]))
-
-
 def test_time_to_a_score_held_from_the_start_is_the_first_time_either_way() -> None:
     for interpolated in (False, True):
         assert time_to([0.5, 0.6], [3.0, 6.0], 0.4, interpolated=interpolated) == 3
         assert time_to([NAN, 0.6], [3.0, 6.0], 0.4, interpolated=interpolated) == 6
-
-
-def test_ratio_has_a_value_for_every_pair() -> None:
-    np.testing.assert_array_equal(time_ratio([4, 4, 4, 0, INF], [2, INF, 0, 0, 2]), [2, 0, INF, 1, NAN])
 
 
 def test_reached_at_time_zero_is_infinite_and_keeps_an_interval() -> None:
@@ -160,15 +150,6 @@ def test_never_reached_counts_as_zero() -> None:
     clock = np.array([[0.0, 10.0]] * 3)
     result = speedup(np.array([[0.1, 0.5]] * 3), clock, np.array([[0.1, 0.2]] * 3), clock)
     assert (result.speedup, result.arm_time, result.ci_high, result.never_reached) == (0.0, INF, 0.0, 1.0)
-
-
-def test_share_that_never_reaches_is_that_of_resamples() -> None:
-    clock = np.array([[0.0, 10.0]] * 2)
-    arm = np.array([[0.1, 0.6], [0.1, 0.3]])  # only a resample of two failures stays below 0.495
-    arm_mean_of_failures = 0.3
-    result = speedup(np.array([[0.1, 0.45]] * 2), clock, arm, clock, resamples=4000)
-    assert arm_mean_of_failures < result.threshold < arm.mean(axis=0)[1]
-    assert result.never_reached == pytest.approx(0.25, abs=0.03)
 
 
 def test_one_run_on_either_side_gives_no_interval() -> None:

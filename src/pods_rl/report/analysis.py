@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +13,9 @@ import numpy as np
 
 from ..errors import UserError
 from ..runs import Run
+from ..text import suggest
 from .arms import OWN_TO_A_RUN, Arm, Curve, rollouts_of
-from .statistics import Array, Difference, Speedup, difference, evaluation_error, normal_band, speedups
+from .statistics import Array, Difference, Speedup, difference, normal_band, speedups
 from .text import finite, plain
 
 PHASES = ("rollout", "reward", "selection", "update")
@@ -28,13 +28,7 @@ AXES = {
 """What an ablation varies."""
 
 _EVERY_PAIR = 4  # with up to this many arms every pair is compared
-# rows follow m, so an ablation of m keeps the prompts of a step: they are compared instead
-_ROW_KEYS = (
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "steps_per_generation",
-    "generation_batch_size",
-)
+_ROWS = ("per_device_train_batch_size", "gradient_accumulation_steps")
 # these decide how memory and disk are used, not what is learned
 _NO_MATTER = {"rollout_batch_size", "vllm_gpu_memory_utilization", "eval_batch_size", "ledger_every", "report_to"}
 
@@ -61,11 +55,7 @@ class Cost:
     steps: float
     seconds_per_step: float
     phases: dict[str, float]
-
-    @property
-    def other(self) -> float:
-        """The time outside all phases: data loading, logging, saving."""
-        return max(self.seconds_per_step - float(np.nansum([*self.phases.values()])), 0.0)
+    other: float  # outside all phases: data loading, logging, saving
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,55 +86,47 @@ class Analysis:
     baseline: Arm | None
     metric: str
     horizon: float  # nominal seconds at which final scores are compared
-    speedups: dict[tuple[str, str, bool], Speedup]
+    speedups: dict[str, tuple[Speedup, ...]]  # of each arm against the baseline, by the authors' rule first
     finals: dict[str, Final]
     costs: dict[str, Cost]
     ablations: tuple[Ablation, ...]
     pairs: tuple[Pair, ...]  # the one that the experiment is about first
-    resamples: int
-    seed: int
 
     def speedup_of(self, arm: str) -> Speedup | None:
         """Return the speedup against the baseline by the authors' rule."""
-        return self.speedups.get((arm, "p99", False))
+        return self.speedups[arm][0] if arm in self.speedups else None
 
     @property
-    def runs(self) -> list[Run]:
-        return [run for arm in self.arms for run in arm.runs]
+    def metrics(self) -> list[str]:
+        """The compared metric, then the others that were measured."""
+        return [*dict.fromkeys([self.metric, *(name for arm in self.arms for name in arm.curves)])]
 
 
 def analyse(
-    arms: Sequence[Arm],
-    *,
-    baseline: str | None,
-    metric: str,
-    resamples: int = 2000,
-    seed: int = 0,
+    arms: Sequence[Arm], *, baseline: str | None, metric: str, resamples: int = 2000, seed: int = 0
 ) -> Analysis:
     """Compare arms; one without an evaluation is kept, and shown without numbers.
 
     Args:
         baseline: name of the arm that the others are measured against, or None for no comparison.
         metric: name of the score, for sentences.
-        resamples: bootstrap resamples of the runs.
-        seed: of the bootstrap.
+        resamples, seed: of the bootstrap over runs.
 
     Raises:
         UserError: when none of several arms has the baseline's name. A single arm needs no baseline.
     """
     base = _find_baseline(arms, baseline)
     ordered = tuple(sorted(arms, key=lambda arm: arm is not base))
-    curves = {arm.name: arm.curve for arm in ordered if arm.curve and arm.curve.has_mean}
+    curves = {arm.name: arm.curve for arm in ordered if arm.curve and not np.isnan(arm.curve.mean).all()}
     reference = curves.get(base.name) if base else None
     ends = [float(curve.due[curve.last()]) for curve in ([reference] if reference else curves.values())]
     horizon = min(ends, default=0.0)
-    found: dict[tuple[str, str, bool], Speedup] = {}
+    found = {}
     for name, curve in curves.items():
-        if not reference:
-            break
         draws = 0 if curve is reference else resamples  # against itself an interval means nothing
-        for result in speedups(reference.tables, curve.tables, resamples=draws, seed=seed):
-            found[name, result.criterion, result.interpolated] = result
+        if reference:
+            baseline_tables = reference.scores, reference.seconds
+            found[name] = tuple(speedups(baseline_tables, (curve.scores, curve.seconds), resamples=draws, seed=seed))
     # an ablation of single runs would show nothing but that runs differ
     ablations = find_ablations([arm for arm in ordered if arm.curve and not arm.is_single])
     finals = {name: _final_of(curve, horizon) for name, curve in curves.items()}
@@ -152,9 +134,8 @@ def analyse(
     for arm, other in _pairs([arm for arm in ordered if arm.name in curves], base, ablations):
         ours, theirs = (_runs_at(curves[one.name], horizon) for one in (arm, other))
         gap = difference(ours, theirs, finals[arm.name].error, finals[other.name].error)
-        known = found.get((arm.name, "p99", False)) if other is base else None
-        tables = (curves[one.name].tables for one in (other, arm))
-        pairs.append(Pair(arm, other, gap, known or next(speedups(*tables, resamples=resamples, seed=seed))))
+        tables = ((curves[one.name].scores, curves[one.name].seconds) for one in (other, arm))
+        pairs.append(Pair(arm, other, gap, next(speedups(*tables, resamples=resamples, seed=seed))))
     return Analysis(
         arms=ordered,
         baseline=base,
@@ -165,8 +146,6 @@ def analyse(
         costs={arm.name: cost_of(arm.runs) for arm in ordered if arm.runs},
         ablations=ablations,
         pairs=tuple(pairs),
-        resamples=resamples,
-        seed=seed,
     )
 
 
@@ -177,12 +156,8 @@ def _find_baseline(arms: Sequence[Arm], name: str | None) -> Arm | None:
         return by_name[name]
     if name is None or name == "none" or len(by_name) == 1:
         return None
-    close = difflib.get_close_matches(name, by_name, n=1)
-    hint = f" Did you mean {plain(close[0])!r}?" if close else ""
-    raise UserError(
-        f"No arm is called {name!r}: the arms are {', '.join(plain(other) for other in by_name)}.{hint} "
-        "Name one with --baseline, or 'none' for no comparison."
-    )
+    names = f"{', '.join(map(plain, by_name))}.{suggest(name, by_name)}"
+    raise UserError(f"No arm is called {name!r}: the arms are {names} Name one with --baseline, or 'none'.")
 
 
 def _pairs(arms: Sequence[Arm], base: Arm | None, ablations: Sequence[Ablation]) -> list[tuple[Arm, Arm]]:
@@ -218,35 +193,36 @@ def _final_of(curve: Curve, horizon: float) -> Final:
     start = int(known[0])
     within = known[known <= at] if at >= start else known
     peak = int(within[np.argmax(curve.mean[within])])
+    errors = curve.errors[~np.isnan(curve.scores[:, at]), at]
     return Final(
         start=float(curve.mean[start]),
         final=float(curve.mean[at]),
         final_seconds=float(curve.times[at]),
-        final_runs=len(_runs_at(curve, horizon)),
+        final_runs=len(errors),
         low=float(low[at]),
         high=float(high[at]),
         peak=float(curve.mean[peak]),
         peak_seconds=float(curve.times[peak]),
-        error=float(evaluation_error(curve.scores, curve.errors)[at]),
+        error=float(np.linalg.norm(errors) / len(errors)),
     )
 
 
 def cost_of(runs: Sequence[Run]) -> Cost:
     """Return steps, seconds a step and seconds by phase: the mean of each run, then the mean over runs."""
-    logged: dict[str, list[float]] = {key: [] for key in ("steps", "seconds", *PHASES)}
-    for run in runs:
-        rows = [(step, row) for row in run.metrics if (step := finite(row.get("step"))) and step > 0]
-        if not rows:
-            continue
-        step, last = rows[-1]
-        logged["steps"].append(step)
-        if (clock := finite(last.get("seconds"))) is not None:
-            logged["seconds"].append(clock / step)
-        for phase in PHASES:
-            values = [value for _, row in rows if (value := finite(row.get(f"pods/seconds/{phase}"))) is not None]
-            logged[phase] += [float(np.mean(values))] if values else []
-    means = {key: float(np.mean(values)) if values else math.nan for key, values in logged.items()}
-    return Cost(means["steps"], means["seconds"], {phase: means[phase] for phase in PHASES})
+
+    def mean(values: Iterable[object]) -> float:
+        known = [value for value in map(finite, values) if value is not None]
+        return float(np.mean(known)) if known else math.nan
+
+    logged = [[row for row in run.metrics if (finite(row.get("step")) or 0) > 0] for run in runs]
+    logged = [rows for rows in logged if rows]
+    last = [(float(rows[-1]["step"]), finite(rows[-1].get("seconds"))) for rows in logged]
+    phases = {
+        phase: mean(mean(row.get(f"pods/seconds/{phase}") for row in rows) for rows in logged) for phase in PHASES
+    }
+    per_step = mean(clock and clock / step for step, clock in last)
+    other = max(per_step - float(np.nansum([*phases.values()])), 0.0)
+    return Cost(mean(step for step, _ in last), per_step, phases, other)
 
 
 # ------------------------------------------------------------------------------------------ ablations
@@ -258,26 +234,25 @@ def find_ablations(arms: Sequence[Arm]) -> tuple[Ablation, ...]:
     Of several such arms one that drops rollouts comes first, then the order given. A family needs two arms, and
     three if it is all there is: the rest of the report compares two arms already.
     """
-    known = [(arm, settings) for arm in arms if (settings := settings_of(arm.config))]
-    if not known:
-        return ()
+    settings = {arm: own for arm in arms if (own := settings_of(arm.config))}
 
-    def neighbours(own: Mapping[str, Any]) -> dict[str, list[tuple[Arm, Mapping[str, Any]]]]:
-        """Return the arms that differ in exactly one setting, by that setting."""
-        return {axis: [pair for pair in known if _differences(own, pair[1]) == {axis}] for axis in AXES}
+    def family(arm: Arm, axis: str) -> list[Arm]:
+        """Return the arms that differ in exactly this setting."""
+        return [other for other in settings if _differences(settings[arm], settings[other]) == {axis}]
 
-    def rank(pair: tuple[Arm, Mapping[str, Any]]) -> tuple[int, bool]:
-        return sum(map(len, neighbours(pair[1]).values())), not _is_plain(pair[1])
+    def rank(arm: Arm) -> tuple[int, bool]:
+        return sum(len(family(arm, axis)) for axis in AXES), not _is_plain(settings[arm])
 
-    reference, own = max(known, key=rank)
-    found = []
-    for axis, others in neighbours(own).items():
-        if others and (len(others) > 1 or len(arms) > 2):
-            family = [(reference, own), *others]
+    found: list[Ablation] = []
+    for axis in AXES if settings else ():
+        reference = max(settings, key=rank)
+        members = [reference, *family(reference, axis)]
+        if len(members) > 2 or (len(members) == 2 and len(arms) > 2):
             if axis in ("n", "m"):
-                family.sort(key=lambda pair: pair[1][axis])
-            values = (plain(one[axis], limit=30) + " (GRPO)" * _is_plain(one) for _, one in family)
-            found.append(Ablation(axis, reference, tuple(arm for arm, _ in family), tuple(values)))
+                members.sort(key=lambda arm: settings[arm][axis])
+            grpo = {arm: " (GRPO)" * _is_plain(settings[arm]) for arm in members}
+            values = (plain(settings[arm][axis], limit=30) + grpo[arm] for arm in members)
+            found.append(Ablation(axis, reference, tuple(members), tuple(values)))
     return tuple(found)
 
 
@@ -290,13 +265,12 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     n, m = rollouts_of(config)
     if not n or not m:
         return {}
-    skipped = OWN_TO_A_RUN | _NO_MATTER | {"num_rollouts", "num_generations", *AXES, *_ROW_KEYS}
+    skipped = OWN_TO_A_RUN | _NO_MATTER | {"num_rollouts", "num_generations", *AXES, *_ROWS}
     axes = {"n": n, "m": m, "rule": str(config.get("rule") or ""), "advantages": str(config.get("advantages") or "")}
     rest = {f"{key}": in_order(value) for key, value in config.items() if key not in skipped and value is not None}
-    rows, micro, steps, generated = (finite(config.get(key)) for key in _ROW_KEYS)
-    shares = {"rows": rows and rows * (micro or 1.0) / m, "updates": steps and steps / (micro or 1.0)}
-    shares["generated"] = generated and generated / m
-    return rest | {f"prompts: {key}": share for key, share in shares.items() if share is not None} | axes
+    rows, micro_batches = (finite(config.get(key)) for key in _ROWS)
+    # rows follow m, so an ablation of m keeps the prompts of a step
+    return rest | ({"prompts": rows * (micro_batches or 1) / m} if rows else {}) | axes
 
 
 def _is_plain(settings: Mapping[str, Any]) -> bool:

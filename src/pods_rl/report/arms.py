@@ -17,11 +17,11 @@ import numpy as np
 
 from ..errors import UserError
 from ..runs import Run, find_runs, is_run
-from ..runs.files import CONFIG, ENVIRONMENT, EVALS, METRICS, STATUS, read_mapping
+from ..runs.files import CONFIG, ENVIRONMENT, EVALS, METRICS, STATUS
 from .statistics import Array, mean_curve
 from .text import finite, plain
 
-ACCURACIES = ("answer_accuracy", "accuracy", "format_accuracy", "both_accuracy")
+ACCURACIES = ("accuracy", "answer_accuracy", "both_accuracy", "format_accuracy")
 LENGTH = "mean_completion_tokens"
 HOUR = 3600.0
 
@@ -53,23 +53,10 @@ class Curve:
     def mean(self) -> Array:
         return mean_curve(self.scores)
 
-    @property
-    def has_mean(self) -> bool:
-        """Whether most runs share a checkpoint; else there is nothing to compare."""
-        return not bool(np.isnan(self.mean).all())
-
     @cached_property
     def times(self) -> Array:
         """Mean of the real seconds over runs."""
         return mean_curve(self.seconds)
-
-    @property
-    def tables(self) -> tuple[Array, Array]:
-        return self.scores, self.seconds
-
-    @property
-    def is_single(self) -> bool:
-        return len(self.runs) == 1
 
     def last(self, horizon: float = math.inf) -> int:
         """The last checkpoint with a mean, no later than ``horizon`` nominal seconds; else the first."""
@@ -86,8 +73,7 @@ class Arm:
     curve: Curve | None
     config: Mapping[str, Any]
     runs: tuple[Run, ...] = ()
-    other_curves: Mapping[str, Curve] = field(default_factory=dict)
-    missing: int = 0  # runs that ``experiment.yaml`` plans and that have not begun
+    curves: Mapping[str, Curve] = field(default_factory=dict)  # by metric, the compared one first
 
     @property
     def run_count(self) -> int:
@@ -96,12 +82,7 @@ class Arm:
     @property
     def is_single(self) -> bool:
         """Whether the curve is that of one run."""
-        return self.curve is not None and self.curve.is_single
-
-    def curves(self, metric: str) -> dict[str, Curve]:
-        """Return the curves by metric: the compared one first, then the other accuracies and the length."""
-        others = {name: self.other_curves.get(name) for name in _METRICS if name != metric}
-        return {name: curve for name, curve in {metric: self.curve, **others}.items() if curve}
+        return self.curve is not None and len(self.curve.runs) == 1
 
 
 # --------------------------------------------------------------------------------------------- curves
@@ -182,10 +163,10 @@ def _interpolated(runs: Mapping[str, Points]) -> Curve | None:
     high = sorted((table[0, -1] for table in tables), reverse=True)[half]
     seconds = np.concatenate([table[0] for table in tables])
     within = seconds[(seconds >= low) & (seconds <= high)]
-    if not low < high or not len(within):
+    if low >= high:
         return None
     count = min(int(np.median([table.shape[1] for table in tables])), MOST_CHECKPOINTS)
-    grid = np.unique(np.r_[low, np.quantile(within, np.linspace(0, 1, max(2, count))), high])
+    grid = np.unique(np.quantile(within, np.linspace(0, 1, max(2, count))))
     scores, errors = (
         np.array([np.interp(grid, table[0], table[row], left=np.nan, right=np.nan) for table in tables])
         for row in (1, 2)
@@ -196,51 +177,30 @@ def _interpolated(runs: Mapping[str, Points]) -> Curve | None:
 # ----------------------------------------------------------------------------------------------- arms
 
 
-def real(path: str | Path) -> Path:
-    """Return the absolute path without links; a loop of links, at which ``Path.resolve`` raises, stays as it is."""
-    return Path(os.path.realpath(path))
-
-
 def arms_from_runs(sources: Sequence[str | Path], metric: str) -> list[Arm]:
     """Return the arms found in experiment directories and run directories, in the order given.
 
     A run directory called ``seed-<k>`` belongs to the arm its parent is named after; another is its own arm.
     """
     found: dict[str, list[Run]] = {}
-    planned: Counter[str] = Counter()
     for source in map(Path, sources):
         for arm, runs in find_runs(source).items():
             found.setdefault((is_run(source) and runs[0].arm) or arm, []).extend(runs)
-        planned += _planned(source)
     if not found:
         where = ", ".join(str(source) for source in sources) or "an empty list"
         raise UserError(
             f"No run found in {where}: expected run directories, or a directory of them, as `pods compare` writes it."
         )
     arms = []
-    for name in dict.fromkeys([*planned, *found]):
-        runs = found.get(name, [])
+    for name, runs in found.items():
         config = {str(key): value for key, value in next((run.config for run in runs if run.config), {}).items()}
-        missing = max(0, planned[name] - len(runs))
-        arms.append(_arm(name, config, {str(run.path): run.evals for run in runs}, metric, runs, missing))
+        arms.append(_arm(name, config, {str(run.path): run.evals for run in runs}, metric, runs))
     return arms
 
 
-def _planned(source: Path) -> Counter[str]:
-    """Return the number of runs that an ``experiment.yaml`` plans, by arm, in its order."""
-    values = read_mapping(source / "experiment.yaml")
-    arms, seeds = values.get("arms"), values.get("seeds", 1)
-    count = len(seeds) if isinstance(seeds, list) else seeds
-    if not isinstance(arms, dict) or not isinstance(count, int):
-        return Counter()
-    return Counter({name: count for name in arms if isinstance(name, str)})
-
-
-def _arm(
-    name: str, config: Mapping[str, Any], evals: Evals, metric: str, runs: Sequence[Run] = (), missing: int = 0
-) -> Arm:
-    others = {other: curve for other in sorted({*_METRICS} - {metric}) if (curve := curve_of(evals, other))}
-    return Arm(name, label_of(name, config), curve_of(evals, metric), config, tuple(runs), others, missing)
+def _arm(name: str, config: Mapping[str, Any], evals: Evals, metric: str, runs: Sequence[Run] = ()) -> Arm:
+    curves = {one: curve for one in dict.fromkeys((metric, *_METRICS)) if (curve := curve_of(evals, one))}
+    return Arm(name, label_of(name, config), curves.get(metric), config, tuple(runs), curves)
 
 
 def arms_from_csv(path: str | Path, metric: str = "answer_accuracy") -> list[Arm]:
@@ -258,8 +218,6 @@ def arms_from_csv(path: str | Path, metric: str = "answer_accuracy") -> list[Arm
     """
     needed = ["arm", "run", "hours", metric]
     try:
-        if Path(path).exists() and not Path(path).is_file():
-            raise OSError("it is not a regular file")
         with open(path, encoding="utf-8-sig", newline="") as file:
             rows = csv.DictReader(file, restval="")
             columns = rows.fieldnames or ()
@@ -267,11 +225,8 @@ def arms_from_csv(path: str | Path, metric: str = "answer_accuracy") -> list[Arm
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"Cannot read {path} as CSV: {error}. Expected columns {', '.join(needed)}.") from error
     if not evals:
-        held = "no rows" if {*needed} <= {*columns} else f"columns {', '.join(columns)}" if columns else "no columns"
-        raise UserError(
-            f"{path} has {held}: expected rows with {', '.join(needed)}. Choose a metric with --metric, or rename the "
-            "columns."
-        )
+        held = f"{path} has no row with {', '.join(needed)}: its columns are {', '.join(columns) or 'empty'}."
+        raise UserError(f"{held} Choose a metric with --metric, or rename the columns.")
     return [_arm(name, configs[name], evals[name], metric) for name in evals]
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,11 +25,11 @@ from ..errors import UserError
 from ..runs import write_atomic
 from ..text import safe_text
 from .analysis import Analysis, analyse
-from .arms import Arm, arms_from_csv, arms_from_runs, real
+from .arms import arms_from_csv, arms_from_runs
 from .charts import Chart, charts
 from .ledger import DATA_MB, Ledger, ledger_of
 from .tables import Table, tables
-from .text import encodable, finite, markdown, plain
+from .text import finite, markdown, plain
 from .wording import headlines, method, notes
 
 _KINDS = ("pdf", "svg", "png")
@@ -99,31 +98,29 @@ def build_report(
         UserError: if no run is found, if runs were evaluated but never on ``metric``, if none of
             several arms is called ``baseline``, if a format is unknown, and if the folder cannot be written.
     """
-    _check_kinds(figures)
     paths = [Path(sources)] if isinstance(sources, (str, Path)) else [Path(source) for source in sources]
-    settings: dict[str, Any] = {"baseline": baseline, "metric": metric, "resamples": resamples, "seed": seed}
-    report = read_report(paths, **settings, rollouts_mb=rollouts_mb)
+    settings: dict[str, Any] = {"baseline": baseline, "resamples": resamples, "seed": seed}
+    report = read_report(paths, metric=metric, rollouts_mb=rollouts_mb, **settings)
     if output is None:
-        output = (paths[0] if len(paths) == 1 else Path(os.path.commonpath([*map(real, paths)]))) / "report"
+        parent = paths[0] if len(paths) == 1 else os.path.commonpath([os.path.realpath(path) for path in paths])
+        output = Path(parent, "report")
     return _write(report, Path(output), figures)
 
 
 def read_report(
-    paths: Sequence[Path],
-    *,
-    baseline: str | None = "grpo",
-    metric: str = "accuracy",
-    resamples: int = 2000,
-    seed: int = 0,
-    rollouts_mb: float = DATA_MB,
+    paths: Sequence[Path], *, metric: str = "accuracy", rollouts_mb: float = DATA_MB, **settings: Any
 ) -> ReportFiles:
-    """Return the report of runs without writing it; arguments as of ``build_report``."""
+    """Return the report of runs without writing it; arguments as of ``build_report``, settings as of ``analyse``."""
     if not 0 <= rollouts_mb <= _MOST_MB:
         raise UserError(f"--rollouts_mb must be between 0 and {_MOST_MB:g}: got {rollouts_mb}.")
     arms = arms_from_runs(paths, metric)
-    _check_metric(arms, metric)
-    analysis = analyse(arms, baseline=baseline, metric=metric, resamples=resamples, seed=seed)
-    title = real(paths[0]).name if len(paths) == 1 else f"{len(paths)} runs"
+    rows = [row for arm in arms for run in arm.runs for row in run.evals]
+    known = {key for row in rows for key in row if finite(row[key]) is not None}
+    if known and not any(arm.curve for arm in arms):
+        names = ", ".join(map(plain, sorted(known)))
+        raise UserError(f"No evaluation has a number called {metric!r}. Choose one of {names} with --metric.")
+    analysis = analyse(arms, metric=metric, **settings)
+    title = os.path.basename(os.path.realpath(paths[0])) if len(paths) == 1 else f"{len(paths)} runs"
     return _report(analysis, ledger_of(analysis.arms, data_mb=rollouts_mb), title)
 
 
@@ -138,29 +135,11 @@ def build_report_from_csv(
     figures: Sequence[str] = (),
 ) -> ReportFiles:
     """Write the same report from a CSV of evaluations (columns: ``arms_from_csv``); without phases and rollouts."""
-    _check_kinds(figures)
     arms = arms_from_csv(csv, metric)
     if not any(arm.curve for arm in arms):
         raise UserError(f"{csv}: column {metric} holds no number. Choose another with --metric.")
     analysis = analyse(arms, baseline=baseline, metric=metric, resamples=resamples, seed=seed)
     return _write(_report(analysis, Ledger(), Path(csv).name), Path(output), figures)
-
-
-def _check_kinds(kinds: Sequence[str]) -> None:
-    for kind in kinds:
-        if kind not in _KINDS:
-            raise UserError(f"--figures {plain(kind)}: no such format. Choose among {', '.join(_KINDS)}.")
-
-
-def _check_metric(arms: Sequence[Arm], metric: str) -> None:
-    if any(arm.curve for arm in arms):
-        return
-    rows = [row for arm in arms for run in arm.runs for row in run.evals]
-    known = sorted({key for row in rows for key, value in row.items() if finite(value) is not None})
-    if known:
-        raise UserError(
-            f"No evaluation has a number called {metric!r}. Choose one of {', '.join(map(plain, known))} with --metric."
-        )
 
 
 def _report(analysis: Analysis, ledger: Ledger, title: str) -> ReportFiles:
@@ -178,6 +157,8 @@ def _report(analysis: Analysis, ledger: Ledger, title: str) -> ReportFiles:
 
 
 def _write(report: ReportFiles, folder: Path, kinds: Sequence[str]) -> ReportFiles:
+    if unknown := {*kinds} - {*_KINDS}:
+        raise UserError(f"--figures {plain(min(unknown))}: no such format. Choose among {', '.join(_KINDS)}.")
     report = replace(report, folder=folder)
     pictures: dict[str, bytes] = {}
     if kinds and report.analysis:
@@ -201,27 +182,20 @@ def _write(report: ReportFiles, folder: Path, kinds: Sequence[str]) -> ReportFil
 # ------------------------------------------------------------------------------------------- the page
 
 
-def to_html(report: ReportFiles, *, live: bool = False) -> str:
+def to_html(report: ReportFiles, *, live: bool = False, parts: bool = False) -> str:
     """Return the page. The template escapes names, logs and model output, and nothing but our own style and scripts.
 
     Args:
         report: what to show.
         live: with the script that `pods watch` serves, and permission to ask its server.
+        parts: without style, scripts and data: what `pods watch` exchanges in a page that is open.
     """
-    style = _asset("vendor/uPlot.min.css") + _asset("templates/report.css")
-    scripts = [_asset(name) for name in (*_SCRIPTS, *([_LIVE] if live else []))]
-    # trusted: files of the package
-    return _render(report, content_security_policy(style, *scripts, live=live), Markup(style), [*map(Markup, scripts)])
-
-
-def to_parts(report: ReportFiles) -> str:
-    """Return the page without style, scripts and data: what `pods watch` exchanges in a page that is open."""
-    return _render(report, "", Markup(""), [])
-
-
-def _render(report: ReportFiles, policy: str, style: Markup, scripts: Sequence[Markup]) -> str:
-    shown = {"report": report, "tables": report.tables, "folded": _FOLDED, "island": island}
-    return encodable(_template().render(**shown, policy=policy, style=style, scripts=scripts))
+    names = () if parts else (*_SCRIPTS, *([_LIVE] if live else []))
+    scripts = [Markup(_asset(name)) for name in names]  # trusted: files of the package
+    style = Markup("" if parts else _asset("vendor/uPlot.min.css") + _asset("templates/report.css"))
+    policy = "" if parts else content_security_policy(style, *scripts, live=live)
+    shown = {"report": report, "tables": report.tables, "folded": _FOLDED}
+    return _template().render(**shown, policy=policy, style=style, scripts=scripts)
 
 
 def content_security_policy(style: str, *scripts: str, live: bool = False) -> str:
@@ -234,19 +208,6 @@ def content_security_policy(style: str, *scripts: str, live: bool = False) -> st
     parts += [f"script-src {' '.join(map(_hash, scripts))}", "require-trusted-types-for 'script'"]
     parts += ["connect-src 'self'"] if live else []
     return "; ".join([*parts, "base-uri 'none'", "form-action 'none'"])
-
-
-def island(name: str, value: object) -> Markup:
-    """Return data for the page's scripts; nothing in it ends the element."""
-    return Markup(f'<script type="application/json" id="{name}">{to_island(value)}</script>')
-
-
-def to_island(value: object) -> str:
-    """Return JSON without a character that could end an element."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return encodable(text)
 
 
 def _hash(text: str) -> str:
@@ -262,6 +223,7 @@ def _asset(name: str) -> str:
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"plain": plain}
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
     return environment.from_string(_asset("templates/report.html.j2"))
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .analysis import Analysis
-from .arms import ACCURACIES, LENGTH, Arm, Curve, curve_of
+from .arms import Arm, Curve, curve_of
 from .statistics import Z_95, Array, normal_band
 from .text import UNITS, finite, rounded, unit_for, words
 
@@ -58,25 +58,24 @@ def line_styles(count: int) -> list[Style]:
 def styles_of(analysis: Analysis) -> dict[str, Style]:
     """Return the style of each arm by name, the same in every figure; the arm that the report is about comes first."""
     subject = analysis.pairs[0].arm if analysis.pairs else None
-    others = [arm for arm in analysis.arms if arm is not analysis.baseline and arm is not subject]
-    ordered = [*([subject] if subject else []), *others]
-    styles = {arm.name: style for arm, style in zip(ordered, line_styles(len(ordered)), strict=True)}
+    others = [arm for arm in analysis.arms if arm is not analysis.baseline]
+    others.sort(key=lambda arm: arm is not subject)
+    styles = {arm.name: style for arm, style in zip(others, line_styles(len(others)), strict=True)}
     return styles | ({analysis.baseline.name: Style(_BASELINE)} if analysis.baseline else {})
 
 
 def charts(analysis: Analysis) -> dict[str, list[Chart]]:
     """Return the panels of the page's figures: ``scores`` of evaluations, the compared one first, and ``steps``."""
-    names = [analysis.metric, *(name for name in (*ACCURACIES, LENGTH) if name != analysis.metric)]
-    scores = [chart_of(analysis, name) for name in names]
+    scores = [chart_of(analysis, name) for name in analysis.metrics]
     steps = [_steps_chart(analysis, metric) for metric in STEP_METRICS]
-    found = {"scores": [one for one in scores if one["arms"]], "steps": [one for one in steps if one["arms"]]}
+    found = {name: [one for one in panels if one["arms"]] for name, panels in (("scores", scores), ("steps", steps))}
     return {name: panels for name, panels in found.items() if panels}
 
 
 def chart_of(analysis: Analysis, metric: str) -> Chart:
     """Return a metric of evaluations over training time, and over steps if every run logged them."""
-    own = {arm.name: curve for arm in analysis.arms if (curve := arm.curves(analysis.metric).get(metric))}
-    arms = [arm for arm in analysis.arms if arm.name in own]
+    arms = [arm for arm in analysis.arms if metric in arm.curves]
+    own = {arm.name: arm.curves[metric] for arm in arms}
     unit = unit_for(max((float(np.nanmax(curve.seconds)) for curve in own.values()), default=1.0))
     of_cpu = " of processor time" if any(arm.config.get("clock") == "cpu" for arm in arms) else ""
     over_steps = {arm.name: curve for arm in arms if (curve := _curve_over_steps(arm, metric))}
@@ -119,14 +118,13 @@ def _panel(analysis: Analysis, y: str, axes: Mapping[str, tuple[str, float, Mapp
 
 
 def _curve_over_steps(arm: Arm, metric: str) -> Curve | None:
-    """Return the arm's curve over steps instead of seconds; None if a run has not logged them."""
-    evals: dict[str, list[Mapping[str, Any]]] = {}
-    for run in arm.runs:
-        steps = [finite(row.get("step")) for row in run.evals]
-        if not steps or None in steps:
-            return None
-        pairs = zip(run.evals, steps, strict=True)
-        evals[str(run.path)] = [{**row, "due": row.get("due", row.get("seconds")), "seconds": at} for row, at in pairs]
+    """Return the arm's curve over steps instead of seconds; None if an evaluation has no step."""
+    if any(finite(row.get("step")) is None for run in arm.runs for row in run.evals):
+        return None
+    evals = {
+        str(run.path): [{**row, "due": row.get("due", row.get("seconds")), "seconds": row["step"]} for row in run.evals]
+        for run in arm.runs
+    }
     return curve_of(evals, metric)
 
 
@@ -167,7 +165,7 @@ def _even(count: int, most: int) -> list[int]:
 
 def _band(curve: Curve) -> tuple[Array, Array]:
     """Return 1.96 standard errors about the mean: over runs, or of the evaluation if there is one run."""
-    if not curve.is_single:
+    if len(curve.runs) > 1:
         return normal_band(curve.scores)
     return curve.scores[0] - Z_95 * curve.errors[0], curve.scores[0] + Z_95 * curve.errors[0]
 

@@ -5,24 +5,20 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_pdf import FigureCanvasPdf
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from .analysis import AXES, Ablation, Analysis
-from .arms import ACCURACIES, LENGTH
 from .charts import Style, chart_of, styles_of
 from .text import plain, words
 
 WIDTH = 3.25  # inches: a column of a paper with two columns
+_VARYING = {"svg": "Date", "pdf": "CreationDate", "png": "Software"}  # what would change a file's bytes
 _DPI = 300  # of a PNG, and of images within an SVG or a PDF
 _INK = "#3c4043"
 _PRINTED_DASHES = ((), (6, 2), (1, 1.2), (6, 1.5, 1, 1.5), (3, 1), (6, 1.5, 1, 1.5, 1, 1.5))
@@ -46,34 +42,20 @@ STYLE: dict[str, Any] = {
 
 def printed(analysis: Analysis, kinds: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     """Yield a file name and its content for each figure that has data, in each format."""
-    measured = {name for arm in analysis.arms for name in arm.curves(analysis.metric)}
-    found = {"curves": curves_figure(analysis, analysis.metric)}
-    others = [name for name in (*ACCURACIES, LENGTH) if name in measured and name != analysis.metric]
-    found |= {name: curves_figure(analysis, name) for name in others}
+    first, *others = analysis.metrics
+    found = {"curves": curves_figure(analysis, first)} | {name: curves_figure(analysis, name) for name in others}
     found |= {f"ablation-{one.axis}": ablation_figure(analysis, one) for one in analysis.ablations}
     for name, figure in found.items():
         for kind in kinds:
             yield f"{name}.{kind}", to_bytes(figure, kind)
 
 
-# ------------------------------------------------------------------------------------ shared by all figures
-
-
-def styled(make: Callable[..., Figure]) -> Callable[..., Figure]:
-    """Draw in the report's style, without changing matplotlib's global settings."""
-
-    @wraps(make)
-    def draw(*args: Any, **kwargs: Any) -> Figure:
-        with mpl.rc_context(STYLE):
-            return make(*args, **kwargs)
-
-    return draw
+styled = mpl.rc_context(STYLE)
+"""Draw in the report's style, without changing matplotlib's global settings: a decorator, or in a ``with``."""
 
 
 def new_figure(width: float = WIDTH, height: float = 2.4) -> Figure:
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def look(style: Style, rank: int = 0) -> dict[str, Any]:
@@ -101,17 +83,8 @@ def to_bytes(figure: Figure, kind: str) -> bytes:
     buffer = io.BytesIO()
     with mpl.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name in a script the font lacks
-        figure.set_dpi(_DPI)
-        if kind == "svg":
-            FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
-        elif kind == "pdf":
-            FigureCanvasPdf(figure).print_pdf(buffer, metadata={"CreationDate": None})
-        else:
-            FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
+        figure.savefig(buffer, format=kind, dpi=_DPI, metadata={_VARYING[kind]: None})
     return buffer.getvalue()
-
-
-# ----------------------------------------------------------------------------------- over training time
 
 
 @styled

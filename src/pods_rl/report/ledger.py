@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 
 from ..runs import Run
 from ..text import call_text, content_text, plain_text
-from .arms import Arm, rollouts_of
-from .text import encodable, finite, plain, rounded
+from .arms import Arm
+from .text import finite, plain, rounded
 
 DATA_MB = 20.0
 """Approximate megabytes of the page that rollouts may take."""
@@ -26,31 +26,21 @@ DATA_MB = 20.0
 TEXT_LIMIT = 2_000
 """Characters of a text that are shown."""
 
-_ESCAPED = re.compile("[<>&]")  # six bytes each in a page
+_ESCAPED = re.compile("[<>&']")  # six bytes each in a page
 _MOST_NUMBERS = 12  # of equal rollouts that are named
-_MOST_TURNS = 40
 _UNREADABLE = (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, pa.ArrowException)
 
 
 @dataclass
 class Ledger:
-    """The rollouts of a page.
+    """The rollouts of a page."""
 
-    Args:
-        limit_mb: megabytes that they may take.
-        files: how many ledger files there are.
-        unreadable: names of files that could not be read.
-        groups: in the files that could be read.
-        rollouts: on the page.
-        left_out: number of groups that do not fit the page.
-    """
-
-    limit_mb: float = DATA_MB
+    limit_mb: float = DATA_MB  # megabytes that they may take
     files: int = 0
-    unreadable: list[str] = field(default_factory=list)
-    groups: int = 0
-    rollouts: int = 0
-    left_out: int = 0
+    unreadable: list[str] = field(default_factory=list)  # names of files
+    groups: int = 0  # in the files that could be read
+    rollouts: int = 0  # on the page
+    left_out: int = 0  # groups that do not fit the page
     _bytes: int = 0
     _arms: dict[str, int] = field(default_factory=dict)
     _runs: dict[str, int] = field(default_factory=dict)
@@ -93,8 +83,8 @@ class Ledger:
             first["group"],
             self._id(_middle_cut(message_text(first.get("prompt")))),
             self._id(plain_text(message_text(first.get("answer"))[:200])),
-            _stat(rollouts, rollouts_of(arm.config)[0]),
-            [self._row(fold) for fold in folded(rollouts)],
+            _stat(rollouts),
+            self._lines(rollouts),
         ]
         new = [*self._texts][known:]
         text = json.dumps([group, new], ensure_ascii=False)
@@ -108,11 +98,18 @@ class Ledger:
         self.rollouts += len(rollouts)
         return True
 
-    def _row(self, fold: Sequence[_Rollout]) -> list[Any]:
-        first, kept = fold[0], [rollout for rollout in fold if rollout.kept]
-        advantage = kept[0].advantage if kept else None
-        numbers = [rollout.index for rollout in fold[:_MOST_NUMBERS]]
-        return [self._id(first.text), first.reward, len(fold), len(kept), advantage, self._id(first.facts), numbers]
+    def _lines(self, rollouts: Sequence[_Rollout]) -> list[list[Any]]:
+        """Return the rollouts in their order, those of equal text, reward and facts in one line."""
+        folds: dict[tuple[float | None, str, str], list[_Rollout]] = {}
+        for rollout in rollouts:
+            folds.setdefault((rollout.reward, rollout.text, rollout.facts), []).append(rollout)
+        lines = []
+        for (reward, text, facts), fold in folds.items():
+            kept = [rollout.advantage for rollout in fold if rollout.kept]
+            numbers = [rollout.index for rollout in fold[:_MOST_NUMBERS]]
+            advantage = kept[0] if kept else None
+            lines.append([self._id(text), reward, len(fold), len(kept), advantage, self._id(facts), numbers])
+        return lines
 
     def _id(self, text: str) -> int:
         return self._texts.setdefault(text, len(self._texts))
@@ -155,13 +152,11 @@ def ledger_of(arms: Sequence[Arm], *, data_mb: float = DATA_MB) -> Ledger:
 
 
 def _rollout(row: Mapping[str, Any], position: int) -> _Rollout:
-    text = conversation(row.get("messages")) or message_text(row.get("completion"))
-    cut = len(text) - TEXT_LIMIT
     index, tokens = finite(row.get("rollout")), finite(row.get("completion_tokens"))
     parts = {name.removeprefix("reward/"): value for name, value in row.items() if name.startswith("reward/")}
     facts = [f"{plain(name)} {value:.3f}" for name, raw in parts.items() if (value := finite(raw)) is not None]
     turns = row.get("turn_rewards")
-    given = [finite(value) for value in turns[:_MOST_TURNS]] if isinstance(turns, list) else []
+    given = [finite(value) for value in turns] if isinstance(turns, list) else []
     facts += [f"turn {number} {value:.3f}" for number, value in enumerate(given, 1) if value is not None]
     facts += [] if tokens is None else [f"{int(tokens)} tokens"]
     answer = finite(parts.get("accuracy"))
@@ -170,7 +165,7 @@ def _rollout(row: Mapping[str, Any], position: int) -> _Rollout:
         reward=rounded(row.get("reward"), 6),
         kept=bool(row.get("selected")),
         advantage=rounded(row.get("advantage"), 4),
-        text=plain_text(text[:TEXT_LIMIT]) + (f" … ({cut} more characters)" if cut > 0 else ""),
+        text=_middle_cut(conversation(row.get("messages")) or message_text(row.get("completion"))),
         facts=" · ".join(facts),
         right=None if "accuracy" not in parts else answer is not None and answer >= 1,
     )
@@ -187,15 +182,7 @@ def outward(rollouts: Sequence[_Rollout]) -> list[_Rollout]:
     return sorted(rollouts, key=place)
 
 
-def folded(rollouts: Sequence[_Rollout]) -> list[list[_Rollout]]:
-    """Return the rollouts with those of equal text, reward and facts together, in their order."""
-    found: dict[tuple[object, ...], list[_Rollout]] = {}
-    for rollout in rollouts:
-        found.setdefault((rollout.reward, rollout.text, rollout.facts), []).append(rollout)
-    return list(found.values())
-
-
-def _stat(rollouts: Sequence[_Rollout], n: int | None) -> str:
+def _stat(rollouts: Sequence[_Rollout]) -> str:
     """Return how many were right and kept, and mean and spread of the rewards."""
 
     def spread(chosen: Sequence[_Rollout]) -> str:
@@ -206,7 +193,7 @@ def _stat(rollouts: Sequence[_Rollout], n: int | None) -> str:
     count, kept = len(rollouts), [rollout for rollout in rollouts if rollout.kept]
     graded = [rollout.right for rollout in rollouts if rollout.right is not None]
     parts = [f"{sum(graded)} of {count} right"] if graded else []
-    parts += [f"kept {len(kept)} of {count}" + (f" (n = {n})" if n and n > count else "")]
+    parts += [f"kept {len(kept)} of {count}"]
     rest = f", of the kept {spread(kept)}" if len(kept) < count else ""
     return " · ".join([*parts, f"reward {spread(rollouts)}{rest}"])
 
@@ -220,9 +207,8 @@ def message_text(value: Any) -> str:
     if value is None:
         return ""
     if not isinstance(value, list):
-        return encodable(value)
-    shown = value if len(value) <= _MOST_TURNS else [*value[: _MOST_TURNS - 1], "…", value[-1]]
-    return "\n".join(_message(one) if isinstance(one, Mapping) else encodable(one) for one in shown)
+        return str(value)
+    return "\n".join(_message(one) if isinstance(one, Mapping) else str(one) for one in value)
 
 
 def _message(message: Mapping[str, Any]) -> str:
@@ -246,9 +232,9 @@ def conversation(messages: Any) -> str:
         return ""
 
 
-def _middle_cut(prompt: str) -> str:
-    """Return a prompt without its middle if it is long: instructions come first and the question last."""
-    cut = len(prompt) - TEXT_LIMIT
+def _middle_cut(text: str) -> str:
+    """Return a long text without its middle: instructions come first, a question and an answer last."""
+    cut = len(text) - TEXT_LIMIT
     if cut > 0:
-        prompt = f"{prompt[: TEXT_LIMIT // 2]} … ({cut} characters) … {prompt[-TEXT_LIMIT // 2 :]}"
-    return plain_text(prompt)
+        text = f"{text[: TEXT_LIMIT // 2]} … ({cut} characters) … {text[-TEXT_LIMIT // 2 :]}"
+    return plain_text(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -13,13 +14,9 @@ from typing import NamedTuple
 
 from ..errors import UserError
 from ..runs import find_runs
-from ..runs.files import EVALS, METRICS
-from .arms import real
-from .build import ReportFiles, read_report, to_html, to_island, to_parts
+from ..runs.files import EVALS, METRICS, encoded
+from .build import ReportFiles, read_report, to_html
 from .text import plain
-
-_LOOK = 1.0  # seconds between looks at the files
-_SHARE = 0.25  # of the time is spent on reports
 
 
 class Served(NamedTuple):
@@ -44,9 +41,7 @@ class LivePage:
         look: seconds between looks at the files.
     """
 
-    def __init__(
-        self, source: Path, *, baseline: Callable[[], str | None] = lambda: "grpo", look: float = _LOOK
-    ) -> None:
+    def __init__(self, source: Path, *, baseline: Callable[[], str | None] = lambda: "grpo", look: float = 1.0) -> None:
         self._source, self._baseline, self._least = source, baseline, look
         self._over = threading.Event()
         self._seen: frozenset[object] | None = None  # files of the latest report
@@ -67,7 +62,7 @@ class LivePage:
         while not self._over.wait(pause):
             started = time.monotonic()
             self.look()
-            pause = max(self._least, (time.monotonic() - started) * (1 / _SHARE - 1))
+            pause = max(self._least, 3 * (time.monotonic() - started))  # a quarter of the time goes to reports
 
     def look(self) -> None:
         """Make the report again if a file has changed."""
@@ -77,7 +72,7 @@ class LivePage:
         self._seen = files
         try:
             state = self._state()
-            if any(name in (METRICS, EVALS) and size for _, name, size, _ in files):
+            if any(size and path.endswith((METRICS, EVALS)) for path, size, _ in files):
                 self._show(read_report([self._source], baseline=self._baseline()), state)
                 self._made = True
                 return
@@ -90,15 +85,15 @@ class LivePage:
             self._wait(note, state)
 
     def _wait(self, message: str, state: str) -> None:
-        title = real(self._source).name
+        title = os.path.basename(os.path.realpath(self._source))
         self._show(ReportFiles(Path("report"), title, (plain(message, limit=300),)), state)
 
     def _show(self, report: ReportFiles, state: str) -> None:
         self.served = Served(  # one assignment: a reader sees the old or the new
-            page=to_html(report, live=True).encode(),
-            parts=to_parts(report).encode(),
-            rollouts=to_island(report.ledger.data).encode(),
-            points=to_island(report.charts).encode(),
+            page=encoded(to_html(report, live=True)),
+            parts=encoded(to_html(report, parts=True)),
+            rollouts=json.dumps(report.ledger.data).encode(),
+            points=json.dumps(report.charts).encode(),
             version=self.served.version + 1,
             state=state,
             made=time.monotonic(),
@@ -111,12 +106,12 @@ class LivePage:
         return ", ".join(f"{count} {plain(state, limit=20)}" for state, count in counts.items()) or "no run yet"
 
 
-def _files(source: Path) -> Iterator[tuple[str, str, int, int]]:
-    """Yield folder, name, size and time of each file that a report may read."""
+def _files(source: Path) -> Iterator[tuple[str, int, int]]:
+    """Yield path, size and time of each file that a report may read."""
     for folder, folders, names in os.walk(source):
         folders[:] = [name for name in folders if name not in ("checkpoints", "report") and not name.startswith(".")]
-        for name in names:
-            if name.endswith((".json", ".jsonl", ".yaml", ".parquet")):
+        for path in (os.path.join(folder, name) for name in names):
+            if path.endswith((".json", ".jsonl", ".yaml", ".parquet")):
                 with suppress(OSError):  # replaced at this moment, or a loop of links
-                    about = os.stat(os.path.join(folder, name))
-                    yield folder, name, about.st_size, about.st_mtime_ns
+                    about = os.stat(path)
+                    yield path, about.st_size, about.st_mtime_ns

@@ -9,15 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
-Criterion = Literal["p99", "peak"]
+_Curves = Sequence[Sequence[Array]]  # of the baseline and the arm: mean scores and seconds
 
-CRITERIA: dict[Criterion, float] = {"p99": 0.99, "peak": 1.0}
+CRITERIA = {"p99": 0.99, "peak": 1.0}
 """Share of the baseline's peak to reach; 0.99 is the authors' rule."""
 
 Z_95 = 1.96
@@ -26,9 +25,8 @@ Z_95 = 1.96
 FEW = 5
 """The paper's smallest number of runs. Below it a percentile bootstrap of noise excludes 1 too often."""
 
-# 97.5 % quantiles of Student's t; between these degrees of freedom its inverse is nearly linear in 1 / freedom
-_FREEDOM = (1, 2, 3, 4, 5, 7, 10, 15, 30, np.inf)
-_T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.365, 2.228, 2.131, 2.042, Z_95)
+# 97.5 % quantile of Student's t by degrees of freedom; between these it is nearly linear in 1 / freedom
+_T_975 = {np.inf: Z_95, 30: 2.042, 15: 2.131, 10: 2.228, 7: 2.365, 5: 2.571, 4: 2.776, 3: 3.182, 2: 4.303, 1: 12.706}
 _ROUNDING = 1e-12  # the means of two and of three runs at 0.8 differ in the last digit
 
 
@@ -46,8 +44,6 @@ def mean_curve(scores_RC: ArrayLike, drawn_BR: Array | None = None) -> Array:
     array([0.3, 0.5, nan])
     """
     scores = np.asarray(scores_RC, dtype=np.float64)
-    if scores.ndim != 2 or len(scores) == 0:
-        raise ValueError(f"scores must be [runs, checkpoints] with at least one run, got shape {scores.shape}")
     drawn = np.ones(len(scores)) if drawn_BR is None else drawn_BR
     known = ~np.isnan(scores)
     count = drawn @ known.astype(np.float64)
@@ -70,31 +66,6 @@ def normal_band(scores_RC: ArrayLike) -> tuple[Array, Array]:
     spread = np.sqrt(np.nansum((scores - mean) ** 2, axis=0) / np.maximum(count - 1, 1))
     half = np.where(count > 1, Z_95 * spread / np.sqrt(np.maximum(count, 1)), np.nan)
     return mean - half, mean + half
-
-
-def evaluation_error(scores_RC: Array, errors_RC: Array) -> Array:
-    """Return the standard error that the evaluations' own noise gives the mean over runs, ``[C]``; NaN if unknown.
-
-    >>> evaluation_error(np.array([[0.5], [0.5]]), np.array([[0.04], [0.04]])).round(4)
-    array([0.0283])
-    """
-    there = ~np.isnan(scores_RC)
-    total = np.where(there, errors_RC**2, 0.0).sum(axis=0)
-    return np.asarray(np.sqrt(total) / np.maximum(there.sum(axis=0), 1), dtype=np.float64)
-
-
-def threshold(mean_C: ArrayLike, criterion: Criterion = "p99") -> Array:
-    """Return the score to reach: 0.99 (``p99``, the authors' rule) or 1.0 (``peak``) times a mean curve's maximum.
-
-    Args:
-        mean_C: ``[..., C]``; NaN checkpoints are skipped, and an all-NaN curve has a NaN threshold.
-
-    >>> float(threshold([0.5, 0.8, 0.7]))
-    0.792
-    """
-    mean = np.asarray(mean_C, dtype=np.float64)
-    peak = np.max(np.where(np.isnan(mean), -np.inf, mean), axis=-1)
-    return CRITERIA[criterion] * np.where(np.isinf(peak), np.nan, peak)
 
 
 def time_to(mean_C: ArrayLike, time_C: ArrayLike, target: ArrayLike, *, interpolated: bool = False) -> Array:
@@ -145,30 +116,14 @@ def time_ratio(baseline_time: ArrayLike, arm_time: ArrayLike) -> Array:
     return np.where(np.isfinite(baseline), ratio, np.nan)
 
 
-def student_t(freedom: float) -> float:
-    """Return the 97.5 % quantile of Student's t, within 0.3 %.
-
-    >>> student_t(2), round(student_t(8), 2)
-    (4.303, 2.31)
-    """
-    inverse = 1 / np.array(_FREEDOM[::-1], dtype=np.float64)
-    return float(np.interp(1 / max(freedom, 1.0), inverse, _T_975[::-1]))
-
-
 @dataclass(frozen=True)
 class Difference:
-    """The final score of one arm minus that of another.
-
-    Args:
-        mean: of the runs.
-        low, high: 95 % interval, NaN with one run on either side.
-        side: 1 if every run of the arm is above every run of the other, -1 if below, else 0. It is 0 with one run.
-    """
+    """The final score of one arm minus that of another."""
 
     mean: float
-    low: float
+    low: float  # of the 95 % interval; NaN with one run on either side
     high: float
-    side: int = 0
+    side: int = 0  # 1 if every run of the arm is above every run of the other, -1 if below; 0 with one run
 
     @property
     def settled(self) -> bool:
@@ -198,7 +153,8 @@ def difference(arm_R: Array, other_R: Array, arm_error: float = math.nan, other_
         square = max(float(np.var(scores, ddof=1)) / len(scores), 0.0 if math.isnan(error) else error**2)
         squares += square
         parts += square**2 / (len(scores) - 1)
-    half = student_t(squares**2 / parts) * math.sqrt(squares) if parts else 0.0
+    freedom = max(squares**2 / parts, 1.0) if parts else math.inf
+    half = float(np.interp(1 / freedom, [1 / known for known in _T_975], [*_T_975.values()])) * math.sqrt(squares)
     side = int(arm_R.min() > other_R.max()) - int(arm_R.max() < other_R.min())
     return Difference(mean, mean - half, mean + half, side)
 
@@ -221,13 +177,9 @@ class Speedup:
     reached_high: float = math.nan
 
     @property
-    def has_interval(self) -> bool:
-        return not math.isnan(self.ci_low)
-
-    @property
     def settled(self) -> bool:
         """Whether the runs show which arm is faster: there are enough of them, and the printed interval excludes 1."""
-        return self.runs >= FEW and self.has_interval and not round(self.ci_low, 2) <= 1 <= round(self.ci_high, 2)
+        return self.runs >= FEW and (round(self.ci_low, 2) > 1 or round(self.ci_high, 2) < 1)
 
 
 def speedups(
@@ -239,15 +191,14 @@ def speedups(
     mean curve; the speedup is the time of the first checkpoint at which the baseline's mean curve reaches T over that
     of the arm's. ``interpolated`` takes the linear crossing between checkpoints instead.
 
-    Runs of the baseline and of the arm are drawn with replacement, independently, and all is computed anew in each
-    resample. One in which the arm never reaches T counts as speedup 0. ``reached_low`` and ``reached_high`` are the
-    interval of the others, which is the authors' own. The same ``seed`` draws the same baseline for every arm.
+    The interval is a bootstrap over the runs of each. A resample in which the arm never reaches T counts as speedup 0.
+    ``reached_low`` and ``reached_high`` are the interval of the others, which is the authors' own.
 
     Args:
         baseline: scores and seconds, each ``[R, C]``; a checkpoint's time is the mean of its seconds over runs.
         arm: the same of the arm, which may have other runs and checkpoints.
         resamples: 0 for no interval.
-        seed: of the draws.
+        seed: of the draws; the same seed draws the same baseline for every arm.
 
     Returns:
         A ``Speedup`` each, ``p99`` at checkpoints first. An arm at T from time 0 has speedup inf (1 if the baseline is
@@ -281,17 +232,11 @@ def _draw(runs: int, resamples: int, random: np.random.Generator) -> Array:
     return np.bincount(draws_BR.ravel(), minlength=draws_BR.size).reshape(draws_BR.shape).astype(np.float64)
 
 
-def _compare(
-    means: Sequence[Sequence[Array]],
-    drawn: Sequence[Sequence[Array]],
-    criterion: Criterion,
-    interpolated: bool,
-    runs: int,
-) -> Speedup:
+def _compare(means: _Curves, drawn: _Curves, criterion: str, interpolated: bool, runs: int) -> Speedup:
     """Return a speedup from the mean scores and seconds of the baseline and the arm, and from their resamples."""
 
-    def measure(curves: Sequence[Sequence[Array]]) -> tuple[Array, Array, Array]:
-        goal = threshold(curves[0][0], criterion)
+    def measure(curves: _Curves) -> tuple[Array, Array, Array]:
+        goal = np.asarray(CRITERIA[criterion] * np.fmax.reduce(curves[0][0], axis=-1))  # NaN checkpoints are skipped
         base, arm = (time_to(scores, seconds, goal, interpolated=interpolated) for scores, seconds in curves)
         return goal, base, arm
 

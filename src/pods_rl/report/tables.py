@@ -13,8 +13,8 @@ from typing import Any
 from ..runs import Run
 from .analysis import AXES, PHASES, Analysis, in_order
 from .arms import HOUR, LENGTH, OWN_TO_A_RUN, Arm, rollouts_of
-from .statistics import FEW, Z_95, normal_band
-from .text import duration, encodable, finite, interval, markdown, number, plain, plural, unit_for, words
+from .statistics import Z_95, normal_band
+from .text import duration, finite, interval, markdown, number, plain, plural, unit_for, words
 
 Row = dict[str, Any]
 
@@ -30,7 +30,7 @@ class Column:
     terminal: str = ""  # title in the terminal, which shows only columns that have one
 
     def cell(self, row: Row) -> str:
-        return encodable(number(row.get(self.show), self.digits) if isinstance(self.show, str) else self.show(row))
+        return number(row.get(self.show), self.digits) if isinstance(self.show, str) else self.show(row)
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Table:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(map(plain, self.keys))
         writer.writerows([[_raw(row.get(key)) for key in self.keys] for row in self.rows])
-        return encodable(text.getvalue())
+        return text.getvalue()
 
     def to_markdown(self) -> str:
         head = "| " + " | ".join(markdown(column.title) for column in self.columns) + " |"
@@ -79,7 +79,15 @@ def _with_interval(value: str, low: str, high: str, digits: int) -> Callable[[Ro
     return show
 
 
+def _final_cell(row: Row) -> str:
+    """Return the final score with its interval over runs, or for a single run with the error of its evaluation."""
+    shown = _with_interval("final", "low", "high", 3)(row)
+    error = row.get("error", math.nan)
+    return shown if row["runs"] != 1 or math.isnan(error) else f"{shown} ±{number(Z_95 * error)}"
+
+
 _ARM = Column("arm", "label", is_text=True, terminal="arm")
+_FINAL = Column("final, 95 % interval", _final_cell, terminal="final [95 %]")
 _SPEEDUP = Column(
     "speedup, 95 % interval", _with_interval("speedup", "ci_low", "ci_high", 2), terminal="speedup [95 %]"
 )
@@ -96,8 +104,7 @@ def arms_table(analysis: Analysis) -> Table:
     """A row for each arm: its settings, first and final score, time to the level, and seconds per step."""
     rows = tuple(_arm_row(analysis, arm) for arm in analysis.arms)
     unit = unit_for(analysis.horizon)
-    final = Column("final, 95 % interval", _final_cell, terminal="final [95 %]")
-    columns = [_ARM, Column("start", "start"), final, Column("peak", "peak")]
+    columns = [_ARM, Column("start", "start"), _FINAL, Column("peak", "peak")]
     note = f"Scores are at {duration(analysis.horizon)} of training; peaks are the highest until then."
     if any(arm.is_single and not math.isnan(analysis.finals[arm.name].error) for arm in analysis.arms):
         note += " ± is 1.96 standard errors of the evaluation of a single run."
@@ -105,7 +112,7 @@ def arms_table(analysis: Analysis) -> Table:
         level = "to\u00a099\u00a0%"
         columns += [Column(level, lambda row: duration(row["arm_time"], unit), terminal=level), _SPEEDUP]
         note += f" “99 %” is 99 % of {analysis.baseline.label}’s peak, and the speedup is to that level."
-    others = {name: None for arm in analysis.arms for name in arm.other_curves}  # a set in order
+    others = analysis.metrics[1:]
     columns += [Column(_SHORT.get(name, words(name)), name, 1 if name == LENGTH else 3) for name in others]
     columns.append(Column("runs", "runs", terminal="runs"))
     keys = (
@@ -126,23 +133,16 @@ def costs_table(analysis: Analysis) -> Table:
     return Table("costs", "Seconds per step", (), columns, rows, note)
 
 
-def _final_cell(row: Row) -> str:
-    """Return the final score with its interval over runs, or for a single run with the error of its evaluation."""
-    shown = _with_interval("final", "low", "high", 3)(row)
-    error = row.get("error", math.nan)
-    return shown if row["runs"] != 1 or math.isnan(error) else f"{shown} ±{number(Z_95 * error)}"
-
-
 def _arm_row(analysis: Analysis, arm: Arm) -> Row:
     final, cost = analysis.finals.get(arm.name), analysis.costs.get(arm.name)
     result = analysis.speedup_of(arm.name)
     n, m = rollouts_of(arm.config)
     row: Row = {"arm": arm.name, "label": arm.label, "rule": arm.config.get("rule"), "n": n, "m": m}
     row |= {"runs": arm.run_count, "arm_time": math.nan}
-    for name, curve in arm.other_curves.items():
-        row[name] = float(curve.mean[curve.last(analysis.horizon)])
+    others = {name: curve for name, curve in arm.curves.items() if curve is not arm.curve}
+    row |= {name: float(curve.mean[curve.last(analysis.horizon)]) for name, curve in others.items()}
     if cost:
-        row |= vars(cost) | cost.phases | {"other": cost.other}
+        row |= vars(cost) | cost.phases
     if final:
         row |= vars(final) | {"evaluation_se": final.error, "final_low": final.low, "final_high": final.high}
         row |= {"final_hours": final.final_seconds / HOUR, "peak_hours": final.peak_seconds / HOUR}
@@ -167,22 +167,15 @@ def pairs_table(analysis: Analysis) -> Table:
         for pair in analysis.pairs
     )
 
-    def gap(row: Row) -> str:
-        spread = interval(row["low"], row["high"], 3)
-        return f"{row['difference']:+.3f} {spread}".removesuffix(" –")
-
     def settled(row: Row) -> str:
         known = [what for what, key in (("score", "settled"), ("speedup", "speedup_settled")) if row[key]]
         order = {1: ", but every run is above", -1: ", but every run is below"}.get(row["side"], "")
         return (" and ".join(known) or "neither") + ("" if row["settled"] else order)
 
-    against, difference = Column("against", "against", is_text=True), Column("final score, difference", gap)
-    columns = (_ARM, against, difference, _SPEEDUP, Column("settled", settled))
+    difference = Column("difference, 95 % interval", _with_interval("difference", "low", "high", 3))
+    columns = (_ARM, Column("against", "against", is_text=True), difference, _SPEEDUP, Column("settled", settled))
     keys = "arm other difference low high settled speedup ci_low ci_high speedup_settled"
-    note = (
-        f"A score is settled if its interval excludes 0, a speedup if its interval excludes 1 and both arms have at "
-        f"least {FEW} runs. Of many pairs, some are settled by chance."
-    )
+    note = "The difference is of the final scores. Of many pairs, some are settled by chance."
     return Table("pairs", "Pairs of arms", tuple(keys.split()), columns, rows, note)
 
 
@@ -191,7 +184,8 @@ def speedup_table(analysis: Analysis) -> Table:
     rows = tuple(
         vars(result)
         | {"arm": arm, "baseline_hours": _hours(result.baseline_time), "arm_hours": _hours(result.arm_time)}
-        for (arm, _, _), result in analysis.speedups.items()
+        for arm, results in analysis.speedups.items()
+        for result in results
     )
     keys = "arm criterion interpolated threshold baseline_hours arm_hours speedup ci_low ci_high never_reached"
     return Table("speedup", "Time to the baseline’s level", tuple(keys.split()), (), rows)
@@ -202,7 +196,7 @@ def curves_table(analysis: Analysis) -> Table:
     keys = ("arm", "metric", "due_hours", "hours", "runs", "mean", "low", "high")
     rows = []
     for arm in analysis.arms:
-        for name, curve in arm.curves(analysis.metric).items():
+        for name, curve in arm.curves.items():
             present = (curve.scores == curve.scores).sum(axis=0)
             columns = (curve.due / HOUR, curve.times / HOUR, present, curve.mean, *normal_band(curve.scores))
             cells = zip(*(column.tolist() for column in columns), strict=True)
@@ -218,15 +212,12 @@ def ablations_table(analysis: Analysis) -> Table:
         for arm, value in zip(ablation.arms, ablation.values, strict=True)
     )
     columns = [Column("setting", "setting", is_text=True), Column("value", "value", is_text=True), _ARM]
-    columns += [Column("final, 95 % interval", _with_interval("final", "low", "high", 3)), Column("peak", "peak")]
+    columns += [_FINAL, Column("peak", "peak")]
     columns += [_SPEEDUP] if analysis.speedups else []
     columns += [Column("s/step", "seconds_per_step")] if analysis.costs else []
     keys = "axis value arm runs final low high peak speedup ci_low ci_high seconds_per_step"
     reference = analysis.ablations[0].reference.label if analysis.ablations else ""
-    note = (
-        f"Arms that differ in one setting from {reference}. Rows follow m, so the prompts of a step stay the same. An "
-        "arm that keeps all it generates is GRPO, with any rule."
-    )
+    note = f"Arms that differ in one setting from {reference}. They have equally many prompts a step."
     return Table("ablations", "Ablations", tuple(keys.split()), tuple(columns), rows, note)
 
 
@@ -244,10 +235,7 @@ def runs_table(analysis: Analysis) -> Table:
     )
     keys = "arm run seed state reason steps seconds evaluations last_score device dtype"
     states = ", ".join(f"{count} {state}" for state, count in Counter(row["state"] for row in rows).most_common())
-    note = (
-        f"{plural(len(rows), 'run')}: {states or 'none'}. “trained for” is the training clock, without evaluation. A "
-        "run that was killed without warning may still say running."
-    )
+    note = f"{plural(len(rows), 'run')}: {states or 'none'}. A run that was killed may still say running."
     return Table("runs", "Runs", tuple(keys.split()), columns, tuple(rows), note)
 
 
@@ -285,7 +273,5 @@ def config_table(analysis: Analysis) -> Table:
 
 
 def _setting(config: Mapping[str, Any], key: str) -> str:
-    if key not in config:
-        return "(not set)"
-    value = config[key]
+    value = config.get(key, "(not set)")
     return plain(value if isinstance(value, str) else in_order(value), limit=120)

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
+import html
 import math
 import re
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+")
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]#|~$])")
 
 _WORDS = {"both_accuracy": "answer and format right", "mean_completion_tokens": "mean completion length (tokens)"}
-
 _LARGEST = 1e15  # of a logged number: squares and sums of such ones stay finite
 
-UNITS: dict[str, float] = {"s": 1.0, "min": 60.0, "h": 3600.0}
-"""Seconds in each unit of time."""
-
-
-def encodable(text: object) -> str:
-    """Return text that UTF-8 can hold: a lone surrogate (in a file name or a JSON escape) becomes a question mark.
-
-    >>> encodable("a" + chr(0xD800))
-    'a?'
-    """
-    return str(text).encode("utf-8", errors="replace").decode("utf-8")
+UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}  # seconds in each unit of time
 
 
 def plain(text: object, limit: int = 60) -> str:
-    """Return a name on one line: control and direction characters become spaces, long names are cut.
+    """Return a name on one line: control characters, marks of direction and lone surrogates become spaces.
 
     >>> plain("grpo" + chr(10) + chr(27) + "[31m"), plain("abcdef", limit=4)
     ('grpo [31m', 'abc…')
     """
-    line = _CONTROL.sub(" ", encodable(text)).strip()
+    line = _CONTROL.sub(" ", str(text)).strip()
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
@@ -41,8 +31,7 @@ def markdown(text: object) -> str:
     >>> markdown("a|b <i>")
     'a\\\\|b &lt;i&gt;'
     """
-    line = plain(text, limit=1000).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return _MARKDOWN.sub(r"\\\1", line)
+    return _MARKDOWN.sub(r"\\\1", html.escape(plain(text, limit=1000), quote=False))
 
 
 def words(metric: str) -> str:

@@ -10,28 +10,23 @@ import numpy as np
 from .analysis import Analysis, Pair
 from .arms import Arm, damaged_files
 from .statistics import FEW, Z_95
-from .text import duration, interval, number, plain, plural, words
+from .text import duration, interval, number, plain, plural, unit_for, words
 
 _NAMED = 6  # pairs or arms that get a line of their own
 
 
 def headlines(analysis: Analysis) -> tuple[str, ...]:
-    """Return a line for each pair of arms, the one that the experiment is about first, then its speedup.
+    """Return a line for each of the first pairs of arms, then the speedup of the one that the experiment is about.
 
-    Of many pairs only the first has a line, next to the arm with the highest score. Without a pair: the first and last
-    score of each arm.
+    Without a pair: the first and last score of each arm.
     """
     pairs = [pair for pair in analysis.pairs if _trained(pair.arm) and _trained(pair.other)]
-    scored = [arm for arm in analysis.arms if arm.name in analysis.finals]
-    scored.sort(key=lambda arm: -analysis.finals[arm.name].final)
     if not pairs:
+        scored = [arm for arm in analysis.arms if arm.name in analysis.finals]
+        scored.sort(key=lambda arm: -analysis.finals[arm.name].final)
         found = tuple(_progress(analysis, arm) for arm in scored[:_NAMED])
         return found or (f"No evaluation of {plain(analysis.metric)} yet.",)
-    lines = [_scores(analysis, pair) for pair in (pairs if len(pairs) <= _NAMED else pairs[:1])]
-    if len(pairs) > _NAMED:
-        best = number(analysis.finals[scored[0].name].final)
-        lines.append(f"{scored[0].label} scores highest of {len(scored)} arms: {best}. A table below has all pairs.")
-    return (*lines, _speedup(pairs[0]))
+    return (*(_scores(analysis, pair) for pair in pairs[:_NAMED]), _speedup(pairs[0]))
 
 
 def _trained(arm: Arm) -> bool:
@@ -73,7 +68,8 @@ def _speedup(pair: Pair) -> str:
     goal = f"99 % of {other}’s peak ({number(result.threshold)})"
     if math.isinf(result.arm_time):
         return f"{arm} never reached {goal}."
-    times = f"after {duration(result.arm_time)}, {other} after {duration(result.baseline_time)}"
+    unit = unit_for(result.baseline_time)
+    times = f"after {duration(result.arm_time, unit)}, {other} after {duration(result.baseline_time, unit)}"
     spread = f" {interval(result.ci_low, result.ci_high)}".removesuffix(" –")
     settled = "settled" if result.settled else f"not settled{f', fewer than {FEW} runs' if result.runs < FEW else ''}"
     return f"{arm} reached {goal} {times}: a speedup of {number(result.speedup, 2)}x{spread}, {settled}."
@@ -81,35 +77,24 @@ def _speedup(pair: Pair) -> str:
 
 def notes(analysis: Analysis) -> tuple[str, ...]:
     """Return the limitations of the numbers, each a sentence or two; empty if there are none."""
-    found = [*_run_notes(analysis), *_baseline_notes(analysis)]
+    found, runs = [], [run for arm in analysis.arms for run in arm.runs]
+    states = Counter(run.state for run in runs if run.state != "finished")
+    if states:
+        parts = ", ".join(f"{count} {plain(state)}" for state, count in sorted(states.items()))
+        unfinished = f"{states.total()} of {len(runs)} runs did not finish ({parts})."
+        found.append(f"{unfinished} Each counts up to its last evaluation.")
+    if lone := [arm.label for arm in analysis.arms if arm.is_single]:
+        found.append(f"One run does not show how seeds differ. Its ± and band are over prompts: {', '.join(lone)}.")
+    found += _baseline_notes(analysis)
     for arm in analysis.arms:
         found += [f"{arm.label}: {line}" for line in _curve_notes(analysis, arm)]
     if damage := damaged_files(analysis.arms):
         found.append(f"Skipped unreadable data: {damage}.")
-    devices = Counter(plain(run.environment["device"]) for run in analysis.runs if run.environment.get("device"))
+    devices = Counter(plain(run.environment["device"]) for run in runs if run.environment.get("device"))
     if len(devices) > 1:
         parts = ", ".join(f"{count} on {device}" for device, count in devices.items())
         found.append(f"Runs used different devices ({parts}). Their times cannot be compared.")
     return tuple(found)
-
-
-def _run_notes(analysis: Analysis) -> list[str]:
-    """Return notes on runs that are missing or did not finish, and on arms with one run."""
-    found = []
-    absent = {arm.label: arm.missing for arm in analysis.arms if arm.missing}
-    if absent:
-        planned = sum(absent.values()) + sum(arm.run_count for arm in analysis.arms)
-        parts = ", ".join(f"{count} of {label}" for label, count in absent.items())
-        found.append(f"{sum(absent.values())} of {planned} planned runs are missing: {parts}.")
-    states = Counter(run.state for run in analysis.runs if run.state != "finished")
-    if states:
-        parts = ", ".join(f"{count} {plain(state)}" for state, count in sorted(states.items()))
-        unfinished = f"{states.total()} of {len(analysis.runs)} runs did not finish ({parts})."
-        found.append(f"{unfinished} Each counts up to its last evaluation.")
-    lone = [arm.label for arm in analysis.arms if arm.is_single]
-    if lone:
-        found.append(f"One run does not show how seeds differ. Its ± and band are over prompts: {', '.join(lone)}.")
-    return found
 
 
 def _curve_notes(analysis: Analysis, arm: Arm) -> list[str]:
@@ -139,17 +124,11 @@ def _baseline_notes(analysis: Analysis) -> list[str]:
         return []
     if base is None:
         return ["No baseline is set, so nothing is compared."]
-    if base.curve is None or not base.curve.has_mean:
-        what = "no checkpoint that most of its runs share" if base.curve else "no evaluation"
-        return [f"{base.label}, the baseline, has {what}, so nothing is compared."]
-    found = []
+    if base.curve is None or base.name not in analysis.finals:
+        return [f"{base.label}, the baseline, has no evaluation that most of its runs share: nothing is compared."]
     if analysis.finals[base.name].peak_seconds <= float(np.nanmin(base.curve.times)):
-        found.append(f"{base.label} peaks at its first evaluation: its level does not show what training gains.")
-    zero = [pair for pair in analysis.pairs if pair.other is base and pair.speedup.never_reached > 0]
-    if zero:
-        shares = (f"{pair.arm.label} {100 * pair.speedup.never_reached:.1f} %" for pair in zero)
-        found.append(f"Resamples that never reach the level count as a speedup of 0: {', '.join(shares)}.")
-    return found
+        return [f"{base.label} peaks at its first evaluation: its level does not show what training gains."]
+    return []
 
 
 def method(analysis: Analysis) -> tuple[str, ...]:
@@ -167,8 +146,8 @@ def method(analysis: Analysis) -> tuple[str, ...]:
             "A difference of scores has Welch’s 95 % interval over runs, which also allows for the standard error of "
             "the evaluations. It is settled if the interval excludes 0.",
             "A speedup follows the authors’ rule: the time at which the other arm’s mean curve first reaches 99 % of "
-            "its maximum, over the time at which this arm’s does. Its interval is a bootstrap of "
-            f"{analysis.resamples} resamples of the runs (seed {analysis.seed}). It is settled if the interval "
-            f"excludes 1 and both arms have at least {FEW} runs.",
+            "its maximum, over the time at which this arm’s does. Its interval is a bootstrap over runs. A resample "
+            "in which the arm never reaches the level counts as 0. It is settled if the interval excludes 1 and both "
+            f"arms have at least {FEW} runs.",
         ]
     return tuple(lines)
