@@ -9,10 +9,8 @@ prompts, and draws other samples. DDP over three processes or more sums gradient
 than later, unless `ddp_find_unused_parameters` is true (which it is without `gradient_checkpointing`): they differ by
 rounding.
 
-Size: m rows a prompt and never n, about `24 T` bytes each (tokens and masks as int64, old and, with `beta`, reference
-log-probabilities as float32), so 1.6 MB a prompt with m = 16 and T = 4096. The ledger's text of all n: 17 MB a prompt
-with n = 1024 and T = 4096. Between generations, which is every step unless `num_iterations` or
-`steps_per_generation` say otherwise, neither is needed: a few hundred bytes.
+Size: a few hundred bytes between generations, which is every step unless `num_iterations` or `steps_per_generation` say
+otherwise. Within one, m rows a prompt, 1.6 MB with m = 16 and T = 4096, and the text of all n rollouts.
 """
 
 from __future__ import annotations

@@ -21,35 +21,21 @@ import torch
 import transformers
 import trl
 from accelerate import Accelerator, PartialState
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from transformers import TrainerControl, TrainerState
 from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.trainer import TRAINER_STATE_NAME  # noqa: F401  (the engine imports private names from here)
 from trl import GRPOTrainer
+from trl.models import unwrap_model_for_generation  # gathers ZeRO-3's weights
+from trl.trainer import grpo_trainer  # its VLLMGeneration and logger are patched below
+from trl.trainer.utils import get_callable_name, get_config_model_id, is_async_callable, nanstd, pad  # noqa: F401
 
 from ...errors import UserError
 from .config import PODSConfig
 
 TESTED = {"trl": "1.16.0", "transformers": "5.23.0"}
-
-
-def _refusal(needs: str, found: object) -> UserError:
-    here = f"trl {trl.__version__} and transformers {transformers.__version__}"
-    pins = " ".join(f"'{package}=={version}'" for package, version in TESTED.items())
-    return UserError(
-        f"PODSTrainer {needs}, but in {here}, which are installed, {found}. PODSTrainer is tested with trl "
-        f"{TESTED['trl']} and transformers {TESTED['transformers']}: pip install {pins}"
-    )
-
-
-try:  # names that are not public; the engine imports them from here
-    from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
-    from transformers.trainer import TRAINER_STATE_NAME  # noqa: F401
-    from trl.models import unwrap_model_for_generation  # gathers ZeRO-3's weights
-    from trl.trainer import grpo_trainer  # its VLLMGeneration and logger are patched below
-    from trl.trainer.utils import get_callable_name, get_config_model_id, is_async_callable, nanstd, pad  # noqa: F401
-except ImportError as error:
-    raise _refusal("imports names of trl and transformers that are not public", error) from error
 
 Batch = dict[str, Any]
 Completions = tuple[list[list[int]], Any]  # token ids; log-probabilities, None if the sampler returns none
@@ -142,7 +128,11 @@ def check_overrides(trainer_class: type) -> None:
         found = [] if theirs is None else list(inspect.signature(theirs).parameters)
         if found[: len(expected)] != expected or (len(found) > len(expected) == len(parameters)):
             is_here = f"it is {name}({', '.join(found)})" if found else "that method does not exist"
-            raise _refusal(f"overrides GRPOTrainer.{name}({', '.join(expected)})", is_here)
+            pins = " ".join(f"'{package}=={version}'" for package, version in TESTED.items())
+            raise UserError(
+                f"PODSTrainer overrides GRPOTrainer.{name}({', '.join(expected)}), but in the installed trl "
+                f"{trl.__version__} and transformers {transformers.__version__} {is_here}: pip install {pins}"
+            )
 
 
 def refuse_unsupported(arguments: Mapping[str, Any]) -> None:

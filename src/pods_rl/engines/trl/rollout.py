@@ -19,11 +19,11 @@ from torch import Tensor
 
 from ...errors import UserError
 from ...rollouts.record import Rollouts
-from ...selection import Selection, advantages, is_constant, select, spread
+from ...selection import Selection, advantages, is_constant, spread
 from ...text import plain_text
 from .batching import Shares
 from .compat import Batch, TRLTrainer, nanstd
-from .config import PODSConfig, group_sizes
+from .config import group_sizes
 
 Output = tuple[Any, ...]  # TRL's eight results of `_generate`, a list or None each; the sixth is a mapping of lists
 Columns = dict[Any, Sequence[Any]]  # by name, a value for each rollout of this process
@@ -94,14 +94,6 @@ class Generation:
         """Return where a rollout stands in this process's lists; another of its prompt for one of other processes."""
         own, first = self.numbers, number // self.shares.num_rollouts * self.shares.num_rollouts
         return (number if number in own else max(first, own.start)) - own.start
-
-    def select(self, rewards_PN: Tensor, args: PODSConfig) -> Tensor:
-        """Return which m rollouts of each prompt the rule keeps, int64 `[P, M]`, ascending."""
-        m, n = self.shares.num_generations, self.shares.num_rollouts
-        if n == m:
-            return torch.arange(n).repeat(self.shares.prompts, 1)
-        generator = torch.Generator().manual_seed(stable_seed(*self.key))
-        return select(rewards_PN, m, args.rule, generator=generator).indices.sort(dim=1).values
 
     def result(self) -> tuple[Rollouts, Tensor]:
         """Return the record of the rollouts and their scores, once they are selected."""

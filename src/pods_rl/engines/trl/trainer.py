@@ -18,6 +18,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...rollouts.record import Rollouts
+from ...selection import select
 from . import compat, rollout
 from .batching import Shares
 from .checkpoints import ExactResume, load_renamed
@@ -87,7 +88,11 @@ class PODSTrainer(TypedGRPOTrainer):
     def _select(self, generation: Generation, rewards_PN: Tensor) -> Tensor:
         """Return which m rollouts of each prompt the rule keeps, int64 `[P, M]`; the first process decides for all."""
         self._update.clock.enter("selection")
-        kept_PM = generation.select(rewards_PN, self.args)
+        n, m = group_sizes(self.args)
+        kept_PM = torch.arange(n).repeat(len(rewards_PN), 1)
+        if n > m:
+            generator = torch.Generator().manual_seed(rollout.stable_seed(*generation.key))
+            kept_PM = select(rewards_PN, m, self.args.rule, generator=generator).indices.sort(dim=1).values
         return broadcast(kept_PM.to(self.accelerator.device)).cpu()
 
     def _shorten(self, generation: Generation, record: Rollouts, prompts: list[Any], output: Output) -> Output:
