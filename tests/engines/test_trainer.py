@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
 
 import pytest
@@ -287,19 +286,6 @@ def test_which_bad_steps_are_skipped_and_counted(make_trainer, monkeypatch, loss
     metrics = trainer._metrics["train"]
     assert (metrics["pods/bad_loss"], metrics["pods/bad_gradient"]) == tuple([count] for count in counts)
     assert len(trainer._stability.bad_steps) == skipped
-
-
-def vowels(completions, **_):
-    """The share of characters that are vowels."""
-    return [sum(c in "aeiouAEIOU" for c in text) / max(1, len(text)) for text in completions]
-
-
-@pytest.mark.slow
-def test_a_reward_that_is_rare_at_first_rises_within_forty_steps(make_trainer):
-    trainer = make_trainer(reward=vowels, num_rollouts=16, max_steps=40, learning_rate=1e-2, max_completion_length=8)
-    trainer.train()
-    rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
-    assert statistics.mean(rewards[-5:]) > statistics.mean(rewards[:5]) + 0.3
 
 
 def test_fewer_prompts_than_a_step_needs_are_refused_with_both_numbers(make_trainer, dataset):

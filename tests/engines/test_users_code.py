@@ -14,7 +14,7 @@ from pods_rl.selection import RULES
 
 from .conftest import assert_equal_weights
 from .test_losses import OFTEN, train
-from .test_parity import TEMPLATE, chat_reward, chats, none_and_nan
+from .test_parity import TEMPLATE, chat_reward, chats
 
 # -- what a reward is given ----------------------------------------------------------------------------------------
 
@@ -155,18 +155,3 @@ def test_a_rule_may_be_a_function(make_trainer, rule):
     assert "rule=" in repr(trainer.args)
     if rule is last_ones:
         assert make_trainer(num_rollouts=8, rule=written).args.rule == written  # an import path is taken back
-
-
-@pytest.mark.parametrize(
-    ("rule", "words"),
-    [
-        (lambda rewards: rewards, r"takes \(rewards\)"),
-        (f"{none_and_nan.__module__}:none_and_nan", r"takes \(completions, \*\*_\)"),
-        (3, "rule"),
-        (Strange, "rule"),
-        ("max_varianse", "max_variance"),
-    ],
-)
-def test_a_rule_that_cannot_be_one_is_refused_by_the_configuration(tmp_path, rule, words):
-    with pytest.raises(UserError, match=words):
-        PODSConfig(str(tmp_path), use_cpu=True, bf16=False, rule=rule)
