@@ -7,13 +7,13 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
 from peft import PeftModel
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from trl import ModelConfig, get_quantization_config
 from trl.chat_template_utils import (
     add_response_schema,
@@ -24,12 +24,8 @@ from trl.chat_template_utils import (
 
 from ..errors import UserError
 from ..recipe import Recipe
+from ..tasks import Prompt, Task
 from .files import ADAPTER_CONFIG, Policy, cpu_has_bf16, weight_files
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from ..tasks import Prompt, Task
 
 
 def check_policy(path: str, revision: str = "main") -> None:
@@ -93,9 +89,9 @@ def load_policy(policy: Policy, recipe: Recipe, device: torch.device) -> PreTrai
 
 def load_tokenizer(path: str | Path, revision: str = "main") -> PreTrainedTokenizerBase:
     """Load a tokenizer that pads on the left, as generation needs; raises UserError if its files are not complete."""
-    sides = {"padding_side": "left", "truncation_side": "left"}
+    options = {"trust_remote_code": False, "padding_side": "left", "truncation_side": "left"}
     with _one_line(f"The tokenizer in {path}"):
-        tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False, **sides)
+        tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, **options)
         if not tokenizer("1")["input_ids"]:  # without its files transformers makes an empty one
             raise ValueError("it has no vocabulary")
     return tokenizer
