@@ -111,17 +111,6 @@ def test_a_recipe_may_go_on_without_those_rows(make_trainer, numbered, caplog, p
     assert len(warnings) == (1 if policy == "zero" else 2)
 
 
-def test_one_that_raises_for_a_batch_alone_loses_no_row_where_rows_are_handled(make_trainer):
-    def at_most_one(completions, **_):
-        if len(completions) > 1:
-            raise RuntimeError("too many")
-        return letter_reward(completions)
-
-    trainer = make_trainer(reward=at_most_one, num_rollouts=8, reward_errors="drop", max_steps=1)
-    trainer.train()
-    assert trainer.rollouts.rewards.isfinite().all()
-
-
 class Judge:
     """A callable object with a setting of its own."""
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,13 +15,12 @@ from pods_rl.engines.trl import killable
 from pods_rl.errors import UserError
 from pods_rl.rewards import accuracy_batch, get_reward
 from pods_rl.rewards.user_rewards import user_pool
-from pods_rl.sandbox.scores import RewardFailure
 from pods_rl.training.trainer import trl_reward
 
 from .. import DEADLINE, until, with_time
 from ..engines.conftest import letter_reward
 from . import own_rewards
-from .own_rewards import MEDDLERS, ODD, columns_of, gone, good, running
+from .own_rewards import columns_of, gone, running
 from .test_reward_functions import numbered, raise_for
 
 __all__ = ["numbered"]
@@ -104,43 +100,6 @@ def test_a_reward_of_a_recipe_that_raises_or_gives_text_fails_by_row():
             assert [i for i, x in enumerate(scores) if not isinstance(x, float)] == [17]
             assert scores[17].reason.startswith(why)
         user_pool(f"tests.reliability.own_rewards:{name}", DEADLINE).close()
-
-
-TEXTS = ["1", "2", ODD, *map(str, range(3, 9))]
-
-
-ALWAYS = ("fork and return", "leave it to a copy", "write half a line everywhere", "end the leader")
-
-
-@pytest.fixture(scope="module")
-def meddled(request) -> dict[str, list[float | None]]:
-    """The scores beside each meddler, None for a failure, from a process that has no other open files to write into."""
-    asked = {item.callspec.params["how"] for item in request.session.items if "meddled" in item.fixturenames}
-    code = (
-        "import json, sys\n"
-        "from tests.reliability.test_reward_processes import meddle\n"
-        f"print('\\n' + json.dumps(meddle({sorted(asked)})), file=sys.stderr)"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, cwd=Path(__file__).parents[2], check=True, timeout=DEADLINE
-    )
-    return json.loads(ended.stderr.splitlines()[-1])
-
-
-def meddle(names: list[str]) -> dict[str, list[float | None]]:
-    function = killable(row_wise("meddles"), DEADLINE)
-    every = {how: function(**columns_of(TEXTS, how)) for how in names}
-    return {how: [None if isinstance(x, RewardFailure) else x for x in scores] for how, scores in every.items()}
-
-
-@pytest.mark.parametrize(
-    "how", [how if how in ALWAYS else pytest.param(how, marks=pytest.mark.reliability) for how in MEDDLERS]
-)
-def test_whatever_a_function_does_to_its_child_no_other_score_is_taken_for_its_own(meddled, how):
-    right = [good(text, "") for text in TEXTS]
-    assert all(x in (y, None) for x, y in zip(meddled[how], right, strict=True))
-    if MEDDLERS[how][1]:
-        assert meddled[how] == right
 
 
 def test_a_function_in_a_child_may_ask_a_verifier():
