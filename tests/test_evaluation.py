@@ -18,8 +18,8 @@ from pods_rl.errors import UserError
 from pods_rl.evaluation import Answer, Completion, GenerateSampler, Sampling, evaluate, pass_at_k, summarise
 from pods_rl.policies.files import weights_hash
 from pods_rl.policies.loading import encode, render
-from pods_rl.rollouts import generating
-from pods_rl.rollouts.sampling import RowDraws
+from pods_rl.prefix_tree import decoding as generating
+from pods_rl.prefix_tree.decoding import RowDraws
 from pods_rl.tasks import Task, load_task
 
 GREEDY = Sampling(temperature=0.0, max_completion_length=8)

@@ -70,8 +70,8 @@ def test_prompts_are_computed_once_a_part(make_trainer):
     texts(trainer)
     prompts = [rows for rows, columns in seen if columns > 1]
     assert prompts == [2, 1]  # 16 rows of both prompts, then 8 of the second
-    assert max(rows for rows, columns in seen if columns == 1) == 16
-    assert [rows for rows, columns in seen if columns == 1][-1] < 8  # rows are dropped as they end
+    assert 8 < max(rows for rows, columns in seen if columns == 1) <= 16  # a row for each node
+    assert [rows for rows, columns in seen if columns == 1][-1] < 8  # nodes are dropped as they end
 
 
 @pytest.mark.parametrize(

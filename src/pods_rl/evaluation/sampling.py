@@ -14,9 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError
 from ..policies.files import Policy
+from ..prefix_tree.decoding import RowDraws, complete_prompts
 from ..recipe import Recipe
-from ..rollouts.generating import complete_prompts
-from ..rollouts.sampling import RowDraws
 
 RowsDone = Callable[[int, int], None]  # called with the number of finished rows and of all rows of this process
 

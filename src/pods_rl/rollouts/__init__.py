@@ -1,1 +1,1 @@
-"""Cheap rollouts for any engine: each prompt computed once, groups that stop when decided, places of dead groups."""
+"""Rollouts of any engine: their record, and limits on their tools."""

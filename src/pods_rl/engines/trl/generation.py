@@ -13,8 +13,7 @@ from transformers import GenerationConfig
 
 from ...distributed.processes import version
 from ...errors import UserError
-from ...rollouts.generating import complete
-from ...rollouts.sampling import RowDraws
+from ...prefix_tree.decoding import RowDraws, complete
 from .batching import Shares
 from .compat import Completions, TRLTrainer, grpo_trainer, standing_in
 from .config import PODSConfig

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from ...rollouts.decoding import rope_types
+from ...prefix_tree.cache import rope_types
 
 LogProbs = tuple[Tensor, Tensor | None, Tensor | None]  # TRL's result: log-probabilities, entropies, auxiliary loss
 

@@ -1,10 +1,11 @@
-"""The loop that computes each prompt once: the tokens of `generate`, the distribution of its warpers, fewer rows."""
+"""Decoding over the tree of prefixes: the tokens of `generate`, its distribution, and a row for each node."""
 
 from __future__ import annotations
 
 import logging
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
@@ -13,15 +14,17 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     GenerationConfig,
+    LogitsProcessorList,
     StoppingCriteria,
     StoppingCriteriaList,
+    TemperatureLogitsWarper,
 )
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from pods_rl.rollouts import generating
-from pods_rl.rollouts.decoding import SharedLayer, attend, decoding
-from pods_rl.rollouts.generating import CannotServeError, PromptOnce, complete
-from pods_rl.rollouts.sampling import RowDraws
+from pods_rl.policies import tiny_policy_path
+from pods_rl.prefix_tree import decoding as generating
+from pods_rl.prefix_tree.cache import SharedLayer, attend, decoding
+from pods_rl.prefix_tree.decoding import CannotServeError, RowDraws, complete, decode, stay
 from tests.numeric import FLOAT32, assert_near
 
 pytestmark = pytest.mark.numeric
@@ -45,8 +48,8 @@ MIXED = [[5, 6, 7, 8]] * 3 + [[9, 10]] * 2 + [[11, 12, 13, 14, 15, 16, 17, 18, 1
 
 @pytest.fixture(params=["copied", "shared"])
 def kept(request, monkeypatch):
-    """How prompts are kept: short ones are copied for each rollout, long ones shared. Here all are short."""
-    monkeypatch.setattr("pods_rl.rollouts.decoding._SHARED_FROM", 0 if request.param == "shared" else 2**60)
+    """How prompts are kept: short ones are copied for each node, long ones shared. Here all are short."""
+    monkeypatch.setattr("pods_rl.prefix_tree.cache._SHARED_FROM", 0 if request.param == "shared" else 2**60)
 
 
 def build(shape, **other):
@@ -74,7 +77,7 @@ def keys(rows, seed=0):
 
 
 def once(model, inputs, draws=None):
-    return model.generate(**inputs, custom_generate=PromptOnce(draws))
+    return model.generate(**inputs, custom_generate=partial(decode, draws))
 
 
 @pytest.fixture
@@ -237,9 +240,93 @@ def test_each_prompt_is_computed_once_and_ended_rows_are_dropped(qwen2, calls):
     inputs = batch(MIXED, max_new_tokens=20, eos_token_id=NEVER) | {"stopping_criteria": ends}
     seen = calls(qwen2)
     ours = once(qwen2, inputs)
-    assert seen[:3] == [(3, 9), (7, 1), (7, 1)]
-    assert seen[3:] == [(2, 1)] * 17  # five of seven rows end with their third token
+    assert seen[:3] == [(3, 9), (3, 1), (3, 1)]
+    assert seen[3:] == [(1, 1)] * 17  # the rows of two prompts end with their third token
     assert torch.equal(ours, qwen2.generate(**inputs))
+
+
+def by_rows(model, inputs, draws):
+    """The completions of `generate`, which computes every row, with the same draws."""
+    width = inputs["input_ids"].size(1)
+    draws._prompt_width = width
+    chosen = LogitsProcessorList([TemperatureLogitsWarper(inputs["generation_config"].temperature), draws])
+    settings = GenerationConfig(**inputs["generation_config"].to_diff_dict() | {"do_sample": False, "temperature": 1.0})
+    return model.generate(**inputs | {"generation_config": settings}, logits_processor=chosen)
+
+
+def nodes_of(output, width, ends):
+    """The nodes of each step: distinct prefixes of the rows that have not ended."""
+    rows = [row.tolist() for row in output]
+    lengths = [next((i + 1 for i in range(width, len(row)) if row[i] in ends), len(row)) for row in rows]
+    counts = [
+        len({tuple(row[:at]) for row, length in zip(rows, lengths, strict=True) if length > at})
+        for at in range(width + 1, output.size(1))
+    ]
+    return [(count, 1) for count in counts]
+
+
+def is_the_tree_of(model, inputs, rows, seen, ends):
+    expected = by_rows(model, inputs, RowDraws(keys(rows), 24))
+    seen.clear()
+    assert torch.equal(once(model, inputs, RowDraws(keys(rows), 24)), expected)
+    assert seen[1:] == nodes_of(expected, inputs["input_ids"].size(1), ends)
+    assert seen[0] == (len(inputs["input_ids"].unique(dim=0)), inputs["input_ids"].size(1))
+    return seen
+
+
+@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize("temperature", [1.0, 0.4])
+@pytest.mark.parametrize("prompts", [EQUAL[:1] * 12, EQUAL * 4, MIXED * 3], ids=["one", "equal", "mixed"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_get_the_texts_of_generate_and_each_prefix_is_fed_once(shape, prompts, temperature, calls):
+    """Forks and ends of several prompts, whose rows are not side by side; grouped heads, windows and padding."""
+    model = build(shape)
+    inputs = batch(prompts, eos_token_id=[END, 3, 22], do_sample=True, temperature=temperature)
+    seen = is_the_tree_of(model, inputs, len(prompts), calls(model), [END, 3, 22])
+    assert len({count for count, _ in seen}) > 2
+
+
+@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize("name", ["tiny", "tiny-words"])
+@pytest.mark.parametrize("temperature", [1.0, 0.3])
+def test_shipped_policies_get_the_texts_of_generate(name, temperature, calls):
+    """At a low temperature as a trained policy: most rows have the same text."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_policy_path(name)).eval()
+    for prompts in ([[5, 30, 40, 50, 60]] * 64, ([[20, 21]] * 4 + [[30, 31, 32]] * 16 + [[40] * 9]) * 2):
+        inputs = batch(prompts, do_sample=True, temperature=temperature)
+        seen = is_the_tree_of(model, inputs, len(prompts), calls(model), [END])
+        fed = sum(count for count, columns in seen[1:])
+        assert fed < (0.5 if temperature < 1 else 0.95) * len(prompts) * 23
+
+
+def test_one_token_and_rows_that_end_together(qwen2, calls):
+    seen = calls(qwen2)
+    for settings, steps in (({"max_new_tokens": 1}, 1), ({"eos_token_id": list(range(V))}, 1), ({}, 24)):
+        inputs = batch(MIXED * 2, do_sample=True, temperature=1.0, **{"eos_token_id": None} | settings)
+        is_the_tree_of(qwen2, inputs, 14, seen, settings.get("eos_token_id", []))
+        assert len(seen) == steps
+
+
+def test_rows_that_share_nothing_are_not_compared_again(qwen2, monkeypatch):
+    """Once each row has a node of its own, no prefix can be shared any more."""
+    compared = []
+    unique = np.unique
+    monkeypatch.setattr(generating.np, "unique", lambda a, **how: compared.append(len(a)) or unique(a, **how))
+    inputs = batch([[5, 6, 7, 8]] * 3, do_sample=True, eos_token_id=None, temperature=3.0)
+    output = once(qwen2, inputs, RowDraws(keys(3), 24))
+    apart = next(at for at in range(5, 28) if len(output[:, :at].unique(dim=0)) == 3)
+    assert len(compared) == 1 + apart - 4 < 12  # the prompts, and each token until then
+
+
+@pytest.mark.parametrize("trial", range(20))
+def test_children_take_free_places(trial):
+    random = np.random.default_rng(trial)
+    parents = np.sort(random.integers(0, 12, random.integers(1, 20)))
+    order = stay(parents)
+    assert sorted(order) == list(range(len(parents)))
+    moved = parents[order] != np.arange(len(parents))
+    stayed = {parent for parent in parents if parent < len(parents)}
+    assert moved.sum() == len(parents) - len(stayed)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -263,7 +350,7 @@ def test_attention_of_one_query_is_transformers_own(dtype):
 
 
 def test_a_model_that_changes_the_keys_goes_to_generate(qwen2, monkeypatch):
-    monkeypatch.setattr("pods_rl.rollouts.decoding._SHARED_FROM", 0)
+    monkeypatch.setattr("pods_rl.prefix_tree.cache._SHARED_FROM", 0)
     update = SharedLayer.update
     monkeypatch.setattr(SharedLayer, "update", lambda *args: tuple(x.clone() for x in update(*args)))
     inputs = batch(MIXED, max_new_tokens=5)
