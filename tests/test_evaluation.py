@@ -25,9 +25,6 @@ from pods_rl.tasks import Task, load_task
 GREEDY = Sampling(temperature=0.0, max_completion_length=8)
 
 
-# ------------------------------------------------------------------------------------------------ scores
-
-
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_one():
     for n in range(1, 8):
         for c, k in itertools.product(range(n + 1), range(1, n + 1)):
@@ -66,18 +63,12 @@ def test_an_evaluation_of_worked_values():
     assert math.isnan(row["accuracy_se"])  # of one prompt
 
 
-# ------------------------------------------------------------------------------------------------ draws
-
-
 def test_a_draw_takes_the_token_whose_share_of_the_line_it_falls_in():
     draws = RowDraws([(0, 0)], 2, prompt_width=3)
     scores = torch.log(torch.tensor([[0.2, 0.0, 0.5, 0.3]]))
     for draw, token in [(0.0, 0), (0.19, 0), (0.21, 2), (0.69, 2), (0.71, 3), (1 - 2**-24, 3)]:
         draws._draws = torch.tensor([[draw, 0.0]])
         assert draws(torch.zeros(1, 3), scores).argmax().item() == token, draw
-
-
-# ------------------------------------------------------------------------------------------------ whole evaluations
 
 
 @pytest.fixture(scope="module")
@@ -192,9 +183,6 @@ def test_nothing_to_evaluate_is_refused(model, tokenizer, task):
         Sampling(temperature=-1.0)
 
 
-# ------------------------------------------------------------------------------------------------ prompts
-
-
 TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}[assistant]{{ suffix }}"
 CHAT = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="}]
 
@@ -221,9 +209,6 @@ def test_a_templates_special_tokens_are_not_written_twice():
 
     assert encode(Tokenizer(), "ab", "ab") == [1, 7, 7]
     assert encode(Tokenizer(), CHAT, "ab") == [7, 7]
-
-
-# ------------------------------------------------------------------------------------------------ weights
 
 
 def test_the_hash_is_of_names_and_contents(tmp_path):

@@ -118,7 +118,7 @@ def test_grade_judges_answer_and_form_apart(text, expected):
 def test_refuses_what_it_cannot_make():
     for settings, said in (
         ({"task_difficulty": "simple"}, "'simple'.*easy, mixed, hard"),
-        ({"task_train_size": 0}, "0 p"),
+        ({"task_train_size": 0}, "0 distinct train prompts"),
     ):
         with pytest.raises(UserError, match=said):
             make("arithmetic", **settings)

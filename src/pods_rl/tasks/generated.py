@@ -62,14 +62,12 @@ def distinct(problems: Iterable[Drawn], size: int, *, held_out: bool, of: str) -
 
     `problems` may be finite; at most 200 per wanted problem are drawn. `of` names their source in the message.
 
-    Raises UserError for a size below 1, and if the problems run out.
+    Raises UserError if the problems run out, and for a size below 1.
 
     >>> sums = (Drawn(f"{i}+1=", str(i + 1), is_held_out(f"{i}+1=")) for i in range(99))
     >>> distinct(sums, 2, held_out=True, of="sums")
     {'2+1=': '3', '4+1=': '5'}
     """
-    if size < 1:
-        raise UserError(f"a split of {size} prompts is empty; set at least 1")
     kept: dict[str, str] = {}
     for problem in islice(problems, _DRAWS_PER_PROMPT * size):
         if problem.held_out is held_out:

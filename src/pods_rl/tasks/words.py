@@ -181,5 +181,5 @@ def draw_numbers(rng: random.Random, kinds: list[str]) -> tuple[int, tuple[Step,
 def _fitting(kind: str, total: int) -> list[int]:
     """Return the numbers that this kind of step may have after a total."""
     sign, few = SIGNS[kind], _NUMBERS.get(kind, range(2, 10))
-    whole = [number for number in few if sign != "/" or total % number == 0]
-    return [number for number in whole if 2 <= take_step(total, (sign, number)) <= _LARGEST]
+    exact = [number for number in few if sign != "/" or total % number == 0]
+    return [number for number in exact if 2 <= take_step(total, (sign, number)) <= _LARGEST]
