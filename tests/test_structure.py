@@ -180,8 +180,8 @@ def test_what_should_be_quick_loads_nothing_heavy(loaded, name):
     assert loaded[name] == []
 
 
-def test_reports_load_no_torch(loaded):
-    assert not {"torch", "transformers", "trl", "datasets"} & set(loaded["pods_rl.report"])
+def test_reports_load_neither_torch_nor_matplotlib(loaded):
+    assert not {"torch", "transformers", "trl", "datasets", "matplotlib"} & set(loaded["pods_rl.report"])
 
 
 def test_selection_loads_torch_alone(loaded):

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pods_rl.cli import watch
 from pods_rl.report import ReportFiles, build_report
 
 PHASES = {"grpo": (0.10, 0.004, 0.0, 0.09), "pods": (0.19, 0.016, 0.0002, 0.09)}
@@ -18,18 +23,15 @@ RATES = {"grpo": 0.6, "pods": 1.5}
 PAYLOADS = [
     "<script>document.title='pwned'</script>",
     "</script><script>document.title='pwned'</script>",
-    "</style><script>document.title='pwned'</script>",
     "<img src=x onerror=\"document.title='pwned'\">",
     "<svg/onload=document.title='pwned'>",
     "<a href=\"javascript:document.title='pwned'\">x</a>",
-    "<iframe srcdoc=\"<script>parent.document.title='pwned'</script>\"></iframe>",
     "'\" onmouseover=document.title='pwned' x=\"",
+    "<iframe srcdoc=\"<script>parent.document.title='pwned'</script>\"></iframe>",
     "</pre></details></section><form action=https://example.invalid><input autofocus onfocus=document.title='pwned'>",
     "{{ 7 * 7 }}{% raw %}",
-    "<!--",
     "<!--<script>",
     "-->]]></textarea><template><style>*{}",
-    "a | b `c` [d](javascript:e) $f$",
     "<base href=https://example.invalid/><meta http-equiv=refresh content='0;url=https://example.invalid'>",
     "\u202e\x00\x1b]0;pwned\x07&lt;b&gt;",
 ]
@@ -41,20 +43,17 @@ def write_run(
     seed: int = 0,
     *,
     config: dict | None = None,
-    budget: float = 150.0,
-    every: float = 15.0,
     rate: float | None = None,
-    end: float | None = None,
+    end: float = 150.0,
     state: str = "finished",
     reason: str | None = None,
     rollouts: int = 0,
     noise: float = 0.012,
 ) -> Path:
-    """A run that learns along 1 - exp(-t), evaluated every ``every`` seconds until ``end``."""
+    """A run that learns along 1 - exp(-t), evaluated every 15 seconds until ``end``."""
     random = np.random.default_rng([seed, *arm.encode()])
     eval_random = np.random.default_rng([seed, 1])
     rate = RATES.get(arm, 1.0) if rate is None else rate
-    end = budget if end is None else end
     n, m = (16, 16) if arm == "grpo" else (64, 16)
     settings = {"num_rollouts": n, "num_generations": m, "rule": "max_variance", "seed": seed, "lr": 1e-5}
     path.mkdir(parents=True)
@@ -74,13 +73,12 @@ def write_run(
         for step in range(1, steps + 1, 7):
             t = step * step_seconds
             row = {"step": step, "seconds": t, "elapsed": t * 1.2, "reward": accuracy(t) + random.normal(0, 0.1)}
-            row |= {"pods/selected/reward_mean": 0.55 + random.normal(0, 0.05)}
-            row |= {"pods/selected/reward_std": 0.5 - 0.2 * t / budget, "pods/zero_variance_share": 0.3 * t / budget}
+            row |= {"pods/selected/reward_mean": 0.55 + random.normal(0, 0.05), "pods/zero_variance_share": t / 500}
             phases = zip(("rollout", "reward", "selection", "update"), costs, strict=True)
             row |= {f"pods/seconds/{name}": cost for name, cost in phases}
             file.write(json.dumps(row) + "\n")
     with (path / "evals.jsonl").open("w") as file:
-        for due in np.arange(0, end + 1e-9, every):
+        for due in np.arange(0, end + 1e-9, 15):
             seconds = due + eval_random.uniform(0, step_seconds) * (due > 0)
             score = accuracy(seconds) + eval_random.normal(0, noise)
             row = {"step": int(seconds / step_seconds), "due": due, "seconds": seconds, "accuracy": score}
@@ -116,10 +114,7 @@ def write_rollouts(
             row = {"step": step, "group": group, "rollout": rollout, "prompt": prompt, "completion": completion}
             row |= {"answer": "16", "reward": float(rewards[rollout]), "selected": is_kept}
             row |= {"reward/accuracy": float(rewards[rollout] >= 1), "reward/format": float(rewards[rollout] % 1)}
-            row |= {
-                "advantage": float(rewards[rollout] - 0.5) if is_kept else None,
-                "completion_tokens": len(completion),
-            }
+            row |= {"advantage": float(rewards[rollout] - 0.5) if is_kept else None, "completion_tokens": 9}
             rows.append(row)
     (path / "rollouts").mkdir(exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows), path / "rollouts" / f"step-{step:06d}.parquet")
@@ -140,16 +135,8 @@ def write_experiment(root: Path) -> Path:
     """Two arms of three seeds; one PODS run died on the way."""
     for arm in ("grpo", "pods"):
         for seed in range(3):
-            died = arm == "pods" and seed == 2
-            write_run(
-                root / arm / f"seed-{seed}",
-                arm,
-                seed,
-                end=70 if died else None,
-                state="failed" if died else "finished",
-                reason="out of memory" if died else None,
-                rollouts=3,
-            )
+            died = {"end": 70, "state": "failed", "reason": "out of memory"} if (arm, seed) == ("pods", 2) else {}
+            write_run(root / arm / f"seed-{seed}", arm, seed, rollouts=3, **died)
     return root
 
 
@@ -166,3 +153,21 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> ReportFiles:
         random = np.random.default_rng(0)
         write_rollouts(path, 1, n=4, m=2, random=random, groups=1, text=payload or "x", prompt=payload or "x")
     return build_report([root], root.parent / "out", resamples=10)
+
+
+def grow(run: Path, due: float, accuracy: float) -> None:
+    """Another step and evaluation."""
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": int(due * 5), "seconds": due, "reward": accuracy}) + "\n")
+    with (run / "evals.jsonl").open("a") as file:
+        file.write(json.dumps({"step": int(due * 5), "due": due, "seconds": due, "accuracy": accuracy}) + "\n")
+
+
+@contextmanager
+def serving(page: Any) -> Iterator[int]:
+    with watch._server(page, 0) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()

@@ -151,7 +151,7 @@ def test_few_runs_settle_nothing_but_a_clear_order_of_all_runs_is_named(experime
 def test_an_arm_that_is_slower_or_never_there(tmp_path: Path, rate: float, words: str) -> None:
     for seed in range(5):
         write_run(tmp_path / "grpo" / f"seed-{seed}", "grpo", seed)
-        write_run(tmp_path / "other" / f"seed-{seed}", "other", seed + 10, rate=rate, budget=300)
+        write_run(tmp_path / "other" / f"seed-{seed}", "other", seed + 10, rate=rate, end=300)
     assert words in headlines(analysis_of(tmp_path))[-1]
 
 
@@ -259,10 +259,8 @@ def test_a_csv_gives_curves_by_arm(tmp_path: Path) -> None:
         ("", "its columns are empty"),
         (HEAD + "grpo,1,soon,0.4\n", "line 2: hours is 'soon'"),
         (HEAD + "grpo,1\n", "line 2: hours is ''"),
-        (HEAD + "grpo,1,1e308,0.4\n", "line 2: hours is '1e308'"),
         (HEAD + "grpo,1,1,0.4\ngrpo,1,2,0.5x\n", "line 3: answer_accuracy is '0.5x'"),
         (HEAD + "grpo,1,1,inf\n", "line 2: answer_accuracy is 'inf'"),
-        (HEAD + "grpo,1,1,1e308\n", "line 2: answer_accuracy is '1e308'"),
         (HEAD + "grpo,1,1,0.4\ngrpo,1,1.0,0.5\n", "line 3: run 1 of arm grpo has a second row at 1.0 h"),
         ("\x89PNG\r\n\x1a\n\0", "Cannot read|has"),
     ],

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import PAYLOADS, write_rollouts, write_run
+from conftest import PAYLOADS, grow, serving, write_rollouts, write_run
 from tests.chromium import CHROMIUM, MISSING, Browser
 
 from pods_rl.report import ReportFiles, build_report
+from pods_rl.report.live import LivePage
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 
@@ -193,3 +194,39 @@ def test_hostile_text_runs_nothing(hostile: ReportFiles, browser: Browser) -> No
     assert browser.run(f"{handlers}.length") == 0
     assert PAYLOADS[0] in browser.run("document.getElementById('ledger').textContent")
     assert browser.complaints == []
+
+
+# ------------------------------------------------------------------------------------------ live
+
+
+def test_a_browser_follows_a_run_without_a_reload_or_a_violation(tmp_path: Path, browser: Browser) -> None:
+    """From before the run exists; the filter, the focus and the page itself stay."""
+    browser.complaints.clear()
+    run = tmp_path / "run"
+    page = LivePage(run)
+    random = np.random.default_rng(1)
+    with serving(page) as port:
+        browser.open(f"http://127.0.0.1:{port}/")
+        browser.run("window.mine = 1")
+        write_run(run, end=0, state="running")
+        write_rollouts(run, 1, n=8, m=4, random=random, groups=1, text="pear")
+        page.look()
+        browser.until(
+            "document.querySelectorAll('#ledger-groups .g').length === 1 && document.querySelector('canvas') !== null"
+        )
+        assert "starts at" in browser.run("document.querySelector('h1').textContent")
+        browser.run("(() => {const f = document.getElementById('f-text'); f.value = 'pear'; f.focus();"
+                    "f.dispatchEvent(new Event('input', {bubbles: true}))})()")  # fmt: skip
+        grow(run, 10.0, 0.987)
+        page.look()
+        browser.until("document.querySelector('#scores .read').textContent.includes('0.987 at 10')")
+        write_rollouts(run, 20, n=8, m=4, random=random, groups=1, text="a new pear")
+        (run / "status.json").write_text('{"state": "finished"}')
+        page.look()
+        browser.until("document.getElementById('f-count').textContent.startsWith('2 of 2 groups')")
+        browser.until("document.querySelector('h1').textContent.includes('0.987')")
+        found = browser.run("[window.mine, document.activeElement.id, document.getElementById('f-text').value]")
+        assert found == [1, "f-text", "pear"]
+        assert "s old" in browser.run("document.getElementById('live').textContent")
+    browser.until("document.getElementById('live').textContent.includes('not live')")
+    assert all("ERR_CONNECTION" in one for one in browser.complaints)

@@ -217,7 +217,7 @@ def ablations_table(analysis: Analysis) -> Table:
     columns += [Column("s/step", "seconds_per_step")] if analysis.costs else []
     keys = "axis value arm runs final low high peak speedup ci_low ci_high seconds_per_step"
     reference = analysis.ablations[0].reference.label if analysis.ablations else ""
-    note = f"Arms that differ in one setting from {reference}. They have equally many prompts a step."
+    note = f"Arms that differ in one setting from {reference}. Rows follow m: batches are compared in prompts."
     return Table("ablations", "Ablations", tuple(keys.split()), tuple(columns), rows, note)
 
 
