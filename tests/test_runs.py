@@ -121,21 +121,6 @@ def test_a_second_process_is_refused_and_a_dead_one_leaves_no_lock(tmp_path):
     RunWriter(tmp_path, resume=True).close()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_that_outlives_us_holds_no_lock(tmp_path):
-    code = (
-        "import os, sys, time; from pods_rl.runs import RunWriter; writer = RunWriter(sys.argv[1])\n"
-        "begun, said = os.pipe(); child = os.fork()\n"
-        "if child == 0: os.write(said, b'x'); time.sleep(3600); os._exit(0)\n"
-        "os.read(begun, 1); open(sys.argv[2], 'w').write(str(child)); os.kill(os.getpid(), 9)"
-    )
-    subprocess.run([sys.executable, "-c", code, tmp_path / "run", tmp_path / "child"], check=False)
-    try:
-        RunWriter(tmp_path / "run", resume=True).close()
-    finally:
-        os.kill(int((tmp_path / "child").read_text()), 9)
-
-
 def test_rewind_removes_what_came_after_the_checkpoint_and_leaves_the_users_files(tmp_path):
     mine = ["step-best-3.parquet", "step-000003.bak.parquet", "step-x.parquet"]
     with RunWriter(tmp_path) as writer:

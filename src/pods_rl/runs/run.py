@@ -37,9 +37,6 @@ class Run:
             )
         return cls(path)
 
-    def __repr__(self) -> str:
-        return f"Run({str(self.path)!r})"
-
     @cached_property
     def config(self) -> dict[str, Any]:
         return read_mapping(self.path / files.CONFIG)

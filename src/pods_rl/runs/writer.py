@@ -20,17 +20,6 @@ except ImportError:  # Windows has no fcntl: a second writer is not detected the
     fcntl = None  # type: ignore[assignment]
 
 _LOCK = ".lock"
-_locks: set[IO[str]] = set()  # held by this process
-
-
-def _close_in_child() -> None:
-    """Close our locks in a forked child, which would keep them if it outlived this process."""
-    while _locks:
-        _locks.pop().close()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_in_child)
 
 
 class RunInUseError(UserError):
@@ -77,7 +66,6 @@ class RunWriter:
             if self._made and os.listdir(self.path) == [_LOCK]:  # the run never began
                 (self.path / _LOCK).unlink()
                 self.path.rmdir()
-        _locks.discard(self._lock)
         self._lock.close()
 
     def check(self) -> None:
@@ -205,5 +193,4 @@ def _take_lock(path: Path) -> IO[str]:
     file.truncate(0)
     file.write(f"process {os.getpid()}")
     file.flush()
-    _locks.add(file)
     return file

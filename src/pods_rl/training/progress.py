@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress as RichProgress
@@ -16,9 +16,6 @@ from rich.text import Text
 
 from ..distributed import get_rank
 from ..text import console, plain_text, safe_text
-
-if TYPE_CHECKING:
-    from ..recipe import Recipe
 
 _PHASE = "pods/seconds/"
 
@@ -81,7 +78,7 @@ class Progress(LiveLine):
     Args:
         label: the run's name in each line, such as `pods seed-1`.
         max_seconds: the budget of training clock. If None, there is no limit.
-        max_steps: the budget of steps. If None, there is no limit.
+        max_steps: the budget of steps. If None or -1, there is no limit.
         every: seconds between lines in a log.
     """
 
@@ -97,14 +94,6 @@ class Progress(LiveLine):
         super().__init__(out or console(), every=every, spins=True)
         self._label, self._max_seconds, self._max_steps = label, max_seconds, max_steps
         self._trains = False
-
-    @classmethod
-    def of(cls, recipe: Recipe, output: Path) -> Progress:
-        """Return the display of a run, with the budgets of its recipe."""
-        steps = recipe.values.get("max_steps")
-        limited = isinstance(steps, int) and steps > 0
-        seconds = recipe.run_settings()["max_seconds"]
-        return cls(label_of(output), max_seconds=seconds, max_steps=steps if limited else None)
 
     def begin(self, what: str) -> None:
         """Show what begins: loading, an evaluation."""
@@ -129,7 +118,7 @@ class Progress(LiveLine):
         self.show("  ".join([self._start(row), *parts, f"reward {reward}", f"gen/rew/sel/upd {phases} s"]))
 
     def _start(self, row: Mapping[str, Any]) -> str:
-        of = f" of {self._max_steps}" if self._max_steps else ""
+        of = f" of {self._max_steps}" if self._max_steps and self._max_steps > 0 else ""
         return f"{self._label:<18} {row['seconds']:6.0f} s  step {row['step']:>5}{of}"
 
 

@@ -74,7 +74,8 @@ def train(
         writer = stack.enter_context(RunWriter(output, resume=resume)) if get_rank() == 0 else None
         stack.enter_context(outlive_output(output / LOG if writer else None))
         display = stack.enter_context(ExitStack())
-        bar = display.enter_context(Progress.of(recipe, output)) if progress and writer else None
+        limits = {"max_seconds": recipe.run_settings()["max_seconds"], "max_steps": recipe.values.get("max_steps")}
+        bar = display.enter_context(Progress(label_of(output), **limits)) if progress and writer else None
         shown = Watcher("the progress display", bar) if bar else None
         begin = shown.begin if shown else lambda what: None
         begin("importing TRL")
