@@ -14,7 +14,7 @@ from ..errors import UserError, raised
 from ..rewards import check_reward
 from ..text import find
 from .generated import GYM, arithmetic_task, countdown_task, gym_task, sorting_task
-from .prompts import Fitted, fit_prompts, plain_prompt
+from .prompts import Fitted, fit_prompts
 from .questions import CHEMISTRY, PUBLISHED, chemistry_task, dataset_task, published_task
 from .task import ENVIRONMENT, FORM_REWARDS, PAPER_REWARDS, Grade, Prompt, Settings, Task, last_turn
 from .words import words_task
@@ -129,5 +129,4 @@ __all__ = [
     "fit_prompts",
     "last_turn",
     "load_task",
-    "plain_prompt",
 ]

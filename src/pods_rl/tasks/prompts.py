@@ -7,9 +7,10 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
+from datasets import Dataset, config
 from datasets.fingerprint import Hasher
 
 from ..errors import UserError
@@ -192,10 +193,11 @@ def mapped(rows: Dataset, change: Callable[..., dict[str, list[Any]]], *of: obje
     """Return the data set that `change` makes of batches of rows, in memory in proportion to a batch.
 
     Args:
-        rows: many of them that come from a file go into a file next to it, which is read instead the next time.
+        rows: many of them go into a file of the datasets cache, which is read instead the next time.
         change: takes a batch (column -> values) and the numbers of its rows, and returns the new columns.
         of: everything that `change` depends on.
     """
+    few, mark = len(rows) <= _FEW_ROWS, Hasher.hash((rows._fingerprint, *of))
     # `map` gives a new column the type of an old one with its name
     names = {f"given {name}": name for name in rows.column_names}
     return rows.rename_columns({name: given for given, name in names.items()}).map(
@@ -203,6 +205,7 @@ def mapped(rows: Dataset, change: Callable[..., dict[str, list[Any]]], *of: obje
         with_indices=True,
         batched=True,
         remove_columns=list(names),
-        keep_in_memory=len(rows) <= _FEW_ROWS,
-        new_fingerprint=Hasher.hash((rows._fingerprint, *of)),
+        keep_in_memory=few,
+        cache_file_name=None if few else str(Path(config.HF_DATASETS_CACHE) / f"pods-rl-{mark}.arrow"),
+        new_fingerprint=mark,
     )
