@@ -80,10 +80,7 @@ def test_one_file_can_be_cut_in_two(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (
-            {"question": "2+2?", "answer": "four, I think"},
-            "row 3 .* no gold answer in .*, I think'.*after '####'",
-        ),
+        ({"question": "2+2?", "answer": " "}, "row 3 .* no gold answer in the text ' '"),
         ({"question": "2+2?"}, "row 3 .* the answer is null"),
         ({"question": " ", "answer": "#### 4"}, "row 3 .* the question is the text ' '"),
         ({"question": "2+2?", "answer": "#### </answer>4"}, "row 3 .* does not accept the text '</answer>4'"),

@@ -144,9 +144,8 @@ def _task(name: str, sources: tuple[DataSource | None, DataSource], settings: Se
     """Return the task of a training and a test source; without a training source it can only be evaluated."""
     form = PromptForm.of(settings)
     no_rows = Dataset.from_dict({column: [] for column in COLUMNS})
-    mark = "####" if name == "gsm8k" else None
     train, test = (
-        _split(source, settings, form, settings.get(size), mark) if source else no_rows
+        _split(source, settings, form, settings.get(size)) if source else no_rows
         for source, size in zip(sources, ("task_train_size", "task_test_size"), strict=True)
     )
     return Task(name, form.version(1), train, test, dict(PAPER_REWARDS))
@@ -180,11 +179,8 @@ def _names_data(test: str) -> bool:
     return "/" in test or Path(test).suffix in READERS or Path(test).exists()
 
 
-def _split(source: DataSource, settings: Settings, form: PromptForm, size: int | None, mark: str | None) -> Dataset:
-    """Return the prompts and gold answers of a source's first rows.
-
-    Gold answers start after the last `mark`. Many rows are kept in a file, which the process maps into memory.
-    """
+def _split(source: DataSource, settings: Settings, form: PromptForm, size: int | None) -> Dataset:
+    """Return the prompts and gold answers of a source's first rows, in a file if they are many (`mapped`)."""
     rows = source.read()
     columns = (
         _column(rows, source, settings, "question_column", QUESTION_COLUMNS),
@@ -196,14 +192,14 @@ def _split(source: DataSource, settings: Settings, form: PromptForm, size: int |
             [f"{source}, row {number + 1} (counted from 1), column {column!r}" for number in numbers]
             for column in columns
         )
-        golds = [_gold(*given, mark) for given in zip(batch[columns[1]], answered, strict=True)]
+        golds = [_gold(*given) for given in zip(batch[columns[1]], answered, strict=True)]
         check_golds(golds, answered, "accuracy")
         prompts = [_prompt(question, form, place) for question, place in zip(batch[columns[0]], asked, strict=True)]
         return {"prompt": prompts, "answer": golds}
 
     rows = rows.select(range(min(size or len(rows), len(rows))))
     try:
-        return mapped(rows, prepare, form.version(1), columns, mark, str(source))
+        return mapped(rows, prepare, form.version(1), columns, str(source))
     except UnicodeDecodeError as error:  # the JSON reader accepts any bytes
         raise UserError(f"{source} is not text in UTF-8 ({error.reason}); save it as UTF-8") from error
 
@@ -246,13 +242,12 @@ def _prompt(question: object, form: PromptForm, where: str) -> Prompt:
         raise UserError(f"{where}: {error}") from error
 
 
-def _gold(value: object, where: str, mark: str | None) -> str:
+def _gold(value: object, where: str) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise UserError(f"{where}: the answer is {describe(value)}; expected text or a number")
-    gold = extract_gold(str(value), mark)
+    gold = extract_gold(str(value))
     if gold is None:
-        wanted = f"something after {mark!r}" if mark else "an answer"
-        raise UserError(f"{where}: no gold answer in {describe(value)}; expected {wanted}; fix the row")
+        raise UserError(f"{where}: no gold answer in {describe(value)}; fix the row")
     return gold
 
 
