@@ -1,7 +1,4 @@
-"""Read and write YAML: safe tags only, bounded in size, and with the line of each key for messages.
-
-PyYAML and not ruamel.yaml: a stored ``run_name: 1e-5`` stays text, and the bounds below are needed with either.
-"""
+"""Read and write YAML: safe tags only, bounded in size, and with the line of each key for messages."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from pods_rl.recipe import checks
 
 from .test_cli import pods
 
-NEEDS = "This recipe needs vllm and bitsandbytes, which are not installed: pip install '.[vllm,quant]' in a checkout."
+NEEDS = "This recipe needs vllm and bitsandbytes, not installed here: pip install '.[vllm,quant]' in a checkout."
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from pods_rl.errors import UserError
-from pods_rl.recipe import accelerate_configs, catalog, check_accelerate
+from pods_rl.recipe import catalog
+from pods_rl.recipe.catalog import accelerate_configs, check_accelerate
 
 
 @pytest.mark.parametrize("options", [{"fsdp_version": 1}, {}])

@@ -12,8 +12,8 @@ from typer import Argument, Option
 
 from ..engines.trl.batching import counted
 from ..errors import UserError
-from ..recipe import Origin, accelerate_configs, build_recipe, shipped_arms, shipped_recipes
-from ..recipe.catalog import read_arm
+from ..recipe import Origin, build_recipe, shipped_arms, shipped_recipes
+from ..recipe.catalog import accelerate_configs, read_arm
 from ..recipe.fields import parse_overrides
 from ..text import console, plain_text, safe_text, short, suggest
 from ..yaml_files import dump_yaml

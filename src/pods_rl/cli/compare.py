@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -63,14 +64,12 @@ def compare(
     given = {"seeds": seeds, "baseline": baseline}
     experiment = load_experiment(named, keys | {key: value for key, value in given.items() if value is not None})
     output = output or Path("runs") / experiment.name
-    # in another process, since torch would keep memory of the GPU until this one ends
-    checker = ProcessPoolExecutor(1, get_context("spawn"), initializer=ignore_signals)
-    with stoppable(), console().status("checking the recipe of each arm"), checker:
-        checker.submit(_check_arms, experiment).result()
     if dry_run:
+        _check_arms(experiment)
         _show(experiment)
         return
     with outlive_output(output / LOG):
+        _check_arms(experiment)
         try:
             with stop_on_signals(), Board(experiment.plan(), parallel=parallel) as board:
                 run_experiment(experiment, output, board, force=force, parallel=parallel)
@@ -95,7 +94,19 @@ def _next(output: Path) -> str:
 
 
 def _check_arms(experiment: Experiment) -> None:
-    """Raise UserError if TRL, transformers, PEFT or torch reject the recipe of an arm."""
+    """Raise UserError if TRL, transformers, PEFT or torch reject the recipe of an arm.
+
+    Another process checks, since torch would keep memory of the GPU until this one ends.
+    """
+    from ..training.progress import LiveLine
+
+    checker = ProcessPoolExecutor(1, get_context("spawn"), initializer=ignore_signals)
+    with stoppable(), checker, LiveLine(console(), every=math.inf, first=math.inf, spins=True) as line:
+        line.show("checking the recipe of each arm")
+        checker.submit(_check_engines, experiment).result()
+
+
+def _check_engines(experiment: Experiment) -> None:
     for run in experiment.plan()[: len(experiment.arms)]:
         check_engine(run.recipe, experiment.processes)
 

@@ -17,9 +17,10 @@ from ..distributed.signals import Stop, exit_code, stop_on_signals
 from ..distributed.streams import outlive_output
 from ..engines.trl.batching import BatchPlan
 from ..errors import Interrupted, UserError
-from ..recipe import Recipe, accelerate_processes, check_accelerate, explain, find_accelerate_config, load_recipe
+from ..recipe import Recipe, find_accelerate_config, load_recipe
+from ..recipe.catalog import accelerate_processes, check_accelerate
 from ..recipe.fields import parse_overrides
-from ..recipe.schema import fields
+from ..recipe.schema import explain, fields
 from ..runs import Run, RunInUseError, RunWriter
 from ..runs.files import LOG
 from ..text import console, plain_text, safe_text, short, suggest

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..recipe import Recipe, accelerate_processes, build_recipe, find_accelerate_config, find_recipe
-from ..recipe.catalog import split_experiment
+from ..recipe import Recipe, build_recipe, find_accelerate_config, find_recipe
+from ..recipe.catalog import accelerate_processes, split_experiment
 from ..recipe.schema import fields
 from ..text import describe
 from ..yaml_files import Origin, YAMLError, dump_yaml, parse_value, read_yaml

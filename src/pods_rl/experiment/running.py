@@ -21,7 +21,7 @@ from typing import Literal
 
 from ..distributed.signals import Stop, stop_on_signals
 from ..errors import UserError
-from ..recipe import check_accelerate, find_accelerate_config
+from ..recipe.catalog import check_accelerate, find_accelerate_config
 from ..recipe.recipe import differences
 from ..runs import Run, RunInUseError, RunWriter, end_run, is_run, write_atomic
 from ..runs.files import LOG, begins_with, check_output, open_own

@@ -16,8 +16,7 @@ from ..errors import UserError
 from ..text import describe, short, suggest
 from ..yaml_files import Origin, read_yaml
 
-TINY = "tiny"  # a shipped policy
-SHIPPED = {TINY: "arithmetic", "tiny-words": "words"}  # shipped policies, and the task of each
+SHIPPED = {"tiny": "arithmetic", "tiny-words": "words"}  # shipped policies, and the task of each
 EXPERIMENT_KEYS = ("name", "base", "arms", "baseline", "seeds", "accelerate")  # the others are recipe keys of all arms
 _RECIPES = Path(__file__).parent.parent / "recipes"
 _ARM_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
@@ -56,11 +55,8 @@ def shipped_arms() -> dict[str, tuple[Path, str]]:
     >>> shipped_arms()["quickstart-pods"][1]
     'pods'
     """
-    arms = {}
-    for name, path in shipped_recipes().items():
-        found = read_yaml(path)[0].get("arms")
-        arms.update({f"{name}-{arm}": (path, arm) for arm in (found if isinstance(found, dict) else {})})
-    return arms
+    arms = {name: (path, read_yaml(path)[0].get("arms", {})) for name, path in shipped_recipes().items()}
+    return {f"{name}-{arm}": (path, arm) for name, (path, found) in arms.items() for arm in found}
 
 
 def find_recipe(path_or_name: str | Path) -> Path:

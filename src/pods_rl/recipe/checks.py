@@ -98,11 +98,8 @@ def missing_library(values: Mapping[str, Any]) -> str | None:
         "deepspeed": ("deepspeed", values.get("deepspeed")),
     }
     missing = {name: extra for name, (extra, wanted) in needed.items() if wanted and find_spec(name) is None}
-    if not missing:
-        return None
-    verb = "is" if len(missing) == 1 else "are"
-    line = f"pip install '.[{','.join(missing.values())}]' in a checkout"
-    return f"This recipe needs {' and '.join(missing)}, which {verb} not installed: {line}."
+    how = f"pip install '.[{','.join(missing.values())}]' in a checkout"
+    return f"This recipe needs {' and '.join(missing)}, not installed here: {how}." if missing else None
 
 
 def check_reachable(values: Mapping[str, Any]) -> None:

@@ -44,10 +44,6 @@ _LARGEST = 2**63 - 1  # torch and the files of a run cannot hold larger integers
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
-class _WrongTypeError(Exception):
-    """The value has no type that its key accepts."""
-
-
 @dataclass(frozen=True)
 class Field:
     """A key of a recipe.
@@ -91,11 +87,10 @@ class Field:
             raise ValueError(f"got {describe(value)}, expected finite numbers and text in it, and text as keys.")
         try:
             converted = value if "Any" in self.kinds else _convert(value, self.kinds)
-        except _WrongTypeError:
+        except TypeError:
             raise ValueError(f"got {describe(value)}, expected {self.expected}.") from None
         if self.choices and isinstance(converted, str) and converted not in self.choices:
-            near = suggest(converted, self.choices)
-            raise ValueError(f"got {describe(value)}.{near} Expected {self.expected}.")
+            raise ValueError(f"got {describe(value)}.{suggest(converted, self.choices)} Expected {self.expected}.")
         if self.within and isinstance(converted, (int, float)) and not _inside(converted, self.within):
             raise ValueError(f"got {converted}, expected a number in {self.within}.")
         return converted
@@ -114,13 +109,13 @@ class Field:
                 _convert(value, self.kinds - {"str"})
                 if value is None and text.strip() not in ("null", "~"):
                     value = text
-        except (YAMLError, _WrongTypeError):
+        except (YAMLError, TypeError):
             value = text
         return self.convert(value)
 
 
 def _convert(value: Any, kinds: frozenset[str]) -> Any:
-    """Return the value as one of these types, or raise _WrongTypeError."""
+    """Return the value as one of these types, or raise TypeError."""
     if isinstance(value, str) and "str" not in kinds and kinds & _NUMBERS and _NUMBER.fullmatch(value.strip()):
         value = float(value)
     if isinstance(value, float) and value.is_integer() and "float" not in kinds:
@@ -136,7 +131,7 @@ def _convert(value: Any, kinds: frozenset[str]) -> Any:
         return [value] if isinstance(value, str) else list(value)  # `lora_target_modules: all-linear`
     if value is False and "str" in kinds:  # YAML 1.1 reads a bare `no` as false
         return "no"
-    raise _WrongTypeError
+    raise TypeError
 
 
 def _is_plain(value: Any) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,6 +21,7 @@ from .schema import UNSUPPORTED, defaults, fields
 
 _SAVING = frozenset(("save_seconds", "save_steps", "save_strategy"))
 _SAVE_SECONDS, _SAVES_KEPT = 1800.0, 2  # if no key sets when to save: at most half an hour is lost
+_SHOWN = 5  # wrong keys
 _ENDLESS = 10**9  # steps if only the clock stops the run; TRL would stop after 3 epochs
 _TITLES = {"model": "the policy", "engine": "training", "task": "the task", "run": "this run"}
 
@@ -163,35 +163,28 @@ def build_recipe(
 
 
 def _convert(values: Mapping[str, Any], origin: Origin | None) -> dict[str, Any]:
-    """Convert values to their keys' types; one UserError names every unknown key and every wrong type.
+    """Convert values to their keys' types; one UserError names the unknown keys and the wrong values.
 
     Without an origin, the values are from the command line, and text is read as YAML.
     """
     converted: dict[str, Any] = {}
-    problems: dict[str, str | None] = {}  # by key; None: unknown key
+    problems: list[str] = []
+    known = fields()
     for key, value in values.items():
-        field, is_word = fields().get(key), origin is None and isinstance(value, str)
         if key == "scale_rewards" and isinstance(value, bool):
             value = "group" if value else "none"  # as TRL reads it
-        if field is None:
-            problems[key] = None
-            continue
         try:
-            converted[key] = field.parse(value) if is_word else field.convert(value)
+            if key not in known:  # a suggestion takes half a millisecond
+                near = suggest(key, known) if len(problems) < _SHOWN else ""
+                raise ValueError(f"unknown key.{near or ' Neither pods-rl nor TRL has such a key.'}")
+            is_word = origin is None and isinstance(value, str)
+            converted[key] = known[key].parse(value) if is_word else known[key].convert(value)
         except ValueError as error:
-            problems[key] = str(error)
+            problems.append(f"{'--' if origin is None else origin.where(key)}{short(key)}: {error}")
     if problems:
-        lines = [
-            f"{'--' if origin is None else origin.where(key)}{short(key)}: {text or _unknown(key)}"
-            for key, text in islice(problems.items(), 5)
-        ]
-        more = len(problems) - len(lines)
-        raise UserError("\n".join([*lines, *([f"... and {more} more."] if more else [])]))
+        more = [f"... and {len(problems) - _SHOWN} more."] if len(problems) > _SHOWN else []
+        raise UserError("\n".join([*problems[:_SHOWN], *more]))
     return converted
-
-
-def _unknown(key: str) -> str:
-    return f"unknown key.{suggest(key, fields()) or ' Neither pods-rl nor TRL has such a key.'}"
 
 
 def _resolve(values: dict[str, Any], given: Mapping[str, Any]) -> None:

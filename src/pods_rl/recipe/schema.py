@@ -156,7 +156,6 @@ _RECORDED = (
     "model_name_or_path", "dtype", "use_peft", "save_total_limit",
 )  # fmt: skip
 
-_CLOCK = "a recipe evaluates by training clock: use eval_seconds, eval_prompts and eval_repeats"
 # TRL's keys that a recipe refuses unless they have TRL's default: what to do instead
 UNSUPPORTED = {
     "output_dir": "a run keeps everything in its own directory: choose it with --output",
@@ -164,17 +163,15 @@ UNSUPPORTED = {
     **dict.fromkeys(("hub_strategy", "hub_always_push"), "a run pushes its final policy once, at its end"),
     "hub_token": "a recipe is saved with the run, so it must hold no secret: set HF_TOKEN in the environment",
     "reward_weights": "a recipe has rewards and weights in one mapping: task_rewards: {accuracy: 1.0, format: 0.1}",
-    "per_device_eval_batch_size": "use eval_batch_size",
-    **dict.fromkeys(
-        ("num_generations_eval", "eval_strategy", "eval_steps", "eval_delay", "eval_on_start",
-        "eval_accumulation_steps", "do_eval"), _CLOCK
-    ),
+    **dict.fromkeys((
+        "do_eval", "eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "eval_accumulation_steps",
+        "per_device_eval_batch_size", "num_generations_eval",
+    ), "a recipe evaluates by training clock: use eval_seconds, eval_prompts, eval_repeats and eval_batch_size"),
     "load_best_model_at_end": "it needs TRL's evaluation; checkpoints are kept under checkpoints/",
     "save_only_model": "a run cannot resume from a checkpoint without its optimizer; checkpoints/final has the policy",
     "enable_jit_checkpoint": "SIGTERM and Ctrl-C save a checkpoint without it",
     "auto_find_batch_size": "a smaller batch would break up the groups: set rollout_batch_size, or a smaller "
     "per_device_train_batch_size with more gradient_accumulation_steps",
-    "parallelism_config": "GRPO does not support sequence parallelism",
 }  # fmt: skip
 
 
