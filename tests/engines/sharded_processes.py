@@ -30,7 +30,7 @@ from . import many_processes
 from .conftest import Gradients
 from .many_processes import CASES, fork_all, make_trainer
 
-CASE = "seven of one prompt over two"  # shares of 4 and 3 rollouts
+CASE = "eight of one prompt over two"
 PROMPTS_IDS = [[5, 6, 7], [8, 9], [10], [11, 12, 13, 14], [15, 16]]
 
 

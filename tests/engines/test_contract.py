@@ -136,7 +136,7 @@ def test_an_epoch_s_order_is_drawn_when_its_first_prompt_is():
 
 
 def test_what_fast_generators_are_built_and_kept_in_step_by():
-    """`vllm_sequences` replaces the name and one keyword; a skipped step moves the tag of the loaded weights."""
+    """`building` replaces the name and one keyword; a skipped step moves the tag of the loaded weights."""
     source = inspect.getsource(GRPOTrainer.__init__)
     assert source.count("VLLMGeneration(") == source.count("max_num_seqs=") == 1
     call = source.split("VLLMGeneration(")[1].split("self._last_loaded_step = -1")[0]

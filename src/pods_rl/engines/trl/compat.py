@@ -176,7 +176,7 @@ def lossy_cast(trainer: TRLTrainer) -> str | None:
 
 @contextmanager
 def standing_in(instance: Any, **values: Any) -> Iterator[None]:
-    """Replace attributes and methods of an instance: the trainer, or the policy (`generate`)."""
+    """Replace attributes and methods of the trainer, the policy (`generate`) or TRL's module."""
     own = {name: vars(instance)[name] for name in values if name in vars(instance)}
     vars(instance).update(values)
     try:
@@ -188,26 +188,23 @@ def standing_in(instance: Any, **values: Any) -> Iterator[None]:
 
 
 @contextmanager
-def after_accelerator(trainer: Any, change: Callable[[Any], None]) -> Iterator[None]:
-    """While a trainer is built: call `change` once transformers has made its accelerator."""
+def building(trainer: TRLTrainer, at_once: int) -> Iterator[None]:
+    """While a trainer is built: shard as `use_fsdp2` says, and give colocated vLLM `at_once` as its `max_num_seqs`.
+
+    TRL would give vLLM the rows of the update.
+    """
+    build = grpo_trainer.VLLMGeneration
 
     def create() -> None:
         GRPOTrainer.create_accelerator_and_postprocess(trainer)
-        change(trainer)
+        use_fsdp2(trainer)
 
-    with standing_in(trainer, create_accelerator_and_postprocess=create):
+    def with_room(**settings: Any) -> Any:
+        return build(**settings | {"max_num_seqs": at_once})
+
+    shards, has_room = {"create_accelerator_and_postprocess": create}, {"VLLMGeneration": with_room}
+    with standing_in(trainer, **shards), standing_in(grpo_trainer, **has_room):
         yield
-
-
-@contextmanager
-def vllm_sequences(at_once: int) -> Iterator[None]:
-    """While a trainer is built: give colocated vLLM this `max_num_seqs`; TRL would give it the rows of the update."""
-    build = grpo_trainer.VLLMGeneration
-    grpo_trainer.VLLMGeneration = lambda **settings: build(**settings | {"max_num_seqs": at_once})
-    try:
-        yield
-    finally:
-        grpo_trainer.VLLMGeneration = build
 
 
 UNSCORED_WARNING = "All reward functions returned None"

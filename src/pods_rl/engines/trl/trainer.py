@@ -236,7 +236,7 @@ class PODSTrainer(TypedGRPOTrainer):
             name = model if isinstance(model, str) else compat.get_config_model_id(model.config)
             given["args"] = args = PODSConfig(f"{name.split('/')[-1]}-PODS")
         compat.refuse_unsupported(given)
-        with compat.vllm_sequences(sequences_at_once(args)), compat.after_accelerator(self, compat.use_fsdp2):
+        with compat.building(self, sequences_at_once(args)):
             super().__init__(**given)
         if doubt := compat.lossy_cast(self):
             warnings.warn(doubt, UserWarning, stacklevel=2)
