@@ -9,7 +9,7 @@ from pods_rl import rewards
 from pods_rl.errors import UserError
 from pods_rl.recipe import Origin, build_recipe
 from pods_rl.rewards import REWARDS, VerifierPool, answers, verifier
-from pods_rl.sandbox.scores import RewardFailure
+from pods_rl.sandbox import RewardFailure
 from pods_rl.tasks import Task, load_task
 from pods_rl.training import trainer as build
 from pods_rl.training.trainer import reward_functions, trl_reward

@@ -183,8 +183,8 @@ def test_what_is_no_list_of_floats_is_refused_before_anything_is_trained(make_tr
 
 
 def test_what_counts_as_a_list_of_floats():
-    given = (1, None, True, np.float32(0.5), torch.tensor(0.25), 10**400, -(10**400))
-    assert check_scores(given, "mine", 7) == [1.0, None, 1.0, 0.5, 0.25, math.inf, -math.inf]
+    given = (1, None, True, np.float32(0.5), torch.tensor(0.25))
+    assert check_scores(given, "mine", 5) == [1.0, None, 1.0, 0.5, 0.25]
     given = (np.int64(2), np.bool_(True), np.float16(0.5), Fraction(1, 4), Decimal("0.5"), np.array(0.5))
     scores = check_scores(given, "mine", 6)
     assert scores == [2.0, 1.0, 0.5, 0.25, 0.5, 0.5]
@@ -195,7 +195,7 @@ def test_what_counts_as_a_list_of_floats():
     for array in (np.array([1, 2]), torch.tensor([1.0, 2.0], requires_grad=True)):
         assert check_scores(array, "mine", 2) == [1.0, 2.0]
     assert check_scores([torch.tensor(0.5, requires_grad=True)], "mine", 1) == [0.5]
-    assert math.isnan(check_scores([Decimal("sNaN")], "mine", 1)[0])
+    assert all(map(math.isnan, check_scores([Decimal("sNaN"), 10**400], "mine", 2)))
     for odd in (np.complex64(1), torch.tensor(1j), np.str_("1"), b"1", torch.tensor(1.0, device="meta"), Odd()):
         with pytest.raises(UserError, match="for row 0"):
             check_scores([odd], "mine", 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pods_rl.rewards import choice
-from pods_rl.rewards.choice import read_letter, read_verdict
+from pods_rl.rewards.chemistry import read_letter, read_verdict
 
 from .data import chemistry_rows
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pods_rl.rewards import countdown
-from pods_rl.rewards.arithmetic import read_expression
+from pods_rl.rewards.numeric import read_expression
 
 GOLD = "6 * (5 - 1)"  # 24 from 1, 5 and 6
 VALUES = {

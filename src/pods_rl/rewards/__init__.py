@@ -6,23 +6,22 @@ them, `overlong`, reads the number of tokens of a completion instead. `docs/rewa
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from inspect import iscoroutinefunction, signature
-from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import UserError
-from ..sandbox.scores import RewardFailure, Scores, as_score, attempt
+from ..sandbox import RewardFailure, Scores, as_score, attempt, failure
+from ..sandbox.pool import WorkerPool
 from ..sandbox.worker import Work
 from ..text import find
-from .answers import accuracy, accuracy_batch
-from .chemistry import chemistry, equation
-from .choice import choice
-from .extract import extract_answer, extract_gold
+from .answers import accuracy, accuracy_batch, extract_answer, extract_gold
+from .chemistry import chemistry, choice, equation
 from .graded import countdown, format_reward, overlong, positions, tag_count
-from .user_rewards import user_pool
 from .verifier import VerifierPool, default_pool
 
 # Raise it whenever some completion would be scored differently: tasks carry it in their version.
@@ -44,7 +43,7 @@ class Reward:
     """
 
     name: str
-    score: Callable[..., float]
+    score: Callable[..., Any]
     score_many: Callable[[Sequence[str], Sequence[str]], list[float]] | None = None
     range: tuple[float, float] | None = None
     reads: Literal["text", "tokens"] = "text"
@@ -54,7 +53,8 @@ class Reward:
 
     def __call__(self, text: str, gold: str) -> float:
         """Score one completion. Raises TypeError if the function does not return a number."""
-        self._must_read("text", "of_lengths(tokens, limit)")
+        if self.reads != "text":
+            raise ValueError(f"reward {self.name!r} reads {self.reads}, not text; call its of_lengths(tokens, limit)")
         return self._number(self.score(text, gold))
 
     def batch(self, texts: Sequence[str], golds: Sequence[str]) -> list[float]:
@@ -69,12 +69,7 @@ class Reward:
         >>> REWARDS["overlong"].of_lengths([50, 100], limit=100)
         [0.0, -1.0]
         """
-        self._must_read("tokens", "batch(texts, golds)")
         return [self._number(self.score(count, limit)) for count in tokens]
-
-    def _must_read(self, what: str, instead: str) -> None:
-        if self.reads != what:
-            raise ValueError(f"reward {self.name!r} reads {self.reads}, not {what}; call its {instead}")
 
     def _number(self, score: object) -> float:
         with suppress(TypeError):
@@ -123,17 +118,13 @@ def _check_signature(name: str, function: Callable[..., Any]) -> None:
         given = signature(function)
     except ValueError:  # some functions of C have none
         return
-    fits = next(iter(given.parameters), "") not in ("completions", "prompts", "self")
     with suppress(TypeError):
         given.bind("text", "gold")
-        if fits:
+        if next(iter(given.parameters)) not in ("completions", "prompts", "self"):
             return
-    code = getattr(function, "__code__", None)
-    place = f" ({Path(code.co_filename).name}, line {code.co_firstlineno})" if code else ""
-    own = getattr(function, "__name__", "reward")
     raise UserError(
-        f"the reward '{name}'{place} takes {given}: a reward of a recipe scores one completion, as in `def {own}(text: "
-        "str, gold: str) -> float`. TRL's form, (completions, **kwargs) -> list, is for PODSTrainer in a script"
+        f"the reward '{name}' takes {given}: a reward of a recipe scores one completion, as in `def reward(text: str, "
+        "gold: str) -> float`. TRL's form, (completions, **kwargs) -> list, is for PODSTrainer in a script"
     )
 
 
@@ -145,14 +136,7 @@ def library_reward(name: str, maker: tuple[str, ...], **options: Any) -> Reward:
         maker: the path of the function that makes the `Work` of such a process, and the function's arguments.
         options: of `Reward`: `gold` returns the answer alone of a gold answer that holds more (None: not known).
     """
-
-    def alone(text: str, gold: str) -> float:
-        mark = score(reward, [text], [gold], None)[0]
-        if isinstance(mark, RewardFailure):
-            raise RuntimeError(f"the reward {name!r} {mark.reason}")
-        return mark
-
-    reward = Reward(name, alone, maker=maker, **options)
+    reward = Reward(name, lambda text, gold: score(reward, [text], [gold], None)[0], maker=maker, **options)
     return reward
 
 
@@ -179,6 +163,55 @@ def check_rewards(values: Mapping[str, Any]) -> None:
             check_reward(name, values["reward_seconds"])
 
 
+class UserRewardPool(WorkerPool):
+    """Processes that call one user reward, or a library's scorer, each completion within `limit` seconds of wall time.
+
+    Args:
+        name: the reward's import path. Its module is imported once in each process.
+        limit: seconds of wall time, which also ends a reward that only waits.
+        size: as for `WorkerPool`.
+        maker: makes the work instead, as `Reward.maker`.
+    """
+
+    def __init__(self, name: str, limit: float, size: int | None = None, maker: Sequence[str] = ()) -> None:
+        super().__init__(
+            size, limit, maker or ["pods_rl.rewards:scoring", name], runs_user_code=True, name=f"the reward {name!r}",
+            advice="Fix its module, or set reward_seconds: null to import it in the training process alone",
+        )  # fmt: skip
+
+    def score(self, texts: Sequence[str], golds: Sequence[str]) -> list[float | RewardFailure]:
+        """Score completions in order; a RewardFailure if the function raised, hung or ended its process.
+
+        Raises UserError if the function cannot be imported in a process of its own.
+
+        >>> pool = UserRewardPool("operator:eq", limit=60, size=1)
+        >>> pool.score(["a", "b"], ["a", "a"])
+        [1.0, 0.0]
+        >>> pool.close()
+        """
+        replies = self.ask(list(zip(texts, golds, strict=True)), self.limit)
+        return [reply.value if reply.kind == "gave" else failure(reply, self.limit) for reply in replies]
+
+
+@lru_cache
+def user_pool(name: str, limit: float, maker: tuple[str, ...] = ()) -> UserRewardPool:
+    """Return this process's pool for a reward, made on first use.
+
+    >>> user_pool("operator:eq", 60.0) is user_pool("operator:eq", 60.0)
+    True
+    """
+    return UserRewardPool(name, limit, maker=maker)
+
+
+os.register_at_fork(after_in_child=user_pool.cache_clear)
+
+
+def scoring(name: str) -> Work:
+    """The work of a `UserRewardPool`'s worker: import the reward once, then score texts against gold answers."""
+    reward = get_reward(name)
+    return Work(lambda pair: reward(*pair))
+
+
 def score(reward: Reward, texts: Sequence[str], golds: Sequence[str], seconds: float | None) -> Scores:
     """Return the scores of a reward, in order; a user's reward scores each completion separately.
 
@@ -195,12 +228,6 @@ def score(reward: Reward, texts: Sequence[str], golds: Sequence[str], seconds: f
     if seconds is None:
         return [attempt(reward, text, gold) for text, gold in zip(texts, golds, strict=True)]
     return user_pool(reward.name, seconds).score(texts, golds)
-
-
-def scoring(name: str) -> Work:
-    """The work of a `UserRewardPool`'s worker: import the reward once, then score texts against gold answers."""
-    reward = get_reward(name)
-    return Work(lambda pair: reward(*pair))
 
 
 __all__ = [

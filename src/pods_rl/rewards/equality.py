@@ -20,7 +20,7 @@ from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationCo
 from sympy.core.function import AppliedUndef
 
 from .numeric import Number, read_number, read_number_in_words
-from .structure import BRACKETS, Node, named, read
+from .structure import BRACKETS, Node, named, structure
 
 EXTRA_DIGITS = 60
 GUARD_DIGITS = 15
@@ -36,9 +36,11 @@ _DECIMAL = re.compile(r"(?<![\w.])([0-9]*)\.([0-9]+)|(?<![\w.])([0-9]+)\.(?![0-9
 _MIXED = re.compile(
     r"(?<![\w.)}^/_])([0-9]+)(?:\s+([0-9]+)\s*/\s*([0-9]+)(?![0-9.])|\s*\\frac\{\s*([0-9]+)\s*\}\{\s*([0-9]+)\s*\})"
 )
+_OF_INTEGERS: dict[str, Callable[..., int]] = {"gcd": gcd, "lcm": lcm, "min": min, "max": max}
 _REWRITES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"([A-Za-z}])('+)", lambda prime: f"{prime[1]}_{{{'p' * len(prime[2])}}}"),
-    (r"\\?(?:operatorname\{)?(gcd|lcm|min|max)\}?\s*\(([-0-9,\s]+)\)", lambda call: _of_integers(call[1], call[2])),
+    (r"\\?(?:operatorname\{)?(gcd|lcm|min|max)\}?\s*\(([-0-9,\s]+)\)",
+     lambda call: str(_OF_INTEGERS[call[1]](*map(int, call[2].split(","))))),
     (r"(?:\{\s*\})?[_^]\{?(\w+)\}?\s*C_\{?(\w+)\}?|(?<![A-Za-z])C\((\w+),\s*(\w+)\)|\{?([^{}]*)\\choose([^{}]*)\}?",
      lambda choose: r"\binom" + _braced(choose.groups())),
     (r"\\log\s*_\s*\{?e\}?(?![A-Za-z])", r"\\ln "),
@@ -52,20 +54,10 @@ _REWRITES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
 _HALF = re.compile(r"(?<![\w.)}/^])(?<!\^ )([0-9]+)\s*/\s*([0-9]+)(?=\s*(?:[A-Za-z(]|\\[a-z]))")  # 1/2x is half of x
 _UNREADABLE = re.compile(r"[0-9]\s+[0-9]|[-+]\s*[-+]|[0-9}]\s*_|[%:,;]|^\s*$|[-+*/^=]\s*$|^\s*[*/^=]")
 _UNFINISHED = re.compile(r"\.\.|\\[lc]?dots|\\not(?![a-z])")
-_BASE_WORDS = ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
-_IN_BASE = re.compile(
-    r"\(?\s*([0-9][0-9A-Fa-f]*)\s*\)?\s*_\s*\{?\s*\(?([0-9]+|" + "|".join(_BASE_WORDS) + r")\)?\s*\}?"
-)
 
 
 def _braced(parts: Iterable[str | None]) -> str:
     return "".join(part if part[0] == "{" else f"{{{part}}}" for part in parts if part)
-
-
-def _of_integers(name: str, arguments: str) -> str:
-    numbers = [int(number) for number in arguments.split(",")]
-    functions: dict[str, Callable[..., int]] = {"gcd": gcd, "lcm": lcm, "min": min, "max": max}
-    return str(functions[name](*numbers))
 
 
 def _number(text: str) -> Number | None:
@@ -108,12 +100,6 @@ def _exact_decimal(match: re.Match[str]) -> str:
     return rf"{{\frac{{{exact.numerator}}}{{{exact.denominator}}}}}"
 
 
-_OPEN = (
-    sympy.Sum, sympy.Product, sympy.Integral, sympy.Derivative, sympy.Limit, sympy.UnevaluatedExpr,
-    sympy.cos, sympy.sin,
-)  # fmt: skip
-
-
 def _settled(found: Any) -> Any:
     """Resolve what the parser leaves open: the imaginary unit, undefined functions, sums and integrals."""
     if getattr(found, "is_Matrix", False):
@@ -131,8 +117,7 @@ def _settled(found: Any) -> Any:
     )
     applied = sorted(found.atoms(AppliedUndef), key=str)
     found = found.xreplace({each: sympy.Symbol(str(each.doit()), real=True) for each in applied})
-    if found.has(*_OPEN):
-        found = found.doit()
+    found = found.doit()
     return None if found.has(sympy.nan, sympy.zoo) else found
 
 
@@ -142,39 +127,35 @@ def same_value(a: Any, b: Any, written: int = 0) -> bool:
         return True
     if (a.is_Rational and b.is_Rational) or a.has(sympy.oo) or b.has(sympy.oo):
         return False
-    difference = sympy.Add(a, sympy.Mul(-1, b, evaluate=False), evaluate=False)
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)
-    seen = 0
+    verdicts = []
     for number, scale in enumerate(SCALES if symbols else (1,)):
         # Irregular rationals of either sign, so that no identity of integers or of positive numbers passes.
         point = {
             symbol: sympy.Rational((-1) ** (number + i // 2) * scale * (97 + 41 * i), 89 + 13 * number)
             for i, symbol in enumerate(symbols)
         }
-        verdict = _is_zero_at(difference, a, point, written)
-        if verdict is False:
+        verdicts.append(_is_same_number(a.xreplace(point), b.xreplace(point), written, cancels=not symbols))
+        if verdicts[-1] is False:
             return False
-        seen += verdict is True
-    return seen >= (2 if symbols else 1)
+    return verdicts.count(True) >= (2 if symbols else 1)
 
 
-def _is_zero_at(difference: Any, side: Any, point: dict[Any, Any], written: int) -> bool | None:
-    """Whether a difference is zero at a point, or None if it has no value there."""
-    options = {"subs": point} if point else {}
-    size = abs(side.evalf(3, **options))
+def _is_same_number(a: Any, b: Any, written: int, *, cancels: bool) -> bool | None:
+    """Whether two numbers are equal, or None if one of them has no value.
+
+    `cancels`: more digits than the value's own may cancel, as in 10^100 - sqrt(10^200 + 1).
+    """
+    size = abs(a.evalf(3))
     if not size.is_Float and not size.is_Rational:
         return None
     magnitude = max(0, int(sympy.log(size, 10).evalf(3))) if size else 0
-    if not point:
-        magnitude = min(3 * magnitude, magnitude + 1000)  # digits that cancel in 10^100 - sqrt(10^200 + 1)
-    digits = EXTRA_DIGITS + written + magnitude
-    found = difference.evalf(2, maxn=digits, **options)
-    parts = found.as_real_imag()
+    digits = EXTRA_DIGITS + written + (min(3 * magnitude, magnitude + 1000) if cancels else magnitude)
+    parts = sympy.Add(a, -b, evaluate=False).evalf(2, maxn=digits).as_real_imag()
     if not all(part.is_Float or part.is_Rational for part in parts):
         return None
-    # SymPy rounds a point before it evaluates there, so the last digits are noise.
-    rounding = (size or 1) * sympy.Float(10) ** (GUARD_DIGITS - digits) if point else 0
-    return all(part == 0 or (part.is_Float and part._prec == 1) or abs(part) < rounding for part in parts)
+    noise = (size or 1) * sympy.Float(10) ** (GUARD_DIGITS - digits)
+    return all(part == 0 or (part.is_Float and part._prec == 1) or abs(part) < noise for part in parts)
 
 
 # -- comparison -------------------------------------------------------------------------------------------------------
@@ -194,7 +175,7 @@ def equal(gold: str, answer: str) -> bool:
     >>> equal(r"2\sqrt{2}", r"\sqrt{8}"), equal("x<3", r"(-\infty, 3)"), equal("x=5", "5"), equal("x+y=5", "5")
     (True, True, True, False)
     """
-    return _same(read(gold), read(answer))
+    return _same(structure(gold), structure(answer))
 
 
 def _same(gold: Node, answer: Node) -> bool:
@@ -205,6 +186,8 @@ def _same(gold: Node, answer: Node) -> bool:
     if "relation" in (gold.kind, answer.kind):
         stated = _stated(gold), _stated(answer)
         return _same(*stated) if stated != (gold, answer) else _same_set(gold, answer)
+    if "base" in (gold.kind, answer.kind):  # a numeral in a base equals only itself
+        return False
     if gold.kind == answer.kind == "value":
         return _same_expression(gold.text, answer.text) or _same_set(gold, answer)
     return _same_group(gold, answer) or _same_set(gold, answer)
@@ -213,14 +196,6 @@ def _same(gold: Node, answer: Node) -> bool:
 def _same_expression(gold: str, answer: str) -> bool:
     if "".join(gold.split()) == "".join(answer.split()) and not re.search(r"[0-9]\s+[0-9]", gold + "|" + answer):
         return True
-    bases = [_IN_BASE.fullmatch(text.strip()) for text in (gold, answer)]
-    if any(bases):  # a numeral equals only the same numeral in the same base
-        numerals = [
-            base
-            and (base[1].lstrip("0").upper(), _BASE_WORDS.index(base[2]) + 2 if base[2].isalpha() else int(base[2]))
-            for base in bases
-        ]
-        return numerals[0] == numerals[1]
     numbers = _number(gold), _number(answer)
     if numbers[0] and numbers[1]:
         return numbers[0].equals(numbers[1])
@@ -238,28 +213,24 @@ def _stated(node: Node) -> Node:
     """Return the value of an equation that states one: of a name (`x = 5`), or worked arithmetic that is true."""
     if not node.equation:
         return node
-    closed = "in" not in node.signs and all(_is_constant(side) for side in node.items)
-    if named(node) is not None or (closed and all(_same(*pair) for pair in pairwise(node.items))):
+    values = _values(node.items) or [sympy.Symbol("unread")]
+    closed = "in" not in node.signs and not any(side.free_symbols for side in values)
+    if named(node) is not None or (closed and all(same_value(*pair) for pair in pairwise(values))):
         return node.items[-1]
     return node
-
-
-def _is_constant(node: Node) -> bool:
-    found = value(node.text) if node.kind == "value" else None
-    return found is not None and not found.free_symbols
 
 
 def _same_group(gold: Node, answer: Node) -> bool:
     if "value" in (gold.kind, answer.kind):  # the one element of a set
         group, other = (answer, gold) if gold.kind == "value" else (gold, answer)
-        if group.kind == "ratio":
-            return len(group.items) == 2 and _same_ratio(group, Node("ratio", (other, Node("value", text="1"))))
         return group.kind == "set" and len(group.items) == 1 and not _is_region(other) and _same(group.items[0], other)
     kinds = {gold.kind, answer.kind}
-    if kinds == {"ratio"}:
-        return _same_ratio(gold, answer)
-    ours, theirs = (_distinct(group.items) if _is_set(group) else group.items for group in (gold, answer))
-    if len(ours) != len(theirs) or len(ours) > MAX_ITEMS:
+    ours, theirs = gold.items, answer.items
+    if max(len(ours), len(theirs)) > MAX_ITEMS:
+        return False
+    if (_is_set(gold) or _is_set(answer)) and not kinds & {*BRACKETS, "union", "minus", "cap"}:
+        return _covers(ours, theirs) and _covers(theirs, ours)
+    if len(ours) != len(theirs):
         return False
     if kinds & {*BRACKETS, "ratio"}:
         brackets = kinds - {"list", "and", "or"}
@@ -297,19 +268,8 @@ def _match_up(ours: Sequence[Any], theirs: Sequence[Any], same: Callable[[Any, A
     return True
 
 
-def _distinct(items: Sequence[Node]) -> list[Node]:
-    found: list[Node] = []
-    for item in items[: MAX_ITEMS + 1]:
-        if not any(_same(item, other) for other in found):
-            found.append(item)
-    return found
-
-
-def _same_ratio(gold: Node, answer: Node) -> bool:
-    ours, theirs = _values(gold.items), _values(answer.items)
-    if ours is None or theirs is None or len(ours) != len(theirs):
-        return False
-    return all(same_value(a * theirs[0], b * ours[0]) for a, b in zip(ours[1:], theirs[1:], strict=True))
+def _covers(ours: Sequence[Node], theirs: Sequence[Node]) -> bool:
+    return all(any(_same(item, other) for other in theirs) for item in ours)
 
 
 def _values(items: Sequence[Node]) -> list[Any] | None:

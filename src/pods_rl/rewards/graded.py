@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from .arithmetic import read_expression
-from .extract import extract_answer
+from .answers import extract_answer
+from .numeric import read_expression
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 PENALTY_PER_CHARACTER = 0.01

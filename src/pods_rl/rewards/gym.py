@@ -14,7 +14,7 @@ from importlib import import_module
 
 from ..errors import UserError
 from ..sandbox.worker import Work
-from .extract import extract_answer
+from .answers import extract_answer
 
 _NUMBERED = re.compile(r"(.*) \(problem (\d+)\)", re.DOTALL)
 

@@ -10,7 +10,7 @@ _RAISED, _LOWERED = re.compile("[⁰¹²³⁴-⁹⁺⁻ⁿ]+"), re.compile("[₀
 _VULGAR = re.compile("[¼-¾⅐-⅞↉]")
 _ROOT = re.compile(r"([√∛])\s*(?:([0-9]+(?:\.[0-9]+)?|\\?[A-Za-z]+(?![A-Za-z]))|\(([^()]*)\)|\{([^{}]*)\})")
 _HIDDEN = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
-_GREEK = (
+GREEK = (
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi omega "
     "Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"
 )
@@ -19,7 +19,7 @@ _COMMANDS = {
     "≥": "ge", "⩾": "ge", "≠": "ne", "≈": "approx", "±": "pm", "∓": "mp", "∪": "cup", "∩": "cap", "∈": "in",
     "∅": "emptyset", "∖": "setminus", "∠": "angle", "⟨": "langle", "⟩": "rangle", "⌊": "lfloor", "⌋": "rfloor",
     "⌈": "lceil", "⌉": "rceil", "∴": "therefore", "⇒": "Rightarrow", "℃": "degree C", "℉": "degree F", "Ω": "Omega",
-    **dict(zip("αβγδεζηθικλμνξρστυφχψωΓΔΘΛΞΠΣΦΨΩ", _GREEK.split(), strict=True)),
+    **dict(zip("αβγδεζηθικλμνξρστυφχψωΓΔΘΛΞΠΣΦΨΩ", GREEK.split(), strict=True)),
 }  # fmt: skip
 _SIGNS = str.maketrans(
     {sign: rf"\{name} " for sign, name in _COMMANDS.items()}
@@ -185,8 +185,6 @@ def split_unit(text: str, *, loose: bool = False) -> tuple[str, str | None]:
         sign = "dollar"
     bare = text.strip().strip("$").strip() if r"\$" not in text else text
     bare = _DELIMITERS.sub("", bare if bare.isascii() else _ascii(bare)).strip()
-    if not re.search(r"[A-Za-z%°]", bare):
-        return text, sign
     flat = re.sub(r"[<>]", lambda found: r"\lt " if found[0] == "<" else r"\gt ", bare)
     flat = _UPRIGHT.sub(lambda styled: f"<{styled[1] or styled[2] or ''}>", flat.replace(r"\%", "%"))
     flat = _DEGREE.sub(r" degree\1 ", _STYLED_FRACTION.sub(r"\1/\2", flat.replace("°", r"^\circ ")))

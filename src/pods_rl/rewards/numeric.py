@@ -1,13 +1,15 @@
-"""Read numbers in digits and in words: exactly, never through a float or `eval`."""
+"""Read numbers, in digits and in words, and arithmetic of numbers: exactly, never through a float or `eval`."""
 
 from __future__ import annotations
 
+import operator
 import re
+from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from .arithmetic import read_expression
+from .notation import GREEK
 
 MAX_LENGTH = 1000  # maximum characters of an answer: bounds every pattern below
 MAX_EXPONENT = 400  # 1e400 is beyond every answer; 1e999999999 would fill the memory
@@ -31,7 +33,6 @@ _DECIMAL_COMMA = re.compile(r"[+-]?(?:0,[0-9]+|[0-9]+,(?:[0-9]{2}|[0-9]{4,}))")
 _WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
 _LETTER = re.compile(r"(?!(?:st|nd|rd|th)\b)[A-Za-z]")  # right after a number
 _BULLET = re.compile(r"\s*[-*•]\s+")
-_QUOTES = re.compile(r"(['\"])\s*$")
 _BESIDE_A_NUMBER = frozenset(" .,;:?")
 _CHANGING = (
     "minus negative not half quarter third twice double triple squared cubed root over times plus hundred thousand "
@@ -45,16 +46,15 @@ _CLAUSE = re.compile(r"[;,.]\s+|\n")
 _SEVERAL = re.compile(r",(?![0-9]{3}(?![0-9]))|(?<![a-z])(?:and|or)(?![a-z])|[<>!]|\\(?:le|ge|lt|gt|ne|approx|pm)")
 _UNIT_IN_SUM = re.compile(r"(?:/\s*|\bper\s+)?[A-Za-z]{2,}|\ba\s+(?=[a-z]{2})|%")
 
-_GREEK = "alpha|beta|gamma|delta|(?:var)?epsilon|zeta|eta|(?:var)?theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|(?:var)?phi"
 _SYMBOL = (
-    rf"(?:[A-Za-z]|[A-Z]{{2,5}}|\\(?:{_GREEK}|chi|psi|omega|Delta|Gamma|Theta|Lambda|Sigma|Phi|Psi|Omega|ell)(?![a-z])"
+    rf"(?:[A-Za-z]|[A-Z]{{2,5}}|\\(?:ell|(?:var)?(?:{GREEK.replace(' ', '|')}))(?![a-z])"
     r"|\\(?:vec|bar|hat|overline|tilde|dot|overrightarrow|mathbf|mathcal)\s*\{[^{}]*\})"
     r"\s*(?:_\s*(?:\{[^{}]*\}|[A-Za-z0-9]))?'*"
 )
 _ARGUMENT = rf"\s*-?\s*(?:[0-9]+(?:\.[0-9]+)?|{_SYMBOL})\s*"
 _NAME = re.compile(
     r"\s*(?:\|\s*[A-Z]{2,5}\s*\|"
-    r"|\\[dtc]?frac\s*\{\s*(?:[A-Z]{2,5}\s*\}\s*\{\s*[A-Z]{2,5}|d[a-z]\s*\}\s*\{\s*d[a-z])\s*\}"
+    r"|\\[dtc]?frac\s*\{\s*(?:[A-Z]{1,5}\s*\}\s*\{\s*[A-Z]{1,5}|d[a-z]\s*\}\s*\{\s*d[a-z])\s*\}"
     rf"|(?:m?\s*\\angle\s*)?{_SYMBOL}(?:\s*\^\s*\{{\s*-1\s*\}}(?=\s*\())?(?:\s*\({_ARGUMENT}(?:,{_ARGUMENT})*\))?)\s*:?\s*"
 )
 _PHRASE = re.compile(r"\s*(?!(?i:.*(?:\b(?:not|never|nor|cannot)\b|n't)))[A-Za-z]{3,}(?:[\s'-]+[A-Za-z]+)*\s*:?\s*")
@@ -144,9 +144,6 @@ def read_number_in_words(text: str) -> Number | None:
     before, after = text[: match.start()], text[match.end() :]
     if (match[0] + after[:2]).endswith(".."):  # 42... may go on
         return None
-    quote = _QUOTES.search(before)
-    if quote and after.lstrip().startswith(quote[1]):
-        before, after = before[: quote.start()], after.lstrip()[1:]
     ending = _PERCENT.match(after) or _SCALE.match(after)
     rest = f"{_BULLET.sub('', before, count=1)} {after[ending.end() if ending else after.startswith('-') :]}"
     words = _WORD.findall(rest)
@@ -244,3 +241,81 @@ def _exact(part: str) -> Fraction | None:
     if not exponent:
         return Fraction(int(mantissa) if mantissa.isdigit() else mantissa)
     return Fraction(mantissa) * Fraction(10) ** int(exponent) if abs(int(exponent)) <= MAX_EXPONENT else None
+
+
+# -- arithmetic --------------------------------------------------------------------------------------------------------
+
+_LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
+_DRESS = re.compile(r"\\(?:left|right|displaystyle)(?![a-z])|\\[,;:! ()\[\]]|[$`]")
+_TIMES = re.compile(r"\\(?:times|cdot)(?![a-z])|(?<=[0-9)\s])[xX](?=[0-9(\s])")
+_OPERATORS = str.maketrans("×·∗÷∶−–[]{}", "***//--()()")
+_IMPLICIT = re.compile(r"(?<=[0-9)])\s*(?=\()|(?<=\))\s*(?=[0-9])")
+_THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
+_OPERAND = re.compile(r"[0-9]{1,100}(?:\.[0-9]{1,100})?")
+_SIGNED_OPERAND = re.compile(rf"-?{_OPERAND.pattern}")
+_ARITHMETIC = re.compile(rf"{_OPERAND.pattern}|[-+*/()]")
+_APPLY = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+_RANK = {"+": 1, "-": 1, "*": 2, "/": 2}
+
+
+def read_expression(text: str) -> tuple[Fraction, Counter[Fraction]] | None:
+    """Return the exact value of an arithmetic expression and how often it uses each number, or None.
+
+    An equation with a bare number on one side counts if it is true. Division by zero has no value. The caller
+    bounds the length of the text.
+
+    >>> value, numbers = read_expression("(1 + 2) / 6"); value, sorted(numbers.elements())
+    (Fraction(1, 2), [Fraction(1, 1), Fraction(2, 1), Fraction(6, 1)])
+    >>> read_expression("2 + 2 = 5") is None, read_expression("2 **  3") is None
+    (True, True)
+    """
+    sides = [side.strip() for side in _in_ascii(text).split("=")]
+    if len(sides) > 2:
+        return None
+    if len(sides) == 2 and not _SIGNED_OPERAND.fullmatch(sides[1]):
+        sides.reverse()
+    read = _evaluate(sides[0])
+    if read is None or len(sides) == 1:
+        return read
+    claimed = _SIGNED_OPERAND.fullmatch(sides[1])
+    return read if claimed and Fraction(claimed[0]) == read[0] else None
+
+
+def _in_ascii(text: str) -> str:
+    text = text.strip().removesuffix(".")
+    if text.startswith("**") and text.endswith("**"):
+        text = text[2:-2]
+    text = _THOUSANDS.sub("", _DRESS.sub("", _LATEX_FRACTION.sub(r"((\1)/(\2))", text)))
+    text = _TIMES.sub("*", text.replace(r"\div", "/")).translate(_OPERATORS)
+    return _IMPLICIT.sub("*", text).strip()
+
+
+def _evaluate(text: str) -> tuple[Fraction, Counter[Fraction]] | None:
+    """Precedence climbing, with the sign of a number as the tightest operator."""
+    tokens = _ARITHMETIC.findall(text)
+    if "".join(tokens) != "".join(text.split()):
+        return None
+    tokens.reverse()
+    numbers: Counter[Fraction] = Counter()
+
+    def parse(rank: int) -> Fraction:
+        token = tokens.pop()
+        if token == "-":
+            value = -parse(2)
+        elif token == "(":
+            value = parse(0)
+            if tokens.pop() != ")":
+                raise ValueError
+        else:
+            value = Fraction(token)  # raises ValueError for an operator
+            numbers[value] += 1
+        while tokens and _RANK.get(tokens[-1], 0) > rank:
+            sign = tokens.pop()
+            value = _APPLY[sign](value, parse(_RANK[sign]))
+        return value
+
+    try:
+        found = parse(0)
+    except (ValueError, IndexError, ZeroDivisionError, RecursionError):
+        return None
+    return None if tokens else (found, numbers)

@@ -1,4 +1,4 @@
-r"""Parse the structure of an answer: lists, sets, tuples, intervals and relations, around expressions.
+r"""Read the structure of an answer: lists, sets, tuples, intervals and relations, around expressions.
 
 An answer is split at the separators, relation signs and brackets outside every bracket; the rest are expressions
 (`equality.value` evaluates them). Nothing is evaluated here.
@@ -34,7 +34,7 @@ class Node(NamedTuple):
 _TOKEN = re.compile(
     r"(?P<open>\\\{|\\(?:langle|lfloor|lceil|begin)(?![a-z])|[({\[])"
     r"|(?P<close>\\\}|\\(?:rangle|rfloor|rceil|end)(?![a-z])|[)}\]])"
-    r"|(?P<list>(?:[,;]\s*)?(?:(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])|\\(?:land|lor|wedge|vee)(?![a-z]))|[,;])"
+    r"|(?P<list>(?:[,;]\s*)?(?:(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])|\\(?:land|lor|wedge|vee)(?![a-z]))|,)|(?P<rows>;)"
     r"|(?P<relation>\\(?:leq?|geq?|leqslant|geqslant|lt|gt|neq?|in|approx)(?![a-z])|:=|<=|>=|!=|=|<|>)"
     r"|(?P<group>\\(?:cup|cap|setminus|backslash)(?![a-z]))"
     r"|(?P<ratio>:|(?<![A-Za-z\\])to(?![A-Za-z]))|\\[A-Za-z]+|.",
@@ -49,24 +49,37 @@ _PAIRS = {
     (r"\{", r"\}"): "set", (r"\langle", r"\rangle"): "()", ("{", "}"): "braces",
 }  # fmt: skip
 _GROUPS = {r"\cup": "union", r"\cap": "cap", r"\setminus": "minus", r"\backslash": "minus"}
+_BASE_WORDS = ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+_IN_BASE = re.compile(
+    r"\(?\s*([0-9][0-9A-Fa-f]*)\s*\)?\s*_\s*\{?\s*\(?([0-9]+|" + "|".join(_BASE_WORDS) + r")\)?\s*\}?"
+)
 _THOUSANDS = re.compile(r"(?<![0-9.,_^])[1-9][0-9]{0,2}(?:,[0-9]{3})+(?!,?[0-9])")
-_ARGUMENT = re.compile(rf"(?<=[A-Za-z\]}}^]\{{){_THOUSANDS.pattern}(?=\}})")  # \sqrt{1,000}
 _BUILDER = re.compile(r"\s*([^,:|]*?)\s*(?:\\mid|:|\|)\s*(.*[<>=].*|.*\\(?:le|ge|lt|gt|ne).*)", re.DOTALL)
 _SIGNED = re.compile(r"\\(?:pm|mp)(?![a-z])")
-_OUTWARD = re.compile(r"(\])([^\[\]]*,[^\[\]]*)([\[\])])|([\[(])([^\[\]()]*,[^\[\]()]*)(\[)")  # ]2, 5[
+_INTERVAL = re.compile(r"([\](\[])([^\[\]()]*,[^\[\]()]*)([\[\])])")  # also ]2, 5[
 _POINT = re.compile(r"[ABD-OQ-Z]\s*=?\s*(\((?:[-+0-9.,;/ ]|\\frac|\\sqrt|[{}])+\))")  # A(2, 3)
 
 
-def read(text: str) -> Node:
-    r"""Read the structure of a `plain` text.
+def structure(text: str) -> Node:
+    r"""Return the structure of a `plain` text.
 
-    >>> read(r"x < 3").signs, read("1, 2 and 3").kind, read(r"\{1, 2\}").kind, read("[0,1)").kind, read("2x+1").text
-    (('<',), 'list', 'set', '[)', '2x+1')
+    >>> [structure(text).kind for text in ("x < 3", "1, 2 and 3", r"\{1, 2\}", "[0,1)", "2x+1")]
+    ['relation', 'list', 'set', '[)', 'value']
     """
-    if point := _POINT.fullmatch(text.strip()):
+    return read(_INTERVAL.sub(_pointing_in, _ungrouped(text)))
+
+
+def read(text: str) -> Node:
+    """Return the structure of a text whose commas separate items and whose brackets point inwards."""
+    text = text.strip()
+    if point := _POINT.fullmatch(text):
         text = point[1]
-    text = _OUTWARD.sub(_inward, text)
-    text = _ungrouped(_ARGUMENT.sub(lambda match: match[0].replace(",", ""), text.strip()), alone=True)
+    if base := _IN_BASE.fullmatch(text):
+        number = str(_BASE_WORDS.index(base[2]) + 2) if base[2].isalpha() else base[2]
+        return Node("base", text=f"{base[1].lstrip('0').upper()}_{number}")
+    rows, separators = _split(text, "rows")
+    if separators:  # p=5, q=2; p=7, q=2
+        return Node("list", tuple(Node("()", row.items) if row.kind == "list" else row for row in map(read, rows)))
     parts, separators = _split(text, "list")
     if separators:
         return _list(parts, separators)
@@ -83,13 +96,17 @@ def read(text: str) -> Node:
         return _group(text, *inner)
     if _SIGNED.search(text):
         return Node("list", tuple(read(_signed(text, *both)) for both in ((" + ", " - "), (" - ", " + "))))
-    parts, separators = _split(text, "ratio")
-    return Node("ratio", _all(parts)) if separators else Node("value", text=text)
+    first, *others = parts = _split(text, "ratio")[0]
+    if others and all(part.strip()[:1].isupper() and is_name(part) for part in parts):
+        return Node("value", text="ratio of " + re.sub("[^A-Za-z ]", "", " ".join(parts)))  # A:B = 1:2
+    if len(others) > 1:
+        return Node("ratio", tuple(Node("value", text=rf"\frac{{{other}}}{{{first}}}") for other in others))
+    return Node("value", text=rf"\frac{{{first}}}{{{others[0]}}}" if others else text)
 
 
-def _inward(interval: re.Match[str]) -> str:
-    left, inner, right = interval.groups()[:3] if interval[1] else interval.groups()[3:]
-    return f"{'(' if left == ']' else left}{inner}{')' if right == '[' else right}"
+def _pointing_in(interval: re.Match[str]) -> str:
+    left, inner, right = interval.groups()
+    return ("[" if left == "[" else "(") + inner + ("]" if right == "]" else ")")
 
 
 def named(node: Node) -> str | None:
@@ -97,10 +114,8 @@ def named(node: Node) -> str | None:
     if not node.equation:
         return None
     first = node.items[0]
-    items = first.items if first.kind in ("()", "ratio") else (first,)  # (p, q) = (3, 2)
+    items = first.items if first.kind == "()" else (first,)  # (p, q) = (3, 2)
     texts = ["".join(item.text.split()) for item in items if item.kind == "value" and is_name(item.text)]
-    if first.kind == "ratio" and not all(text[0].isupper() for text in texts):  # A:B = 1:2
-        return None
     between = any(side.kind == "value" and is_name(side.text) for side in node.items[1:-1])
     return ",".join(texts) if len(texts) == len(items) and not between else None
 
@@ -114,19 +129,10 @@ def _all(parts: list[str]) -> tuple[Node, ...]:
 
 
 def _list(parts: list[str], separators: list[str]) -> Node:
-    if ";" in separators and set(separators) > {";"}:  # p=5, q=2; p=7, q=2
-        groups, start = [], 0
-        for end in [i for i, sign in enumerate(separators) if sign == ";"] + [len(separators)]:
-            items = _all(parts[start : end + 1])
-            groups.append(items[0] if len(items) == 1 else Node("()", items))
-            start = end + 1
-        return Node("list", tuple(groups))
     if not parts[-1].strip():  # a comma at the end
         parts = parts[:-1]
-    kinds = {
-        "and" if sign.endswith(("and", "land", "wedge")) else "or" if sign not in ",;" else "" for sign in separators
-    }
-    return Node(kinds.pop() or "list" if len(kinds) == 1 else "list", _all(parts))
+    kinds = {"list" if sign == "," else "and" if sign.endswith(("and", "wedge")) else "or" for sign in separators}
+    return Node(kinds.pop() if len(kinds) == 1 else "list", _all(parts))
 
 
 def _relation(parts: list[str], signs: list[str]) -> Node:
@@ -145,8 +151,7 @@ def _relation(parts: list[str], signs: list[str]) -> Node:
 def _group(text: str, kind: str, content: str) -> Node:
     if kind == "set" and (builder := _BUILDER.fullmatch(content)):
         return read(builder[2])
-    content = _ungrouped(content, alone=kind == "braces")
-    parts, separators = _split(content, "list")
+    parts, separators = _split(content.replace(";", ","), "list")
     if not separators and kind != "set":
         inner = read(content)
         return Node("value", text=text) if inner.kind == "value" and kind == "()" else inner
@@ -185,18 +190,16 @@ def _outside(text: str) -> Iterator[re.Match[str]]:
             yield token
 
 
-def _ungrouped(text: str, *, alone: bool) -> str:
-    """Drop the commas within numbers outside brackets: if a space follows every other comma, or `alone`.
-
-    `alone` decides if there is no other comma: 1,200 is a number, and (1,200) a point.
-    """
-    commas = {token.start() for token in _outside(text) if token[0] == ","} if "," in text else set()
-    grouped = [found for found in _THOUSANDS.finditer(text) if found.start() + found[0].index(",") in commas]
-    within = {index for found in grouped for index in range(*found.span())}
-    others = commas - within
-    if not (all(text[index + 1 : index + 2].isspace() for index in others) if others else alone):
+def _ungrouped(text: str) -> str:
+    """Drop the commas within numbers, if a space follows every other comma. The lone comma of (1,200) stays."""
+    grouped = _THOUSANDS.search(text)
+    if grouped is None:
         return text
-    return "".join(sign for index, sign in enumerate(text) if index not in commas & within)
+    rest = _THOUSANDS.sub("", text)
+    in_brackets = re.search(r"(?:[(\[]|\\\{|_\{)[^()\[\]{}]*$", text[: grouped.start()])
+    if re.search(r",(?!\s)", rest) or ("," not in rest and in_brackets):
+        return text
+    return _THOUSANDS.sub(lambda number: number[0].replace(",", ""), text)
 
 
 def _signed(text: str, plus_minus: str, minus_plus: str) -> str:

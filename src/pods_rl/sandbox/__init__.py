@@ -1,1 +1,80 @@
-"""Processes that can be killed: `pool` starts and asks them, `worker` is their side, `scores` what they return."""
+"""Workers that are killed when they hang, and the score of one completion: a number, or the failure of its reward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from decimal import Decimal
+from numbers import Real
+
+from ..errors import raised
+from .worker import Reply, no_copies
+
+
+@dataclass(frozen=True)
+class RewardFailure:
+    """Stands for the score of a completion whose reward raised, or took too long (`late`).
+
+    `error` is the exception, if it was raised in this process.
+    """
+
+    reason: str
+    late: bool = False
+    error: BaseException | None = field(default=None, compare=False)
+
+
+Scores = list[float] | list[float | RewardFailure]
+
+
+def as_score(value: object) -> float | None:
+    """Return a reward of one completion as a float; None is kept: the reward does not apply.
+
+    Accepts every real number: of Python (bool, Fraction and Decimal too), and of numpy and torch, also as an array
+    without axes. A number beyond any float is NaN.
+
+    Raises:
+        TypeError: text, a complex number, or anything else.
+
+    >>> as_score(True), as_score(None), as_score(-10**400)
+    (1.0, None, nan)
+    """
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # numpy and torch
+        with suppress(RuntimeError):  # a tensor without data
+            value = value.item()
+    if value is None:
+        return None
+    if not isinstance(value, (Real, Decimal)):
+        raise TypeError(f"expected a number, got {type(value).__name__}")
+    try:
+        return float(value)
+    except (OverflowError, ValueError):  # a signalling NaN of Decimal
+        return math.nan
+
+
+def attempt(reward: Callable[[str, str], float], text: str, gold: str) -> float | RewardFailure:
+    """Return the score of one completion, or a RewardFailure if the reward raised.
+
+    >>> attempt(lambda text, gold: float(text), "1", "")
+    1.0
+    """
+    try:
+        with no_copies():
+            return reward(text, gold)
+    except (Exception, SystemExit) as error:
+        return RewardFailure(f"raised {raised(error)}", error=error)
+
+
+def failure(reply: Reply, limit: float) -> RewardFailure:
+    """Return the failure that a worker's reply without a score means, after at most `limit` seconds.
+
+    >>> failure(Reply("timeout"), 5).reason
+    'gave no score within 5 s'
+    """
+    reasons = {
+        "timeout": f"gave no score within {limit:g} s",
+        "crash": "ended its process",
+        "garbled": "wrote into the pipe of its process",
+    }
+    return RewardFailure(reasons.get(reply.kind, f"raised {reply.value}"), late=reply.kind == "timeout")

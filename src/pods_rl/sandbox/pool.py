@@ -108,15 +108,15 @@ class WorkerPool:
         finally:
             self._idle.put(worker)
 
-    def start_error(self, reply: Reply, code: int | None) -> UserError:
-        """Return the error of a worker that did not start, from its reply and its exit code."""
+    def start_error(self, reply: Reply) -> UserError:
+        """Return the error of a worker that did not start, from its reply."""
         if reply.kind == "refused":
             return UserError(reply.value)
         why = str(reply.value).rstrip(".")
         if reply.kind == "timeout":
             why = f"the import took longer than {START_LIMIT:g} s"
         elif reply.lost:
-            why = "the process ended while it imported the module" + (f", exit code {code}" if code else "")
+            why = "the process ended while it imported the module"
         return UserError(f"{self._name} did not start in a process of its own: {why}. {self._advice}")
 
 
@@ -128,7 +128,6 @@ class _Worker:
         self._process: psutil.Process | None = None
         self._channel: socket.socket | None = None
         self._numbers = itertools.count(1 + secrets.randbits(62))  # of requests; not to be guessed
-        self._code: int | None = None  # of the process that ended last
         _workers.add(self)
 
     def ask(self, question: Any, seconds: float) -> Reply:
@@ -157,20 +156,18 @@ class _Worker:
             raise
         if reply.kind != "gave":
             self.stop()
-            raise self._pool.start_error(reply, self._code)
+            raise self._pool.start_error(reply)
 
     def kill(self) -> None:
         """End the process, its child and all processes of the child."""
         if self._process:
             end_leader(self._process)
 
-    def stop(self, grace: float = 0.0) -> None:
-        """`kill`, unless it ends by itself within `grace` seconds; only while no thread asks it."""
+    def stop(self) -> None:
+        """`kill`, and forget the process; only while no thread asks it."""
+        self.kill()
         if self._process:
-            with suppress(psutil.TimeoutExpired):
-                self._process.wait(grace)
-            self.kill()
-            self._code = self._process.wait()
+            self._process.wait()
         self.forget()
 
     def forget(self) -> None:
@@ -204,7 +201,7 @@ class _Worker:
             lost = "crash"
         reply = unframe(bytes(line), number)
         if reply is None:
-            self.stop(grace=5.0 if lost == "crash" else 0.0)  # it is about to end with its own exit code
+            self.stop()
         return reply or Reply(lost)
 
 

@@ -55,9 +55,8 @@ class Reply(NamedTuple):
 
 def frame(number: int, value: Any) -> bytes:
     """Return a line of JSON with a value and the number of its request. Arrays become lists, other objects text."""
-    return (
-        json.dumps([number, value], default=lambda x: x.tolist() if hasattr(x, "tolist") else str(x)).encode() + b"\n"
-    )
+    text = json.dumps([number, value], default=lambda x: x.tolist() if hasattr(x, "tolist") else str(x))
+    return text.encode() + b"\n"
 
 
 def unframe(line: bytes, number: int) -> Reply | None:
@@ -68,11 +67,11 @@ def unframe(line: bytes, number: int) -> Reply | None:
     >>> unframe(b"0.5", 7), unframe(frame(6, Reply("gave", 0.5)), 7), unframe(b"", 7)
     (None, None, None)
     """
-    try:
+    with suppress(ValueError, TypeError):
         received, (kind, value) = json.loads(line)
-    except (ValueError, TypeError):
-        return None
-    return Reply(kind, value) if type(received) is int and received == number else None
+        if type(received) is int and received == number:
+            return Reply(kind, value)
+    return None
 
 
 # -- the leader and its child -----------------------------------------------------------------------------------------
@@ -95,12 +94,9 @@ def lead(given: int, make: Callable[[], Work]) -> None:
     """
     os.setsid()  # Ctrl-C is for the training process alone
     channel = fcntl.fcntl(given, fcntl.F_DUPFD_CLOEXEC, 3)
-    os.close(given)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)  # the work has an empty standard input, and so have the programs that it starts
-    os.set_inheritable(0, True)
-    if null:
-        os.close(null)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # an empty standard input, also for programs that the work starts
+    if given:
+        os.close(given)
     try:
         _become_leader()
         with no_copies():
@@ -121,20 +117,6 @@ def lead(given: int, make: Callable[[], Work]) -> None:
 
 
 def _serve(channel: int, work: Work, current: mmap.mmap) -> None:
-    opened = os.fstat(channel)
-
-    def intact() -> bool:
-        """Whether the channel is open: the work may close it, and open a file with its number."""
-        try:
-            return os.path.samestat(os.fstat(channel), opened)
-        except OSError:
-            return False
-
-    def close() -> None:
-        if intact():
-            os.close(channel)
-
-    os.register_at_fork(after_in_child=close)  # the channel is not for the work's processes
     work.prepare()
     with open(channel, "rb", closefd=False) as lines:
         while line := lines.readline():
@@ -149,10 +131,8 @@ def _serve(channel: int, work: Work, current: mmap.mmap) -> None:
                 reply = frame(number, _refusal(error))
             signal.setitimer(signal.ITIMER_PROF, 0.0)
             flush()
-            if not intact():
-                os._exit(1)
+            _send(channel, reply)  # if the work has closed the channel, this process ends here
             current[:] = bytes(8)
-            _send(channel, reply)
     os.kill(os.getppid(), signal.SIGTERM)  # the pool is gone
 
 
@@ -163,7 +143,7 @@ def _refusal(error: BaseException) -> Reply:
 
 
 def _send(channel: int, data: bytes) -> None:
-    with suppress(OSError):  # the pool is gone
+    with suppress(ConnectionError):  # the pool is gone
         while data:
             data = data[os.write(channel, data) :]
 

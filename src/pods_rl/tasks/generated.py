@@ -19,7 +19,7 @@ from datasets import Dataset
 from ..errors import UserError
 from ..rewards import GRADER_VERSION, library_reward, score
 from ..rewards.gym import numbered, unnumbered
-from ..sandbox.scores import RewardFailure
+from ..sandbox import RewardFailure
 from ..text import describe, suggest
 from .prompts import PromptForm
 from .task import FORM_REWARDS, Settings, Task

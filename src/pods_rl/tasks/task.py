@@ -12,7 +12,7 @@ from datasets import Dataset
 
 from ..errors import UserError
 from ..rewards import REWARDS, Reward, get_reward, score
-from ..sandbox.scores import RewardFailure, Scores
+from ..sandbox import RewardFailure, Scores
 from ..text import describe
 
 Settings = Mapping[str, Any]  # the task part of a recipe

@@ -39,7 +39,7 @@ from ..recipe.recipe import checkpoint_keys
 from ..rewards import Reward
 from ..rewards import score as score_texts
 from ..rewards.verifier import verifier_losses
-from ..sandbox.scores import Scores
+from ..sandbox import Scores
 from ..tasks import Fitted, Task, fit_prompts, last_turn, load_task
 from ..text import short, suggest
 from .saving import RunTrainer

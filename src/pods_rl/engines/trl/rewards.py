@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ...errors import UserError, raised
 from ...rollouts.record import as_text
-from ...sandbox.scores import RewardFailure, as_score, failure
+from ...sandbox import RewardFailure, as_score, failure
 from ...sandbox.worker import Work, no_copies
 from ...selection import REWARD_LIMIT
 from ...text import plain_text, short
