@@ -95,7 +95,7 @@ def test_a_scorer_of_a_library_is_killed_when_it_hangs(tmp_path, monkeypatch):
     marks = score(reward, ["hang", "", "", ""], ["1", "1", "0.25", "x"], 2.0)
     assert (marks[0].late, marks[1:3], marks[3].late) == (True, [0.5, 0.25], False)
     assert reward("", "0.25") == 0.25
-    with pytest.raises(TypeError, match="reward 'slow' returned .*raised ValueError"):
+    with pytest.raises(TypeError, match=r"reward 'slow' returned .*raised ValueError"):
         reward("", "x")
 
 

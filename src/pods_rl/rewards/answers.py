@@ -11,7 +11,6 @@ from .numeric import (
     WORDS_THAT_CHANGE_A_NUMBER,
     Number,
     may_change,
-    read_decimal_comma,
     read_number,
     read_number_in_words,
 )
@@ -22,9 +21,7 @@ MAX_DEPTH = 24  # nested brackets: twice the depth of MATH's gold answers
 # An operator; a minus sign counts between digits or single letters only, so that hyphenated words stay words.
 _SINGLE = r"(?<![A-Za-z])(?:[A-DF-Za-df-z]|(?<![0-9.])[eE])"  # not the e of 1e-9
 _SYMBOLIC = re.compile(rf"[\\^_{{}}+*/=()\[\]|!<>]|(?:{_SINGLE}|[0-9])\s*[-:]\s*(?:[A-Za-z](?![A-Za-z])|[0-9])")
-_LIST_OR_TERM = re.compile(  # 1, 2 or 6 and 8 or 0.5x
-    r"[0-9]\s*(?:[,;]|(?:and|or)\s)|(?<![A-Za-z0-9.])[0-9.]+[A-Za-z](?![A-Za-z])"
-)
+_LIST = re.compile(r"[0-9]\s*(?:[,;]|(?:and|or)\s)")  # 1, 2 or 6 and 8
 _PRODUCT = re.compile(  # -x, 2ab, mn: letters that are not a word
     r"[-+]?[0-9.]*\s*(?!(?:no|on|or|so|as|is|it|in|if|at|an|am|by|to|of|up|us|we|he|me|odd|all|any|yes|not|one|two|six"
     r"|ten|day|may|dne)$)(?:[A-Za-z]\s*){1,3}",
@@ -128,7 +125,7 @@ def _compare(stated: str, wanted: str) -> bool | Pair:
     if number:
         symbolic = bool(_SYMBOLIC.search(answer) and not _NO_MATHEMATICS.fullmatch(answer))
     else:
-        symbolic = bool(_SYMBOLIC.search(gold) or _LIST_OR_TERM.search(gold))
+        symbolic = bool(_SYMBOLIC.search(gold) or _LIST.search(gold))
         symbolic = symbolic or bool(_SYMBOLIC.search(answer) and read_number_in_words(gold))  # 1.2 million
         symbolic = symbolic or (bool(_PRODUCT.fullmatch(gold)) and _same_letters(answer, gold))
     if not symbolic or (_too_large(answer) and not _too_large(gold)):
@@ -158,21 +155,15 @@ def _without_units(stated: str, wanted: str) -> tuple[str, str] | None:
         answer, unit = split_unit(stated, loose=True)
     elif unit and not gold_unit:
         gold, gold_unit = split_unit(wanted, loose=True)
-    if (
-        unit
-        and gold_unit
-        and unit != gold_unit
-        and {unit, gold_unit} not in ({"degree", "degreeF"}, {"degree", "degreeC"})
-    ):
-        return None
-    return answer, gold
+    if unit == gold_unit or not (unit and gold_unit):
+        return answer, gold
+    return (answer, gold) if {unit, gold_unit} in ({"degree", "degreeF"}, {"degree", "degreeC"}) else None
 
 
 def _same_time(mine: re.Match[str] | None, theirs: re.Match[str]) -> bool:
-    if mine is None:
+    if mine is None or (mine[3] and theirs[3] and mine[3].lower() != theirs[3].lower()):
         return False
-    half = {(time[3] or "").lower() for time in (mine, theirs)} - {""}
-    return len(half) < 2 and [int(mine[1]), mine[2] or "00"] == [int(theirs[1]), theirs[2] or "00"]
+    return [int(mine[1]), mine[2] or "00"] == [int(theirs[1]), theirs[2] or "00"]
 
 
 def _too_large(text: str) -> bool:
@@ -187,10 +178,8 @@ def _too_large(text: str) -> bool:
 def _numbers(answer: str, gold: str) -> tuple[Number, Number] | None:
     """Answer and gold answer as numbers; if one is a bare number, the other may have words around it ("6 cm")."""
     number, target = read_number(answer), read_number(gold)
-    if target:
-        number = number or read_number_in_words(answer) or read_decimal_comma(answer)
-    elif number:
-        target = read_number_in_words(gold) or read_decimal_comma(gold)
+    if number or target:
+        number, target = number or read_number_in_words(answer), target or read_number_in_words(gold)
     return (number, target) if number and target else None
 
 
@@ -335,15 +324,10 @@ def _joined(text: str, boxes: list[tuple[int, int, int]]) -> str:
         found.append(text[start:end].strip())
         following = opening
     found = [content for content in reversed(found) if content]
-    return found[-1] if _alike(found) else ", ".join(found)
-
-
-def _alike(contents: list[str]) -> bool:
-    """Whether boxes state one value, the same text or the same number; many different ones are not looked into."""
-    if not 1 < len(set(contents)) <= MAX_FORMS:
-        return len(set(contents)) == 1
-    numbers = [read_number(plain(content)) for content in set(contents)]
-    return all(number and numbers[0] and number.fraction == numbers[0].fraction for number in numbers)
+    forms: set[object] = set(found)
+    if len(forms) <= MAX_FORMS:
+        forms = {((number := read_number(plain(form))) and number.fraction) or form for form in set(found)}
+    return found[-1] if len(forms) == 1 else ", ".join(found)
 
 
 def _after(text: str, mark: str) -> str | None:

@@ -74,9 +74,9 @@ def equation(text: str, gold: str) -> float:
         return 0.0
     answer, wanted = _statement(answer), read_equation(gold)
     if wanted is None:
-        return float(_squeezed(answer) == _squeezed(gold))
+        return float("".join(normalise(answer).split()) == "".join(normalise(gold).split()))
     found = read_equation(answer, like=wanted)
-    if found is None or not found.same_species(wanted):
+    if found is None or found.left.keys() != wanted.left.keys() or found.right.keys() != wanted.right.keys():
         return 0.0
     return float(found.balanced if wanted.balanced else found.proportional(wanted))
 
@@ -99,10 +99,6 @@ def _statement(answer: str) -> str:
     return line[lead.end() if lead else 0 :].partition(", ")[0].strip().removesuffix(".")
 
 
-def _squeezed(text: str) -> str:
-    return "".join(normalise(text).split())
-
-
 # -- formulas ---------------------------------------------------------------------------------------------------------
 
 
@@ -122,10 +118,6 @@ class Equation(NamedTuple):
                     amounts[element] += sign * count * coefficient  # type: ignore[assignment]
         positive = all(coefficient > 0 for side in self for coefficient in side.values())
         return positive and not any(amounts.values())
-
-    def same_species(self, other: Equation) -> bool:
-        """Whether both have the same species on each side, whatever their order and coefficients."""
-        return self.left.keys() == other.left.keys() and self.right.keys() == other.right.keys()
 
     def proportional(self, other: Equation) -> bool:
         """Whether the coefficients are equal up to one positive factor; the species must be the same."""

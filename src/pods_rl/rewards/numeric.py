@@ -27,8 +27,7 @@ _FRACTION = re.compile(
 )
 _PERCENT = re.compile(r"\s*(?:%|percent(?:age)?(?![a-z])|pct(?![a-z]))")
 _SCALE = re.compile(r"\s*(thousand|million|billion|trillion)(?![a-z])")
-_COMMA_AMONG_WORDS = re.compile(r"(?<![\w.,])([0-9]+),([0-9]{2}|[0-9]{4,})(?![\w,]|\.[0-9])")
-_DECIMAL_COMMA = re.compile(r"[+-]?(?:0,[0-9]+|[0-9]+,(?:[0-9]{2}|[0-9]{4,}))")
+_DECIMAL_COMMA = re.compile(r"(?<![\w.,])(?:0,[0-9]+|[0-9]+,(?:[0-9]{2}|[0-9]{4,}))(?![\w,]|\.[0-9])")
 
 _WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
 _LETTER = re.compile(r"(?!(?:st|nd|rd|th)\b)[A-Za-z]")  # right after a number
@@ -112,15 +111,6 @@ def read_number(text: str) -> Number | None:
     return _value(match, percent=bool(percent)) if (percent or match).end() == len(text) else None
 
 
-def read_decimal_comma(text: str) -> Number | None:
-    """Read a `plain` number whose comma can only be a decimal comma, or return None.
-
-    >>> read_decimal_comma("1000,99").value, read_decimal_comma("1,200"), read_decimal_comma("3,5")
-    (Fraction(100099, 100), None, None)
-    """
-    return read_number(text.replace(",", ".")) if _DECIMAL_COMMA.fullmatch(text) else None
-
-
 def read_number_in_words(text: str) -> Number | None:
     """Read the only number of a `plain` text with words around it ("18 dollars a day") or in words, or return None.
 
@@ -137,7 +127,7 @@ def read_number_in_words(text: str) -> Number | None:
     """
     if "=" in text:
         text = _right_side(text)
-    text = _FRACTION.sub(_inline_fraction, _COMMA_AMONG_WORDS.sub(r"\1.\2", text))
+    text = _FRACTION.sub(_inline_fraction, _DECIMAL_COMMA.sub(lambda found: found[0].replace(",", "."), text))
     match = _NUMBER.search(text)
     if match is None:
         return _spelt(text)
