@@ -1,4 +1,4 @@
-"""Chemical equations: what a formula counts, what balances, and which answers meet a gold equation."""
+"""Chemistry: what a formula counts, which answers match a gold equation, and which choice an answer names."""
 
 from __future__ import annotations
 
@@ -8,10 +8,18 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pods_rl.rewards import chemistry, equation
-from pods_rl.rewards.chemistry import CHARGE, MAX_DEPTH, has_arrow, read_equation, read_formula
+from pods_rl.rewards import chemistry, choice, equation
+from pods_rl.rewards.chemistry import (
+    CHARGE,
+    MAX_DEPTH,
+    has_arrow,
+    read_equation,
+    read_formula,
+    read_letter,
+    read_verdict,
+)
 
-from .data import equations
+from .data import chemistry_rows, equations
 
 WATER = "2H2 + O2 = 2H2O"
 FORMULAS = {
@@ -91,3 +99,26 @@ def test_an_arrow_makes_an_equation_and_else_it_is_a_choice():
     assert [has_arrow(text) for text in (WATER, "A -> B", "A → B", "A ⇌ B", "B", "Yes")] == [True] * 4 + [False] * 2
     assert chemistry("<answer>(b)</answer>", "B") == 1.0
     assert chemistry("<answer>B -> A</answer>", "A -> B") == 0.0
+
+
+def test_readings():
+    assert (read_letter("z"), read_letter("Z. text"), read_letter("")) == ("Z", None, None)
+    assert (read_verdict("TRUE"), read_verdict("nil")) == ("yes", None)
+
+
+def test_every_option_of_the_chemistry_set_is_read_with_its_text():
+    asked = read = 0
+    for row in chemistry_rows():
+        for letter, text in zip(row["choices"]["label"], row["choices"]["text"], strict=True):
+            other = "ABCDA"["ABCD".index(letter) + 1]
+            for form in (
+                f"{letter}. {text}",
+                f"({letter}) {text}",
+                f"{letter}: {text}",
+                f"The answer is {letter}: {text}",
+            ):
+                asked += 1
+                read += choice(f"<answer>{form}</answer>", letter) == 1.0
+                assert choice(f"<answer>{form}</answer>", other) == 0.0
+    assert asked == 4 * 4 * 2954
+    assert asked - read <= 6  # options that are themselves a lone capital letter

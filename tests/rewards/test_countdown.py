@@ -75,12 +75,6 @@ def test_a_miss_never_reaches_full_marks_and_nearer_is_more():
     assert {answer: countdown(f"<answer>{answer}</answer>", "300000 + 0.2 + 0.1") for answer in answers} == answers
 
 
-def test_values_beyond_any_float():
-    answer = "*".join(["999999999"] * 39)
-    assert countdown(f"<answer>{answer}</answer>", answer.replace("*", "+")) == 0.1
-    assert countdown(f"<answer>{answer}</answer>", answer) == 1.0
-
-
 expressions = st.recursive(
     st.integers(0, 99).map(str),
     lambda inner: st.tuples(st.sampled_from(["{}", "({})"]), inner, st.sampled_from("+-*/"), inner).map(
@@ -99,7 +93,3 @@ def test_the_parser_agrees_with_python_s_own(text):
         assert read_expression(text) is None
     else:
         assert read_expression(text)[0] == value
-
-
-def test_depth_is_no_limit_of_its_own():
-    assert read_expression("(" * 190 + "7" + ")" * 190)[0] == 7

@@ -10,8 +10,6 @@ import pytest
 from pods_rl.rewards import REWARDS, VerifierPool, accuracy_batch, answers, verifier
 from pods_rl.rewards.answers import _too_large
 
-from .data import rows
-
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "verification.py"
 GOLDS = {
     "accuracy": "18",
@@ -59,10 +57,6 @@ def test_what_is_obviously_too_large_is_refused_and_nothing_else():
     assert [answer for answer in HONEST if _too_large(answer)] == []
 
 
-def test_no_gold_answer_of_math_is_too_large():
-    assert [row["answer"] for row in rows("math500/test.jsonl") if _too_large(row["answer"])] == []
-
-
 def test_sixty_four_hostile_and_sixty_four_good_answers(benchmark_module, monkeypatch):
     texts, golds, wanted = benchmark_module.mixed_batch()
     assert (len(set(texts)), wanted.count(0.0), wanted.count(1.0)) == (128, 64, 64)
@@ -73,10 +67,6 @@ def test_sixty_four_hostile_and_sixty_four_good_answers(benchmark_module, monkey
     pool.close()
     assert scores == wanted
     assert pool.timeouts + pool.crashes >= 3  # no rule detects these
-
-
-def test_ordinary_answers_are_graded(benchmark_module):
-    assert accuracy_batch(*benchmark_module.ordinary_answers(200)) == [1.0, 0.0] * 100
 
 
 @pytest.mark.parametrize("reward", GOLDS)
