@@ -13,7 +13,7 @@ from datasets import Dataset
 from ..errors import UserError
 from ..rewards import REWARDS, Reward, get_reward, score
 from ..sandbox import RewardFailure, Scores
-from ..text import describe
+from ..text import short
 
 Settings = Mapping[str, Any]  # the task part of a recipe
 Messages = list[dict[str, Any]]
@@ -144,8 +144,8 @@ class Task:
             if isinstance(mark, RewardFailure) and self.reward_errors == "raise":
                 raise UserError(
                     f"the reward '{name}' {mark.reason} for row {row} of {len(texts)} (counted from 0) that it grades, "
-                    f"completion {describe(text)}. Fix the function, or set reward_errors: zero or drop (it counts as "
-                    "wrong)"
+                    f"completion {short(repr(text))}. Fix the function, or set reward_errors: zero or drop (it counts "
+                    "as wrong)"
                 ) from mark.error
         return [0.0 if isinstance(mark, RewardFailure) else mark for mark in given]
 
