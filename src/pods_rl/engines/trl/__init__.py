@@ -14,12 +14,7 @@ if TYPE_CHECKING:
     from .stability import UnstableTrainingError
     from .trainer import PODSTrainer
 
-_HOME = {
-    "PODSConfig": "config",
-    "PODSTrainer": "trainer",
-    "UnstableTrainingError": "stability",
-    "killable": "rewards",
-}
+_HOME = {"PODSConfig": "config", "PODSTrainer": "trainer", "UnstableTrainingError": "stability", "killable": "rewards"}
 
 __all__ = ["PODSConfig", "PODSTrainer", "UnstableTrainingError", "killable"]
 

@@ -111,15 +111,15 @@ class BatchPlan:
         ...     print(*line, sep=": ")
         a prompt: 64 rollouts generated, 16 trained
         an optimizer step: 4 prompts, 256 rollouts generated, 64 rows trained
-        a process: 128 rollouts generated at once, 32 rows trained in 4 micro-batches of 8
+        a process: 128 rollouts generated, 32 rows trained in 4 micro-batches of 8
         """
         step = (counted(self.prompts_per_step, "prompt"), counted(self.rollouts_per_step, "rollout"))
         trained = counted(self.rows_per_process, "row"), counted(self.micro_batches, "micro-batch", "es")
-        at_once = counted(self.shares.rollouts_each, "rollout")
+        own = counted(self.shares.rollouts_each, "rollout")
         return [
             ("a prompt", f"{counted(self.num_rollouts, 'rollout')} generated, {self.num_generations} trained"),
             ("an optimizer step", f"{', '.join(step)} generated, {counted(self.rows_per_step, 'row')} trained"),
-            ("a process", f"{at_once} generated at once, {' trained in '.join(trained)} of {self.micro_batch_rows}"),
+            ("a process", f"{own} generated, {' trained in '.join(trained)} of {self.micro_batch_rows}"),
         ]
 
 
