@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 from pods_rl.cli import app
 from pods_rl.runs import Run
 
-GSM8K = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
 RECIPE = {
     "num_generations": 2,
     "num_rollouts": 4,
@@ -87,19 +86,3 @@ def test_a_chat_models_files(place):
     assert json.loads(Path("policy/config.json").read_text())["use_cache"]
     for folder in ("checkpoint-1", "final"):
         assert json.loads(Path("run/checkpoints", folder, "config.json").read_text())["use_cache"]
-
-
-@pytest.mark.slow
-def test_gsm8k_trains_by_naming_a_file_and_its_columns(place):
-    if not GSM8K.is_dir():
-        pytest.skip(f"no GSM8K in {GSM8K}")
-    words = ["--dataset_name", str(GSM8K / "train.jsonl"), "--dataset_test_name", str(GSM8K / "test.jsonl")]
-    words += ["--question_column", "question", "--answer_column", "answer"]
-    words += ["--prompt_style", "plain", "--system_prompt", "", "--task_train_size", "8", "--task_test_size", "4"]
-    pods("train", "--config", "r.yaml", "--output", "run", *words)
-    run = Run.open("run")
-    assert run.state == "finished"
-    assert run.evals[-1]["prompts"] == 4
-    rows = pq.read_table(run.rollout_files()[0]).to_pylist()
-    assert len(rows) == 4
-    assert all(row["answer"].strip().lstrip("-").replace(".", "").isdigit() for row in rows)

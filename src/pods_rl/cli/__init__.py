@@ -138,8 +138,6 @@ def _verdict(error: Exception | SystemExit) -> tuple[Any, str]:
         return 1, f"[red]Error:[/red] A file cannot be written: {safe_text(full)}. Free some space, then try again.\n"
     if isinstance(error, OSError) and error.filename is not None and not isinstance(error, FileNotFoundError):
         return 2, f"[red]Error:[/red] Cannot use {safe_text(str(error.filename)[:200])}: {error.strerror}.\n"
-    if isinstance(error, typer.Abort):
-        return 1, "Aborted!\n"
     # typer's message or a traceback: both may quote text of a user or a model
     if not hasattr(error, "show"):
         return 1, safe_text(traceback.format_exc())

@@ -126,7 +126,7 @@ def _items(source: str) -> Iterator[tuple[str, str, bytes | dict[str, Any]]]:
             rows = pq.read_table(file).to_pylist()
         except (pa.ArrowException, ValueError, OverflowError) as error:  # such as a date after the year 9999
             raise UserError(
-                f"{file} is not a complete Parquet file that Python can read: {_one_line(error)}"
+                f"{file} is not a complete Parquet file that Python can read: {short(str(error), 300)}"
             ) from error
         yield from ((file.name if path.is_dir() else "", f"row {number}", row) for number, row in enumerate(rows, 1))
     if path.is_dir() and not _parquet_files(path):
@@ -254,13 +254,9 @@ def _write_table(rows: Sequence[Mapping[str, Any]], output: str, source: str) ->
             pq.write_table(pa.table(arrays), file)
     except (pa.ArrowException, UnicodeEncodeError, OverflowError) as error:
         raise UserError(
-            f"--output {output}: Parquet cannot hold the values of {column} ({_one_line(error)}). Write JSONL, for "
-            "example to a name that ends in .jsonl."
+            f"--output {output}: Parquet cannot hold the values of {column} ({short(str(error), 300)}). Write JSONL: "
+            "give a name that ends in .jsonl."
         ) from error
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
 
 
 def _summarise(rows: list[Rollout], kept: list[Rollout], keep: int, output: str | None) -> None:

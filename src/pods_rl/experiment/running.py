@@ -103,11 +103,8 @@ def run_experiment(
         ) from error
     with holder:
         finished = {run.path for run in plan if _is_finished(output / run.path, run, force=force)}
-        try:
-            (output / "configs").mkdir(exist_ok=True)
-            write_atomic(output / "experiment.yaml", experiment.to_yaml())
-        except OSError as error:
-            raise UserError(f"Cannot write to {output}: {error.strerror}. Choose another --output.") from error
+        (output / "configs").mkdir(exist_ok=True)
+        write_atomic(output / "experiment.yaml", experiment.to_yaml())
         parallel = min(parallel, len(plan))
         runner = _Runner(experiment, output, on_event, launch or train_in_process, parallel, finished)
         with ThreadPoolExecutor(parallel) as pool, stop_on_signals() as stop:
@@ -209,10 +206,8 @@ class _Runner:
         config = self._output / "configs" / f"{run.arm}-seed-{run.seed}.yaml"
         write_atomic(config, run.recipe.to_yaml())
         code = self._launch(Job(config, path, self._accelerate, environment))
-        if self.stopping:
-            end_run(path, "stopped", "interrupted")
-        else:
-            end_run(path, "failed", _why(code, path / LOG))
+        ended = ("stopped", "interrupted") if self.stopping else ("failed", _why(code, path / LOG))
+        end_run(path, *ended)  # unless it has written how it ended
         status = Run(path).status
         kind: Kind = status["state"]
         return kind, status.get("reason") if kind != "finished" else None
