@@ -264,28 +264,23 @@ def extract_answer(text: str) -> str | None:
     return _unwrap(tagged) or tagged.strip() or None
 
 
-def extract_gold(text: str, after: str | None = None) -> str | None:
-    """Return the gold answer in a data set's answer column, or None if there is none.
+def extract_gold(text: str) -> str | None:
+    """Return the gold answer in a data set's answer column, or None if it is empty.
 
-    `after` is the mark before it on the same line, such as GSM8K's `####`; the last mark counts. Without it, the
-    column is read like a completion (`extract_answer`), and if that finds nothing the whole text is the
-    answer.
+    The column is read like a completion (`extract_answer`). If that finds nothing, all of the text is the answer.
 
-    >>> extract_gold("9*2 = <<9*2=18>>18\\n#### 1,800", after="####")
-    '1,800'
-    >>> extract_gold(" 42 ")
-    '42'
-    >>> extract_gold("no mark here", after="####") is None
-    True
+    >>> extract_gold("9*2 = <<9*2=18>>18\\n#### 1,800"), extract_gold(" 42 ")
+    ('1,800', '42')
     """
-    if after:
-        return _after(text, after)
     return extract_answer(text) or text.strip() or None
 
 
 def _unwrap(text: str) -> str | None:
     boxed = _last_boxed(text)
-    return _after(text, MARKER) if boxed is None else boxed.strip() or None
+    if boxed is not None:
+        return boxed.strip() or None
+    _, marked, following = text.rpartition(MARKER)
+    return (marked and following.lstrip().partition("\n")[0].strip()) or None
 
 
 def _last_tagged(text: str) -> str | None:
@@ -328,11 +323,3 @@ def _joined(text: str, boxes: list[tuple[int, int, int]]) -> str:
     if len(forms) <= MAX_FORMS:
         forms = {((number := read_number(plain(form))) and number.fraction) or form for form in set(found)}
     return found[-1] if len(forms) == 1 else ", ".join(found)
-
-
-def _after(text: str, mark: str) -> str | None:
-    start = text.rfind(mark)
-    if start < 0:
-        return None
-    following = text[start + len(mark) :].lstrip()
-    return following.partition("\n")[0].strip() or None

@@ -132,7 +132,7 @@ def same_value(a: Any, b: Any, written: int = 0) -> bool:
     for number, scale in enumerate(SCALES if symbols else (1,)):
         # Irregular rationals of either sign, so that no identity of integers or of positive numbers passes.
         point = {
-            symbol: sympy.Rational((-1) ** (number + i // 2) * scale * (97 + 41 * i), 89 + 13 * number)
+            symbol: sympy.Rational((-1) ** (number + i // 2) * scale * (97 + 41 * i * i), 89 + 13 * number)
             for i, symbol in enumerate(symbols)
         }
         verdicts.append(_is_same_number(a.xreplace(point), b.xreplace(point), written, cancels=not symbols))
@@ -328,7 +328,9 @@ def _is_region(node: Node) -> bool:
         return "".join(node.text.split()) in _LITERAL
     if node.kind == "relation":
         return not node.equation or "in" in node.signs
-    return node.kind in (*BRACKETS, "set", "union", "minus", "cap") or any(map(_is_region, node.items))
+    if node.kind in (*BRACKETS, "set", "union", "minus", "cap"):
+        return True
+    return any(item.kind != "()" and _is_region(item) for item in node.items)  # (1,4), (2,3) are two points
 
 
 def _variables(node: Node) -> set[str]:
