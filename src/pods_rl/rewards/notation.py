@@ -185,6 +185,8 @@ def split_unit(text: str, *, loose: bool = False) -> tuple[str, str | None]:
         sign = "dollar"
     bare = text.strip().strip("$").strip() if r"\$" not in text else text
     bare = _DELIMITERS.sub("", bare if bare.isascii() else _ascii(bare)).strip()
+    if not re.search(r"[A-Za-z%°]", bare):  # most numbers
+        return text, sign
     flat = re.sub(r"[<>]", lambda found: r"\lt " if found[0] == "<" else r"\gt ", bare)
     flat = _UPRIGHT.sub(lambda styled: f"<{styled[1] or styled[2] or ''}>", flat.replace(r"\%", "%"))
     flat = _DEGREE.sub(r" degree\1 ", _STYLED_FRACTION.sub(r"\1/\2", flat.replace("°", r"^\circ ")))
