@@ -12,11 +12,10 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import utils
 
 from pods_rl import PODSTrainer
-from pods_rl.engines.trl import packing
 from pods_rl.engines.trl.update import Update
 from tests.numeric import FLOAT64, assert_near
 
-from .conftest import Gradients, constant, half_dead, letter_reward
+from .conftest import PROMPTS, Gradients, constant, half_dead, letter_reward
 from .test_losses import LOSSES, OFTEN, OTHERS
 
 pytestmark = [pytest.mark.usefixtures("trl_draws"), pytest.mark.numeric]
@@ -39,7 +38,6 @@ def exact_norm(norm, x):
 
 @pytest.fixture(autouse=True)
 def exact(monkeypatch):
-    monkeypatch.setattr(packing, "CALL", -99)  # packs of single rows too
     monkeypatch.setattr(utils, "_ChunkedLogProbFunction", ExactHead)
     monkeypatch.setattr(Qwen2RMSNorm, "forward", exact_norm)
 
@@ -86,14 +84,14 @@ SETTINGS = {
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_each_prompt_once_and_only_rows_with_an_advantage_have_trl_s_gradient(make_trainer, monkeypatch, name):
-    """In packs, and row by row as for a model that takes no packs."""
+    """As trees, and row by row as for a model that computes no trees."""
     config = {"num_rollouts": 8, "skip_zero_advantage_steps": False, **SETTINGS[name], "max_steps": 2}
     theirs, expected = run(make_trainer, **config, prompt_once=False)
     assert any(theirs)  # DAPO's first step has no gradient: every completion is truncated
     reads_all = name in {*OTHERS} - {"two-sided clipping"} or name in ("vespo", "LoRA, KL")
-    for packs in (True, False):
-        if not packs:
-            monkeypatch.setattr(Update, "_takes_packs", lambda *_: False)
+    for trees in (True, False):
+        if not trees:
+            monkeypatch.setattr(Update, "_takes_trees", lambda *_: False)
         ours, logs = run(make_trainer, **config)
         assert_same(ours, theirs)
         assert (sum(row.get("pods/rows/left_out", 0) for row in logs) == 0) == reads_all
@@ -161,7 +159,7 @@ def test_entropy_is_that_of_the_computed_rows(make_trainer, monkeypatch, size):
 def test_the_model_sees_each_prompt_once_and_no_padding(make_trainer):
     seen = []
     trainer = make_trainer(num_rollouts=8, max_steps=1)
-    trainer._update._takes_packs(trainer.model)
+    trainer._update._takes_trees(trainer.model)
     trainer.model.register_forward_pre_hook(
         lambda module, given, named: seen.append(named) if module.training else None, with_kwargs=True
     )
@@ -202,10 +200,8 @@ def test_a_subclass_with_its_own_loss_gets_every_row(make_trainer):
     assert not any(row.get("pods/rows/left_out") for row in trainer.state.log_history)
 
 
-def test_equal_rows_are_computed_once_and_counted(make_trainer, monkeypatch):
+def test_equal_rows_are_computed_once(make_trainer):
     """One completion for all rollouts of a prompt but one, whose reward differs."""
-    monkeypatch.setattr(Update, "_takes_packs", lambda *_: False)
-    shapes = []
 
     def same(trainer):
         ids = trainer.processing_class("7+7")["input_ids"]
@@ -213,16 +209,13 @@ def test_equal_rows_are_computed_once_and_counted(make_trainer, monkeypatch):
             [ids if i % 4 else ids[:2] for i in range(len(prompts))],
             None,
         )
-        trainer.model.register_forward_pre_hook(
-            lambda module, given, named: shapes.append(named["input_ids"].shape), with_kwargs=True
-        )
 
     config = {"reward": lambda completions, **_: [float(len(text)) for text in completions], "max_steps": 1}
     theirs, _ = run(make_trainer, prepare=same, **config, prompt_once=False)
     ours, (row,) = run(make_trainer, prepare=same, **config)
-    assert [shape[0] for shape in shapes] == [8, 4]
-    assert row["pods/rows/merged"] == 4
     assert_same(ours, theirs)
+    prompts = [len(text) for text in PROMPTS[:2]]  # a token is a byte
+    assert row["pods/tokens/computed"] == sum(prompts) - 2 + 2 * len("7+7")
 
 
 def test_a_micro_batch_without_a_row_to_compute_has_no_pass(make_trainer):

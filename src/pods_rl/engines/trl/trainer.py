@@ -26,12 +26,11 @@ from .compat import Batch, Completions, TypedGRPOTrainer
 from .config import PAPER, PODSConfig, check_prompts, group_sizes
 from .dynamic_sampling import DynamicSampling
 from .generation import Key, TurnInputs, Turns, check_completions, each_prompt_once, sequences_at_once
-from .packing import LogProbs
 from .rewards import CheckedRewards
 from .rollout import Generation, Output
 from .stability import Stability
 from .tools import Tools
-from .update import StepCallback, Update
+from .update import LogProbs, StepCallback, Update
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,12 +13,14 @@ from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl import GRPOTrainer
 
+from ...prefix_tree.packing import TreePass, why_rows
 from .compat import Batch, TRLTrainer, standing_in
 from .generation import has_images, present_images
-from .packing import ChosenRows, LogProbs, draws_noise, why_rows
 from .stability import Stability
 
 logger = logging.getLogger(__name__)
+
+LogProbs = tuple[Tensor, Tensor | None, Tensor | None]  # TRL's result: log-probabilities, entropies, auxiliary loss
 
 PHASES = ("rollout", "reward", "selection", "update")
 
@@ -76,7 +77,7 @@ class Update:
 
     def __init__(self, trainer: TRLTrainer) -> None:
         self._trainer = trainer
-        self._packs: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # by model: whether it takes packs
+        self._trees: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # by model: whether it computes trees
         self._batch: Batch = {}  # whose loss is being computed
         self._dead = 0  # micro-batches skipped since the last one that was computed
         now = time.process_time if trainer.args.clock == "cpu" else time.perf_counter
@@ -86,8 +87,9 @@ class Update:
     def begin_step(self) -> None:
         """Reset the last step's tokens, rows and signal."""
         # `trained`: of all rows of the steps that update the weights, including rows that are skipped.
-        self.tokens = {"generated": 0, "trained": 0}
-        self.rows = {"left_out": 0, "merged": 0}  # trained without a pass: no gradient, or equal to another row
+        # `computed`: by the passes of the update's loss, padding included.
+        self.tokens = {"generated": 0, "trained": 0, "computed": 0}
+        self.rows_left_out = 0  # which have no gradient
         self.has_signal = False
 
     def arrange(self, micro_batches: list[Batch]) -> list[Batch]:
@@ -131,7 +133,7 @@ class Update:
             return compute()
         self.has_signal |= batch["has_signal"]
         if "live" in batch:
-            self.rows["left_out"] += int((~batch["live"]).sum())
+            self.rows_left_out += int((~batch["live"]).sum())
         if not batch["skip"]:
             self.tokens["trained"] += int(policy_tokens(batch).sum())
         if batch["skip"] or self._is_dead(batch):
@@ -174,7 +176,7 @@ class Update:
         self, compute: Callable[..., LogProbs], model: Any, ids: Tensor, mask: Tensor, keep: int,
         batch_size: int | None, others: Mapping[str, Any],
     ) -> LogProbs:  # fmt: skip
-        """Call TRL's `compute`; in training with `prompt_once` without repeats, if that changes only rounding.
+        """Call TRL's `compute`; in training with `prompt_once` over the tree of its rows.
 
         Args:
             compute: takes the model, ids and mask `[B, T]`, columns to keep, rows a pass, and `others`.
@@ -184,26 +186,25 @@ class Update:
         if images := has_images(others):
             others = {**others, **present_images(others)}
         if trainer.model.training and trainer.args.prompt_once and not images and not others.get("compute_aux_loss"):
-            model = ChosenRows(
+            model = TreePass(
                 model,
                 keep,
-                merge=not self._draws_noise,
-                packed=self._takes_packs(model),
+                tree=self._takes_trees(model),
                 live=self._batch.get("live"),
                 unread=self._batch.get("old_per_token_logps"),
-                counts=self.rows if self._batch else None,
+                computed=self._count_computed,
             )
         return compute(model, ids, mask, keep, batch_size, **others)
 
-    @cached_property
-    def _draws_noise(self) -> bool:
-        return draws_noise(self._trainer.accelerator.unwrap_model(self._trainer.model))
+    def _count_computed(self, tokens: int) -> None:
+        if self._batch:
+            self.tokens["computed"] += tokens
 
-    def _takes_packs(self, model: Any) -> bool:
-        """Return whether a model takes packs; decided at its first pass and, if it does not, logged."""
+    def _takes_trees(self, model: Any) -> bool:
+        """Return whether a model computes trees; decided at its first pass and, if it does not, logged."""
         accelerator = self._trainer.accelerator
         bare = accelerator.unwrap_model(model)
-        if bare not in self._packs:
+        if bare not in self._trees:
             weights = {weight.dtype for weight in bare.parameters()}
             coarse = bool(weights - {torch.float32, torch.float64})
             coarse |= self._trainer.is_fsdp_enabled and accelerator.mixed_precision != "no"
@@ -212,13 +213,13 @@ class Update:
                 # In float32 if the weights are: `_original_forward` is without accelerate's autocast.
                 with standing_in(bare, forward=getattr(bare, "_original_forward", bare.forward)):
                     reason = why_rows(bare, model, tolerance=0.1 if coarse else 1e-3)
-            self._packs[bare] = reason is None
+            self._trees[bare] = reason is None
             if reason is not None and accelerator.is_main_process:
                 logger.warning(
-                    "The update computes the prompt once for each row of %s, not once for all its rows: %s",
+                    "The update computes %s row by row, each with its prompt, and not as a prefix tree: %s",
                     type(bare).__name__, reason,
                 )  # fmt: skip
-        return self._packs[bare]
+        return self._trees[bare]
 
 
 def policy_tokens(batch: Batch) -> Tensor:
@@ -266,7 +267,7 @@ class StepCallback(TrainerCallback):
         for phase, seconds in update.clock.seconds.items():
             metrics[f"pods/seconds/{phase}"].append(seconds)
         counts = {f"pods/tokens/{name}": count for name, count in update.tokens.items()}
-        counts |= {f"pods/rows/{name}": count for name, count in update.rows.items()}
+        counts["pods/rows/left_out"] = update.rows_left_out
         local = torch.tensor(list(counts.values()), device=trainer.accelerator.device)
         totals = trainer.accelerator.reduce(local, reduction="sum").tolist()
         for name, total in zip(counts, totals, strict=True):

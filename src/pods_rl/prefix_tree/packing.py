@@ -1,0 +1,192 @@
+"""TRL's pass for log-probabilities over a prefix tree: each distinct prefix of the rows once, and nothing else.
+
+The nodes of the tree are one sequence without padding. Every token keeps the position that it has in the batch of rows,
+so the scores are those of the rows up to rounding.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from .attention import KEYWORD, TreeAttention, UnsupportedAttentionError, teach_attention_trees
+from .cache import rope_types
+from .tree import prefix_tree
+
+IGNORED = -100  # the label of a token that is not scored
+
+
+@dataclass
+class Scores:
+    """What TRL reads of a model's output: `[B, logits_to_keep]` each."""
+
+    log_probs: Tensor
+    entropy: Tensor | None
+
+
+@dataclass(frozen=True)
+class TreePass:
+    """Stand in for the model of TRL's `_get_per_token_logps_and_entropies`, which calls it once per batch.
+
+    The model is called exactly once in each call, so that processes that share its weights stay in step.
+
+    Args:
+        model: a causal language model with TRL's fused head, wrapped or not.
+        logits_to_keep: columns of the completion.
+        tree: whether the model computes trees; else the rows that are read are computed as rows.
+        live: `[B]`, the rows whose results are read; None: all.
+        unread: `[B, T]` log-probabilities to return for the others; None: 0.
+        computed: called with the number of tokens of each pass.
+    """
+
+    model: Callable[..., Any]
+    logits_to_keep: int
+    tree: bool
+    live: Tensor | None = None
+    unread: Tensor | None = None
+    computed: Callable[[int], None] = lambda tokens: None
+
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **how: Any) -> Scores:
+        """Return the scores of `[B, T]` rows; 0 without a gradient on padding and for rows that are not read.
+
+        Rows with a hole between their tokens, or without a prompt, are computed as rows.
+        """
+        rows = input_ids.masked_fill(attention_mask == 0, -1).cpu().numpy()
+        width = rows.shape[1] - self.logits_to_keep
+        read = (rows[:, width:] >= 0).any(1)
+        if self.live is not None:
+            read &= self.live.cpu().numpy()
+        chosen = np.flatnonzero(read).tolist()
+        if self.tree and chosen and _is_regular(rows, width):
+            output, nodes, _ = call_on_tree(self.model, rows, width, chosen, input_ids.device, **how)
+        else:
+            chosen = chosen or [0]  # the other processes wait for its gradient of zero
+            index = torch.tensor(chosen, device=input_ids.device)
+            ids, mask, labels = (x.index_select(0, index) for x in (input_ids, attention_mask, labels))
+            output = self.model(input_ids=ids, attention_mask=mask, labels=labels, **how)
+            nodes = np.full((len(rows), rows.shape[1] - 1), -1)  # the head shifts the labels by one
+            nodes[chosen] = np.arange(nodes[chosen].size).reshape(len(chosen), -1)
+            nodes[(rows[:, 1:] < 0) | ~read[:, None]] = -1
+        self.computed(output.log_probs.numel())
+        return self._of_rows(output, torch.from_numpy(nodes[:, -self.logits_to_keep :]))
+
+    def _of_rows(self, output: Any, nodes: Tensor) -> Scores:
+        """Gather the scores `[B, logits_to_keep]`; a node serves all its rows, and receives the gradients of all."""
+        index = nodes.masked_fill(nodes < 0, output.log_probs.numel()).flatten().to(output.log_probs.device)
+
+        def of_rows(values: Tensor) -> Tensor:
+            return pad(values.flatten(), (0, 1)).index_select(0, index).view(nodes.shape)
+
+        log_probs = of_rows(output.log_probs)
+        if self.unread is not None and self.live is not None:
+            unread = self.unread[:, : nodes.shape[1]].to(log_probs.dtype)
+            log_probs = torch.where(self.live.unsqueeze(1), log_probs, unread)
+        return Scores(log_probs, None if output.entropy is None else of_rows(output.entropy))
+
+
+def call_on_tree(
+    model: Callable[..., Any], rows: NDArray[np.int64], width: int, chosen: list[int], device: torch.device, **how: Any
+) -> tuple[Any, NDArray[np.int64], set[int]]:
+    """Call a model on the tree of the chosen rows, whose prompts have `width` columns.
+
+    The model is given the attention of the tree, and a mask of four dimensions, which keeps transformers from building
+    one of its own.
+
+    Returns:
+        The model's output, the nodes of each row, and the sliding windows that the layers asked for.
+    """
+    tree = prefix_tree(rows, width, chosen)
+    labels = np.where(tree.columns < width - 1, IGNORED, tree.labels)
+    ids, positions, labels = (torch.from_numpy(x).unsqueeze(0).to(device) for x in (tree.tokens, tree.columns, labels))
+    mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+    attention = TreeAttention(tree.branches, device)
+    how[KEYWORD] = attention
+    output = model(input_ids=ids, position_ids=positions, shift_labels=labels, attention_mask=mask, **how)
+    return output, tree.nodes, attention.windows
+
+
+def _is_regular(rows: NDArray[np.int64], width: int) -> bool:
+    """Return whether each row has a prompt that ends, and a completion that begins, at the border between them."""
+    real = rows >= 0
+    prompts, completions = real[:, :width], real[:, width:]
+    rises = (prompts[:, 1:] >= prompts[:, :-1]).all() and prompts[:, -1:].all(1).all()
+    return bool(width and rises and (completions[:, 1:] <= completions[:, :-1]).all())
+
+
+# -- models that can compute a tree ----------------------------------------------------------------------------------
+
+
+def why_rows(model: Any, call: Callable[..., Any], *, tolerance: float = 1e-3) -> str | None:
+    """Return why a model must compute rows one by one, None if it computes trees.
+
+    Runs two small passes. Call this on every process that shares the weights.
+
+    Args:
+        model: the bare model, with or without adapters.
+        call: the model as it is trained: wrapped by what shares its weights.
+        tolerance: how far the log-probabilities of a tree may be from those of its rows, as a share of their spread
+            over tokens: by rounding 1e-6 in float32 and up to 0.05 in 16 bits; by wrong positions at least 0.3.
+    """
+    config = model.config.get_text_config()
+    other = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if any(adapter.is_prompt_learning for adapter in getattr(model, "peft_config", {}).values()):
+        return "its adapter adds tokens to the prompt"
+    if rope_types(config) & {"dynamic", "longrope"}:
+        return "its rotary frequencies depend on the length of the batch"
+    if other:
+        return f"it has layers of {', '.join(sorted(other))}"
+    if _draws_noise(model):
+        return "it has dropout or other noise"
+    if getattr(config, "output_router_logits", False):
+        return "its loss reads the router of its experts"
+    return _disagreement(call, next(model.parameters()).device, config, tolerance)
+
+
+def _draws_noise(model: Any) -> bool:
+    """Return whether a model in training draws random numbers: equal rows then differ."""
+    config = model.config.get_text_config().to_dict()
+    named = any(value for name, value in config.items() if name == "attention_dropout" or "jitter" in name)
+    dropout = any(isinstance(part, nn.Dropout) and part.p > 0 and part.training for part in model.modules())
+    return dropout or (named and model.training)
+
+
+def _disagreement(call: Callable[..., Any], device: torch.device, config: Any, tolerance: float) -> str | None:
+    """Compare a small tree with its rows, without a gradient; return what is wrong, None if they agree."""
+    teach_attention_trees()
+    prompts, completions = torch.tensor([[5], [5], [2], [2]]), torch.tensor([[4], [4], [1], [4]])
+    place = torch.arange(9)
+    mask = ((place >= 5 - prompts) & (place < 5 + completions)).long()
+    ids = (torch.arange(36).view(4, 9) * 7 + 3) % min(config.vocab_size, 97)
+    ids[1, :7], ids[3, :5] = ids[0, :7], ids[2, :5]  # the first two part after two tokens of the completion
+    rows = ids.masked_fill(mask == 0, -1).numpy()
+    ids, mask = ids.to(device), mask.to(device)
+    labels = ids.masked_fill(mask == 0, IGNORED)
+    labels[:, :5] = IGNORED
+    with torch.no_grad(), torch.random.fork_rng(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of gradient checkpointing without a gradient
+        expected = call(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs[:, -4:]
+        try:
+            output, nodes, windows = call_on_tree(call, rows, 5, [0, 1, 2, 3], device, fused_lm_head=True)
+        except UnsupportedAttentionError as error:
+            return str(error)
+        except (TypeError, ValueError, RuntimeError, LookupError, AttributeError) as error:
+            return f"a pass over a tree failed: {type(error).__name__}: {error}"
+    if not windows:
+        return f"its attention ({config._attn_implementation}) takes no trees"
+    kinds = getattr(config, "layer_types", None) or ()
+    windowed = "sliding_attention" in kinds or (not kinds and getattr(config, "sliding_window", None))
+    if windowed and windows == {0}:
+        return "its attention does not state its sliding window"
+    real = labels[:, -4:] >= 0
+    got = output.log_probs.flatten()[torch.from_numpy(nodes[:, -4:]).to(device)[real]].float()
+    other = expected[real].float()
+    apart = ((got - other).norm() / (other - other.mean()).norm()).item()
+    return None if apart <= tolerance else f"its log-probabilities differ in a tree, by {apart:.1g} of their spread"

@@ -1,0 +1,252 @@
+"""The tree of the update: its layout and attention by brute force, and models by their own rows."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AutoConfig, AutoModelForCausalLM
+from trl.trainer.utils import add_fused_lm_head
+
+from pods_rl.prefix_tree import attention
+from pods_rl.prefix_tree.attention import TreeAttention, teach_attention_trees
+from pods_rl.prefix_tree.packing import TreePass, _is_regular, why_rows
+from pods_rl.prefix_tree.tree import prefix_tree
+from tests.numeric import FLOAT32, FLOAT64, assert_near
+
+
+def batch(prompts, completions, seed=0, tokens=57):
+    """Rows with these lengths; equal prompt lengths that follow each other are one prompt."""
+    width, keep = max(prompts) + 1, max(completions) + 1
+    draw = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, 3 + tokens, (len(prompts), width + keep), generator=draw)
+    for row in range(1, len(prompts)):
+        if prompts[row] == prompts[row - 1]:
+            ids[row, :width] = ids[row - 1, :width]
+    place = torch.arange(width + keep)
+    p, c = torch.tensor(prompts).unsqueeze(1), torch.tensor(completions).unsqueeze(1)
+    mask = ((place >= width - p) & (place < width + c)).long()
+    labels = ids.masked_fill(mask == 0, -100)
+    labels[:, :-keep] = -100
+    return ids, mask, labels, keep
+
+
+# -- the tree ------------------------------------------------------------------------------------------------------
+
+
+def rows_of(ids, mask):
+    return ids.masked_fill(mask == 0, -1).numpy()
+
+
+def lengths(draw, rows):
+    """Random lengths of prompts, ascending, and of completions."""
+    return sorted(torch.randint(1, 7, (rows,), generator=draw).tolist()), torch.randint(1, 9, (rows,), generator=draw)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_tree_has_each_distinct_prefix_once_and_every_path_spells_its_row(seed):
+    """Brute force: a node is a column, the tokens up to it, and the next one."""
+    draw = torch.Generator().manual_seed(seed)
+    prompts, completions = lengths(draw, 12)
+    ids, mask, _, keep = batch(prompts, completions.tolist(), seed, tokens=2 + seed % 4)
+    rows = rows_of(ids, mask)
+    tree = prefix_tree(rows, rows.shape[1] - keep)
+    distinct = {}
+    for row in range(len(rows)):
+        real = [column for column in range(rows.shape[1]) if rows[row, column] >= 0]
+        for column in real[:-1]:
+            node = tree.nodes[row, column]
+            assert (tree.tokens[node], tree.labels[node]) == tuple(rows[row, column : column + 2])
+            assert tree.columns[node] == column
+            prefix = (real[0], *rows[row, real[0] : column + 2])
+            assert distinct.setdefault(prefix, node) == node
+        assert (tree.nodes[row] >= 0).sum() == len(real) - 1
+    assert len(set(distinct.values())) == len(distinct) == len(tree.tokens)
+    new = np.concatenate([branch.path[-branch.new :] for branch in tree.branches])
+    assert new.tolist() == list(range(len(tree.tokens)))  # depth first, side by side
+
+
+def test_rows_that_do_not_count_are_not_in_the_tree():
+    rows = np.array([[5, 6, 7, 8], [5, 6, 7, 9], [-1, 6, 7, -1]])
+    tree = prefix_tree(rows, 2, chosen=[1])
+    assert (tree.tokens.tolist(), tree.nodes.tolist()) == ([5, 6, 7], [[-1] * 3, [0, 1, 2], [-1] * 3])
+
+
+# -- attention -----------------------------------------------------------------------------------------------------
+
+
+def stand_in(query, key, value, queries, keys, most_queries, most_keys, *, scale, window_size, enable_gqa):
+    """torch's `varlen_attn`, which has no kernel for a CPU, written as its documentation says."""
+    assert queries.dtype == keys.dtype == torch.int32
+    assert all(x.is_contiguous() for x in (query, key, value))
+    assert (int(queries.diff().max()), int(keys.diff().max())) == (most_queries, most_keys)
+    assert enable_gqa == (query.size(1) != key.size(1))
+    (left, right), out = window_size, []
+    assert right == 0
+    for (a, b), (c, d) in zip(pairwise(queries.tolist()), pairwise(keys.tolist()), strict=True):
+        back = torch.arange(d - c) - torch.arange(d - c - (b - a), d - c).unsqueeze(1)  # aligned at the end
+        seen = (back <= 0) & (back >= -left) if left >= 0 else back <= 0
+        one = (x.transpose(0, 1) for x in (query[a:b], key[c:d], value[c:d]))
+        out.append(scaled_dot_product_attention(*one, attn_mask=seen, scale=scale, enable_gqa=enable_gqa))
+    return torch.cat(out, dim=1).transpose(0, 1)
+
+
+def test_the_stand_in_has_the_arguments_of_torch_s_call():
+    from torch.nn.attention.varlen import varlen_attn
+
+    theirs = inspect.signature(varlen_attn).parameters
+    for name, own in zip(theirs, inspect.signature(stand_in).parameters.values(), strict=False):
+        assert own.kind == theirs[name].kind or own.kind is own.KEYWORD_ONLY
+    assert {"scale", "window_size", "enable_gqa"} <= theirs.keys()
+    names = [name for name, given in theirs.items() if given.kind is given.POSITIONAL_OR_KEYWORD]
+    assert names == ["query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k"]
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("call", [0, 2**40])
+@pytest.mark.parametrize(("heads", "window"), [(4, 0), (2, 3), (1, 0)])
+def test_attention_is_that_of_a_dense_mask(monkeypatch, heads, window, call):
+    """Brute force: each node sees the nodes of its path. Also for the layout that a GPU computes."""
+    monkeypatch.setattr(attention, "CALL", call)  # rows after a trunk, or whole rows
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", stand_in)
+    ids, mask, _, keep = batch([4, 4, 4, 1, 6, 6], [5, 3, 9, 3, 4, 4], tokens=2)
+    rows = rows_of(ids, mask)
+    tree = prefix_tree(rows, rows.shape[1] - keep)
+    length = len(tree.tokens)
+    seen = torch.zeros(length, length, dtype=torch.bool)
+    for path in tree.nodes:
+        path = path[path >= 0]
+        for end, node in enumerate(path):
+            seen[node, path[max(0, end + 1 - window) if window else 0 : end + 1]] = True
+    draw = torch.Generator().manual_seed(1)
+    query = torch.randn(1, 4, length, 8, generator=draw, dtype=torch.float64)
+    key, value = (torch.randn(1, heads, length, 8, generator=draw, dtype=torch.float64) for _ in range(2))
+    spread = [x.repeat_interleave(4 // heads, dim=1) for x in (key, value)]
+    weights = (query @ spread[0].transpose(2, 3) * 0.3).masked_fill(~seen, -torch.inf).softmax(-1)
+    expected = (weights @ spread[1]).transpose(1, 2)
+    attend = TreeAttention(tree.branches, ids.device)
+    assert_near(attend(query, key, value, 0.3, window), expected, FLOAT64)
+    assert attend.windows == {window}
+    nodes = (x[0].transpose(0, 1) for x in (query, key, value))
+    assert_near(attend.by_variable_length(*nodes, 0.3, window).unsqueeze(0), expected, FLOAT64)
+
+
+# -- models --------------------------------------------------------------------------------------------------------
+
+SMALL = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+ENCODER = {"is_decoder": True, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+OPT = {"ffn_dim": 64, "dropout": 0.0, "word_embed_proj_dim": 32, "max_position_embeddings": 64}
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+TAKES_TREES = {  # name: architecture, configuration
+    "Qwen2": ("qwen2", {}),
+    "Mistral, a window of 4": ("mistral", {"sliding_window": 4}),
+    "Gemma 3, layers with a window": ("gemma3_text", {"head_dim": 8, "sliding_window": 4, "sliding_window_pattern": 2}),
+    "GPT-2, learned positions": ("gpt2", {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}),
+    "Mixtral, experts": ("mixtral", {"experts_implementation": "eager"}),
+}
+TAKES_ROWS = {  # name: architecture, configuration, a word of the reason
+    "dropout": ("gpt2", {}, "dropout"),
+    "dropout of attention": ("llama", {"attention_dropout": 0.1}, "dropout"),
+    "noise of a router": ("mixtral", {"router_jitter_noise": 0.1}, "noise"),
+    "eager attention": ("llama", {"attn_implementation": "eager"}, "takes no trees"),
+    "no attention": ("mamba", {}, "linear_attention"),
+    "frequencies that depend on the length": ("llama", {"rope_parameters": DYNAMIC}, "length of the batch"),
+    "attention that no function replaces": ("nemotron", {}, "takes no trees"),
+    "positions by the mask": ("opt", OPT, "log-probabilities differ"),
+    "positions by the tokens": ("roberta", ENCODER, "log-probabilities differ"),
+    "a block that mixes neighbouring tokens": ("llama", {}, "log-probabilities differ"),
+}
+
+
+def build(name, given=None):
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(name, **SMALL | (given or {}))
+    model = AutoModelForCausalLM.from_config(config).train()
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    return model
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("name", TAKES_TREES)
+def test_a_tree_has_the_scores_and_gradients_of_its_rows(name):
+    model = build(*TAKES_TREES[name]).double()
+    assert why_rows(model, model) is None
+    ids, mask, labels, keep = batch([9, 9, 9, 5, 5, 2, 2, 1], [7, 3, 1, 7, 7, 0, 4, 7])
+    ids[4], labels[4] = ids[3], labels[3]
+    ids[1, :12], labels[1, :12] = ids[0, :12], labels[0, :12]
+    factors = torch.randn(2, 8, keep, dtype=torch.float64)
+
+    def gradients(scores):
+        values = torch.stack([scores.log_probs[:, -keep:], scores.entropy[:, -keep:]])
+        found = torch.autograd.grad((values * factors).sum(), list(model.parameters()), allow_unused=True)
+        named = {f"gradient {i}": x for i, x in enumerate(found) if x is not None}
+        return {"scores": values.detach()} | named
+
+    expected = gradients(model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True))
+    computed = {}
+    for tree in (True, False):
+        tokens = []
+        given = TreePass(model, keep, tree=tree, computed=tokens.append)
+        assert_near(gradients(given(ids, mask, labels, fused_lm_head=True)), expected, FLOAT32)  # TRL's head
+        (computed[tree],) = tokens
+    assert computed[True] == len(prefix_tree(rows_of(ids, mask), ids.size(1) - keep, [0, 1, 2, 3, 4, 6, 7]).tokens)
+    assert computed[True] < computed[False] == 7 * (ids.size(1) - 1)
+
+
+@pytest.mark.parametrize("name", [*TAKES_TREES, *TAKES_ROWS])
+def test_a_model_that_cannot_compute_trees_is_recognized_whatever_its_dtype(name):
+    architecture, given, *reason = (TAKES_TREES | TAKES_ROWS)[name]
+    for dtype, tolerance in ((torch.float32, 1e-3), (torch.bfloat16, 0.1)):
+        model = build(architecture, given).to(dtype)
+        if "mixes" in name:
+            model.model.layers[0].register_forward_hook(lambda module, given, out: out + out.roll(1, dims=1))
+        found = why_rows(model, model, tolerance=tolerance)
+        assert (found is None) == (not reason), found
+        assert not reason or reason[0] in found
+
+
+def test_attention_without_a_tree_is_transformers_own():
+    model = build("qwen2")
+    ids, mask, *_ = batch([4, 2], [3, 3])
+    expected = copy.deepcopy(model)(input_ids=ids, attention_mask=mask).logits
+    teach_attention_trees()
+    teach_attention_trees()
+    assert torch.equal(model(input_ids=ids, attention_mask=mask).logits, expected)
+
+
+@pytest.mark.parametrize("tree", [True, False])
+def test_a_batch_without_a_row_to_read_still_has_a_pass_and_a_gradient_of_zero(tree):
+    model, calls = build("qwen2"), []
+    ids, mask, labels, keep = batch([4, 4, 2], [3, 0, 5])
+    model.register_forward_pre_hook(
+        lambda module, given, named: calls.append(len(named["input_ids"])), with_kwargs=True
+    )
+    unread = torch.full((3, keep), -2.0)
+    chosen = TreePass(model, keep, tree, live=torch.zeros(3, dtype=torch.bool), unread=unread)
+    scores = chosen(ids, mask, labels, fused_lm_head=True)
+    assert torch.equal(scores.log_probs, unread)
+    scores.log_probs.sum().backward()
+    assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
+    assert calls == [1]
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("hole", [(1, -4), (0, 3), (0, slice(0, 5))])
+def test_rows_with_holes_or_without_a_prompt_are_computed_as_rows_and_every_score_stays_in_its_column(hole):
+    model = build("qwen2")
+    ids, mask, labels, keep = batch([4, 4, 2], [5, 4, 5])
+    assert _is_regular(rows_of(ids, mask), ids.size(1) - keep)
+    mask[hole] = 0
+    assert not _is_regular(rows_of(ids, mask), ids.size(1) - keep)
+    labels = labels.masked_fill(mask == 0, -100)
+    expected = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs[:, -keep:]
+    given = TreePass(model, keep, tree=True)
+    assert_near(given(ids, mask, labels, fused_lm_head=True).log_probs, expected, FLOAT32)
