@@ -83,8 +83,8 @@ class TreeAttention:
             dtype = torch.get_autocast_dtype(query.device.type)
             query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
         compute = self.by_variable_length if takes_variable_length(query) else self.by_blocks
-        nodes = (x[0].transpose(0, 1) for x in (query, key, value))
-        return compute(*nodes, scale, window).unsqueeze(0)
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        return compute(q, k, v, scale, window).unsqueeze(0)
 
     def by_variable_length(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int) -> Tensor:
         """Return `[L, H, D]` by torch's call for sequences of various lengths; q is `[L, H, D]`, k and v `[L, K, D]`.
@@ -108,8 +108,8 @@ class TreeAttention:
         """Return the paths end to end, where each branch's queries and keys end, and the longest of both."""
         new, lengths = [branch.new for branch in self._branches], [len(branch.path) for branch in self._branches]
         paths = torch.from_numpy(np.concatenate([branch.path for branch in self._branches]))
-        bounds = (torch.tensor([0, *counts]).cumsum(0).to(self._device, torch.int32) for counts in (new, lengths))
-        return paths.to(self._device), *bounds, max(new), max(lengths)
+        queries, keys = (torch.tensor([0, *x]).cumsum(0).to(self._device, torch.int32) for x in (new, lengths))
+        return paths.to(self._device), queries, keys, max(new), max(lengths)
 
     def by_blocks(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int) -> Tensor:
         """Return `[L, H, D]` by calls of `scaled_dot_product_attention`; a node that rows share is read from one."""
@@ -161,8 +161,9 @@ class TreeAttention:
                 whole.extend(paths)
         place = np.empty(sum(branch.new for branch in self._branches), np.int64)
         blocks, at = [], 0
-        for trunk, rows in parts:
-            rows = sorted((row for row in rows if len(row)), key=len, reverse=True)
+        for first, given in parts:
+            before = None if first is None else self._nodes(first)
+            rows = sorted((row for row in given if len(row)), key=len, reverse=True)
             while rows:
                 width = len(rows[0])
                 count = sum(len(row) * SPREAD >= width for row in rows)
@@ -170,7 +171,7 @@ class TreeAttention:
                 for i, row in enumerate(here):
                     place[row] = np.arange(at + i * width, at + i * width + len(row))
                 padded = np.concatenate([np.pad(row, (0, width - len(row)), mode="edge") for row in here])
-                blocks.append(Block(None if trunk is None else self._nodes(trunk), self._nodes(padded), count, width))
+                blocks.append(Block(before, self._nodes(padded), count, width))
                 at += count * width
         return blocks, self._nodes(place)
 

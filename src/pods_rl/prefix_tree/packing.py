@@ -61,7 +61,7 @@ class TreePass:
         """
         rows = input_ids.masked_fill(attention_mask == 0, -1).cpu().numpy()
         width = rows.shape[1] - self.logits_to_keep
-        read = (rows[:, width:] >= 0).any(1)
+        read = np.array((rows[:, width:] >= 0).any(1))
         if self.live is not None:
             read &= self.live.cpu().numpy()
         chosen = np.flatnonzero(read).tolist()
@@ -104,8 +104,8 @@ def call_on_tree(
         The model's output, the nodes of each row, and the sliding windows that the layers asked for.
     """
     tree = prefix_tree(rows, width, chosen)
-    labels = np.where(tree.columns < width - 1, IGNORED, tree.labels)
-    ids, positions, labels = (torch.from_numpy(x).unsqueeze(0).to(device) for x in (tree.tokens, tree.columns, labels))
+    scored = np.where(tree.columns < width - 1, IGNORED, tree.labels)
+    ids, positions, labels = (torch.from_numpy(x).unsqueeze(0).to(device) for x in (tree.tokens, tree.columns, scored))
     mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
     attention = TreeAttention(tree.branches, device)
     how[KEYWORD] = attention
