@@ -1,7 +1,7 @@
 """Cost of a step next to TRL's GRPO: python benchmarks/step.py [--repeats 5] [--json FILE]
 
 In each repeat all arms take their turn: TRL's GRPO with 16 and with 64 rollouts, PODS 64 -> 16 without and with
-`prompt_once`, and PODS 16 -> 16 with it. One prompt a step, real generation, every
+`prefix_tree`, and PODS 16 -> 16 with it. One prompt a step, real generation, every
 completion of the same length, rewards that differ. The tables show seconds of processor time, which other work on the
 machine hardly changes (medians), and each arm's step as a multiple of TRL's GRPO 16 of the same repeat: the median and,
 in brackets, the least and the greatest.

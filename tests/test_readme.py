@@ -162,9 +162,9 @@ ARMS = {
     "TRL's GRPO 16 (`exact_trl`)": "grpo-16-trl",
     "TRL's GRPO 16": "grpo-16-trl",
     "TRL's GRPO 64, accumulated": "grpo-64-trl",
-    "GRPO 16, `prompt_once: false`": "grpo-16-off",
+    "GRPO 16, `prefix_tree: false`": "grpo-16-off",
     "GRPO 16": "grpo-16",
-    "PODS 64 -> 16, `prompt_once: false`": "pods-64-16-off",
+    "PODS 64 -> 16, `prefix_tree: false`": "pods-64-16-off",
     "PODS 64 -> 16": "pods-64-16",
     "PODS 32 -> 8": "pods-32-8",
 }

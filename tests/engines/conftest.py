@@ -122,8 +122,8 @@ def run_processes(tmp_path_factory, random_model, tokenizer) -> Callable[[str], 
 
 @pytest.fixture
 def trl_draws(monkeypatch):
-    """Let TRL's generation draw the rollouts, whatever `prompt_once` says."""
-    monkeypatch.setattr("pods_rl.engines.trl.trainer.each_prompt_once", lambda *_: nullcontext())
+    """Let TRL's generation draw the rollouts, whatever `prefix_tree` says."""
+    monkeypatch.setattr("pods_rl.engines.trl.trainer.over_prefix_tree", lambda *_: nullcontext())
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import inspect
 import pytest
 from trl import GRPOTrainer
 
-from pods_rl.engines.trl.generation import each_prompt_once
+from pods_rl.engines.trl.generation import over_prefix_tree
 
 pytestmark = pytest.mark.numeric
 QUIET = {"max_steps": 1, "learning_rate": 0.0}
@@ -76,20 +76,20 @@ def test_prompts_are_computed_once_a_part(make_trainer):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"prompt_once": False}, {"exact_trl": True}, {"ds3_gather_for_generation": False}],
+    [{"prefix_tree": False}, {"exact_trl": True}, {"ds3_gather_for_generation": False}],
     ids=lambda settings: next(iter(settings)),
 )
 def test_with_the_lever_off_generate_is_untouched(make_trainer, monkeypatch, settings):
     trainer = make_trainer(num_rollouts=8, **settings)
     monkeypatch.setattr(trainer, "_dist", type("Dist", (), {"is_zero3": True, "is_fsdp": False})())
-    with each_prompt_once(trainer, [(0,)]):
+    with over_prefix_tree(trainer, [(0,)]):
         assert "generate" not in vars(trainer.model)
-    with each_prompt_once(make_trainer(num_rollouts=8), []):
+    with over_prefix_tree(make_trainer(num_rollouts=8), []):
         assert "generate" not in vars(trainer.model)
 
 
 def test_trl_generates_by_one_call_of_the_unwrapped_model():
-    """`each_prompt_once` replaces that method; its arguments are `once`'s."""
+    """`over_prefix_tree` replaces that method; its arguments are `once`'s."""
     source = inspect.getsource(GRPOTrainer._generate_single_turn)
     assert source.count("unwrapped_model.generate(") == 1
     call = source.split("unwrapped_model.generate(")[1].split(")")[0]

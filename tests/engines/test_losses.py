@@ -168,7 +168,7 @@ def test_leave_one_out_is_trl_s_rloo_to_the_last_bit(make_trainer, scale, normal
 @pytest.mark.parametrize("term", [{"beta": 0.04, "num_iterations": 2}, {"entropy_coef": 0.01}])
 def test_a_step_without_advantages_is_not_skipped_where_another_term_has_a_gradient(make_trainer, term):
     config = {"reward": constant, "per_device_train_batch_size": 8, "max_steps": 2, **term}
-    trainer = make_trainer(num_rollouts=12, prompt_once=False, **config)
+    trainer = make_trainer(num_rollouts=12, prefix_tree=False, **config)
     rows = kept_rows(trainer)
     ours = train(trainer)
     assert [row.get("pods/skipped_step", 0.0) for row in ours[1]] == [0.0, 0.0]

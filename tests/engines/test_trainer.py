@@ -39,7 +39,7 @@ def count_forward_rows(trainer):
 def test_only_kept_rows_reach_a_forward_pass(make_trainer):
     """Log-probabilities of the reference and of the old policy included."""
     trainer = make_trainer(
-        num_rollouts=16, prompt_once=False, beta=0.04, steps_per_generation=4, gradient_accumulation_steps=2,
+        num_rollouts=16, prefix_tree=False, beta=0.04, steps_per_generation=4, gradient_accumulation_steps=2,
         per_device_train_batch_size=4, max_steps=4,
     )  # fmt: skip
     # a generation: 4 micro-batches x 4 rows = 4 groups of m = 4; two optimizer steps

@@ -1,4 +1,4 @@
-"""The update with `prompt_once` has TRL's gradient in float64 and logs TRL's metrics, by the real trainer."""
+"""The update with `prefix_tree` has TRL's gradient in float64 and logs TRL's metrics, by the real trainer."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_each_prompt_once_and_only_rows_with_an_advantage_have_trl_s_gradient(make_trainer, monkeypatch, name):
+def test_each_prefix_once_and_only_rows_with_an_advantage_have_trl_s_gradient(make_trainer, monkeypatch, name):
     """As trees, and row by row as for a model that computes no trees."""
     config = {"num_rollouts": 8, "skip_zero_advantage_steps": False, **SETTINGS[name], "max_steps": 2}
-    theirs, expected = run(make_trainer, **config, prompt_once=False)
+    theirs, expected = run(make_trainer, **config, prefix_tree=False)
     assert any(theirs)  # DAPO's first step has no gradient: every completion is truncated
     reads_all = name in {*OTHERS} - {"two-sided clipping"} or name in ("vespo", "LoRA, KL")
     for trees in (True, False):
@@ -141,7 +141,7 @@ def test_entropy_is_that_of_the_computed_rows(make_trainer, monkeypatch, size):
         trainer._get_per_token_logps_and_entropies = lambda *a, **k: entropies.append(scores(*a, **k)) or entropies[-1]
         trainer._compute_loss = lambda model, inputs: batches.append(inputs) or loss(model, inputs)
 
-    run(make_trainer, prepare=watch, **config, prompt_once=False)
+    run(make_trainer, prepare=watch, **config, prefix_tree=False)
     means, everything, tokens = [], [], 0
     for (_, entropy, _), batch in zip(entropies, batches, strict=True):
         live = batch["tool_mask"] * (batch["advantages"] != 0).unsqueeze(1)
@@ -156,7 +156,7 @@ def test_entropy_is_that_of_the_computed_rows(make_trainer, monkeypatch, size):
     assert expected != pytest.approx(torch.stack(everything).mean().item(), rel=1e-6)
 
 
-def test_the_model_sees_each_prompt_once_and_no_padding(make_trainer):
+def test_the_model_sees_each_prefix_once_and_no_padding(make_trainer):
     seen = []
     trainer = make_trainer(num_rollouts=8, max_steps=1)
     trainer._update._takes_trees(trainer.model)
@@ -211,7 +211,7 @@ def test_equal_rows_are_computed_once(make_trainer):
         )
 
     config = {"reward": lambda completions, **_: [float(len(text)) for text in completions], "max_steps": 1}
-    theirs, _ = run(make_trainer, prepare=same, **config, prompt_once=False)
+    theirs, _ = run(make_trainer, prepare=same, **config, prefix_tree=False)
     ours, (row,) = run(make_trainer, prepare=same, **config)
     assert_same(ours, theirs)
     prompts = [len(text) for text in PROMPTS[:2]]  # a token is a byte

@@ -150,13 +150,13 @@ TAKES_TREES = {  # name: architecture, configuration
     "Mistral, a window of 4": ("mistral", {"sliding_window": 4}),
     "Gemma 3, layers with a window": ("gemma3_text", {"head_dim": 8, "sliding_window": 4, "sliding_window_pattern": 2}),
     "GPT-2, learned positions": ("gpt2", {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}),
+    "eager attention": ("llama", {"attn_implementation": "eager"}),
     "Mixtral, experts": ("mixtral", {"experts_implementation": "eager"}),
 }
 TAKES_ROWS = {  # name: architecture, configuration, a word of the reason
     "dropout": ("gpt2", {}, "dropout"),
     "dropout of attention": ("llama", {"attention_dropout": 0.1}, "dropout"),
     "noise of a router": ("mixtral", {"router_jitter_noise": 0.1}, "noise"),
-    "eager attention": ("llama", {"attn_implementation": "eager"}, "takes no trees"),
     "no attention": ("mamba", {}, "linear_attention"),
     "frequencies that depend on the length": ("llama", {"rope_parameters": DYNAMIC}, "length of the batch"),
     "attention that no function replaces": ("nemotron", {}, "takes no trees"),

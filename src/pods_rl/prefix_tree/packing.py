@@ -127,7 +127,8 @@ def _is_regular(rows: NDArray[np.int64], width: int) -> bool:
 def why_rows(model: Any, call: Callable[..., Any], *, tolerance: float = 1e-3) -> str | None:
     """Return why a model must compute rows one by one, None if it computes trees.
 
-    Runs two small passes. Call this on every process that shares the weights.
+    Runs two small passes. Call this on every process that shares the weights. A model that computes trees but for its
+    eager attention is given `sdpa`.
 
     Args:
         model: the bare model, with or without adapters.
@@ -147,7 +148,13 @@ def why_rows(model: Any, call: Callable[..., Any], *, tolerance: float = 1e-3) -
         return "it has dropout or other noise"
     if getattr(config, "output_router_logits", False):
         return "its loss reads the router of its experts"
-    return _disagreement(call, next(model.parameters()).device, config, tolerance)
+    before = config._attn_implementation
+    if before == "eager" and model._supports_sdpa:  # the only one that is not in transformers' table
+        config._attn_implementation = "sdpa"
+    why = _disagreement(call, next(model.parameters()).device, config, tolerance)
+    if why is not None:
+        config._attn_implementation = before
+    return why
 
 
 def _draws_noise(model: Any) -> bool:

@@ -216,7 +216,7 @@ ADVANTAGES = ("after", "before")
 BASELINES = ("mean", "leave_one_out")
 REWARD_ERRORS = ("raise", "zero", "drop")
 CLOCKS = ("wall", "cpu")
-LEVERS = ("prompt_once", "skip_zero_advantage_steps")  # `exact_trl` turns them off
+LEVERS = ("prefix_tree", "skip_zero_advantage_steps")  # `exact_trl` turns them off
 
 _CHOICES = {"advantages": ADVANTAGES, "advantage_baseline": BASELINES, "reward_errors": REWARD_ERRORS, "clock": CLOCKS}
 

@@ -57,8 +57,8 @@ class PODSConfig(GRPOConfig):
         skip_zero_advantage_steps: skip the update in a step whose advantages are all zero, if nothing else has a
             gradient (a KL term, an entropy bonus). False: as in TRL, momentum and decay still move the weights. None:
             skip if n > m.
-        prompt_once: compute each prompt once for all its rollouts, in generation (without vLLM) and in the update, and
-            skip rows that have no gradient or equal another row. False: generate and update as TRL does.
+        prefix_tree: compute each distinct prefix of a prompt's rollouts once, in generation (without vLLM) and in the
+            update, and leave out rows that have no gradient. False: generate and update as TRL does.
         exact_trl: turn off everything that changes rounding or draws: with n = m the run is TRL's to the last bit.
         dynamic_sampling: replace groups whose rewards are all equal by groups of new prompts (DAPO, arXiv
             2503.14476). True: by the total reward; or the name of the reward function that decides.
@@ -86,7 +86,7 @@ class PODSConfig(GRPOConfig):
     tool_timeout: float | None = 120.0
     rollout_batch_size: int | None = None
     skip_zero_advantage_steps: bool | None = None
-    prompt_once: bool = True
+    prefix_tree: bool = True
     exact_trl: bool = False
     dynamic_sampling: bool | str = False
     dynamic_sampling_rounds: int = 3

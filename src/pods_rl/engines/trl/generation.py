@@ -23,16 +23,16 @@ ROLLOUT = 5  # numbers of a key that are the rollout's
 
 
 @contextmanager
-def each_prompt_once(trainer: TRLTrainer, keys: Sequence[Key]) -> Iterator[None]:
+def over_prefix_tree(trainer: TRLTrainer, keys: Sequence[Key]) -> Iterator[None]:
     """Inside, `generate` of the policy computes each distinct prompt of its batch once, and row i draws by `keys[i]`.
 
-    Nothing changes without keys, with another generator, with `prompt_once` off, and where ZeRO-3 gathers
+    Nothing changes without keys, with another generator, with `prefix_tree` off, and where ZeRO-3 gathers
     the weights layer by layer: processes would run different numbers of forward passes.
     """
     args = trainer.args
     elsewhere = trainer.use_vllm or trainer.use_transformers_continuous_batching
     by_layer = trainer._dist.is_zero3 and not args.ds3_gather_for_generation
-    if not keys or not args.prompt_once or elsewhere or by_layer:
+    if not keys or not args.prefix_tree or elsewhere or by_layer:
         yield
         return
     model = trainer.accelerator.unwrap_model(trainer.model_wrapped)  # as TRL unwraps it

@@ -267,7 +267,7 @@ def set_advantages(batch: Batch, record: Rollouts, rows: range, trainer: TRLTrai
         all_rows = advantages(record.rewards[record.groups], Selection(record.kept), **how).float().flatten()
         batch["advantages"] = all_rows[rows.start : rows.stop].to(device)
     elif (
-        args.skip_zero_advantage_steps or args.prompt_once
+        args.skip_zero_advantage_steps or args.prefix_tree
     ) and trainer.multi_objective_aggregation == "sum_then_normalize":
         # The mean of equal float32 rewards can differ from them by rounding: TRL's advantages are then not zero.
         constant = is_constant(record.kept_rewards()).repeat_interleave(record.kept.size(1))[rows.start : rows.stop]

@@ -25,7 +25,7 @@ from .checkpoints import ExactResume, load_renamed
 from .compat import Batch, Completions, TypedGRPOTrainer
 from .config import PAPER, PODSConfig, check_prompts, group_sizes
 from .dynamic_sampling import DynamicSampling
-from .generation import Key, TurnInputs, Turns, check_completions, each_prompt_once, sequences_at_once
+from .generation import Key, TurnInputs, Turns, check_completions, over_prefix_tree, sequences_at_once
 from .rewards import CheckedRewards
 from .rollout import Generation, Output
 from .stability import Stability
@@ -203,7 +203,7 @@ class PODSTrainer(TypedGRPOTrainer):
 
         def generate(rows: slice, keys: Sequence[Key] = ()) -> Completions:
             (ids, pictures, fields), more = inputs.of(rows, {"has_tool_images": True} if has_tool_images else {})
-            with self._stability.explaining_sampling(), each_prompt_once(self, keys):
+            with self._stability.explaining_sampling(), over_prefix_tree(self, keys):
                 completion_ids, logprobs = sample(ids, pictures, fields, num_generations, **more)
             check_completions(len(ids), completion_ids)
             return completion_ids, logprobs

@@ -96,7 +96,7 @@ class Update:
         """Mark the rows and the steps of a new generation that have no gradient. Call this on every process."""
         trainer, args = self._trainer, self._trainer.args
         window = args.gradient_accumulation_steps
-        if args.prompt_once and not any(map(has_images, micro_batches)) and not self._reads_every_row():
+        if args.prefix_tree and not any(map(has_images, micro_batches)) and not self._reads_every_row():
             micro_batches = [batch | {"live": _live(batch)} for batch in micro_batches]
         local = torch.stack([self._count(batch) for batch in micro_batches])
         counts = trainer.accelerator.reduce(local, reduction="sum").tolist()
@@ -176,7 +176,7 @@ class Update:
         self, compute: Callable[..., LogProbs], model: Any, ids: Tensor, mask: Tensor, keep: int,
         batch_size: int | None, others: Mapping[str, Any],
     ) -> LogProbs:  # fmt: skip
-        """Call TRL's `compute`; in training with `prompt_once` over the tree of its rows.
+        """Call TRL's `compute`; in training with `prefix_tree` over the tree of its rows.
 
         Args:
             compute: takes the model, ids and mask `[B, T]`, columns to keep, rows a pass, and `others`.
@@ -185,7 +185,7 @@ class Update:
         trainer = self._trainer
         if images := has_images(others):
             others = {**others, **present_images(others)}
-        if trainer.model.training and trainer.args.prompt_once and not images and not others.get("compute_aux_loss"):
+        if trainer.model.training and trainer.args.prefix_tree and not images and not others.get("compute_aux_loss"):
             model = TreePass(
                 model,
                 keep,
