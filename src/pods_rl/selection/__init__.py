@@ -1,8 +1,7 @@
 """Which rollouts to train on, and their advantages: pure functions of rewards that need only torch."""
 
 from .objective import advantages, is_constant, pods_objective, spread
-from .registry import get_rule, select
-from .rules import RULES
+from .rules import RULES, get_rule, select
 from .types import REWARD_LIMIT, Rule, Selection
 
 __all__ = [

@@ -11,7 +11,7 @@ from trl import GRPOConfig
 
 from ...errors import UserError
 from ...selection import Rule
-from ...selection.registry import check_rule, rule_name
+from ...selection.rules import check_rule, rule_name
 from ...text import documented_arguments
 from .batching import LEVERS, batch_plan, check_losses, counted
 
