@@ -90,7 +90,7 @@ def short(text: str, most: int = 60) -> str:
 def documented_arguments(docstring: str) -> dict[str, str]:
     """Return what a docstring says of each argument.
 
-    >>> documented_arguments("Args:\\n    n: how many\\n        rollouts.\\n    m: how many kept.")
+    >>> documented_arguments("Select.\\n\\nArgs:\\n    n: how many\\n        rollouts.\\n    m: how many kept.")
     {'n': 'how many rollouts.', 'm': 'how many kept.'}
     """
     section = cleandoc(docstring).partition("Args:\n")[2].partition("\n\n")[0]

@@ -174,8 +174,8 @@ def listwise(completions, **kwargs):
     return [0.0] * len(completions)
 
 
-def test_a_reward_in_trls_form_is_refused_with_the_form_to_write_and_its_place(files):
-    with pytest.raises(UserError, match=r"test_files.py, line \d+.*\(text: str, gold: str\) -> float"):
+def test_a_reward_in_trls_form_is_refused_with_the_form_to_write(files):
+    with pytest.raises(UserError, match=r"listwise' takes .*\(text: str, gold: str\) -> float"):
         load_task({**files, "task_rewards": {f"{__name__}:listwise": 1.0}})
 
 
