@@ -33,7 +33,7 @@ _NO_MATHEMATICS = re.compile(r"[0-9.,=\s]*")  # 18 = 17
 _UPRIGHT = r"(?:\\(?:text|mathrm|textbf|mathbf)\s*\{\s*)?"
 _LABEL = re.compile(rf"{_UPRIGHT}\(?([A-Za-z])\)?\s*\}}?")  # (B), \text{B}
 _LABELLED = re.compile(  # (C) 12
-    rf"{_UPRIGHT}(?:\(([A-Z])\)|([A-H])[.)](?=\s))\s*\}}?(?:\\[ ,;:]|~|\\quad|\s)*([^\s,;)}}].*)", re.DOTALL
+    rf"{_UPRIGHT}(?:\((?=[A-Z]\))|(?=[A-H][.)]\s))([A-Z])[.)]\s*\}}?(?:\\[ ,;:]|~|\\quad|\s)*([^\s,;)}}].*)", re.DOTALL
 )
 _TIME = re.compile(r"([0-9]{1,2})(?::([0-5][0-9]))?\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
 _FORMULA = re.compile(
@@ -137,15 +137,11 @@ def _compare_labelled(
     stated: str, wanted: str, mine: re.Match[str] | None, theirs: re.Match[str] | None
 ) -> bool | Pair:
     if mine and theirs:
-        return _letter(mine) == _letter(theirs) and _compare(mine[3], theirs[3])
-    labelled, other = (mine, wanted) if mine else (theirs, stated)
-    if letter := _LABEL.fullmatch(other.strip(" $.")):
-        return letter[1].upper() == _letter(labelled)  # type: ignore[arg-type]
-    return _compare(mine[3], wanted) if mine else _compare(stated, theirs[3])  # type: ignore[index]
-
-
-def _letter(labelled: re.Match[str]) -> str:
-    return labelled[1] or labelled[2]
+        return mine[1] == theirs[1] and _compare(mine[2], theirs[2])
+    labelled, other = (mine or theirs, wanted if mine else stated)
+    if labelled and (letter := _LABEL.fullmatch(other.strip(" $."))):
+        return letter[1].upper() == labelled[1]
+    return _compare(mine[2] if mine else stated, theirs[2] if theirs else wanted)
 
 
 def _without_units(stated: str, wanted: str) -> tuple[str, str] | None:
