@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import importlib.resources
 from functools import cache
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from trl.trainer import grpo_trainer
 
 from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.engines.trl.checkpoints import load_renamed
-from pods_rl.engines.trl.generation import TurnInputs
 from pods_rl.errors import UserError
 from tests.numeric import FLOAT32, assert_near
 
@@ -147,7 +145,6 @@ def rows_with_own_images(trainer, batch):
 
 KEPT = {
     "all at once": {"num_rollouts": 4},
-    "in parts": {"num_rollouts": 4, "rollout_batch_size": 3},
     "new prompts": {"num_rollouts": 3, "dynamic_sampling": True, "dynamic_sampling_rounds": 1},
 }
 
@@ -190,36 +187,9 @@ def test_a_checkpoint_s_weights_are_loaded_whatever_their_names(tmp_path, family
             load_renamed(trainer, str(folder))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_part_of_a_turn_has_the_images_of_its_rows(family):
-    """As TRL makes them of these rows alone; some processors pad to the most images of a row, or to the longest."""
-    processor = family_of(family)[1]
-    trainer = SimpleNamespace(
-        _is_vlm=True, environment_factories=None, processing_class=processor, tools=None, chat_template=None,
-        chat_template_kwargs={}, args=SimpleNamespace(rollout_batch_size=2), use_vllm=False,
-    )  # fmt: skip
-    prompts = [prepare_multimodal_messages(row["prompt"], row["images"]) for row in pictures()]
-    whole = TurnInputs(trainer, *GRPOTrainer._tokenize_prompts(trainer, prompts))
-    for rows in (slice(0, 2), slice(1, 2), slice(2, 4)):
-        (prompt_ids, images, fields), _ = whole.of(rows, {})
-        expected_ids, expected_images, expected = GRPOTrainer._tokenize_prompts(trainer, prompts[rows])
-        assert [ids[-len(own) :] for ids, own in zip(prompt_ids, expected_ids, strict=True)] == expected_ids
-        assert images == expected_images
-        assert fields.keys() == expected.keys()
-        for name, values in expected.items():
-            if name.endswith("token_type_ids"):
-                assert [sum(types) for types in fields[name]] == [sum(types) for types in values]
-                continue
-            values = torch.tensor(np.array(values))
-            assert torch.equal(fields[name][tuple(map(slice, values.shape))], values), name
-            assert fields[name].double().sum() == pytest.approx(values.double().sum())  # the rest is padding
-
-
-def test_a_turn_whose_images_are_not_known_by_row_cannot_be_split():
-    trainer = SimpleNamespace(args=SimpleNamespace(rollout_batch_size=1), use_vllm=False, processing_class=None)
-    fields = {"pixel_values": torch.zeros(2, 2), "spatial_shapes": torch.zeros(2, 2)}  # two tiles, of whichever prompt
-    with pytest.raises(UserError, match="rollout_batch_size cannot split"):
-        TurnInputs(trainer, [[1], [2]], [["a"], ["b"]], fields)
+def test_rows_with_images_cannot_be_split(tmp_path):
+    with pytest.raises(UserError, match="rollout_batch_size is 3, and 16 rows with images cannot be split"):
+        train(tmp_path, "Qwen2_5_VL", num_rollouts=4, rollout_batch_size=3)
 
 
 # -- images that tools return ----------------------------------------------------------------------------------------
@@ -301,8 +271,8 @@ def test_images_of_tools_follow_their_rows(tmp_path):
     assert log["tools/call_frequency"] == 0.5
     exact, _, _ = train_with_screenshots(tmp_path, PODSTrainer, PODSConfig, exact_trl=True, **whole)
     assert all(torch.equal(exact[name], gradient) for name, gradient in theirs.items())
-    ours, turns, _ = train_with_screenshots(tmp_path, PODSTrainer, PODSConfig, rollout_batch_size=1)
-    assert turns == [(1, 0)] * 4 + [(1, 1), (1, 0)]
+    ours, turns, _ = train_with_screenshots(tmp_path, PODSTrainer, PODSConfig)
+    assert turns == [(4, 0), (2, 1)]
     assert_near(ours, theirs, FLOAT32)
-    _, turns, log = train_with_screenshots(tmp_path, PODSTrainer, PODSConfig, num_rollouts=4, rollout_batch_size=3)
-    assert turns == [(3, 0), (3, 0), (2, 0), (3, 2), (1, 0)]
+    _, turns, log = train_with_screenshots(tmp_path, PODSTrainer, PODSConfig, num_rollouts=4)
+    assert turns == [(8, 0), (4, 2)]

@@ -213,7 +213,7 @@ def test_n_conversations_a_prompt_and_results_in_their_rows(build):
 def test_each_turn_of_a_rollout_draws_anew():
     """A row is found again by its tokens; of equal rows the first asked is the first."""
     trainer = SimpleNamespace(args=SimpleNamespace(rollout_batch_size=2), use_vllm=False)
-    turns = Turns(trainer, [(9, 1, 1, 0, number) for number in range(4)], 4)
+    turns = Turns(trainer, [(9, 1, 1, 0, number) for number in range(4)])
     asked = []
 
     def ask(prompt_ids):
@@ -221,7 +221,7 @@ def test_each_turn_of_a_rollout_draws_anew():
             asked.append((prompt_ids[rows], keys))
             return [[7, ids[-1]] for ids in prompt_ids[rows]], None
 
-        turns.generate(prompt_ids, sample)
+        turns.generate(prompt_ids, False, sample)
 
     ask([[1], [2], [2], [3]])
     assert [keys for _, keys in asked] == [[(9, 1, 1, 0, 0), (9, 1, 1, 0, 1)], [(9, 1, 1, 0, 2), (9, 1, 1, 0, 3)]]

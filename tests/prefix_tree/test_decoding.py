@@ -24,7 +24,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from pods_rl.policies import tiny_policy_path
 from pods_rl.prefix_tree import decoding as generating
 from pods_rl.prefix_tree.cache import SharedLayer, attend, decoding
-from pods_rl.prefix_tree.decoding import CannotServeError, RowDraws, complete, decode, stay
+from pods_rl.prefix_tree.decoding import CannotServeError, RowDraws, complete, decode, distinct_share, stay
 from tests.numeric import FLOAT32, assert_near
 
 pytestmark = pytest.mark.numeric
@@ -316,6 +316,16 @@ def test_rows_that_share_nothing_are_not_compared_again(qwen2, monkeypatch):
     output = once(qwen2, inputs, RowDraws(keys(3), 24))
     apart = next(at for at in range(5, 28) if len(output[:, :at].unique(dim=0)) == 3)
     assert len(compared) == 1 + apart - 4 < 12  # the prompts, and each token until then
+
+
+@pytest.mark.parametrize("trial", range(20))
+def test_the_distinct_share_counts_prefixes_of_each_prompt(trial):
+    random = np.random.default_rng(trial)
+    rows = [random.integers(0, 2, random.integers(0, 9)).tolist() for _ in range(12)]
+    groups = random.integers(0, 3, 12).tolist()
+    fed = [(group, *ids[:at]) for group, ids in zip(groups, rows, strict=True) for at in range(1, len(ids))]
+    assert distinct_share(rows, groups) == pytest.approx(len(set(fed)) / len(fed))
+    assert distinct_share([[3], [3]], [0, 0]) == 1
 
 
 @pytest.mark.parametrize("trial", range(20))

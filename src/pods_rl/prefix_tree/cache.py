@@ -56,12 +56,12 @@ class NodeLayer(DynamicLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append the new tokens' states, one for each node; return all."""
         start = self.keys.shape[2]
-        if start == self._rooms[0].shape[2]:
+        if start == self._rows[0].shape[2]:
             self._make_room()
-        count, new = key_states.shape[0], key_states.shape[2]
-        for room, states in zip(self._rooms, (key_states, value_states), strict=True):
-            room[:count].narrow(2, start, new).copy_(states)
-        self._show(count, start + new)
+        end = start + key_states.shape[2]
+        for rows, states in zip(self._rows, (key_states, value_states), strict=True):
+            rows[:, :, start:end] = states
+        self.keys, self.values = (rows[:, :, :end] for rows in self._rows)
         return self.keys, self.values
 
     def arrange(self, parents: Tensor, moved: Tensor, rollouts: int) -> None:
@@ -72,30 +72,25 @@ class NodeLayer(DynamicLayer):
             moved: the places i where `parents[i]` is not i, ascending.
             rollouts: the most nodes that there can be from now on.
         """
-        self._rollouts = rollouts
-        count, columns = len(parents), self.keys.shape[2]
-        if count > len(self._rooms[0]):
-            self._make_room(count)
+        self._rollouts, columns = rollouts, self.keys.shape[2]
         if len(moved) and columns:
             sources = parents[moved]
             for room in self._rooms:
-                states = room.narrow(2, 0, columns)
+                states = room[:, :, :columns]
                 states.index_copy_(0, moved, states.index_select(0, sources))
-        self._show(count, columns)
+        self._rows = [room[: len(parents)] for room in self._rooms]
+        self.keys, self.values = (rows[:, :, :columns] for rows in self._rows)
 
-    def _make_room(self, rows: int = 0) -> None:
-        """Copy the states to rooms with spare rows, as long as more nodes can follow, and spare columns."""
+    def _make_room(self) -> None:
+        """Copy the states to rooms with a row for each rollout and spare columns."""
         count, heads, columns, _ = self.keys.shape
-        rows = min(2 * max(rows, count), max(self._rollouts, rows, count))
         length = columns + max(1, min(_SPARE, self._most - columns))
         before = (self.keys, self.values)
-        self._rooms = [states.new_empty(rows, heads, length, states.shape[3]) for states in before]
-        for room, states in zip(self._rooms, before, strict=True):
-            room[:count, :, :columns] = states
-        self._show(count, columns)
-
-    def _show(self, count: int, columns: int) -> None:
-        self.keys, self.values = (room[:count].narrow(2, 0, columns) for room in self._rooms)
+        self._rooms = [states.new_empty(self._rollouts, heads, length, states.shape[3]) for states in before]
+        self._rows = [room[:count] for room in self._rooms]
+        for rows, states in zip(self._rows, before, strict=True):
+            rows[:, :, :columns] = states
+        self.keys, self.values = (rows[:, :, :columns] for rows in self._rows)
 
 
 class Places:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -390,6 +391,27 @@ def _select_rows(processors: LogitsProcessorList, rows: Tensor) -> None:
     for processor in processors:
         if isinstance(ignored := getattr(processor, "prompt_ignore_length", None), Tensor):
             processor.prompt_ignore_length = ignored[rows]
+
+
+def distinct_share(completions_ids: Sequence[Sequence[int]], groups: Sequence[int]) -> float:
+    """Return how many of the tokens that rows feed to the model are distinct prefixes: the work left in a tree.
+
+    A completion's last token is not fed. Without any fed token the share is 1.
+
+    Args:
+        completions_ids: tokens of each completion.
+        groups: the prompt of each completion, a number.
+
+    >>> distinct_share([[5, 6, 7], [5, 6, 8], [5, 9, 9]], [0, 0, 0])  # 5, 5 6 and 5 9 of six
+    0.5
+    """
+    fed = sorted((group, list(ids[:-1])) for group, ids in zip(groups, completions_ids, strict=True))
+    repeated = 0
+    for (group, ids), (other, before) in zip(fed[1:], fed, strict=False):
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(ids, before, strict=False))
+        repeated += sum(1 for _ in same) if group == other else 0
+    total = sum(len(ids) for _, ids in fed)
+    return 1 - repeated / total if total else 1.0
 
 
 def uniforms(key: Sequence[int], count: int) -> np.ndarray:

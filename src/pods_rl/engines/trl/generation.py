@@ -1,4 +1,4 @@
-"""Generation with the policy, which computes each prompt once, or with vLLM."""
+"""Generation with the policy, over the tree of its prefixes, or with vLLM."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
@@ -15,7 +13,7 @@ from ...distributed.processes import version
 from ...errors import UserError
 from ...prefix_tree.decoding import RowDraws, complete
 from .batching import Shares
-from .compat import Completions, TRLTrainer, grpo_trainer, standing_in
+from .compat import Completions, TRLTrainer, standing_in
 from .config import PODSConfig
 
 Key = tuple[int, ...]  # of a turn's draws: seed, step, generation in it, prompt, number, and the turn after the first
@@ -24,7 +22,7 @@ ROLLOUT = 5  # numbers of a key that are the rollout's
 
 @contextmanager
 def over_prefix_tree(trainer: TRLTrainer, keys: Sequence[Key]) -> Iterator[None]:
-    """Inside, `generate` of the policy computes each distinct prompt of its batch once, and row i draws by `keys[i]`.
+    """Inside, `generate` of the policy computes each distinct prefix once, and row i draws by `keys[i]`.
 
     Nothing changes without keys, with another generator, with `prefix_tree` off, and where ZeRO-3 gathers
     the weights layer by layer: processes would run different numbers of forward passes.
@@ -53,65 +51,40 @@ def over_prefix_tree(trainer: TRLTrainer, keys: Sequence[Key]) -> Iterator[None]
         yield
 
 
-class TurnInputs:
-    """The rows of a turn with their images, whole or in parts.
-
-    Args:
-        trainer: whose `rollout_batch_size` asks for parts.
-        prompt_ids, images, fields: as TRL gives them to `_generate_single_turn`; `fields` are inputs of images.
-    """
-
-    def __init__(self, trainer: TRLTrainer, prompt_ids: list[list[int]], images: Any, fields: dict[str, Any]) -> None:
-        self._given = (prompt_ids, images, fields)
-        self._rows: dict[str, Any] = {}
-        if fields and trainer.args.rollout_batch_size and not trainer.use_vllm:
-            image_token = getattr(trainer.processing_class, "image_token_id", None)
-            self._rows = by_prompt(fields, images, prompt_ids, image_token)
-
-    def of(self, rows: slice, more: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of some rows; `more` are those by keyword."""
-        prompt_ids, images, fields = self._given
-        if rows != slice(None) and self._rows:
-            fields = of_prompts(self._rows, rows)
-            images = images and images[rows]
-        if "pixel_values" not in fields:  # else TRL adds token types of images, which few models take without any
-            more = more | dict.fromkeys(more.keys() & {"has_tool_images"}, False)
-        return (prompt_ids[rows], images, fields), more
-
-
 class Turns:
     """The turns of one `_generate`: each in parts of `rollout_batch_size` rows, every row with draws of its own.
 
     Args:
         trainer: the settings.
         keys: of the rows of the first turn.
-        most: rows that a process has at most.
     """
 
-    def __init__(self, trainer: TRLTrainer, keys: list[Key], most: int) -> None:
-        self._trainer, self.keys, self._most = trainer, keys, most
+    def __init__(self, trainer: TRLTrainer, keys: list[Key]) -> None:
+        self._trainer, self.keys = trainer, keys
         self._number = 0
         self._rows: list[list[int]] = []  # of the turn before, its prompts and completions
 
     def generate(
-        self,
-        prompt_ids: list[list[int]],
-        sample: Callable[[slice, list[Key]], Completions],
+        self, prompt_ids: list[list[int]], images: bool, sample: Callable[[slice, list[Key]], Completions]
     ) -> Completions:
-        """Call `sample` for the rows of a turn, part by part; for all at once if it is vLLM."""
-        keys = self._turn_keys(prompt_ids)
-        most = len(prompt_ids) if self._number else self._most
-        rows = self._trainer.args.rollout_batch_size or most
-        completion_ids: list[list[int]] = []
-        logprobs = None  # generators that work in parts return none
-        if self._trainer.use_vllm or rows >= most:
+        """Call `sample` for the rows of a turn, part by part; for all at once if it is vLLM.
+
+        Raises:
+            UserError: rows with `images` would be split.
+        """
+        keys, count = self._turn_keys(prompt_ids), len(prompt_ids)
+        size = self._trainer.args.rollout_batch_size or count
+        if self._trainer.use_vllm or size >= count:
             completion_ids, logprobs = sample(slice(None), keys)
+        elif images:
+            raise UserError(
+                f"rollout_batch_size is {size}, and {count} rows with images cannot be split. "
+                "Set rollout_batch_size: null, and fewer rollouts if memory runs out."
+            )
         else:
-            for start in range(0, most, rows):
-                # As many calls on every process, since each gathers sharded weights: without rows, repeat.
-                part = slice(start, start + rows) if start < len(prompt_ids) else slice(-1, None)
-                completion_ids.extend(sample(part, keys[part])[0])
-            del completion_ids[len(prompt_ids) :]
+            parts = [slice(start, start + size) for start in range(0, count, size)]
+            completion_ids = [ids for part in parts for ids in sample(part, keys[part])[0]]
+            logprobs = None  # generators that work in parts return none
         self._rows = [[*ids, *new] for ids, new in zip(prompt_ids, completion_ids, strict=True)]
         self._number, self.keys = self._number + 1, keys
         return completion_ids, logprobs
@@ -157,7 +130,7 @@ def describe_vllm(trainer: TRLTrainer) -> dict[str, dict[str, str | None]]:
     return {"vllm": {"version": version("vllm"), **dtype}}
 
 
-# -- inputs of images: some tensors are indexed by row, some by image, patch, tile or token --------------------------
+# -- inputs of images ------------------------------------------------------------------------------------------------
 
 IMAGE_INPUTS = (
     "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
@@ -176,53 +149,3 @@ def present_images(more: Mapping[str, Any]) -> dict[str, Any]:
     if any(more.get("num_images") or [True]):
         return found
     return {name: value if name.endswith("token_type_ids") else None for name, value in found.items()}
-
-
-def by_prompt(
-    fields: Mapping[str, Any], images: Sequence[Any] | None, prompt_ids: Sequence[list[int]], image_token: int | None
-) -> dict[str, Any]:
-    """Return a processor's inputs for prompts with images, by prompt.
-
-    Args:
-        fields: TRL's `multimodal_fields` of a turn: inputs of images, and lists of token types.
-        images: of each prompt, None without.
-        prompt_ids: tokens of each prompt.
-        image_token: which of them stand for images.
-
-    Raises:
-        UserError: the processor does not say which inputs are whose.
-    """
-    found = {name: _by_prompt_or_tensor(value) for name, value in fields.items()}
-    pixels = found.get("pixel_values")
-    found["num_images"] = counts = [len(own or ()) for own in images or [()] * len(prompt_ids)]
-    if pixels is not None and pixels.ndim == 4 and "image_position_ids" not in found and len(pixels) != sum(counts):
-        tokens = [ids.count(image_token) for ids in prompt_ids]  # type: ignore[arg-type]
-        found["num_tiles"] = [count * len(pixels) // sum(tokens) for count in tokens]  # all tiles have as many
-    if "spatial_shapes" not in fields:  # whose images have tiles, and these various numbers of tokens
-        found = grpo_trainer.split_pixel_values_by_grid(found)
-    if "spatial_shapes" in fields or any(len(values) != len(prompt_ids) for values in found.values()):
-        raise UserError(
-            "rollout_batch_size cannot split these rows: their processor does not say which inputs belong to which "
-            f"image ({', '.join(fields)}). Set rollout_batch_size: null, and fewer rollouts if memory runs out."
-        )
-    return found
-
-
-def of_prompts(found: Mapping[str, Any], prompts: slice) -> dict[str, Any]:
-    """Return TRL's `multimodal_fields` of some prompts, from the result of `by_prompt`.
-
-    Example:
-        >>> pixels, own = torch.arange(3), [["an image"], ["two", "images"]]
-        >>> found = by_prompt({"pixel_values": pixels, "token_type_ids": [[0, 1], [1, 1]]}, own, [[4, 5], [5, 5]], 5)
-        >>> of_prompts(found, slice(1, 2))
-        {'pixel_values': tensor([1, 2]), 'token_type_ids': [[1, 1]]}
-    """
-    cut = grpo_trainer.unsplit_pixel_values_by_grid({name: values[prompts] for name, values in found.items()})
-    cut = present_images(cut)
-    return {name: value for name, value in cut.items() if value is not None and name not in ("num_images", "num_tiles")}
-
-
-def _by_prompt_or_tensor(value: Any) -> Any:
-    """Return a list of lists, of token types by prompt, as it is, and anything else as a tensor, as TRL does."""
-    by_prompt = isinstance(value, list) and bool(value) and isinstance(value[0], list)
-    return value if by_prompt or isinstance(value, Tensor) else torch.tensor(np.array(value))

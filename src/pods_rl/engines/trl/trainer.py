@@ -17,6 +17,7 @@ from accelerate.utils import broadcast
 from torch import Tensor
 from typing_extensions import override
 
+from ...prefix_tree.decoding import distinct_share
 from ...rollouts.record import Rollouts
 from ...selection import select
 from . import compat, rollout
@@ -25,7 +26,7 @@ from .checkpoints import ExactResume, load_renamed
 from .compat import Batch, Completions, TypedGRPOTrainer
 from .config import PAPER, PODSConfig, check_prompts, group_sizes
 from .dynamic_sampling import DynamicSampling
-from .generation import Key, TurnInputs, Turns, check_completions, over_prefix_tree, sequences_at_once
+from .generation import Key, Turns, check_completions, over_prefix_tree, sequences_at_once
 from .rewards import CheckedRewards
 from .rollout import Generation, Output
 from .stability import Stability
@@ -81,6 +82,8 @@ class PODSTrainer(TypedGRPOTrainer):
         self._update.clock.enter("reward")
         self._update.tokens["generated"] += rollout.policy_tokens(output)
         ids, completions = [list(own) for own in output[1]], rollout.copies(output[3])
+        share = distinct_share(ids, [number // generation.shares.num_rollouts for number in generation.numbers])
+        self._metrics["train"]["pods/distinct_tokens"].append(share)
         rollout.add_fields(generation.rollouts, output)
         return self._calculate_rewards(generation.rollouts, rollout.copies(prompts), completions, ids)
 
@@ -182,7 +185,7 @@ class PODSTrainer(TypedGRPOTrainer):
             return
         self._tools.limit()
         if generation is not None:
-            self._turns = Turns(self, generation.rollout_keys, len(generation.numbers))
+            self._turns = Turns(self, generation.rollout_keys)
         # FSDP2: gather the weights, so that no process waits for another's tokens. TRL gathers those of ZeRO-3.
         try:
             with self.whole_weights() if self._dist.is_fsdp and not self.use_vllm else nullcontext():
@@ -195,20 +198,22 @@ class PODSTrainer(TypedGRPOTrainer):
         self, prompt_ids: list[list[int]], images: Any, multimodal_fields: Any, num_generations: int,
         has_tool_images: bool = False,
     ) -> Completions:  # fmt: skip
-        # Generate in parts of `rollout_batch_size` rows, each prompt once, and check that all have a completion.
+        # Generate in parts of `rollout_batch_size` rows, each prefix once, and check that all have a completion.
         sample, turns = super()._generate_single_turn, self._turns
-        inputs = TurnInputs(self, prompt_ids, images, multimodal_fields)
+        # Without pixels TRL would add token types of images, which few models take.
+        pixels = "pixel_values" in multimodal_fields
+        more = {"has_tool_images": True} if has_tool_images and pixels else {}
         if turns and num_generations == self.num_generations:  # vLLM returns this many completions of a prompt
             num_generations = self.args.num_rollouts or num_generations
 
         def generate(rows: slice, keys: Sequence[Key] = ()) -> Completions:
-            (ids, pictures, fields), more = inputs.of(rows, {"has_tool_images": True} if has_tool_images else {})
+            ids, fields = prompt_ids[rows], {name: values[rows] for name, values in multimodal_fields.items()}
             with self._stability.explaining_sampling(), over_prefix_tree(self, keys):
-                completion_ids, logprobs = sample(ids, pictures, fields, num_generations, **more)
+                completion_ids, logprobs = sample(ids, images, fields, num_generations, **more)
             check_completions(len(ids), completion_ids)
             return completion_ids, logprobs
 
-        return turns.generate(prompt_ids, generate) if turns else generate(slice(None))
+        return turns.generate(prompt_ids, pixels, generate) if turns else generate(slice(None))
 
     # -- the constructor ---------------------------------------------------------------------------------------------
 
