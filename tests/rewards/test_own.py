@@ -13,6 +13,7 @@ from contextlib import suppress
 
 import psutil
 import pytest
+from datasets import Dataset
 
 from pods_rl.distributed.signals import SIGNALS, stop_on_signals
 from pods_rl.engines.trl import killable
@@ -20,7 +21,7 @@ from pods_rl.errors import Interrupted, UserError
 from pods_rl.rewards import UserRewardPool, get_reward, user_pool
 from pods_rl.sandbox import RewardFailure, attempt
 from pods_rl.sandbox import pool as pool_module
-from pods_rl.tasks import load_task
+from pods_rl.tasks import Task, load_task
 
 from .. import DEADLINE, until, with_time
 from ..reliability.own_rewards import MEDDLERS, ODD, gone, good
@@ -112,6 +113,32 @@ def test_a_ctrl_c_of_the_modules_own_is_not_taken_for_the_users(module):
         load_task({"task_rewards": {path: 1.0}})  # in this process: there is no limit
     with stop_on_signals(), pytest.raises(Interrupted):
         get_reward(module("import os, signal; os.kill(os.getpid(), signal.SIGINT)"))
+
+
+FAILING = "import os, time\ndef judge(text, gold):\n    if text == 'raise': raise ValueError('no')\n" + (
+    "    if text == 'exit': os._exit(0)\n    if text == 'hang': time.sleep(3600)\n    return 1.0\n"
+)
+
+
+@pytest.mark.parametrize("errors", ["raise", "zero", "drop"])
+def test_a_task_grades_with_the_users_own_reward_as_training_does(module, errors):
+    path = module(f"{FAILING}# {errors}\n")  # a pool that is closed stays so
+    with_time(lambda seconds: grades_as_training(path, errors, seconds), 2.0)
+
+
+def grades_as_training(path, errors, seconds):
+    rows = Dataset.from_dict({"prompt": ["1+1="], "answer": ["2"]})
+    task = Task("mine", "1", rows, rows, {path: 1.0}, answer=path, reward_seconds=seconds, reward_errors=errors)
+    assert [grade.answer for grade in task.grade(["2"] * 2, ["2"] * 2)] == [True, True]
+    if errors == "raise":
+        late = f"within {seconds:g} s"
+        for text, message in (("raise", "raised ValueError: no"), ("exit", "ended its process"), ("hang", late)):
+            with pytest.raises(UserError, match=f"{message}.* for row 1 of 2 .*completion '{text}'"):
+                task.grade(["2", text], ["2"] * 2)
+    else:
+        grades = task.grade(["2", "raise", "exit", "hang", "2"], ["2"] * 5)
+        assert [grade.answer for grade in grades] == [True, False, False, False, True]
+    user_pool(path, seconds).close()
 
 
 SENT = [number for number in SIGNALS if number != signal.SIGTERM]
