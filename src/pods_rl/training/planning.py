@@ -94,6 +94,8 @@ def _survey(
     facts |= describe(pool, prices)
     tokens = np.array(meter.tokens)
     facts["completions"] = f"mean {tokens.mean():.0f} tokens, 95th percentile {np.percentile(tokens, 95):.0f}"
+    n, share = max(meter.distinct.items())
+    facts["prefixes"] = f"{share:.0%} of the tokens of {n} rollouts are distinct"
     simulated = partial(simulated, pool=pool)
     candidates = model(settings, simulated, prices)
     best = sorted(candidates[1:], key=lambda one: -one.rate)[:_FINALISTS]
@@ -119,7 +121,7 @@ class Meter(TrainerCallback):
     """Runs a trainer's steps with an n and m for each, and measures them.
 
     The meter draws prompts in its own order; the number of rows stays. `steps` holds the latest rounds, `rewards` the
-    rewards of each prompt, `tokens` the length of each completion.
+    rewards of each prompt, `tokens` the length of each completion, `distinct` the share of distinct prefixes by n.
 
     Args:
         trainer: of a single process and a `standing_still` recipe.
@@ -134,6 +136,7 @@ class Meter(TrainerCallback):
         self.steps: dict[Setting, list[Step]] = {}
         self.rewards: dict[int, list[float]] = {}
         self.tokens: list[int] = []
+        self.distinct: dict[int, float] = {}
         self._schedule: Iterator[Setting] = iter(())
         self._setting: Setting | None = None
         self._work = StepWork(0, 0, 0)
@@ -165,6 +168,7 @@ class Meter(TrainerCallback):
     ) -> None:  # fmt: skip
         if self._setting is None or not logs or "train_runtime" in logs:
             return
+        self.distinct[self._setting.n] = logs["pods/distinct_tokens"]
         seconds = {key: value for key, value in logs.items() if key.startswith("pods/seconds/")}
         generation = sum(seconds.get(f"pods/seconds/{phase}", 0.0) for phase in ("rollout", "reward"))
         step = Step(self._work, generation, (sum(seconds.values()) - generation) * self._passes)
