@@ -1,10 +1,10 @@
 """Cost of a step on one GPU as n grows: python benchmarks/gpu_step.py [--output docs/results]
 
-PODS n -> 16 next to TRL's GRPO trainer on 16 and on all n (GRPO-GA: the same micro-batches, more of them). The model
-has Qwen2.5-3B's shape, random weights (no download), LoRA of rank 64 on all linear layers, and bf16: the paper's
-setting a without its 4-bit base. The table has seconds by phase (median and range over the steps after the first) and
-peak memory of generation and update. Each cell runs in a process of its own, so running out of memory affects no
-other. Generation is `generate`, not vLLM.
+PODS n -> 16 over prefix trees, the same row by row (`exact_trl`), and TRL's GRPO trainer on 16 and on all n (GRPO-GA:
+the same micro-batches, more of them). The model has Qwen2.5-3B's shape, random weights (no download), LoRA of rank 64
+on all linear layers, and bf16: the paper's setting a without its 4-bit base. The table has seconds by phase (median and
+range over the steps after the first) and peak memory of generation and update. Each cell runs in a process of its own,
+so running out of memory affects no other. Generation is `generate`, not vLLM.
 
 Random weights never end a completion, so each has `--completion-tokens` tokens: the same work for both trainers. The
 same clock times both at the same places.
@@ -95,7 +95,7 @@ def build(options: argparse.Namespace) -> Any:
         model = Qwen2ForCausalLM._from_config(config, dtype=torch.bfloat16 if cuda else torch.float32)
     folder = tempfile.mkdtemp(prefix="pods-bench-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    pods = options.arm == "pods"
+    pods = options.arm != "trl"
     rows = options.m if pods else options.n[0]
     settings: dict[str, Any] = {
         "num_generations": rows, "per_device_train_batch_size": min(options.micro_batch, rows),
@@ -107,6 +107,7 @@ def build(options: argparse.Namespace) -> Any:
     }  # fmt: skip
     if pods:
         settings |= {"num_rollouts": options.n[0], "rollout_batch_size": options.rollout_batch_size}
+        settings |= {"exact_trl": options.arm == "rows"}
     trainer_class, config_class = (PODSTrainer, PODSConfig) if pods else (GRPOTrainer, GRPOConfig)
     return trainer_class(
         model=model,
@@ -160,7 +161,7 @@ def run_cell(options: argparse.Namespace) -> dict[str, Any]:
     try:
         trainer = quiet(build(options))
         clock = memory_clock(trainer.accelerator.device)
-        if options.arm == "pods":
+        if options.arm != "trl":
             trainer._update.clock = clock
         else:
             time_from_outside(trainer, clock)
@@ -199,7 +200,8 @@ def summary(seconds: list[float]) -> list[float]:
 
 def row(cell: dict[str, Any]) -> list[str]:
     """Return a cell as a row of the table."""
-    name = {"pods": f"PODS {cell['n']} -> {cell['m']}", "trl": f"TRL {cell['n']}"}[cell["arm"]]
+    pods = f"PODS {cell['n']} -> {cell['m']}"
+    name = {"tree": pods, "rows": f"{pods}, rows", "trl": f"TRL {cell['n']}"}[cell["arm"]]
     if "steps" not in cell:
         where = cell.get("out_of_memory")
         why = f"out of memory in {where}" if where else cell["failed"]
@@ -250,15 +252,15 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="CPU threads of torch")
     parser.add_argument("--limit", type=float, default=1800, help="seconds per cell at most (default: %(default)s)")
     parser.add_argument("--output", type=Path, default=Path("docs/results"), help="folder of gpu_step.json and .md")
-    parser.add_argument("--arm", choices=("pods", "trl"), help=argparse.SUPPRESS)
+    parser.add_argument("--arm", choices=("tree", "rows", "trl"), help=argparse.SUPPRESS)
     parser.add_argument("--cell", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args(words)
 
 
 def cells(options: argparse.Namespace) -> list[tuple[str, int]]:
-    """TRL on m, then PODS and TRL for each n (TRL only once at n = m)."""
+    """TRL on m, then each arm for each n (TRL only once at n = m)."""
     first = ("trl", options.m)
-    return [first, *((arm, n) for n in options.n for arm in ("pods", "trl") if (arm, n) != first)]
+    return [first, *((arm, n) for n in options.n for arm in ("tree", "rows", "trl") if (arm, n) != first)]
 
 
 def main() -> None:

@@ -1,14 +1,21 @@
-"""Cost of a step next to TRL's GRPO: python benchmarks/step.py [--repeats 5] [--json FILE]
+"""Cost of a step next to TRL's GRPO: python benchmarks/step.py [--repeats 5] [--trained FOLDER] [--json FILE]
 
 In each repeat all arms take their turn: TRL's GRPO with 16 and with 64 rollouts, PODS 64 -> 16 without and with
-`prefix_tree`, and PODS 16 -> 16 with it. One prompt a step, real generation, every
-completion of the same length, rewards that differ. The tables show seconds of processor time, which other work on the
-machine hardly changes (medians), and each arm's step as a multiple of TRL's GRPO 16 of the same repeat: the median and,
-in brackets, the least and the greatest.
+`prefix_tree`, and PODS 16 -> 16 with it. One prompt a step, real generation. The tables show seconds of processor time
+(medians), and each arm's step as a multiple of TRL's GRPO 16 of the same repeat: the median and, in brackets, the least
+and the greatest.
 
-Policies: the embedded one, and one of Qwen2's shape with 17 million random weights. One thread unless --threads says
-more. Goals (embedded policy, prompts of 200, 60 and 12 tokens, completions of 30): PODS 64 -> 16 at most 0.42, 0.75 and
-1.2; PODS 16 -> 16 at most 0.28, 0.55 and 1.0.
+1. Random text, where rollouts share only the prompt: every completion of the same length, rewards that differ. The
+   embedded policy, and one of Qwen2's shape with 17 million random weights.
+   Goals (embedded policy, prompts of 200, 60 and 12 tokens, completions of 30): PODS 64 -> 16 at most 0.35, 0.70 and
+   1.12; PODS 16 -> 16 at most 0.24, 0.50 and 0.79.
+2. Word problems with their own rewards and lengths: the shipped policy and, with --trained, a trained one.
+   Goals: PODS 64 -> 16 at most 0.40, and at most 1.25 times PODS 16 -> 16.
+
+    pods train words-pods --max_seconds 45 --output /tmp/words
+    python benchmarks/step.py --trained /tmp/words/checkpoints/final
+
+One thread unless --threads says more.
 """
 
 from __future__ import annotations
@@ -38,10 +45,17 @@ from trl import GRPOConfig, GRPOTrainer
 
 from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.policies import tiny_policy_path
+from pods_rl.tasks import load_task
 from quiet import quiet
 
 M, N, WARM_UP = 16, 64, 1
-GOALS = {("embedded", 200, 30): (0.42, 0.28), ("embedded", 60, 30): (0.75, 0.55), ("embedded", 12, 30): (1.2, 1.0)}
+GOALS = {
+    "embedded policy, prompt of 200 tokens, completions of 30": (0.35, 0.24),
+    "embedded policy, prompt of 60 tokens, completions of 30": (0.70, 0.50),
+    "embedded policy, prompt of 12 tokens, completions of 30": (1.12, 0.79),
+    "word problems, shipped policy": (0.40, None),
+    "word problems, trained policy": (0.40, None),
+}
 OFF = {"exact_trl": True}
 
 
@@ -119,12 +133,51 @@ def prompt_of(tokens: int) -> str:
     return ("12+34-56+78-9=" * (tokens // 14 + 1))[-tokens:]
 
 
-def steps_of(arm: Arm, policy: str, prompt: int, completion: int, steps: int) -> dict[str, float]:
-    """Train a few steps; return the median seconds of the parts of a step."""
+@dataclass(frozen=True)
+class Case:
+    """What a step computes: a policy, its tokenizer, the prompts, a reward, and settings of the trainer."""
+
+    name: str
+    policy: Callable[[], PreTrainedModel]
+    tokenizer: str
+    rows: Dataset
+    rewards: list[Callable[..., list[float]]]
+    settings: dict[str, Any]
+
+
+def random_text(policy: str, prompt: int, completion: int) -> Case:
+    return Case(
+        name=f"{policy} policy, prompt of {prompt} tokens, completions of {completion}",
+        policy=POLICIES[policy],
+        tokenizer=tiny_policy_path(),
+        rows=Dataset.from_dict({"prompt": [prompt_of(prompt)] * 256}),
+        rewards=[reward],
+        settings={"max_completion_length": completion, "generation_kwargs": {"min_new_tokens": completion}},
+    )
+
+
+def word_problems(name: str, policy: str) -> Case:
+    task = load_task({"task": "words", "task_difficulty": "mixed", "task_train_size": 256, "task_test_size": 1})
+
+    def graded(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+        parts = [[weight * x for x in task.scores(name, completions, answer)] for name, weight in task.rewards.items()]
+        return [sum(values) for values in zip(*parts, strict=True)]
+
+    return Case(
+        name=f"word problems, {name} policy",
+        policy=lambda: AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32),
+        tokenizer=policy,
+        rows=task.train,
+        rewards=[graded],
+        settings={"max_completion_length": 48},
+    )
+
+
+def steps_of(arm: Arm, case: Case, steps: int) -> dict[str, float]:
+    """Train a few steps; return the mean seconds of the parts of a step."""
     rows = arm.n if arm.settings is None else M
-    settings: dict[str, Any] = {
+    settings: dict[str, Any] = case.settings | {
         "num_generations": rows, "per_device_train_batch_size": M, "gradient_accumulation_steps": rows // M,
-        "max_completion_length": completion, "generation_kwargs": {"min_new_tokens": completion},
         "max_steps": WARM_UP + steps, "loss_type": "grpo", "learning_rate": 1e-6, "gradient_checkpointing": False,
         "bf16": False, "use_cpu": True, "report_to": "none", "save_strategy": "no", "disable_tqdm": True,
         "logging_steps": 1000,
@@ -134,42 +187,47 @@ def steps_of(arm: Arm, policy: str, prompt: int, completion: int, steps: int) ->
     trainer_class, config_class = (GRPOTrainer, GRPOConfig) if arm.settings is None else (PODSTrainer, PODSConfig)
     with tempfile.TemporaryDirectory(prefix="pods-bench-") as folder:
         trainer = trainer_class(
-            model=POLICIES[policy](),
-            reward_funcs=reward,
+            model=case.policy(),
+            reward_funcs=case.rewards,
             args=config_class(folder, **settings),
-            train_dataset=Dataset.from_dict({"prompt": [prompt_of(prompt)] * 256}),
-            processing_class=AutoTokenizer.from_pretrained(tiny_policy_path()),
+            train_dataset=case.rows,
+            processing_class=AutoTokenizer.from_pretrained(case.tokenizer),
         )
         watch = Stopwatch()
         trainer._generate_single_turn = watch.around(trainer._generate_single_turn)
         trainer.add_callback(watch)
         quiet(trainer).train()
     timed = watch.steps[WARM_UP:]
-    return {part: statistics.median(step[part] for step in timed) for part in timed[0]}
+    return {part: statistics.mean(step[part] for step in timed) for part in timed[0]}
 
 
 def spread(values: list[float]) -> str:
     return f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
 
 
-def cell(policy: str, prompt: int, completion: int, repeats: int, steps: int) -> dict[str, list[dict[str, float]]]:
-    """Measure and print all arms at one pair of lengths; return their seconds by repeat."""
+def measure(case: Case, repeats: int, steps: int) -> dict[str, list[dict[str, float]]]:
+    """Measure and print all arms; return their seconds by repeat."""
     seen: dict[str, list[dict[str, float]]] = {arm.name: [] for arm in ARMS}
     for _ in range(repeats):
         for arm in ARMS:
-            seen[arm.name].append(steps_of(arm, policy, prompt, completion, steps))
-    print(f"\n{policy} policy, prompt of {prompt} tokens, completions of {completion}")
+            seen[arm.name].append(steps_of(arm, case, steps))
+    print(f"\n{case.name}")
     print(f"{'seconds':<30}{'generate':>9}{'rest':>8}{'step':>8}   step / TRL's GRPO 16")
-    goals = dict(zip((ALL, EQUAL), GOALS.get((policy, prompt, completion), ()), strict=False))
+    goals = dict(zip((ALL, EQUAL), GOALS.get(case.name, (None, None)), strict=True))
     for name, rows in seen.items():
         parts = "".join(
             f"{statistics.median(row[part] for row in rows):>{width}.3f}"
             for part, width in (("generate", 9), ("rest", 8), ("step", 8))
         )
-        ratios = [row["step"] / base["step"] for row, base in zip(rows, seen[BASE], strict=True)]
-        goal = f"  goal {goals[name]}" if name in goals else ""
-        print(f"{name:<30}{parts}   {spread(ratios)}{goal}", flush=True)
+        goal = f"  goal {goals[name]}" if goals.get(name) else ""
+        print(f"{name:<30}{parts}   {spread(ratios(seen, name, BASE))}{goal}", flush=True)
+    goal = "  goal 1.25" if case.name.startswith("word") else ""
+    print(f"{ALL} / {EQUAL}: {spread(ratios(seen, ALL, EQUAL))}{goal}", flush=True)
     return seen
+
+
+def ratios(seen: dict[str, list[dict[str, float]]], name: str, base: str) -> list[float]:
+    return [row["step"] / other["step"] for row, other in zip(seen[name], seen[base], strict=True)]
 
 
 def numbers(text: str) -> list[int]:
@@ -181,21 +239,25 @@ def main() -> None:
     parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument("--prompts", type=numbers, default=[12, 60, 200])
     parser.add_argument("--completions", type=numbers, default=[30, 120])
+    parser.add_argument("--trained", help="a policy trained on word problems")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=4, help="timed steps of each arm in a repeat")
+    parser.add_argument("--steps", type=int, default=8, help="timed steps of each arm in a repeat")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     logging.disable_progress_bar()
     print(f"m = {M}, n = {N}; CPU, {options.threads} thread(s); {options.repeats} alternating repeats")
-    figures = [
-        {"policy": policy, "prompt": prompt, "completion": completion, "seconds":
-         cell(policy, prompt, completion, options.repeats, options.steps)}
-        for policy in options.policies.split(",")
+    cases = [
+        random_text(policy, prompt, completion)
+        for policy in filter(None, options.policies.split(","))
         for prompt in options.prompts
         for completion in options.completions
-    ]  # fmt: skip
+    ]
+    cases.append(word_problems("shipped", tiny_policy_path("tiny-words")))
+    if options.trained:
+        cases.append(word_problems("trained", options.trained))
+    figures = {case.name: measure(case, options.repeats, options.steps) for case in cases}
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1))
 

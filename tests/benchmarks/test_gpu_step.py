@@ -19,8 +19,8 @@ WORDS = [word for key, value in (SHORT | {"steps": 2, "threads": 1}).items() for
 def test_both_trainers_in_one_table(tmp_path, capfd):
     options = gpu_step.parse([*WORDS, "--n", "8"])
     results = gpu_step.start(options)
-    assert gpu_step.cells(options) == [("trl", 4), ("pods", 8), ("trl", 8)]
-    pods = gpu_step.in_a_process("pods", 8, WORDS, limit=DEADLINE)
+    assert gpu_step.cells(options) == [("trl", 4), ("tree", 8), ("rows", 8), ("trl", 8)]
+    pods = gpu_step.in_a_process("tree", 8, WORDS, limit=DEADLINE)
     trl = gpu_step.run_cell(gpu_step.parse([*WORDS, "--arm", "trl", "--n", "8"]))
     assert "{" not in capfd.readouterr().out  # of the metrics that transformers prints
     for cell in (pods, trl):
@@ -29,7 +29,7 @@ def test_both_trainers_in_one_table(tmp_path, capfd):
         assert all(cell["steps"][0][phase] > 0 for phase in ("rollout", "reward", "update"))
         assert cell["peaks"]["update"] > 50 * 2**20
     assert pods["steps"][0]["selection"] > 0 == trl["steps"][0]["selection"]
-    results["cells"] = [{"arm": arm, "n": 8, "m": 4, **cell} for arm, cell in (("pods", pods), ("trl", trl))]
+    results["cells"] = [{"arm": arm, "n": 8, "m": 4, **cell} for arm, cell in (("tree", pods), ("trl", trl))]
     written = gpu_step.table(results).splitlines()
     assert "resident in the process" in written[1]
     assert [line.split("|")[1].strip() for line in written[-2:]] == ["PODS 8 -> 4", "TRL 8"]
@@ -38,9 +38,9 @@ def test_both_trainers_in_one_table(tmp_path, capfd):
 
 @pytest.mark.slow
 def test_a_cell_that_is_killed_or_out_of_memory_is_a_row():
-    late = gpu_step.in_a_process("pods", 8, WORDS, limit=0.01)
+    late = gpu_step.in_a_process("tree", 8, WORDS, limit=0.01)
     assert late == {"failed": "not done after 0.01 s"}
-    wrong = gpu_step.in_a_process("pods", 8, ["--size", "no such"], limit=DEADLINE)
+    wrong = gpu_step.in_a_process("tree", 8, ["--size", "no such"], limit=DEADLINE)
     assert wrong["failed"].startswith("exit code 2: ")
     cell = {"arm": "trl", "n": 256, "m": 16}
     assert gpu_step.row(cell | {"out_of_memory": "update", "message": "CUDA"})[:2] == [
