@@ -473,11 +473,11 @@ class RowDraws(LogitsProcessor):
         """
         draws = self._draws[:, at, None] if rows is None else self._draws[rows, at, None]
         cumulative = torch.softmax(scores, dim=-1, dtype=torch.float32).cumsum_(dim=-1)
-        total = cumulative[:, -1:]
         if self._strict:
-            self._sum += total.sum()
+            self._sum += cumulative[:, -1].sum()
         if of_rows is not None:
-            cumulative, total = cumulative[of_rows], total[of_rows]
+            cumulative = cumulative.index_select(0, of_rows)
+        total = cumulative[:, -1:]
         # below the total even after rounding, so that a token of probability 0 is never drawn
         below = torch.minimum(draws * total, torch.nextafter(total, self._zero))
         return torch.searchsorted(cumulative, below, right=True).squeeze(1).clamp_(max=scores.size(1) - 1)
