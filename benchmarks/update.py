@@ -1,171 +1,182 @@
-"""Cost of PODS's update next to TRL's: python benchmarks/update.py [--repeats 5] [--json FILE]
+"""Time the pass of the update over prefix trees: python benchmarks/update.py [--before CHECKOUT] [--trained FOLDER]
 
-TRL's trainer and PODSTrainer at n = m = 16 alternate in one run on the shipped tiny policy, one CPU thread. Completions
-are drawn beforehand, all different, so that both update on the same rows; everything but generation and reward counts.
-Goals, TRL / PODS unless stated:
+Arms: TRL's rows; with --before the packs of a checkout that shares only the prompt (492ac7b); and the tree. They
+alternate on one thread over the same rows: log-probabilities and entropies, a loss, and its gradients. The table has
+medians of processor time, the tree's as a share of the others' with the least and the greatest, and the share of the
+rows' peak memory. Group of 16 rows of a prompt unless said otherwise.
 
-1. prompt 200, completion 30:               >= 3.5
-2. prompt 60, completion 30:                >= 1.8
-3. 12 and 30, 60 and 120: PODS / TRL        <= 1.02
-4. half of the groups dead: PODS / TRL      <= 0.6
-5. peak memory of the update: PODS / TRL    <= 1     (each of the shapes)
+Cases: random text, where rows share only the prompt; sixteen prompts of four rows; half of the rows without a
+gradient; and the 16 of 64 rollouts with the most variance on word problems, with the shipped policy and, with
+--trained, with one that was trained.
+Goals: tree / before at most 1 for random text and 1 / 1.3 for the trained policy; memory of the tree at most that of
+rows, with completions of 2,000 tokens too.
+
+    git worktree add /tmp/before 492ac7b
+    pods train words-pods --max_seconds 45 --output /tmp/words
+    python benchmarks/update.py --before /tmp/before --trained /tmp/words/checkpoints/final
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import importlib
+import importlib.util
 import statistics
-import tempfile
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from importlib.resources import files
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, logging
-from trl import GRPOConfig, GRPOTrainer
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, logging
+from trl.trainer.utils import add_fused_lm_head
 
-from pods_rl import PODSConfig, PODSTrainer
-from quiet import quiet
+from pods_rl import select
+from pods_rl.policies import tiny_policy_path
+from pods_rl.prefix_tree.decoding import RowDraws, complete_prompts
+from pods_rl.prefix_tree.packing import TreePass, why_rows
+from pods_rl.tasks import load_task
 
-M, STEPS, WARM_UP = 16, 6, 2
-POLICY = str(files("pods_rl.policies") / "tiny")
-FIRST_TOKEN, TOKENS = 20, 200  # single bytes of the tokenizer
-
-
-@dataclass(frozen=True)
-class Case:
-    """One comparison: lengths in tokens and prompts a step."""
-
-    prompt: int
-    completion: int
-    prompts: int = 1
-    dead: bool = False  # every second prompt's rewards are all equal
+M = 16
+Arm = Callable[..., Any]
 
 
-CASES = {
-    "prompt 200, completion 30": Case(200, 30),
-    "prompt 60, completion 30": Case(60, 30),
-    "prompt 12, completion 30": Case(12, 30),
-    "prompt 60, completion 120": Case(60, 120),
-    "60 + 30, half of the groups dead": Case(60, 30, prompts=2, dead=True),
-}
-FASTER = {"prompt 200, completion 30": 1 / 3.5, "prompt 60, completion 30": 1 / 1.8}
+class Rows(NamedTuple):
+    """A batch as TRL lays it out: prompts padded on the left, completions on the right; which rows have a gradient."""
+
+    ids: Tensor
+    mask: Tensor
+    keep: int
+    live: Tensor
 
 
-class Stopwatch(TrainerCallback):
-    """Record the processor seconds of each step outside generation and reward."""
-
-    def __init__(self) -> None:
-        self.outside = 0.0
-        self.steps: list[float] = []
-
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self.outside, self.started = 0.0, time.process_time()
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.steps.append(time.process_time() - self.started - self.outside)
-
-    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            before = time.process_time()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.outside += time.process_time() - before
-
-        return timed
+def random_rows(prompt: int, completion: int, prompts: int = 1, rows: int = M, dead: bool = False) -> Rows:
+    draw = torch.Generator().manual_seed(0)
+    texts = torch.randint(20, 220, (prompts, 1, prompt), generator=draw).expand(-1, rows, -1).flatten(0, 1)
+    ids = torch.cat([texts, torch.randint(20, 220, (prompts * rows, completion), generator=draw)], dim=1)
+    live = torch.arange(len(ids)) % 2 == 0 if dead else torch.ones(len(ids), dtype=torch.bool)
+    return Rows(ids, torch.ones_like(ids), completion, live)
 
 
-def completion(row: int, length: int) -> list[int]:
-    return [(31 * row + 7 * place) % TOKENS + FIRST_TOKEN for place in range(length)]
+def word_problems(policy: str, count: int = 8) -> list[Rows]:
+    """Return the kept rows of some word problems: the 16 of 64 rollouts with the most variance."""
+    task = load_task({"task": "words", "task_difficulty": "mixed", "task_train_size": 64, "task_test_size": 1})
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(policy).eval(), AutoTokenizer.from_pretrained(policy)
+    end, pad, found = tokenizer.eos_token_id, tokenizer.pad_token_id, []
+    for i, row in enumerate(task.train):
+        prompt = tokenizer(row["prompt"])["input_ids"]
+        draws = RowDraws([(i, k) for k in range(64)], 48)
+        out = complete_prompts(model, [prompt] * 64, draws, length=48, ends=[end], pad=pad)
+        texts = tokenizer.batch_decode(out, skip_special_tokens=True)
+        rewards = sum(
+            weight * torch.tensor(task.scores(name, texts, [row["answer"]] * 64))
+            for name, weight in task.rewards.items()
+        )
+        if rewards.std() > 0:
+            kept = out[select(rewards[None], M).indices[0]]
+            mask = torch.cat([torch.ones(M, len(prompt), dtype=torch.long), (kept != pad).long()], dim=1)
+            ids = torch.cat([torch.tensor([prompt] * M), kept], dim=1)
+            found.append(Rows(ids, mask, kept.size(1), torch.ones(M, dtype=torch.bool)))
+    return found[:count]
 
 
-def build_trainer(case: Case, pods: bool, steps: int) -> tuple[GRPOTrainer, Stopwatch]:
-    rows = M * case.prompts
-    config: dict[str, Any] = {
-        "num_generations": M, "per_device_train_batch_size": rows, "max_completion_length": case.completion,
-        "max_steps": steps, "loss_type": "grpo", "gradient_checkpointing": False, "bf16": False, "report_to": "none",
-        "use_cpu": True, "save_strategy": "no", "disable_tqdm": True, "logging_steps": 1000,
-    }  # fmt: skip
-
-    def reward(completions: list[str], **_: Any) -> list[float]:
-        return [1.0 if case.dead and i // M % 2 else i % 7 for i in range(len(completions))]
-
-    tokenizer = AutoTokenizer.from_pretrained(POLICY)
-    trainer_class, config_class = (PODSTrainer, PODSConfig) if pods else (GRPOTrainer, GRPOConfig)
-    prompts = [("12+34-56+78-9*" * 20)[i % 10 :][: case.prompt] for i in range(64)]
-    trainer = trainer_class(
-        model=AutoModelForCausalLM.from_pretrained(POLICY),
-        reward_funcs=reward,
-        args=config_class(tempfile.mkdtemp(prefix="pods-bench-"), **config),
-        train_dataset=Dataset.from_dict({"prompt": prompts}),
-        processing_class=tokenizer,
-    )
-    watch = Stopwatch()
-    drawn = [completion(row, case.completion) for row in range(rows)]
-    trainer._generate_single_turn = watch.around(lambda ids, *_, **__: (drawn[: len(ids)], None))
-    trainer.reward_funcs = [watch.around(function) for function in trainer.reward_funcs]
-    trainer.add_callback(watch)
-    return quiet(trainer), watch
+def arms(model: Any, before: Any) -> Iterator[tuple[str, Callable[[Rows], Arm]]]:
+    yield "rows", lambda rows: model
+    if before:
+        yield "before", lambda rows: before.ChosenRows(model, rows.keep, merge=True, packed=True, live=rows.live)
+    yield "tree", lambda rows: TreePass(model, rows.keep, tree=True, live=rows.live)
 
 
-def seconds(case: Case, pods: bool) -> float:
-    """Median over the steps of one run."""
-    trainer, watch = build_trainer(case, pods, STEPS + WARM_UP)
-    trainer.train()
-    return statistics.median(watch.steps[WARM_UP:])
+def one_pass(arm: Arm, rows: Rows) -> None:
+    labels = rows.ids.masked_fill(rows.mask == 0, -100)
+    labels[:, : -rows.keep] = -100
+    scores = arm(input_ids=rows.ids, attention_mask=rows.mask, labels=labels, fused_lm_head=True)
+    weights = torch.linspace(-1, 1, rows.keep) * rows.live.unsqueeze(1) * rows.mask[:, -rows.keep :]
+    (scores.log_probs[:, -rows.keep :] * weights).sum().backward()
 
 
-def peak(case: Case, pods: bool) -> int:
-    """Bytes of tensors at the peak of one loss and its gradient, above what was held when it began."""
-    trainer, _ = build_trainer(case, pods, steps=2)
-    step, peaks = trainer.training_step, []
+def seconds(arm: Callable[[Rows], Arm], batches: list[Rows]) -> float:
+    started = time.process_time()
+    for rows in batches:
+        one_pass(arm(rows), rows)
+    return time.process_time() - started
 
-    def measured(*args: Any, **kwargs: Any) -> Any:
-        with torch.profiler.profile(profile_memory=True) as profile:
-            loss = step(*args, **kwargs)
-        held = highest = 0
-        events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
-        for event in sorted(events, key=lambda event: event.start_ns()):
-            held += event.nbytes()
-            highest = max(highest, held)
-        peaks.append(highest)
-        return loss
 
-    trainer.training_step = measured
-    trainer.train()
-    return peaks[-1]
+def peak(work: Callable[[], Any]) -> int:
+    """Return the bytes of tensors at the peak, above what was held: the highest sum of the allocator's events."""
+    with torch.profiler.profile(profile_memory=True) as profile:
+        work()
+    held = highest = 0
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        highest = max(highest, held)
+    return highest
+
+
+def packing_of(checkout: Path) -> Any:
+    """Return the packs of another checkout, loaded under another name."""
+    for package in ("rollouts", "engines", "engines.trl"):
+        folder, name = checkout / "src/pods_rl" / package.replace(".", "/"), f"earlier.{package}"
+        spec = importlib.util.spec_from_loader(name, None, is_package=True)
+        assert spec is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        sys.modules[name].__path__ = [str(folder)]
+    sys.modules["earlier"] = importlib.util.module_from_spec(importlib.machinery.ModuleSpec("earlier", None))
+    return importlib.import_module("earlier.engines.trl.packing")
+
+
+def cases(trained: str | None) -> Iterator[tuple[str, str, list[Rows], float | None]]:
+    """Yield the name, policy, batches and goal (of the tree beside the packs before) of each case."""
+    for prompt, completion in ((12, 30), (60, 30), (200, 30), (60, 120)):
+        yield f"random, {prompt} + {completion}", tiny_policy_path(), [random_rows(prompt, completion)], 1.0
+    yield "random, 16 prompts of 4, 40 + 30", tiny_policy_path(), [random_rows(40, 30, 16, 4)], 1.0
+    yield "random, 60 + 30, half without", tiny_policy_path(), [random_rows(60, 30, dead=True)], 1.0
+    words = tiny_policy_path("tiny-words")
+    yield "word problems, shipped", words, word_problems(words), None
+    if trained:
+        yield "word problems, trained", trained, word_problems(trained), 1 / 1.3
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--case", action="append", choices=list(CASES), help="only these cases")
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--before", type=Path, help="a checkout of 492ac7b")
+    parser.add_argument("--trained", help="a policy trained on word problems")
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.set_verbosity_error()
-    print(f"m = {M}, one CPU thread; PODS / TRL, medians [least, greatest] of {options.repeats} alternating repeats\n")
-    print(f"{'update':<36}{'TRL ms':>8}{'PODS ms':>8}  {'PODS / TRL':<20}{'goal':>6}{'memory':>8}")
-    figures: dict[str, Any] = {}
-    for name in options.case or CASES:
-        case, pairs = CASES[name], []
-        for _ in range(options.repeats):
-            pairs.append((seconds(case, pods=False), seconds(case, pods=True)))
-        ratios = [ours / theirs for theirs, ours in pairs]
-        goal = 0.6 if case.dead else FASTER.get(name, 1.02)
-        memory = peak(case, pods=True) / peak(case, pods=False)
-        figures[name] = {"seconds": pairs, "ratios": ratios, "goal": goal, "memory": memory}
-        theirs, ours = (1000 * statistics.median(column) for column in zip(*pairs, strict=True))
-        spread = f"{statistics.median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
-        print(f"{name:<36}{theirs:>8.1f}{ours:>8.1f}  {spread:<20}{goal:>6.2f}{memory:>8.2f}", flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1))
+    logging.disable_progress_bar()
+    before = packing_of(options.before) if options.before else None
+    heads = f"{'rows ms':>8}{'before':>8}{'tree':>8}  {'tree / before':<19}{'goal':>5} {'/ rows':>7}{'memory':>8}"
+    print(f"{'':<34}{heads}")
+    long = ("random, 200 + 2000 (memory)", tiny_policy_path(), [random_rows(200, 2000)], None)
+    for name, policy, batches, goal in [*cases(options.trained), long]:
+        model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32).train()
+        add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+        assert why_rows(model, model) is None
+        found = dict(arms(model, before))
+        if before:
+            assert before.why_rows(model, model) is None
+        times: dict[str, list[float]] = {arm: [] for arm in found}
+        for _ in range(1 if "memory" in name else options.repeats):
+            for arm, make in found.items():
+                times[arm].append(seconds(make, batches))
+        memory = {arm: peak(partial(seconds, found[arm], batches[:1])) for arm in ("rows", "tree")}
+        show(name, times, goal, memory["tree"] / memory["rows"])
+
+
+def show(name: str, times: dict[str, list[float]], goal: float | None, memory: float) -> None:
+    medians = {arm: f"{1000 * statistics.median(values):.1f}" for arm, values in times.items()}
+    pairs = zip(times["tree"], times.get("before", times["rows"]), strict=True)
+    ratios = [tree / other for tree, other in pairs]
+    spread = f"{statistics.median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
+    rows = statistics.median(tree / other for tree, other in zip(times["tree"], times["rows"], strict=True))
+    numbers = "".join(f"{medians.get(arm, ''):>8}" for arm in ("rows", "before", "tree"))
+    print(f"{name:<34}{numbers}  {spread:<19}{goal or '':>5.3} {rows:>7.2f}{memory:>8.2f}", flush=True)
 
 
 if __name__ == "__main__":
