@@ -9,7 +9,9 @@ expect.
 from __future__ import annotations
 
 import json
+import random
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -124,6 +126,13 @@ def test_solutions_and_sentences_of_math_500_are_right():
     golds = [row["answer"] for row in math]
     assert set(accuracy_batch([row["solution"] for row in math], golds)) == {1.0}
     assert set(graded([(gold, f"Therefore the answer is ${gold}$.") for gold in golds])) == {1.0}
+
+
+def test_gold_answers_of_math_500_equal_no_other():
+    golds = list(dict.fromkeys(row["answer"] for row in rows("math500/test.jsonl")))
+    symbolic = [gold for gold in golds if re.search(r"[\\a-z(,]", gold)]
+    pairs = [pair for pair in random.Random(0).sample(list(product(symbolic, symbolic)), 300) if pair[0] != pair[1]]
+    assert {pair for pair, score in zip(pairs, graded(pairs), strict=True) if score} == set()
 
 
 def test_gsm8k_labels_are_right_in_every_form():

@@ -53,7 +53,8 @@ def test_the_final_answer_of_a_completion():
 def test_the_gold_answer_of_a_column():
     cases = [
         ("a #### 1,200\n", "1,200"),
-        ("#### ", "####"),
+        ("#### ", None),
+        ("9*2 = 18 ####", None),
         (r"we get \boxed{18}", "18"),
         (" p - q ", "p - q"),
         ("", None),

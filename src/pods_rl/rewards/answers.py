@@ -263,12 +263,12 @@ def extract_answer(text: str) -> str | None:
 def extract_gold(text: str) -> str | None:
     """Return the gold answer in a data set's answer column, or None if it is empty.
 
-    The column is read like a completion (`extract_answer`). If that finds nothing, all of the text is the answer.
+    The column is read like a completion (`extract_answer`). A text without any mark is the answer itself.
 
     >>> extract_gold("9*2 = <<9*2=18>>18\\n#### 1,800"), extract_gold(" 42 ")
     ('1,800', '42')
     """
-    return extract_answer(text) or text.strip() or None
+    return extract_answer(text) or (None if MARKER in text else text.strip() or None)
 
 
 def _unwrap(text: str) -> str | None:
