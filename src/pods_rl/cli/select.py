@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Annotated, Any
@@ -19,12 +17,11 @@ from typer import Argument, Option
 from ..engines.trl.batching import counted
 from ..errors import UserError
 from ..runs import to_json
-from ..runs.files import check_output, write_output, writing
+from ..runs.files import begins_with, check_output, write_output
 from ..text import DEEPEST, console, depth, safe_text, short, suggest
 from .train import Force
 
-_ADDED = ("selected_rank", "advantage")  # columns of kept rows
-_SHOWN = 10  # bad lines
+_HEAD = '{"selected_rank": '  # how a file of kept rows begins
 _LARGEST = 1e15  # reward, as in training (`selection.REWARD_LIMIT`)
 _QUOTED = 43  # characters to quote of a bad line
 
@@ -58,11 +55,7 @@ def select(
         str, Option("--reward_key", help="The key of the reward; null and NaN mean unscored.")
     ] = "reward",
     output: Annotated[
-        str | None,
-        Option(
-            help="Write the kept rows here, as Parquet if the name ends in .parquet, as JSONL otherwise; - writes "
-            "JSONL to standard output."
-        ),
+        str | None, Option(help="Write the kept rows here, as JSONL; - writes to standard output.")
     ] = None,
     force: Force = False,
     advantages: Annotated[
@@ -74,102 +67,87 @@ def select(
 
     Keeps the m rollouts of each group that the rule selects, in the file's order, and adds selected_rank (1: highest
     reward) and advantage to each. Groups may differ in size. If a group has fewer than m rows, all are kept. A group
-    does not span several Parquet files.
+    does not span several Parquet files. Values that JSON cannot hold, such as dates and bytes, are written as text.
 
     \b
     Examples:
       pods select rollouts.jsonl -m 16 --output kept.jsonl
       pods select rollouts.jsonl --rule percentile -m 4 --group_by prompt_id --reward_key score
-      pods select runs/mine/rollouts -m 16 --rule max_variance --output kept.parquet
+      pods select runs/mine/rollouts -m 16 --rule max_variance --output kept.jsonl
     """
-    if output not in (None, "-"):
-        check_output(Path(output), "--output", inputs=[Path(rollouts)], ours=_are_kept_rows, force=force)
+    if output is not None and output != "-":
+        if output.endswith(".parquet"):
+            raise UserError(f"--output {output}: kept rows are JSONL. Give a name that ends in .jsonl.")
+        check_output(Path(output), "--output", inputs=[Path(rollouts)], ours=begins_with(_HEAD), force=force)
     rows = read_rollouts(rollouts, group_by, reward_key)
     kept = keep_best(rows, keep, rule, advantages, seed)
     if output is not None:
-        added = [row.values | dict(zip(_ADDED, (row.rank, row.advantage), strict=True)) for row in kept]
-        if output.endswith(".parquet"):
-            _write_table(added, output, rollouts)
+        added = [{"selected_rank": row.rank, "advantage": row.advantage} for row in kept]
+        lines = [new | row.values | new for new, row in zip(added, kept, strict=True)]
+        text = "".join(to_json(line, ascii_only=output == "-") + "\n" for line in lines)
+        if output == "-":
+            sys.stdout.write(text)
         else:
-            _write_lines(added, output)
+            write_output(Path(output), "--output", text)
     _summarise(rows, kept, keep, output)
 
 
 def read_rollouts(source: str, group_by: str, reward_key: str) -> list[Rollout]:
-    """Return the rollouts of a file or a directory; raise UserError with the first bad lines if there are any."""
-    rows: list[Rollout] = []
-    bad: list[str] = []
+    """Return the rollouts of a file or a directory; raise UserError for the first bad line."""
     try:
-        for file, place, item in _items(source):
-            try:
-                rows.append(_rollout(_parse(item), file, group_by, reward_key))
-            except ValueError as error:
-                bad.append(f"{file} {place}: {error}".lstrip())
+        rows = [_rollout(item, file, place, group_by, reward_key) for file, place, item in _items(source)]
     except (OSError, UnicodeEncodeError) as error:  # the second: a name that no file can have
         raise UserError(f"Cannot read {source}: {getattr(error, 'strerror', None) or error}. Give a file.") from error
-    if bad:
-        more = [f"... and {len(bad) - _SHOWN} more."] if len(bad) > _SHOWN else []
-        raise UserError("\n".join([f"{source} has {counted(len(bad), 'bad line')}:", *bad[:_SHOWN], *more]))
     if not rows:
         raise UserError(f"{source} holds no rollouts: expected a JSON object on each line.")
     return rows
 
 
 def _items(source: str) -> Iterator[tuple[str, str, bytes | dict[str, Any]]]:
-    """Yield each row's file (empty unless it is one of a directory), position, and content: a JSON line or a row."""
+    """Yield each row's file, its place for messages, and its content: a JSON line or a row of Parquet."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     path = Path("/dev/stdin" if source == "-" else source)
-    for file in _parquet_files(path):
+    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+    if not files:
+        raise UserError(f"{path} holds no Parquet file: expected a run's rollouts/ directory.")
+    for file in files:
+        if file.suffix != ".parquet":
+            with file.open("rb") as lines:
+                yield from (("", f"{file} line {at}", line) for at, line in enumerate(lines, start=1) if line.strip())
+            continue
         try:
             rows = pq.read_table(file).to_pylist()
         except (pa.ArrowException, ValueError, OverflowError) as error:  # such as a date after the year 9999
             raise UserError(
                 f"{file} is not a complete Parquet file that Python can read: {short(str(error), 300)}"
             ) from error
-        yield from ((file.name if path.is_dir() else "", f"row {number}", row) for number, row in enumerate(rows, 1))
-    if path.is_dir() and not _parquet_files(path):
-        raise UserError(f"{path} holds no Parquet file: expected a run's rollouts/ directory.")
-    if not _parquet_files(path):
-        with path.open("rb") as lines:
-            yield from (("", f"line {number}", line) for number, line in enumerate(lines, start=1) if line.strip())
+        yield from ((file.name, f"{file} row {at}", row) for at, row in enumerate(rows, start=1))
 
 
-def _parquet_files(path: Path) -> list[Path]:
-    """Return the Parquet files of a directory, or a file whose name ends in .parquet, or nothing."""
-    return sorted(path.glob("*.parquet")) if path.is_dir() else [path] * (path.suffix == ".parquet")
-
-
-def _parse(item: bytes | dict[str, Any]) -> dict[str, Any]:
+def _rollout(item: bytes | dict[str, Any], file: str, place: str, group_by: str, reward_key: str) -> Rollout:
+    """Return the rollout of a line or row; raise UserError if it is not an object with a group and a reward."""
     try:
         values = json.loads(item) if isinstance(item, bytes) else item
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"is not JSON ({error})") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"is not a JSON object but {short(str(values), _QUOTED)}")
-    if depth(values) > DEEPEST:
-        raise ValueError(f"is nested too deeply: expected {DEEPEST} levels at most")
-    return values
-
-
-def _rollout(values: dict[str, Any], file: str, group_by: str, reward_key: str) -> Rollout:
-    """Return the rollout of a line's values; raise ValueError if a key is missing or wrong."""
+        raise UserError(f"{place} is not JSON ({error}).") from None
+    if not isinstance(values, dict) or depth(values) > DEEPEST:
+        raise UserError(
+            f"{place} is not a JSON object of at most {DEEPEST} levels, but {short(str(values)[:200], _QUOTED)}."
+        )
     for key, option in ((group_by, "--group_by"), (reward_key, "--reward_key")):
         if key not in values:
             there = short(", ".join(map(repr, values)) or "none", 200)
-            raise ValueError(
-                f"has no key {short(repr(key), _QUOTED)}; it has {there}.{suggest(key, values)} {option} names the key"
+            raise UserError(
+                f"{place} has no key {short(repr(key), _QUOTED)}; it has {there}.{suggest(key, values)} {option} names "
+                "the key."
             )
     reward = math.nan if values[reward_key] is None else values[reward_key]
-    try:
-        number = float(reward) if isinstance(reward, bool | int | float | Decimal) else math.inf
-    except OverflowError:
-        number = math.inf
-    if abs(number) > _LARGEST:
+    if not isinstance(reward, bool | int | float) or abs(reward) > _LARGEST:
         given = short(repr(reward), _QUOTED)
-        raise ValueError(f"its {reward_key} is {given}, expected a number up to {_LARGEST:g}, true, false or null")
-    return Rollout(values, file + json.dumps(values[group_by], sort_keys=True, default=str), number)
+        raise UserError(f"{place}: {reward_key} is {given}, expected a number up to {_LARGEST:g}, true, false or null.")
+    return Rollout(values, file + json.dumps(values[group_by], sort_keys=True, default=str), float(reward))
 
 
 def keep_best(rows: list[Rollout], keep: int, rule: str, when: str, seed: int) -> list[Rollout]:
@@ -199,64 +177,6 @@ def keep_best(rows: list[Rollout], keep: int, rule: str, when: str, seed: int) -
         for rank, (place, advantage) in enumerate(kept, start=1):
             group[place].rank, group[place].advantage = rank, advantage
     return [row for row in rows if row.rank]
-
-
-def _are_kept_rows(path: Path) -> bool:
-    """Return whether `pods select` wrote a file: its first row has the columns that it adds."""
-    try:
-        return set(_ADDED) <= set(_parse(next(_items(str(path)))[2]))
-    except (StopIteration, ValueError):
-        return False
-
-
-def _write_lines(rows: Sequence[Mapping[str, Any]], output: str) -> None:
-    """Write rows as JSONL; raise UserError for a value that JSON cannot hold, and for a full disk."""
-    try:
-        text = "".join(to_json(_json_value(row), ascii_only=output == "-") + "\n" for row in rows)
-    except TypeError as error:
-        raise UserError(
-            f"--output {output}: JSON cannot hold a value of type {error}. Write Parquet: give a name that ends in "
-            ".parquet."
-        ) from None
-    if output == "-":
-        sys.stdout.write(text)
-    else:
-        write_output(Path(output), "--output", text)
-
-
-def _json_value(value: Any) -> Any:
-    """Return a value of Parquet as JSON holds it: dates and times in ISO 8601, decimals as numbers."""
-    if isinstance(value, dict):
-        return {key: _json_value(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_json_value(item) for item in value]
-    if isinstance(value, (datetime.date, datetime.time)):  # a datetime is a date
-        return value.isoformat()
-    if isinstance(value, Decimal):
-        return float(value)
-    if isinstance(value, (str, int, float, type(None))):
-        return value
-    raise TypeError(type(value).__name__)
-
-
-def _write_table(rows: Sequence[Mapping[str, Any]], output: str, source: str) -> None:
-    """Write rows as Parquet, with the types of a Parquet source; a column that a row lacks is null there."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    arrays, column = {}, "a column"
-    try:
-        schema = pa.unify_schemas([pq.read_schema(file) for file in _parquet_files(Path(source))] or [pa.schema([])])
-        types = {field.name: field.type for field in schema}
-        for column in dict.fromkeys(key for row in rows for key in row):
-            arrays[column] = pa.array([row.get(column) for row in rows], type=types.get(column))
-        with writing(Path(output), "--output") as file:
-            pq.write_table(pa.table(arrays), file)
-    except (pa.ArrowException, UnicodeEncodeError, OverflowError) as error:
-        raise UserError(
-            f"--output {output}: Parquet cannot hold the values of {column} ({short(str(error), 300)}). Write JSONL: "
-            "give a name that ends in .jsonl."
-        ) from error
 
 
 def _summarise(rows: list[Rollout], kept: list[Rollout], keep: int, output: str | None) -> None:
