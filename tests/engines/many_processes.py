@@ -68,9 +68,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
         {"num_generations": 4, "num_rollouts": 10, "per_device_train_batch_size": 2, "rollout_batch_size": 7},
     ),
     # Prompts with images: rows are generated on one process and trained on another.
-    "images over two": (
-        2, {"num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 6, "rollout_batch_size": 4},
-    ),
+    "images over two": (2, {"num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 6}),
 }  # fmt: skip
 FAULTS = CASES["eight of one prompt over two"][1]
 STEPS = 2

@@ -69,7 +69,8 @@ def test_metrics_and_tables_are_the_single_process_s(ran, case):
         assert row.pop("pods/rows_moved", 0.0) >= 0
         assert row.keys() == expected.keys()
         for name, value in expected.items():
-            if "seconds" not in name and "time" not in name:
+            # Each process has a tree of its own.
+            if not any(part in name for part in ("seconds", "time", "distinct_tokens", "tokens/computed")):
                 # TRL averages these over micro-batches, and which rows share one depends on the layout.
                 loose = name in ("entropy", "kl") and "gradient_accumulation_steps" in CASES[case][1]
                 assert row[name] == pytest.approx(value, rel=0.2 if loose else 1e-4, abs=1e-5), name

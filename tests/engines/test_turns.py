@@ -164,7 +164,9 @@ def test_a_ledger_is_written_and_read_back(tmp_path, monkeypatch):
     """Two processes, of which one alone has turns and the other rewards by turn."""
     parts = [record(PLAIN, turn_rewards=[[1.0]]), record(TURNS, numbers=[1], rewards=torch.ones(1, 2))]
     parts[0].rewards = torch.ones(1, 2)
-    monkeypatch.setattr(run, "gather", lambda _: [(part.columns(), None) for part in parts])
+    columns = [part.columns() for part in parts]
+    rows = [[dict(zip(part, row, strict=True)) for row in zip(*part.values(), strict=True)] for part in columns]
+    monkeypatch.setattr(run, "gather", lambda _: [(part, "") for part in rows])
 
     class Trainer:
         rollouts, processing_class, chat_template_kwargs = None, None, {}
