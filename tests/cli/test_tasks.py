@@ -50,7 +50,7 @@ def test_the_list_says_of_each_task_what_it_is_and_fits_80_columns():
 
 
 def test_generated_tasks_are_checked():
-    result = pods("check", "countdown", "sorting", "--task_train_size", "20", "--task_test_size=6")
+    result = pods("check", "countdown", "arithmetic", "--task_train_size", "20", "--task_test_size=6")
     assert result.exit_code == 0
     assert sum(line.startswith("train 20 prompts, 20 gold answers accepted") for line in lines_of(result)) == 2
 
@@ -70,7 +70,7 @@ def test_a_task_that_cannot_be_loaded_fails_and_the_others_are_still_checked(mon
         raise ConnectionError("Couldn't reach the hub")
 
     monkeypatch.setattr("pods_rl.tasks.questions.load_dataset", unreachable)
-    result = pods("check", "math", "sorting", "--task_train_size", "5", "--task_test_size", "2")
+    result = pods("check", "math", "countdown", "--task_train_size", "5", "--task_test_size", "2")
     assert result.exit_code == 1
     assert "not loaded: the data set DigitalLearningGmbH/MATH-lighteval of the hub gives no split" in result.output
     assert any(line.startswith("train 5 prompts, 5 gold answers accepted") for line in lines_of(result))
@@ -80,7 +80,7 @@ def test_a_task_that_cannot_be_loaded_fails_and_the_others_are_still_checked(mon
     ("words", "message"),
     [
         (["check", "gsm8"], r"unknown name gsm8. Did you mean gsm8k"),
-        (["check", "sorting", "--task_trian_size", "5"], "task_trian_size: unknown key"),
+        (["check", "countdown", "--task_trian_size", "5"], "task_trian_size: unknown key"),
     ],
 )
 def test_mistakes_are_named(words, message):

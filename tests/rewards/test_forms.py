@@ -1,4 +1,4 @@
-"""The rewards of form, length and order: worked values of the rules that their docstrings state."""
+"""The rewards of form and length: worked values of the rules that their docstrings state."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pods_rl.rewards import format_reward, overlong, positions, tag_count
-from pods_rl.rewards.graded import MAX_SEQUENCE
+from pods_rl.rewards import format_reward, overlong, tag_count
 
 GOOD = "<think>9*2=18</think><answer>18</answer>"
 FORMATS = {
@@ -62,32 +61,3 @@ def test_an_impossible_limit_is_refused():
     for limit in (0, -1):
         with pytest.raises(ValueError, match=f"at least 1 token: got {limit}"):
             overlong(5, limit)
-
-
-GOLD = "1 2 3 4 5 6 7 8"
-ORDERS = [
-    ("1, 2, 3, 4, 5, 6, 7, 8", GOLD, 1.0),
-    ("[1,2,3,4,5,6,7,8]", GOLD, 1.0),
-    ("1 -> 2 -> 3 → 4; 5 | 6\n7 < 8.", GOLD, 1.0),
-    (r"$\left(1, 2, 3, 4, 5, 6, 7, 8\right)$", GOLD, 1.0),
-    ("['1', '2', '3', '4', '5', '6', '7', '8']", GOLD, 1.0),
-    ("2 1 3 4 5 6 7 8", GOLD, 0.75),
-    ("1 2 3 4 5 6 7", GOLD, 0.875),  # one short
-    ("1 2 3 4 5 6", GOLD, 0.75),  # a quarter short
-    ("1 2 3 4 5", GOLD, 0.0),  # more than that
-    ("1 2 3 4 5 6 7 8 9 10", GOLD, 0.8),
-    ("1 2 3 4 5 6 7 8 9 10 11", GOLD, 0.0),
-    ("2 3 4 5 6 7 8", GOLD, 0.0),  # all moved by one
-    ("3 3", "3", 0.5),
-    ("", "3", 0.0),
-    ("3", "", 0.0),
-    ("Apple pear", "apple Pear", 1.0),
-    ("1 -2", "-1 -2", 0.5),
-    ("1.5 2", "1.5 2", 1.0),
-]
-
-
-def test_the_share_of_positions():
-    for answer, gold, score in ORDERS:
-        assert positions(f"<answer>{answer}</answer>", gold) == score, answer
-    assert positions(f"<answer>{'1 ' * MAX_SEQUENCE}</answer>", "1 " * MAX_SEQUENCE) == 0.0

@@ -19,7 +19,6 @@ GOLDS = {
     "equation": "2H2 + O2 = 2H2O",
     "chemistry": "2H2 + O2 = 2H2O",
     "countdown": "6*(5-1)",
-    "positions": "1 2 3 4",
 }
 ANY = (  # each reaches another pattern of the extraction
     "(", "9", " ", "<answer>", "</answer><answer>", "\\boxed{", "\\boxed{1},", "\\boxed{1}\\text{", "\\",
@@ -32,7 +31,6 @@ OWN = {
     "equation": ("H(", "((1)", "Ag+ + ", "²⁺", "\\xright[", "->", "="),
     "chemistry": ("->", "A: "),
     "countdown": ("((1)", "-", "1/", "+", "1=", ",000", "\\frac{"),
-    "positions": ("1,", "->", "["),
 }
 ABSURD = [
     "9^{9^{9^9}}", "9^9^9^9", "10^{999999999}", "(10^{10^{10}})!", "((9!)!)!", "99999!", "9!!!!", "(((9^9)^9)^9)",

@@ -27,7 +27,7 @@ RECIPE = {
     "use_cpu": True,
     "eval_prompts": 2,
     "threads": 1,
-    "task": "sorting",
+    "task": "countdown",
     "task_train_size": 40,
     "task_test_size": 10,
     "system_prompt": "",

@@ -1,4 +1,4 @@
-"""Countdown and sorting: seeded, distinct, disjoint over seeds, right by an independent evaluator, partly rewarded."""
+"""Generated tasks: seeded, distinct, disjoint over seeds, right by an independent evaluator."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ from fractions import Fraction
 from itertools import accumulate
 
 import pytest
-import torch
 
 from pods_rl.errors import UserError
-from pods_rl.rewards import REWARDS
-from pods_rl.selection import select
 from pods_rl.tasks import load_task
 from pods_rl.tasks.generated import DIFFICULTIES, distinct
 
-NAMES = {"arithmetic": "accuracy", "countdown": "countdown", "sorting": "positions"}
+NAMES = {"arithmetic": "accuracy", "countdown": "countdown"}
 
 
 def make(name, **settings):
@@ -87,17 +84,6 @@ def test_the_answer_is_decided_by_the_tasks_own_reward(name):
     )
     others = [*golds[1:], golds[0]]
     assert not any(grade.answer for grade in task.grade([f"<answer>{gold}</answer>" for gold in others], golds))
-
-
-def test_partial_rewards_make_max_variance_keep_other_rollouts_than_a_split_into_right_and_wrong():
-    gold = "1 2 3 4"
-    answers = ["2 1 4 3", "1 2 4 3", "1 2 3 4", "1 3 2 4", "1 2 3 4", "4 1 2 3"]
-    rewards = torch.tensor([REWARDS["positions"].batch([f"<answer>{a}</answer>" for a in answers], [gold] * 6)])
-    assert rewards.tolist() == [[0.0, 0.5, 1.0, 0.5, 1.0, 0.0]]
-    kept = set(select(rewards, 4).indices[0].tolist())
-    assert kept == {0, 2, 4, 5}  # the all-wrong and the all-right; the half-right are dropped
-    binary = (rewards >= 1).float()
-    assert set(select(binary, 4).indices[0].tolist()) == {0, 1, 2, 4}  # wrong is wrong: the first of them
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def build(**values):
     ("values", "message"),
     [
         ({"task": "gsm8"}, r"Did you mean gsm8k\?"),
-        ({"task": "sorting", "dataset_name": "openai/gsm8k"}, "does not read dataset_name"),
+        ({"task": "countdown", "dataset_name": "openai/gsm8k"}, "does not read dataset_name"),
         ({"task": "sciknoweval_chemistry", "dataset_name": "a/b"}, "does not read dataset_name"),
         ({"task": "gsm8k", "data_dir": ".", "dataset_name": "openai/gsm8k"}, "does not read dataset_name"),
         ({"task": "dataset", "data_dir": ".", "dataset_name": "a/b"}, "does not read data_dir"),

@@ -15,10 +15,10 @@ from typing import Any
 from .fields import Field, parse_annotation, pods_fields, trl_fields
 
 REWARDS = (
-    "accuracy", "format", "tag_count", "choice", "equation", "chemistry", "countdown", "positions", "overlong",
+    "accuracy", "format", "tag_count", "choice", "equation", "chemistry", "countdown", "overlong",
 )  # fmt: skip
 TASKS = (
-    "arithmetic", "words", "countdown", "sorting", "gsm8k", "math", "amc23", "sciknoweval_chemistry", "dataset",
+    "arithmetic", "words", "countdown", "gsm8k", "math", "amc23", "sciknoweval_chemistry", "dataset",
 )  # fmt: skip
 GYM = "reasoning_gym"  # tasks of this library are reasoning_gym:NAME
 
@@ -41,7 +41,7 @@ class TaskKeys:
         "describes each), reasoning_gym:NAME, or a function of your own as package.module:function.",
         source="needs no download")
     task_difficulty: str = _key(
-        "mixed", "arithmetic, words, countdown, sorting: easy, mixed or hard.",
+        "mixed", "arithmetic, words, countdown: easy, mixed or hard.",
         source="the tiny policy's own", choices=("easy", "mixed", "hard"))
     task_options: dict[str, Any] | None = _key(
         None, "reasoning_gym:NAME: options of the data set, as in {max_terms: 4}.")

@@ -21,7 +21,7 @@ from ..sandbox.worker import Work
 from ..text import find
 from .answers import accuracy, accuracy_batch, extract_answer, extract_gold
 from .chemistry import chemistry, choice, equation
-from .graded import countdown, format_reward, overlong, positions, tag_count
+from .graded import countdown, format_reward, overlong, tag_count
 from .verifier import VerifierPool, default_pool
 
 # Raise it whenever some completion would be scored differently: tasks carry it in their version.
@@ -86,7 +86,6 @@ _BUILT_IN = (
     Reward("equation", equation, range=(0.0, 1.0)),
     Reward("chemistry", chemistry, range=(0.0, 1.0)),
     Reward("countdown", countdown, range=(0.0, 1.0)),
-    Reward("positions", positions, range=(0.0, 1.0)),
     Reward("overlong", overlong, range=(-1.0, 0.0), reads="tokens"),
 )
 REWARDS: dict[str, Reward] = {reward.name: reward for reward in _BUILT_IN}
@@ -233,5 +232,5 @@ def score(reward: Reward, texts: Sequence[str], golds: Sequence[str], seconds: f
 __all__ = [
     "GRADER_VERSION", "REWARDS", "Reward", "VerifierPool", "accuracy", "accuracy_batch", "check_reward",
     "check_rewards", "chemistry", "choice", "countdown", "default_pool", "equation", "extract_answer", "extract_gold",
-    "format_reward", "get_reward", "library_reward", "overlong", "positions", "score", "tag_count",
+    "format_reward", "get_reward", "library_reward", "overlong", "score", "tag_count",
 ]  # fmt: skip

@@ -1,8 +1,7 @@
-"""Graded rewards without mathematics: form, length, arithmetic on given numbers, sequences."""
+"""Graded rewards without mathematics: form, length, arithmetic on given numbers."""
 
 from __future__ import annotations
 
-import re
 from fractions import Fraction
 
 from .answers import extract_answer
@@ -14,10 +13,6 @@ REWARD_PER_TAG = 0.025
 MAX_EXPRESSION = 400  # characters of an expression: bounds depth, size of numbers and time
 USES_THE_NUMBERS = Fraction(1, 10)  # partial credit: every number used once, at any distance
 CLOSENESS = Fraction(1, 5)  # plus up to this much, the nearer to the target
-MAX_SEQUENCE = 20_000  # characters of an answer that are read
-
-_BETWEEN = re.compile(r"[\s,;|<>(){}\[\]→]+")
-_DRESS = re.compile(r"\\(?:left|right|text|quad|langle|rangle)(?![a-z])|\\[,;:! {}]|->|[$`*'\"]")
 
 
 def format_reward(text: str, gold: str = "") -> float:
@@ -102,33 +97,3 @@ def countdown(text: str, gold: str) -> float:
         return 0.0
     miss = abs(found[0] - wanted[0])
     return 1.0 if miss == 0 else round(float(USES_THE_NUMBERS + CLOSENESS / (1 + miss)), 4)
-
-
-def positions(text: str, gold: str) -> float:
-    """Return the share of positions at which the final answer of `text` has the same item as `gold`.
-
-    Source: arXiv 2504.13818 asks for verifiable rewards; this one is graded. Range [0, 1].
-
-    `text` is a completion, its answer found by `extract_answer`; `gold` holds the items in order, separated by
-    spaces. Commas, semicolons, arrows and brackets may separate an answer's items too; words count in any case. The
-    share is of the longer of the two, so that 1.0 means the same sequence. An answer that has more than a quarter of
-    the gold items too many or too few (one is always allowed) scores 0.0.
-
-    >>> positions("<answer>[1, 2, 4, 3]</answer>", "1 2 3 4"), positions("<answer>1 2 3</answer>", "1 2 3 4")
-    (0.5, 0.75)
-    >>> positions("<answer>1</answer>", "1 2 3 4")
-    0.0
-    """
-    answer = extract_answer(text)
-    if answer is None or len(answer) > MAX_SEQUENCE:
-        return 0.0
-    found, wanted = _items(answer), _items(gold)
-    if not wanted or abs(len(found) - len(wanted)) > max(1, len(wanted) // 4):
-        return 0.0
-    right = sum(mine == theirs for mine, theirs in zip(found, wanted, strict=False))
-    return right / max(len(found), len(wanted))
-
-
-def _items(text: str) -> list[str]:
-    text = _DRESS.sub(" ", text.strip().removesuffix("."))
-    return [item.casefold() for item in _BETWEEN.split(text) if item]

@@ -13,7 +13,7 @@ from functools import partial
 from ..errors import UserError, raised
 from ..rewards import check_reward
 from ..text import find
-from .generated import GYM, arithmetic_task, countdown_task, gym_task, sorting_task
+from .generated import GYM, arithmetic_task, countdown_task, gym_task
 from .prompts import Fitted, fit_prompts
 from .questions import CHEMISTRY, PUBLISHED, chemistry_task, dataset_task, published_task
 from .task import ENVIRONMENT, FORM_REWARDS, PAPER_REWARDS, Grade, Prompt, Settings, Task, last_turn
@@ -49,7 +49,7 @@ def load_task(settings: Settings, *, reward_errors: str = "raise") -> Task:
     Which settings a task reads:
 
     - all but `arithmetic`: `system_prompt`, `prompt_style` (`chat`, `plain`);
-    - generated ones (`arithmetic`, `words`, `countdown`, `sorting`, `reasoning_gym:NAME`): `task_train_size`,
+    - generated ones (`arithmetic`, `words`, `countdown`, `reasoning_gym:NAME`): `task_train_size`,
       `task_test_size`, `task_seed`; the last one `task_options`, the others `task_difficulty`;
     - published ones (`gsm8k`, `math`, `amc23`, `sciknoweval_chemistry`): `data_dir`, a local folder instead of the hub;
     - `dataset`: `dataset_name` (a local file or folder, or a hub id), `dataset_config`, `dataset_train_split`,
@@ -101,7 +101,6 @@ TASKS: dict[str, TaskEntry] = {
     "countdown": TaskEntry(
         countdown_task, "an expression of given numbers with a given value", "generated", "countdown"
     ),
-    "sorting": TaskEntry(sorting_task, "integers to sort, marked by position", "generated", "positions"),
     "gsm8k": _published("gsm8k", "grade-school word problems"),
     "math": _published("math", "competition mathematics, tested on MATH-500"),
     "amc23": _published("amc23", "AMC 2023 to test, MATH to train on"),

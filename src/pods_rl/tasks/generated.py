@@ -1,4 +1,4 @@
-"""Generated tasks: shared functions, arithmetic, countdown, sorting, and the data sets of reasoning-gym.
+"""Generated tasks: shared functions, arithmetic, countdown, and the data sets of reasoning-gym.
 
 Prompts are distinct and depend on the seed; no seed trains on a problem of the test side.
 """
@@ -36,7 +36,6 @@ _TRIED = 8  # gold answers of each split that the scorer must accept before anyt
 _SUMS = {"easy": (2, 3), "mixed": (2, 6), "hard": (5, 6)}
 # fewest and most numbers, and the largest of them
 _COUNTDOWN = {"easy": (3, 3, 20), "mixed": (3, 4, 50), "hard": (4, 6, 99)}
-_SORTING = {"easy": (4, 6, 99), "mixed": (4, 10, 999), "hard": (10, 16, 999)}
 _LARGEST_VALUE = 999  # of a countdown's target and of every step of its gold expression
 
 
@@ -173,26 +172,6 @@ def countdown_task(settings: Settings) -> Task:
 Use only +, -, *, / and parentheses.
     """
     return generated_task("countdown", settings, _draw_countdown, PromptForm.of(settings), "countdown")
-
-
-def sorting_task(settings: Settings) -> Task:
-    """Generate lists of distinct integers to sort; the gold answer is the sorted list, separated by spaces.
-
-    Graded by the reward `positions`, the share of positions with the right integer. With rewards between 0 and 1,
-    max-variance keeps other rollouts than with a split into right and wrong.
-
-    >>> task = sorting_task({"task_difficulty": "easy", "task_train_size": 2, "task_test_size": 1})
-    >>> task.train[0]["answer"]
-    '5 33 53 65 97'
-    """
-    return generated_task("sorting", settings, _draw_sorting, PromptForm.of(settings), "positions")
-
-
-def _draw_sorting(rng: random.Random, difficulty: str) -> Drawn:
-    fewest, most, largest = _SORTING[difficulty]
-    numbers = rng.sample(range(largest + 1), rng.randint(fewest, most))
-    question = f"Sort these integers in ascending order, and separate them by spaces: {' '.join(map(str, numbers))}"
-    return Drawn(question, " ".join(map(str, sorted(numbers))), is_held_out(question))
 
 
 def _draw_countdown(rng: random.Random, difficulty: str) -> Drawn:
