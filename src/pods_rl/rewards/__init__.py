@@ -15,7 +15,7 @@ from inspect import iscoroutinefunction, signature
 from typing import Any, Literal
 
 from ..errors import UserError
-from ..sandbox import RewardFailure, Scores, as_score, attempt, failure
+from ..sandbox import Scores, as_score, attempt, failure
 from ..sandbox.pool import WorkerPool
 from ..sandbox.worker import Work
 from ..text import find
@@ -162,51 +162,23 @@ def check_rewards(values: Mapping[str, Any]) -> None:
             check_reward(name, values["reward_seconds"])
 
 
-class UserRewardPool(WorkerPool):
-    """Processes that call one user reward, or a library's scorer, each completion within `limit` seconds of wall time.
-
-    Args:
-        name: the reward's import path. Its module is imported once in each process.
-        limit: seconds of wall time, which also ends a reward that only waits.
-        size: as for `WorkerPool`.
-        maker: makes the work instead, as `Reward.maker`.
-    """
-
-    def __init__(self, name: str, limit: float, size: int | None = None, maker: Sequence[str] = ()) -> None:
-        super().__init__(
-            size, limit, maker or ["pods_rl.rewards:scoring", name], runs_user_code=True, name=f"the reward {name!r}",
-            advice="Fix its module, or set reward_seconds: null to import it in the training process alone",
-        )  # fmt: skip
-
-    def score(self, texts: Sequence[str], golds: Sequence[str]) -> list[float | RewardFailure]:
-        """Score completions in order; a RewardFailure if the function raised, hung or ended its process.
-
-        Raises UserError if the function cannot be imported in a process of its own.
-
-        >>> pool = UserRewardPool("operator:eq", limit=60, size=1)
-        >>> pool.score(["a", "b"], ["a", "a"])
-        [1.0, 0.0]
-        >>> pool.close()
-        """
-        replies = self.ask(list(zip(texts, golds, strict=True)), self.limit)
-        return [reply.value if reply.kind == "gave" else failure(reply, self.limit) for reply in replies]
-
-
 @lru_cache
-def user_pool(name: str, limit: float, maker: tuple[str, ...] = ()) -> UserRewardPool:
-    """Return this process's pool for a reward, made on first use.
+def user_pool(name: str, limit: float, maker: tuple[str, ...] = ()) -> WorkerPool:
+    """Return this process's pool for a reward, made on first use: a completion may take `limit` seconds of wall time.
 
-    >>> user_pool("operator:eq", 60.0) is user_pool("operator:eq", 60.0)
-    True
+    Its workers import the reward at the path `name`, or call `maker` (as in `Reward`), once each.
     """
-    return UserRewardPool(name, limit, maker=maker)
+    return WorkerPool(
+        None, limit, maker or ["pods_rl.rewards:scoring", name], runs_user_code=True, name=f"the reward {name!r}",
+        advice="Fix its module, or set reward_seconds: null to import it in the training process alone",
+    )  # fmt: skip
 
 
 os.register_at_fork(after_in_child=user_pool.cache_clear)
 
 
 def scoring(name: str) -> Work:
-    """The work of a `UserRewardPool`'s worker: import the reward once, then score texts against gold answers."""
+    """The work of a `user_pool`'s worker: import the reward once, then score texts against gold answers."""
     reward = get_reward(name)
     return Work(lambda pair: reward(*pair))
 
@@ -220,13 +192,15 @@ def score(reward: Reward, texts: Sequence[str], golds: Sequence[str], seconds: f
     >>> score(get_reward("operator:eq"), ["a"], ["a"], None)
     [1.0]
     """
-    if reward.maker:
-        return user_pool(reward.name, seconds or SECONDS, reward.maker).score(texts, golds)
-    if reward.name in REWARDS:
+    if reward.name in REWARDS and not reward.maker:
         return reward.batch(texts, golds)
-    if seconds is None:
-        return [attempt(reward, text, gold) for text, gold in zip(texts, golds, strict=True)]
-    return user_pool(reward.name, seconds).score(texts, golds)
+    pairs = list(zip(texts, golds, strict=True))
+    if seconds is None and not reward.maker:
+        return [attempt(reward, *pair) for pair in pairs]
+    limit = seconds or SECONDS
+    pool = user_pool(reward.name, limit, reward.maker) if reward.maker else user_pool(reward.name, limit)
+    replies = pool.ask(pairs, limit)
+    return [reply.value if reply.kind == "gave" else failure(reply, limit) for reply in replies]
 
 
 __all__ = [

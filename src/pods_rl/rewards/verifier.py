@@ -67,7 +67,7 @@ class VerifierPool(WorkerPool):
                 replies[i] = reply
         with self._lock:
             self.timeouts += sum(reply.kind == "timeout" for reply in replies)
-            self.crashes += sum(reply.kind in ("crash", "garbled") for reply in replies)
+            self.crashes += sum(reply.kind == "crash" for reply in replies)
         return [reply == Reply("gave", True) for reply in replies]
 
     def _verify(self, pairs: Sequence[Pair], limit: float) -> list[Reply]:

@@ -31,11 +31,8 @@ Scores = list[float] | list[float | RewardFailure]
 def as_score(value: object) -> float | None:
     """Return a reward of one completion as a float; None is kept: the reward does not apply.
 
-    Accepts every real number: of Python (bool, Fraction and Decimal too), and of numpy and torch, also as an array
-    without axes. A number beyond any float is NaN.
-
-    Raises:
-        TypeError: text, a complex number, or anything else.
+    Accepts every real number of Python, numpy and torch, also as an array without axes. A number beyond any float is
+    NaN. Raises TypeError for anything else, such as text.
 
     >>> as_score(True), as_score(None), as_score(-10**400)
     (1.0, None, nan)
@@ -72,9 +69,5 @@ def failure(reply: Reply, limit: float) -> RewardFailure:
     >>> failure(Reply("timeout"), 5).reason
     'gave no score within 5 s'
     """
-    reasons = {
-        "timeout": f"gave no score within {limit:g} s",
-        "crash": "ended its process",
-        "garbled": "wrote into the pipe of its process",
-    }
+    reasons = {"timeout": f"gave no score within {limit:g} s", "crash": "ended its process"}
     return RewardFailure(reasons.get(reply.kind, f"raised {reply.value}"), late=reply.kind == "timeout")

@@ -7,7 +7,6 @@ Forked workers are copies of this process, for a function that cannot be importe
 from __future__ import annotations
 
 import atexit
-import itertools
 import json
 import os
 import secrets
@@ -61,7 +60,7 @@ class WorkerPool:
             raise ValueError(f"a pool needs size >= 1 and limit > 0 seconds: got {size} and {limit}")
         self.size = size or min(MAX_WORKERS, os.cpu_count() or 1)
         self.limit, self.work, self.runs_user_code = limit, work, runs_user_code
-        self._name, self._advice = name, advice
+        self.name, self.advice = name, advice
         self._all = [_Worker(self) for _ in range(self.size)]
         self._idle: LifoQueue[_Worker] = LifoQueue()  # the last one used is the one most likely running
         for worker in self._all:
@@ -94,7 +93,8 @@ class WorkerPool:
         """
         atexit.unregister(self.close)
         for worker in self._all:
-            worker.kill()
+            if worker._process:
+                end_leader(worker._process)  # so that no thread waits for it
         self._threads.shutdown(cancel_futures=True)
         for worker in self._all:
             worker.stop()
@@ -108,17 +108,6 @@ class WorkerPool:
         finally:
             self._idle.put(worker)
 
-    def start_error(self, reply: Reply) -> UserError:
-        """Return the error of a worker that did not start, from its reply."""
-        if reply.kind == "refused":
-            return UserError(reply.value)
-        why = str(reply.value).rstrip(".")
-        if reply.kind == "timeout":
-            why = f"the import took longer than {START_LIMIT:g} s"
-        elif reply.lost:
-            why = "the process ended while it imported the module"
-        return UserError(f"{self._name} did not start in a process of its own: {why}. {self._advice}")
-
 
 class _Worker:
     """One process of a pool, started when first asked and again after it was killed."""
@@ -127,18 +116,17 @@ class _Worker:
         self._pool = pool
         self._process: psutil.Process | None = None
         self._channel: socket.socket | None = None
-        self._numbers = itertools.count(1 + secrets.randbits(62))  # of requests; not to be guessed
         _workers.add(self)
 
     def ask(self, question: Any, seconds: float) -> Reply:
-        number = next(self._numbers)
+        number = 1 + secrets.randbits(62)  # not to be guessed
         reply = self._exchange(number, frame(number, question), seconds)
         if reply.lost and self._pool.runs_user_code:
             self.stop()
         return reply
 
     def start(self) -> None:
-        """Ensure that the process runs and is ready. Raises the pool's `start_error`."""
+        """Ensure that the process runs and is ready. Raises UserError if it cannot start."""
         if self._process:
             with suppress(psutil.TimeoutExpired):
                 self._process.wait(0)
@@ -151,22 +139,20 @@ class _Worker:
                 self._process = self._launch(theirs)
         try:
             reply = self._exchange(0, b"", START_LIMIT)
-        except BaseException:  # a signal: the process must not count as started
+            if reply.kind == "refused":
+                raise UserError(reply.value)
+            if reply.kind != "gave":
+                lost = {"timeout": f"no import within {START_LIMIT:g} s", "crash": "the import ended its process"}
+                why = str(lost.get(reply.kind, reply.value)).rstrip(".")
+                raise UserError(f"{self._pool.name} did not start in a process of its own: {why}. {self._pool.advice}")
+        except BaseException:  # also a signal: the process must not count as started
             self.stop()
             raise
-        if reply.kind != "gave":
-            self.stop()
-            raise self._pool.start_error(reply)
-
-    def kill(self) -> None:
-        """End the process, its child and all processes of the child."""
-        if self._process:
-            end_leader(self._process)
 
     def stop(self) -> None:
-        """`kill`, and forget the process; only while no thread asks it."""
-        self.kill()
+        """End and forget the process, its child and all processes of the child; only while no thread asks it."""
         if self._process:
+            end_leader(self._process)
             self._process.wait()
         self.forget()
 
@@ -185,7 +171,7 @@ class _Worker:
     def _exchange(self, number: int, request: bytes, seconds: float) -> Reply:
         """Send a request and return the reply to it. A process that has not replied properly by then is ended."""
         assert self._channel
-        until, line, lost = time.monotonic() + seconds, bytearray(), "garbled"
+        until, line, lost = time.monotonic() + seconds, bytearray(), "crash"
         try:
             self._channel.settimeout(seconds)
             self._channel.sendall(request)
@@ -198,7 +184,7 @@ class _Worker:
         except TimeoutError:
             lost = "timeout"
         except OSError:  # the process, or its channel, is gone
-            lost = "crash"
+            pass
         reply = unframe(bytes(line), number)
         if reply is None:
             self.stop()

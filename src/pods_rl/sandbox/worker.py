@@ -42,7 +42,7 @@ class Reply(NamedTuple):
     """A worker's reply.
 
     `kind` is "gave" (`value` is the result), "raised" (`value` is the reason, as text), "refused" (a UserError's text),
-    or the failure: "timeout", "crash" (the process ended) or "garbled" (something else wrote into the channel).
+    or the failure: "timeout" or "crash" (the process ended, or something else wrote into the channel).
     """
 
     kind: str
@@ -50,7 +50,7 @@ class Reply(NamedTuple):
 
     @property
     def lost(self) -> bool:
-        return self.kind in ("timeout", "crash", "garbled")
+        return self.kind in ("timeout", "crash")
 
 
 def frame(number: int, value: Any) -> bytes:
@@ -98,7 +98,10 @@ def lead(given: int, make: Callable[[], Work]) -> None:
     if given:
         os.close(given)
     try:
-        _become_leader()
+        signal.signal(signal.SIGTERM, _end)
+        _outlive_signals()
+        _prctl(_CHILD_SUBREAPER, 1)
+        _prctl(_PDEATHSIG, signal.SIGTERM)
         with no_copies():
             work = make()
     except BaseException as error:
@@ -130,7 +133,7 @@ def _serve(channel: int, work: Work, current: mmap.mmap) -> None:
             except BaseException as error:  # SystemExit too
                 reply = frame(number, _refusal(error))
             signal.setitimer(signal.ITIMER_PROF, 0.0)
-            flush()
+            _flush()
             _send(channel, reply)  # if the work has closed the channel, this process ends here
             current[:] = bytes(8)
     os.kill(os.getppid(), signal.SIGTERM)  # the pool is gone
@@ -148,18 +151,11 @@ def _send(channel: int, data: bytes) -> None:
             data = data[os.write(channel, data) :]
 
 
-def _become_leader() -> None:
-    """Make this process the leader of its descendants: it adopts orphans, and SIGTERM or its parent's end kills all."""
-
-    def end(*_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent for each thread of the parent
-        _end_family(psutil.Process())
-        os._exit(1)
-
-    signal.signal(signal.SIGTERM, end)
-    _outlive_signals()
-    _prctl(_CHILD_SUBREAPER, 1)
-    _prctl(_PDEATHSIG, signal.SIGTERM)
+def _end(*_: object) -> None:
+    """End a leader and its descendants, at SIGTERM or its parent's end."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent for each thread of the parent
+    _end_family(psutil.Process())
+    os._exit(1)
 
 
 # -- processes and signals --------------------------------------------------------------------------------------------
@@ -167,7 +163,7 @@ def _become_leader() -> None:
 
 def fork(work: Callable[[], object]) -> int:
     """Call `work` in a child of this process; return its process id. On Linux it does not outlive this process."""
-    flush()  # otherwise both would print the buffer
+    _flush()  # otherwise both would print the buffer
     parent = os.getpid()
     with signals_held():
         if child := os.fork():
@@ -198,17 +194,16 @@ def no_copies() -> Iterator[None]:
 def _leave(error: BaseException | None) -> NoReturn:
     """End this process at once, with Python's exit code for an exception."""
     code = 0 if error is None else 1
-    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+    if isinstance(error, SystemExit) and isinstance(error.code, int | None):
         code = (error.code or 0) & 0xFF
     elif error is not None:
         with suppress(Exception):
             traceback.print_exception(error)
-    flush()
+    _flush()
     os._exit(code)
 
 
-def flush() -> None:
-    """Flush standard output and error."""
+def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
