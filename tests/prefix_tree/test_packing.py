@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
 from pods_rl.prefix_tree import attention
-from pods_rl.prefix_tree.attention import TreeAttention, teach_attention_trees
+from pods_rl.prefix_tree.attention import KEYWORD, TreeAttention, UnsupportedAttentionError, teach_attention_trees
 from pods_rl.prefix_tree.packing import TreePass, _is_regular, why_rows
 from pods_rl.prefix_tree.tree import prefix_tree
 from tests.numeric import FLOAT32, FLOAT64, assert_near
@@ -220,6 +220,19 @@ def test_attention_without_a_tree_is_transformers_own():
     teach_attention_trees()
     teach_attention_trees()
     assert torch.equal(model(input_ids=ids, attention_mask=mask).logits, expected)
+
+
+@pytest.mark.parametrize("name", ["sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"])
+def test_every_attention_of_transformers_hands_a_tree_its_arguments(name):
+    teach_attention_trees()
+    given = []
+    tree = lambda *states, **known: given.append(known) or states[0]  # noqa: E731
+    how = {"dropout": 0.0, "scaling": 0.5, "sliding_window": 4, "position_ids": None, KEYWORD: tree}
+    assert AttentionInterface()[name](torch.nn.Module(), "q", "k", "v", None, **how) == ("q", None)
+    assert given == [{"scale": 0.5, "window": 4}]
+    for wrong in ({"softcap": 30.0}, {"s_aux": torch.ones(1)}, {"dropout": 0.1}, {"is_causal": False}):
+        with pytest.raises(UnsupportedAttentionError):
+            AttentionInterface()[name](torch.nn.Module(), "q", "k", "v", None, **how | wrong)
 
 
 @pytest.mark.parametrize("tree", [True, False])
