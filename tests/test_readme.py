@@ -73,7 +73,7 @@ def test_every_shell_block_is_one_that_a_test_knows():
 PAGES = ["README.md", "CONTRIBUTING.md", "examples/README.md"]
 PAGES += sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
 COMMANDS = get_command(app).commands
-TAKE_KEYS = {"train", "compare", "eval", "plan", "tasks"}  # the keys of a recipe are options of these
+TAKE_KEYS = {"train", "compare", "eval", "plan", "doctor", "tasks"}  # the keys of a recipe are options of these
 
 
 def shown_commands(text: str) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""Read and write YAML: safe tags only, no duplicate keys, and with the line of each key for messages."""
+"""Read and write YAML: safe tags only, bounded in size, and with the line of each key for messages."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from yaml import YAMLError as YAMLError
 from .errors import UserError
 from .text import short
 
+_MOST_BYTES = 200_000  # the longest shipped experiment has 5 thousand
+_MOST_NODES = 10_000  # keys, values and items, with each alias expanded
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -28,8 +31,13 @@ class Origin:
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], Origin]:
-    """Return the mapping in a file, and the line of each of its keys; raise UserError for anything else."""
+    """Return the mapping in a file, and the line of each of its keys.
+
+    Raises UserError for anything else; a pipe, which may block, and a large file are not opened.
+    """
     try:
+        if path.exists() and (not path.is_file() or path.stat().st_size > _MOST_BYTES):
+            raise UserError(f"{path}: expected a YAML file of at most {_MOST_BYTES:,} bytes.")
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"Cannot read {path}: {error.strerror}.") from error
@@ -82,7 +90,7 @@ def _load(text: str) -> tuple[Any, yaml.Node | None]:
         node = loader.get_single_node()
         if node is None:
             return None, None
-        _refuse_duplicates(node)
+        _check(node, {})
         return loader.construct_document(node), node
     except YAMLError:
         raise
@@ -92,20 +100,37 @@ def _load(text: str) -> tuple[Any, yaml.Node | None]:
         raise YAMLError(str(error) or type(error).__name__) from error
 
 
-def _refuse_duplicates(root: yaml.Node) -> None:
-    """Raise for a duplicate key, of which PyYAML silently keeps the last one."""
-    left, seen = [root], set()
-    while left:
-        node = left.pop()
-        if id(node) in seen:  # an alias
-            continue
-        seen.add(id(node))
+def _check(node: yaml.Node, sizes: dict[int, int]) -> int:
+    """Return the number of nodes below one, with each alias expanded; `sizes` holds those known, 0 for open ones.
+
+    Raises for too many nodes, an alias that contains itself, and duplicate keys, of which PyYAML silently keeps the
+    last one.
+    """
+    if id(node) in sizes:
+        if not sizes[id(node)]:
+            raise _refused("an alias contains itself", node)
+        return sizes[id(node)]
+    sizes[id(node)] = 0
+    children: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
         lines: dict[str, int] = {}
-        for key, value in node.value if isinstance(node, yaml.MappingNode) else []:
+        for key, value in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 if key.value in lines:
-                    problem = f"{short(key.value)} is a duplicate key (first on line {lines[key.value]}): keep one"
-                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+                    first = f"first on line {lines[key.value]}"
+                    raise _refused(f"{short(key.value)} is a duplicate key ({first}): keep one", key)
                 lines[key.value] = key.start_mark.line + 1
-            left.append(value)
-        left += node.value if isinstance(node, yaml.SequenceNode) else []
+            children += (key, value)
+    elif isinstance(node, yaml.SequenceNode):
+        children = node.value
+    size = 1
+    for child in children:
+        size += _check(child, sizes)
+        if size > _MOST_NODES:
+            raise _refused(f"holds more than {_MOST_NODES:,} keys and values, with each alias expanded", node)
+    sizes[id(node)] = size
+    return size
+
+
+def _refused(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)

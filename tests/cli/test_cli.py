@@ -25,7 +25,7 @@ from pods_rl.runs.checkpoints import publish, staging
 from . import pods
 
 PODS = [sys.executable, "-m", "pods_rl"]
-COMMANDS = ("train", "eval", "compare", "report", "plan", "select", "recipes")
+COMMANDS = ("train", "eval", "compare", "report", "plan", "select", "doctor", "recipes")
 
 
 @pytest.fixture
@@ -232,6 +232,7 @@ def test_a_recipe_is_named_by_a_word_alone(trained, tmp_path):
     assert [recipe.values["seed"] for recipe, _, _ in trained.made] == [3, 4, 42]
     assert [recipe.name for recipe, _, _ in trained.made] == ["tiny-pods", "quickstart-pods", "mine"]
     assert "3 arms x 2 seeds" in pods("compare", "quickstart", "--seeds", "2", "--dry_run").output
+    assert "128 rollouts" in pods("doctor", "tiny-pods", "--num_rollouts", "128").output
 
 
 @pytest.mark.parametrize(
@@ -244,6 +245,7 @@ def test_a_recipe_is_named_by_a_word_alone(trained, tmp_path):
         (["train", "~nobody-of-this-name"], "cannot be a path"),
         (["train", "a" * 5000], r"aaa\.\.\. cannot be a path"),
         (["compare"], "No experiment: name"),
+        (["doctor", "--foo", "bar"], "Missing recipe"),
         (["train"], "Missing recipe"),
         (["train", "--recipe", "quickstart-podz"], "Did you mean quickstart-pods"),
         (["train", "--explain", "rulee"], "Did you mean rule"),
@@ -326,6 +328,21 @@ def test_recipes_are_listed_and_printed():
     assert "arms: grpo, grpo-ga, pods" in output
 
 
+def test_doctor_shows_versions_and_a_plan(monkeypatch):
+    result = pods("doctor", "--config", "tiny-pods", "--num_rollouts", "128")
+    for word in ("python", "torch", "trl", "bf16", "CPU threads", "disk", "tiny-pods"):
+        assert word in result.output
+    assert "1 prompt, 128 rollouts generated, 16 rows trained" in result.output
+
+
+def test_doctor_finds_what_is_missing(monkeypatch):
+    from pods_rl.cli import doctor
+
+    monkeypatch.setattr("pods_rl.distributed.processes.version", lambda name: {"trl": "2.3.0"}.get(name))
+    grades = {what: grade for grade, what, _ in doctor.check_versions()}
+    assert (grades["trl"], grades["torch"], grades["vllm"]) == ("note", "bad", "ok")
+
+
 def test_the_current_directory_comes_last_on_the_path(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -350,7 +367,7 @@ def test_a_traceback_that_quotes_a_model_cannot_steer_the_terminal(monkeypatch, 
     assert words.endswith("ValueError: no number: \\x1b[2J\\x1b]0;owned\\x07[/red]\n")
 
 
-@pytest.mark.parametrize("words", [["--help"], ["train", "--recipe", "tiny-pods"], ["report", "."]])
+@pytest.mark.parametrize("words", [["--help"], ["doctor"], ["train", "--recipe", "tiny-pods"], ["report", "."]])
 def test_a_deleted_working_directory_is_one_line(tmp_path, words):
     gone = tmp_path / "gone"
     gone.mkdir()

@@ -42,6 +42,12 @@ def test_training_is_refused_before_anything_is_written(command, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def test_the_doctor_says_that_the_recipe_cannot_train_here():
+    result = pods("doctor", "--config", "gsm8k-qwen2.5-3b-pods")
+    assert result.exit_code == 1
+    assert "needs vllm" in one_line(result.output)
+
+
 def test_an_experiment_that_ends_by_its_steps_promises_no_seconds(tmp_path):
     (tmp_path / "e.yaml").write_text("arms: {a: {}, b: {}}\nbase: tiny-pods\nmax_seconds: null\nmax_steps: 2\n")
     assert (

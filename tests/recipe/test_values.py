@@ -17,6 +17,12 @@ LOOP: dict = {}
 LOOP["a"] = LOOP
 
 
+def bomb(form: str) -> str:
+    """Nine times as large with each line."""
+    pairs = zip("abcdefgh", "bcdefghi", strict=True)
+    return "a: &a {x: 1}\n" + "".join(f"{new}: &{new} {form % ', '.join([f'*{old}'] * 9)}\n" for old, new in pairs)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "converted"),
     [
@@ -104,6 +110,10 @@ def test_overrides():
         ("seed: 2020-99-99\n", "not valid YAML"),
         ("seed: 1\n---\nseed: 2\n", r"r\.yaml:2: but found another document"),
         ("a: !!bool maybe\n", "not valid YAML"),
+        ("a: &a [*a]\n", r"r\.yaml:1: an alias contains itself"),
+        pytest.param(bomb("[%s]"), "holds more than 10,000 keys and values", id="lists"),
+        pytest.param(bomb("{<<: [%s]}"), "holds more than 10,000 keys and values", id="merges"),
+        pytest.param("a: [" + "1," * 30_000 + "]\n", "holds more than 10,000 keys and values", id="a long list"),
     ],
 )
 def test_yaml_that_is_no_recipe(text, message):

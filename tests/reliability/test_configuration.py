@@ -16,6 +16,9 @@ from pods_rl.errors import UserError
 from .synthetic import write_run
 
 GOOD = {"max_steps": 1, "num_generations": 4, "per_device_train_batch_size": 4, "use_cpu": True, "bf16": False}
+LAUGHS = "&a [x, x, x, x, x, x, x, x, x]" + "".join(
+    f", &{new} [{', '.join([f'*{old}'] * 9)}]" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
 # what is wrong: the recipe (keys, or a text), more words of the command, and what the message names
 BAD: dict[str, tuple[object, list[str], list[str]]] = {
     "an unknown key": ({"num_rolouts": 64}, [], ["num_rolouts", "num_rollouts?"]),
@@ -23,13 +26,16 @@ BAD: dict[str, tuple[object, list[str], list[str]]] = {
     "more kept than generated": ({"num_rollouts": 2}, [], ["num_rollouts", "num_generations"]),
     "batch arithmetic": ({"per_device_train_batch_size": 3}, [], ["3 rows", "num_generations"]),
     "a python tag": ("seed: !!python/object/apply:os.getpid []\n", [], ["r.yaml:1", "python/object"]),
+    "a billion laughs": (f"num_generations: [{LAUGHS}]\n", [], ["10,000"]),
     "no limit": ("seed: 1\n", [], ["max_seconds"]),
     "no such model": ({"model_name_or_path": "./no/model"}, [], ["./no/model"]),
+    "no such rule": ({"rule": "max_varience"}, [], ["max_varience", "max_variance?"]),
     "a pipe": ({}, ["--config", "pipe"], ["pipe"]),
     "a path that is too long": ({}, ["--config", "a" * 5000], ["too long"]),
     "a directory that is a file": ({}, ["--output", "rows.jsonl/mine"], ["rows.jsonl/mine", "--output"]),
     "a directory that holds a run": ({}, ["--output", "run"], ["run", "--resume"]),
     "nothing to resume": ({}, ["--resume", "--output", "nowhere"], ["nowhere"]),
+    "too many processes": ({}, ["--num_processes", "1000000000"], ["1000000000", "1024"]),
 }
 
 

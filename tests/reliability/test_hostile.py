@@ -255,6 +255,7 @@ def by_words(texts: Sequence[str]) -> str:
         lambda text: ["select", text],
         lambda text: ["eval", "--run", text],
         lambda text: ["tasks", text],
+        lambda text: ["doctor", "--config", text],
     )
     for place, text in enumerate(texts):
         with pytest.MonkeyPatch.context() as patch:

@@ -1,0 +1,89 @@
+"""``pods doctor``: check whether this machine can train, and show what a recipe does on it."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer
+
+from ..errors import UserError
+from ..recipe import load_recipe
+from ..text import console, safe_text
+from .train import Config, named_recipe, show_plan
+
+TESTED_TRL = "1.16"
+_PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "math-verify", "pyarrow")
+_EXTRAS = ("vllm", "bitsandbytes", "deepspeed")
+_GIB = 2**30
+_STYLES = {"ok": "green", "note": "yellow", "bad": "red"}
+Finding = tuple[str, str, str]  # ok, note or bad; what was checked; its value
+
+
+def doctor(context: typer.Context, config: Config = None) -> None:
+    """Check whether this machine can train; the exit code is 1 if it cannot.
+
+    Checks versions, devices and disk. With a recipe, also shows what is missing for it, and its batch plan. Set any key
+    of the recipe with --KEY VALUE.
+
+    \b
+    Examples:
+      pods doctor
+      pods doctor tiny-pods --num_rollouts 128
+    """
+    named, keys = named_recipe(context.args, config)
+    if named is None and keys:
+        raise UserError("Missing recipe. Pass a name or a file: pods doctor tiny-pods --num_rollouts 128")
+    recipe = None if named is None else load_recipe(named, keys)
+    findings = [*check_versions(), *check_machine()]
+    if recipe and recipe.missing_library:
+        findings.append(("bad", "recipe", recipe.missing_library))
+    for grade, what, value in findings:
+        console().print(f"[{_STYLES[grade]}]{grade:<4}[/{_STYLES[grade]}]  {what:<16} {safe_text(value)}")
+    if recipe:
+        console().print()
+        show_plan(recipe.batch_plan())
+        console().print(f"\nWhich n and m are quickest here? pods plan measures it: pods plan {safe_text(named)}")
+    if any(grade == "bad" for grade, _, _ in findings):
+        raise typer.Exit(1)
+
+
+def check_versions() -> Iterator[Finding]:
+    """Check Python and the required packages, and compare TRL's version with the tested one."""
+    from ..distributed.processes import version
+
+    yield "ok", "python", f"{platform.python_version()} on {platform.platform()}"
+    for name in _PACKAGES:
+        found = version(name)
+        if found is None:
+            yield "bad", name, "not installed: pip install . in a checkout of pods-rl"
+        elif name == "trl" and not f"{found}.".startswith(f"{TESTED_TRL}."):
+            yield "note", name, f"{found}; tested with {TESTED_TRL}"
+        else:
+            yield "ok", name, found
+    for name in _EXTRAS:
+        yield "ok", name, version(name) or "not installed (optional)"
+
+
+def check_machine() -> Iterator[Finding]:
+    """Report devices, precision, threads, and the free space on the disk that runs are written to."""
+    from ..policies.files import cpu_has_bf16
+
+    try:
+        import torch
+    except ImportError as error:
+        yield "bad", "device", f"torch cannot be imported: {error}"
+        return
+    for index in range(torch.cuda.device_count()):
+        gpu = torch.cuda.get_device_properties(index)
+        yield "ok", f"GPU {index}", f"{gpu.name}, {gpu.total_memory / _GIB:.0f} GiB"
+    if not torch.cuda.is_available():
+        yield "note", "device", "CPU only: enough for the tiny policy; set use_cpu: true"
+    bf16 = torch.cuda.is_bf16_supported() if torch.cuda.is_available() else cpu_has_bf16()
+    words = {True: "yes", False: "no: training runs in float32", None: "unknown"}
+    yield "ok" if bf16 else "note", "bf16", words[bf16]
+    yield "ok", "CPU threads", str(torch.get_num_threads())
+    free = shutil.disk_usage(Path.cwd()).free / _GIB
+    yield "ok" if free > 5 else "note", "disk", f"{free:.1f} GiB free in {Path.cwd()}"
