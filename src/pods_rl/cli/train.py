@@ -39,11 +39,7 @@ AccelerateConfig = Annotated[
            help="How the processes share the model: a shipped configuration or a file of accelerate's. [default: ddp]"),
 ]  # fmt: skip
 Output = Annotated[Path | None, Option(help="Directory of the run. [default: runs/<recipe>-<date>-<time>]")]
-Resume = Annotated[
-    bool,
-    Option("--resume", help="Resume the run in --output from its last complete checkpoint. Without --output, resume "
-                            "the newest run of the recipe under runs/."),
-]  # fmt: skip
+Resume = Annotated[bool, Option("--resume", help="Resume the run in --output from its last complete checkpoint.")]
 AllowChanged = Annotated[
     bool, Option("--allow_changed_recipe", help="With --resume: accept a checkpoint of another recipe.")
 ]
@@ -81,11 +77,11 @@ def train(
       pods train --output runs/mine --resume
       pods train --explain num_rollouts
     """
-    from ..training.resume import newest_run
-
     if explain is not None:
         _show_key(explain)
         return
+    if resume and output is None:
+        raise UserError("--resume needs the directory of a run: give it with --output.")
     with stoppable() as stop:
         launch = _find_launch(num_processes, accelerate_config)
         named, keys = named_recipe(context.args, config, resumed=output if resume else None)
@@ -99,7 +95,7 @@ def train(
             note_missing(recipe)
             return
         _check_machine(recipe, launch)
-        output = output or (newest_run(recipe) if resume else _default_output(recipe))
+        output = output or _default_output(recipe)
         again = {"resume": resume, "allow_changed_recipe": allow_changed_recipe}
         _check_output(recipe, output, launch, **again)
         with _last_words(output, launch):

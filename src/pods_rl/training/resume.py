@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
@@ -79,18 +78,6 @@ def find_start(recipe: Recipe, output: Path, *, processes: int, changed: bool = 
             "with the changes."
         )
     return Start(checkpoint, skipped, differ)
-
-
-def newest_run(recipe: Recipe, runs: Path = Path("runs")) -> Path:
-    """Return the newest run that `pods train` named after a recipe: ``runs/<recipe>-<date>-<time>``.
-
-    Raises UserError if there is none.
-    """
-    name = re.compile(re.escape(recipe.name) + r"-\d{8}-\d{6}")
-    found = sorted(path.name for path in runs.glob("*") if name.fullmatch(path.name) and is_run(path))
-    if not found:
-        raise UserError(f"--resume: no run of {recipe.name} under {runs}: name the run to resume with --output.")
-    return runs / found[-1]
 
 
 def last_lines(output: Path, launch: str = "") -> list[str]:
