@@ -12,7 +12,6 @@ from pods_rl.rewards import chemistry, choice, equation
 from pods_rl.rewards.chemistry import (
     CHARGE,
     MAX_DEPTH,
-    has_arrow,
     read_equation,
     read_formula,
     read_letter,
@@ -96,7 +95,6 @@ def test_brackets_are_bounded():
 
 
 def test_an_arrow_makes_an_equation_and_else_it_is_a_choice():
-    assert [has_arrow(text) for text in (WATER, "A -> B", "A → B", "A ⇌ B", "B", "Yes")] == [True] * 4 + [False] * 2
     assert chemistry("<answer>(b)</answer>", "B") == 1.0
     assert chemistry("<answer>B -> A</answer>", "A -> B") == 0.0
 

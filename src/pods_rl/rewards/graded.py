@@ -29,10 +29,14 @@ def format_reward(text: str, gold: str = "") -> float:
     >>> format_reward("Sure: <think>9*2=18</think><answer>18</answer>")
     0.95
     """
-    outside = _outside_blocks(text)
-    if outside is None:
-        return 0.0
-    stray = sum(len(part) for part in outside.split())
+    outside, rest = "", text
+    for opening, closing in (TAGS[:2], TAGS[2:]):
+        before, _, block = rest.partition(opening)
+        _, closed, rest = block.partition(closing)
+        if not closed:
+            return 0.0
+        outside += before
+    stray = sum(len(part) for part in (outside + rest).split())
     return max(0.0, round(1.0 - PENALTY_PER_CHARACTER * stray, 2))
 
 
@@ -47,29 +51,16 @@ def tag_count(text: str, gold: str = "") -> float:
     return round(REWARD_PER_TAG * sum(text.count(tag) == 1 for tag in TAGS), 3)
 
 
-def _outside_blocks(text: str) -> str | None:
-    outside, rest = "", text
-    for opening, closing in (TAGS[:2], TAGS[2:]):
-        before, found, block = rest.partition(opening)
-        _, closed, rest = block.partition(closing)
-        if not (found and closed):
-            return None
-        outside += before + " "
-    return outside + rest
-
-
 def overlong(tokens: int, limit: int) -> float:
     """Return 0.0 for a completion of up to four fifths of `limit` tokens, falling linearly to -1.0 at `limit`.
 
     Source: DAPO (arXiv 2503.14476), equation 13, whose penalty grows over the last 4096 of 20480 tokens. Range [-1, 0].
 
-    `tokens` is the length of a completion, `limit` the most it can have. Raises ValueError if the limit is below 1.
+    `tokens` is the length of a completion, `limit` the most it can have, at least 1.
 
     >>> overlong(80, 100), overlong(90, 100), overlong(100, 100)
     (0.0, -0.5, -1.0)
     """
-    if limit < 1:
-        raise ValueError(f"overlong needs a limit of at least 1 token: got {limit}")
     buffer = max(1, limit // 5)
     return max(-1.0, min(0.0, (limit - buffer - tokens) / buffer))
 

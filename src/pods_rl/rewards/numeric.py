@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import operator
 import re
 from collections import Counter
@@ -244,8 +245,8 @@ _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 _OPERAND = re.compile(r"[0-9]{1,100}(?:\.[0-9]{1,100})?")
 _SIGNED_OPERAND = re.compile(rf"-?{_OPERAND.pattern}")
 _ARITHMETIC = re.compile(rf"{_OPERAND.pattern}|[-+*/()]")
-_APPLY = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
-_RANK = {"+": 1, "-": 1, "*": 2, "/": 2}
+_ZEROS = re.compile(r"(?<![0-9.])0+(?=[0-9])")  # before a number; Python has no such numbers
+_APPLY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
 def read_expression(text: str) -> tuple[Fraction, Counter[Fraction]] | None:
@@ -281,31 +282,24 @@ def _in_ascii(text: str) -> str:
 
 
 def _evaluate(text: str) -> tuple[Fraction, Counter[Fraction]] | None:
-    """Precedence climbing, with the sign of a number as the tightest operator."""
-    tokens = _ARITHMETIC.findall(text)
-    if "".join(tokens) != "".join(text.split()):
+    """Evaluate numbers and operators as Python reads them, but exactly."""
+    if "".join(_ARITHMETIC.findall(text)) != "".join(text.split()):
         return None
-    tokens.reverse()
+    text = _ZEROS.sub("", text)
     numbers: Counter[Fraction] = Counter()
 
-    def parse(rank: int) -> Fraction:
-        token = tokens.pop()
-        if token == "-":
-            value = -parse(2)
-        elif token == "(":
-            value = parse(0)
-            if tokens.pop() != ")":
-                raise ValueError
-        else:
-            value = Fraction(token)  # raises ValueError for an operator
-            numbers[value] += 1
-        while tokens and _RANK.get(tokens[-1], 0) > rank:
-            sign = tokens.pop()
-            value = _APPLY[sign](value, parse(_RANK[sign]))
-        return value
+    def work_out(part: ast.AST) -> Fraction:
+        if isinstance(part, ast.BinOp):
+            return _APPLY[type(part.op)](work_out(part.left), work_out(part.right))
+        if isinstance(part, ast.UnaryOp) and isinstance(part.op, ast.USub):
+            return -work_out(part.operand)
+        if not isinstance(part, ast.Constant):
+            raise ValueError(part)
+        number = Fraction(text[part.col_offset : part.end_col_offset])
+        numbers[number] += 1
+        return number
 
     try:
-        found = parse(0)
-    except (ValueError, IndexError, ZeroDivisionError, RecursionError):
+        return work_out(ast.parse(text, mode="eval").body), numbers
+    except (SyntaxError, KeyError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None
-    return None if tokens else (found, numbers)

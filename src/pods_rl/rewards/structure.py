@@ -7,7 +7,6 @@ An answer is split at the separators, relation signs and brackets outside every 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from .numeric import is_name
@@ -129,8 +128,6 @@ def _all(parts: list[str]) -> tuple[Node, ...]:
 
 
 def _list(parts: list[str], separators: list[str]) -> Node:
-    if not parts[-1].strip():  # a comma at the end
-        parts = parts[:-1]
     kinds = {"list" if sign == "," else "and" if sign.endswith(("and", "wedge")) else "or" for sign in separators}
     return Node(kinds.pop() if len(kinds) == 1 else "list", _all(parts))
 
@@ -173,21 +170,14 @@ def _bracketed(text: str) -> tuple[str, str] | None:
 
 def _split(text: str, kind: str) -> tuple[list[str], list[str]]:
     """Return the parts of a text between the tokens of a kind outside every bracket, and these tokens."""
-    parts, found, start = [], [], 0
-    for token in _outside(text):
-        if token[kind]:
+    parts, found, start, depth = [], [], 0, 0
+    for token in _TOKEN.finditer(text):
+        depth += bool(token["open"]) - bool(token["close"])
+        if depth == 0 and token[kind]:
             parts.append(text[start : token.start()])
             found.append(token[kind])
             start = token.end()
     return [*parts, text[start:]], found
-
-
-def _outside(text: str) -> Iterator[re.Match[str]]:
-    depth = 0
-    for token in _TOKEN.finditer(text):
-        depth += bool(token["open"]) - bool(token["close"])
-        if depth == 0 and not token["close"]:
-            yield token
 
 
 def _ungrouped(text: str) -> str:

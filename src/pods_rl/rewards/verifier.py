@@ -79,7 +79,9 @@ def verification() -> Work:
     logging.disable(logging.CRITICAL)
     for pair in ((r"( 3, \frac{\pi}{2} )", r"(3, \pi/2)"), ("x^2-1", "(x+1)(x-1)"), ("x<3", r"(-\infty, 3)")):
         _equal(pair)
-    _limit_memory()
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    wanted = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
     return Work(_equal, prepare=bar_process)
 
 
@@ -92,12 +94,6 @@ def _equal(pair: Pair) -> bool:
         os._exit(1)  # memory can no longer be trusted: a fresh process takes over
     except Exception:
         return False  # an answer that cannot be parsed or compared is wrong
-
-
-def _limit_memory() -> None:
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    wanted = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
 
 
 @lru_cache(maxsize=1)
