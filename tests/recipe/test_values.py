@@ -7,8 +7,6 @@ from datetime import date
 import pytest
 
 from pods_rl.errors import UserError
-from pods_rl.experiment import load_experiment
-from pods_rl.recipe import load_recipe
 from pods_rl.recipe.fields import parse_overrides
 from pods_rl.recipe.schema import fields
 from pods_rl.yaml_files import parse_yaml
@@ -119,18 +117,6 @@ def test_overrides():
 def test_yaml_that_is_no_recipe(text, message):
     with pytest.raises(UserError, match=message):
         parse_yaml(text, "r.yaml")
-
-
-def test_many_wrong_keys_are_counted_and_a_few_are_shown(tmp_path):
-    """A suggestion takes half a millisecond: thousands of them took minutes."""
-    keys = "".join(f"kei{number}: 1\n" for number in range(4000))
-    (tmp_path / "r.yaml").write_text(keys)
-    with pytest.raises(UserError) as refusal:
-        load_recipe(tmp_path / "r.yaml")
-    assert str(refusal.value).splitlines()[5:] == ["... and 3995 more."]
-    (tmp_path / "r.yaml").write_text(keys + "arms: {a: {}}\n")
-    with pytest.raises(UserError, match=r"\.\.\. and 3995 more\."):
-        load_experiment(tmp_path / "r.yaml").plan()
 
 
 def test_lines_survive_comments_and_merges():

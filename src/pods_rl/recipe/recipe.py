@@ -21,7 +21,6 @@ from .schema import UNSUPPORTED, defaults, fields
 
 _SAVING = frozenset(("save_seconds", "save_steps", "save_strategy"))
 _SAVE_SECONDS, _SAVES_KEPT = 1800.0, 2  # if no key sets when to save: at most half an hour is lost
-_SHOWN = 5  # wrong keys
 _ENDLESS = 10**9  # steps if only the clock stops the run; TRL would stop after 3 epochs
 _TITLES = {"model": "the policy", "engine": "training", "task": "the task", "run": "this run"}
 
@@ -174,16 +173,14 @@ def _convert(values: Mapping[str, Any], origin: Origin | None) -> dict[str, Any]
         if key == "scale_rewards" and isinstance(value, bool):
             value = "group" if value else "none"  # as TRL reads it
         try:
-            if key not in known:  # a suggestion takes half a millisecond
-                near = suggest(key, known) if len(problems) < _SHOWN else ""
-                raise ValueError(f"unknown key.{near or ' Neither pods-rl nor TRL has such a key.'}")
+            if key not in known:
+                raise ValueError(f"unknown key.{suggest(key, known) or ' Neither pods-rl nor TRL has such a key.'}")
             is_word = origin is None and isinstance(value, str)
             converted[key] = known[key].parse(value) if is_word else known[key].convert(value)
         except ValueError as error:
             problems.append(f"{'--' if origin is None else origin.where(key)}{short(key)}: {error}")
     if problems:
-        more = [f"... and {len(problems) - _SHOWN} more."] if len(problems) > _SHOWN else []
-        raise UserError("\n".join([*problems[:_SHOWN], *more]))
+        raise UserError("\n".join(problems))
     return converted
 
 

@@ -253,15 +253,14 @@ def begins_with(head: str) -> Callable[[Path], bool]:
     return ours
 
 
-@contextmanager
-def writing(path: Path, option: str) -> Iterator[IO[bytes]]:
-    """Open a file that replaces `path` once it is complete; of a link, its target. Write to a device or pipe directly.
+def write_output(path: Path, option: str, text: str) -> None:
+    """Write text to a file that it replaces once it is complete; of a link, its target. Write to a device directly.
 
     Raises UserError if the disk is full or refuses it.
     """
     try:
         with _special(path) or replacing(Path(os.path.realpath(path))) as file:
-            yield file
+            file.write(encoded(text))
     except OSError as error:
         raise UserError(f"{option} {path} was not written: {error.strerror or error}. Choose another file.") from error
 
@@ -274,9 +273,3 @@ def _special(path: Path) -> IO[bytes] | None:
     if os.path.samestat(about, os.fstat(1)):
         return os.fdopen(os.dup(1), "wb")  # at its position: /dev/stdout may be a file that the shell opened
     return None if stat.S_ISREG(about.st_mode) else path.open("wb")
-
-
-def write_output(path: Path, option: str, text: str) -> None:
-    """Write text as `writing` does."""
-    with writing(path, option) as file:
-        file.write(encoded(text))
