@@ -108,11 +108,14 @@ class Places:
     def __init__(self, prompt_of: Tensor) -> None:
         counts = prompt_of.bincount()
         self.prompt_of, self.prompts, self._most = prompt_of, len(counts), int(counts.max())
+        self._ordered = self.prompts == 1
+        if self._ordered:
+            return
         nodes = torch.arange(len(prompt_of), device=prompt_of.device)
         before = torch.nn.functional.one_hot(prompt_of).cumsum(0).gather(1, prompt_of.unsqueeze(1)).squeeze(1) - 1
         self._place_of = prompt_of * self._most + before
         self._node_at = nodes.new_zeros(self.prompts * self._most).index_copy_(0, self._place_of, nodes)
-        self._ordered = torch.equal(self._place_of, nodes) and len(nodes) == len(self._node_at)
+        self._ordered = len(nodes) == len(self._node_at) and torch.equal(self._place_of, nodes)
 
     def by_prompt(self, states: Tensor) -> Tensor:
         """From `[nodes, key heads, ...]` to `[prompts, key heads, places, ...]`; empty places repeat a node."""

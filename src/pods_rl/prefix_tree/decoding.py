@@ -255,11 +255,15 @@ class Nodes:
         self._mask = self._positions = None
         if mask is not None:
             inputs["attention_mask"] = mask = mask[self._firsts]
-            self._mask = torch.nn.functional.pad(mask, (0, self._ids.size(1) - mask.size(1)), value=1)
         if positions is not None:
             inputs["position_ids"] = positions = positions.expand(len(self._output), -1)[self._firsts]
-            self._positions = positions[:, -1:] if mask is not None else positions[:1, -1:]  # else all are equal
         prepared = self._prepare(self.prefixes, self.columns, is_first_iteration=True, **inputs)
+        if mask is not None and mask.all() and not self._prepares:
+            mask = self._inputs["attention_mask"] = None  # no padding: one operation less for each token
+        if mask is not None:
+            self._mask = torch.nn.functional.pad(mask, (0, self._ids.size(1) - mask.size(1)), value=1)
+        if positions is not None:
+            self._positions = positions[:, -1:] if mask is not None else positions[:1, -1:]  # else all are equal
         logits = self._model(**prepared, return_dict=True).logits[:, -1].float()
         if cache.get_seq_length() != self.columns:
             raise CannotServeError("the model keeps no cache of the prompts")
