@@ -330,7 +330,7 @@ def test_an_experiment_is_stored_over_no_file_of_another(tmp_path):
     given = tmp_path / "experiment.yaml"
     given.write_text("# mine\nbase: tiny-pods\narms: {a: {}}\n")
     what = load_experiment(given)
-    with pytest.raises(UserError, match="is the input"):
+    with pytest.raises(UserError, match="did not write it"):
         run_experiment(what, tmp_path, lambda event: None)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "experiment.yaml").write_text("# notes\n")

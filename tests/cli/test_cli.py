@@ -179,8 +179,9 @@ def test_num_processes_starts_accelerate_once_the_recipe_fits(trained, monkeypat
     assert trained.made == []
     with pytest.raises(UserError, match=r"whole groups of num_generations = 16 rows, but it holds 24 rows"):
         pods(*words, "--per_device_train_batch_size", "3")
-    with pytest.raises(UserError, match=r"zero2.*(needs deepspeed|GPUs only)"):
-        pods(*words, "--per_device_train_batch_size", "2", "--use_cpu", "--accelerate_config", "zero2")
+    monkeypatch.setattr("pods_rl.recipe.catalog.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"zero2 needs deepspeed"):
+        pods(*words, "--per_device_train_batch_size", "2", "--accelerate_config", "zero2")
     with pytest.raises(UserError, match=r"zero9 is neither a file nor a shipped"):
         pods(*words, "--accelerate_config", "zero9")
     monkeypatch.setenv("WORLD_SIZE", "8")

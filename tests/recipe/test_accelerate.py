@@ -13,4 +13,4 @@ from pods_rl.recipe.catalog import check_accelerate
 def test_the_first_fsdp_is_refused(tmp_path, options):
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"distributed_type": "FSDP", "fsdp_config": options}))
     with pytest.raises(UserError, match="fsdp_version: got 1, expected 2"):
-        check_accelerate(tmp_path / "mine.yaml", on_cpu=False)
+        check_accelerate(tmp_path / "mine.yaml")

@@ -175,7 +175,7 @@ def _check_machine(recipe: Recipe, launch: Launch | None) -> None:
 
     recipe.check_reachable()
     if launch:  # each process checks its rewards itself
-        check_accelerate(launch.config, on_cpu=bool(recipe.values.get("use_cpu")))
+        check_accelerate(launch.config)
     else:
         check_rewards(recipe.values)
 

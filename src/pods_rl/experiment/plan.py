@@ -53,23 +53,19 @@ class Experiment:
     def plan(self) -> list[PlannedRun]:
         """Return every run in order: all arms with the first seed, then all with the next. So the arms of a seed train
         close in time, under the same load of the machine. Raises UserError if any recipe is wrong."""
-        processes = self.processes
-        return [
-            PlannedRun(
-                arm, seed, build_recipe(self.base | keys | {"seed": seed}, self._origin(arm), processes=processes)
-            )
-            for seed in self.seeds
-            for arm, keys in self.arms.items()
-        ]
+        runs, processes = [], self.processes
+        for seed in self.seeds:
+            for arm, keys in self.arms.items():
+                origin = Origin(f"{self.source}, arm {arm}")
+                recipe = build_recipe(self.base | keys | {"seed": seed}, origin, processes=processes)
+                runs.append(PlannedRun(arm, seed, recipe))
+        return runs
 
     def to_yaml(self) -> str:
         """Return the text of ``experiment.yaml``; loading it gives an equal experiment."""
         settings = {"name": self.name, "baseline": self.baseline, "accelerate": self.accelerate}
         given = {key: value for key, value in settings.items() if value is not None}
         return HEAD + dump_yaml({**given, "arms": self.arms, "seeds": list(self.seeds), "base": self.base})
-
-    def _origin(self, arm: str) -> Origin:
-        return Origin(f"{self.source}, arm {arm}")
 
 
 def load_experiment(path_or_name: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:

@@ -24,7 +24,7 @@ from ..errors import UserError
 from ..recipe.catalog import check_accelerate, find_accelerate_config
 from ..recipe.recipe import differences
 from ..runs import Run, RunInUseError, RunWriter, end_run, is_run, write_atomic
-from ..runs.files import LOG, begins_with, check_output, open_own
+from ..runs.files import LOG, begins_with, open_own
 from ..yaml_files import parse_yaml
 from .plan import HEAD, Experiment, PlannedRun
 
@@ -127,16 +127,15 @@ def _check(experiment: Experiment, plan: Sequence[PlannedRun], output: Path, par
             f"parallel is {parallel}, but each run takes {experiment.processes} processes "
             f"(accelerate: {experiment.accelerate}): remove --parallel."
         )
-    launcher = find_accelerate_config(experiment.accelerate) if experiment.accelerate else None
     for run in plan:
         run.recipe.check_reachable()
-        if launcher:
-            check_accelerate(launcher, on_cpu=bool(run.recipe.values.get("use_cpu")))
+    if experiment.accelerate:
+        check_accelerate(find_accelerate_config(experiment.accelerate))
     if is_run(output):
         raise UserError(f"{output} holds a single run: choose another --output for an experiment.")
     stored = output / "experiment.yaml"
     if stored.exists() and not (stored.is_file() and begins_with(HEAD)(stored)):
-        check_output(stored, "--output", inputs=[Path(experiment.source)], force=None)
+        raise UserError(f"{stored} exists, and `pods compare` did not write it: choose another --output.")
 
 
 def _is_finished(path: Path, run: PlannedRun, *, force: bool) -> bool:

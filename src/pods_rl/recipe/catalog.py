@@ -171,13 +171,8 @@ def accelerate_processes(config: Path) -> int:
     return count
 
 
-def check_accelerate(config: Path, *, on_cpu: bool) -> None:
-    """Raise UserError if an accelerate configuration is not supported, or needs a library or a GPU that is missing.
-
-    Args:
-        config: the file.
-        on_cpu: whether the recipe sets `use_cpu`.
-    """
+def check_accelerate(config: Path) -> None:
+    """Raise UserError if an accelerate configuration is not supported, or needs a library that is missing."""
     values, _ = read_yaml(config)
     kind = str(values.get("distributed_type"))
     version = (values.get("fsdp_config") or {}).get("fsdp_version", 1)
@@ -186,9 +181,4 @@ def check_accelerate(config: Path, *, on_cpu: bool) -> None:
     if kind == "DEEPSPEED" and find_spec("deepspeed") is None:
         raise UserError(
             f"{config.stem} needs deepspeed, which is not installed: pip install '.[deepspeed]' in a checkout."
-        )
-    if kind == "DEEPSPEED" and on_cpu:
-        raise UserError(
-            f"{config.stem}: DeepSpeed runs on GPUs only, and use_cpu is true: unset use_cpu, or choose "
-            "--accelerate_config fsdp2 or ddp."
         )

@@ -215,7 +215,7 @@ def check_output(
     *,
     inputs: Sequence[Path] = (),
     ours: Callable[[Path], bool] = lambda path: False,
-    force: bool | None = False,
+    force: bool = False,
 ) -> None:
     """Raise UserError, before any work, if a command may not write its result to a file.
 
@@ -224,7 +224,7 @@ def check_output(
         option: names the file in messages.
         inputs: the files that the command reads. They are never written, even with `force`.
         ours: whether an existing file is an earlier result of the command, so that it may be replaced.
-        force: replace an existing file that is not ours. If None, the command has no such option.
+        force: replace an existing file that is not ours.
     """
     try:
         target = Path(os.path.realpath(path))
@@ -237,8 +237,8 @@ def check_output(
         if not os.access(target if target.exists() else target.parent, os.W_OK):
             raise UserError(f"{option} {path} cannot be written to: permission denied. Choose another file.")
         if target.is_file() and not force and not ours(target):
-            how = "Choose another" if force is None else "Replace it with --force, or choose another"
-            raise UserError(f"{option} {path} exists, and this command did not write it. {how}.")
+            how = "Replace it with --force, or choose another."
+            raise UserError(f"{option} {path} exists, and this command did not write it. {how}")
     except OSError as error:
         raise UserError(f"{option} {path} cannot be used: {error.strerror or error}.") from error
 
