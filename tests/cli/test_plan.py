@@ -6,7 +6,6 @@ import pytest
 
 import pods_rl.planning.plan
 import pods_rl.training.planning
-from pods_rl.errors import UserError
 
 from . import pods
 from .test_whole_run import place  # noqa: F401  (a fixture)
@@ -21,8 +20,3 @@ def test_a_plan_is_measured_and_printed(place, monkeypatch):  # noqa: F811
     assert max(map(len, done.output.splitlines())) <= 80
     for part in ("rewards", "prices", "Limits:", "Recommended: ", "Train with: pods train ... --num_generations "):
         assert part in done.output
-
-
-def test_a_plan_without_a_recipe_is_refused():
-    with pytest.raises(UserError, match="Missing recipe"):
-        pods("plan")

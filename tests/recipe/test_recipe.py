@@ -13,6 +13,7 @@ from pods_rl.cli import app
 from pods_rl.errors import UserError
 from pods_rl.experiment import load_experiment
 from pods_rl.recipe import Origin, build_recipe, load_recipe
+from pods_rl.recipe.catalog import check_accelerate
 from pods_rl.recipe.recipe import FREE, changed_keys
 from pods_rl.recipe.schema import fields
 
@@ -162,6 +163,13 @@ def test_every_wrong_key_is_named_with_its_line(tmp_path):
     (tmp_path / "r.yaml").write_text("max_seconds: 1\n")
     with pytest.raises(UserError, match=r"^--rulee: unknown key\. Did you mean rule\?"):
         load_recipe(tmp_path / "r.yaml", {"rulee": "random"})
+
+
+@pytest.mark.parametrize("options", [{"fsdp_version": 1}, {}])
+def test_the_first_fsdp_is_refused(tmp_path, options):
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"distributed_type": "FSDP", "fsdp_config": options}))
+    with pytest.raises(UserError, match="fsdp_version: got 1, expected 2"):
+        check_accelerate(tmp_path / "mine.yaml")
 
 
 def test_an_experiment_that_is_its_own_base_is_refused(tmp_path):
