@@ -48,7 +48,7 @@ RECIPE = {
 CASES = {
     "generation": {"num_rollouts": 40000, "num_generations": 4, "per_device_train_batch_size": 4},
     "update": {
-        "num_rollouts": 512, "num_generations": 512, "per_device_train_batch_size": 512,
+        "num_rollouts": 2048, "num_generations": 2048, "per_device_train_batch_size": 2048,
         "task_rewards": {"limited:scored": 1.0}, "reward_seconds": None,
     },
 }  # fmt: skip
