@@ -110,8 +110,13 @@ def test_before_and_after_are_an_ablation_of_a_csv(tmp_path: Path) -> None:
 
 
 def test_a_wrong_command_is_refused() -> None:
-    for words, message in (
-        ((), "Name the runs"), (("--csv", "runs.csv"), "--output"), (("--csv", "a/r.csv", "--output", "a"), "another"),
-    ):  # fmt: skip
+    for words, message in (((), "Name the runs"), (("--csv", "runs.csv"), "--output")):
         with pytest.raises(UserError, match=message):
             pods("report", *words)
+
+
+def test_the_file_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "report.md").write_text("mine")
+    with pytest.raises(UserError, match="--force"):
+        pods("report", "runs/none", "--output", str(tmp_path))
+    assert (tmp_path / "report.md").read_text() == "mine"

@@ -19,14 +19,15 @@ from ..distributed.streams import outlive_output
 from ..engines.trl.batching import counted
 from ..errors import UserError
 from ..experiment import Event, Experiment, load_experiment, run_experiment
-from ..runs.files import LOG, read_mapping
+from ..runs.files import LOG, check_output, read_mapping
 from ..text import console, safe_text
 from ..yaml_files import dump_yaml
-from .train import DryRun, check_engine, named_recipe, note_missing, show_plan, stoppable
+from .train import DryRun, Force, check_engine, named_recipe, note_missing, show_plan, stoppable
 
 _NEXT = """\
 More seeds settle more: repeat the command with --seeds; finished runs are kept.
 Your own model and data: pods train --help. Which n and m pay there: pods plan."""
+TABLES = ("final", "pairs", "speedup", "ablations", "curves", "runs", "config")  # of a report
 
 
 def compare(
@@ -168,6 +169,7 @@ def report(
     rollouts_mb: Annotated[
         float, Option("--rollouts_mb", min=0, help="Megabytes of rollouts that the page may hold.")
     ] = 20.0,
+    force: Force = False,
 ) -> None:
     """Write report.html, report.md and a CSV of every table: final.csv, pairs.csv, speedup.csv and more.
 
@@ -183,8 +185,8 @@ def report(
     """
     if (csv is None) == (not directories):
         raise UserError("Name the runs to report on: `pods report DIRECTORY...`, or --csv FILE.")
-    if csv is not None and output is not None and output.resolve() == csv.resolve().parent:
-        raise UserError(f"--output {output} holds --csv, which a table could replace: choose another directory.")
+    if output is not None:
+        _check_folder(output, csv, force)
     from ..report import build_report, build_report_from_csv, print_summary
 
     kinds = [kind.strip().lower() for kind in (figures or "").split(",") if kind.strip()]
@@ -204,6 +206,18 @@ def report(
     else:
         files = build_report_from_csv(csv, output, baseline or "grpo", metric or "answer_accuracy", figures=kinds)
     print_summary(files, console())
+
+
+def _check_folder(folder: Path, csv: Path | None, force: bool) -> None:
+    """Raise UserError if a report would replace its input, or files of a folder that no report was written to."""
+    page = folder / "report.html"
+    files = [page, folder / "report.md", *(folder / f"{name}.csv" for name in TABLES)]
+    ours = False
+    if page.is_file():
+        with page.open("rb") as file:
+            ours = b"<title>PODS report: " in file.read(4096)
+    for path in (path for path in files if path.exists()):
+        check_output(path, "--output", inputs=[csv] if csv else [], ours=lambda _: ours, force=force)
 
 
 def _declared_baseline(directories: Sequence[Path]) -> str:
