@@ -83,10 +83,9 @@ def test_one_that_hangs_in_a_child_costs_its_row():
 @needs_proc
 @pytest.mark.reliability
 def test_a_hang_of_five_seconds_holds_a_step_up_for_ten_at_most():
-    pool = user_pool("tests.reliability.own_rewards:hangs", SECONDS)
-    pool.score(["1"] * 8, [""] * 8)  # the processes are there
+    call(in_a_recipe("hangs", SECONDS), rows=8)  # the processes are there
     recipe = hung(in_a_recipe("hangs", SECONDS))
-    pool.close()
+    user_pool("tests.reliability.own_rewards:hangs", SECONDS).close()
     child = hung(killable(row_wise("hangs"), SECONDS))
     print(f"\nhangs: one row of 64, limit 5 s: {recipe:.1f} s in a recipe, {child:.1f} s in a child, 0 processes left")
     assert max(recipe, child) < 2 * SECONDS

@@ -14,8 +14,6 @@ from pods_rl.rewards.chemistry import (
     MAX_DEPTH,
     read_equation,
     read_formula,
-    read_letter,
-    read_verdict,
 )
 
 from .data import chemistry_rows, equations
@@ -97,11 +95,6 @@ def test_brackets_are_bounded():
 def test_an_arrow_makes_an_equation_and_else_it_is_a_choice():
     assert chemistry("<answer>(b)</answer>", "B") == 1.0
     assert chemistry("<answer>B -> A</answer>", "A -> B") == 0.0
-
-
-def test_readings():
-    assert (read_letter("z"), read_letter("Z. text"), read_letter("")) == ("Z", None, None)
-    assert (read_verdict("TRUE"), read_verdict("nil")) == ("yes", None)
 
 
 def test_every_option_of_the_chemistry_set_is_read_with_its_text():

@@ -68,13 +68,6 @@ def test_scores():
         assert countdown(f"<think>6 5 1</think><answer>{answer}</answer>", GOLD) == score, answer
 
 
-def test_a_miss_never_reaches_full_marks_and_nearer_is_more():
-    answers = {"2*3+1": 0.1364, "3/2+1-0": 0.0, "(1+3)/2": 0.2333, "3-1/2": 1.0}
-    assert {answer: countdown(f"<answer>{answer}</answer>", "3 - 1/2") for answer in answers} == answers
-    answers = {"300000 + 0.2 - 0.1": 0.2667, "0.2 / 0.1 * 300000": 0.1}
-    assert {answer: countdown(f"<answer>{answer}</answer>", "300000 + 0.2 + 0.1") for answer in answers} == answers
-
-
 expressions = st.recursive(
     st.integers(0, 99).map(str),
     lambda inner: st.tuples(st.sampled_from(["{}", "({})"]), inner, st.sampled_from("+-*/"), inner).map(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from pods_rl.rewards import format_reward, overlong, tag_count
 
 GOOD = "<think>9*2=18</think><answer>18</answer>"
@@ -40,14 +37,6 @@ TAGS = {
 def test_the_form_of_a_completion():
     assert {text: format_reward(text) for text in FORMATS} == FORMATS
     assert {text: tag_count(text) for text in TAGS} == TAGS
-
-
-@given(st.lists(st.sampled_from([*"ab \n", "<think>", "</think>", "<answer>", "</answer>"]), max_size=30))
-def test_ranges_and_a_stray_character_never_helps(pieces):
-    text = "".join(pieces)
-    assert 0.0 <= format_reward(text) <= 1.0
-    assert 0.0 <= tag_count(text) <= 0.1
-    assert format_reward(text + "x") <= format_reward(text)
 
 
 def test_the_penalty_of_length_has_dapo_s_worked_values():

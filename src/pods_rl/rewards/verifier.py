@@ -109,16 +109,6 @@ def default_pool() -> VerifierPool:
 os.register_at_fork(after_in_child=default_pool.cache_clear)
 
 
-def verifier_losses() -> tuple[int, int]:
-    """Return how many answers this process's own pool has lost so far: timeouts and crashes.
-
-    >>> verifier_losses()[0] >= 0
-    True
-    """
-    pool = default_pool()
-    return pool.timeouts, pool.crashes
-
-
 # -- restrictions of a verifier's process -----------------------------------------------------------------------------
 
 _HARMLESS = re.compile(r"\s*[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?\s*|[A-Za-z][A-Za-z0-9]*")

@@ -38,7 +38,7 @@ from ..recipe import Recipe
 from ..recipe.recipe import checkpoint_keys
 from ..rewards import Reward
 from ..rewards import score as score_texts
-from ..rewards.verifier import verifier_losses
+from ..rewards.verifier import VerifierPool, default_pool
 from ..sandbox import Scores
 from ..tasks import Fitted, Task, fit_prompts, last_turn, load_task
 from ..text import short, suggest
@@ -251,14 +251,15 @@ def trl_reward(reward: Reward, *, limit: int, seconds: float | None = None) -> R
         log_metric: Callable[[str, float], None] | None = None,
         **_: Any,
     ) -> Scores:
-        before = verifier_losses()
+        pool = default_pool()
+        before = pool.timeouts, pool.crashes
         scores: Scores
         if reward.reads == "tokens":
             scores = reward.of_lengths([len(ids) for ids in completion_ids], limit)
         else:
             scores = score_texts(reward, [last_turn(completion) for completion in completions], answer, seconds)
         if reward.verifies and log_metric is not None:
-            _log_losses(before, log_metric)
+            _log_losses(pool, before, log_metric)
         # To TRL, NaN is None, "does not apply"; here the whole rollout cannot be scored, which inf marks.
         return [math.inf if isinstance(x, float) and math.isnan(x) else x for x in scores]
 
@@ -267,8 +268,8 @@ def trl_reward(reward: Reward, *, limit: int, seconds: float | None = None) -> R
     return score
 
 
-def _log_losses(before: tuple[int, int], log_metric: Callable[[str, float], None]) -> None:
+def _log_losses(pool: VerifierPool, before: tuple[int, int], log_metric: Callable[[str, float], None]) -> None:
     # TRL averages over processes; multiplied by their number, this is the sum.
     processes = PartialState().num_processes
-    for name, earlier, now in zip(("timeouts", "crashes"), before, verifier_losses(), strict=True):
+    for name, earlier, now in zip(("timeouts", "crashes"), before, (pool.timeouts, pool.crashes), strict=True):
         log_metric(f"pods/verifier_{name}", float((now - earlier) * processes))
