@@ -8,8 +8,9 @@ from datasets import Dataset
 from pods_rl import rewards
 from pods_rl.errors import UserError
 from pods_rl.recipe import Origin, build_recipe
-from pods_rl.rewards import REWARDS, VerifierPool, answers, verifier
+from pods_rl.rewards import REWARDS, VerifierPool
 from pods_rl.sandbox import RewardFailure
+from pods_rl.sandbox.worker import Reply
 from pods_rl.tasks import Task, load_task
 from pods_rl.training import trainer as build
 from pods_rl.training.trainer import reward_functions, trl_reward
@@ -69,8 +70,8 @@ def test_texts_and_chat_messages_are_scored_and_lengths_and_names_reach_the_func
 
 def test_timeouts_of_the_verifier_are_logged_in_each_step(make_trainer, monkeypatch):
     pool = VerifierPool(size=1, limit=0.2)
-    for module in (answers, verifier):
-        monkeypatch.setattr(module, "default_pool", lambda: pool)
+    for module in ("rewards.answers", "training.trainer"):
+        monkeypatch.setattr(f"pods_rl.{module}.default_pool", lambda: pool)
     verify = trl_reward(REWARDS["accuracy"], limit=12)
 
     def one_hangs(completions, **more):
@@ -88,8 +89,8 @@ def test_a_user_s_reward_has_the_recipe_s_time_limit_and_its_failures_reach_the_
     name, asked = f"{__name__}:graded", []
 
     class Pool:
-        def score(self, texts, golds):
-            return [RewardFailure("gave no score within 7 s", late=True), *[2.0] * (len(texts) - 1)]
+        def ask(self, pairs, limit):
+            return [Reply("timeout"), *[Reply("gave", 2.0)] * (len(pairs) - 1)]
 
     monkeypatch.setattr(rewards, "user_pool", lambda *key: asked.append(key) or Pool())
     for seconds in (7, None):
