@@ -57,7 +57,8 @@ def equation(text: str, gold: str) -> float:
     `text` is a completion, its answer found by `extract_answer`; `gold` is the balanced equation. An answer is right
     if it has the species of `gold` on each side, in any order and spelling (`HOH` is `H2O`; states do not count), and
     if its positive coefficients balance every element and the charge; they need not be the smallest. If `gold`
-    itself does not balance, the coefficients must be its own; if it is not an equation, the text must be equal.
+    itself does not balance, the coefficients must equal its own up to a common factor; if it is not an equation, the
+    text must be equal.
 
     >>> equation("<answer>2H2 + O2 -> 2H2O</answer>", "2H2(g) + O2(g) = 2H2O(l)")
     1.0
@@ -77,7 +78,7 @@ def equation(text: str, gold: str) -> float:
     found = read_equation(answer, like=wanted)
     if found is None or found.left.keys() != wanted.left.keys() or found.right.keys() != wanted.right.keys():
         return 0.0
-    return float(found.balanced if wanted.balanced else found == wanted)
+    return float(found.balanced if wanted.balanced else found.proportional(wanted))
 
 
 def chemistry(text: str, gold: str) -> float:
@@ -117,6 +118,13 @@ class Equation(NamedTuple):
                     amounts[element] += sign * count * coefficient  # type: ignore[assignment]
         positive = all(coefficient > 0 for side in self for coefficient in side.values())
         return positive and not any(amounts.values())
+
+    def proportional(self, other: Equation) -> bool:
+        """Whether the coefficients are equal up to one positive factor; the species must be the same."""
+        ratios = set()
+        for mine, theirs in zip(self, other, strict=True):
+            ratios |= {mine[key] / theirs[key] if theirs[key] else Fraction(0) for key in mine}
+        return len(ratios) == 1 and ratios.pop() > 0
 
 
 def read_equation(text: str, like: Equation | None = None) -> Equation | None:
