@@ -4,7 +4,7 @@
 - `TRLTrainer`: what else is read, written or called on the trainer, one line each; it types the rest of the engine.
 - the imports below: names that are not public.
 - the context managers: every patch of TRL and accelerate, undone at its end. Two changes stay: `use_fsdp2`
-  sets accelerate's state, and `packing` wraps the attention functions of transformers.
+  sets accelerate's state, and `prefix_tree.attention` wraps the attention functions of transformers.
 """
 
 # mypy: disable-error-code="empty-body"
