@@ -26,6 +26,9 @@ LIMITS = """\
 Limits: rewards are those of the policy now, and seconds those of this machine.
 Signal ranks settings of equal rows at one learning rate. Check: pods compare."""
 NO_INFORMATION = "No prompt has two different rewards, so these rollouts do not show the signal: keep GRPO."
+BREAK_EVEN = 1.5
+"""How many times fewer steps PODS needs than GRPO in our studies. Source: docs/how-it-works.md."""
+
 _TIMES = (1, 2, 4, 8)  # n as a multiple of m
 _FEWEST = 4  # rows of a prompt; with fewer, the advantages are noise
 _STEPS, _RESAMPLES, _FEW_STEPS = 300, 40, 100
@@ -230,7 +233,26 @@ class Plan:
             signal = (f"{work.prompts:g}", f"{work.rollouts:g}", f"{expected.dead:.0%}", f"{expected.signal:.2f}")
             lines.append(_row(one.setting.label, *signal, *seconds))
         verdict = f"Recommended: {self.chosen.setting.label}. {self.reason}"
-        return [*lines, "", *LIMITS.splitlines(), "", *_wrapped(verdict)]
+        return [*lines, "", *_wrapped(self.step_costs()), *LIMITS.splitlines(), "", *_wrapped(verdict)]
+
+    def step_costs(self) -> str:
+        """Return what a step of each timed n > m costs in steps of GRPO with the same m, and break-even.
+
+        The seconds are timed where both settings were timed, else modelled. Empty if no n > m was timed.
+        """
+        grpo = {one.setting.m: one for one in self.candidates if one.setting.n == one.setting.m}
+        costs = []
+        for one in self.candidates:
+            if one.times and one.setting.n > one.setting.m:
+                base = grpo[one.setting.m]
+                ratio = one.seconds / base.seconds if base.times else one.modelled / base.modelled
+                costs.append(f"{one.setting.label} {ratio:.2f} ({'below' if ratio < BREAK_EVEN else 'above'})")
+        if not costs:
+            return ""
+        return (
+            f"Cost of a step, in steps of GRPO with n = m: {', '.join(costs)} break-even. PODS needs about "
+            f"{BREAK_EVEN:g} times fewer steps in our studies; sooner where this ratio is below it."
+        )
 
 
 def _row(first: str, *cells: str) -> str:
