@@ -203,7 +203,7 @@ def test_a_recipe_is_named_by_a_word_alone(trained, tmp_path):
         (["train", "tiny-pod"], "Did you mean tiny-pods"),
         (["train", "~nobody-of-this-name"], "cannot be a path"),
         (["train", "a" * 5000], r"aaa\.\.\. cannot be a path"),
-        (["compare"], "No experiment: name"),
+        (["compare"], "Missing experiment"),
         (["doctor", "--foo", "bar"], "Missing recipe"),
         (["train"], "Missing recipe"),
         (["plan"], "Missing recipe"),

@@ -67,7 +67,7 @@ def test_a_damaged_run_still_opens(share: int, every: int, tmp_path: Path) -> No
         if content is not None:
             damaged.write_bytes(content)
         try:
-            files = build_report(root, tmp_path / "out", resamples=5)
+            files = build_report(root, tmp_path / "out")
             assert files.html.read_text(encoding="utf-8").rstrip().endswith("</html>")
             opened += 1
         except UserError:

@@ -128,7 +128,7 @@ def experiment(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def report(tmp_path_factory: pytest.TempPathFactory) -> ReportFiles:
     """The report of the same experiment, made once: for tests that only read it."""
-    return build_report(write_experiment(tmp_path_factory.mktemp("report") / "quickstart"), resamples=100)
+    return build_report(write_experiment(tmp_path_factory.mktemp("report") / "quickstart"))
 
 
 def write_experiment(root: Path) -> Path:
@@ -152,7 +152,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> ReportFiles:
         (path / "environment.json").write_text(json.dumps(about))
         random = np.random.default_rng(0)
         write_rollouts(path, 1, n=4, m=2, random=random, groups=1, text=payload or "x", prompt=payload or "x")
-    return build_report([root], root.parent / "out", resamples=10)
+    return build_report([root], root.parent / "out")
 
 
 def grow(run: Path, due: float, accuracy: float) -> None:

@@ -22,7 +22,7 @@ CLOCK = [6.0 * k for k in range(11)]
 
 def analysis_of(root: Path, baseline: str | None = "grpo", **settings: object) -> Analysis:
     arms = arms_from_runs([root], "accuracy")
-    return analyse(arms, baseline=baseline, metric="accuracy", resamples=200, **settings)  # type: ignore[arg-type]
+    return analyse(arms, baseline=baseline, metric="accuracy", **settings)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------------------------------------- curves

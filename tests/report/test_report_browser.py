@@ -31,7 +31,7 @@ def explored(tmp_path_factory: pytest.TempPathFactory) -> ReportFiles:
             text = f"{arm} says <b>Pear</b>" if rewards else None
             prompt = f"Question {step} of {arm}" if arm != "grpo" or step == 1 else "Question 1 of pods"
             write_rollouts(path, step, **size, random=random, text=text, prompt=prompt, rewards=given)
-    return build_report(root, resamples=5)
+    return build_report(root)
 
 
 @pytest.fixture(scope="module")

@@ -58,9 +58,7 @@ def compare(
     """
     from .board import Board
 
-    named, keys = named_recipe(context.args, config)
-    if named is None:
-        raise UserError("No experiment: name a shipped one, as in `pods compare quickstart`, or a YAML file with arms.")
+    named, keys = named_recipe(context, config)
     given = {"seeds": seeds, "baseline": baseline}
     experiment = load_experiment(named, keys | {key: value for key, value in given.items() if value is not None})
     output = output or Path("runs") / experiment.name

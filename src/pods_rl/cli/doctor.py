@@ -9,7 +9,6 @@ from pathlib import Path
 
 import typer
 
-from ..errors import UserError
 from ..recipe import load_recipe
 from ..text import console, safe_text
 from .train import Config, named_recipe, show_plan
@@ -33,10 +32,8 @@ def doctor(context: typer.Context, config: Config = None) -> None:
       pods doctor
       pods doctor tiny-pods --num_rollouts 128
     """
-    named, keys = named_recipe(context.args, config)
-    if named is None and keys:
-        raise UserError("Missing recipe. Pass a name or a file: pods doctor tiny-pods --num_rollouts 128")
-    recipe = None if named is None else load_recipe(named, keys)
+    named, keys = named_recipe(context, config) if context.args or config else ("", {})
+    recipe = load_recipe(named, keys) if named else None
     findings = [*check_versions(), *check_machine()]
     if recipe and recipe.missing_library:
         findings.append(("bad", "recipe", recipe.missing_library))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -70,8 +69,13 @@ def evaluate(
     main = get_rank() == 0
     with stoppable(), outlive_output(None):
         with LiveLine(console(stderr=True), every=60, first=60) if main else nullcontext() as live:
-            done = _progress(live.show if live else lambda line: None)
-            found, line = evaluate_checkpoint(recipe, model, adapter=adapter, backend=backend, done=done)
+            found, line = evaluate_checkpoint(
+                recipe,
+                model,
+                adapter=adapter,
+                backend=backend,
+                done=lambda rows, of: live.show(f"{rows} of {of} completions") if live and rows < of else None,
+            )
         if not main:
             return
         written: tuple[Path, ...] = ()
@@ -127,20 +131,6 @@ def _last_policy(run: Run) -> Path:
         torn = "".join(f"\n  skipped {line}" for line in [*(f"final: {line}" for line in problems[:1]), *skipped])
         raise UserError(f"{run.path} ({run.state}) has no policy under checkpoints/: give one with --model.{torn}")
     return good
-
-
-def _progress(show: Callable[[str], None]) -> Callable[[int, int], None]:
-    """Return a callback that shows the rows done and the time left."""
-    from ..training.progress import duration
-
-    started = time.monotonic()
-
-    def done(rows: int, of: int) -> None:
-        if rows < of:
-            left = (time.monotonic() - started) / rows * (of - rows)
-            show(f"{rows} of {of} completions, {duration(left)} left")
-
-    return done
 
 
 def _print_result(line: Mapping[str, Any]) -> None:

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from ..errors import UserError
 from ..recipe import load_recipe
 from ..text import console, plain_text
 from .train import Config, named_recipe, stoppable
@@ -30,10 +29,7 @@ def plan(
       pods plan tiny-pods
       pods plan --config my.yaml --seconds 600
     """
-    named, keys = named_recipe(context.args, config)
-    if named is None:
-        raise UserError("Missing recipe. Pass a name, as in `pods plan tiny-pods`, or a file.")
-    recipe = load_recipe(named, keys)
+    recipe = load_recipe(*named_recipe(context, config))
     recipe.check_reachable()
     from ..training.planning import plan_recipe
     from ..training.progress import LiveLine

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Annotated, Any
 
 from typer import Argument, Option
@@ -180,15 +180,10 @@ def keep_best(rows: list[Rollout], keep: int, rule: str, when: str, seed: int) -
 
 
 def _summarise(rows: list[Rollout], kept: list[Rollout], keep: int, output: str | None) -> None:
-    from rich.table import Table
-
     out = console(stderr=output in ("-", "/dev/stdout"))
-    table = Table("", "rows", "reward mean", "reward sd", box=None)
     for name, some in (("all", rows), ("kept", kept)):
         scored = [row.reward for row in some if not math.isnan(row.reward)]
-        average, deviation = mean(scored or [math.nan]), stdev(scored) if len(scored) > 1 else 0.0
-        table.add_row(name, str(len(some)), f"{average:.4g}", f"{deviation:.4g}")
-    out.print(table)
+        out.print(f"{name:<4} {counted(len(some), 'row')}, mean reward {mean(scored or [math.nan]):.4g}")
     sizes = Counter(row.group for row in rows)
     spread = {row.group for row in kept if row.advantage != 0}
     out.print(f"{counted(len(sizes), 'group')}, {len(sizes) - len(spread)} with equal rewards (no signal)")

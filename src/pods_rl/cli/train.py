@@ -84,9 +84,7 @@ def train(
         raise UserError("--resume needs the directory of a run: give it with --output.")
     with stoppable() as stop:
         launch = _find_launch(num_processes, accelerate_config)
-        named, keys = named_recipe(context.args, config, resumed=output if resume else None)
-        if named is None:
-            raise UserError("Missing recipe. Pass a name that `pods recipes` lists, or a file: pods train tiny-pods")
+        named, keys = named_recipe(context, config, resumed=output if resume else None)
         recipe = load_recipe(named, keys, processes=launch and launch.processes)
         if dry_run:
             check_engine(recipe, launch and launch.processes)
@@ -119,17 +117,17 @@ def stoppable() -> Iterator[Stop]:
 
 
 def named_recipe(
-    words: list[str], config: str | None, resumed: Path | None = None
-) -> tuple[str | None, dict[str, str | bool]]:
-    """Return the recipe that a command names, and the keys that it sets.
+    context: typer.Context, config: str | None, resumed: Path | None = None
+) -> tuple[str, dict[str, str | bool]]:
+    """Return the recipe or experiment that a command names, and the keys that it sets. Raises UserError without a name.
 
     Args:
-        words: the words of the command line that are not options of the command.
+        context: has the words of the command line that are not options of the command.
         config: a name or a file (--config). Without it, a word alone names the recipe.
         resumed: the run whose recipe is used if none is named.
     """
     stray: list[str] = []
-    keys = parse_overrides(words, stray)
+    keys = parse_overrides(context.args, stray)
     if config is None and stray:
         config = stray.pop(0)
     if stray:
@@ -139,6 +137,10 @@ def named_recipe(
         )
     if config is None and resumed is not None:
         config = str(Run.open(resumed).path / "config.yaml")
+    if config is None:
+        command = context.info_name
+        kind, example = ("experiment", "quickstart") if command == "compare" else ("recipe", "tiny-pods")
+        raise UserError(f"Missing {kind}. Pass a name that `pods recipes` lists, or a file: pods {command} {example}")
     return config, keys
 
 

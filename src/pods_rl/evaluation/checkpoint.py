@@ -113,21 +113,18 @@ def choose_backend(wanted: str, *, on_cpu: bool = False, task: Task | None = Non
 def write_results(found: Evaluation, line: dict[str, Any], folder: Path) -> tuple[Path, Path]:
     """Append a line to `results.jsonl` of a folder, and write the completions next to it; return both files.
 
-    A line truncated by a kill is terminated first. Raises UserError if the folder cannot be written to.
+    A line truncated by a kill is terminated first.
     """
     (task,) = line["results"]
     when = datetime.fromtimestamp(line["date"], UTC).strftime("%Y-%m-%dT%H-%M-%S.%f")
     name = re.sub(r"[^\w.-]", "_", task, flags=re.ASCII)[:100]  # file names have at most 255 bytes
-    try:
-        completions = write_parquet(folder / f"completions-{name}-{when}.parquet", found.columns())
-        text = encoded(to_json(line | {"completions": completions.name}) + "\n")
-        with open_own(folder / RESULTS, "a+b") as file:
-            file.seek(max(0, file.tell() - 1))
-            file.write(text if file.read() in (b"", b"\n") else b"\n" + text)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise UserError(f"Cannot write to {folder}: {error.strerror}. Choose a directory with --output.") from error
+    completions = write_parquet(folder / f"completions-{name}-{when}.parquet", found.columns())
+    text = encoded(to_json(line | {"completions": completions.name}) + "\n")
+    with open_own(folder / RESULTS, "a+b") as file:
+        file.seek(max(0, file.tell() - 1))
+        file.write(text if file.read() in (b"", b"\n") else b"\n" + text)
+        file.flush()
+        os.fsync(file.fileno())
     return folder / RESULTS, completions
 
 

@@ -10,7 +10,6 @@ import json
 import platform
 import re
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 from ..errors import UserError
@@ -99,10 +98,10 @@ def weights_hash(folder: Path) -> str:
 
     Raises UserError as `weight_files` does.
     """
-    lines = "".join(
-        f"{path.name} {_file_hash(path, path.stat().st_size, path.stat().st_mtime_ns)}\n"
-        for path in weight_files(folder)
-    )
+    lines = ""
+    for path in weight_files(folder):
+        with path.open("rb", buffering=0) as file:
+            lines += f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n"
     return hashlib.sha256(lines.encode("utf-8", "backslashreplace")).hexdigest()
 
 
@@ -130,13 +129,6 @@ def _require(folder: Path, file: str, name: str, expected: str) -> None:
     if not (folder / file).is_file():
         raise UserError(f"{name} holds no {file}: expected {expected}.")
     weight_files(folder)
-
-
-@lru_cache(maxsize=256)
-def _file_hash(path: Path, size: int, changed: int) -> str:
-    """The sha256 of a file. `size` and `changed` are part of the cache's key: a file that changes is read again."""
-    with path.open("rb", buffering=0) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def cpu_has_bf16() -> bool | None:

@@ -27,6 +27,7 @@ AXES = {
 }
 """What an ablation varies."""
 
+_RESAMPLES = 2000  # of the bootstrap over runs
 _EVERY_PAIR = 4  # with up to this many arms every pair is compared
 _ROWS = ("per_device_train_batch_size", "gradient_accumulation_steps")
 # these decide how memory and disk are used, not what is learned
@@ -102,15 +103,12 @@ class Analysis:
         return [*dict.fromkeys([self.metric, *(name for arm in self.arms for name in arm.curves)])]
 
 
-def analyse(
-    arms: Sequence[Arm], *, baseline: str | None, metric: str, resamples: int = 2000, seed: int = 0
-) -> Analysis:
+def analyse(arms: Sequence[Arm], *, baseline: str | None, metric: str) -> Analysis:
     """Compare arms; one without an evaluation is kept, and shown without numbers.
 
     Args:
         baseline: name of the arm that the others are measured against, or None for no comparison.
         metric: name of the score, for sentences.
-        resamples, seed: of the bootstrap over runs.
 
     Raises:
         UserError: when none of several arms has the baseline's name. A single arm needs no baseline.
@@ -123,10 +121,10 @@ def analyse(
     horizon = min(ends, default=0.0)
     found = {}
     for name, curve in curves.items():
-        draws = 0 if curve is reference else resamples  # against itself an interval means nothing
         if reference:
-            baseline_tables = reference.scores, reference.seconds
-            found[name] = tuple(speedups(baseline_tables, (curve.scores, curve.seconds), resamples=draws, seed=seed))
+            draws = 0 if curve is reference else _RESAMPLES  # against itself an interval means nothing
+            tables = ((one.scores, one.seconds) for one in (reference, curve))
+            found[name] = tuple(speedups(*tables, resamples=draws))
     # an ablation of single runs would show nothing but that runs differ
     ablations = find_ablations([arm for arm in ordered if arm.curve and not arm.is_single])
     finals = {name: _final_of(curve, horizon) for name, curve in curves.items()}
@@ -135,7 +133,7 @@ def analyse(
         ours, theirs = (_runs_at(curves[one.name], horizon) for one in (arm, other))
         gap = difference(ours, theirs, finals[arm.name].error, finals[other.name].error)
         tables = ((curves[one.name].scores, curves[one.name].seconds) for one in (other, arm))
-        pairs.append(Pair(arm, other, gap, next(speedups(*tables, resamples=resamples, seed=seed))))
+        pairs.append(Pair(arm, other, gap, next(speedups(*tables, resamples=_RESAMPLES))))
     return Analysis(
         arms=ordered,
         baseline=base,

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
@@ -77,8 +76,6 @@ def build_report(
     *,
     baseline: str | None = "grpo",
     metric: str = "accuracy",
-    resamples: int = 2000,
-    seed: int = 0,
     figures: Sequence[str] = (),
     rollouts_mb: float = DATA_MB,
 ) -> ReportFiles:
@@ -89,18 +86,16 @@ def build_report(
         output: folder to write to; by default ``report`` inside the one source, or next to several.
         baseline: the arm that the others are compared with. If None, arms are not compared.
         metric: the field of ``evals.jsonl`` to compare by.
-        resamples: bootstrap resamples of the runs.
-        seed: of the bootstrap; the same runs and seed give the same numbers.
         figures: formats (``pdf``, ``svg``, ``png``) of figures for a paper, written to ``figures/``.
         rollouts_mb: approximate megabytes of rollouts on the page. It says how many groups did not fit.
 
     Raises:
         UserError: if no run is found, if runs were evaluated but never on ``metric``, if none of
-            several arms is called ``baseline``, if a format is unknown, and if the folder cannot be written.
+            several arms is called ``baseline``, and if a format is unknown.
+        OSError: if the folder cannot be written.
     """
     paths = [Path(sources)] if isinstance(sources, (str, Path)) else [Path(source) for source in sources]
-    settings: dict[str, Any] = {"baseline": baseline, "resamples": resamples, "seed": seed}
-    report = read_report(paths, metric=metric, rollouts_mb=rollouts_mb, **settings)
+    report = read_report(paths, baseline=baseline, metric=metric, rollouts_mb=rollouts_mb)
     if output is None:
         parent = paths[0] if len(paths) == 1 else os.path.commonpath([os.path.realpath(path) for path in paths])
         output = Path(parent, "report")
@@ -108,9 +103,9 @@ def build_report(
 
 
 def read_report(
-    paths: Sequence[Path], *, metric: str = "accuracy", rollouts_mb: float = DATA_MB, **settings: Any
+    paths: Sequence[Path], *, baseline: str | None, metric: str = "accuracy", rollouts_mb: float = DATA_MB
 ) -> ReportFiles:
-    """Return the report of runs without writing it; arguments as of ``build_report``, settings as of ``analyse``."""
+    """Return the report of runs without writing it; arguments as of ``build_report``."""
     if not 0 <= rollouts_mb <= _MOST_MB:
         raise UserError(f"--rollouts_mb must be between 0 and {_MOST_MB:g}: got {rollouts_mb}.")
     arms = arms_from_runs(paths, metric)
@@ -119,7 +114,7 @@ def read_report(
     if known and not any(arm.curve for arm in arms):
         names = ", ".join(map(plain, sorted(known)))
         raise UserError(f"No evaluation has a number called {metric!r}. Choose one of {names} with --metric.")
-    analysis = analyse(arms, metric=metric, **settings)
+    analysis = analyse(arms, baseline=baseline, metric=metric)
     title = os.path.basename(os.path.realpath(paths[0])) if len(paths) == 1 else f"{len(paths)} runs"
     return _report(analysis, ledger_of(analysis.arms, data_mb=rollouts_mb), title)
 
@@ -130,15 +125,13 @@ def build_report_from_csv(
     baseline: str | None = "grpo",
     metric: str = "answer_accuracy",
     *,
-    resamples: int = 2000,
-    seed: int = 0,
     figures: Sequence[str] = (),
 ) -> ReportFiles:
     """Write the same report from a CSV of evaluations (columns: ``arms_from_csv``); without phases and rollouts."""
     arms = arms_from_csv(csv, metric)
     if not any(arm.curve for arm in arms):
         raise UserError(f"{csv}: column {metric} holds no number. Choose another with --metric.")
-    analysis = analyse(arms, baseline=baseline, metric=metric, resamples=resamples, seed=seed)
+    analysis = analyse(arms, baseline=baseline, metric=metric)
     return _write(_report(analysis, Ledger(), Path(csv).name), Path(output), figures)
 
 
@@ -168,14 +161,9 @@ def _write(report: ReportFiles, folder: Path, kinds: Sequence[str]) -> ReportFil
     shown = [name for name in pictures if name.endswith(".png")]
     contents: dict[str, str | bytes] = {"report.html": to_html(report), "report.md": to_markdown(report, shown)}
     contents |= pictures | {path.name: report.tables[name].to_csv() for name, path in report.csv.items()}
-    try:
-        (folder / "figures" if pictures else folder).mkdir(parents=True, exist_ok=True)
-        for name, content in contents.items():
-            write_atomic(folder / name, content)
-    except OSError as error:
-        raise UserError(
-            f"Cannot write the report to {folder}: {error.strerror or error}. Choose another folder with --output."
-        ) from error
+    (folder / "figures" if pictures else folder).mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        write_atomic(folder / name, content)
     return report
 
 

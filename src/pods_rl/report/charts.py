@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -150,8 +151,9 @@ def _lines(curve: Curve, scale: float) -> dict[str, Any]:
     points, runs = _even(len(curve.due), _MOST_POINTS), _even(len(curve.runs), _MOST_RUNS)
     low, high = _band(curve)
     lines = {"x": curve.times * scale, "mean": curve.mean, "low": low, "high": high}
+    tables = curve.seconds * scale, curve.scores
     seeds = [
-        [_seed_name(curve.runs[run]), _numbers(curve.seconds[run][points] * scale), _numbers(curve.scores[run][points])]
+        [Path(curve.runs[run]).name.removeprefix("seed-"), *(_numbers(table[run][points]) for table in tables)]
         for run in (runs if len(curve.runs) > 1 else [])
     ]
     return {key: _numbers(values[points]) for key, values in lines.items()} | {"seeds": seeds}
@@ -168,11 +170,6 @@ def _band(curve: Curve) -> tuple[Array, Array]:
     if len(curve.runs) > 1:
         return normal_band(curve.scores)
     return curve.scores[0] - Z_95 * curve.errors[0], curve.scores[0] + Z_95 * curve.errors[0]
-
-
-def _seed_name(run: str) -> str:
-    """Return the last part of a run's path, without the word that all have: ``1`` of ``runs/pods/seed-1``."""
-    return run.replace("\\", "/").rstrip("/").rpartition("/")[2].removeprefix("seed-")
 
 
 def _numbers(values: Array) -> list[float | None]:

@@ -74,7 +74,8 @@ class Ledger:
 
     def _add(self, rows: Sequence[Mapping[str, Any]], arm: Arm, run: str) -> bool:
         """Add a group if the page has room for it."""
-        rollouts = outward([_rollout(row, index) for index, row in enumerate(rows)])
+        rollouts = [_rollout(row, index) for index, row in enumerate(rows)]
+        rollouts.sort(key=lambda one: (-math.inf if one.reward is None else one.reward, -one.index), reverse=True)
         known, first = len(self._texts), rows[0]
         group = [
             self._arms.setdefault(arm.label, len(self._arms)),
@@ -169,17 +170,6 @@ def _rollout(row: Mapping[str, Any], position: int) -> _Rollout:
         facts=" · ".join(facts),
         right=None if "accuracy" not in parts else answer is not None and answer >= 1,
     )
-
-
-def outward(rollouts: Sequence[_Rollout]) -> list[_Rollout]:
-    """Sort by reward, highest first. Among equal rewards the kept ones are nearer the ends; unscored ones are last."""
-    scored = [r.reward for r in rollouts if r.reward is not None]
-    mean = sum(scored) / len(scored) if scored else 0.0
-
-    def place(r: _Rollout) -> tuple[float, bool, int]:
-        return (math.inf, True, r.index) if r.reward is None else (-r.reward, r.kept == (r.reward < mean), r.index)
-
-    return sorted(rollouts, key=place)
 
 
 def _stat(rollouts: Sequence[_Rollout]) -> str:

@@ -56,8 +56,10 @@ def advantages(
     kept_PM = selection.take(rewards_PN)
     reference_PR = kept_PM if when == "after" else rewards_PN
 
-    subtract = _subtract_mean if baseline == "mean" else _subtract_others
-    scaled_PM = subtract(kept_PM, reference_PR)
+    if baseline == "mean":
+        scaled_PM = kept_PM - reference_PR.nanmean(dim=1, keepdim=True)
+    else:
+        scaled_PM = _subtract_others(kept_PM, reference_PR)
     if scale != "none" and baseline == "leave_one_out":
         all_1R = _subtract_others(reference_PR, reference_PR).reshape(1, -1)
         scaled_PM = (scaled_PM - all_1R.nanmean()) / (_nan_std(all_1R) + epsilon)
@@ -129,10 +131,6 @@ def pods_objective(
         loss_PMT = loss_PMT + beta * (log_ratio_PMT.exp() - log_ratio_PMT - 1)
     tokens_PM = (~outside_PMT).sum(dim=-1).clamp(min=1)
     return (loss_PMT.masked_fill(outside_PMT, 0.0).sum(dim=-1) / tokens_PM).mean()
-
-
-def _subtract_mean(values_PM: Tensor, group_PR: Tensor) -> Tensor:
-    return values_PM - group_PR.nanmean(dim=1, keepdim=True)
 
 
 def _subtract_others(values_PM: Tensor, group_PR: Tensor) -> Tensor:
