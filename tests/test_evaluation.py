@@ -16,7 +16,7 @@ from datasets import Dataset
 
 from pods_rl.errors import UserError
 from pods_rl.evaluation import Answer, Completion, GenerateSampler, Sampling, evaluate, pass_at_k, summarise
-from pods_rl.policies.files import weights_hash
+from pods_rl.policies import weights_hash
 from pods_rl.policies.loading import encode, render
 from pods_rl.prefix_tree import decoding as generating
 from pods_rl.prefix_tree.decoding import RowDraws

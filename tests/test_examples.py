@@ -16,7 +16,8 @@ import pytest
 from nbclient import NotebookClient
 
 from pods_rl.experiment import load_experiment
-from pods_rl.recipe import checks, load_recipe
+from pods_rl.recipe import load_recipe
+from pods_rl.recipe import recipe as checks
 from pods_rl.recipe.recipe import differences
 from pods_rl.runs import Run
 

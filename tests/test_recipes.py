@@ -13,15 +13,8 @@ import pytest
 import yaml
 
 from pods_rl.experiment import load_experiment
-from pods_rl.recipe import (
-    Origin,
-    Recipe,
-    build_recipe,
-    checks,
-    load_recipe,
-    shipped_arms,
-    shipped_recipes,
-)
+from pods_rl.recipe import Origin, Recipe, build_recipe, load_recipe, shipped_arms, shipped_recipes
+from pods_rl.recipe import recipe as checks
 
 ALL = shipped_recipes()
 EXPERIMENTS = [name for name, path in ALL.items() if "arms" in yaml.safe_load(path.read_text())]

@@ -228,7 +228,7 @@ def test_compare_checks_every_arm_with_the_libraries_before_anything_is_written(
 
 
 def test_compare_prints_failures_last_and_its_exit_code_is_1(monkeypatch, tmp_path):
-    import pods_rl.experiment.running as running
+    import pods_rl.experiment as running
 
     def launch(job):
         with RunWriter(job.output) as writer:
@@ -255,7 +255,7 @@ def test_compare_prints_failures_last_and_its_exit_code_is_1(monkeypatch, tmp_pa
 def test_compare_outlives_its_display(tmp_path, stream):
     """The runs themselves are replaced by ones that finish at once."""
     program = """
-import sys, pods_rl.cli as c, pods_rl.experiment.running as running
+import sys, pods_rl.cli as c, pods_rl.experiment as running
 from pods_rl.runs import RunWriter
 def finish(job):
     with RunWriter(job.output) as writer:

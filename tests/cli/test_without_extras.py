@@ -7,7 +7,7 @@ import re
 import pytest
 
 from pods_rl.errors import UserError
-from pods_rl.recipe import checks
+from pods_rl.recipe import recipe as checks
 
 from .test_cli import pods
 

@@ -9,8 +9,7 @@ from benchmarks.pretrain import TAGS, sum_of
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pods_rl.policies import tiny_policy_path
-from pods_rl.policies.files import policy_path
+from pods_rl.policies import policy_path, tiny_policy_path
 from pods_rl.recipe import Origin, build_recipe
 from pods_rl.recipe.catalog import SHIPPED
 from pods_rl.tasks import load_task

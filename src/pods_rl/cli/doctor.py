@@ -66,7 +66,7 @@ def check_versions() -> Iterator[Finding]:
 
 def check_machine() -> Iterator[Finding]:
     """Report devices, precision, threads, and the free space on the disk that runs are written to."""
-    from ..policies.files import cpu_has_bf16
+    from ..policies import cpu_has_bf16
 
     try:
         import torch

@@ -23,7 +23,7 @@ import torch
 from ..distributed import get_world_size
 from ..distributed.processes import git_commit, quiet_libraries, set_threads, version, versions
 from ..errors import UserError
-from ..policies.files import Policy, find_policy
+from ..policies import Policy, find_policy
 from ..policies.loading import has_bf16, load_policy, load_tokenizer, render, template_options, tool_options
 from ..recipe import Recipe
 from ..runs import to_json, write_parquet

@@ -13,7 +13,7 @@ from peft import LoraConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError
-from ..policies.files import Policy
+from ..policies import Policy
 from ..prefix_tree.decoding import RowDraws, complete_prompts
 from ..recipe import Recipe
 

@@ -1,6 +1,413 @@
-"""Experiments: arms x seeds under one wall-clock budget, resumable."""
+"""Experiments: arms x seeds over one base recipe, each run in its own process. A later call resumes an interrupted one.
 
-from .plan import Experiment, PlannedRun, build_experiment, load_experiment
-from .running import Event, Job, run_experiment
+A process per run gives every run the same clean state. A crash or an out-of-memory kill ends only one run.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Lock
+from typing import Any, Literal
+
+from ..distributed.signals import Stop, stop_on_signals
+from ..errors import UserError
+from ..recipe import Recipe, build_recipe, find_accelerate_config, find_recipe
+from ..recipe.catalog import accelerate_processes, check_accelerate, split_experiment
+from ..recipe.recipe import differences
+from ..recipe.schema import fields
+from ..runs import Run, RunInUseError, RunWriter, end_run, is_run, write_atomic
+from ..runs.files import LOG, begins_with, open_own
+from ..text import describe
+from ..yaml_files import Origin, YAMLError, dump_yaml, parse_value, parse_yaml, read_yaml
 
 __all__ = ["Event", "Experiment", "Job", "PlannedRun", "build_experiment", "load_experiment", "run_experiment"]
+
+Kind = Literal["started", "skipped", "finished", "stopped", "failed"]
+Launch = Callable[["Job"], int]
+_POLL = 1.0  # seconds between signals to runs that are asked to end
+_in_progress: set[subprocess.Popen[bytes]] = set()
+HEAD = "# pods compare: the experiment of this directory\n"  # how a stored experiment begins
+_MOST_SEEDS = 1000
+_OVERRIDES = ("baseline", "seeds", "accelerate")  # of an experiment itself, from the command line
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of an experiment; ``path`` is its place below the experiment's directory."""
+
+    arm: str
+    seed: int
+    recipe: Recipe
+
+    @property
+    def path(self) -> Path:
+        return Path(self.arm) / f"seed-{self.seed}"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Arms (a name and the recipe keys that it sets) over one base recipe, each with every seed."""
+
+    name: str
+    base: dict[str, Any]
+    arms: dict[str, dict[str, Any]]
+    seeds: tuple[int, ...]
+    baseline: str
+    source: str
+    accelerate: str | None = None
+
+    @property
+    def processes(self) -> int:
+        """Processes of each run: 1, or as many as its accelerate configuration starts."""
+        return accelerate_processes(find_accelerate_config(self.accelerate)) if self.accelerate else 1
+
+    def plan(self) -> list[PlannedRun]:
+        """Return every run in order: all arms with the first seed, then all with the next. So the arms of a seed train
+        close in time, under the same load of the machine. Raises UserError if any recipe is wrong."""
+        runs, processes = [], self.processes
+        for seed in self.seeds:
+            for arm, keys in self.arms.items():
+                origin = Origin(f"{self.source}, arm {arm}")
+                recipe = build_recipe(self.base | keys | {"seed": seed}, origin, processes=processes)
+                runs.append(PlannedRun(arm, seed, recipe))
+        return runs
+
+    def to_yaml(self) -> str:
+        """Return the text of ``experiment.yaml``; loading it gives an equal experiment."""
+        settings = {"name": self.name, "baseline": self.baseline, "accelerate": self.accelerate}
+        given = {key: value for key, value in settings.items() if value is not None}
+        return HEAD + dump_yaml({**given, "arms": self.arms, "seeds": list(self.seeds), "base": self.base})
+
+
+def load_experiment(path_or_name: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
+    """Load an experiment from a YAML file, or a shipped one by its name.
+
+    Its keys: ``arms`` (name -> recipe keys), ``base`` (a recipe's name or path, or recipe keys),
+    ``baseline`` (an arm; the first by default), ``seeds`` (a count k for 1..k, or a list), ``name``,
+    ``accelerate`` (runs of several processes: a configuration's name, such as zero2, or path); any other key is a
+    recipe key of all arms. ``overrides`` replace keys of all arms, or ``seeds``, ``baseline`` and ``accelerate``.
+
+    Raises:
+        UserError: the experiment cannot be found or read, or a key is missing or wrong.
+    """
+    path = find_recipe(path_or_name)
+    values, source = read_yaml(path)
+    return build_experiment(values, source, overrides or {})
+
+
+def build_experiment(
+    values: Mapping[str, Any], source: Origin, overrides: Mapping[str, Any] | None = None
+) -> Experiment:
+    """Build an experiment from a mapping, as `load_experiment` does from a file."""
+    overrides = dict(overrides or {})
+    values = {**values, **{key: overrides.pop(key) for key in _OVERRIDES if key in overrides}}
+    base, arms = split_experiment(values, source)
+    for arm, keys in arms.items():
+        for key in keys:
+            if key in overrides:
+                raise UserError(f"--{key} would make the arms alike: {source.name} sets it for the arm {arm}.")
+    baseline = values.get("baseline", next(iter(arms)))
+    if not isinstance(baseline, str) or baseline not in arms:
+        raise UserError(
+            f"{source.where('baseline')}baseline: {describe(baseline)} is not an arm: expected one of "
+            f"{', '.join(arms)}."
+        )
+    for key, word in overrides.items():  # values of the right type, for experiment.yaml
+        try:
+            base[key] = fields()[key].parse(word) if key in fields() and isinstance(word, str) else word
+        except ValueError as error:
+            raise UserError(f"--{key}: {error}") from None
+    name = values.get("name") or Path(source.name).stem
+    if not isinstance(name, (str, int)) or Path(str(name)).name != str(name):
+        raise UserError(f"{source.where('name')}name: got {describe(name)}, expected the name of a directory.")
+    accelerate = values.get("accelerate")
+    if accelerate is not None:
+        find_accelerate_config(str(accelerate))
+    return Experiment(str(name), base, arms, _seeds(values.get("seeds", 1), source), baseline, source.name, accelerate)
+
+
+def _seeds(seeds: Any, source: Origin) -> tuple[int, ...]:
+    if isinstance(seeds, str):
+        with suppress(YAMLError):  # refused below, as text
+            seeds = parse_value(seeds)
+    if type(seeds) is int and 1 <= seeds <= _MOST_SEEDS:
+        return tuple(range(1, seeds + 1))
+    good = isinstance(seeds, list) and 0 < len(seeds) <= _MOST_SEEDS
+    if not good or not all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds) or len({*seeds}) < len(seeds):
+        raise UserError(
+            f"{source.where('seeds')}seeds: got {describe(seeds)}, expected their number (5 gives 1 to 5, at most "
+            f"{_MOST_SEEDS:,}), or a list of different whole numbers from 0 to 4294967295."
+        )
+    return tuple(seeds)
+
+
+# -- making the runs ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Event:
+    """An event of a run, the ``position``-th of ``total``, counted from 1."""
+
+    kind: Kind
+    run: PlannedRun
+    path: Path
+    position: int
+    total: int
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to start: the recipe's file, the run's directory, its launcher and environment.
+
+    ``accelerate``: the configuration to launch several processes with; None: one process.
+    ``environment``: variables to add to those of this process.
+    """
+
+    config: Path
+    output: Path
+    accelerate: Path | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def command(self) -> list[str]:
+        words = ["train", "--config", str(self.config), "--output", str(self.output)]
+        if self.accelerate is not None:
+            words += ["--accelerate_config", str(self.accelerate)]
+        return [sys.executable, "-m", "pods_rl", *words]
+
+
+def run_experiment(
+    experiment: Experiment,
+    output: str | Path,
+    on_event: Callable[[Event], None] = lambda event: None,
+    *,
+    force: bool = False,
+    parallel: int = 1,
+    launch: Launch | None = None,
+) -> dict[Kind, int]:
+    """Make every run that is not finished yet, `parallel` at a time, and count how they ended.
+
+    A run that failed or was stopped is repeated; its files are kept under ``.attempts/``. A failed run never stops
+    the others. A run that another process still makes, as after a kill of an earlier call, counts as failed.
+
+    Args:
+        on_event: called as runs start and end, one call at a time, in other threads.
+        force: make finished runs again if their recipe has changed, rather than raise.
+        parallel: runs at the same time, each on its own GPU if there are enough. On a CPU they share the cores:
+            set ``threads``.
+        launch: makes a run and returns the exit code; by default a `pods train`. Called in other threads.
+
+    Raises:
+        UserError: a recipe is wrong, a finished run has another recipe, or another call is making this experiment;
+            no run has started then.
+        KeyboardInterrupt: a signal arrived, and the runs in progress have saved themselves.
+    """
+    output, plan = Path(output), experiment.plan()
+    _check(experiment, plan, output, parallel)
+    try:
+        holder = RunWriter(output, resume=True)  # the system releases its lock when this process ends
+    except RunInUseError as error:
+        raise UserError(
+            f"{output}: another `pods compare` is making this experiment. Wait for it, or choose another --output."
+        ) from error
+    with holder:
+        finished = {run.path for run in plan if _is_finished(output / run.path, run, force=force)}
+        (output / "configs").mkdir(exist_ok=True)
+        write_atomic(output / "experiment.yaml", experiment.to_yaml())
+        parallel = min(parallel, len(plan))
+        runner = _Runner(experiment, output, on_event, launch or train_in_process, parallel, finished)
+        with ThreadPoolExecutor(parallel) as pool, stop_on_signals() as stop:
+            futures: list[Future[None]] = []
+            try:
+                futures.extend(pool.submit(runner.make, position, run) for position, run in enumerate(plan, start=1))
+                for future in as_completed(futures):
+                    future.result()
+            except BaseException:
+                runner.stopping = True
+                _end(futures, stop)
+                raise
+    return dict(runner.counts)
+
+
+def _check(experiment: Experiment, plan: Sequence[PlannedRun], output: Path, parallel: int) -> None:
+    """Raise UserError, before the first run starts, if the experiment cannot run."""
+    if parallel > 1 and experiment.accelerate is not None:
+        raise UserError(
+            f"parallel is {parallel}, but each run takes {experiment.processes} processes "
+            f"(accelerate: {experiment.accelerate}): remove --parallel."
+        )
+    for run in plan:
+        run.recipe.check_reachable()
+    if experiment.accelerate:
+        check_accelerate(find_accelerate_config(experiment.accelerate))
+    if is_run(output):
+        raise UserError(f"{output} holds a single run: choose another --output for an experiment.")
+    stored = output / "experiment.yaml"
+    if stored.exists() and not (stored.is_file() and begins_with(HEAD)(stored)):
+        raise UserError(f"{stored} exists, and `pods compare` did not write it: choose another --output.")
+
+
+def _is_finished(path: Path, run: PlannedRun, *, force: bool) -> bool:
+    """Return whether a run is finished; raise UserError if it finished with another recipe."""
+    if not is_run(path) or Run(path).state != "finished":
+        return False
+    wanted, _ = parse_yaml(run.recipe.to_yaml(), run.recipe.source)
+    changed = differences(Run(path).config, wanted)
+    if changed and not force:
+        was = ", ".join(f"{key} (was {was}, now {now})" for key, (was, now) in changed.items())
+        raise UserError(
+            f"{path} is finished, with another recipe: {was}. Choose another --output, or --force to make it again."
+        )
+    return not changed
+
+
+class _Runner:
+    """Makes runs, one at a time for each caller, and reports what happens to them."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        output: Path,
+        on_event: Callable[[Event], None],
+        launch: Launch,
+        parallel: int,
+        finished: set[Path],
+    ) -> None:
+        self._output, self._on_event, self._launch, self._finished = output, on_event, launch, finished
+        self._total = len(experiment.arms) * len(experiment.seeds)
+        self._accelerate = find_accelerate_config(experiment.accelerate) if experiment.accelerate else None
+        gpus = visible_gpus() if self._accelerate is None else []
+        self._places: SimpleQueue[dict[str, str]] = SimpleQueue()  # the environment of each run in progress
+        for place in range(parallel):
+            self._places.put({"CUDA_VISIBLE_DEVICES": gpus[place % len(gpus)]} if gpus else {})
+        self._reporting = Lock()
+        self.counts: Counter[Kind] = Counter()
+        self.stopping = False
+
+    def _report(self, kind: Kind, position: int, run: PlannedRun, reason: str | None = None) -> None:
+        with self._reporting:
+            if kind != "started":
+                self.counts[kind] += 1
+            self._on_event(Event(kind, run, self._output / run.path, position, self._total, reason))
+
+    def make(self, position: int, run: PlannedRun) -> None:
+        """Make a run that is not finished; an error is reported and ends only this run."""
+        if run.path in self._finished:
+            self._report("skipped", position, run)
+            return
+        place, path = self._places.get(), self._output / run.path
+        try:
+            if is_run(path):
+                RunWriter(path, resume=True).close()  # raises if another process makes it
+            _set_aside(path, self._output / ".attempts")
+            self._report("started", position, run)
+            kind, reason = self._train(run, path, place)
+        except OSError as error:
+            kind, reason = "failed", f"cannot write {error.filename or self._output}: {error.strerror or error}"
+        except UserError as error:
+            kind, reason = "failed", str(error)
+        finally:
+            self._places.put(place)
+        self._report(kind, position, run, reason)
+
+    def _train(self, run: PlannedRun, path: Path, environment: dict[str, str]) -> tuple[Kind, str | None]:
+        config = self._output / "configs" / f"{run.arm}-seed-{run.seed}.yaml"
+        write_atomic(config, run.recipe.to_yaml())
+        code = self._launch(Job(config, path, self._accelerate, environment))
+        ended = ("stopped", "interrupted") if self.stopping else ("failed", _why(code, path / LOG))
+        end_run(path, *ended)  # unless it has written how it ended
+        status = Run(path).status
+        kind: Kind = status["state"]
+        return kind, status.get("reason") if kind != "finished" else None
+
+
+def _set_aside(path: Path, attempts: Path) -> None:
+    """Move the files of an earlier attempt aside, under the first free number."""
+    if path.exists():
+        attempts.mkdir(exist_ok=True)
+        number = 1
+        while (kept := attempts / f"{path.parent.name}-{path.name}-{number}").exists():
+            number += 1
+        os.replace(path, kept)
+
+
+def train_in_process(job: Job) -> int:
+    """Run `pods train` in its own process, which prints to ``log.txt`` of the run's directory; return the exit code."""
+    job.output.mkdir(parents=True, exist_ok=True)
+    with open_own(job.output / LOG, "wb") as log:
+        process = subprocess.Popen(
+            job.command,
+            env={**os.environ, "PYTHONSAFEPATH": "1", **job.environment},  # no file here shadows a module
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    _in_progress.add(process)
+    try:
+        return process.wait()
+    finally:
+        _in_progress.discard(process)
+
+
+def _end(futures: Sequence[Future[None]], stop: Stop) -> None:
+    """Start no more runs, and wait until those in progress have saved themselves; a second SIGINT kills them."""
+    for future in futures:
+        future.cancel()
+    asked: set[object] = set()
+
+    def pass_on(number: int, again: bool) -> None:
+        for process in list(_in_progress):
+            if again and number == signal.SIGINT:
+                _kill(process)
+            elif again or process not in asked:
+                asked.add(process)
+                process.terminate()  # not SIGINT: a terminal has already sent it to the run, and a second one kills
+
+    with stop.passed_to(pass_on):
+        while wait(futures, timeout=_POLL).not_done:
+            pass_on(signal.SIGTERM, False)  # a run that started in the meantime
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and those it started, which may have their own sessions."""
+    import psutil
+
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+    process.kill()
+
+
+def _why(code: int, log: Path) -> str:
+    """Return why a run without a reason in its status failed: its exit code, and the last line it printed."""
+    if code in (-9, 137):
+        return "killed by the system, perhaps out of memory"
+    lines: list[str] = []
+    with suppress(OSError):
+        lines = log.read_bytes()[-4096:].decode("utf-8", "replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f"exit code {code}: {last[:300]}" if last else f"exit code {code}"
+
+
+def visible_gpus() -> list[str]:
+    """Return the usable GPUs, named as in CUDA_VISIBLE_DEVICES; empty if there are none or it hides them."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return [name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1")]
+    try:
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [str(index) for index, _ in enumerate(line for line in done.stdout.splitlines() if line.startswith("GPU "))]

@@ -1,8 +1,47 @@
-"""Policies: finding their files, loading them, and the tiny policy shipped with the package."""
+"""Policies and their files: the shipped ones, the folders of a model and its LoRA adapter, the hash of their weights.
+
+Does not import torch.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import platform
+import re
+from dataclasses import dataclass
 from pathlib import Path
+
+from ..errors import UserError
+from ..recipe.catalog import SHIPPED, local_path, looks_like_path
+
+ADAPTER_CONFIG = "adapter_config.json"
+_WEIGHTS = ("model*.safetensors", "adapter_model*.safetensors")  # what transformers and PEFT load
+_DOWNLOADED = (*_WEIGHTS, "*.json", "*.jinja", "*.model", "*.txt")  # from the hub: no pickle, no code
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The folders of a model and of its adapter, and the names that the user gave them."""
+
+    name: str
+    model: Path
+    adapter_name: str | None = None
+    adapter: Path | None = None
+
+    @property
+    def tokenizer(self) -> Path:
+        """The folder with the tokenizer: the adapter's if it has one, since it was trained with that."""
+        if self.adapter is not None and (self.adapter / "tokenizer_config.json").is_file():
+            return self.adapter
+        return self.model
+
+    def hashes(self) -> dict[str, str | None]:
+        """The sha256 of the weights of model and adapter."""
+        return {
+            "model_sha256": weights_hash(self.model),
+            "adapter_sha256": weights_hash(self.adapter) if self.adapter is not None else None,
+        }
 
 
 def tiny_policy_path(name: str = "tiny") -> Path:
@@ -12,3 +51,99 @@ def tiny_policy_path(name: str = "tiny") -> Path:
     True
     """
     return Path(__file__).parent / name
+
+
+def policy_path(name: str) -> str:
+    """Return the folder of a shipped policy, and any other name (a local path or a hub id) unchanged."""
+    return str(tiny_policy_path(name)) if name in SHIPPED else name
+
+
+def find_policy(model: str, adapter: str | None = None, *, revision: str = "main") -> Policy:
+    """Find a policy's folders; a name that is not a local path is downloaded from the hub.
+
+    Args:
+        model: a local path, a hub id, or a shipped policy. A folder that holds an adapter alone names its base model.
+        adapter: a folder or hub id with a LoRA adapter for `model`.
+        revision: of a model on the hub.
+
+    Raises:
+        UserError: a folder is missing, or does not hold a saved model or adapter with safetensors weights.
+    """
+    folder = _folder(policy_path(model), "model", revision)
+    if adapter is None and (folder / ADAPTER_CONFIG).is_file():
+        try:
+            base = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{folder / ADAPTER_CONFIG} names no base model ({error}): give both, with --model BASE --adapter."
+            ) from error
+        return find_policy(str(base), model, revision=revision)
+    _require(folder, "config.json", model, "a saved model, as transformers writes it")
+    if adapter is None:
+        return Policy(model, folder)
+    adapter_folder = _folder(adapter, "adapter", "main")
+    _require(adapter_folder, ADAPTER_CONFIG, adapter, "a saved adapter, as PEFT writes it")
+    return Policy(model, folder, adapter, adapter_folder)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of a saved model or adapter, sorted by name.
+
+    Raises UserError if there are none. Weights as a pickle, which can run code when loaded, are not read.
+    """
+    found = sorted(path for pattern in _WEIGHTS for path in folder.glob(pattern))
+    if not found:
+        raise UserError(
+            f"{folder} holds no weights as safetensors: expected model*.safetensors, as `pods train` saves them. A "
+            "pickle (*.bin, *.pt) can run code when it is loaded. If you trust yours, model.save_pretrained(folder) of "
+            "transformers converts it."
+        )
+    return found
+
+
+def weights_hash(folder: Path) -> str:
+    """Return the sha256 over names and contents of a folder's weight files, independent of the folder's path.
+
+    Raises UserError as `weight_files` does.
+    """
+    lines = ""
+    for path in weight_files(folder):
+        with path.open("rb", buffering=0) as file:
+            lines += f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n"
+    return hashlib.sha256(lines.encode("utf-8", "backslashreplace")).hexdigest()
+
+
+def _folder(name: str, what: str, revision: str) -> Path:
+    """Return a local folder, or the snapshot of a hub repository."""
+    path = local_path(name)
+    if path.is_dir():
+        return path
+    if path.exists() or looks_like_path(name):
+        raise UserError(f"{what} {name}: there is no such directory (looked in {Path.cwd()}).")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(_DOWNLOADED)))
+    except (OSError, HFValidationError, ValueError) as error:
+        reason = next(iter(str(error).strip().splitlines()), "")
+        raise UserError(
+            f"{what} {name} is not a local folder, and downloading it from the hub failed ({type(error).__name__}: "
+            f"{reason}). Check the name, the network, and HF_TOKEN for a repository that needs it."
+        ) from error
+
+
+def _require(folder: Path, file: str, name: str, expected: str) -> None:
+    if not (folder / file).is_file():
+        raise UserError(f"{name} holds no {file}: expected {expected}.")
+    weight_files(folder)
+
+
+def cpu_has_bf16() -> bool | None:
+    """Return whether the processor has bf16 instructions; None if the system does not say."""
+    info = Path("/proc/cpuinfo")
+    if platform.system() != "Linux" or not info.is_file():
+        return None
+    match = re.search(r"^(?:flags|Features)\s*:(.*)$", info.read_text(errors="replace"), re.MULTILINE)
+    wanted = {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"}
+    return bool(wanted & set(match[1].split())) if match else None

@@ -25,7 +25,7 @@ from trl.chat_template_utils import (
 from ..errors import UserError
 from ..recipe import Recipe
 from ..tasks import Prompt, Task
-from .files import ADAPTER_CONFIG, Policy, cpu_has_bf16, weight_files
+from . import ADAPTER_CONFIG, Policy, cpu_has_bf16, weight_files
 
 
 def check_policy(path: str, revision: str = "main") -> None:

@@ -23,7 +23,7 @@ from ..engines.trl.batching import counted
 from ..engines.trl.compat import lossy_cast
 from ..engines.trl.config import PODSConfig, check_prompts
 from ..errors import UserError
-from ..policies.files import policy_path
+from ..policies import policy_path
 from ..policies.loading import (
     check_policy,
     encode,
