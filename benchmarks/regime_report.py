@@ -1,0 +1,299 @@
+"""The report of the map of regimes: figures, tables and CSV files of whatever runs are finished."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from pods_rl.report.charts import line_styles
+from pods_rl.report.figures import add_legend, look, new_figure, styled, to_bytes
+from pods_rl.report.statistics import FEW
+from pods_rl.runs import write_atomic
+from regime_runs import (
+    ARMS,
+    FIRST_SELECTION_SEED,
+    PHASES,
+    RANGE_RATES,
+    RESULTS,
+    SEEDS,
+    Arm,
+    Choice,
+    Store,
+    choose,
+    read_rows,
+    wanted_runs,
+    write_rows,
+)
+from regime_statistics import HALFWAY, HIGH, WITHIN, Cell, Measure, Range, RateCurve, compare_cells, rate_curves
+from study import keep_picture
+
+LINES = ("16x4-n8", "1x16-n64")  # of the figure over the cost of a step
+PUBLISHED = 10.12 / 7.56  # seconds a step at n = 64 and 16, m = 16, in the authors' published GSM8K runs
+COLOURS = {
+    "ahead": "#9ecae1",
+    "level": "#e6e8ea",
+    "behind": "#fdae6b",
+    "few seeds": "#ffffff",
+    "not reached": "#ffffff",
+    "missing": "#ffffff",
+}
+
+
+def group_of(arm: Arm) -> str:
+    return f"{arm.prompts} prompt{'s' if arm.prompts > 1 else ''} of {arm.m}"
+
+
+@styled
+def map_figure(cells: dict[str, Cell]) -> Figure:
+    """Where PODS is ahead of its rival, level or behind: a panel for each measure, a tile for each cell."""
+    panels = {f"time to {HALFWAY:g}": "", f"time to {HIGH:g}": "", "accuracy over time": "", "final accuracy": ""}
+    pods = [arm for arm in ARMS.values() if not arm.is_grpo]
+    groups = [*dict.fromkeys(map(group_of, pods))]
+    figure = new_figure(8.4, 3.6)
+    for axes, name in zip(figure.subplots(2, 2, sharex=True, sharey=True).flat, panels, strict=True):
+        for arm in pods:
+            x, y = (0 if arm.n == 2 * arm.m else 1), groups.index(group_of(arm))
+            cell = cells.get(arm.name)
+            verdict = cell.measures[name].verdict(len(cell.seeds)) if cell else "missing"
+            tile = {"facecolor": COLOURS[verdict], "edgecolor": "#bdc1c6", "linewidth": 0.5}
+            axes.add_patch(Rectangle((x - 0.49, y - 0.47), 0.98, 0.94, **tile))
+            text = f"{cell.measures[name].text}\n{verdict}, {len(cell.seeds)} seeds" if cell else "missing"
+            axes.text(x, y, text, ha="center", va="center", fontsize=6)
+        axes.set_title(f"{name}: {'GRPO / PODS' if 'time to' in name else 'PODS - GRPO'}", fontsize=8)
+        axes.set_xlim(-0.5, 1.5)
+        axes.set_ylim(len(groups) - 0.5, -0.5)
+        axes.set_xticks([0, 1], ["n = 2m", "n = 4m"])
+        axes.set_yticks(range(len(groups)), groups)
+        axes.grid(visible=False)
+    return figure
+
+
+@styled
+def range_figure(curves: Sequence[RateCurve]) -> Figure:
+    """Accuracy over the last third against the learning rate: means, every run, and a bar for each range."""
+    figure = new_figure(5.2, 3.0)
+    axes = figure.add_subplot()
+    entries = []
+    for rank, (curve, style) in enumerate(zip(curves, line_styles(len(curves)), strict=True)):
+        (line,) = axes.plot(curve.rates, curve.scores.mean(axis=1), **look(style))
+        for scores in curve.scores.T:
+            axes.plot(curve.rates, scores, "o", color=style.colour, alpha=0.45, markersize=3, mew=0)
+        height = 0.02 + 0.025 * rank
+        axes.plot([curve.mean.low, curve.mean.high], [height, height], color=style.colour, linewidth=3)
+        entries.append((line, curve.arm.label.partition(",")[0]))
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(RANGE_RATES, [f"{rate:g}" for rate in RANGE_RATES])
+    axes.minorticks_off()
+    axes.set_ylim(0, 1)
+    axes.set_xlabel(f"learning rate, 16 prompts a step (bars: within {WITHIN:g} of the best)")
+    axes.set_ylabel("accuracy, last third of the run")
+    add_legend(figure, entries)
+    return figure
+
+
+class Mark(NamedTuple):
+    """What a step of PODS costs in steps of GRPO with the same levers, and where this was measured."""
+
+    ratio: float
+    source: str
+
+
+def marks(cells: dict[str, Cell]) -> list[Mark]:
+    """Return the ratios of step costs measured here, in other studies of `docs/results/`, and published."""
+    found = [
+        Mark(cell.measures["seconds a step"].value, f"{cell.arm.label}, here")
+        for name in LINES
+        if (cell := cells.get(name))
+    ]
+    for study, arm, base, what in (
+        ("words", "pods-64-16", "grpo-16", "word problems 64 -> 16, docs/results/words"),
+        ("chat", "pods-32-8", "grpo-8", "SmolLM2-135M 32 -> 8, docs/results/chat"),
+    ):
+        rows = [row for name in ("final", "phases") for row in read_rows(RESULTS / study / f"{name}.csv")]
+        cost = {row["arm"]: float(row["seconds_per_step"]) for row in rows if row.get("seconds_per_step")}
+        if {arm, base} <= cost.keys():
+            found.append(Mark(cost[arm] / cost[base], what))
+    return [*found, Mark(PUBLISHED, "Qwen2.5-3B, GSM8K, 64 -> 16, one L40S, published")]
+
+
+def target_of(cell: Cell) -> float | None:
+    """Return the highest of the two accuracies that the cell and its rival both reach, None if neither."""
+    reached = [t for t in (HIGH, HALFWAY) if 0 < cell.measures[f"steps to {t:g}"].value < math.inf]
+    return reached[0] if reached else None
+
+
+@styled
+def cost_figure(cells: dict[str, Cell]) -> Figure:
+    """Speedup against what a PODS step costs in steps of GRPO: the ratio of steps over that cost, with its band."""
+    figure = new_figure(6.2, 3.8)
+    axes = figure.add_subplot()
+    costs, entries = np.linspace(0.8, 3, 221), []
+    drawn = [(cells[name], target) for name in LINES if name in cells and (target := target_of(cells[name]))]
+    for (cell, target), style in zip(drawn, line_styles(len(drawn)), strict=True):
+        steps, real = cell.measures[f"steps to {target:g}"], cell.measures[f"time to {target:g}"]
+        (line,) = axes.plot(costs, steps.value / costs, **look(style))
+        if not math.isnan(steps.low):
+            high = min(steps.high, 100.0)
+            axes.fill_between(costs, steps.low / costs, high / costs, color=style.colour, alpha=0.15, linewidth=0)
+        axes.plot([cell.measures["seconds a step"].value], [real.value], "o", color=style.colour, ms=5, mec="white")
+        entries.append((line, f"{cell.arm.label}, to {target:g}"))
+    axes.axhline(1.0, color="#3c4043", linewidth=0.8, linestyle=(0, (4, 3)))
+    axes.text(3, 1.02, "break-even", ha="right", va="bottom", fontsize=6)
+    top = max(2.0, *(cell.measures[f"steps to {target:g}"].value * 1.1 for cell, target in drawn), 2.0)
+    for height, mark in enumerate(sorted(marks(cells))):
+        axes.axvline(mark.ratio, color="#8a9099", linewidth=0.7, linestyle=(0, (1, 2)))
+        axes.text(mark.ratio + 0.015, 0.06 + 0.07 * height, f"{mark.ratio:.2f}: {mark.source}", fontsize=5.5)
+    axes.set_xlim(0.8, 3)
+    axes.set_ylim(0, top)
+    axes.set_xlabel("seconds of a PODS step / seconds of a GRPO step (steps measured here, seconds there)")
+    axes.set_ylabel("times as soon as the best GRPO")
+    for line, label in entries:
+        line.set_label(label)
+    if entries:
+        axes.legend(loc="upper right", fontsize=6)
+    return figure
+
+
+def report(store: Store, options: argparse.Namespace) -> str:
+    """Write tables and figures of what is finished; return the report as Markdown."""
+    folder = store.folder
+    choices = {name: choose(store, name, options.rates) for name in ARMS}
+    cells, curves = compare_cells(store, choices), rate_curves(store)
+    pairs = sorted({(key.arm, key.rate) for key in store.runs if key.seed < FIRST_SELECTION_SEED})
+    parts = [
+        "# The map of regimes",
+        f"Written by `python benchmarks/regimes.py report`. Word problems, tiny-words, one thread, "
+        f"{store.max_seconds:g} s of processor time a run. Intervals are 95 %.",
+        _provenance(store),
+        "## Missing",
+        *(f"- {line}" for line in _missing(store, options)),
+        "## Learning rates, chosen by accuracy over time on the seeds of `select`",
+        *(_choice_line(name, choice, options.rates) for name, choice in choices.items()),
+        "## PODS against the best GRPO with as many rows a step",
+        *(_cell_table(cell) for cell in cells.values()),
+        "## Seconds of a step by phase",
+        _table(("arm", "rate", "seeds", "step", *PHASES), _cost_rows(store, pairs)),
+        f"## Learning rates within {WITHIN:g} of the best, by accuracy over the last third",
+        *(_range_line(curve) for curve in curves),
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    columns = ("cell", "rate", "rival", "rival_rate", "seeds", "measure", "pods", "grpo", "value", "low", "high", "won")
+    write_rows(folder / "cells.csv", (*columns, "verdict"), _cell_rows(cells))
+    rows = [dict(zip(("arm", "rate", "seeds", "step", *PHASES), row, strict=True)) for row in _cost_rows(store, pairs)]
+    write_rows(folder / "costs.csv", ("arm", "rate", "seeds", "step", *PHASES), rows)
+    ranges = [
+        {"arm": c.arm.name, "seeds": len(c.seeds), **{k: f"{v:.4g}" for k, v in c.mean._asdict().items()}}
+        for c in curves
+    ]
+    write_rows(folder / "range.csv", ("arm", "seeds", *Range._fields), ranges)
+    write_rows(
+        folder / "marks.csv", Mark._fields, [mark._asdict() | {"ratio": f"{mark.ratio:.4g}"} for mark in marks(cells)]
+    )
+    for name, figure in (("map", map_figure(cells)), ("range", range_figure(curves)), ("cost", cost_figure(cells))):
+        raw = options.runs / f"{name}.png"
+        raw.parent.mkdir(parents=True, exist_ok=True)
+        raw.write_bytes(to_bytes(figure, "png"))
+        keep_picture(raw, folder / f"{name}.png")
+        parts.append(f"![{name}]({name}.png)")
+    text = "\n\n".join(filter(None, parts)).replace("\n\n- ", "\n- ") + "\n"
+    write_atomic(folder / "report.md", text)
+    return text
+
+
+def _provenance(store: Store) -> str:
+    """Say which commits and processors the runs are from."""
+    found = {name: sorted({row[name] for row in store.runs.values()}) for name in ("commit", "cpu")}
+    mixed = " Seconds of different processors are not comparable." if len(found["cpu"]) > 1 else ""
+    return f"{len(store.runs)} runs; commits {', '.join(found['commit'])}; processors {', '.join(found['cpu'])}.{mixed}"
+
+
+def _missing(store: Store, options: argparse.Namespace) -> list[str]:
+    lines = []
+    for part in SEEDS:
+        wanted = wanted_runs(part, store, options)
+        lacking = [key for key in wanted if key not in store.runs]
+        arms = ", ".join(dict.fromkeys(key.arm for key in lacking))
+        minutes = len(lacking) * store.seconds_a_run / 60
+        where = f": about {minutes:.0f} minutes of one core, for {arms}" if lacking else ""
+        lines.append(f"{part}: {len(lacking)} of {len(wanted)} runs{where}")
+    unselected = [name for name in ARMS if choose(store, name, options.rates) is None]
+    return lines + ([f"compare also waits for select of {', '.join(unselected)}"] if unselected else [])
+
+
+def _choice_line(name: str, choice: Choice | None, rates: Sequence[float]) -> str:
+    if choice is None:
+        return f"- {name}: missing"
+    notes = []
+    if len(rates) > 1 and choice.rate in (min(rates), max(rates)):
+        notes.append("the end of the grid")
+    if choice.by_last_third != choice.rate:
+        notes.append(f"by the last third it would be {choice.by_last_third:g}")
+    remarks = f" ({', '.join(notes)})" if notes else ""
+    return f"- {name}: {choice.rate:g}, accuracy over time {choice.score:.3f}{remarks}"
+
+
+def _cell_table(cell: Cell) -> str:
+    seeds = len(cell.seeds)
+    few = f" Fewer than {FEW} seeds settle nothing." if seeds < FEW else ""
+    head = (
+        f"### {cell.arm.name}: {cell.arm.label} ({cell.rates[0]:g}) against {cell.rival.label} ({cell.rates[1]:g})\n\n"
+        f"{seeds} seeds.{few} Times and steps are GRPO / PODS, above 1 if PODS is sooner.\n\n"
+    )
+    rows = [
+        (m.name, _number(m.pods), _number(m.grpo), m.text, m.won, m.verdict(seeds) if _judged(m) else "")
+        for m in cell.measures.values()
+    ]
+    return head + _table(("measure", "PODS", "GRPO", "95 % interval", "seeds won", "PODS is"), rows)
+
+
+def _judged(measure: Measure) -> bool:
+    """Whether more is better: spread and the cost of a step get no verdict."""
+    return measure.name.startswith(("time to", "steps to")) or "accuracy" in measure.name
+
+
+def _number(value: float) -> str:
+    return "never" if math.isinf(value) else f"{value:.3g}"
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell_rows(cells: dict[str, Cell]) -> list[dict[str, str]]:
+    rows = []
+    for name, cell in cells.items():
+        pair = {
+            "cell": name,
+            "rate": f"{cell.rates[0]:g}",
+            "rival": cell.rival.name,
+            "rival_rate": f"{cell.rates[1]:g}",
+        }
+        for m in cell.measures.values():
+            numbers = {key: f"{getattr(m, key):.4g}" for key in ("pods", "grpo", "value", "low", "high")}
+            verdict = m.verdict(len(cell.seeds)) if _judged(m) else ""
+            rows.append(
+                {**pair, "seeds": str(len(cell.seeds)), "measure": m.name, **numbers, "won": m.won, "verdict": verdict}
+            )
+    return rows
+
+
+def _cost_rows(store: Store, pairs: Iterable[tuple[str, float]]) -> list[list[str]]:
+    rows = []
+    for arm, rate in pairs:
+        seeds = {seed for seed in store.seeds(arm, rate) if seed < FIRST_SELECTION_SEED}
+        means = [store.column(arm, rate, seeds, name).mean() for name in ("seconds_per_step", *PHASES)]
+        rows.append([arm, f"{rate:g}", str(len(seeds)), *(f"{mean:.4f}" for mean in means)])
+    return rows
+
+
+def _range_line(curve: RateCurve) -> str:
+    own = ", ".join(f"seed {seed} {one.text}" for seed, one in zip(curve.seeds, curve.by_seed, strict=True))
+    tried = f"{len(curve.rates)} of {len(RANGE_RATES)} rates"
+    return f"- {curve.arm.label} ({tried}): {curve.mean.text}; best at {curve.mean.best:g}. By seed: {own}."

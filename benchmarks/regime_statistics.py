@@ -1,0 +1,218 @@
+"""PODS against its rival, paired by seed, and the range of learning rates that an arm bears."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from pods_rl.report.arms import Curve
+from pods_rl.report.statistics import FEW, Array, difference, mean_curve, time_ratio, time_to
+from regime_runs import (
+    ARMS,
+    FIRST_SELECTION_SEED,
+    RANGE_ARMS,
+    RANGE_RATES,
+    SEEDS,
+    Arm,
+    Choice,
+    Store,
+    last_third,
+    over_time,
+    rival_of,
+)
+
+WITHIN = 0.05  # of the best rate's accuracy: the range of rates that an arm bears
+HALFWAY, HIGH = 0.5, 0.8
+
+
+class Measure(NamedTuple):
+    """A cell against its rival: both values, and their ratio or difference with its 95 % interval."""
+
+    name: str
+    pods: float
+    grpo: float
+    value: float
+    low: float
+    high: float
+    won: str = ""
+
+    @property
+    def is_ratio(self) -> bool:
+        return not self.won
+
+    def verdict(self, seeds: int) -> str:
+        """Return ahead or behind, level if the interval includes no difference, else why nothing can be said."""
+        even = 1.0 if self.is_ratio else 0.0
+        if math.isnan(self.value):
+            return "not reached"
+        if seeds < FEW:
+            return "few seeds"
+        return "ahead" if self.low > even else "behind" if self.high < even else "level"
+
+    @property
+    def text(self) -> str:
+        if math.isnan(self.value):
+            return "neither reaches it"
+        if self.is_ratio and (self.value == 0 or math.isinf(self.value)):
+            return f"only {'GRPO' if self.value == 0 else 'PODS'} reaches it"
+        unit = "x" if self.is_ratio else ""
+        sign = "" if self.is_ratio else "+"
+        value, low, high = (
+            f"{number:{sign}.{2 if self.is_ratio else 3}f}" for number in (self.value, self.low, self.high)
+        )
+        return f"{value}{unit} [{low}, {high}]"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A PODS arm and its rival, at their best rates, on the seeds that both have."""
+
+    arm: Arm
+    rival: Arm
+    rates: tuple[float, float]
+    seeds: tuple[int, ...]
+    measures: dict[str, Measure]
+
+
+def _resamples(runs: int, count: int = 2000) -> Array:
+    """Return how often each resample has each seed, ``[B, R]``, the same for both arms of a pair."""
+    drawn = np.random.default_rng(0).integers(runs, size=(count, runs))
+    return (drawn[:, :, None] == np.arange(runs)).sum(axis=1).astype(np.float64)
+
+
+def _interval(values: Array) -> tuple[float, float]:
+    known = values[~np.isnan(values)]
+    if len(known) < len(values) / 2:
+        return math.nan, math.nan
+    low, high = np.quantile(known, [0.025, 0.975], method="inverted_cdf")  # values that occur: infinity stays itself
+    return float(low), float(high)
+
+
+def times_as_soon(name: str, arm: Curve, rival: Curve, target: float) -> Measure:
+    """Return the rival's time to an accuracy over the arm's, with a bootstrap over the seeds of both together.
+
+    Infinite if only the arm reaches it, 0 if only the rival does, NaN if neither does.
+    """
+
+    def reached(curve: Curve, drawn: Array | None) -> Array:
+        return time_to(mean_curve(curve.scores, drawn), mean_curve(curve.seconds, drawn), target, interpolated=True)
+
+    def ratio(drawn: Array | None) -> tuple[Array, Array, Array]:
+        mine, other = reached(arm, drawn), reached(rival, drawn)
+        only_mine = np.isfinite(mine) & np.isinf(other)
+        return mine, other, np.where(only_mine, np.inf, time_ratio(other, mine))
+
+    mine, other, value = map(float, ratio(None))
+    bounds = _interval(ratio(_resamples(len(arm.scores)))[2]) if len(arm.scores) > 1 else (math.nan, math.nan)
+    return Measure(name, mine, other, value, *bounds)
+
+
+def mean_ratio(name: str, arm_R: Array, rival_R: Array) -> Measure:
+    """Return the mean of the arm over that of the rival, with a bootstrap over seeds."""
+    drawn = _resamples(len(arm_R))
+    bounds = _interval((drawn @ arm_R) / (drawn @ rival_R)) if len(arm_R) > 1 else (math.nan, math.nan)
+    return Measure(name, float(arm_R.mean()), float(rival_R.mean()), float(arm_R.mean() / rival_R.mean()), *bounds)
+
+
+def paired(name: str, arm_R: Array, rival_R: Array) -> Measure:
+    """Return the mean difference of paired seeds with Student's interval, and how many seeds are above 0."""
+    deltas = arm_R - rival_R
+    found = difference(deltas, np.zeros_like(deltas))  # with a constant, Welch's interval is the paired one
+    won = f"{int((deltas > 0).sum())}/{len(deltas)}"
+    return Measure(name, float(arm_R.mean()), float(rival_R.mean()), found.mean, found.low, found.high, won)
+
+
+def compare_cells(store: Store, choices: dict[str, Choice | None]) -> dict[str, Cell]:
+    """Return every PODS arm that has seeds in common with its rival."""
+    found = {}
+    for arm in ARMS.values():
+        rival, mine = rival_of(arm, choices), choices[arm.name]
+        if arm.is_grpo or rival is None or mine is None:
+            continue
+        other = choices[rival]
+        assert other is not None
+        pair = ((arm.name, mine.rate), (rival, other.rate))
+        seeds = sorted(s for s in set.intersection(*(store.seeds(*one) for one in pair)) if s < FIRST_SELECTION_SEED)
+        if not seeds:
+            continue
+        clock, steps = ([store.curve(*one, seeds, over) for one in pair] for over in ("seconds", "step"))
+        cost = [store.column(*one, seeds, "seconds_per_step") for one in pair]
+        measures = [
+            *(times_as_soon(f"time to {target:g}", *clock, target) for target in (HALFWAY, HIGH)),
+            *(times_as_soon(f"steps to {target:g}", *steps, target) for target in (HALFWAY, HIGH)),
+            paired("accuracy over time", *map(over_time, clock)),
+            paired("final accuracy", *(curve.scores[:, -1] for curve in clock)),
+            paired("spread over the last third", *(np.nanstd(last_third(curve), axis=1, ddof=1) for curve in clock)),
+            mean_ratio("seconds a step", *cost),
+        ]
+        named = {measure.name: measure for measure in measures}
+        found[arm.name] = Cell(arm, ARMS[rival], (mine.rate, other.rate), tuple(seeds), named)
+    return found
+
+
+class Range(NamedTuple):
+    """The learning rates between which an arm is within 0.05 of its best; open where the rates tried end."""
+
+    low: float
+    high: float
+    best: float
+    open_low: bool
+    open_high: bool
+
+    @property
+    def text(self) -> str:
+        least = "at least " if self.open_low or self.open_high else ""
+        return f"{self.low:.2g} to {self.high:.2g}: {least}a factor of {self.high / self.low:.1f}"
+
+
+def range_of(rates: Sequence[float], scores: Sequence[float]) -> Range:
+    """Return the range around the best rate, with straight lines between rates on a logarithmic axis.
+
+    >>> range_of([1, 2, 4, 8], [0.5, 0.8, 0.8, 0.7])
+    Range(low=1.78..., high=5.65..., best=2, open_low=False, open_high=False)
+    """
+    best = int(np.argmax(scores))
+    level, where = scores[best] - WITHIN, np.log2(rates)
+    ends = []
+    for direction in (-1, 1):
+        at = best
+        while 0 <= at + direction < len(rates) and scores[at + direction] >= level:
+            at += direction
+        beyond = at + direction
+        if not 0 <= beyond < len(rates):
+            ends.append((float(rates[at]), True))
+            continue
+        share = (scores[at] - level) / (scores[at] - scores[beyond])
+        ends.append((float(2 ** (where[at] + share * (where[beyond] - where[at]))), False))
+    (low, open_low), (high, open_high) = ends
+    return Range(low, high, rates[best], open_low, open_high)
+
+
+class RateCurve(NamedTuple):
+    """An arm over learning rates: those that have runs, and each run's accuracy over the last third ``[rates, R]``."""
+
+    arm: Arm
+    rates: list[float]
+    seeds: list[int]
+    scores: Array
+    mean: Range
+    by_seed: list[Range]
+
+
+def rate_curves(store: Store) -> list[RateCurve]:
+    """Return the arms of the learning-rate range that have all seeds at two rates or more."""
+    found = []
+    for name in RANGE_ARMS:
+        rates = [rate for rate in RANGE_RATES if store.seeds(name, rate).issuperset(SEEDS["range"])]
+        shared = set.intersection(*(store.seeds(name, rate) for rate in rates)) if rates else set()
+        seeds = sorted(seed for seed in shared if seed >= FIRST_SELECTION_SEED)
+        if len(rates) < 2:
+            continue
+        scores = np.array([np.nanmean(last_third(store.curve(name, rate, seeds)), axis=1) for rate in rates])
+        own = [range_of(rates, [*column]) for column in scores.T]
+        found.append(RateCurve(ARMS[name], rates, seeds, scores, range_of(rates, [*scores.mean(axis=1)]), own))
+    return found
