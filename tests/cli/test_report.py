@@ -110,7 +110,7 @@ def test_before_and_after_are_an_ablation_of_a_csv(tmp_path: Path) -> None:
 
 
 def test_a_wrong_command_is_refused() -> None:
-    for words, message in (((), "Name the runs"), (("--csv", "runs.csv"), "--output")):
+    for words, message in (((), "Name the runs"), (("--csv", "gone.csv"), "Cannot read gone.csv as CSV")):
         with pytest.raises(UserError, match=message):
             pods("report", *words)
 

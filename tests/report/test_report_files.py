@@ -14,7 +14,7 @@ from conftest import write_run
 from rich.console import Console
 
 from pods_rl.errors import UserError
-from pods_rl.report import ReportFiles, build_report, build_report_from_csv, print_summary
+from pods_rl.report import ReportFiles, build_report, print_summary
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -99,7 +99,7 @@ def test_a_summary_fits_80_columns_and_escapes(tmp_path: Path) -> None:
     for arm in ("grpo", "[red]pods[/red]", "[/nothing]"):
         lines += [f"{arm},{run},{hour},0.{hour}" for run in (1, 2) for hour in (1, 2)]
     (tmp_path / "runs.csv").write_text("\n".join(lines))
-    report = build_report_from_csv(tmp_path / "runs.csv", tmp_path / "out")
+    report = build_report(tmp_path / "runs.csv", tmp_path / "out")
     out = io.StringIO()
     print_summary(report, Console(file=out, width=80, force_terminal=False))
     text = out.getvalue()
@@ -120,7 +120,7 @@ def test_figures_embed_their_fonts_and_take_any_name(tmp_path: Path) -> None:
         lines += [f"{arm},{run},{hour},{0.1 * hour if hour < 3 else 'nan'},{16 * (rank + 1)},16"
                   for run in (1, 2) for hour in (1, 2, 3)]  # fmt: skip
     (tmp_path / "runs.csv").write_text("\n".join(lines))
-    build_report_from_csv(tmp_path / "runs.csv", tmp_path, "a", figures=["pdf", "svg", "png"])
+    build_report(tmp_path / "runs.csv", tmp_path, baseline="a", figures=["pdf", "svg", "png"])
     names = {path.name for path in (tmp_path / "figures").iterdir()}
     assert names == {f"{name}.{kind}" for name in ("curves", "ablation-n") for kind in ("pdf", "svg", "png")}
     content = (tmp_path / "figures" / "curves.pdf").read_bytes()

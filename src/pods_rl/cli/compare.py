@@ -153,7 +153,9 @@ def _print_failures(failures: Sequence[Event]) -> None:
 def report(
     directories: Annotated[list[Path] | None, Argument(help="An experiment, a run, or several of either.")] = None,
     csv: Annotated[Path | None, Option(help="Report on a CSV of evaluations instead.")] = None,
-    output: Annotated[Path | None, Option(help="Directory of the report. [default: report/ inside]")] = None,
+    output: Annotated[
+        Path | None, Option(help="Directory of the report. [default: report/ inside, or next to the CSV]")
+    ] = None,
     baseline: Annotated[
         str | None, Option(help="The arm to compare with. [default: the experiment's baseline, else grpo]")
     ] = None,
@@ -183,26 +185,16 @@ def report(
     """
     if (csv is None) == (not directories):
         raise UserError("Name the runs to report on: `pods report DIRECTORY...`, or --csv FILE.")
+    if csv is not None:
+        output = output or csv.parent / "report"
     if output is not None:
         _check_folder(output, csv, force)
-    from ..report import build_report, build_report_from_csv, print_summary
+    from ..report import build_report, print_summary
 
     kinds = [kind.strip().lower() for kind in (figures or "").split(",") if kind.strip()]
-    if csv is None:
-        assert directories
-        baseline = baseline or _declared_baseline(directories)
-        files = build_report(
-            directories,
-            output,
-            baseline=baseline,
-            metric=metric or "accuracy",
-            figures=kinds,
-            rollouts_mb=rollouts_mb,
-        )
-    elif output is None:
-        raise UserError("--csv needs --output DIRECTORY for the report.")
-    else:
-        files = build_report_from_csv(csv, output, baseline or "grpo", metric or "answer_accuracy", figures=kinds)
+    sources = directories or [csv or Path()]
+    baseline = baseline or _declared_baseline(sources)
+    files = build_report(sources, output, baseline=baseline, metric=metric, figures=kinds, rollouts_mb=rollouts_mb)
     print_summary(files, console())
 
 

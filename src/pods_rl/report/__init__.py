@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from .build import ReportFiles, build_report, build_report_from_csv, print_summary
+from .build import ReportFiles, build_report, print_summary
 from .statistics import Speedup, speedups
 
 __all__ = [
     "ReportFiles",
     "Speedup",
     "build_report",
-    "build_report_from_csv",
     "print_summary",
     "speedups",
 ]

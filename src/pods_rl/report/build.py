@@ -75,17 +75,19 @@ def build_report(
     output: str | Path | None = None,
     *,
     baseline: str | None = "grpo",
-    metric: str = "accuracy",
+    metric: str | None = None,
     figures: Sequence[str] = (),
     rollouts_mb: float = DATA_MB,
 ) -> ReportFiles:
     """Read runs and write ``report.html``, ``report.md`` and a CSV of every table.
 
     Args:
-        sources: an experiment directory, a run directory, or several of either.
-        output: folder to write to; by default ``report`` inside the one source, or next to several.
+        sources: an experiment directory, a run directory, several of either, or a CSV of evaluations (its columns:
+            ``arms_from_csv``), whose report has neither phases nor rollouts.
+        output: folder to write to; by default ``report`` inside the one directory, or next to the CSV or several.
         baseline: the arm that the others are compared with. If None, arms are not compared.
-        metric: the field of ``evals.jsonl`` to compare by.
+        metric: the field of ``evals.jsonl`` or the column to compare by. None: ``accuracy``, of a CSV
+            ``answer_accuracy``.
         figures: formats (``pdf``, ``svg``, ``png``) of figures for a paper, written to ``figures/``.
         rollouts_mb: approximate megabytes of rollouts on the page. It says how many groups did not fit.
 
@@ -97,45 +99,32 @@ def build_report(
     paths = [Path(sources)] if isinstance(sources, (str, Path)) else [Path(source) for source in sources]
     report = read_report(paths, baseline=baseline, metric=metric, rollouts_mb=rollouts_mb)
     if output is None:
-        parent = paths[0] if len(paths) == 1 else os.path.commonpath([os.path.realpath(path) for path in paths])
+        one = len(paths) == 1 and not _is_csv(paths)
+        parent = paths[0] if one else os.path.commonpath([os.path.dirname(os.path.realpath(path)) for path in paths])
         output = Path(parent, "report")
     return _write(report, Path(output), figures)
 
 
+def _is_csv(paths: Sequence[Path]) -> bool:
+    return len(paths) == 1 and (paths[0].is_file() or paths[0].suffix == ".csv")
+
+
 def read_report(
-    paths: Sequence[Path], *, baseline: str | None, metric: str = "accuracy", rollouts_mb: float = DATA_MB
+    paths: Sequence[Path], *, baseline: str | None, metric: str | None = None, rollouts_mb: float = DATA_MB
 ) -> ReportFiles:
     """Return the report of runs without writing it; arguments as of ``build_report``."""
     if not 0 <= rollouts_mb <= _MOST_MB:
         raise UserError(f"--rollouts_mb must be between 0 and {_MOST_MB:g}: got {rollouts_mb}.")
-    arms = arms_from_runs(paths, metric)
+    csv = _is_csv(paths)
+    metric = metric or ("answer_accuracy" if csv else "accuracy")
+    arms = arms_from_csv(paths[0], metric) if csv else arms_from_runs(paths, metric)
     rows = [row for arm in arms for run in arm.runs for row in run.evals]
     known = {key for row in rows for key in row if finite(row[key]) is not None}
-    if known and not any(arm.curve for arm in arms):
-        names = ", ".join(map(plain, sorted(known)))
-        raise UserError(f"No evaluation has a number called {metric!r}. Choose one of {names} with --metric.")
+    if (known or csv) and not any(arm.curve for arm in arms):
+        names = f": {', '.join(map(plain, sorted(known)))}" if known else ""
+        raise UserError(f"No evaluation has a number called {metric!r}. Choose another with --metric{names}.")
     analysis = analyse(arms, baseline=baseline, metric=metric)
     title = os.path.basename(os.path.realpath(paths[0])) if len(paths) == 1 else f"{len(paths)} runs"
-    return _report(analysis, ledger_of(analysis.arms, data_mb=rollouts_mb), title)
-
-
-def build_report_from_csv(
-    csv: str | Path,
-    output: str | Path,
-    baseline: str | None = "grpo",
-    metric: str = "answer_accuracy",
-    *,
-    figures: Sequence[str] = (),
-) -> ReportFiles:
-    """Write the same report from a CSV of evaluations (columns: ``arms_from_csv``); without phases and rollouts."""
-    arms = arms_from_csv(csv, metric)
-    if not any(arm.curve for arm in arms):
-        raise UserError(f"{csv}: column {metric} holds no number. Choose another with --metric.")
-    analysis = analyse(arms, baseline=baseline, metric=metric)
-    return _write(_report(analysis, Ledger(), Path(csv).name), Path(output), figures)
-
-
-def _report(analysis: Analysis, ledger: Ledger, title: str) -> ReportFiles:
     return ReportFiles(
         folder=Path("report"),
         title=title,
@@ -144,7 +133,7 @@ def _report(analysis: Analysis, ledger: Ledger, title: str) -> ReportFiles:
         method=method(analysis),
         tables=tables(analysis),
         charts=charts(analysis),
-        ledger=ledger,
+        ledger=ledger_of(analysis.arms, data_mb=rollouts_mb),
         analysis=analysis,
     )
 

@@ -210,12 +210,6 @@ def speedups(
     >>> s.speedup, s.ci_low, s.ci_high, s.never_reached
     (2.0, 2.0, 2.0, 0.0)
     """
-    for what, (scores, seconds) in (("baseline", baseline), ("arm", arm)):
-        if scores.ndim != 2 or 0 in scores.shape or scores.shape != seconds.shape:
-            raise ValueError(
-                f"{what} scores and seconds must both be [runs, checkpoints] with at least one of each, "
-                f"got {scores.shape} and {seconds.shape}"
-            )
     random = np.random.default_rng(seed)
     runs = [len(scores) for scores, _ in (baseline, arm)]
     draws = [_draw(count, resamples if min(runs) > 1 else 0, random) for count in runs]
