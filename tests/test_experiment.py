@@ -206,7 +206,7 @@ def test_a_full_disk_costs_the_runs_it_hits_and_is_reported(tmp_path, monkeypatc
                 raise OSError(errno.ENOSPC, "No space left on device", str(self.path / "status.json"))
             super().write_status(state, **values)
 
-    monkeypatch.setattr("pods_rl.runs.writer.RunWriter", Full)
+    monkeypatch.setattr("pods_rl.runs.run.RunWriter", Full)
     events = []
     counts = run_experiment(
         experiment(seeds="1"),

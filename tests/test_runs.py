@@ -58,7 +58,7 @@ def test_a_damaged_status_does_not_keep_a_run_from_its_end(tmp_path, text):
     (run.path / "status.json").write_text(text)
     assert (Run(run.path).step, Run(run.path).seconds, Run(run.path).elapsed) == (0, 0.0, 0.0)
     with RunWriter(run.path, resume=True) as writer:
-        writer.write_end("failed", "why")
+        writer.write_status("failed", reason="why")
     assert Run(run.path).status == {"state": "failed", "reason": "why", "step": 0, "seconds": 0.0, "elapsed": 0.0}
     (run.path / "status.json").write_text(text)
     assert end_run(run.path, "stopped", "why")

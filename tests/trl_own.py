@@ -42,7 +42,6 @@ MODES = {"TRL": 0, "n = m": 1, "n = 2m": 2}
 TIMES = MODES[os.environ.get("TRL_OWN_MODE", "TRL")]  # of the process that runs the tests
 CHOSEN = "tool or environment or VLM or RolloutDispatch or no_reward_source"
 DIFFERENT = {  # tests that pass with TRL's trainer and not with ours, and why
-    "TestGRPOTrainer.test_warning_raised_all_rewards_none": "ours warns in other words, without the model's output",
     "TestGRPOTrainer.test_train_with_environment_factory": "at n = 2m the environments are those of the kept rows",
 }
 

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from pods_rl import PODSTrainer
 from pods_rl.evaluation import GenerateSampler, Sampling
 from pods_rl.recipe import find_accelerate_config
-from pods_rl.training.saving import save_policy
+from pods_rl.training.trainer import save_policy
 
 from . import many_processes
 from .conftest import Gradients

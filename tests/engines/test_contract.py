@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import re
 from pathlib import Path
 
@@ -12,11 +11,10 @@ import pytest
 from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
-from trl.trainer.utils import RepeatSampler
 
 from pods_rl import PODSTrainer
 from pods_rl.engines.trl import compat
-from pods_rl.engines.trl.compat import TESTED, UNSCORED_WARNING, TRLTrainer, check_overrides
+from pods_rl.engines.trl.compat import TESTED, TRLTrainer, check_overrides
 from pods_rl.errors import UserError
 
 OVERRIDDEN = {name for name, method in vars(PODSTrainer).items() if getattr(method, "__override__", False)}
@@ -124,17 +122,6 @@ def test_how_an_epoch_is_run():
     assert inspect.getsource(GRPOTrainer._run_epoch).count("self._load_rng_state(") == 2
 
 
-def test_an_epoch_s_order_is_drawn_when_its_first_prompt_is():
-    """What `_run_epoch` relies on to bring a sampler to where earlier epochs left it."""
-    orders = (
-        RepeatSampler(range(50), mini_repeat_count=1, seed=3),
-        RepeatSampler(range(50), mini_repeat_count=1, seed=3),
-    )
-    first, _ = list(orders[0]), next(iter(orders[1]))
-    second = list(orders[0])
-    assert list(orders[1]) == second != first
-
-
 def test_what_fast_generators_are_built_and_kept_in_step_by():
     """`building` replaces the name and one keyword; a skipped step moves the tag of the loaded weights."""
     source = inspect.getsource(GRPOTrainer.__init__)
@@ -152,13 +139,6 @@ def test_accelerate_drops_fsdp_on_the_cpu_where_we_put_it_back():
     takes = source[: source.index("self.fsdp_plugin = fsdp_plugin")]
     assert "MULTI_CPU" not in takes[takes.rindex("elif self.distributed_type in [") :]
     assert 'PartialState._shared_state["distributed_type"] = self.distributed_type' in source
-
-
-def test_the_warning_that_we_drop_is_the_one_that_prints_a_completion():
-    source = inspect.getsource(GRPOTrainer._calculate_rewards)
-    assert source.count("logger.warning(") == 1
-    assert f'f"{UNSCORED_WARNING} for the following kwargs' in source
-    assert isinstance(grpo_trainer.logger.logger, logging.Logger)
 
 
 def test_a_checkpoint_is_written_and_rotated_where_the_output_is():

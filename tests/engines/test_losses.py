@@ -196,6 +196,7 @@ NORMALIZED_FIRST = {"multi_objective_aggregation": "normalize_then_sum"}
     ("settings", "words"),
     [
         ({"advantages": "sideways"}, "sideways"),
+        ({"reward_errors": "ignore"}, "expected raise, zero or drop"),
         ({"advantage_baseline": "rloo"}, "rloo"),
         (LEAVE_ONE_OUT | {"scale_rewards": True}, "Set scale_rewards: none"),
         (

@@ -11,7 +11,7 @@ from pods_rl import PODSTrainer
 from pods_rl.errors import UserError
 from pods_rl.runs.checkpoints import MANIFEST, verify
 from pods_rl.runs.files import read_mapping
-from pods_rl.training.saving import RunTrainer
+from pods_rl.training.trainer import RunTrainer
 
 from .conftest import assert_equal_weights
 from .test_dynamic_sampling import dead_for_half

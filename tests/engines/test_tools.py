@@ -482,7 +482,4 @@ def test_environments_that_own_the_data_begin_each_rollout_in_their_own_way(buil
     prompts = [prompt[-1]["content"] for prompt in trainer.rollouts.prompts]
     assert len(prompts) == 8
     assert all("Riddle" in str(text) for text in prompts)
-    columns = trainer.rollouts.columns()
-    assert all("Riddle" in text for text in columns["prompt"])
-    restored = type(trainer.rollouts).restored(trainer.rollouts.saved())
-    assert restored.columns()["prompt"] == columns["prompt"]
+    assert all("Riddle" in text for text in trainer.rollouts.columns()["prompt"])

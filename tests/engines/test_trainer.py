@@ -229,20 +229,6 @@ def test_a_plain_grpo_config_is_refused(make_trainer):
         make_trainer(config_class=GRPOConfig)
 
 
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ({"num_rollouts": 2, "num_generations": 4}, "num_rollouts"),
-        ({"reward_errors": "ignore"}, "drop"),
-        ({"rollout_batch_size": 0}, "rollout_batch_size"),
-        ({"clock": "sun"}, "clock = 'sun': expected wall or cpu"),
-    ],
-)
-def test_impossible_configurations_are_refused(tmp_path, config, words):
-    with pytest.raises((UserError, ValueError), match=words):
-        PODSConfig(str(tmp_path), use_cpu=True, bf16=False, per_device_train_batch_size=8, **config)
-
-
 def test_the_table_of_completions_cannot_steer_a_terminal(make_trainer, capsys):
     trainer = make_trainer(log_completions=True)
     hostile = "\x1b]0;owned\x07 [/red] \x9b2J"

@@ -10,8 +10,7 @@ import torch
 import transfer_queue as tq
 from verl.utils import tensordict_utils as tu
 
-from pods_rl.engines.verl import PODSReplayBuffer, PODSReplayBufferAsync
-from pods_rl.engines.verl.replay_buffer import pods_before, replay_buffer
+from pods_rl.engines.verl.replay_buffer import PODSReplayBuffer, PODSReplayBufferAsync, pods_before, replay_buffer
 from pods_rl.selection import select
 
 from .conftest import REWARDS

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 
 import pytest
-from omegaconf import OmegaConf
 from tensordict import NonTensorData, TensorDict
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
@@ -14,9 +13,9 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils.config import validate_config
 
-from pods_rl.engines.verl import PODSAgentLoopManager, PODSSettings
+from pods_rl.engines.verl.agent_loop import PODSAgentLoopManager
 from pods_rl.engines.verl.replay_buffer import pods_before
-from pods_rl.engines.verl.settings import full_config, read_settings
+from pods_rl.engines.verl.settings import PODSSettings, full_config, read_settings
 from pods_rl.errors import UserError
 from pods_rl.selection.rules import percentile
 
@@ -110,11 +109,6 @@ def test_verls_own_buffer_arguments_are_passed_on(make_config):
 
 def test_a_reward_model_with_its_own_pool_is_accepted(make_config):
     read_settings(make_config("reward.reward_model.enable=true", "reward.reward_model.enable_resource_pool=true"))
-
-
-def test_sampler_arguments_cut_from_the_configuration_are_refused():
-    with pytest.raises(UserError, match="as a part of verl's full configuration"):
-        full_config(OmegaConf.create({"num_rollouts": 8}))
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.losses import ppo_loss
 
-from pods_rl.engines.verl import PODSAgentLoopManager
+from pods_rl.engines.verl.agent_loop import PODSAgentLoopManager
 
 FIELDS = ["uid", "rm_scores", "responses", "response_mask", "loss_mask", "prompts", "old_log_probs", "advantages"]
 

@@ -285,7 +285,7 @@ def _launch_run(
         if failure or (stopped and state not in ("finished", "stopped")):
             end, reason = ("failed", failure.reason) if failure else ("stopped", str(stopped))
             with suppress(RunInUseError), RunWriter(output, resume=True) as writer:
-                writer.write_end(end, reason)
+                writer.write_status(end, reason=reason)
         if failure:
             console(stderr=True).print(f"[red]Error:[/red] {safe_text(failure.reason)}")
             console(stderr=True).print(safe_text(failure.details), end="")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -49,7 +48,7 @@ class Rollouts:
         selected = torch.zeros(G * N, dtype=torch.bool).index_fill_(0, kept, True)
         columns: dict[str, list[Any]] = {
             "step": [self.step] * len(self.prompts),
-            "group": self._groups(),
+            "group": [i // N for i in self.numbers],
             "rollout": [i % N for i in self.numbers],
             "prompt": _each_once(self.prompts, write or as_text),
             "completion": [as_text(x) for x in self.completions],
@@ -101,36 +100,13 @@ class Rollouts:
             self.advantages[places] = more.advantages[groups]
 
     def saved(self) -> dict[str, Any]:
-        """Return the record for a checkpoint, without images: each prompt once, and of its row only the answer.
-
-        Environments may begin each rollout of a group in their own way: then every prompt is kept.
-        """
-        kept = {part.name: getattr(self, part.name) for part in fields(self)}
-        answers = [{"answer": row["answer"]} if "answer" in row else {} for row in self.inputs]
-        starts = [next(rollouts)[0] for _, rollouts in groupby(enumerate(self._groups()), key=lambda pair: pair[1])]
-        prompts = [_without_images(prompt) for prompt in self.prompts]
-        apart = any(prompts[i] != prompts[i - 1] for i in set(range(len(prompts))) - set(starts))
-        return kept | {
-            "inputs": [answers[i] for i in starts],
-            "prompts": prompts if apart else [prompts[i] for i in starts],
+        """Return the record for a checkpoint, which `Rollouts(**saved)` restores: rows have their answer, no images."""
+        return {part.name: getattr(self, part.name) for part in fields(self)} | {
+            "inputs": [{"answer": row["answer"]} if "answer" in row else {} for row in self.inputs],
+            "prompts": [_without_images(prompt) for prompt in self.prompts],
             "completions": [x if isinstance(x, str) else [_written(m) for m in x] for x in self.completions],
             "turn_rewards": [_numbers(given) for given in self.turn_rewards],
         }
-
-    @classmethod
-    def restored(cls, saved: dict[str, Any]) -> Rollouts:
-        """Return the record that `saved` was made from."""
-        record = cls(**saved)
-        groups = record._groups()
-        place = {group: i for i, group in enumerate(dict.fromkeys(groups))}
-        record.inputs = [record.inputs[place[group]] for group in groups]
-        if len(record.prompts) == len(place):
-            record.prompts = [record.prompts[place[group]] for group in groups]
-        return record
-
-    def _groups(self) -> list[int]:
-        """Return the prompt of each rollout of this process."""
-        return [i // self.rewards.size(1) for i in self.numbers]
 
 
 def _each_once(prompts: Sequence[Any], write: Callable[[Any], str]) -> list[str]:

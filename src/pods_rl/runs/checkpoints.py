@@ -11,7 +11,6 @@ replaced or resumed from.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -156,15 +155,6 @@ def find_checkpoints(checkpoints: Path) -> list[Path]:
     """Return the folders called ``checkpoint-<step>``, the oldest first."""
     named = {path: match for path in checkpoints.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name))}
     return sorted((path for path in named if path.is_dir()), key=lambda path: int(named[path][1]))
-
-
-def digest(values: Mapping[str, Any]) -> str:
-    """Return a hash of a mapping that does not depend on the order of its keys.
-
-    >>> digest({"a": 1, "b": None}) == digest({"b": None, "a": 1})
-    True
-    """
-    return hashlib.sha256(json.dumps(json.loads(to_json(values)), sort_keys=True).encode()).hexdigest()
 
 
 def _is_ours(folder: Path) -> bool:

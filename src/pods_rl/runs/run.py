@@ -1,18 +1,26 @@
-"""Read a run, and find the runs of an experiment."""
+"""Read a run, find the runs of an experiment, and write a run directory with one writer at a time."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ..errors import UserError
 from . import files
 from .checkpoints import find_checkpoints
-from .files import number, read_jsonl, read_mapping, step_of
+from .files import number, open_own, read_jsonl, read_mapping, step_of, to_json, write_atomic, write_parquet
+
+try:
+    import fcntl
+except ImportError:  # Windows has no fcntl: a second writer is not detected there
+    fcntl = None  # type: ignore[assignment]
+
+_LOCK = ".lock"
 
 
 class Run:
@@ -149,3 +157,164 @@ def find_runs(experiment_dir: str | Path) -> dict[str, list[Run]]:
     declared = read_mapping(root / "experiment.yaml").get("arms")
     order = [*declared] if isinstance(declared, Mapping) else []
     return {name: arms[name] for name in dict.fromkeys([*order, *arms]) if name in arms}
+
+
+class RunInUseError(UserError):
+    """Another process, or another writer in this process, has locked the run."""
+
+
+class RunWriter:
+    """Writes one run directory and locks it: a second writer is refused until ``close``.
+
+    ``resume=True`` continues the run in the directory; else a directory that holds a run is refused.
+    Use as a context manager. Numbers that are not finite are written as null.
+    """
+
+    def __init__(self, path: str | Path, *, resume: bool = False) -> None:
+        self.path = Path(path)
+        self._files: dict[str, IO[str]] = {}
+        self._made = not self.path.exists()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = _take_lock(self.path)
+        except OSError as error:
+            raise UserError(
+                f"Cannot write to {self.path}: {error.strerror}. Choose another directory with --output."
+            ) from error
+        if not resume and is_run(self.path):
+            self.close()
+            raise UserError(
+                f"{self.path} already holds a run ({Run(self.path).state}). Choose another directory with "
+                "--output, or continue it with --resume."
+            )
+
+    def __enter__(self) -> RunWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for file in self._files.values():
+            with suppress(OSError):  # the disk is full, which was reported when the line was written
+                file.close()
+        self._files.clear()
+        with suppress(OSError):
+            if self._made and os.listdir(self.path) == [_LOCK]:  # the run never began
+                (self.path / _LOCK).unlink()
+                self.path.rmdir()
+        self._lock.close()
+
+    def check(self) -> None:
+        """Raise UserError if the directory, or a file that this appends to, was moved or deleted meanwhile."""
+        for name, file in {_LOCK: self._lock, **self._files}.items():
+            path = self.path / name
+            try:
+                same = os.path.samestat(path.stat(), os.fstat(file.fileno()))
+            except FileNotFoundError:
+                same = False
+            if not same:
+                raise UserError(
+                    f"{path} was moved, deleted or replaced while the run was writing it. The run ends here: put it "
+                    "back, and resume from the last checkpoint with --resume."
+                )
+
+    def write_config(self, text: str) -> None:
+        """Write ``Recipe.to_yaml()`` as ``config.yaml``."""
+        write_atomic(self.path / files.CONFIG, text)
+
+    def write_environment(self, environment: Mapping[str, Any]) -> None:
+        self._write_json(files.ENVIRONMENT, environment)
+
+    def write_status(self, state: str, *, reason: str | None = None, **clocks: float) -> None:
+        """Write ``status.json``.
+
+        Args:
+            state: running, finished, stopped or failed.
+            reason: why the run is in this state.
+            clocks: the number of steps made (`step`), the training clock (`seconds`) and the wall clock (`elapsed`).
+                One that is not given stays as the last status has it.
+        """
+        run = Run(self.path)
+        last = {"step": run.step, "seconds": run.seconds, "elapsed": run.elapsed}
+        self._write_json(files.STATUS, {"state": state, "reason": reason, **last, **clocks})
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        self._append(files.METRICS, row)
+
+    def append_eval(self, row: Mapping[str, Any]) -> None:
+        self._append(files.EVALS, row)
+
+    def write_rollouts(self, step: int, columns: Mapping[str, Sequence[Any]]) -> Path:
+        """Write a parquet file with a row per rollout of a step; every column has the same length."""
+        return write_parquet(self.path / files.ROLLOUTS / f"step-{step:06d}.parquet", columns)
+
+    def write_evaluation(self, step: int, columns: Mapping[str, Sequence[Any]]) -> Path:
+        """Write a parquet file with a row per completion of the evaluation after a step, replacing an earlier one."""
+        return write_parquet(self.path / files.EVALUATIONS / f"step-{step:06d}.parquet", columns)
+
+    def rewind(self, step: int, evaluations: int) -> None:
+        """Remove records after ``step``, all but the first ``evaluations``, and torn lines, so that it can resume."""
+        self._keep(files.METRICS, lambda row, _: number(row.get("step"), -1) <= step)
+        evaluated = self._keep(files.EVALS, lambda row, i: number(row.get("step"), -1) <= step and i < evaluations)
+        kept = {number(row.get("step"), -1) for row in evaluated}
+        stale = [path for path in Run(self.path).rollout_files() if step_of(path) > step]
+        stale += [path for path in Run(self.path).evaluation_files() if step_of(path) not in kept]
+        for path in stale:
+            if path.is_file() and re.fullmatch(r"step-\d{6,}\.parquet", path.name):  # else it is the user's
+                path.unlink()
+
+    def _keep(self, name: str, wanted: Callable[[dict[str, Any], int], bool]) -> list[dict[str, Any]]:
+        """Keep the wanted rows of a file, by row and number, and return them."""
+        if not (self.path / name).exists():
+            return []
+        kept = [row for i, row in enumerate(read_jsonl(self.path / name)) if wanted(row, i)]
+        if name in self._files:
+            self._files.pop(name).close()
+        write_atomic(self.path / name, "".join(to_json(row) + "\n" for row in kept))
+        return kept
+
+    def _append(self, name: str, row: Mapping[str, Any]) -> None:
+        if name not in self._files:
+            self._files[name] = open_own(self.path / name, "a")
+        self._files[name].write(to_json(row) + "\n")
+
+    def _write_json(self, name: str, values: Mapping[str, Any]) -> None:
+        write_atomic(self.path / name, to_json(values, indent=2) + "\n")
+
+
+def end_run(path: str | Path, state: str, reason: str) -> bool:
+    """Write the final status of a run that could not write it itself; return False if it has already ended.
+
+    Raises RunInUseError if the run is still being written.
+    """
+    if Run(Path(path)).state in ("finished", "stopped", "failed"):
+        return False
+    with RunWriter(path, resume=True) as writer:
+        writer.write_status(state, reason=reason)
+    return True
+
+
+def _take_lock(path: Path) -> IO[str]:
+    """Lock a run. The kernel drops the lock when its process dies, so a crash leaves nothing to clean up.
+
+    The lock belongs to the open file (flock). A POSIX record lock belongs to the process, which loses it as soon as it
+    closes any handle of the file, as a refused second writer does. Over NFS Linux sends flock as a lock of the whole
+    file, which other machines see; it needs a file that is open for writing, as this one is.
+    """
+    file = open_own(path / _LOCK, "a+")
+    file.seek(0)
+    holder = file.read(64)  # process 4711
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        file.close()
+        raise RunInUseError(
+            f"{path} is in use: {holder or 'another process'} is writing this run. Wait for it, or choose "
+            "another --output."
+        ) from None
+    file.truncate(0)
+    file.write(f"process {os.getpid()}")
+    file.flush()
+    return file

@@ -35,7 +35,7 @@ from .resume import Start, find_start
 if TYPE_CHECKING:
     from ..engines.trl import PODSTrainer
     from .recorder import Recorder
-    from .saving import RunTrainer
+    from .trainer import RunTrainer
 
 
 def train(
@@ -80,7 +80,7 @@ def train(
         begin = shown.begin if shown else lambda what: None
         begin("importing TRL")
         quiet_libraries()
-        from .tracking import trackers_inside
+        from .recorder import trackers_inside
 
         stack.enter_context(trackers_inside(output, recipe.values.get("report_to") if writer else None))
         stack.enter_context(stop.later())  # a signal that raises anywhere could prevent the last status
@@ -104,37 +104,32 @@ def train(
 def _status_at_end(
     recipe: Recipe, output: Path, writer: RunWriter | None, stop: Stop, display: ExitStack
 ) -> Iterator[None]:
-    """Write the status of a run that ends early by an exception. The display is closed before an error is printed."""
+    """Write the status of a run that ends early by an exception. The display is closed before an error is printed.
+
+    The error of a file that cannot be written becomes one line that says how to continue.
+    """
     try:
-        with _full_disk_explained(output):
-            if writer:
-                writer.write_config(recipe.to_yaml())
-                writer.write_status("running", reason="loading")
-                clean(output / CHECKPOINTS)
-            with display:
-                yield
+        if writer:
+            writer.write_config(recipe.to_yaml())
+            writer.write_status("running", reason="loading")
+            clean(output / CHECKPOINTS)
+        with display:
+            yield
     except BaseException as error:
         stop.over()
-        reason = str(error) if isinstance(error, Interrupted) else f"{type(error).__name__}: {error}"
-        state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+        ended = error
+        if full := write_failure(error):
+            good, _ = last_good(output / CHECKPOINTS, hashes=False)
+            then = f"resume from {good.name} with: pods train --output {output} --resume" if good else "start again"
+            ended = UserError(f"Cannot write to {output}: {full}. Free some space, then {then}")
+        reason = str(ended) if isinstance(ended, Interrupted) else f"{type(ended).__name__}: {ended}"
+        state = "stopped" if isinstance(ended, KeyboardInterrupt) else "failed"
         with suppress(OSError):  # the disk is full, which the error itself reports
             if writer:
-                writer.write_end(state, reason)
-        raise
-
-
-@contextmanager
-def _full_disk_explained(output: Path) -> Iterator[None]:
-    """Turn the error of a file that cannot be written into one line that says how to continue."""
-    try:
-        yield
-    except BaseException as error:
-        full = write_failure(error)
-        if not full:
+                writer.write_status(state, reason=reason)
+        if ended is error:
             raise
-        good, _ = last_good(output / CHECKPOINTS, hashes=False)
-        then = f"resume from {good.name} with: pods train --output {output} --resume" if good else "start again"
-        raise UserError(f"Cannot write to {output}: {full}. Free some space, then {then}") from error
+        raise ended from error
 
 
 def _load(recipe: Recipe, output: Path, begin: Callable[[str], None]) -> tuple[Task, Fitted | None, RunTrainer]:
@@ -219,8 +214,7 @@ def _add_recorder(
     """Add a `Recorder` that writes the run directory, and remove transformers' printing callbacks."""
     from transformers import PrinterCallback
 
-    from .recorder import Recorder
-    from .tracking import add_trackers, track_evaluation
+    from .recorder import Recorder, add_trackers, track_evaluation
 
     settings = recipe.run_settings()
     names = ("max_seconds", "eval_seconds", "ledger_every", "save_seconds")
@@ -313,15 +307,11 @@ def _train(trainer: RunTrainer, recorder: Recorder, start: Start | None) -> None
 
 def _finish(trainer: RunTrainer, recorder: Recorder, recipe: Recipe, output: Path, stop: Stop) -> None:
     """Save the final policy and write the last status; from then on no signal changes the status or the exit code."""
-    from .saving import save_policy
-    from .tracking import push
+    from .recorder import push
+    from .trainer import save_policy
 
     if not recorder.step and not recorder.stopped_by:
-        rows = trainer.args.generation_batch_size // trainer.args.num_generations
-        raise UserError(
-            f"The run ended without a step: {len(trainer.train_dataset)} training prompts, and a step needs {rows}. "
-            "Give it more prompts, or lower per_device_train_batch_size."
-        )
+        raise UserError("The run ended without a step. Raise max_steps or num_train_epochs.")
     final = output / CHECKPOINTS / "final"
     trainer.publish_folder(final, partial(save_policy, trainer))
     stop.over()

@@ -167,25 +167,18 @@ def batch_plan(settings: Mapping[str, Any], processes: int | None = None) -> Bat
 
 def _steps(m: int, rows: int, processes: int, accumulation: int, given: int | None, size: int | None) -> int:
     """Return the micro-batches of a generation batch, which must hold whole groups."""
-    if size is not None and given is not None:
-        raise UserError(
-            f"generation_batch_size = {size} and steps_per_generation = {given} set the same number: keep one of them."
-        )
+    if size is not None:
+        return _at_least("generation_batch_size", size, 1) // (rows * processes)  # TRL refuses a size that splits one
     steps = accumulation if given is None else _at_least("steps_per_generation", given, 1)
-    if size is None:
-        key, value, unit = "per_device_train_batch_size", rows, m // math.gcd(m, processes * steps)
-        product = f"{rows * processes * steps} rows (per_device_train_batch_size {rows} x processes {processes} x "
-        product += f"{'gradient_accumulation_steps' if given is None else 'steps_per_generation'} {steps})"
-    else:
-        key, value, unit = "generation_batch_size", _at_least("generation_batch_size", size, 1), rows * processes
-        product, unit = f"{size} rows, in micro-batches of {unit} on all processes", math.lcm(m, unit)
-    if value % unit:
-        low, high = _neighbours(value, unit)
+    if rows * processes * steps % m:
+        low, high = _neighbours(rows, m // math.gcd(m, processes * steps))
         raise UserError(
-            f"A generation batch must hold whole groups of num_generations = {m} rows, but it holds {product}. "
-            f"Rows are kept rollouts, not prompts. Set {key} to {low} or {high}."
+            f"A generation batch must hold whole groups of num_generations = {m} rows, but it holds "
+            f"{rows * processes * steps} rows (per_device_train_batch_size {rows} x processes {processes} x "
+            f"{'gradient_accumulation_steps' if given is None else 'steps_per_generation'} {steps}). "
+            f"Rows are kept rollouts, not prompts. Set per_device_train_batch_size to {low} or {high}."
         )
-    return steps if size is None else size // (rows * processes)
+    return steps
 
 
 def _neighbours(value: int, step: int) -> tuple[int, int]:

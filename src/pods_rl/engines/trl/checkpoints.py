@@ -43,7 +43,7 @@ class ExactResume:
     """Saves the state that TRL loses, and restores it on resume.
 
     It writes into TRL's checkpoints. A checkpoint of TRL's own trainer is resumed as TRL resumes it. Who wants hashes
-    adds a manifest after a checkpoint is complete, in `on_save` of a callback or in a subclass (`training/saving.py`);
+    adds a manifest after a checkpoint is complete, in `on_save` of a callback or in a subclass (`training/trainer.py`);
     where there is one, it is verified before a resume.
     """
 
@@ -78,19 +78,17 @@ class ExactResume:
         """Return the checkpoint, or the problem with it."""
         from ...runs.checkpoints import find_checkpoints
 
-        if wanted is not True:
-            folder = Path(str(wanted))
-            problem = self._problem(folder)
-            advice = "Resume from a complete checkpoint, or start a new run with this folder as its model."
-            return (folder, None) if not problem else (None, f"resume_from_checkpoint = {wanted}: {problem}. {advice}")
-        output = Path(self._trainer.args.output_dir)
-        skipped = ""
-        for folder in reversed(find_checkpoints(output)):
+        newest = wanted is True
+        where = Path(self._trainer.args.output_dir if newest else str(wanted))
+        skipped: list[str] = []
+        for folder in reversed(find_checkpoints(where)) if newest else [where]:
             if not (problem := self._problem(folder)):
+                for line in skipped:
+                    logger.warning("skipped %s", line)
                 return folder, None
-            logger.warning("skipped %s: %s", folder, problem)
-            skipped += f"\n  skipped {folder}: {problem}"
-        return None, f"No valid checkpoint found in output directory ({output}){skipped}"
+            skipped.append(f"{folder}: {problem}")
+        advice = "Resume from a complete checkpoint, or start a new run with this folder as its model."
+        return None, "\n  ".join([f"No valid checkpoint found in {where}. {advice}", *skipped])
 
     def _problem(self, folder: Path) -> str | None:
         """Return why a checkpoint is not complete; TRL writes `trainer_state.json` last."""
@@ -184,7 +182,7 @@ class ExactResume:
             parts = column.items() if isinstance(column, dict) else [(None, column)]
             for part, entries in parts:
                 (trainer._logs[name] if part is None else trainer._logs[name][part]).extend(entries)
-        return Rollouts.restored(generation["rollouts"])
+        return Rollouts(**generation["rollouts"])
 
     def _open_generation(self, record: Rollouts | None) -> dict[str, Any] | None:
         """Return the latest generation if it is still trained; None if a new one comes next."""

@@ -207,24 +207,6 @@ def building(trainer: TRLTrainer, at_once: int) -> Iterator[None]:
         yield
 
 
-UNSCORED_WARNING = "All reward functions returned None"
-
-
-@contextmanager
-def without_unscored_warning() -> Iterator[None]:
-    """Drop TRL's warning of an unscored rollout: it prints model output to the terminal, control codes included."""
-
-    def quiet(record: Any) -> bool:
-        return UNSCORED_WARNING not in record.getMessage()
-
-    log = grpo_trainer.logger.logger
-    log.addFilter(quiet)
-    try:
-        yield
-    finally:
-        log.removeFilter(quiet)
-
-
 # -- sharded weights: FSDP2 and ZeRO-3 ---------------------------------------------------------------------------------
 
 

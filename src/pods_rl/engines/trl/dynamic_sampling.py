@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from datasets import IterableDataset
@@ -117,8 +116,13 @@ class DynamicSampling:
         accelerator, m = self._trainer.accelerator, own.num_generations
         here = own.rows(accelerator.process_index)
         to, taken = ((groups_D[:, None] * m + torch.arange(m)).flatten().tolist() for groups_D in (places, groups))
+        # A row has its own memory: a pickled part of a tensor holds all of it.
+        columns: Batch = {
+            name: [value.clone() if isinstance(value, Tensor) else value for value in values]
+            for name, values in _by_row(more).items()
+        }
         arrived = move_rows(
-            {name: list(map(_copy, values)) for name, values in _by_row(more).items()},
+            columns,
             [row % other.rows_each for row in taken],
             [row // other.rows_each for row in taken],
             [row // own.rows_each for row in to],
@@ -144,11 +148,6 @@ def _by_row(batch: Batch) -> Batch:
         for name, value in split.items()
         if (isinstance(value, list) or (isinstance(value, Tensor) and value.ndim > 0)) and len(value) == rows
     }
-
-
-def _copy(value: Any) -> Any:
-    """Return a row of a tensor with its own memory: a pickled part of a tensor holds all of it."""
-    return value.clone() if isinstance(value, Tensor) else value
 
 
 def join_rows(batch: Batch, replaced: dict[int, Batch], pad_token_id: int) -> Batch:

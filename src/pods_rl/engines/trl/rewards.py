@@ -24,7 +24,7 @@ from ...sandbox import RewardFailure, as_score, failure
 from ...sandbox.worker import Work, no_copies
 from ...selection import REWARD_LIMIT
 from ...text import plain_text, short
-from .compat import TRLTrainer, get_callable_name, is_async_callable, standing_in, without_unscored_warning
+from .compat import TRLTrainer, get_callable_name, is_async_callable, standing_in
 
 logger = logging.getLogger(__name__)
 Scores = list[float | RewardFailure | None]
@@ -53,7 +53,7 @@ class CheckedRewards:
         trainer, self._faults = self._trainer, Faults()
         pairs = zip(trainer.reward_funcs, trainer.reward_func_names, strict=True)
         functions = [watched(function, name, trainer.args.reward_errors, self._faults) for function, name in pairs]
-        with without_unscored_warning(), standing_in(trainer, reward_funcs=functions):
+        with standing_in(trainer, reward_funcs=functions):
             yield
 
     def settle(self, rewards: Tensor) -> Tensor:

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import re
-from importlib import import_module
-from typing import Any
 
 from ...distributed.processes import version
 from ...errors import UserError
 
 VERSIONS = ("0.9.0", "0.9.1", "0.10.0")  # 0.10.0: its development versions
-_MODULES = {
-    "PODSAgentLoopManager": "agent_loop",
-    "PODSReplayBuffer": "replay_buffer",
-    "PODSReplayBufferAsync": "replay_buffer",
-    "PODSSettings": "settings",
-}
-
-__all__ = list(_MODULES)
 
 
 def check_version(installed: str | None) -> None:
@@ -34,10 +24,3 @@ def check_version(installed: str | None) -> None:
 
 # here, so that every plug-in is refused before verl loads a model
 check_version(version("verl"))
-
-
-def __getattr__(name: str) -> Any:
-    """Load a class on first use: `settings` and `groups` need no verl."""
-    if name in _MODULES:
-        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

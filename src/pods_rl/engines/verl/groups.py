@@ -33,17 +33,12 @@ def group_keys(keys: Iterable[str]) -> list[Group]:
     Returns:
         Groups in order of first appearance, sessions in order of their number.
 
-    Raises:
-        ValueError: a key of another form.
-
     >>> group_keys(["a_0_0", "b_0_0", "a_1_1", "a_1_0"])[0]
     Group(uid='a', sessions=(('a_0_0',), ('a_1_0', 'a_1_1')))
     """
     rows: dict[str, dict[int, list[tuple[int, str]]]] = {}
     for key in keys:
-        uid, session, index = ([""] * 3 + key.rsplit("_", 2))[-3:]
-        if not (uid and session.isdecimal() and index.isdecimal()):
-            raise ValueError(f"a key of verl's queue must be uid_session_index with two numbers; got {key!r}.")
+        uid, session, index = key.rsplit("_", 2)
         rows.setdefault(uid, {}).setdefault(int(session), []).append((int(index), key))
     return [
         Group(uid, tuple(tuple(key for _, key in sorted(sessions[number])) for number in sorted(sessions)))
