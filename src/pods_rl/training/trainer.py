@@ -23,7 +23,7 @@ from trl import ModelConfig, get_peft_config
 
 from ..engines.trl import PODSTrainer
 from ..engines.trl.batching import counted
-from ..engines.trl.compat import lossy_cast, standing_in
+from ..engines.trl.compat import standing_in
 from ..engines.trl.config import PODSConfig, check_prompts
 from ..errors import UserError
 from ..policies import policy_path
@@ -121,8 +121,6 @@ def _build(recipe: Recipe, task: Task, output_dir: Path) -> RunTrainer:
         tools=list(task.tools) or None,
         environment_factory=task.environment_factory,
     )
-    if doubt := lossy_cast(trainer):
-        raise UserError(doubt)
     trainer.recipe_keys = checkpoint_keys(recipe.values)
     return trainer
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -156,19 +157,20 @@ def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
         )
 
 
-def lossy_cast(trainer: TRLTrainer) -> str | None:
-    """Return a warning if continuous batching makes TRL round the policy's weights, else None."""
+def warn_of_lossy_cast(trainer: TRLTrainer) -> None:
+    """Warn if continuous batching makes TRL round the policy's weights."""
     args = trainer.args
     if not (trainer.use_transformers_continuous_batching and (args.bf16 or args.fp16)):
-        return None
-    if torch.float32 not in {p.dtype for p in trainer.model.parameters() if p.requires_grad}:
-        return None
-    flag, to = ("bf16", "bfloat16") if args.bf16 else ("fp16", "float16")
-    return (
-        f"use_transformers_continuous_batching with {flag} = true: before each generation TRL turns the trained "
-        f"float32 weights into {to}, permanently, and small updates are then rounded away. Set {flag}: false, or load "
-        f"the policy in {to} on purpose (dtype: {to})."
-    )
+        return
+    if torch.float32 in {p.dtype for p in trainer.model.parameters() if p.requires_grad}:
+        flag, to = ("bf16", "bfloat16") if args.bf16 else ("fp16", "float16")
+        warnings.warn(
+            f"use_transformers_continuous_batching with {flag} = true: before each generation TRL turns the trained "
+            f"float32 weights into {to}, permanently, and small updates are then rounded away. Set {flag}: false, or "
+            f"load the policy in {to} on purpose (dtype: {to}).",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 # -- patches: each holds inside its context and is undone at the end ---------------------------------------------------

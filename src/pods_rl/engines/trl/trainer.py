@@ -6,7 +6,6 @@ lists to the m kept rows of each before TRL computes a log-probability. `compat.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -242,8 +241,7 @@ class PODSTrainer(TypedGRPOTrainer):
         compat.refuse_unsupported(given)
         with compat.building(self, sequences_at_once(args)):
             super().__init__(**given)
-        if doubt := compat.lossy_cast(self):
-            warnings.warn(doubt, UserWarning, stacklevel=2)
+        compat.warn_of_lossy_cast(self)
         self._rewards, self._stability, self._update = CheckedRewards(self), Stability(self), Update(self)
         self._tools, self._dynamic = Tools(self), DynamicSampling(self)
         self._resume = ExactResume(self, self._dynamic)
