@@ -189,7 +189,6 @@ def test_a_step_whose_rows_are_all_masked_moves_nothing(make_trainer, random_mod
 # -- refusals ------------------------------------------------------------------------------------------------------
 
 LEAVE_ONE_OUT = {"advantage_baseline": "leave_one_out"}
-NORMALIZED_FIRST = {"multi_objective_aggregation": "normalize_then_sum"}
 
 
 @pytest.mark.parametrize(
