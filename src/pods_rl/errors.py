@@ -36,12 +36,3 @@ class Interrupted(KeyboardInterrupt):
         super().__init__(f"interrupted by {signal.Signals(number).name}")
         self.number = number
         self.code = 128 + number
-
-
-def interrupted(error: KeyboardInterrupt) -> bool:
-    """Return whether a signal raised this exception, not a user's code: a `Stop` raises Interrupted.
-
-    >>> interrupted(Interrupted(2))
-    True
-    """
-    return isinstance(error, Interrupted) or signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -11,7 +11,7 @@ from inspect import cleandoc
 from reprlib import Repr
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .errors import UserError, interrupted
+from .errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,9 +55,7 @@ def find(kind: str, name: str, table: Mapping[str, Entry]) -> Entry | Callable[.
     module, _, attribute = name.rpartition(":" if ":" in name else ".")
     try:
         found = getattr(import_module(module), attribute)
-    except BaseException as error:  # a user's module may raise anything, SystemExit too
-        if isinstance(error, KeyboardInterrupt) and interrupted(error):
-            raise
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
         if isinstance(error, SystemExit):
             reason += ', so the module exits when it is imported: move that below `if __name__ == "__main__":`'

@@ -15,10 +15,10 @@ import psutil
 import pytest
 from datasets import Dataset
 
-from pods_rl.distributed.signals import SIGNALS, stop_on_signals
+from pods_rl.distributed.signals import SIGNALS
 from pods_rl.engines.trl import killable
-from pods_rl.errors import Interrupted, UserError
-from pods_rl.rewards import Reward, get_reward, score, user_pool
+from pods_rl.errors import UserError
+from pods_rl.rewards import Reward, score, user_pool
 from pods_rl.sandbox import RewardFailure, attempt
 from pods_rl.sandbox import pool as pool_module
 from pods_rl.tasks import Task, load_task
@@ -101,7 +101,6 @@ def module(tmp_path, monkeypatch):
         ("async def judge(text, gold): return 1.0", "is async: give a plain function"),
         ("import os; os._exit(3)", r"the import ended its process\. Fix"),
         ("while True: pass", r"no import within 3 s\. Fix"),
-        ("raise KeyboardInterrupt", "could not be imported: KeyboardInterrupt"),
     ],
 )
 def test_a_module_that_does_not_import_is_refused_in_a_line_before_this_process_imports_it(
@@ -114,14 +113,6 @@ def test_a_module_that_does_not_import_is_refused_in_a_line_before_this_process_
     assert "\n" not in str(told.value)
     assert path.removesuffix(":judge") not in sys.modules
     user_pool(path, DEADLINE).close()
-
-
-def test_a_ctrl_c_of_the_modules_own_is_not_taken_for_the_users(module):
-    path = module("raise KeyboardInterrupt")
-    with stop_on_signals(), pytest.raises(UserError, match="could not be imported: KeyboardInterrupt"):
-        load_task({"task_rewards": {path: 1.0}})  # in this process: there is no limit
-    with stop_on_signals(), pytest.raises(Interrupted):
-        get_reward(module("import os, signal; os.kill(os.getpid(), signal.SIGINT)"))
 
 
 FAILING = "import os, time\ndef judge(text, gold):\n    if text == 'raise': raise ValueError('no')\n" + (

@@ -51,11 +51,6 @@ def test_no_answer_no_gold_answer_and_an_answer_that_is_not_marked_are_wrong():
             assert REWARDS[name](text, wanted) == 0.0
 
 
-def test_a_reward_of_lengths_refuses_text():
-    with pytest.raises(ValueError, match=r"'overlong' reads tokens, not text; call its of_lengths"):
-        REWARDS["overlong"].batch([TEXT], ["18"])
-
-
 @pytest.mark.parametrize("path", [f"{__name__}:shout", f"{__name__}.shout"])
 def test_your_own_reward(path):
     reward = get_reward(path)

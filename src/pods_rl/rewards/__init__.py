@@ -25,7 +25,7 @@ from .graded import countdown, format_reward, overlong, tag_count
 from .verifier import VerifierPool, default_pool
 
 # Raise it whenever some completion would be scored differently: tasks carry it in their version.
-GRADER_VERSION = "5"
+GRADER_VERSION = "6"
 SECONDS = 60.0  # that a library's scorer may take for a completion, if nothing else is set
 
 
@@ -53,8 +53,6 @@ class Reward:
 
     def __call__(self, text: str, gold: str) -> float:
         """Score one completion. Raises TypeError if the function does not return a number."""
-        if self.reads != "text":
-            raise ValueError(f"reward {self.name!r} reads {self.reads}, not text; call its of_lengths(tokens, limit)")
         return self._number(self.score(text, gold))
 
     def batch(self, texts: Sequence[str], golds: Sequence[str]) -> list[float]:
@@ -169,7 +167,7 @@ def user_pool(name: str, limit: float, maker: tuple[str, ...] = ()) -> WorkerPoo
     Its workers import the reward at the path `name`, or call `maker` (as in `Reward`), once each.
     """
     return WorkerPool(
-        None, limit, maker or ["pods_rl.rewards:scoring", name], runs_user_code=True, name=f"the reward {name!r}",
+        None, maker or ["pods_rl.rewards:scoring", name], runs_user_code=True, name=f"the reward {name!r}",
         advice="Fix its module, or set reward_seconds: null to import it in the training process alone",
     )  # fmt: skip
 

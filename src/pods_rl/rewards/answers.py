@@ -29,7 +29,6 @@ _PRODUCT = re.compile(  # -x, 2ab, mn: letters that are not a word
 )
 _NEEDLESS_SPACE = re.compile(r"(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])")
 _WORD = re.compile(r"(?<![A-Za-z\\])(?:[A-Za-z]{3,}|[Nn]o)(?![A-Za-z])")
-_NO_MATHEMATICS = re.compile(r"[0-9.,=\s]*")  # 18 = 17
 _UPRIGHT = r"(?:\\(?:text|mathrm|textbf|mathbf)\s*\{\s*)?"
 _LABEL = re.compile(rf"{_UPRIGHT}\(?([A-Za-z])\)?\s*\}}?")  # (B), \text{B}
 _LABELLED = re.compile(  # (C) 12
@@ -121,13 +120,9 @@ def _compare(stated: str, wanted: str) -> bool | Pair:
         return True
     if formula := _formula(stated):
         return _compare(formula, wanted)
-    # Symbolic mathematics is used only if there is some: in the answer if gold is a number, else in gold.
-    if number:
-        symbolic = bool(_SYMBOLIC.search(answer) and not _NO_MATHEMATICS.fullmatch(answer))
-    else:
-        symbolic = bool(_SYMBOLIC.search(gold) or _LIST.search(gold))
-        symbolic = symbolic or bool(_SYMBOLIC.search(answer) and read_number_in_words(gold))  # 1.2 million
-        symbolic = symbolic or (bool(_PRODUCT.fullmatch(gold)) and _same_letters(answer, gold))
+    symbolic = _SYMBOLIC.search(answer)
+    if not number:
+        symbolic = symbolic or _SYMBOLIC.search(gold) or _LIST.search(gold) or _PRODUCT.fullmatch(gold)
     if not symbolic or (_too_large(answer) and not _too_large(gold)):
         return False
     return gold, answer
@@ -196,11 +191,6 @@ def _formula(stated: str) -> str | None:
     return next(filter(None, found[0].groups()))
 
 
-def _same_letters(answer: str, gold: str) -> bool:
-    """Whether an answer may be a product of letters: it has an operator, or the same letters."""
-    return bool(_SYMBOLIC.search(answer)) or set(re.findall("[A-Za-z]", answer)) == set(re.findall("[A-Za-z]", gold))
-
-
 def _key(text: str) -> str:
     """An answer without spaces and the case of its words; the case of a letter counts."""
     return _WORD.sub(lambda word: word[0].casefold(), _NEEDLESS_SPACE.sub("", text))
@@ -212,7 +202,7 @@ def _same_choice(answer: str, gold: str) -> bool:
     if not all(letters):
         return False
     mine, theirs = (letter[1] for letter in letters if letter)
-    return mine == theirs or (len(gold.strip(" $.")) > 1 and mine.upper() == theirs)
+    return len(gold.strip(" $.")) > 1 and mine.upper() == theirs
 
 
 # -- extraction --------------------------------------------------------------------------------------------------------

@@ -41,9 +41,10 @@ class VerifierPool(WorkerPool):
 
     def __init__(self, size: int | None = None, limit: float = DEFAULT_LIMIT) -> None:
         super().__init__(
-            size, limit, ["pods_rl.rewards.verifier:verification"], runs_user_code=False, name="the answer verifier",
+            size, ["pods_rl.rewards.verifier:verification"], runs_user_code=False, name="the answer verifier",
             advice="Check that `python -c 'import math_verify'` works",
         )  # fmt: skip
+        self.limit = limit
         self.timeouts = 0
         self.crashes = 0
         self._lock = threading.Lock()

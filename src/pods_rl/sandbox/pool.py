@@ -16,10 +16,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from queue import LifoQueue
+from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -45,7 +44,6 @@ class WorkerPool:
 
     Args:
         size: None: one per core, at most `MAX_WORKERS`.
-        limit: seconds an answer may take at most.
         work: of workers that are forked from this process; or `module:function` and the texts to call it with, which
             returns the work of fresh interpreters.
         runs_user_code: the work may start processes of its own; they end with a lost answer.
@@ -53,19 +51,14 @@ class WorkerPool:
     """
 
     def __init__(
-        self, size: int | None, limit: float, work: Work | Sequence[str], *, runs_user_code: bool, name: str,
-        advice: str = "",
-    ) -> None:  # fmt: skip
-        if limit <= 0 or (size is not None and size < 1):
-            raise ValueError(f"a pool needs size >= 1 and limit > 0 seconds: got {size} and {limit}")
+        self, size: int | None, work: Work | Sequence[str], *, runs_user_code: bool, name: str, advice: str = ""
+    ) -> None:
         self.size = size or min(MAX_WORKERS, os.cpu_count() or 1)
-        self.limit, self.work, self.runs_user_code = limit, work, runs_user_code
+        self.work, self.runs_user_code = work, runs_user_code
         self.name, self.advice = name, advice
-        self._all = [_Worker(self) for _ in range(self.size)]
-        self._idle: LifoQueue[_Worker] = LifoQueue()  # the last one used is the one most likely running
-        for worker in self._all:
-            self._idle.put(worker)
-        self._threads = ThreadPoolExecutor(self.size, thread_name_prefix="pods-scorer")
+        self._all: list[_Worker] = []  # one for each thread, made when the thread starts
+        self._own = threading.local()
+        self._threads = ThreadPoolExecutor(self.size, "pods-scorer", initializer=self._add_worker)
         atexit.register(self.close)
 
     def ask(self, questions: Sequence[Any], seconds: float, processor_seconds: float = 0.0) -> list[Reply]:
@@ -76,15 +69,13 @@ class WorkerPool:
         """
 
         def ask_one(question: Any) -> Reply:
-            with self._worker() as worker:
-                return worker.ask([question, processor_seconds], seconds)
+            return self._own.worker.ask([question, processor_seconds], seconds)
 
         return list(self._threads.map(ask_one, questions))
 
     def start(self) -> None:
         """Start one process, unless it is running. Raises UserError if it cannot start."""
-        with self._worker():
-            pass
+        self._threads.submit(lambda: self._own.worker.start()).result()
 
     def close(self) -> None:
         """End every process. A closed pool cannot be used again; closing twice is fine.
@@ -99,14 +90,9 @@ class WorkerPool:
         for worker in self._all:
             worker.stop()
 
-    @contextmanager
-    def _worker(self) -> Iterator[_Worker]:
-        worker = self._idle.get()
-        try:
-            worker.start()
-            yield worker
-        finally:
-            self._idle.put(worker)
+    def _add_worker(self) -> None:
+        self._own.worker = _Worker(self)
+        self._all.append(self._own.worker)
 
 
 class _Worker:
@@ -119,9 +105,10 @@ class _Worker:
         _workers.add(self)
 
     def ask(self, question: Any, seconds: float) -> Reply:
+        self.start()
         number = 1 + secrets.randbits(62)  # not to be guessed
         reply = self._exchange(number, frame(number, question), seconds)
-        if reply.lost and self._pool.runs_user_code:
+        if reply.kind in ("timeout", "crash") and self._pool.runs_user_code:
             self.stop()
         return reply
 

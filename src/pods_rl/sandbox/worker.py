@@ -48,10 +48,6 @@ class Reply(NamedTuple):
     kind: str
     value: Any = None
 
-    @property
-    def lost(self) -> bool:
-        return self.kind in ("timeout", "crash")
-
 
 def frame(number: int, value: Any) -> bytes:
     """Return a line of JSON with a value and the number of its request. Arrays become lists, other objects text."""

@@ -289,7 +289,7 @@ def killable(function: Callable[..., Any], seconds: float) -> Callable[..., Scor
         from ...sandbox.pool import WorkerPool
 
         work = Work(functools.partial(_answer, function, name, columns), prepare=lambda: torch.set_num_threads(1))
-        pool = WorkerPool(AT_ONCE, limit, work, runs_user_code=True, name=name)
+        pool = WorkerPool(AT_ONCE, work, runs_user_code=True, name=name)
         try:
             (reply,) = replies = pool.ask([None], limit)
             if reply.kind not in ("gave", "refused"):
