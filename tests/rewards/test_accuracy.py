@@ -165,8 +165,3 @@ def test_a_pair_is_asked_once_and_an_absurd_answer_only_of_an_absurd_gold_answer
     assert graded([("18", "9*2"), ("18", "18"), ("18", "9*2"), ("2^{100}", "2^{100000}")]) == [1.0, 1.0, 1.0, 0.0]
     assert graded([("2^{100000}", r"2^{50000} \cdot 2^{50000}")]) == [1.0]
     assert asked == [("18", "9*2"), ("2^{100000}", r"2^{50000} \cdot 2^{50000}")]
-
-
-def test_lengths_must_agree():
-    with pytest.raises(ValueError, match="got 2 texts and 1 gold"):
-        accuracy_batch(["a", "b"], ["a"])

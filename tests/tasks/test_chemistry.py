@@ -49,10 +49,8 @@ def test_what_no_rule_can_grade_is_left_out(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (choice("Which?", answer="C"), r"row 2 .*the answer is the text 'C' among the options \['A', 'B'\]"),
-        (choice("Which?", choices={"text": ["water"], "label": ["A", "B"]}), "with 1 texts"),
-        (choice(" "), "row 2 .*the question is the text ' '; expected text"),
-        (judgement("Gloves?", "Maybe"), "row 2 .*the answer is the text 'Maybe'; expected Yes or No"),
+        (choice("Which?", answer="C"), r"row 2 .*the text 'C' as answer .* not among \['A', 'B'\]"),
+        (judgement("Gloves?", "Maybe"), r"row 2 .*'Maybe' .* not among \['Yes', 'No'\]"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path, row, message):

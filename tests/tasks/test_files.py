@@ -156,16 +156,6 @@ def test_files_that_hold_no_dataset(tmp_path, name, content, message):
         load_task({"dataset_name": str(path), "dataset_test_name": str(path)})
 
 
-def failing_task(settings):
-    raise KeyError("a setting of mine")
-
-
-def test_a_task_of_ones_own_that_raises_is_told_in_a_line_with_its_place():
-    match = rf"'{__name__}:failing_task' could not be made: KeyError: 'a setting of mine' \(test_files.py, line \d+\)"
-    with pytest.raises(UserError, match=match):
-        load_task({"task": f"{__name__}:failing_task"})
-
-
 def test_every_task_of_a_recipe_is_in_the_table():
     assert tuple(TASKS) == schema.TASKS
 

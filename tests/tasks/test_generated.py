@@ -86,27 +86,8 @@ def test_the_answer_is_decided_by_the_tasks_own_reward(name):
     assert not any(grade.answer for grade in task.grade([f"<answer>{gold}</answer>" for gold in others], golds))
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("<think>1\n+1=2</think><answer>2</answer>", (True, True)),
-        ("<think>1\n+1=3</think><answer>3</answer>", (False, True)),
-        ("<think>1\n+1=2<answer>2</answer>", (True, False)),
-        ("<think>1\n+1=2</think>2", (False, False)),
-        ("<think>1\n+1=2</think><answer>2</answer>2", (True, False)),
-        ("", (False, False)),
-    ],
-)
-def test_grade_judges_answer_and_form_apart(text, expected):
-    assert make("arithmetic", task_train_size=1).grade([text], ["2"]) == [expected]
-
-
 def test_refuses_what_it_cannot_make():
-    for settings, said in (
-        ({"task_difficulty": "simple"}, "'simple'.*easy, mixed, hard"),
-        ({"task_train_size": 0}, "0 distinct train prompts"),
-    ):
-        with pytest.raises(UserError, match=said):
-            make("arithmetic", **settings)
+    with pytest.raises(UserError, match="0 distinct train prompts"):
+        make("arithmetic", task_train_size=0)
     with pytest.raises(UserError, match="2 distinct train prompts are needed, but sums gave only 0"):
         distinct([], 2, held_out=False, of="sums")

@@ -70,7 +70,7 @@ def test_no_scorer_runs_an_answer_as_code(tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("leg_count", None, "no data set 'leg_count'.*leg_counting"),
+        ("leg_count", None, "leg_count rejects .*not registered"),
         ("leg_counting", {"max_animal": 3}, "task_options: reasoning-gym's leg_counting rejects {'max_animal': 3}"),
         ("countdown", None, "its scorer does not accept its own answer, .* code, which is blocked: choose another"),
     ],

@@ -29,6 +29,7 @@ _PRODUCT = re.compile(  # -x, 2ab, mn: letters that are not a word
 )
 _NEEDLESS_SPACE = re.compile(r"(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])")
 _WORD = re.compile(r"(?<![A-Za-z\\])(?:[A-Za-z]{3,}|[Nn]o)(?![A-Za-z])")
+_NO_MATHEMATICS = re.compile(r"[0-9.,=\s]*")  # 18 = 17
 _UPRIGHT = r"(?:\\(?:text|mathrm|textbf|mathbf)\s*\{\s*)?"
 _LABEL = re.compile(rf"{_UPRIGHT}\(?([A-Za-z])\)?\s*\}}?")  # (B), \text{B}
 _LABELLED = re.compile(  # (C) 12
@@ -81,8 +82,6 @@ def accuracy_batch(texts: Sequence[str], golds: Sequence[str]) -> list[float]:
     >>> accuracy_batch(["#### 4", "#### 5"], ["4", "4"])
     [1.0, 0.0]
     """
-    if len(texts) != len(golds):
-        raise ValueError(f"got {len(texts)} texts and {len(golds)} gold answers: give one gold answer per text")
     verdicts = [_decide(text, gold) for text, gold in zip(texts, golds, strict=True)]
     pairs = list(dict.fromkeys(verdict for verdict in verdicts if isinstance(verdict, tuple)))
     verified = dict(zip(pairs, default_pool().verify(pairs), strict=True)) if pairs else {}
@@ -120,9 +119,11 @@ def _compare(stated: str, wanted: str) -> bool | Pair:
         return True
     if formula := _formula(stated):
         return _compare(formula, wanted)
-    symbolic = _SYMBOLIC.search(answer)
+    symbolic = _SYMBOLIC.search(answer) and not _NO_MATHEMATICS.fullmatch(answer)
     if not number:
-        symbolic = symbolic or _SYMBOLIC.search(gold) or _LIST.search(gold) or _PRODUCT.fullmatch(gold)
+        letters, wanted_letters = set(re.findall("[A-Za-z]", answer)), set(re.findall("[A-Za-z]", gold))
+        product = letters == wanted_letters and _PRODUCT.fullmatch(gold)
+        symbolic = symbolic or product or _SYMBOLIC.search(gold) or _LIST.search(gold)
     if not symbolic or (_too_large(answer) and not _too_large(gold)):
         return False
     return gold, answer
@@ -202,7 +203,7 @@ def _same_choice(answer: str, gold: str) -> bool:
     if not all(letters):
         return False
     mine, theirs = (letter[1] for letter in letters if letter)
-    return len(gold.strip(" $.")) > 1 and mine.upper() == theirs
+    return mine == theirs or (len(gold.strip(" $.")) > 1 and mine.upper() == theirs)
 
 
 # -- extraction --------------------------------------------------------------------------------------------------------

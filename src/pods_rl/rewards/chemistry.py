@@ -292,11 +292,7 @@ def choice(text: str, gold: str) -> float:
     (0.0, 1.0)
     """
     answer, gold = extract_answer(text), gold.strip()
-    if answer is None or not gold:
-        return 0.0
-    if answer == gold:
-        return 1.0
-    if len(answer) > MAX_LENGTH:
+    if not answer or not gold or len(answer) > MAX_LENGTH:
         return 0.0
     answer = plain(answer)
     if gold.casefold() in _VERDICTS:

@@ -300,54 +300,41 @@ def chemistry_task(settings: Settings) -> Task:
 
 def read_questions(settings: Settings) -> Iterator[ChemistryQuestion]:
     """Read every question that can be graded, in the order of the files."""
-    for source in _sources(settings):
+    sources = [DataSource("hicai-zju/SciKnowEval", "test", "v2")]
+    if settings.get("data_dir"):
+        folder = local_folder(settings["data_dir"])
+        sources = [DataSource(str(file), "test") for file in sorted((folder / CHEMISTRY).glob(_FILES))]
+        if not sources:
+            raise UserError(
+                f"data_dir = {folder}: expected {CHEMISTRY}/{_FILES} there; the folder holds {listing(folder)}"
+            )
+    for source in sources:
         for number, row in enumerate(source.read(), 1):
             question = _chemistry_question(row, f"{source}, row {number} (counted from 1)")
             if question is not None:
                 yield question
 
 
-def _sources(settings: Settings) -> list[DataSource]:
-    if not settings.get("data_dir"):
-        return [DataSource("hicai-zju/SciKnowEval", "test", "v2")]
-    folder = local_folder(settings["data_dir"])
-    files = sorted((folder / CHEMISTRY).glob(_FILES))
-    if not files:
-        raise UserError(f"data_dir = {folder}: expected {CHEMISTRY}/{_FILES} there; the folder holds {listing(folder)}")
-    return [DataSource(str(file), "test") for file in files]
-
-
 def _chemistry_question(row: Mapping[str, Any], place: str) -> ChemistryQuestion | None:
     """Return the question of a row; None for a row of another science, or of a kind that cannot be graded."""
     if row.get("domain") != "Chemistry":
         return None
-    stem, kind = str(row.get("question") or "").strip(), str(row.get("type") or "")
-    if not stem:
-        raise UserError(f"{place}: the question is {describe(row.get('question'))}; expected text")
-    if kind.startswith("mcq"):
-        return _choice(row, stem, place)
-    answer = str(row.get("answer") or "").strip()
-    if kind == "true_or_false":
-        if answer not in ("Yes", "No"):
-            raise UserError(f"{place}: the answer is {describe(answer)}; expected Yes or No")
-        return ChemistryQuestion(f"{stem}\n\n{_YES_NO}", answer, "true or false", stem, place)
-    if kind == "filling" and (row.get("details") or {}).get("task") == "balancing_chemical_equation":
-        return ChemistryQuestion(f"{stem}\n\n{_BALANCE}", answer, "equation", stem, place)
-    return None
-
-
-def _choice(row: Mapping[str, Any], stem: str, place: str) -> ChemistryQuestion:
-    choices = row.get("choices") or {}
-    letters, texts = list(choices.get("label") or []), list(choices.get("text") or [])
-    gold = str(row.get("answerKey") or "").strip()
-    if len(letters) != len(texts) or gold not in letters:
-        raise UserError(
-            f"{place}: the answer is {describe(gold)} among the options {letters} with {len(texts)} texts; "
-            "expected one of the letters, and a text for each"
-        )
-    options = "\n".join(f"{letter}) {text}" for letter, text in zip(letters, texts, strict=True))
-    question = f"{stem}\n\n{options}\n\nAnswer with the letter of the right option."
-    return ChemistryQuestion(question, gold, "multiple choice", stem, place)
+    given, details, choices = str(row.get("type")), row.get("details") or {}, row.get("choices") or {}
+    stem, answer, letter = (str(row.get(key) or "").strip() for key in ("question", "answer", "answerKey"))
+    if given.startswith("mcq"):
+        options = dict(zip(choices.get("label") or (), choices.get("text") or (), strict=False))
+        listed = "\n".join(f"{label}) {text}" for label, text in options.items())
+        kind, answer, allowed = "multiple choice", letter, list(options)
+        asked = f"{listed}\n\nAnswer with the letter of the right option."
+    elif given == "true_or_false":
+        kind, asked, allowed = "true or false", _YES_NO, ["Yes", "No"]
+    elif given == "filling" and details.get("task") == "balancing_chemical_equation":
+        kind, asked, allowed = "equation", _BALANCE, [answer]
+    else:
+        return None
+    if not stem or answer not in allowed:
+        raise UserError(f"{place}: {describe(answer)} as answer of {describe(stem)} is not among {allowed}")
+    return ChemistryQuestion(f"{stem}\n\n{asked}", answer, kind, stem, place)
 
 
 def local_folder(data_dir: str) -> Path:
