@@ -119,7 +119,7 @@ def _compare(stated: str, wanted: str) -> bool | Pair:
         return True
     if formula := _formula(stated):
         return _compare(formula, wanted)
-    symbolic = _SYMBOLIC.search(answer) and not _NO_MATHEMATICS.fullmatch(answer)
+    symbolic: object = _SYMBOLIC.search(answer) and not _NO_MATHEMATICS.fullmatch(answer)
     if not number:
         letters, wanted_letters = set(re.findall("[A-Za-z]", answer)), set(re.findall("[A-Za-z]", gold))
         product = letters == wanted_letters and _PRODUCT.fullmatch(gold)
