@@ -100,7 +100,7 @@ class Store:
         values = {"max_seconds": self.max_seconds, "steps": cost.steps, "seconds_per_step": cost.seconds_per_step}
         values |= {**cost.phases, "other": cost.other, "elapsed": run.elapsed}
         shown = {name: f"{value:.6g}" for name, value in values.items()}
-        shown |= {"commit": str(run.environment.get("git_commit") or "unknown")[:9], "cpu": _cpu()}
+        shown |= {"commit": str(run.environment.get("git_commit") or "unknown")[:9], "cpu": cpu()}
         self.runs[key] = {**words_of(key), **shown}
         self.curves[key] = [
             {"due": row["due"], "seconds": row["seconds"], "step": row["step"], "accuracy": row["accuracy"]}
@@ -170,7 +170,7 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]
     write_atomic(path, text.getvalue())
 
 
-def _cpu() -> str:
+def cpu() -> str:
     """Return the processor's name: seconds of another one are not comparable."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []

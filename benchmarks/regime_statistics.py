@@ -78,13 +78,13 @@ class Cell:
     measures: dict[str, Measure]
 
 
-def _resamples(runs: int, count: int = 2000) -> Array:
+def resamples(runs: int, count: int = 2000) -> Array:
     """Return how often each resample has each seed, ``[B, R]``, the same for both arms of a pair."""
     drawn = np.random.default_rng(0).integers(runs, size=(count, runs))
     return (drawn[:, :, None] == np.arange(runs)).sum(axis=1).astype(np.float64)
 
 
-def _interval(values: Array) -> tuple[float, float]:
+def interval(values: Array) -> tuple[float, float]:
     known = values[~np.isnan(values)]
     if len(known) < len(values) / 2:
         return math.nan, math.nan
@@ -107,14 +107,14 @@ def times_as_soon(name: str, arm: Curve, rival: Curve, target: float) -> Measure
         return mine, other, np.where(only_mine, np.inf, time_ratio(other, mine))
 
     mine, other, value = map(float, ratio(None))
-    bounds = _interval(ratio(_resamples(len(arm.scores)))[2]) if len(arm.scores) > 1 else (math.nan, math.nan)
+    bounds = interval(ratio(resamples(len(arm.scores)))[2]) if len(arm.scores) > 1 else (math.nan, math.nan)
     return Measure(name, mine, other, value, *bounds)
 
 
 def mean_ratio(name: str, arm_R: Array, rival_R: Array) -> Measure:
     """Return the mean of the arm over that of the rival, with a bootstrap over seeds."""
-    drawn = _resamples(len(arm_R))
-    bounds = _interval((drawn @ arm_R) / (drawn @ rival_R)) if len(arm_R) > 1 else (math.nan, math.nan)
+    drawn = resamples(len(arm_R))
+    bounds = interval((drawn @ arm_R) / (drawn @ rival_R)) if len(arm_R) > 1 else (math.nan, math.nan)
     return Measure(name, float(arm_R.mean()), float(rival_R.mean()), float(arm_R.mean() / rival_R.mean()), *bounds)
 
 

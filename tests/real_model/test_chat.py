@@ -35,7 +35,7 @@ def place(tmp_path_factory):
     spec = importlib.util.spec_from_file_location("chat", ROOT / "benchmarks" / "chat.py")
     chat = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(chat)
-    chat.prepare(folder)
+    chat.prepare(folder, largest=12)
     (folder / "letters.py").write_text("def letters(text, gold):\n    return text.count('e')\n")
     sums = {"task": "dataset", "dataset_name": "train.jsonl", "dataset_test_name": "test.jsonl"}
     recipe = {"model_name_or_path": "./policy", **sums, "task_rewards": {"accuracy": 1.0}, **SHORT}
