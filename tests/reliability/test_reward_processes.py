@@ -24,6 +24,8 @@ from .test_reward_functions import numbered, raise_for
 
 __all__ = ["numbered"]
 
+SECONDS = 5.0
+
 MARK = f"left-behind-by-{os.getpid()}"
 
 
@@ -38,13 +40,17 @@ def in_a_recipe(name: str, seconds: float):
     return trl_reward(get_reward(f"tests.reliability.own_rewards:{name}"), limit=64, seconds=seconds)
 
 
-def hung(function) -> None:
-    """Score 64 rows of which one hangs; everything else must be right, and nothing left."""
+def hung(function) -> float:
+    """Seconds in which 64 rows are scored of which one hangs; everything else must be right, and nothing left."""
+    began = time.monotonic()
     scores = call(function)
+    spent = time.monotonic() - began
     good = [i % 5 / 4 for i in range(64)]
     assert scores[17].late
     assert [x for i, x in enumerate(scores) if i != 17] == [x for i, x in enumerate(good) if i != 17]
     assert gone(MARK)  # what was killed takes a moment to go
+    assert spent < DEADLINE
+    return spent
 
 
 @needs_proc
@@ -72,6 +78,17 @@ def test_one_that_hangs_in_a_child_costs_its_row():
     before = set(multiprocessing.active_children())
     with_time(lambda seconds: hung(killable(row_wise("hangs"), seconds)), 2.0)
     assert set(multiprocessing.active_children()) == before
+
+
+@needs_proc
+@pytest.mark.reliability
+def test_a_hang_of_five_seconds_holds_a_step_up_for_ten_at_most():
+    call(in_a_recipe("hangs", SECONDS), rows=8)  # the processes are there
+    recipe = hung(in_a_recipe("hangs", SECONDS))
+    user_pool("tests.reliability.own_rewards:hangs", SECONDS).close()
+    child = hung(killable(row_wise("hangs"), SECONDS))
+    print(f"\nhangs: one row of 64, limit 5 s: {recipe:.1f} s in a recipe, {child:.1f} s in a child, 0 processes left")
+    assert max(recipe, child) < 2 * SECONDS
 
 
 def test_a_reward_of_a_recipe_that_raises_or_gives_text_fails_by_row():
