@@ -92,11 +92,6 @@ def test_brackets_are_bounded():
     assert read_formula("(" * 100_000) is None
 
 
-def test_an_arrow_makes_an_equation_and_else_it_is_a_choice():
-    assert chemistry("<answer>(b)</answer>", "B") == 1.0
-    assert chemistry("<answer>B -> A</answer>", "A -> B") == 0.0
-
-
 def test_every_option_of_the_chemistry_set_is_read_with_its_text():
     asked = read = 0
     for row in chemistry_rows():

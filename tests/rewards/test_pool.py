@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -17,7 +18,7 @@ from pods_rl.errors import UserError
 from pods_rl.rewards import verifier
 from pods_rl.rewards.verifier import VerifierPool
 from pods_rl.sandbox import pool as pool_module
-from pods_rl.sandbox.worker import Reply
+from pods_rl.sandbox.worker import Reply, frame
 
 from .. import DEADLINE, until
 
@@ -173,6 +174,16 @@ def test_slow_answers_get_a_second_try_with_an_equal_share_up_to_the_limit(monke
     pool.limit = 0.1
     assert pool.verify([HANG]) == [False]
     assert limits == [0.1]
+    pool.close()
+
+
+def test_a_late_reply_to_an_earlier_request_is_never_read_as_an_answer():
+    pool = VerifierPool(size=1)
+    worker = pool_module._Worker(pool)
+    worker._channel, theirs = socket.socketpair()
+    with theirs:
+        theirs.sendall(frame(1, Reply("gave", True)))
+        assert worker._exchange(2, frame(2, RIGHT), DEADLINE) == Reply("crash")
     pool.close()
 
 
