@@ -17,7 +17,7 @@ REAL_STAMP := $(REAL_VENV)/.installed
   test-reliability packages dist docs lint types clean help
 
 help:
-	@echo "make quickstart  train GRPO and PODS on word problems, then write a report (about 6 minutes)"
+	@echo "make quickstart  train TRL's GRPO, GRPO and PODS on word problems, then write a report (under 6 minutes)"
 	@echo "make ladder      seconds to one accuracy on one core, a row for each lever"
 	@echo "make test        lint, type check, unit and contract tests and one complete run (3 minutes)"
 	@echo "make test-all    everything that the gate runs (20 minutes): test, test-slow, test-numeric, docs, test-verl, test-vllm, dist"
