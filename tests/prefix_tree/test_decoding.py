@@ -23,7 +23,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from pods_rl.policies import tiny_policy_path
 from pods_rl.prefix_tree import decoding as generating
-from pods_rl.prefix_tree.cache import SharedLayer, attend, decoding
+from pods_rl.prefix_tree.cache import NodeLayer, attend, decoding
 from pods_rl.prefix_tree.decoding import CannotServeError, RowDraws, complete, decode, distinct_share, stay
 from tests.numeric import FLOAT32, assert_near
 
@@ -315,7 +315,7 @@ def test_rows_that_share_nothing_are_not_compared_again(qwen2, monkeypatch):
     inputs = batch([[5, 6, 7, 8]] * 3, do_sample=True, eos_token_id=None, temperature=3.0)
     output = once(qwen2, inputs, RowDraws(keys(3), 24))
     apart = next(at for at in range(5, 28) if len(output[:, :at].unique(dim=0)) == 3)
-    assert len(compared) == 1 + apart - 4 < 12  # the prompts, and each token until then
+    assert len(compared) <= 1 + apart - 4 < 12  # the prompts, and forks until then
 
 
 @pytest.mark.parametrize("trial", range(20))
@@ -361,9 +361,9 @@ def test_attention_of_one_query_is_transformers_own(dtype):
 
 def test_a_model_that_changes_the_keys_goes_to_generate(qwen2, monkeypatch):
     monkeypatch.setattr("pods_rl.prefix_tree.cache._SHARED_FROM", 0)
-    update = SharedLayer.update
-    monkeypatch.setattr(SharedLayer, "update", lambda *args: tuple(x.clone() for x in update(*args)))
-    inputs = batch(MIXED, max_new_tokens=5)
+    update = NodeLayer.update
+    monkeypatch.setattr(NodeLayer, "update", lambda *args: tuple(x.clone() for x in update(*args)))
+    inputs = batch(MIXED, eos_token_id=[END, 3, 22])  # prompts are shared when a row ends
     with pytest.raises(CannotServeError, match="changes the cache's keys"):
         once(qwen2, inputs)
     assert torch.equal(complete(qwen2.generate, inputs), qwen2.generate(**inputs))
@@ -384,7 +384,7 @@ def encoder_decoder():
 QWEN2 = partial(build, "qwen2")
 REFUSED = [
     (encoder_decoder, {}, "encoder"),
-    (partial(build, "mamba", state_size=4), {}, "cache is of another kind"),
+    (partial(build, "mamba", state_size=4), {}, "is of another kind"),
     (prompt_tuning, {}, "prompt learning"),
     (partial(build, "phi3", original_max_position_embeddings=6), {}, "rotary frequencies"),
     (QWEN2, {"num_beams": 2}, "beam search"),

@@ -14,14 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 SINGLE_QUERY = "pods_single_query"  # the name of `attend` in transformers' tables
 _SPARE = 16  # columns that a layer grows by: few compared with the cache, and they make copies rare
 _CHANGED = "the model changes the cache's keys before it attends to them"
-_SHARED_FROM = 2**19  # bytes of a layer's keys, copied for each rollout of a prompt, from which one copy is faster
+_SHARED_FROM = 2**19  # bytes of a layer's keys, copied for each node of a prompt, from which one copy is faster
 
 
 class CannotServeError(Exception):
@@ -31,66 +31,105 @@ class CannotServeError(Exception):
 class NodeLayer(DynamicLayer):
     """A cache layer with a row for each node of the tree, and spare rows and columns, so that few steps copy it.
 
-    A `DynamicLayer` copies all of itself for each token, and for each change of its rows.
+    While nodes are few each has a copy of its prompt. After `share` there is one copy of each prompt for all its nodes,
+    and `attend`, to which the keys that `update` returns lead, reads both.
 
     Args:
         layer: holds the prompts, a row each: the first nodes.
-        rollouts: the most nodes that there can be.
         most: the most columns that there can be.
 
     >>> prompts = DynamicLayer()
     >>> _ = prompts.update(torch.zeros(2, 1, 3, 4), torch.zeros(2, 1, 3, 4))
-    >>> layer = NodeLayer(prompts, rollouts=8, most=9)
-    >>> layer.arrange(torch.tensor([0, 1, 0]), torch.tensor([2]), rollouts=8)  # prompt 0 has a second node
+    >>> layer = NodeLayer(prompts, most=9)
+    >>> layer.arrange(torch.tensor([0, 1, 0]), torch.tensor([2]))  # prompt 0 has a second node
     >>> layer.update(torch.ones(3, 1, 1, 4), torch.ones(3, 1, 1, 4))[0].shape
     torch.Size([3, 1, 4, 4])
     """
 
-    def __init__(self, layer: DynamicLayer, rollouts: int, most: int) -> None:
+    def __init__(self, layer: DynamicLayer, most: int) -> None:
         super().__init__()
         self.dtype, self.device, self.is_initialized = layer.dtype, layer.device, True
-        self._rollouts, self._most = rollouts, most
-        self.keys, self.values = layer.keys, layer.values
-        self._make_room()
+        self.keys, self.values, self._most = layer.keys, layer.values, most
+        self.width = layer.keys.shape[2]  # of the prompts
+        self.attended = True  # whether `attend` has seen the keys of the latest update
+        self.places: Places | None = None  # of the nodes, once their prompts are shared
+        self._make_room(len(layer.keys))
+
+    def get_seq_length(self) -> int:
+        """Return the number of columns, the prompts' and the nodes' own."""
+        return self.keys.shape[2] + (self.width if self.places else 0)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append the new tokens' states, one for each node; return all."""
-        start = self.keys.shape[2]
-        if start == self._rows[0].shape[2]:
-            self._make_room()
-        end = start + key_states.shape[2]
-        for rows, states in zip(self._rows, (key_states, value_states), strict=True):
-            rows[:, :, start:end] = states
-        self.keys, self.values = (rows[:, :, :end] for rows in self._rows)
+        """Append the new tokens' states, one for each node; return those of the nodes."""
+        start, count = self.keys.shape[2], key_states.shape[2]
+        if start == self._rooms[0].shape[2]:
+            self._make_room(len(self._rooms[0]))
+        keys, values = (room.narrow(0, 0, len(key_states)) for room in self._rooms)
+        keys.narrow(2, start, count).copy_(key_states)
+        values.narrow(2, start, count).copy_(value_states)
+        self.keys, self.values = keys.narrow(2, 0, start + count), values.narrow(2, 0, start + count)
+        if self.places:
+            self.keys.layer = ref(self)  # not the layer itself: a cycle would keep the cache
+            self.attended = False
         return self.keys, self.values
 
-    def arrange(self, parents: Tensor, moved: Tensor, rollouts: int) -> None:
+    def arrange(self, parents: Tensor, moved: Tensor) -> None:
         """Let node `parents[i]` be at place i, for every i; only the places `moved` change.
 
         Args:
             parents: a node may be at several places, where its children fork, and at none, where it ended.
             moved: the places i where `parents[i]` is not i, ascending.
-            rollouts: the most nodes that there can be from now on.
         """
-        self._rollouts, columns = rollouts, self.keys.shape[2]
+        columns = self.keys.shape[2]
+        if len(parents) > len(self._rooms[0]):
+            self._make_room(max(len(parents), 2 * len(self._rooms[0])))
         if len(moved) and columns:
             sources = parents[moved]
             for room in self._rooms:
                 states = room[:, :, :columns]
                 states.index_copy_(0, moved, states.index_select(0, sources))
-        self._rows = [room[: len(parents)] for room in self._rooms]
-        self.keys, self.values = (rows[:, :, :columns] for rows in self._rows)
+        self.keys, self.values = (room[: len(parents), :, :columns] for room in self._rooms)
 
-    def _make_room(self) -> None:
-        """Copy the states to rooms with a row for each rollout and spare columns."""
+    def _make_room(self, rows: int) -> None:
+        """Copy the states to rooms with this many rows and spare columns."""
         count, heads, columns, _ = self.keys.shape
         length = columns + max(1, min(_SPARE, self._most - columns))
         before = (self.keys, self.values)
-        self._rooms = [states.new_empty(self._rollouts, heads, length, states.shape[3]) for states in before]
-        self._rows = [room[:count] for room in self._rooms]
-        for rows, states in zip(self._rows, before, strict=True):
-            rows[:, :, :columns] = states
-        self.keys, self.values = (rows[:, :, :columns] for rows in self._rows)
+        self._rooms = [states.new_empty(rows, heads, length, states.shape[3]) for states in before]
+        for room, states in zip(self._rooms, before, strict=True):
+            room[:count, :, :columns] = states
+        self.keys, self.values = (room[:count, :, :columns] for room in self._rooms)
+
+    def share(self, nodes: Tensor, prompts: Tensor, places: Places) -> None:
+        """Keep one copy of each prompt, or drop those that are no longer needed.
+
+        Args:
+            nodes: one of each prompt that is needed.
+            prompts: the numbers of these prompts.
+            places: of the nodes that there will be.
+        """
+        if self.places is None:
+            self._prompts = [states[nodes, :, : self.width] for states in (self.keys, self.values)]
+            self.keys, self.values = (states[:, :, self.width :] for states in (self.keys, self.values))
+            self._most -= self.width
+            self._make_room(len(self.keys))
+        elif len(prompts) < len(self._prompts[0]):
+            self._prompts = [states[prompts] for states in self._prompts]
+        self.places = places
+
+    def attend(self, query: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Return what single queries `[nodes, key heads, heads a key head, size]`, already scaled, read."""
+        (keys, values), places = self._prompts, self.places
+        assert places is not None
+        first = places.by_node(places.by_prompt(query) @ keys.transpose(2, 3), query.shape[2])
+        scores = torch.cat([first, query @ self.keys.transpose(2, 3)], dim=-1)
+        if attention_mask is not None:
+            scores = scores.masked_fill(~attention_mask, -torch.inf)
+        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype)
+        read = places.by_prompt(weights.narrow(3, 0, self.width)) @ values
+        self.attended = True
+        own = weights.narrow(3, self.width, self.keys.shape[2]) @ self.values
+        return own + places.by_node(read, query.shape[2])
 
 
 class Places:
@@ -100,132 +139,69 @@ class Places:
         prompt_of: the number of each node's prompt; every prompt has a node.
 
     >>> places = Places(torch.tensor([0, 1, 0]))
-    >>> places.by_prompt(torch.tensor([[[5]], [[6]], [[7]]]))[:, 0, :, 0]
+    >>> places.by_prompt(torch.tensor([5, 6, 7]).view(3, 1, 1, 1))[:, 0, :, 0]
     tensor([[5, 7],
             [6, 5]])
     """
 
     def __init__(self, prompt_of: Tensor) -> None:
         counts = prompt_of.bincount()
-        self.prompt_of, self.prompts, self._most = prompt_of, len(counts), int(counts.max())
-        self._ordered = self.prompts == 1
+        self._prompts, self._most = len(counts), int(counts.max())
+        self._ordered = self._prompts == 1
         if self._ordered:
             return
         nodes = torch.arange(len(prompt_of), device=prompt_of.device)
         before = torch.nn.functional.one_hot(prompt_of).cumsum(0).gather(1, prompt_of.unsqueeze(1)).squeeze(1) - 1
         self._place_of = prompt_of * self._most + before
-        self._node_at = nodes.new_zeros(self.prompts * self._most).index_copy_(0, self._place_of, nodes)
+        self._node_at = nodes.new_zeros(self._prompts * self._most).index_copy_(0, self._place_of, nodes)
         self._ordered = len(nodes) == len(self._node_at) and torch.equal(self._place_of, nodes)
 
     def by_prompt(self, states: Tensor) -> Tensor:
-        """From `[nodes, key heads, ...]` to `[prompts, key heads, places, ...]`; empty places repeat a node."""
+        """From `[nodes, K, G, x]` to `[prompts, K, places * G, x]`; empty places repeat a node."""
         states = states if self._ordered else states.index_select(0, self._node_at)
-        return states.unflatten(0, (self.prompts, self._most)).transpose(1, 2)
+        _, heads, group, size = states.shape
+        states = states.reshape(self._prompts, self._most, heads, group, size)
+        return states.transpose(1, 2).reshape(self._prompts, heads, self._most * group, size)
 
-    def by_node(self, states: Tensor) -> Tensor:
-        """The inverse of `by_prompt`."""
-        states = states.transpose(1, 2).flatten(0, 1)
+    def by_node(self, states: Tensor, group: int) -> Tensor:
+        """The inverse of `by_prompt`, where G is `group`."""
+        _, heads, _, size = states.shape
+        states = states.view(self._prompts, heads, self._most, group, size).transpose(1, 2)
+        states = states.reshape(-1, heads, group, size)
         return states if self._ordered else states.index_select(0, self._place_of)
 
 
-class SharedLayer(NodeLayer):
-    """A `NodeLayer` of the completions, with one copy of each prompt for all its nodes; `attend` reads both.
+def arrange(model: PreTrainedModel, cache: Cache, parents: Tensor, prompt_of: Tensor) -> Tensor:
+    """Let node `parents[i]` of a cache be at place i, for every i: see `NodeLayer.arrange`.
 
-    The keys that `update` returns lead `attend` to this layer.
-
-    Args:
-        layer: holds the prompts, a row each: the first nodes.
-        rollouts: the most nodes that there can be.
-        most: the most columns that there can be, with the prompts'.
-    """
-
-    def __init__(self, layer: DynamicLayer, rollouts: int, most: int) -> None:
-        self._prompts = layer.keys, layer.values
-        own = DynamicLayer()
-        own.update(layer.keys[:, :, :0], layer.values[:, :, :0])
-        super().__init__(own, rollouts, most - layer.keys.shape[2])
-        self.attended = True  # whether `attend` has seen the keys of the latest update
-        self.places = Places(torch.arange(len(layer.keys), device=layer.keys.device))
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append the new tokens' states; return those of the nodes, which `attend` completes."""
-        keys, values = super().update(key_states, value_states)
-        keys.layer = ref(self)  # type: ignore[attr-defined]  # not the layer itself: a cycle would keep the cache
-        self.attended = False
-        return keys, values
-
-    def get_seq_length(self) -> int:
-        """Return the number of columns, the prompts' and the nodes' own."""
-        return self._prompts[0].shape[2] + self.keys.shape[2]
-
-    def keep_prompts(self, prompts: Tensor, places: Places) -> None:
-        """Drop all prompts but these; `places` are those of the nodes among them."""
-        if len(prompts) < len(self._prompts[0]):
-            self._prompts = self._prompts[0][prompts], self._prompts[1][prompts]
-        self.places = places
-
-    def attend(self, query: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """Return what single queries `[nodes, key heads, heads a key head, size]`, already scaled, read."""
-        (keys, values), places = self._prompts, self.places
-        columns, by_prompt = keys.shape[2], places.by_prompt(query)
-        first = (by_prompt.flatten(2, 3) @ keys.transpose(2, 3)).unflatten(2, by_prompt.shape[2:4])
-        scores = torch.cat([first, places.by_prompt(query @ self.keys.transpose(2, 3))], dim=-1)
-        if attention_mask is not None:
-            mask = attention_mask.expand(len(query), -1, -1, -1)
-            scores = scores.masked_fill(~places.by_prompt(mask), -torch.inf)
-        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype)
-        read = (weights[..., :columns].flatten(2, 3) @ values).unflatten(2, by_prompt.shape[2:4])
-        self.attended = True
-        return places.by_node(weights[..., columns:]) @ self.values + places.by_node(read)
-
-
-def share_prompts(model: PreTrainedModel, cache: Cache, rollouts: int, most: int) -> None:
-    """Let the rows of a cache, one for each prompt, be the first nodes of a tree.
-
-    Long prompts of several rollouts stay as they are, one copy for all nodes, where `attend` reads them.
+    Once copies of the prompts would be large there is one copy for all nodes, if `attend` reads it.
 
     Args:
-        rollouts: the most nodes that there can be.
-        most: the most columns that there can be.
+        prompt_of: the number of each parent's prompt.
+
+    Returns:
+        The number of the prompt of each place; those without a node are no longer counted.
     """
-    attends = model.config.get_text_config(decoder=True)._attn_implementation == SINGLE_QUERY
-    for i, layer in enumerate(cache.layers):
-        if type(layer) is DynamicLayer:  # that of a sliding window does not grow
-            copied = layer.keys[0].nbytes * (rollouts - len(layer.keys))
-            kind = SharedLayer if attends and copied >= _SHARED_FROM else NodeLayer
-            cache.layers[i] = kind(layer, rollouts, most)
-
-
-def arrange(cache: Cache, parents: Tensor, rollouts: int) -> None:
-    """Let node `parents[i]` of a cache be at place i, for every i: see `NodeLayer.arrange`."""
     moved = (parents != torch.arange(len(parents), device=parents.device)).nonzero().squeeze(1)
-    shared = [layer for layer in cache.layers if isinstance(layer, SharedLayer)]
-    if shared:
-        prompts, prompt_of = shared[0].places.prompt_of[parents].unique(return_inverse=True)
-        places = Places(prompt_of)
+    attends = model.config.get_text_config(decoder=True)._attn_implementation == SINGLE_QUERY
+    prompts, numbers = prompt_of[parents].unique(return_inverse=True)
+    places = None
     for layer in cache.layers:
-        if isinstance(layer, NodeLayer):
-            layer.arrange(parents, moved, rollouts)
-        else:
+        if not isinstance(layer, NodeLayer):  # that of a sliding window does not grow
             layer.batch_select_indices(parents)
-    for layer in shared:
-        layer.keep_prompts(prompts, places)
+            continue
+        copied = layer.keys[0, :, :1].nbytes * layer.width * (len(parents) - len(prompts))
+        if attends and (layer.places or copied >= _SHARED_FROM):
+            places = places or Places(numbers)
+            layer.share((prompt_of == prompts.unsqueeze(1)).int().argmax(1), prompts, places)
+        layer.arrange(parents, moved)
+    return numbers
 
 
 def check_attended(cache: Cache) -> None:
-    """Raise CannotServeError if keys of a `SharedLayer` did not reach `attend`: then the prompts were not read."""
-    if not all(layer.attended for layer in cache.layers if isinstance(layer, SharedLayer)):
+    """Raise CannotServeError if keys of shared prompts did not reach `attend`: then the prompts were not read."""
+    if not all(layer.attended for layer in cache.layers if isinstance(layer, NodeLayer)):
         raise CannotServeError(_CHANGED)
-
-
-def unshareable(cache: Any) -> str | None:
-    """Return what in a cache cannot be handed to other rows, or None."""
-    if type(cache) is not DynamicCache or cache.offloading:
-        return f"its cache is {type(cache).__name__}" + (", offloaded" if getattr(cache, "offloading", False) else "")
-    other = next(
-        (layer for layer in cache.layers if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)), None
-    )
-    return None if other is None else f"its cache has a layer of the kind {type(other).__name__}"
 
 
 def rope_types(config: Any) -> set[str | None]:
@@ -263,11 +239,11 @@ def attend(
         `[rows, 1, heads, size]`, and None for the attention weights.
 
     Raises:
-        CannotServeError: the keys are those of a `SharedLayer`, and no longer lead to it, or the mask is not boolean.
+        CannotServeError: keys whose prompts are shared no longer lead to them, or the mask is not boolean.
     """
     rows, heads, queries, size = query.shape
     found = getattr(key, "layer", None)
-    layer: SharedLayer | None = found and found()
+    layer: NodeLayer | None = found and found()
     plain = attention_mask is None or (attention_mask.dtype == torch.bool and attention_mask.shape[1:3] == (1, 1))
     if queries != 1 or dropout or not plain:
         if layer is not None:

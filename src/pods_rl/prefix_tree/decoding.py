@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +33,10 @@ from transformers import (
     PreTrainedModel,
     TemperatureLogitsWarper,
 )
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import GenerationMode
 
-from .cache import CannotServeError, arrange, check_attended, decoding, rope_types, share_prompts, unshareable
+from .cache import CannotServeError, NodeLayer, arrange, check_attended, decoding, rope_types
 
 if TYPE_CHECKING:
     from transformers import StoppingCriteriaList
@@ -151,14 +152,14 @@ def decode(
     if draws is not None and len(draws) != len(input_ids):
         raise ValueError(f"got draws for {len(draws)} rows and {len(input_ids)} rows")
     with decoding(model):
-        nodes = Nodes(model, input_ids, generation_config, inputs, forks=draws is not None)
+        nodes = Nodes(model, input_ids, generation_config, inputs)
         logits = nodes.prefill(logits_processor)
         while True:
             scores = logits_processor(nodes.prefixes, logits)
-            if draws is None:
-                tokens = scores.argmax(dim=-1)
-            else:
+            if draws is not None:
                 tokens = draws.tokens(scores, nodes.columns - input_ids.size(1), nodes.rows, nodes.of_rows)
+            else:
+                tokens = scores.argmax(dim=-1) if nodes.of_rows is None else scores.argmax(dim=-1)[nodes.of_rows]
             if not nodes.extend(tokens, stopping_criteria, logits_processor):
                 break
             logits = nodes.next_logits()
@@ -178,7 +179,8 @@ def refusal(
         config: complete, as `generate` prepares it.
         inputs: the model's arguments that `generate` prepared, among them the empty cache.
     """
-    mode, cache, positions = config.get_generation_mode(), inputs.get("past_key_values"), inputs.get("position_ids")
+    mode, positions = config.get_generation_mode(), inputs.get("position_ids")
+    cache: Any = inputs.get("past_key_values")
     known = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
     if model.config.is_encoder_decoder:
         return "the model is an encoder and a decoder"
@@ -191,10 +193,10 @@ def refusal(
         return f"num_return_sequences is {config.num_return_sequences}"
     if not config.use_cache:
         return "use_cache is False"
-    if cache is None:
-        return "its cache is of another kind than keys and values"
-    if why := unshareable(cache):
-        return why
+    if type(cache) is not DynamicCache or cache.offloading:
+        return f"its cache ({type(cache).__name__}) is of another kind than keys and values in memory"
+    if kinds := {type(layer) for layer in cache.layers} - {DynamicLayer, DynamicSlidingWindowLayer}:
+        return f"its cache has layers of the kind {', '.join(sorted(kind.__name__ for kind in kinds))}"
     if others := [type(p).__name__ for p in processors if type(p).__name__ not in _ROW_BY_ROW]:
         return f"a logits processor keeps the state of a whole batch: {', '.join(others)}"
     if others := sorted(name for name, value in inputs.items() if name not in known and value is not None):
@@ -217,29 +219,30 @@ class Nodes:
         input_ids: prompts `[rows, W]`, padded on the left.
         config: complete, as `generate` prepares it.
         inputs: the model's other arguments, as `generate` prepares them.
-        forks: whether rows with the same prefix can draw different tokens.
 
     Attributes:
         columns: tokens of each prefix, with the padding.
         rows: the number of each row that has not ended.
-        of_rows: the node of each of them; None: they cannot fork any more, and with draws they are in nodes' order.
+        of_rows: the node of each of them; None: each has a node of its own, in the same order.
     """
 
     def __init__(
-        self, model: PreTrainedModel, input_ids: Tensor, config: GenerationConfig, inputs: dict[str, Any], forks: bool
+        self, model: PreTrainedModel, input_ids: Tensor, config: GenerationConfig, inputs: dict[str, Any]
     ) -> None:
-        self._model, self._inputs, self._forks = model, inputs, forks
+        self._model, self._inputs = model, inputs
         count, self.columns = input_ids.shape
         assert config.max_length is not None
         ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
         pad = config.pad_token_id if config.pad_token_id is not None else ends[0] or 0
         self._output = input_ids.new_full((count, config.max_length), pad)
         self._output[:, : self.columns] = input_ids
-        firsts, of_row = distinct(input_ids, inputs.get("attention_mask"))
+        mask = inputs.get("attention_mask")
+        table = (input_ids if mask is None else torch.cat([input_ids, mask.to(input_ids)], dim=1)).cpu().numpy()
+        _, firsts, of_row = np.unique(table, axis=0, return_index=True, return_inverse=True)
         self._firsts = self._tensor(firsts)
-        self._ids = self._output[self._firsts]
-        self._rows, self._node = np.arange(count), of_row
-        self._point(self._rows, of_row)
+        self._ids, self._prompt_of = self._output[self._firsts], torch.arange(len(firsts), device=input_ids.device)
+        self._rows, self._node = np.arange(count), of_row.reshape(-1)
+        self._point(self._rows, self._node)
         own = getattr(model.prepare_inputs_for_generation, "__func__", None) is not _PREPARE
         self._prepares = own or model.is_remote_code()  # else what it would do is known
 
@@ -267,7 +270,9 @@ class Nodes:
         logits = self._model(**prepared, return_dict=True).logits[:, -1].float()
         if cache.get_seq_length() != self.columns:
             raise CannotServeError("the model keeps no cache of the prompts")
-        share_prompts(self._model, cache, self._most, self._ids.size(1))
+        for i, layer in enumerate(cache.layers):
+            if type(layer) is DynamicLayer:
+                cache.layers[i] = NodeLayer(layer, self._ids.size(1))
         _select_rows(processors, self._firsts)
         return logits
 
@@ -290,15 +295,18 @@ class Nodes:
         """Add a token to each prefix, fork nodes and drop those that end; return whether there are any left.
 
         Args:
-            tokens: of each row if `of_rows` is not None, else of each node.
+            tokens: of each row.
         """
         before, parents = len(self._ids), np.arange(len(self._ids))
         if self.of_rows is not None:
-            pairs, self._node = np.unique(self._node * _TOKENS + tokens.cpu().numpy(), return_inverse=True)
-            parents, drawn = np.divmod(pairs, _TOKENS)
-            tokens = self._tensor(drawn)
-            if len(parents) > before:
+            of_rows = tokens.cpu().numpy()
+            drawn = np.empty(before, np.int64)
+            drawn[self._node] = of_rows
+            if (drawn[self._node] != of_rows).any():  # rows of a node drew different tokens
+                pairs, self._node = np.unique(self._node * _TOKENS + of_rows, return_inverse=True)
+                parents, drawn = np.divmod(pairs, _TOKENS)
                 self._ids = self._ids[self._tensor(parents)]
+            tokens = self._tensor(drawn)
         self._ids[:, self.columns] = tokens
         self.columns += 1
         ended = criteria(self.prefixes, None).cpu().numpy()
@@ -329,10 +337,7 @@ class Nodes:
             ended: of each child.
         """
         alive, left = np.flatnonzero(~ended), ~ended[self._node]
-        if self.of_rows is not None and left.sum() == len(alive):
-            children = self._node[left]  # the last fork: from now on nodes are in the order of rows
-        else:
-            children = alive[stay(parents[alive])]
+        children = alive[stay(parents[alive])]
         place = np.zeros_like(parents)
         place[children] = np.arange(len(children))
         self._output[self._tensor(self._rows[~left])] = self._ids[self._tensor(self._node[~left])]
@@ -343,17 +348,17 @@ class Nodes:
             self._mask = self._mask[origin]
             if self._positions is not None:
                 self._positions = self._positions[origin]
-        arrange(self._inputs["past_key_values"], origin, self._most)
+        self._prompt_of = arrange(self._model, self._inputs["past_key_values"], origin, self._prompt_of)
         _select_rows(processors, origin)
 
     def _point(self, rows: NDArray[np.int64], node: NDArray[np.int64]) -> None:
         """Let row `rows[i]` be at `node[i]`; once each has a node of its own they are in the order of the nodes."""
-        if self._forks and len(rows) == len(self._ids):
+        apart = len(rows) == len(self._ids)
+        if apart:
             rows, node = rows[node.argsort()], np.arange(len(rows))
         self._rows, self._node = rows, node
-        self._most = len(rows) if self._forks else len(self._ids)  # nodes that there can be
         self.rows = self._tensor(rows)
-        self.of_rows = self._tensor(node) if self._most > len(self._ids) else None
+        self.of_rows = None if apart else self._tensor(node)
 
     def _tensor(self, numbers: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(numbers).to(self._output.device)
@@ -378,18 +383,6 @@ def stay(parents: NDArray[np.int64]) -> NDArray[np.int64]:
     return order
 
 
-def distinct(ids: Tensor, mask: Tensor | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the first row of each distinct prompt, and for each row the number of its prompt.
-
-    >>> [x.tolist() for x in distinct(torch.tensor([[1, 2], [1, 3], [1, 2]]), None)]
-    [[0, 1], [0, 1, 0]]
-    """
-    table = (ids if mask is None else torch.cat([ids, mask.to(ids)], dim=1)).cpu().numpy()
-    numbers: dict[bytes, int] = {}
-    of_row = [numbers.setdefault(row.tobytes(), len(numbers)) for row in table]
-    return np.unique(of_row, return_index=True)[1], np.array(of_row)
-
-
 def _select_rows(processors: LogitsProcessorList, rows: Tensor) -> None:
     """Select rows of what processors hold for each row; of those served only the repetition penalty does."""
     for processor in processors:
@@ -409,12 +402,12 @@ def distinct_share(completions_ids: Sequence[Sequence[int]], groups: Sequence[in
     >>> distinct_share([[5, 6, 7], [5, 6, 8], [5, 9, 9]], [0, 0, 0])  # 5, 5 6 and 5 9 of six
     0.5
     """
-    fed = sorted((group, list(ids[:-1])) for group, ids in zip(groups, completions_ids, strict=True))
+    fed = sorted([group, *ids[:-1]] for group, ids in zip(groups, completions_ids, strict=True))
     repeated = 0
-    for (group, ids), (other, before) in zip(fed[1:], fed, strict=False):
-        same = takewhile(lambda pair: pair[0] == pair[1], zip(ids, before, strict=False))
-        repeated += sum(1 for _ in same) if group == other else 0
-    total = sum(len(ids) for _, ids in fed)
+    for before, ids in pairwise(fed):
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(before, ids, strict=False))
+        repeated += max(0, sum(1 for _ in same) - 1)  # without the group's number
+    total = sum(map(len, fed)) - len(fed)
     return 1 - repeated / total if total else 1.0
 
 
@@ -458,13 +451,13 @@ class RowDraws(LogitsProcessor):
         prompt_width: int = 0,
         strict: bool = False,
     ) -> None:
-        self._draws = torch.from_numpy(np.stack([uniforms(key, length) for key in keys])).to(device)
+        self._draws = torch.from_numpy(np.stack([uniforms(key, length) for key in keys], axis=1)).to(device)
         self._prompt_width, self._strict = prompt_width, strict
         self._zero = torch.zeros((), device=device)
         self._sum = self._zero.clone()  # of all totals: finite while each was
 
     def __len__(self) -> int:
-        return len(self._draws)
+        return self._draws.size(1)
 
     def tokens(self, scores: Tensor, at: int, rows: Tensor | None = None, of_rows: Tensor | None = None) -> Tensor:
         """Return a token for each row: the first with a cumulative probability above its draw.
@@ -475,7 +468,7 @@ class RowDraws(LogitsProcessor):
             rows: which of the keys' rows these are; None: all, in order.
             of_rows: the scores' row of each of these rows; None: the scores are theirs, in order.
         """
-        draws = self._draws[:, at, None] if rows is None else self._draws[rows, at, None]
+        draws = self._draws[at] if rows is None else self._draws[at].index_select(0, rows)
         cumulative = torch.softmax(scores, dim=-1, dtype=torch.float32).cumsum_(dim=-1)
         if self._strict:
             self._sum += cumulative[:, -1].sum()
@@ -483,7 +476,7 @@ class RowDraws(LogitsProcessor):
             cumulative = cumulative.index_select(0, of_rows)
         total = cumulative[:, -1:]
         # below the total even after rounding, so that a token of probability 0 is never drawn
-        below = torch.minimum(draws * total, torch.nextafter(total, self._zero))
+        below = torch.minimum(draws.unsqueeze(1) * total, torch.nextafter(total, self._zero))
         return torch.searchsorted(cumulative, below, right=True).squeeze(1).clamp_(max=scores.size(1) - 1)
 
     def check(self) -> None:

@@ -43,7 +43,7 @@ class PhaseClock:
         self._now = now
         self._since = 0.0
         self.phase: str | None = None  # the running one
-        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.seconds = dict.fromkeys(PHASES, 0.0)  # since the step began
 
     def enter(self, phase: str) -> None:
         """Close the running phase and start `phase`."""
@@ -55,10 +55,6 @@ class PhaseClock:
         if self.phase is not None:
             self._settle()
             self.phase = None
-
-    def reset(self) -> None:
-        """Reset the seconds of the last step."""
-        self.seconds = dict.fromkeys(PHASES, 0.0)
 
     def _settle(self) -> float:
         if self._device is not None and self._device.type == "cuda":
@@ -85,7 +81,8 @@ class Update:
         self.begin_step()
 
     def begin_step(self) -> None:
-        """Reset the last step's tokens, rows and signal."""
+        """Reset the last step's seconds, tokens, rows and signal."""
+        self.clock.seconds = dict.fromkeys(PHASES, 0.0)
         # `trained`: of all rows of the steps that update the weights, including rows that are skipped.
         # `computed`: by the passes of the update's loss, padding included.
         self.tokens = {"generated": 0, "trained": 0, "computed": 0}
@@ -136,7 +133,9 @@ class Update:
             self.rows_left_out += int((~batch["live"]).sum())
         if not batch["skip"]:
             self.tokens["trained"] += int(policy_tokens(batch).sum())
-        if batch["skip"] or self._is_dead(batch):
+        # The last micro-batch before an optimizer step always runs: it sends the sum of the gradients to all processes.
+        waits = not trainer.accelerator.sync_gradients and not trainer.is_deepspeed_enabled
+        if batch["skip"] or ("live" in batch and not batch["has_signal"] and waits):
             self._dead += not batch["skip"]
             return torch.zeros((), device=trainer.accelerator.device, requires_grad=True)
         self._batch = batch
@@ -146,15 +145,6 @@ class Update:
             self._batch = {}
         self._correct_metrics(batch["live_share"])
         return loss
-
-    def _is_dead(self, batch: Batch) -> bool:
-        """Return whether no process has a live row; the last micro-batch before an optimizer step always runs.
-
-        That one sends the sum of the gradients to the other processes.
-        """
-        trainer = self._trainer
-        waits = not trainer.accelerator.sync_gradients and not trainer.is_deepspeed_enabled
-        return "live" in batch and not batch["has_signal"] and waits
 
     def _correct_metrics(self, live_share: float) -> None:
         """Take the mean entropy over the computed rows, and count skipped micro-batches in the shares of clipping.
@@ -245,9 +235,8 @@ class StepCallback(TrainerCallback):
         self._trainer, self._update, self._guard = trainer, update, guard
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
-        self._update.clock.reset()
-        self._update.clock.enter("update")
         self._update.begin_step()
+        self._update.clock.enter("update")
 
     def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         trainer = self._trainer
