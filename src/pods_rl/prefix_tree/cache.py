@@ -36,20 +36,22 @@ class NodeLayer(DynamicLayer):
 
     Args:
         layer: holds the prompts, a row each: the first nodes.
+        rollouts: the most nodes that there can be.
         most: the most columns that there can be.
 
     >>> prompts = DynamicLayer()
     >>> _ = prompts.update(torch.zeros(2, 1, 3, 4), torch.zeros(2, 1, 3, 4))
-    >>> layer = NodeLayer(prompts, most=9)
+    >>> layer = NodeLayer(prompts, rollouts=8, most=9)
     >>> layer.arrange(torch.tensor([0, 1, 0]), torch.tensor([2]))  # prompt 0 has a second node
     >>> layer.update(torch.ones(3, 1, 1, 4), torch.ones(3, 1, 1, 4))[0].shape
     torch.Size([3, 1, 4, 4])
     """
 
-    def __init__(self, layer: DynamicLayer, most: int) -> None:
+    def __init__(self, layer: DynamicLayer, rollouts: int, most: int) -> None:
         super().__init__()
         self.dtype, self.device, self.is_initialized = layer.dtype, layer.device, True
-        self.keys, self.values, self._most = layer.keys, layer.values, most
+        self.keys, self.values = layer.keys, layer.values
+        self._rollouts, self._most = rollouts, most
         self.width = layer.keys.shape[2]  # of the prompts
         self.attended = True  # whether `attend` has seen the keys of the latest update
         self.places: Places | None = None  # of the nodes, once their prompts are shared
@@ -82,7 +84,7 @@ class NodeLayer(DynamicLayer):
         """
         columns = self.keys.shape[2]
         if len(parents) > len(self._rooms[0]):
-            self._make_room(max(len(parents), 2 * len(self._rooms[0])))
+            self._make_room(min(2 * len(parents), self._rollouts))
         if len(moved) and columns:
             sources = parents[moved]
             for room in self._rooms:

@@ -272,7 +272,7 @@ class Nodes:
             raise CannotServeError("the model keeps no cache of the prompts")
         for i, layer in enumerate(cache.layers):
             if type(layer) is DynamicLayer:
-                cache.layers[i] = NodeLayer(layer, self._ids.size(1))
+                cache.layers[i] = NodeLayer(layer, *self._output.shape)
         _select_rows(processors, self._firsts)
         return logits
 
