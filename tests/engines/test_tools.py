@@ -231,20 +231,6 @@ def test_each_turn_of_a_rollout_draws_anew():
     assert asked[-1][1] == [(9, 1, 1, 0, 3, 2)]
 
 
-@pytest.mark.slow
-def test_a_resumed_run_goes_on_with_the_same_conversations(build):
-    def run(resume, **keys):
-        trainer = build(two_turns, tools=[add], num_rollouts=6, steps=4, save_strategy="steps", save_steps=2, **keys)
-        trainer.train(resume)
-        return trainer
-
-    whole = run(None)
-    resumed = run(f"{whole.args.output_dir}/checkpoint-2")
-    assert_equal_weights(resumed, whole)
-    assert whole.rollouts.completions == resumed.rollouts.completions
-    assert [turns[0]["tool_calls"] for turns in resumed.rollouts.completions if len(turns) > 1]
-
-
 class UnreadableError(Exception):
     def __str__(self):
         raise ValueError("no text")

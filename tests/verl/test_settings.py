@@ -15,7 +15,7 @@ from verl.utils.config import validate_config
 
 from pods_rl.engines.verl.agent_loop import PODSAgentLoopManager
 from pods_rl.engines.verl.replay_buffer import pods_before
-from pods_rl.engines.verl.settings import PODSSettings, full_config, read_settings
+from pods_rl.engines.verl.settings import PODSSettings, read_settings
 from pods_rl.errors import UserError
 from pods_rl.selection.rules import percentile
 
@@ -39,7 +39,6 @@ def test_settings_are_read_from_verls_configuration(make_config):
         },
     )
     assert read_settings(config) == expected
-    assert read_settings(full_config(config.trainer.v1.sampler.sampler_kwargs)) == expected
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "gae", "rloo", "pods_before"])

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import transfer_queue as tq
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.core_algos import register_adv_est
@@ -23,7 +23,7 @@ from verl.utils import hf_tokenizer
 from ...runs import write_parquet
 from ...selection import Selection, advantages
 from .groups import Group, choose, describe_selection, group_keys, pad_rewards
-from .settings import BEFORE, full_config, read_settings
+from .settings import BEFORE, read_settings
 
 VALIDATION = "val"
 
@@ -43,7 +43,8 @@ class PODSMixin:
     """
 
     def __init__(self, *, sampler_kwargs: DictConfig, **arguments: Any) -> None:
-        config = full_config(sampler_kwargs)
+        # verl passes only this part of its configuration: one dot for itself, one for each level above.
+        config = OmegaConf.select(sampler_kwargs, ".....")
         self.pods = read_settings(config)
         ours = {"poll_interval": self.pods.poll_interval, **self.pods.filter_arguments}
         verl_arguments = {"sampler_kwargs": sampler_kwargs, **ours, **arguments}

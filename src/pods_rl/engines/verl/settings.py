@@ -85,13 +85,6 @@ def read_settings(config: DictConfig) -> PODSSettings:
     )
 
 
-def full_config(sampler_kwargs: DictConfig) -> Any:
-    """Return the configuration that `sampler_kwargs` is a part of: verl passes only that part to a sampler."""
-    from omegaconf import OmegaConf
-
-    return OmegaConf.select(sampler_kwargs, ".....")  # one dot for itself, one for each level above
-
-
 def _count(name: str, value: Any, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UserError(f"{name} must be a whole number of at least {least}; got {value!r}.")
