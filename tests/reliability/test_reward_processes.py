@@ -58,7 +58,8 @@ def hung(function) -> float:
 def test_one_that_hangs_in_a_recipe_costs_its_row(name):
     def check(seconds: float) -> None:
         hung(in_a_recipe(name, seconds))
-        user_pool(f"tests.reliability.own_rewards:{name}", seconds).close()
+        user_pool(f"tests.reliability.own_rewards:{name}").close()
+        user_pool.cache_clear()  # another test uses it too
 
     with_time(check, 1.0)
 
@@ -85,7 +86,7 @@ def test_one_that_hangs_in_a_child_costs_its_row():
 def test_a_hang_of_five_seconds_holds_a_step_up_for_ten_at_most():
     call(in_a_recipe("hangs", SECONDS), rows=8)  # the processes are there
     recipe = hung(in_a_recipe("hangs", SECONDS))
-    user_pool("tests.reliability.own_rewards:hangs", SECONDS).close()
+    user_pool("tests.reliability.own_rewards:hangs").close()
     child = hung(killable(row_wise("hangs"), SECONDS))
     print(f"\nhangs: one row of 64, limit 5 s: {recipe:.1f} s in a recipe, {child:.1f} s in a child, 0 processes left")
     assert max(recipe, child) < 2 * SECONDS
@@ -97,7 +98,7 @@ def test_a_reward_of_a_recipe_that_raises_or_gives_text_fails_by_row():
             scores = call(in_a_recipe(name, seconds))
             assert [i for i, x in enumerate(scores) if not isinstance(x, float)] == [17]
             assert scores[17].reason.startswith(why)
-        user_pool(f"tests.reliability.own_rewards:{name}", DEADLINE).close()
+        user_pool(f"tests.reliability.own_rewards:{name}").close()
 
 
 def test_a_function_in_a_child_may_ask_a_verifier():

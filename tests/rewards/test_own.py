@@ -61,7 +61,7 @@ def test_scores_come_in_order_and_failures_in_their_places():
 def scores_in_order(limit):
     texts = ["true", "raise", "nan", "hang", "inf", "exit", "print", "none", "true"]
     scores = scored(f"{__name__}:fickle", texts, [""] * len(texts), limit)
-    user_pool(f"{__name__}:fickle", limit).close()
+    user_pool(f"{__name__}:fickle").close()
     assert [scores[i] for i in (0, 4, 6, 8)] == [1.0, math.inf, 0.75, 1.0]
     assert math.isnan(scores[2])
     assert scores[3] == RewardFailure(f"gave no score within {limit:g} s", late=True)
@@ -112,7 +112,7 @@ def test_a_module_that_does_not_import_is_refused_in_a_line_before_this_process_
         load_task({"task_rewards": {path: 1.0}, "reward_seconds": DEADLINE})
     assert "\n" not in str(told.value)
     assert path.removesuffix(":judge") not in sys.modules
-    user_pool(path, DEADLINE).close()
+    user_pool(path).close()
 
 
 FAILING = "import os, time\ndef judge(text, gold):\n    if text == 'raise': raise ValueError('no')\n" + (
@@ -138,7 +138,7 @@ def grades_as_training(path, errors, seconds):
     else:
         grades = task.grade(["2", "raise", "exit", "hang", "2"], ["2"] * 5)
         assert [grade.answer for grade in grades] == [True, False, False, False, True]
-    user_pool(path, seconds).close()
+    user_pool(path).close()
 
 
 SENT = [number for number in SIGNALS if number != signal.SIGTERM]
@@ -172,11 +172,11 @@ def test_signals_that_ask_a_run_to_end_cost_no_answer_when_all_its_processes_get
     """From the first moment of a worker on; a program that the function starts is not made deaf by it."""
     slow, program = module(SLOW), module(PROGRAM)
     assert under_signals(lambda: scored(slow, ["a"], ["b"])) == [0.5]
-    (leader,) = (worker._process.pid for worker in user_pool(slow, DEADLINE)._all)
-    user_pool(slow, DEADLINE).close()
+    (leader,) = (worker._process.pid for worker in user_pool(slow)._all)
+    user_pool(slow).close()
     assert not psutil.pid_exists(leader)
     assert scored(program, ["a"], ["b"]) == [-signal.SIGUSR1]
-    user_pool(program, DEADLINE).close()
+    user_pool(program).close()
     function = killable(lambda completions, **_: time.sleep(1.0) or [0.5] * len(completions), seconds=DEADLINE)
     assert under_signals(lambda: function(completions=["a"], log_extra=None, log_metric=None)) == [0.5]
 
@@ -185,7 +185,7 @@ def test_a_module_may_print_and_fork_when_it_is_imported(module):
     text = "import os\nprint('0.5\\n' * 100_000)\nif os.fork() == 0: os._exit(0)\n" + JUDGE
     path = module(text)
     assert scored(path, ["a"] * 3, ["b"] * 3) == [1.0] * 3
-    user_pool(path, DEADLINE).close()
+    user_pool(path).close()
 
 
 # -- what a reward does to its process --------------------------------------------------------------------------------

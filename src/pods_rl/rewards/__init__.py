@@ -148,7 +148,7 @@ def check_reward(name: str, seconds: float | None) -> None:
     >>> check_reward("accuracy", seconds=60)
     """
     if seconds is not None and isinstance(name, str) and name not in REWARDS and (":" in name or "." in name):
-        user_pool(name, seconds).start()
+        user_pool(name).start()
     get_reward(name)
 
 
@@ -161,8 +161,8 @@ def check_rewards(values: Mapping[str, Any]) -> None:
 
 
 @lru_cache
-def user_pool(name: str, limit: float, maker: tuple[str, ...] = ()) -> WorkerPool:
-    """Return this process's pool for a reward, made on first use: a completion may take `limit` seconds of wall time.
+def user_pool(name: str, maker: tuple[str, ...] = ()) -> WorkerPool:
+    """Return this process's pool for a reward, made on first use.
 
     Its workers import the reward at the path `name`, or call `maker` (as in `Reward`), once each.
     """
@@ -196,7 +196,7 @@ def score(reward: Reward, texts: Sequence[str], golds: Sequence[str], seconds: f
     if seconds is None and not reward.maker:
         return [attempt(reward, *pair) for pair in pairs]
     limit = seconds or SECONDS
-    pool = user_pool(reward.name, limit, reward.maker) if reward.maker else user_pool(reward.name, limit)
+    pool = user_pool(reward.name, reward.maker) if reward.maker else user_pool(reward.name)
     replies = pool.ask(pairs, limit)
     return [reply.value if reply.kind == "gave" else failure(reply, limit) for reply in replies]
 
