@@ -10,7 +10,7 @@ In order:
 
 Each part makes only the runs that `docs/results/regimes/` lacks, so it continues after a kill, and on another machine
 without the run directories. Every finished run is added there: its curve to `curves.csv`, its cost to `runs.csv`. A run
-that was killed starts again. `--dry-run` lists what is left and trains nothing.
+that was killed starts again. `--dry-run` lists what is left and trains nothing. Run one command at a time.
 
 A PODS cell's rival is the best GRPO of any m with as many rows a step, at its own best rate, both by the seeds of
 `select`. Scores are paired by seed. Two accuracies are timed: the high one, 0.8, which most arms of 64 rows reached in
