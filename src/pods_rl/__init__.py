@@ -12,9 +12,12 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .engines.trl import PODSConfig, PODSTrainer
+    from .engines.trl_async import AsyncPODSConfig, AsyncPODSTrainer
     from .selection import RULES, Selection, advantages, pods_objective, select
 
 _HOME = {
+    "AsyncPODSConfig": ".engines.trl_async",
+    "AsyncPODSTrainer": ".engines.trl_async",
     "PODSConfig": ".engines.trl",
     "PODSTrainer": ".engines.trl",
     "RULES": ".selection",
@@ -24,7 +27,17 @@ _HOME = {
     "select": ".selection",
 }
 
-__all__ = ["RULES", "PODSConfig", "PODSTrainer", "Selection", "advantages", "pods_objective", "select"]
+__all__ = [
+    "RULES",
+    "AsyncPODSConfig",
+    "AsyncPODSTrainer",
+    "PODSConfig",
+    "PODSTrainer",
+    "Selection",
+    "advantages",
+    "pods_objective",
+    "select",
+]
 
 
 def __getattr__(name: str) -> Any:

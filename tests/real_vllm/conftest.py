@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def environment(tmp_path_factory) -> dict[str, str]:
     entry = "pods_rl_tests = tests.real_vllm.plugin:register"
     (plugin / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{entry}\n")
     return os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
+        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), str(ROOT / "src")]),
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "TORCHDYNAMO_DISABLE": "1",
@@ -49,12 +50,19 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def server(environment, folder) -> Iterator[str]:
     """The address of a server of the shipped policy, which loads while the other cases run."""
+    with serve(environment, folder / "server.txt") as (url, _):
+        yield url
+
+
+@contextmanager
+def serve(environment: dict[str, str], output: Path) -> Iterator[tuple[str, subprocess.Popen]]:
+    """A server of the shipped policy: its address and its process."""
     port = free_port()
     settings = {
         "--model": TINY, "--port": port, "--host": "127.0.0.1", "--max-num-seqs": 128, "--max-logprobs": -1,
         "--logprobs-mode": "processed_logprobs",
     }  # fmt: skip
-    with (folder / "server.txt").open("w") as log:
+    with output.open("w") as log:
         process = subprocess.Popen(
             # `vllm serve`, which looks for a distribution of the name `vllm`
             [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry"]
@@ -65,9 +73,10 @@ def server(environment, folder) -> Iterator[str]:
             start_new_session=True,
         )
         try:
-            yield f"http://127.0.0.1:{port}"
+            yield f"http://127.0.0.1:{port}", process
         finally:
-            os.killpg(process.pid, 9)  # with its engine
+            if process.poll() is None:
+                os.killpg(process.pid, 9)  # with its engine
             process.wait()
 
 

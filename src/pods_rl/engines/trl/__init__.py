@@ -1,4 +1,4 @@
-"""The TRL engine: PODS as a subclass of TRL's GRPO trainer (the only package that imports TRL).
+"""The TRL engine: PODS as a subclass of TRL's GRPO trainer.
 
 Names are loaded on first use, so that `batching` loads no torch.
 """

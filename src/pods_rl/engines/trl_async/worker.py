@@ -1,0 +1,97 @@
+"""The trainer's side of the rollout worker: its queue, and the error that ends a run without rollouts."""
+
+from __future__ import annotations
+
+import math
+import queue
+import time
+from typing import Any
+
+import requests
+from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker
+
+from .loop import KeptSample, PODSRolloutLoop
+
+CHECK_EVERY = 5.0  # seconds between two checks of the worker and the server
+
+
+class LostRolloutsError(RuntimeError):
+    """The rollout worker or the vLLM server has ended, so the run cannot continue."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"No more rollouts: {reason}. Start the vLLM server again if it has ended, and resume from the last "
+            "checkpoint: trainer.train(resume_from_checkpoint=True)."
+        )
+
+
+class PODSRolloutWorker(AsyncRolloutWorker):
+    """TRL's worker with the loop of PODS, and the queue that TRL's data set reads."""
+
+    _loop_cls = PODSRolloutLoop
+    lost: str | None = None  # why there are no more rollouts
+    _process: Any
+    passed: set[int]  # ids of the groups that were trained or dropped, by which the trainer counts epochs
+    _next_check = 0.0
+
+    def start(self) -> None:
+        super().start()
+        # While our copy of a pipe's writing end is open, reading a message that a killed process began waits forever.
+        # Closed, it raises EOFError.
+        for pipe in (self.rollout_buffer, self.metrics_queue):
+            pipe._writer.close()
+
+    def get(self, timeout: float) -> KeptSample:
+        """Return the next sample, with its group's metrics instead of its own.
+
+        Raises:
+            queue.Empty: none within `timeout` seconds.
+            LostRolloutsError: the worker or the server has ended, also if samples are left.
+        """
+        if time.monotonic() >= self._next_check:
+            self.check_health(math.inf)  # TRL checks for a worker that hangs
+            self._next_check = time.monotonic() + CHECK_EVERY
+        sample: KeptSample = self.rollout_buffer.get(timeout=timeout)
+        self.passed.update(sample.passed)
+        sample.metrics = sample.group_metrics | {"pods/selected/reward_mean": sample.metrics["reward"]}
+        return sample
+
+    def qsize(self) -> int:
+        return int(self.rollout_buffer.qsize())
+
+    def check_health(self, stale_after_s: float) -> None:
+        """Raise LostRolloutsError if the worker or the server has ended, and TRL's error if the worker hangs."""
+        self.lost = self.lost or self._find_loss()
+        if self.lost:
+            raise LostRolloutsError(self.lost)
+        super().check_health(stale_after_s)
+
+    def stop(self) -> None:
+        self.lost = self.lost or self._find_loss()
+        if self.lost and self._process is not None:
+            # TRL would wait for the process: for its requests, and if it was killed, forever.
+            self._process.kill()
+            self._process.join()
+            self._process = None
+        super().stop()
+        self.metrics_queue: Any = queue.Queue()  # the trainer reads it whenever it logs
+
+    def _find_loss(self) -> str | None:
+        if self._process is None:
+            return None
+        if self._failed_event.is_set():
+            kind, message, _ = self._exception_info_queue.get(timeout=5)
+            return f"the rollout worker failed with {kind}: {' '.join(message.split())}"
+        if not self._process.is_alive():
+            return f"the rollout worker ended with exit code {self._process.exitcode}"
+        url = self._loop_kwargs["vllm_server_url"]
+        for pause in (1, 0):
+            try:
+                if requests.get(f"{url}/health", timeout=5).ok:
+                    return None
+            except requests.ReadTimeout:
+                return None  # it is slow
+            except requests.RequestException:
+                pass
+            time.sleep(pause)
+        return f"the vLLM server at {url} cannot be reached or reports that it has failed"

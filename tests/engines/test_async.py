@@ -1,0 +1,307 @@
+"""`AsyncPODSTrainer` without vLLM: what it uses of TRL's experimental module, the loop, and runs with a stub server."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import queue
+import re
+import signal
+import time
+from itertools import count
+from statistics import fmean
+from threading import Event
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import trl
+from datasets import Dataset
+from trl.experimental import async_grpo
+from trl.experimental.async_grpo import async_grpo_trainer, async_rollout_worker
+
+import pods_rl
+from pods_rl.engines.trl_async import AsyncPODSConfig, loop
+from pods_rl.errors import UserError
+from pods_rl.selection import RULES, advantages, select
+from tests import DEADLINE, until
+
+from . import async_stub
+from .async_stub import StubLoop
+
+CPU = {"use_cpu": True, "bf16": False, "report_to": "none"}
+
+
+# -- TRL's experimental module ----------------------------------------------------------------------------------------
+
+
+def test_the_names_that_are_used_of_trl_s_experimental_module():
+    Loop, Worker = async_rollout_worker._AsyncRolloutLoop, async_rollout_worker.AsyncRolloutWorker
+    Trainer = async_grpo.AsyncGRPOTrainer
+    parameters = {
+        Loop._generate_one: "self prompt tool_dict tools group_id",
+        Loop._score_group: "self group",
+        Worker.check_health: "self stale_after_s",
+        Worker.start: "self",
+        Worker.stop: "self",
+        Worker.__init__: "self queue_maxsize child_ready_timeout loop_kwargs",
+        Trainer._inner_training_loop: "self args kwargs",
+        async_rollout_worker.RolloutGroup: "prompts reward_kwargs completions completions_ids completions_sequences "
+        "tool_call_counts tool_failure_counts model_version group_id env_rewards rollout_rewards queued_at",
+        async_rollout_worker.RolloutSample: "prompt completion input_ids completion_mask old_log_probs advantage "
+        "model_version group_id metrics enqueued_at",
+    }
+    for function, expected in parameters.items():
+        assert list(inspect.signature(function).parameters) == expected.split(), function
+    assert list(inspect.signature(Trainer.__init__).parameters)[1:4] == ["model", "reward_funcs", "args"]
+    settings = {"num_generations", "max_inflight_tasks", "dataset_start_index", "rollout_buffer"}
+    assert settings <= set(inspect.signature(Loop.__init__).parameters)
+    assert Worker._loop_cls is Loop
+    used = {
+        Loop: "def model_version|self.dataset |self.rollout_buffer |self._counters|create_task(",
+        Worker: "self._process |self._failed_event |self._exception_info_queue |self._loop_kwargs |self.metrics_queue ",
+        Trainer: "self.rollout_worker |rollout_queue=self.rollout_queue|groups_trained=self._trained_groups|self.args.",
+        async_grpo_trainer.RolloutQueueDataset: "self.queue.get(timeout=|self.queue.qsize()|sample.metrics",
+    }
+    for cls, texts in used.items():
+        assert [text for text in texts.split("|") if text not in inspect.getsource(cls)] == []
+
+
+def test_another_version_of_trl_is_refused_in_one_sentence(monkeypatch):
+    monkeypatch.setattr(trl, "__version__", "1.17.0")
+    message = r"of TRL 1\.16, and trl 1\.17\.0 is installed: pip install 'trl==1\.16\.\*'"
+    for name in ("AsyncPODSTrainer", "AsyncPODSConfig"):
+        with pytest.raises(UserError, match=message):
+            getattr(pods_rl, name)
+
+
+def test_mistakes_in_the_config_are_refused(tmp_path):
+    assert AsyncPODSConfig(str(tmp_path), **CPU).num_rollouts == 8
+    for wrong, message in [
+        ({"num_rollouts": 4}, "at most num_rollouts .* got 8 and 4"),
+        ({"num_generations": 1}, "at least 2"),
+        ({"rule": "max_varience"}, "Did you mean max_variance"),
+        ({"rule": lambda rewards, m, *, generator=None: rewards}, "at the top of a module"),
+        ({"advantages": "later"}, "after or before: got 'later'"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            AsyncPODSConfig(str(tmp_path), **CPU | wrong)
+
+
+# -- the loop, in this process ----------------------------------------------------------------------------------------
+
+
+class Watched(StubLoop):
+    """A loop of one group for each prompt; `write` gives a rollout its text and the seconds that it takes."""
+
+    def __init__(self, prompts: int, write: Any, **changes: Any) -> None:
+        self.write, self.version = write, SimpleNamespace(value=0)
+        self.groups: dict[int, Any] = {}
+        self.asked = {f"<{i}>": count() for i in range(prompts)}
+        settings = {
+            "model_name": "", "processing_class": async_stub.chat_tokenizer(), "eos_token_ids": [0],
+            "dataset": Dataset.from_dict({"prompt": [[{"role": "user", "content": name}] for name in self.asked]}),
+            "reward_funcs": [digit], "rollout_buffer": queue.Queue(), "model_version_value": self.version,
+            "heartbeat_value": SimpleNamespace(value=0.0), "failed_event": Event(), "metrics_queue": queue.Queue(),
+            "exception_info_queue": queue.Queue(), "num_generations": 16, "num_kept": 4, "rule": "max_variance",
+            "advantages": "after", "dynamic_sampling": False, "seed": 3, "max_inflight_tasks": 64,
+            "score_queue_maxsize": 0,
+        }  # fmt: skip
+        super().__init__(**settings | changes)
+
+    async def _generate_one_turn(self, prompt_ids):
+        name = self.tokenizer.decode(prompt_ids)
+        number = next(self.asked[name])
+        text, seconds = self.write(int(name[1:-1]), number)
+        await async_stub.asyncio.sleep(seconds)
+        ids = self.tokenizer(text)["input_ids"]
+        return ids, [-1.0] * len(ids)
+
+    def _repeat_iterator(self):
+        rollouts = len(self.asked) * self.num_generations
+        for number, request in enumerate(super()._repeat_iterator(), 1):
+            if number == rollouts:
+                self._stop_event.set()
+            yield request
+
+    async def _run_loops(self, stop_event):
+        await self._generate_loop(stop_event)
+        stop_event.clear()
+        await self._score_loop(stop_event)
+
+    async def _score_group(self, group):
+        self.groups[group.group_id] = group
+        return await super()._score_group(group)
+
+    def samples(self) -> list[Any]:
+        self.run()
+        return list(self.rollout_buffer.queue)
+
+    def counted(self, name: str) -> float:
+        return sum(one.get(f"pods/{name}_total", 0) for one in self._metrics_queue.queue)
+
+
+def digit(completions, **_):
+    """The first digit of the text; no digit: unscored."""
+    texts = [completion[0]["content"] for completion in completions]
+    return [float(text[0]) if text[:1].isdigit() else None for text in texts]
+
+
+def slow_if_long(group: int, number: int) -> tuple[str, float]:
+    """Every length once in every place of a group; the reward is of the place alone, and a token takes 4 ms."""
+    length = (group + number) % 16 + 1
+    return str(number % 2) * length, 0.004 * length
+
+
+def test_ties_do_not_prefer_short_answers(monkeypatch):
+    def kept_over_true_length() -> float:
+        samples = Watched(16, slow_if_long).samples()
+        assert len(samples) == 16 * 4
+        return fmean(sample.completion_mask.sum() for sample in samples) / fmean(range(1, 17))
+
+    assert kept_over_true_length() == pytest.approx(1.0, abs=0.02)
+    monkeypatch.setattr(loop.PODSRolloutLoop, "_in_order_of_request", lambda self, group: [0] * 16)
+    assert kept_over_true_length() < 0.7, "in the order in which they end"
+
+
+def some_digit(group: int, number: int) -> tuple[str, float]:
+    return f"{(7 * group + 5 * number * number) % 10}x{number}", 0.001 * (number % 3)
+
+
+def last(rewards_PN, m, *, generator=None):
+    return torch.arange(m).flip(0).add(rewards_PN.shape[1] - m).expand(len(rewards_PN), m)
+
+
+@pytest.mark.parametrize("when", ["after", "before"])
+@pytest.mark.parametrize("rule", [*RULES, last])
+def test_only_the_m_that_a_rule_keeps_are_queued_with_the_advantages_of_pods(rule, when):
+    watched = Watched(4, some_digit, rule=rule, advantages=when)
+    samples = watched.samples()
+    for index, group in watched.groups.items():
+        texts = [completion[0]["content"] for completion in group.completions]
+        rewards = torch.tensor([[float(text[0]) for text in texts]], dtype=torch.float64)
+        kept = [sample for sample in samples if sample.group_id == index]
+        chosen = [texts.index(sample.completion[0]["content"]) for sample in kept]
+        assert [int(text[2:]) for text in texts] == list(range(16)), "in the order of their requests"
+        selection = pods_rl.Selection(torch.tensor([chosen]))
+        if rule != "random":
+            assert torch.equal(select(rewards, 4, rule).indices, selection.indices)
+        expected = advantages(rewards, selection, when=when)[0].tolist()
+        assert [sample.advantage for sample in kept] == pytest.approx(expected, abs=1e-12)
+        assert kept[0].group_metrics["reward"] == pytest.approx(float(rewards.mean()))
+    assert (watched.counted("rollouts"), watched.counted("kept_rollouts"), len(samples)) == (64, 16, 16)
+    again = Watched(4, some_digit, rule=rule, advantages=when).samples()
+    assert sorted(s.completion[0]["content"] for s in again) == sorted(s.completion[0]["content"] for s in samples)
+
+
+def test_with_n_equal_to_m_the_rows_are_trl_s():
+    samples = Watched(2, some_digit, num_generations=4).samples()
+    for index in (0, 1):
+        rows = [sample for sample in samples if sample.group_id == index]
+        rewards = torch.tensor([row.metrics["reward"] for row in rows], dtype=torch.float64)
+        expected = (rewards - rewards.mean()) / (rewards.std(correction=0) + 1e-8)  # the population's, as TRL's
+        assert [row.advantage for row in rows] == pytest.approx(expected.tolist(), abs=1e-9)
+
+
+def test_groups_without_variance_never_enter_the_queue(monkeypatch):
+    def write(group: int, number: int) -> tuple[str, float]:
+        return ("5" if group % 2 else some_digit(group, number)[0]), 0.0
+
+    watched = Watched(6, write, dynamic_sampling=True)
+    samples = watched.samples()
+    assert {sample.group_id for sample in samples} == {0, 2, 4}
+    passed = {sample.passed for sample in samples} - {()}
+    assert sorted([*sum(passed, ()), *watched._passed]) == [1, 3, 5], "each is reported once, with the next kept group"
+    assert (watched.counted("groups"), watched.counted("dropped_groups")) == (6, 3)
+    assert len(Watched(6, write).samples()) == 24, "without dynamic sampling they are trained"
+    monkeypatch.setattr(loop, "GIVE_UP_AFTER", 5)
+    with pytest.raises(RuntimeError, match="the last 9 groups were dropped"):
+        Watched(9, lambda group, number: ("5", 0.0), dynamic_sampling=True).run()
+
+
+def test_unscored_rollouts_are_kept_last_and_have_no_advantage():
+    watched = Watched(1, lambda group, number: (f"{number}x" if number in (3, 7, 9) else "x", 0.0))
+    samples = watched.samples()
+    assert sorted(s.completion[0]["content"] for s in samples) == ["3x", "7x", "9x", "x"]
+    assert [s.advantage for s in samples if s.completion[0]["content"] == "x"] == [0.0]
+    assert watched.counted("unscored_rollouts") == 13
+
+
+def test_a_row_carries_the_policy_at_its_own_request():
+    """24 are in flight: half of the second group is requested before the first policy is replaced."""
+
+    def write(group: int, number: int) -> tuple[str, float]:
+        if (group, number) == (1, 7):
+            watched.version.value = 5
+        return some_digit(group, number)
+
+    watched = Watched(2, write, max_inflight_tasks=24, num_kept=15)
+    second = [sample for sample in watched.samples() if sample.group_id == 1]
+    assert {(int(s.completion[0]["content"][2:]) >= 8, s.model_version) for s in second} == {(False, 0), (True, 5)}
+
+
+def test_limits_grow_by_n_over_m_and_the_trainer_s_counts_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(async_grpo_trainer, "get_peak_flops_per_device", lambda accelerator, dtype: None)
+    data = Dataset.from_dict({"prompt": [[{"role": "user", "content": "1+1="}]] * 6})
+    args = AsyncPODSConfig(str(tmp_path), num_generations=4, num_rollouts=10, max_staleness=3, **CPU)
+    model = str(async_stub.tiny_policy_path())
+    trainer = pods_rl.AsyncPODSTrainer(model, digit, args, data, weight_transfer=SimpleNamespace())
+    settings = trainer.rollout_worker._loop_kwargs
+    assert (settings["num_generations"], settings["num_kept"]) == (10, trainer.args.num_generations) == (10, 4)
+    assert settings["max_inflight_tasks"] == trainer.args.max_inflight_tasks == 3 * 8 * 10 // 4
+    assert trainer._epoch_stop_groups == 18
+    with pytest.raises(UserError, match="pass no rollout_worker"):
+        pods_rl.AsyncPODSTrainer(
+            model, digit, args, data, weight_transfer=SimpleNamespace(), rollout_worker=trainer.rollout_worker
+        )
+
+
+# -- runs of the example with a stub server ---------------------------------------------------------------------------
+
+STUB = {
+    "prompts": 12, "num_generations": 4, "num_rollouts": 16, "per_device_train_batch_size": 8, "token_budget": -1,
+    "dynamic_sampling": False, "max_staleness": 1000, "max_inflight_tasks": 128,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_an_epoch_counts_prompts_and_a_checkpoint_resumes(tmp_path):
+    """TRL counts a prompt when its batch is put together, a step before it is trained."""
+    server, passed = async_stub.StubServer(), []
+    for epochs, words in ((1, ()), (2, ("--resume",))):
+        changes = {"reward": "has_seven", "max_steps": -1, "num_train_epochs": epochs}
+        training = async_stub.start(tmp_path, server.url, STUB | changes, *words)
+        assert training.wait(DEADLINE) == 0, (tmp_path / "output.txt").read_text()[-5000:]
+        passed.append(async_stub.logged(tmp_path)[-1]["passed"])
+    server.kill()
+    assert passed == [12, 24]
+    steps = async_stub.logged(tmp_path)
+    assert [line["step"] for line in steps] == list(range(1, len(steps) + 1))
+    assert all(line["batch/samples_per_step"] == 8 for line in steps)
+    assert steps[-1]["sample/staleness_max"] >= steps[-1]["sample/staleness_mean"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("killed", "reason"),
+    [
+        ("server", r"the vLLM server at http://127\.0\.0\.1:\d+ cannot be reached or reports that it has failed"),
+        ("worker", "the rollout worker ended with exit code -9"),
+        ("reward", "the rollout worker failed with ValueError: the reward is broken"),
+    ],
+)
+def test_a_run_whose_rollouts_are_lost_ends_with_one_line(tmp_path, killed, reason):
+    server = async_stub.StubServer()
+    changes = {"reward": "broken" if killed == "reward" else "has_seven", "max_steps": 10_000}
+    training = async_stub.start(tmp_path, server.url, STUB | changes)
+    until(lambda: killed == "reward" or len(async_stub.logged(tmp_path)) > 1 or training.poll() is not None)
+    if killed == "worker":
+        os.kill(async_stub.logged(tmp_path)[-1]["worker"], signal.SIGKILL)
+    if killed == "server":
+        server.kill()
+    since = time.monotonic()
+    assert training.wait(DEADLINE) == 1, (tmp_path / "output.txt").read_text()[-5000:]
+    print(f"{killed}: {time.monotonic() - since:.1f} s to the end")
+    last = (tmp_path / "output.txt").read_text().splitlines()[-1]
+    assert re.fullmatch(f"No more rollouts: {reason}\\. Start .*resume_from_checkpoint=True\\)\\.", last), last
