@@ -238,7 +238,7 @@ class Nodes:
         self._output[:, : self.columns] = input_ids
         mask = inputs.get("attention_mask")
         table = (input_ids if mask is None else torch.cat([input_ids, mask.to(input_ids)], dim=1)).cpu().numpy()
-        _, firsts, of_row = np.unique(table, axis=0, return_index=True, return_inverse=True)
+        _, firsts, of_row = np.unique([row.tobytes() for row in table], return_index=True, return_inverse=True)
         self._firsts = self._tensor(firsts)
         self._ids, self._prompt_of = self._output[self._firsts], torch.arange(len(firsts), device=input_ids.device)
         self._rows, self._node = np.arange(count), of_row.reshape(-1)
