@@ -134,7 +134,7 @@ def time_from_outside(trainer: Any, clock: Any) -> None:
 
     class Step(TrainerCallback):
         def on_step_begin(self, *_: Any, **__: Any) -> None:
-            clock.reset()
+            clock.seconds = dict.fromkeys(clock.seconds, 0.0)
             clock.enter("update")
 
         def on_step_end(self, *_: Any, **__: Any) -> None:

@@ -1,8 +1,9 @@
 """A study on a shipped policy, from runs to figures: python benchmarks/study.py [paper | levers | ...]
 
 Trains the missing runs of a study, then writes its folder of `docs/results/`: the report, the speedups against each
-baseline, what each arm had spent when it reached a baseline's threshold, accuracy against tokens, and `claims.csv`:
-differences between two arms, paired by seed, with intervals.
+baseline, what each arm had spent when it reached a baseline's threshold, accuracy against tokens, `claims.csv`:
+differences between two arms, paired by seed, and `crossings.csv`: how many times sooner an arm is at two
+fixed accuracies.
 
 - paper: the paper's comparison and ablations (`study.yaml`: 13 arms, eight seeds, one core, about 2 hours).
 - levers: what cheaper steps are worth on short sums (`levers.yaml`: 5 arms, eight seeds, 45 minutes of one core).
@@ -29,9 +30,11 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from pods_rl.report import ReportFiles, build_report
+from pods_rl.report.arms import Curve, curve_of
 from pods_rl.report.charts import line_styles
 from pods_rl.report.figures import add_legend, look, new_figure, styled, to_bytes
 from pods_rl.runs import Run, find_runs
+from regime_statistics import HALFWAY, HIGH, times_as_soon
 
 HERE = Path(__file__).parent
 SPENT = ("seconds", "steps", "tokens generated", "tokens trained", "seconds a step")
@@ -142,6 +145,7 @@ def main() -> None:
     keep_picture(folder / "tokens.png", output / "figures" / "tokens.png")
     write_spent(study, arms, output / "spent.csv")
     write_claims(study, arms, output / "claims.csv")
+    write_crossings(study, arms, output / "crossings.csv")
 
 
 def keep(files: ReportFiles, output: Path) -> None:
@@ -221,6 +225,28 @@ def spent_at(run: Run, evaluation: int) -> tuple[float, ...]:
     generated = sum(row["pods/tokens/generated"] for row in rows)
     trained = sum(row["pods/tokens/trained"] for row in rows)
     return at["seconds"], at["step"], generated, trained, at["seconds"] / max(1, at["step"])
+
+
+def write_crossings(study: Study, arms: dict[str, list[Run]], path: Path) -> None:
+    """How many times sooner, and in how many times fewer steps, an arm is at the accuracies of `regimes.py`."""
+    rows = []
+    for claim, *pair in study.claims:
+        for level in (HALFWAY, HIGH):
+            for unit in ("seconds", "step"):
+                found = times_as_soon(claim, *(curve_over(arms[arm], unit) for arm in pair), level)
+                values = (found.pods, found.grpo, found.value, found.low, found.high)
+                rows.append([claim, *pair, f"{level:g}", unit, *(f"{value:.4g}" for value in values)])
+    write(path, ["claim", "arm", "against", "accuracy", "of", "arm needs", "other needs", "ratio", "low", "high"], rows)
+
+
+def curve_over(runs: Iterable[Run], unit: str) -> Curve:
+    """Return accuracy over seconds or steps, runs in order of their seeds."""
+    ordered = sorted(runs, key=lambda run: str(run.path))
+    curve = curve_of(
+        {run.path.name: [row | {"seconds": row[unit]} for row in run.evals] for run in ordered}, "accuracy"
+    )
+    assert curve is not None
+    return curve
 
 
 def write(path: Path, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -161,12 +161,10 @@ def table(study: str, name: str) -> list[dict[str, str]]:
 ARMS = {
     "TRL's GRPO 16 (`exact_trl`)": "grpo-16-trl",
     "TRL's GRPO 16": "grpo-16-trl",
-    "TRL's GRPO 64, accumulated": "grpo-64-trl",
     "GRPO 16, `prefix_tree: false`": "grpo-16-off",
     "GRPO 16": "grpo-16",
     "PODS 64 -> 16, `prefix_tree: false`": "pods-64-16-off",
     "PODS 64 -> 16": "pods-64-16",
-    "PODS 32 -> 8": "pods-32-8",
 }
 
 
@@ -178,7 +176,7 @@ def numbers(texts: Iterable[str]) -> list[float]:
 @pytest.mark.parametrize(("study", "heading"), [("words", "Word problems"), ("levers", "Short sums")])
 def test_the_tables_of_a_study_are_its_files(study, heading):
     page = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
-    section = page.split(f"\n### {heading}\n")[1].split("\n### ")[0]
+    section = page.split(f"\n### {heading}\n")[1].split("\n### ")[0].split("| to an accuracy of")[0]
     rows = [[cell.strip(" *") for cell in line.split("|")[1:-1]] for line in section.splitlines() if line[:1] == "|"]
     final = {row["arm"]: row for row in table(study, "final")}
     assert len(rows) >= 2 + 3
@@ -204,6 +202,22 @@ def test_the_differences_that_the_pages_show_are_claims_of_the_studies():
     unknown = [row for row in shown if not any(numbers(row) == pytest.approx(of, abs=6e-4) for of in known)]
     assert len(shown) > 15
     assert unknown == []
+
+
+def test_the_crossings_that_the_pages_show_are_those_of_the_study():
+    page = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    crossings = {(row["accuracy"], row["of"]): row for row in table("words", "crossings") if row["against"] == "grpo-16"
+                 and row["arm"] == "pods-64-16"}  # fmt: skip
+    for level in ("0.5", "0.8"):
+        (line,) = re.findall(rf"^\| {level} \| (.*) \|$", page, re.M)
+        seconds, steps = crossings[level, "seconds"], crossings[level, "step"]
+        for needs, shown in zip(("arm needs", "other needs"), line.split(" | "), strict=False):
+            assert shown == f"{float(seconds[needs]):.1f} s, {float(steps[needs]):.0f} steps"
+        intervals = [[f"{float(row[key]):.2f}" for key in ("ratio", "low", "high")] for row in (seconds, steps)]
+        assert [re.findall(r"\d+\.\d+", cell) for cell in line.split(" | ")[2:]] == intervals
+        value, low, high = intervals[0]
+        assert f"{value} times to" in README
+        assert f"({low} to {high}" in README
 
 
 def test_the_sites_own_functions():

@@ -26,8 +26,8 @@ LIMITS = """\
 Limits: rewards are those of the policy now, and seconds those of this machine.
 Signal ranks settings of equal rows at one learning rate. Check: pods compare."""
 NO_INFORMATION = "No prompt has two different rewards, so these rollouts do not show the signal: keep GRPO."
-BREAK_EVEN = 1.5
-"""How many times fewer steps PODS needs than GRPO in our studies. Source: docs/how-it-works.md."""
+BREAK_EVEN = 1.6
+"""How many times fewer steps PODS 64 -> 16 needs than GRPO 16 to 0.8 of word problems (docs/how-it-works.md)."""
 
 _TIMES = (1, 2, 4, 8)  # n as a multiple of m
 _FEWEST = 4  # rows of a prompt; with fewer, the advantages are noise
