@@ -123,7 +123,7 @@ test-real-model: $(REAL_STAMP)
 
 # TRL's own tests of its GRPO trainer with ours, from a clone of TRL (docs/trl.md); minutes for each of the three runs.
 build/trl-own/site/.installed: | $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(@D) dashscope==2.0.2 jmespath==1.1.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(@D) dashscope==2.0.2 jmespath==1.1.0 tiktoken==0.14.0
 	@touch $@
 
 test-trl: $(STAMP) build/trl-own/site/.installed

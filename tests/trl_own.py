@@ -80,6 +80,7 @@ WHOLE = "standard_prompt_only"  # the data of which a test names many rows; of o
 
 def qwen_tokenizer(template: str, first: int = 0, moved: dict[str, int] | None = None) -> Any:
     """Qwen's tokenizer; with special tokens from the id `first` on, and some tokens at other ids."""
+    sys.path.append(str(SITE))  # tiktoken
     converter = TikTokenConverter(vocab_file=str(SITE / "dashscope/resources/qwen.tiktoken"))
     converter.pattern = converter.pattern.replace(r"\p{N}{1,3}", r"\p{N}")
     ids, merges = converter.extract_vocab_merges_from_model(converter.vocab_file)
