@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from fractions import Fraction
 
 from hypothesis import given, settings
@@ -50,19 +49,6 @@ def test_every_gold_equation_of_the_chemistry_set_meets_itself():
         assert chemistry(f"<answer>{gold}</answer>", gold) == 1.0
         assert equation(f"<answer>{gold.replace('=', '→').replace(' ', '  ')}</answer>", gold) == 1.0
         assert equation(f"<answer>{unbalanced}</answer>", gold) == 0.0
-
-
-def test_one_more_of_any_species_is_wrong():
-    seen = 0
-    for _, gold in equations():
-        left, right = gold.split(" = ")
-        first, *others = right.split(" + ")
-        coefficient, formula = re.fullmatch(r"(\d*)(.*)", first).groups()
-        more = " + ".join([f"{int(coefficient or 1) + 1}{formula}", *others])
-        if others:
-            seen += 1
-            assert equation(f"<answer>{left} = {more}</answer>", gold) == 0.0, gold
-    assert seen > 200
 
 
 @given(st.fractions(min_value=Fraction(1, 50), max_value=50, max_denominator=50))

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from pods_rl.rewards import countdown
 from pods_rl.rewards.numeric import read_expression
 
@@ -66,23 +61,3 @@ def test_values():
 def test_scores():
     for answer, score in SCORES:
         assert countdown(f"<think>6 5 1</think><answer>{answer}</answer>", GOLD) == score, answer
-
-
-expressions = st.recursive(
-    st.integers(0, 99).map(str),
-    lambda inner: st.tuples(st.sampled_from(["{}", "({})"]), inner, st.sampled_from("+-*/"), inner).map(
-        lambda parts: parts[0].format(" ".join(parts[1:]))
-    ),
-    max_leaves=12,
-)
-
-
-@given(expressions)
-@settings(max_examples=60)
-def test_the_parser_agrees_with_python_s_own(text):
-    try:
-        value = eval(text.replace("/", "/ Fraction(1) /"), {"Fraction": Fraction})  # our own text, never a model's
-    except ZeroDivisionError:
-        assert read_expression(text) is None
-    else:
-        assert read_expression(text)[0] == value

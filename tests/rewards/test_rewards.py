@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 
 import pytest
 
-from pods_rl.errors import UserError
 from pods_rl.rewards import REWARDS, Reward, get_reward
 
 TEXT = "<think>9*2=18</think><answer>18</answer>"
@@ -22,20 +20,9 @@ def wordy(text: str, gold: str):
     return "good"
 
 
-NOT_A_FUNCTION = 3
-
-
 def test_the_paper_s_reward_of_a_perfect_completion():
     weights = {"accuracy": 1.0, "format": 0.1, "tag_count": 1.0}
     assert sum(weight * REWARDS[name](TEXT, "18") for name, weight in weights.items()) == pytest.approx(1.2)
-
-
-def test_names_are_keys_and_every_reward_says_its_range_and_source():
-    for name, reward in REWARDS.items():
-        assert reward.name == name
-        low, high = reward.range
-        assert re.search(rf"Range [\[{{]{low:g}(\.0)?, {high:g}(\.0)?[\]}}]", reward.score.__doc__), name
-        assert "arXiv 25" in reward.score.__doc__
 
 
 def test_a_batch_scores_as_one_by_one():
@@ -56,20 +43,6 @@ def test_your_own_reward(path):
     reward = get_reward(path)
     assert reward.name == path
     assert (reward("A", ""), reward.batch(["A", "a"], ["", ""])) == (1.0, [1.0, 0.0])
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("acuracy", "Did you mean .*accuracy"),
-        ("no_such_package:reward", "could not be imported: ModuleNotFoundError"),
-        (f"{__name__}:missing", "has no attribute 'missing'"),
-        (f"{__name__}:NOT_A_FUNCTION", "is a int"),
-    ],
-)
-def test_unknown_rewards_are_refused_with_a_hint(name, message):
-    with pytest.raises(UserError, match=message):
-        get_reward(name)
 
 
 def test_a_reward_must_give_numbers_and_one_gold_answer_each():

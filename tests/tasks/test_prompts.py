@@ -81,6 +81,16 @@ def test_a_function_that_returns_no_task_is_refused():
         load_task({"task": "builtins:dict"})
 
 
+def failing_task(settings):
+    raise KeyError("a setting of mine")
+
+
+def test_a_task_function_that_raises_is_a_line_with_the_place_in_its_file():
+    match = rf"'{__name__}:failing_task' could not be made: KeyError: 'a setting of mine' \(test_prompts.py, line \d+\)"
+    with pytest.raises(UserError, match=match):
+        load_task({"task": f"{__name__}:failing_task"})
+
+
 def test_a_prompt_that_the_template_rejects_is_named():
     def no_system(prompt):
         if prompt[0]["role"] == "system":

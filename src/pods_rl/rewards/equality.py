@@ -19,8 +19,8 @@ import sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationConfig, latex2sympy, normalize_latex
 from sympy.core.function import AppliedUndef
 
+from .notation import BRACKETS, Node, named, structure
 from .numeric import Number, read_number, read_number_in_words
-from .structure import BRACKETS, Node, named, structure
 
 EXTRA_DIGITS = 60
 GUARD_DIGITS = 15
@@ -42,9 +42,8 @@ _REWRITES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
      lambda call: str(_OF_INTEGERS[call[1]](*map(int, call[2].split(","))))),
     (r"(?:\{\s*\})?[_^]\{?(\w+)\}?\s*C_\{?(\w+)\}?|(?<![A-Za-z])C\((\w+),\s*(\w+)\)|\{?([^{}]*)\\choose([^{}]*)\}?",
      lambda choose: r"\binom" + _braced(choose.groups())),
-    (r"\\log\s*_\s*\{?e\}?(?![A-Za-z])", r"\\ln "),
     (r"\\lg(?![A-Za-z])", r"\\log_{10} "),
-    (r"(?<![A-Za-z\\])\\?sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+    (r"(?<![A-Za-z\\])\\?sqrt\s*(\[[^\]]*\]|)\s*(?:\(([^()]*)\)|([0-9.]+|\\?[A-Za-z]+))", r"\\sqrt\1{\2\3}"),
     (rf"\\[dtc]?(frac|binom)\s*{_PART}\s*{_PART}", lambda pair: rf"\{pair[1]}" + _braced(pair.groups()[1:])),
     (r"(?<=[0-9])\s*[xX]\s*(?=10\s*\^)", r"\\cdot "),
     (r"(?<=[_^])\s*([0-9A-Za-z])(?=[ _^\\])", r"{\1}"),
@@ -107,13 +106,7 @@ def _settled(found: Any) -> Any:
     if not isinstance(found, sympy.Expr):
         return None
     found = found.xreplace({symbol: sympy.I for symbol in found.free_symbols if symbol.name in ("i", "imath")})
-    # The real root of a negative number, as in textbooks: the cube root of -8 is -2.
-    found = found.replace(
-        lambda part: (
-            part.is_Pow and part.exp.is_Rational and part.exp.q % 2 and part.exp.q > 1 and part.base.is_negative
-        ),
-        lambda part: (-1) ** part.exp.p * sympy.Pow(-part.base, part.exp),
-    )
+    found = sympy.real_root(found)  # as in textbooks: the cube root of -8 is -2
     applied = sorted(found.atoms(AppliedUndef), key=str)
     found = found.xreplace({each: sympy.Symbol(str(each.doit()), real=True) for each in applied})
     found = found.doit()

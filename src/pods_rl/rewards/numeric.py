@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from .notation import GREEK
+from .notation import is_name
 
 MAX_LENGTH = 1000  # maximum characters of an answer: bounds every pattern below
 MAX_EXPONENT = 400  # 1e400 is beyond every answer; 1e999999999 would fill the memory
@@ -45,19 +45,6 @@ WORDS_THAT_CHANGE_A_NUMBER = frozenset(_CHANGING.split())
 _CLAUSE = re.compile(r"[;,.]\s+|\n")
 _SEVERAL = re.compile(r",(?![0-9]{3}(?![0-9]))|(?<![a-z])(?:and|or)(?![a-z])|[<>!]|\\(?:le|ge|lt|gt|ne|approx|pm)")
 _UNIT_IN_SUM = re.compile(r"(?:/\s*|\bper\s+)?[A-Za-z]{2,}|\ba\s+(?=[a-z]{2})|%")
-
-_SYMBOL = (
-    rf"(?:[A-Za-z]|[A-Z]{{2,5}}|\\(?:ell|(?:var)?(?:{GREEK.replace(' ', '|')}))(?![a-z])"
-    r"|\\(?:vec|bar|hat|overline|tilde|dot|overrightarrow|mathbf|mathcal)\s*\{[^{}]*\})"
-    r"\s*(?:_\s*(?:\{[^{}]*\}|[A-Za-z0-9]))?'*"
-)
-_ARGUMENT = rf"\s*-?\s*(?:[0-9]+(?:\.[0-9]+)?|{_SYMBOL})\s*"
-_NAME = re.compile(
-    r"\s*(?:\|\s*[A-Z]{2,5}\s*\|"
-    r"|\\[dtc]?frac\s*\{\s*(?:[A-Z]{1,5}\s*\}\s*\{\s*[A-Z]{1,5}|d[a-z]\s*\}\s*\{\s*d[a-z])\s*\}"
-    rf"|(?:m?\s*\\angle\s*)?{_SYMBOL}(?:\s*\^\s*\{{\s*-1\s*\}}(?=\s*\())?(?:\s*\({_ARGUMENT}(?:,{_ARGUMENT})*\))?)\s*:?\s*"
-)
-_PHRASE = re.compile(r"\s*(?!(?i:.*(?:\b(?:not|never|nor|cannot)\b|n't)))[A-Za-z]{3,}(?:[\s'-]+[A-Za-z]+)*\s*:?\s*")
 
 _ONES = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
@@ -145,17 +132,6 @@ def read_number_in_words(text: str) -> Number | None:
     scale = _SCALES[ending[1]] if ending and ending.lastindex else 1
     found = _value(match, percent=bool(ending) and scale == 1)
     return found and found._replace(value=found.value * scale)
-
-
-def is_name(text: str) -> bool:
-    r"""Whether a `plain` text names one quantity: a variable, a function of some, segments, or words.
-
-    >>> [is_name(text) for text in ("x", "x_1", "f(x)", r"\theta", "AB", "Total cost")]
-    [True, True, True, True, True, True]
-    >>> [is_name(text) for text in ("2x", "xy", "x+y", "x^2", "|x|", "x(x+1)", r"\pi")]
-    [False, False, False, False, False, False, False]
-    """
-    return bool(_NAME.fullmatch(text) or _PHRASE.fullmatch(text))
 
 
 def may_change(words: Sequence[str], changing: frozenset[str]) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from ..errors import UserError
+from ..errors import UserError, raised
 from ..rewards import check_reward
 from ..text import find
 from .generated import GYM, arithmetic_task, countdown_task, gym_task
@@ -74,8 +74,13 @@ def load_task(settings: Settings, *, reward_errors: str = "raise") -> Task:
 
 
 def _make_own(name: str, make: Callable[[Settings], object], settings: Settings) -> Task:
-    """Return the task of a user's function; raise UserError if it returns anything else."""
-    task = make(settings)
+    """Return the task of a user's function; raise UserError with the place in their file if it raises."""
+    try:
+        task = make(settings)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"the task '{name}' could not be made: {raised(error)}") from error
     if not isinstance(task, Task):
         raise UserError(
             f"the task '{name}' returned {type(task).__name__}; expected a function of the settings that returns a "
