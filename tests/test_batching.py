@@ -13,13 +13,6 @@ from pods_rl.engines.trl.batching import Shares, batch_plan
 from pods_rl.errors import UserError
 
 
-def test_the_papers_single_gpu_setting():
-    settings = {"num_rollouts": 64, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
-    plan = batch_plan({"num_generations": 16, **settings})
-    assert (plan.prompts_per_step, plan.rollouts_per_step, plan.rows_per_step) == (1, 64, 16)
-    assert (plan.micro_batches, plan.micro_batch_rows, plan.rows_per_process) == (4, 4, 16)
-
-
 def test_every_rollout_and_row_has_one_process_and_each_trains_rows_of_its_own_prompts():
     for prompts, m, n, processes in product(range(1, 6), range(1, 6), range(1, 13), range(1, 7)):
         if n < m or prompts * m % processes or prompts * n % processes:

@@ -148,14 +148,6 @@ def test_pruning_keeps_the_newest_whole_ones(tmp_path):
     assert names(tmp_path) == ["checkpoint-10"]
 
 
-@pytest.mark.parametrize("keep", [0, -1])
-def test_without_a_limit_all_are_kept(tmp_path, keep):
-    save(tmp_path, 1)
-    save(tmp_path, 2)
-    prune(tmp_path, keep)
-    assert names(tmp_path) == ["checkpoint-1", "checkpoint-2"]
-
-
 NOT_OURS = ["checkpoint-best", "checkpoint-6-keep", "checkpoint-8.bak", "checkpoint-06", "checkpoint-٦"]
 
 

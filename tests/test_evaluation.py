@@ -19,7 +19,6 @@ from pods_rl.evaluation import Answer, Completion, GenerateSampler, Sampling, ev
 from pods_rl.policies import weights_hash
 from pods_rl.policies.loading import encode, render
 from pods_rl.prefix_tree import decoding as generating
-from pods_rl.prefix_tree.decoding import RowDraws
 from pods_rl.tasks import Task, load_task
 
 GREEDY = Sampling(temperature=0.0, max_completion_length=8)
@@ -61,14 +60,6 @@ def test_an_evaluation_of_worked_values():
     assert all(isinstance(value, (int, float)) for value in row.values())
     assert {name for name in row if "pass" in name} == {"pass@2", "pass@2_se", "pass@4", "pass@4_se"}
     assert math.isnan(row["accuracy_se"])  # of one prompt
-
-
-def test_a_draw_takes_the_token_whose_share_of_the_line_it_falls_in():
-    draws = RowDraws([(0, 0)], 2, prompt_width=3)
-    scores = torch.log(torch.tensor([[0.2, 0.0, 0.5, 0.3]]))
-    for draw, token in [(0.0, 0), (0.19, 0), (0.21, 2), (0.69, 2), (0.71, 3), (1 - 2**-24, 3)]:
-        draws._draws = torch.tensor([[draw, 0.0]])
-        assert draws(torch.zeros(1, 3), scores).argmax().item() == token, draw
 
 
 @pytest.fixture(scope="module")
@@ -115,18 +106,6 @@ def test_only_the_seed_decides_and_neither_batches_nor_the_loop(model, tokenizer
     monkeypatch.setattr(generating, "refusal", lambda *_: "the test says so")
     monkeypatch.setattr(generating, "_said", {"the test says so"})
     assert run(7) == ours
-
-
-def test_greedy_is_generates_own_greedy(model, tokenizer, task):
-    found = evaluate(GenerateSampler(model, tokenizer), task, Sampling(0.0, 12), prompts=3)
-    for answer in found.answers:
-        ids = tokenizer(answer.prompt, return_tensors="pt")["input_ids"]
-        out = model.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=tokenizer.pad_token_id)[
-            0, ids.size(1) :
-        ]
-        assert answer.completion == tokenizer.decode(out, skip_special_tokens=True)
-        assert answer.completion_tokens == len(out)
-        assert answer.ended == (out[-1].item() in model.generation_config.eos_token_id)
 
 
 def test_the_models_own_penalties_are_left_out(model, tokenizer, task, monkeypatch):

@@ -8,7 +8,6 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from pods_rl.distributed import processes
 from pods_rl.evaluation.checkpoint import evaluate_checkpoint
 from pods_rl.recipe import build_recipe
 from pods_rl.runs import Run
@@ -63,14 +62,3 @@ def test_two_processes_train_and_evaluate_together(tmp_path):
     one, _ = of_one_process(recipe, seed=42)
     assert pq.read_table(run.evaluation_files()[0]).to_pydict() == one.columns()
     assert run.evals[0]["accuracy"] == one.accuracy > 0
-
-
-def test_every_row_has_one_process(monkeypatch):
-    monkeypatch.setattr(processes, "_world", lambda: 3)
-    for total in (0, 1, 5, 6):
-        shares = []
-        for rank in range(3):
-            monkeypatch.setattr(processes, "_rank", lambda rank=rank: rank)
-            shares.append(list(processes.own_rows(total)))
-        assert sorted(row for share in shares for row in share) == list(range(total))
-        assert max(map(len, shares)) - min(map(len, shares)) <= 1

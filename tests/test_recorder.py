@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -31,7 +32,6 @@ def clock(monkeypatch):
     fake = Time()
     monkeypatch.setattr(recorder_module.time, "perf_counter", fake)
     monkeypatch.setattr(recorder_module.time, "process_time", lambda: fake() / 2)
-    monkeypatch.setattr(recorder_module.TrainingClock.__init__, "__defaults__", (0.0, fake))
     return fake
 
 
@@ -71,7 +71,7 @@ def run_steps(tmp_path, clock, step_seconds, **settings):
 
     stop = settings.pop("stop", Stop())
     with RunWriter(tmp_path / "run", resume=resumed is not None) as writer, stop.later():
-        recorder = Recorder(writer, None, evaluate=evaluate, ledger=lambda: {"x": [1]}, stop=stop, **settings)
+        recorder = Recorder(writer, Mock(), evaluate=evaluate, ledger=lambda: {"x": [1]}, stop=stop, **settings)
         state = SimpleNamespace(
             **json.loads(resumed or '{"global_step": 0, "stateful_callbacks": {}, "log_history": []}')
         )

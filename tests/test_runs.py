@@ -84,13 +84,6 @@ def test_a_resumed_run_removes_a_torn_line(tmp_path):
     assert Run.open(tmp_path).metrics == [{"step": 1}, {"step": 2}]
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_becomes_null(tmp_path, value):
-    with RunWriter(tmp_path) as writer:
-        writer.append_metrics({"loss": value, "deep": [{"x": value}]})
-    assert (tmp_path / "metrics.jsonl").read_text() == '{"loss": null, "deep": [{"x": null}]}\n'
-
-
 def test_numpy_scalars_paths_and_lone_surrogates_are_written(tmp_path):
     import numpy as np
 

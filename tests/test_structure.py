@@ -22,7 +22,7 @@ ALLOWED = {
     "errors": set(),
     "text": {"errors"},
     "yaml_files": {"errors", "text"},
-    "runs": {"errors", "yaml_files"},
+    "runs": {"errors", "text", "yaml_files"},
     "report": {"errors", "runs", "text"},
     "selection": {"errors", "text"},
     "distributed": {"errors", "runs", "text"},

@@ -131,6 +131,19 @@ def plain_text(value: object) -> str:
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), str(value))
 
 
+def change_text(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a value with every text in its lists and mappings changed, and their keys.
+
+    >>> change_text({"a": ("b", 1)}, str.upper)
+    {'A': ['B', 1]}
+    """
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change_text(key, change): change_text(part, change) for key, part in value.items()}
+    return [change_text(part, change) for part in value] if isinstance(value, (list, tuple)) else value
+
+
 def content_text(content: object) -> str:
     """Return the content of a chat message as text: parts on lines of their own, an image as `[image]`.
 

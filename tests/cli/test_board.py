@@ -40,16 +40,19 @@ def progress(path, step, seconds, elapsed, accuracy):
 
 
 def test_the_line_of_a_terminal_has_the_time_left_and_the_runs_in_progress(plan, tmp_path):
-    board = Board(plan, parallel=2, out=screen(terminal=False))
+    board, seconds = Board(plan, out=screen(terminal=False)), iter([0.0, 9.99])
+    board.get_time = lambda: next(seconds)
     for number in range(20):
         board(event("started", plan, number, tmp_path))
         board(event("failed" if number == 3 else "finished", plan, number, tmp_path, "why"))
-    progress(tmp_path / plan[20].path, 120, 40.0, 80.0, 0.625)
-    board(event("started", plan, 20, tmp_path))
-    board(event("started", plan, 21, tmp_path))
-    # 60 + 100 seconds of the two in progress, 4 x 100 planned; twice that by the wall clock, two at a time
+    for number in (20, 21):
+        board(event("started", plan, number, tmp_path))
+    assert board.summary() == "20 of 26 runs done, 1 failed, arm-7 seed 2 loading, arm-8 seed 2 loading"
+    progress(tmp_path / plan[20].path, 120, 50.0, 80.0, 0.625)
+    board._read(event("started", plan, 20, tmp_path))
+    # half a run in 10 seconds, of 5.5
     assert board.summary() == (
-        "20 of 26 runs done, 1 failed, about 9 min left, arm-7 seed 2 step 120, arm-8 seed 2 loading"
+        "20 of 26 runs done, 0:01:50 left, 1 failed, arm-7 seed 2 step 120, arm-8 seed 2 loading"
     )
 
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 
 import pytest
-import torch
 from datasets import Dataset, IterableDataset
 from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer
 
-from pods_rl import PODSConfig, PODSTrainer
+from pods_rl import PODSConfig
 
-from .conftest import PROMPTS, Gradients, assert_equal_weights, constant, letter_reward
+from .conftest import PROMPTS, assert_equal_weights, constant, letter_reward
 from .test_losses import LOSSES, OFTEN, OTHERS, train
 
 TEMPLATE = "{% for m in messages %}<think>{{ m['content'] }}</think>{% endfor %}"
-FIRST_GRADIENT = 16  # ulps of a tensor's largest entry
 WEIGHTS = 0.05  # of a learning rate, after four AdamW steps
 
 
@@ -40,14 +37,6 @@ def test_fields_that_follow_from_others_are_trl_s_too(tmp_path, given):
     for field in dataclasses.fields(GRPOConfig):
         assert getattr(ours, field.name) == getattr(theirs, field.name) or field.name == "logging_dir", field.name
     assert (ours.num_rollouts, ours.skip_zero_advantage_steps) == (ours.num_generations, False)
-
-
-def test_a_trainer_without_a_configuration_is_named_after_its_model(random_model, tokenizer, dataset, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    default = PODSConfig.__init__
-    monkeypatch.setattr(PODSConfig, "__init__", lambda self, *a: default(self, *a, use_cpu=True, bf16=False))
-    trainer = PODSTrainer(copy.deepcopy(random_model), letter_reward, None, dataset, processing_class=tokenizer)
-    assert trainer.args.output_dir == f"{random_model.config._name_or_path.split('/')[-1]}-PODS"
 
 
 # -- weights -------------------------------------------------------------------------------------------------------
@@ -110,19 +99,3 @@ def test_four_steps_are_trl_s(make_trainer, tokenizer, monkeypatch, name):
         assert {key: pair for key, pair in same.items() if pair[0] != pair[1]} == {}
     rounded, _ = train(make_trainer(**settings))
     assert max((weight - rounded[key]).abs().max().item() for key, weight in theirs.items()) <= WEIGHTS * 1e-3
-
-
-@pytest.mark.numeric
-@pytest.mark.usefixtures("trl_draws")
-@pytest.mark.parametrize("name", ["grpo", "vespo"])
-def test_the_first_gradient_is_trl_s_up_to_the_stated_rounding(make_trainer, name):
-    settings, found = {"loss_type": "dapo", **CONFIGURATIONS[name], "max_steps": 1}, []
-    for classes in ((GRPOTrainer, GRPOConfig), ()):
-        trainer = make_trainer(*classes, **settings)
-        watch = Gradients(trainer)
-        trainer.train()
-        found.append(watch.steps[0])
-    theirs, ours = found
-    ulp = torch.finfo(torch.float32).eps
-    apart = {key: ((ours[key] - g).abs().max() / g.abs().max() / ulp).item() for key, g in theirs.items()}
-    assert max(apart.values()) <= FIRST_GRADIENT

@@ -16,7 +16,6 @@ import torch
 from PIL import Image
 
 from pods_rl.engines.trl.checkpoints import read_state, write_state
-from pods_rl.engines.trl.rollout import escape
 from pods_rl.rollouts.record import Rollouts, as_text
 from pods_rl.runs import RunWriter
 from pods_rl.training import run
@@ -177,8 +176,3 @@ def test_a_ledger_is_written_and_read_back(tmp_path, monkeypatch):
     assert rows[0]["messages"] is None
     assert json.loads(rows[1]["messages"])[:2] == TURNS[:2]
     assert rows[1]["completion"] == TEXT.replace("\ud800", "\\ud800")
-
-
-def test_the_table_in_the_terminal_escapes_the_names_of_arguments():
-    shown = escape([says("", call("f", **{"\x1b[2J": "\x1b[2J"}))])
-    assert shown[0]["tool_calls"][0]["function"]["arguments"] == {"\\x1b[2J": "\\x1b[2J"}

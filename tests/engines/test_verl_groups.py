@@ -18,7 +18,7 @@ import yaml
 
 import pods_rl
 from pods_rl.engines.verl import check_version
-from pods_rl.engines.verl.groups import Group, choose, describe_selection, group_keys, pad_rewards
+from pods_rl.engines.verl.groups import Group, choose, group_keys, pad_rewards
 from pods_rl.errors import UserError
 from pods_rl.selection import RULES, select
 from pods_rl.tasks import load_task
@@ -65,22 +65,6 @@ def test_a_rule_of_ones_own_never_gets_an_unscored_session_trained():
 
     kept = choose(torch.tensor([[math.nan, 1.0, 0.0, 0.5]]), 2, first)
     assert kept.tolist() == [[False, True, False, False]]
-
-
-def test_metrics_by_hand():
-    rewards = pad_rewards([[0.0, 1.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
-    kept = torch.tensor([[True, True, False, False], [True, True, False, False]])
-    assert describe_selection(rewards, kept) == pytest.approx(
-        {
-            "pods/all/reward_mean": 5 / 7,
-            "pods/all/reward_std": torch.tensor([0.0, 1, 0, 1, 1, 1, 1]).std().item(),
-            "pods/all/zero_variance_share": 0.5,
-            "pods/selected/reward_mean": 0.75,
-            "pods/selected/reward_std": math.sqrt(0.5) / 2,
-            "pods/zero_variance_share": 0.5,
-        }
-    )
-    assert describe_selection(pad_rewards([[math.nan]]), torch.tensor([[False]])) == {}
 
 
 def test_rows_that_our_reward_function_cannot_score_are_refused_before_a_model_loads(tmp_path):

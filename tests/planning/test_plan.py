@@ -18,7 +18,6 @@ from pods_rl.planning.plan import (
     StepWork,
     decide,
     fit_prices,
-    model,
     settings_to_compare,
     simulate,
 )
@@ -53,7 +52,7 @@ def test_signal_and_dead_groups_are_those_of_binomial_groups(n: int, m: int, rat
     chance = np.array([math.comb(n, k) * rate**k * (1 - rate) ** (n - k) for k in range(n + 1)])
     kept = right if n == m else np.clip(np.minimum(right, m // 2), m - (n - right), m)
     precision = kept * (m - kept) / m
-    found = simulate(Setting(n, m), pool_of(rate), m, steps=4000)
+    found = simulate(Setting(n, m), pool_of(rate), Prices(), m, steps=4000)
     assert found.signal == pytest.approx(float(chance @ np.sqrt(precision)), rel=0.05)
     assert found.dead == pytest.approx(float(chance @ (precision == 0)), abs=0.02)
     assert (found.work.prompts, found.work.rollouts) == (1, n)
@@ -61,7 +60,7 @@ def test_signal_and_dead_groups_are_those_of_binomial_groups(n: int, m: int, rat
 
 
 def test_the_signal_of_graded_rewards_is_rows_times_their_variance() -> None:
-    found = simulate(Setting(8, 8), Pool([[0.0, 1.0, 3.0, 4.0] * 500]), 800, steps=200)  # scaled to 0..1
+    found = simulate(Setting(8, 8), Pool([[0.0, 1.0, 3.0, 4.0] * 500]), Prices(), 800, steps=200)  # scaled to 0..1
     assert found.signal**2 == pytest.approx(100 * 7 * np.var([0.0, 0.25, 0.75, 1.0]), rel=0.05)
 
 
@@ -78,11 +77,11 @@ HARD = (0.02, 0.05, 0.1, 0.02, 0.05, 0.1)
 
 
 def planned(pool: Pool, prices: Prices, spread: float = 0.0):
-    simulated = partial(simulate, pool=pool, rows=16)
-    found = model([Setting(16, 16), Setting(64, 16), Setting(32, 16)], simulated, prices)
+    simulated = partial(simulate, pool=pool, prices=prices, rows=16)
+    found = [simulated(Setting(n, 16)) for n in (16, 64, 32)]
     times = [(one.modelled * (1 - spread), one.modelled * (1 + spread)) for one in found]
     found = [replace(one, times=time) for one, time in zip(found, times, strict=True)]
-    return decide(found, pool, simulated, prices, {"plan": "a test"})
+    return decide(found, pool, simulated, {"plan": "a test"})
 
 
 def test_more_rollouts_are_recommended_where_they_are_cheap_and_prompts_are_hard() -> None:

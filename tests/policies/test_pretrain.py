@@ -1,7 +1,6 @@
 """The script that trains the shipped policy: what it shows the policy, and that it writes one that loads."""
 
 import doctest
-import random
 import re
 from itertools import islice
 
@@ -40,14 +39,6 @@ def test_no_held_out_prompt_is_shown():
     for batch in islice(completion_batches(tokenizer, Mixture(), 64, seed=0), 4):
         for ids in batch["input_ids"]:
             assert not is_held_out(tokenizer.decode(ids).split("=")[0] + "=")
-
-
-def test_what_follows_a_mistake_works_on_from_it():
-    mixture, problem, rng = Mixture(hard_facts={"+7": 0.0}, sure=1.0), sum_of([20, 17, 30]), random.Random(0)
-    for _ in range(200):
-        first, second = mixture.draw_totals(rng, problem)
-        assert first != 37
-        assert second == first + 30
 
 
 @pytest.mark.parametrize("policy", LESSONS)

@@ -141,12 +141,6 @@ def test_the_trainer_holds_the_user_s_own_functions(make_trainer):
     assert means["picky"] == pytest.approx(means["letter_reward"])
 
 
-def test_a_killable_function_has_its_name_and_attributes():
-    function = killable(own_rewards.rows_of_good, 5)
-    assert (function.__name__, function.note) == ("rows_of_good", "for tests")
-    assert killable(Judge(), 5).__name__ == "Judge"
-
-
 # -- ... that give something else ------------------------------------------------------------------------------------
 
 

@@ -157,13 +157,6 @@ def test_metrics_cover_all_n(trainer):
     assert metrics["critic/score/mean"] == pytest.approx(rewards[BEST].mean().item())  # verl's own: what was trained
 
 
-def test_n_equal_to_m_is_verl_itself(trainer):
-    trainer = trainer("trainer.v1.sampler.sampler_kwargs.num_rollouts=4")
-    batch, metrics = train_step(trainer)
-    assert list(kept_sessions(batch.keys).values()) == [[0, 1, 2, 3]] * 2
-    assert metrics["pods/all/rows"] == metrics["pods/selected/rows"] == 8
-
-
 def test_dapo_filters_by_all_n_and_refills(trainer):
     constant = {"rewards": [1.0]}
     trainer = trainer(

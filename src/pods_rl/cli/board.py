@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -14,9 +13,10 @@ from ..experiment import Event, PlannedRun
 from ..runs import EVALS, METRICS, Run
 from ..runs.files import last_row, number
 from ..text import console
-from ..training.progress import LiveLine, duration, seconds_left
+from ..training.progress import LiveLine, share_done
 
 _EVERY = 1.0  # seconds between looks at the runs in progress
+_BUDGETS = ("max_seconds", "max_steps")
 
 
 class Board(LiveLine):
@@ -24,14 +24,13 @@ class Board(LiveLine):
 
     Args:
         plan: every run, in order.
-        parallel: how many runs train at the same time.
     """
 
-    def __init__(self, plan: Sequence[PlannedRun], *, parallel: int = 1, out: Console | None = None) -> None:
-        super().__init__(out or console(), every=math.inf, first=math.inf, spins=True)
-        self._plan, self._parallel = plan, parallel
+    def __init__(self, plan: Sequence[PlannedRun], *, out: Console | None = None) -> None:
+        super().__init__(out or console())
+        self._plan = plan
         self._events: dict[Path, Event] = {}  # the latest of each run
-        self._clocks: dict[Path, tuple[float, ...]] = {}  # steps, seconds of training clock and elapsed seconds
+        self._clocks: dict[Path, tuple[float, float]] = {}  # seconds of training clock and steps
         self._evaluated: dict[Path, object] = {}  # the step of the evaluation printed last
         self.failures: list[Event] = []
         self._over, self._guard = threading.Event(), threading.Lock()
@@ -62,13 +61,14 @@ class Board(LiveLine):
                 for event in self._events.values():
                     if event.kind == "started":
                         self._read(event)
-                self.show(self.summary())
+                if self.redraws:
+                    self.show(self.summary())
 
     def _read(self, event: Event) -> None:
         """Read how far a run is, and print a new evaluation. Damaged values count as 0."""
         place, run = event.run.path, Run(event.path)
         last = max(run.status, last_row(run.path / METRICS), key=lambda row: number(row.get("step")))
-        self._clocks[place] = tuple(number(last.get(key)) for key in ("step", "seconds", "elapsed"))
+        self._clocks[place] = number(last.get("seconds")), number(last.get("step"))
         found = last_row(run.path / EVALS)
         if found and event.kind != "skipped" and self._evaluated.get(place, self) != found.get("step"):
             self._evaluated[place] = found.get("step")
@@ -78,25 +78,15 @@ class Board(LiveLine):
     def summary(self) -> str:
         """Return one line: the runs that have ended, the time left, and the runs in progress with their steps."""
         kinds = Counter(event.kind for event in self._events.values())
-        parts = [f"{len(self._events) - kinds['started']} of {len(self._plan)} runs done"]
+        ended = len(self._events) - kinds["started"]
+        going = [event.run for event in self._events.values() if event.kind == "started"]
+        used = sum(share_done(*self._clocks[run.path], *map(run.recipe.values.get, _BUDGETS)) for run in going)
+        parts = [f"{ended} of {len(self._plan)} runs done", self.left((ended + used) / len(self._plan))]
         parts += [f"{kinds[kind]} {kind}" for kind in ("failed", "stopped") if kinds[kind]]
-        going = [run for run in self._plan if (one := self._events.get(run.path)) is None or one.kind == "started"]
-        left = [self._left(run) for run in going]
-        if left and None not in left:
-            # wall time per second of training clock so far includes loading and evaluating
-            seen = [(seconds, elapsed) for _, seconds, elapsed in self._clocks.values() if elapsed > seconds > 0]
-            wall = sum(elapsed for _, elapsed in seen) / sum(seconds for seconds, _ in seen) if seen else 1.0
-            parts.append(f"about {duration(sum(filter(None, left)) * wall / self._parallel)} left")
         for run in going:
-            if run.path in self._events:
-                step = self._clocks[run.path][0]
-                parts.append(f"{_label(run)} {f'step {step:.0f}' if step else 'loading'}")
-        return ", ".join(parts)
-
-    def _left(self, run: PlannedRun) -> float | None:
-        step, seconds, _ = self._clocks.get(run.path, (0.0, 0.0, 0.0))
-        limits = run.recipe.values
-        return seconds_left(seconds, int(step), limits.get("max_seconds"), limits.get("max_steps"))
+            step = self._clocks[run.path][1]
+            parts.append(f"{_label(run)} {f'step {step:.0f}' if step else 'loading'}")
+        return ", ".join(filter(None, parts))
 
 
 def _label(run: PlannedRun) -> str:

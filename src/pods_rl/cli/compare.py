@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -69,7 +68,7 @@ def compare(
     with outlive_output(output / LOG):
         _check_arms(experiment)
         try:
-            with stop_on_signals(), Board(experiment.plan(), parallel=parallel) as board:
+            with stop_on_signals(), Board(experiment.plan()) as board:
                 run_experiment(experiment, output, board, force=force, parallel=parallel)
         except KeyboardInterrupt as interrupt:
             console(stderr=True).print(
@@ -99,7 +98,7 @@ def _check_arms(experiment: Experiment) -> None:
     from ..training.progress import LiveLine
 
     checker = ProcessPoolExecutor(1, get_context("spawn"), initializer=ignore_signals)
-    with stoppable(), checker, LiveLine(console(), every=math.inf, first=math.inf, spins=True) as line:
+    with stoppable(), checker, LiveLine(console()) as line:
         line.show("checking the recipe of each arm")
         checker.submit(_check_engines, experiment).result()
 

@@ -68,7 +68,7 @@ def evaluate(
 
     main = get_rank() == 0
     with stoppable(), outlive_output(None):
-        with LiveLine(console(stderr=True), every=60, first=60) if main else nullcontext() as live:
+        with LiveLine(console(stderr=True), every=60) if main else nullcontext() as live:
             found, line = evaluate_checkpoint(
                 recipe,
                 model,

@@ -34,7 +34,7 @@ def plan(
     from ..training.planning import plan_recipe
     from ..training.progress import LiveLine
 
-    with stoppable() as stop, stop.at_once(), LiveLine(console(), every=10, spins=True) as line:
+    with stoppable() as stop, stop.at_once(), LiveLine(console()) as line:
         made = plan_recipe(recipe, seconds, show=line.show)
     print("\n".join(map(plain_text, made.lines())))
     print("Train with: pods train ...", *(f"--{key} {value}" for key, value in made.chosen.setting.keys.items()))

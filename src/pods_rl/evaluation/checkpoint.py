@@ -24,13 +24,13 @@ from ..distributed import get_world_size
 from ..distributed.processes import git_commit, quiet_libraries, set_threads, version, versions
 from ..errors import UserError
 from ..policies import Policy, find_policy
-from ..policies.loading import has_bf16, load_policy, load_tokenizer, render, template_options, tool_options
+from ..policies.loading import has_bf16, load_policy, load_tokenizer, render, tool_options
 from ..recipe import Recipe
 from ..runs import to_json, write_parquet
 from ..runs.files import encoded, open_own
 from ..tasks import Task, fit_prompts, load_task
 from . import Evaluation, evaluate
-from .sampling import GenerateSampler, RowsDone, Sampler, Sampling, VLLMSampler, vllm_is_installed
+from .sampling import GenerateSampler, RowsDone, Sampler, Sampling, VLLMSampler, sampling_of, vllm_is_installed
 
 RESULTS = "results.jsonl"
 
@@ -75,15 +75,7 @@ def evaluate_checkpoint(
             sampler = VLLMSampler(policy, recipe, tokenizer)
         else:
             sampler = GenerateSampler(load_policy(policy, recipe, device), tokenizer)
-        sampling = Sampling(
-            temperature=settings["eval_temperature"],
-            max_completion_length=recipe.values["max_completion_length"],
-            batch_size=settings["eval_batch_size"],
-            seed=recipe.values["seed"],
-            chat_template_kwargs=template_options(recipe),
-            tool_turns=recipe.values.get("max_tool_calling_iterations"),
-            tool_timeout=recipe.values["tool_timeout"],
-        )
+        sampling = sampling_of(recipe)
         task, _ = fit_prompts(
             task,
             chat=tokenizer.chat_template is not None,

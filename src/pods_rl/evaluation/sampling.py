@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError
 from ..policies import Policy
+from ..policies.loading import template_options
 from ..prefix_tree.decoding import RowDraws, complete_prompts
 from ..recipe import Recipe
 
@@ -45,6 +46,20 @@ class Sampling:
     def __post_init__(self) -> None:
         if not self.temperature >= 0 or self.max_completion_length < 1 or self.batch_size < 1 or self.seed < 0:
             raise ValueError(f"got {self}: expected a temperature and a seed of at least 0, lengths of at least 1")
+
+
+def sampling_of(recipe: Recipe) -> Sampling:
+    """Return a recipe's settings of evaluations."""
+    settings = recipe.run_settings()
+    return Sampling(
+        temperature=settings["eval_temperature"],
+        max_completion_length=recipe.values["max_completion_length"],
+        batch_size=settings["eval_batch_size"],
+        seed=recipe.values["seed"],
+        chat_template_kwargs=template_options(recipe),
+        tool_turns=recipe.values.get("max_tool_calling_iterations"),
+        tool_timeout=recipe.values["tool_timeout"],
+    )
 
 
 @dataclass(frozen=True)

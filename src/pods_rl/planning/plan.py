@@ -168,21 +168,37 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Expected:
-    """Means over simulated steps of a setting: its work, its signal, and the share of groups without a signal."""
+class Candidate:
+    """A setting, the work and the signal of a mean step of it, and the step's seconds: modelled, and timed ones."""
 
+    setting: Setting
     work: StepWork
     signal: float
-    dead: float
+    modelled: float
+    times: tuple[float, ...] = ()
+
+    @property
+    def dead(self) -> float:
+        """The share of groups without a signal."""
+        return 1 - self.work.rows / (self.work.prompts * self.setting.m)
+
+    @property
+    def seconds(self) -> float:
+        return float(np.mean(self.times)) if self.times else self.modelled
+
+    @property
+    def rate(self) -> float:
+        """Signal a second."""
+        return self.signal / max(self.seconds, 1e-9)
 
 
-Simulated = Callable[..., Expected]  # `simulate` with a pool and rows
+Simulated = Callable[..., Candidate]  # `simulate` with a pool, prices and rows
 
 
 def simulate(
-    setting: Setting, pool: Pool, rows: int, rule: str | Rule = "max_variance", *,
+    setting: Setting, pool: Pool, prices: Prices, rows: int, rule: str | Rule = "max_variance", *,
     steps: int = _STEPS, seed: int = 0, among: Array | None = None,
-) -> Expected:  # fmt: skip
+) -> Candidate:  # fmt: skip
     """Simulate steps of `rows` rows with the rule that training uses; `among`: the prompts to draw from."""
     rng, prompts = np.random.default_rng(seed), rows // setting.m
     rewards_GN = pool.draw(steps * prompts, setting.n, rng, among)
@@ -192,26 +208,8 @@ def simulate(
     precision_G = rewards_GN.var(dim=1, correction=0) * setting.m / (np.ptp(pool.rewards) or 1.0) ** 2
     live = float((precision_G > 1e-12).double().mean())
     signal = float(precision_G.view(steps, prompts).sum(dim=1).sqrt().mean())
-    return Expected(StepWork(prompts, prompts * setting.n, rows * live), signal, 1 - live)
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A setting, what a step of it does on average, and its seconds: modelled, and those of timed steps."""
-
-    setting: Setting
-    expected: Expected
-    modelled: float
-    times: tuple[float, ...] = ()
-
-    @property
-    def seconds(self) -> float:
-        return float(np.mean(self.times)) if self.times else self.modelled
-
-    @property
-    def rate(self) -> float:
-        """Signal a second."""
-        return self.expected.signal / max(self.seconds, 1e-9)
+    work = StepWork(prompts, prompts * setting.n, rows * live)
+    return Candidate(setting, work, signal, prices.seconds(work))
 
 
 @dataclass(frozen=True)
@@ -228,9 +226,8 @@ class Plan:
         lines = [line for name, text in self.facts.items() for line in _wrapped(text, f"{name:<12} ")]
         lines += ["", _row("n -> m", "prompts", "rollouts", "dead", "signal", "s/step", "timed", "signal/s")]
         for one in self.candidates:
-            work, expected = one.expected.work, one.expected
             seconds = (f"{one.modelled:.3g}", f"{one.seconds:.3g}" if one.times else "", f"{one.rate:.3g}")
-            signal = (f"{work.prompts:g}", f"{work.rollouts:g}", f"{expected.dead:.0%}", f"{expected.signal:.2f}")
+            signal = (f"{one.work.prompts:g}", f"{one.work.rollouts:g}", f"{one.dead:.0%}", f"{one.signal:.2f}")
             lines.append(_row(one.setting.label, *signal, *seconds))
         verdict = f"Recommended: {self.chosen.setting.label}. {self.reason}"
         return [*lines, "", *_wrapped(self.step_costs()), *LIMITS.splitlines(), "", *_wrapped(verdict)]
@@ -263,15 +260,7 @@ def _wrapped(text: str, first: str = "") -> list[str]:
     return textwrap.wrap(text, 80, initial_indent=first, subsequent_indent=" " * len(first))
 
 
-def model(settings: Sequence[Setting], simulated: Simulated, prices: Prices) -> list[Candidate]:
-    """Return the settings with their simulated signal and modelled seconds."""
-    expected = [simulated(setting) for setting in settings]
-    return [Candidate(s, e, prices.seconds(e.work)) for s, e in zip(settings, expected, strict=True)]
-
-
-def decide(
-    candidates: Sequence[Candidate], pool: Pool, simulated: Simulated, prices: Prices, facts: Mapping[str, str]
-) -> Plan:
+def decide(candidates: Sequence[Candidate], pool: Pool, simulated: Simulated, facts: Mapping[str, str]) -> Plan:
     """Recommend the timed setting with the most signal a second, if its gain over GRPO is above 1.
 
     That is: the 5th percentile of the gain over resampled prompts and timed seconds. Otherwise keep GRPO.
@@ -286,10 +275,10 @@ def decide(
     for _ in range(_RESAMPLES):
         among, seed, rates = rng.integers(len(pool.counts_P), size=len(pool.counts_P)), int(rng.integers(2**31)), []
         for one in (best, base):
-            expected = simulated(one.setting, steps=_FEW_STEPS, seed=seed, among=among)
+            found = simulated(one.setting, steps=_FEW_STEPS, seed=seed, among=among)
             error = np.std(one.times, ddof=1) / len(one.times) ** 0.5 / one.seconds
             scale = one.seconds / one.modelled * max(1 + error * rng.normal(), 0.01)
-            rates.append(expected.signal / (scale * prices.seconds(expected.work)))
+            rates.append(found.signal / (scale * found.modelled))
         gains.append(rates[0] / rates[1] if rates[1] else 1.0)
     low, middle, high = np.percentile(gains, [5, 50, 95])
     gain = f"{middle:.2f} times the signal a second of GRPO {base.setting.label} [{low:.2f}, {high:.2f}]"

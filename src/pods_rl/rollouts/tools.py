@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from ..sandbox.worker import no_copies
-from ..text import plain_text
+from ..text import change_text, plain_text
 
 logger = logging.getLogger(__name__)
 Tool = Callable[..., Any]
@@ -72,17 +72,16 @@ class ToolLimits:
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:
-            kind = type(error).__name__
+            kind, (said, readable) = type(error).__name__, _said(error)
             if (name, kind) not in self._named:
                 self._named.add((name, kind))
-                reason = plain_text(_said(error))[:200]
                 logger.warning(
                     "tool %s failed: %s: %s. The policy reads the error. Logged once; see tools/failure_frequency.",
-                    name, kind, reason,
+                    name, kind, plain_text(said)[:200],
                 )  # fmt: skip
-            if isinstance(error, Exception) and _readable(error):
+            if isinstance(error, Exception) and readable:
                 raise
-            raise RuntimeError(f"{kind}: {_said(error)}") from error
+            raise RuntimeError(f"{kind}: {said}") from error
 
 
 def without_copies(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -106,7 +105,7 @@ def close_environment(environment: Any) -> None:
         try:
             without_copies(close)()
         except Exception as error:
-            logger.warning("%s.close failed: %s", type(environment).__name__, plain_text(_said(error)))
+            logger.warning("%s.close failed: %s", type(environment).__name__, plain_text(_said(error)[0]))
 
 
 def tokenizable(value: Any) -> Any:
@@ -117,11 +116,7 @@ def tokenizable(value: Any) -> Any:
     >>> tokenizable("\\ud83d!"), tokenizable([{"type": "text", "text": "\\ud83d"}])
     ('?!', [{'type': 'text', 'text': '?'}])
     """
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
-    if type(value) is dict:
-        return {tokenizable(key): tokenizable(part) for key, part in value.items()}
-    return [tokenizable(part) for part in value] if type(value) is list else value
+    return change_text(value, lambda text: text.encode("utf-8", "replace").decode())
 
 
 def _content(result: Any) -> Any:
@@ -130,21 +125,13 @@ def _content(result: Any) -> Any:
     return tokenizable(result if parts else str(result))
 
 
-def _said(error: BaseException) -> str:
-    """Return an exception's message; it may not have one that can be read."""
+def _said(error: BaseException) -> tuple[str, bool]:
+    """Return an exception's message, and whether TRL can show it to the policy as it is."""
     try:
-        text: str = tokenizable(str(error))
-        return text
+        text = str(error)
+        return tokenizable(text), tokenizable(text) == text
     except Exception as other:
-        return f"its message cannot be read ({type(other).__name__})"
-
-
-def _readable(error: BaseException) -> bool:
-    """Return whether TRL can show the message of an exception to the policy."""
-    try:
-        return tokenizable(str(error)) == str(error)
-    except Exception:
-        return False
+        return f"its message cannot be read ({type(other).__name__})", False
 
 
 class _TimeUpError(BaseException):

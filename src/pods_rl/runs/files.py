@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import UserError
+from ..text import change_text
 
 CONFIG, ENVIRONMENT, STATUS = "config.yaml", "environment.json", "status.json"
 METRICS, EVALS, ROLLOUTS, CHECKPOINTS = "metrics.jsonl", "evals.jsonl", "rollouts", "checkpoints"
@@ -147,19 +148,10 @@ def write_parquet(target: Path, columns: Mapping[str, Sequence[Any]]) -> Path:
     import pyarrow.parquet as pq
 
     target.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.table({_storable(name): _storable(column) for name, column in columns.items()})
+    table = pa.table(change_text(columns, lambda text: encoded(text).decode()))
     with replacing(target) as file:  # a handle, since pyarrow rejects paths that are not UTF-8
         pq.write_table(table, file, compression="zstd")
     return target
-
-
-def _storable(value: Any) -> Any:
-    """Copy a value with lone surrogates escaped, as in our JSON."""
-    if isinstance(value, str):
-        return encoded(value).decode()
-    if isinstance(value, dict):
-        return {_storable(key): _storable(item) for key, item in value.items()}
-    return [_storable(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def to_json(value: Any, *, indent: int | None = None, ascii_only: bool = False) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,8 +11,7 @@ from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..distributed import get_world_size
 from ..distributed.processes import quiet_libraries, set_threads
@@ -27,7 +26,6 @@ from ..planning.plan import (
     decide,
     describe,
     fit_prices,
-    model,
     settings_to_compare,
     simulate,
     to_measure,
@@ -74,35 +72,29 @@ def plan_recipe(recipe: Recipe, seconds: float, *, show: Callable[[str], None] =
         still = standing_still(recipe, max(settings, key=lambda one: one.n))
         task, _ = fitted_task(still)
         trainer = build_trainer(still, task, Path(folder))
-        plans: list[Plan] = []
         meter = Meter(trainer, values.get("num_iterations") or 1, show)
         facts = {"plan": f"{recipe.name}: {task.name} {task.version}, {device_line(trainer).split(';')[0]}"}
         simulated = partial(simulate, rows=rows, rule=trainer.args.rule)
-        meter.run(_survey(meter, settings, seconds, simulated, facts, plans.append))
-    return plans[0]
+        found: Plan = meter.run(_survey(meter, settings, seconds, simulated, facts))
+    return found
 
 
 def _survey(
-    meter: Meter, settings: Sequence[Setting], seconds: float, simulated: Simulated, facts: dict[str, str],
-    done: Callable[[Plan], None],
-) -> Iterator[Setting]:  # fmt: skip
-    """Yield the settings that show the prices, then plain GRPO and the best; give `done` the plan."""
+    meter: Meter, settings: Sequence[Setting], seconds: float, simulated: Simulated, facts: dict[str, str]
+) -> Generator[Setting, None, Plan]:
+    """Yield the settings that show the prices, then plain GRPO and the best; return the plan."""
     yield from meter.rounds(to_measure(settings), _MEASURING * seconds)
     prices, pool = fit_prices([*meter.steps.values()]), Pool([*meter.rewards.values()])
     if not len(pool.rewards):
         raise UserError("No measured rollout has a reward. Look for the reason with: pods train --max_steps 1")
     facts |= describe(pool, prices)
-    tokens = np.array(meter.tokens)
-    facts["completions"] = f"mean {tokens.mean():.0f} tokens, 95th percentile {np.percentile(tokens, 95):.0f}"
-    n, share = max(meter.distinct.items())
-    facts["prefixes"] = f"{share:.0%} of the tokens of {n} rollouts are distinct"
-    simulated = partial(simulated, pool=pool)
-    candidates = model(settings, simulated, prices)
+    simulated = partial(simulated, pool=pool, prices=prices)
+    candidates = [simulated(setting) for setting in settings]
     best = sorted(candidates[1:], key=lambda one: -one.rate)[:_FINALISTS]
     yield from meter.rounds([one.setting for one in (candidates[0], *best)], (1 - _MEASURING) * seconds)
     timed = {setting: tuple(step.seconds for step in steps) for setting, steps in meter.steps.items()}
     candidates = [replace(one, times=timed.get(one.setting, ())) for one in candidates]
-    done(decide(candidates, pool, simulated, prices, facts))
+    return decide(candidates, pool, simulated, facts)
 
 
 def standing_still(recipe: Recipe, setting: Setting) -> Recipe:
@@ -120,8 +112,8 @@ def standing_still(recipe: Recipe, setting: Setting) -> Recipe:
 class Meter(TrainerCallback):
     """Runs a trainer's steps with an n and m for each, and measures them.
 
-    The meter draws prompts in its own order; the number of rows stays. `steps` holds the latest rounds, `rewards` the
-    rewards of each prompt, `tokens` the length of each completion, `distinct` the share of distinct prefixes by n.
+    Each step has new prompts; the number of rows stays. `steps` holds the latest rounds, and `rewards`
+    the rewards of each prompt.
 
     Args:
         trainer: of a single process and a `standing_still` recipe.
@@ -131,23 +123,21 @@ class Meter(TrainerCallback):
 
     def __init__(self, trainer: PODSTrainer, passes: int = 1, show: Callable[[str], None] = lambda line: None) -> None:
         self._trainer, self._passes, self._show = trainer, passes, show
-        self._order, self._drawn = np.random.default_rng(trainer.args.seed), np.array([], dtype=int)
         self._generate = trainer._generate_and_score_completions
         self.steps: dict[Setting, list[Step]] = {}
         self.rewards: dict[int, list[float]] = {}
-        self.tokens: list[int] = []
-        self.distinct: dict[int, float] = {}
         self._schedule: Iterator[Setting] = iter(())
         self._setting: Setting | None = None
+        self._found: Any = None
         self._work = StepWork(0, 0, 0)
 
-    def run(self, schedule: Iterator[Setting]) -> None:
-        """Train through a schedule, which may depend on earlier steps."""
+    def run(self, schedule: Iterator[Setting]) -> Any:
+        """Train through a schedule, which may depend on earlier steps; return what it returns."""
         self._schedule = schedule
-        self._trainer.remove_callback(PrinterCallback)
         self._trainer.add_callback(self)
         self._trainer._generate_and_score_completions = self._generate_as_set  # type: ignore[method-assign]
         self._trainer.train()
+        return self._found
 
     def rounds(self, settings: Sequence[Setting], seconds: float) -> Iterator[Setting]:
         """Yield the settings in alternating rounds; the first round warms up and is dropped."""
@@ -168,7 +158,6 @@ class Meter(TrainerCallback):
     ) -> None:  # fmt: skip
         if self._setting is None or not logs or "train_runtime" in logs:
             return
-        self.distinct[self._setting.n] = logs["pods/distinct_tokens"]
         seconds = {key: value for key, value in logs.items() if key.startswith("pods/seconds/")}
         generation = sum(seconds.get(f"pods/seconds/{phase}", 0.0) for phase in ("rollout", "reward"))
         step = Step(self._work, generation, (sum(seconds.values()) - generation) * self._passes)
@@ -177,9 +166,10 @@ class Meter(TrainerCallback):
         self._next(control)
 
     def _next(self, control: TrainerControl) -> None:
-        self._setting = next(self._schedule, None)
-        if self._setting is None:
-            control.should_training_stop = True
+        try:
+            self._setting = next(self._schedule)
+        except StopIteration as end:
+            self._setting, self._found, control.should_training_stop = None, end.value, True
             return
         self._trainer.num_generations = self._setting.m
         for key, value in self._setting.keys.items():
@@ -189,9 +179,7 @@ class Meter(TrainerCallback):
         """Generate for prompts of this setting instead of TRL's, and record the rewards."""
         trainer, setting = self._trainer, self._setting
         assert setting is not None
-        while len(self._drawn) < (count := len(inputs) // setting.m):
-            self._drawn = np.append(self._drawn, self._order.permutation(len(trainer.train_dataset)))
-        numbers, self._drawn = self._drawn[:count].tolist(), self._drawn[count:]
+        numbers = trainer._dynamic.draw(len(inputs) // setting.m)
         rows = [trainer.train_dataset[number] for number in numbers]
         output = self._generate([dict(row) for row in rows for _ in range(setting.m)])
         record = trainer.rollouts
@@ -199,6 +187,5 @@ class Meter(TrainerCallback):
         assert record.advantages is not None
         for number, rewards in zip(numbers, record.rewards.tolist(), strict=True):
             self.rewards.setdefault(number, []).extend(rewards)
-        self.tokens += record.completion_tokens
-        self._work = StepWork(count, record.rewards.numel(), int((record.advantages != 0).sum()))
+        self._work = StepWork(len(numbers), record.rewards.numel(), int((record.advantages != 0).sum()))
         return output

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress as RichProgress
-from rich.progress import ProgressColumn, SpinnerColumn, TextColumn
+from rich.progress import SpinnerColumn, TextColumn
 from rich.table import Column
 from rich.text import Text
 
@@ -18,27 +19,25 @@ from ..distributed import get_rank
 from ..text import console, plain_text, safe_text
 
 _PHASE = "pods/seconds/"
+_RECENT = 3600.0  # seconds from which rich estimates the time left; a step may take minutes
 
 
 class LiveLine(RichProgress):
     """One line that a terminal redraws; elsewhere it is printed now and then, so that a log stays short.
 
-    Time left comes from the run's clocks, not from rich, which would need two samples and ignores the time before the
-    first.
-
     Args:
         every: seconds between lines in a log.
-        first: seconds before the first line in a log.
-        spins: show a spinner, for work that reports little.
     """
 
-    def __init__(self, out: Console, *, every: float, first: float = 0.0, spins: bool = False) -> None:
-        cells: list[ProgressColumn] = [SpinnerColumn("line" if out.options.ascii_only else "dots")] if spins else []
+    def __init__(self, out: Console, *, every: float = 10.0) -> None:
         column = Column(no_wrap=True, overflow="ellipsis")  # one line, truncated if the terminal is too narrow
-        cells.append(TextColumn("{task.description}", markup=False, table_column=column))
-        super().__init__(*cells, console=out, auto_refresh=spins, refresh_per_second=4, transient=True)
-        self._row = self.add_task("")
-        self._every, self._due = every, time.monotonic() + first
+        cells = (
+            SpinnerColumn("line" if out.options.ascii_only else "dots"),
+            TextColumn("{task.description}", markup=False, table_column=column),
+        )
+        super().__init__(*cells, console=out, refresh_per_second=4, transient=True, speed_estimate_period=_RECENT)
+        self._row = self.add_task("", total=1.0)
+        self._every, self._due = every, 0.0
 
     @property
     def redraws(self) -> bool:
@@ -60,16 +59,15 @@ class LiveLine(RichProgress):
             self._due = time.monotonic() + self._every
             self.say(line)
 
-    def begin(self, what: str) -> None:
-        """Show what begins; in a log at once."""
-        if self.redraws:
-            self.show(what)
-        else:
-            self.say(what)
-
     def say(self, line: str) -> None:
         """Print a line that stays; text of users and models in it is escaped."""
         self.console.print(Text(plain_text(line)))
+
+    def left(self, done: float) -> str:
+        """Return the time left, which rich estimates from the share that is done; empty while it is unknown."""
+        self.update(self._row, completed=done)
+        seconds = self.tasks[0].time_remaining
+        return "" if seconds is None else f"{timedelta(seconds=int(seconds))} left"
 
 
 class Progress(LiveLine):
@@ -80,6 +78,7 @@ class Progress(LiveLine):
         max_seconds: the budget of training clock. If None, there is no limit.
         max_steps: the budget of steps. If None or -1, there is no limit.
         every: seconds between lines in a log.
+        out: the console. If None, standard output.
     """
 
     def __init__(
@@ -91,14 +90,16 @@ class Progress(LiveLine):
         every: float = 10.0,
         out: Console | None = None,
     ) -> None:
-        super().__init__(out or console(), every=every, spins=True)
+        super().__init__(out or console(), every=every)
         self._label, self._max_seconds, self._max_steps = label, max_seconds, max_steps
         self._trains = False
 
     def begin(self, what: str) -> None:
-        """Show what begins: loading, an evaluation."""
-        if not self._trains or self.redraws:  # in a log its result is enough once the run trains
-            super().begin(f"{self._label}: {what}")
+        """Show what begins: loading, an evaluation. A log has it at once, and no more once the run trains."""
+        if self.redraws:
+            self.show_part(what)
+        elif not self._trains:
+            self.say(f"{self._label}: {what}")
 
     def show_part(self, doing: str) -> None:
         """Show how far an evaluation is."""
@@ -111,11 +112,11 @@ class Progress(LiveLine):
     def step(self, row: Mapping[str, Any]) -> None:
         """Show a training step, with its mean reward and its seconds; a narrow terminal cuts the last parts."""
         self._trains = True
-        left = seconds_left(row["seconds"], row["step"], self._max_seconds, self._max_steps)
+        left = self.left(share_done(row["seconds"], row["step"], self._max_seconds, self._max_steps))
         reward = "-" if row.get("reward") is None else f"{row['reward']:.2f}"
         phases = "/".join(f"{value or 0.0:.2f}" for key, value in row.items() if key.startswith(_PHASE))
-        parts = [] if left is None else [f"{duration(left)} left"]
-        self.show("  ".join([self._start(row), *parts, f"reward {reward}", f"gen/rew/sel/upd {phases} s"]))
+        parts = (self._start(row), left, f"reward {reward}", f"gen/rew/sel/upd {phases} s")
+        self.show("  ".join(filter(None, parts)))
 
     def _start(self, row: Mapping[str, Any]) -> str:
         of = f" of {self._max_steps}" if self._max_steps and self._max_steps > 0 else ""
@@ -132,32 +133,14 @@ def label_of(output: Path) -> str:
     return f"{path.parent.name} {path.name}" if path.name.startswith("seed-") else path.name
 
 
-def seconds_left(seconds: float, step: int, max_seconds: float | None, max_steps: int | None) -> float | None:
-    """Return the seconds of training clock left until the first budget ends; None if unknown.
+def share_done(seconds: float, step: float, max_seconds: float | None, max_steps: int | None) -> float:
+    """Return the share that a run has used of the budget that ends first; 0 without a budget.
 
-    >>> seconds_left(40.0, 10, 100.0, 20), seconds_left(0.0, 0, None, 20)
-    (40.0, None)
+    >>> share_done(40.0, 10, 100.0, 20), share_done(40.0, 10, None, -1)
+    (0.5, 0.0)
     """
-    ends = [max_seconds - seconds] if max_seconds else []
-    if max_steps and max_steps > 0 and step:
-        ends.append(seconds / step * (max_steps - step))
-    return max(0.0, min(ends)) if ends else None
-
-
-def duration(seconds: float) -> str:
-    """Return a time in words.
-
-    >>> duration(42), duration(600), duration(5400), duration(200000)
-    ('42 s', '10 min', '1 h 30 min', '2 d 7 h')
-    """
-    minutes = round(seconds / 60)
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if minutes < 60:
-        return f"{minutes} min"
-    if minutes < 48 * 60:
-        return f"{minutes // 60} h {minutes % 60} min"
-    return f"{minutes // 1440} d {minutes % 1440 // 60} h"
+    budgets = ((seconds, max_seconds), (step, max_steps))
+    return max((used / most for used, most in budgets if most and most > 0), default=0.0)
 
 
 class Watcher:
@@ -191,20 +174,16 @@ class Watcher:
         return partial(self.attempt, getattr(self._target, name))
 
     def attempt(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Return what the call returns; None once the object is dropped."""
+        """Return what the call returns; None once the object is dropped, with a warning."""
         try:
             return None if self.dropped else call(*args, **kwargs)
+        except self._raises:
+            raise
         except Exception as error:
-            if isinstance(error, self._raises):
-                raise
-            self.drop(error)
-
-    def drop(self, error: Exception) -> None:
-        """Warn, and make no more calls."""
-        self.dropped = True
-        self._on_drop()
-        if get_rank() == 0:
-            reason = safe_text(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
-            console(stderr=True).print(
-                f"[yellow]Warning:[/yellow] {safe_text(self._name)} raised {reason}. The run continues without it."
-            )
+            self.dropped = True
+            self._on_drop()
+            if get_rank() == 0:
+                reason = safe_text(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+                console(stderr=True).print(
+                    f"[yellow]Warning:[/yellow] {safe_text(self._name)} raised {reason}. The run continues without it."
+                )

@@ -34,31 +34,6 @@ _FOLDERS = {
 }
 
 
-class TrainingClock:
-    """Counts seconds of training: time after `resume` and before `pause`.
-
-    Example:
-        >>> now = iter([0.0, 5.0, 8.0, 9.0])
-        >>> clock = TrainingClock(now=lambda: next(now))
-        >>> clock.resume(); clock.pause(); clock.resume(); clock.seconds()
-        6.0
-    """
-
-    def __init__(self, offset: float = 0.0, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now, self._seconds = now, offset
-        self._since: float | None = None  # when it was last resumed, or None while it is paused
-
-    def seconds(self) -> float:
-        return self._seconds if self._since is None else self._seconds + self._now() - self._since
-
-    def pause(self) -> None:
-        self._seconds, self._since = self.seconds(), None
-
-    def resume(self) -> None:
-        if self._since is None:
-            self._since = self._now()
-
-
 @dataclass(eq=False)
 class Recorder(TrainerCallback):
     """Writes metrics, evaluations and the ledger. Stops the run at the end of its budget, or after a signal.
@@ -73,7 +48,7 @@ class Recorder(TrainerCallback):
 
     Args:
         writer: None on the processes that do not write.
-        progress: the display, or None.
+        progress: the display.
         evaluate: called with the evaluation's index. If None, the policy is never evaluated.
         ledger: the columns of the latest generation, of all processes; called on each of them.
         stop: read after each step. During an evaluation of a single process a signal raises at once.
@@ -85,7 +60,7 @@ class Recorder(TrainerCallback):
     """
 
     writer: RunWriter | None
-    progress: Watcher | None
+    progress: Watcher
     evaluate: Callable[[int], Evaluation] | None
     ledger: Callable[[], dict[str, list[Any]] | None]
     stop: Stop
@@ -96,9 +71,9 @@ class Recorder(TrainerCallback):
     cpu_clock: bool = False
     track: Callable[[Mapping[str, Any]], None] | None = None
 
-    clock: TrainingClock = field(init=False)
     started: float = field(default_factory=lambda: time.perf_counter(), init=False)
-    seconds: float = field(default=0.0, init=False)
+    seconds: float = field(default=0.0, init=False)  # the training clock at the last step
+    _since: float | None = field(default=None, init=False)  # since when it runs; None while it is paused
     step: int = field(default=0, init=False)
     stop_reason: str | None = field(default=None, init=False)
     stopped_by: str | None = field(default=None, init=False)
@@ -107,12 +82,11 @@ class Recorder(TrainerCallback):
     _evaluated: list[tuple[int, float]] = field(default_factory=list, init=False)  # step and `due` of each
 
     def __post_init__(self) -> None:
-        self.clock = self._clock_from(0.0)
         self._ledger = Watcher("the ledger of rollouts")
         self._tables = Watcher("a file of rollouts or completions", raises=(OSError, UserError))
 
-    def _clock_from(self, offset: float) -> TrainingClock:
-        return TrainingClock(offset, time.process_time if self.cpu_clock else time.perf_counter)
+    def _now(self) -> float:
+        return time.process_time() if self.cpu_clock else time.perf_counter()
 
     def _clocks(self) -> dict[str, float]:
         """Return the training clock at the last step, and the wall clock, which includes the run before a resume."""
@@ -124,7 +98,6 @@ class Recorder(TrainerCallback):
             self.seconds = saved["seconds"]
             self.started -= saved["elapsed"]
             self._evaluated = [(step, due) for step, due in saved["evaluated"]]
-            self.clock = self._clock_from(self.seconds)
         if self.writer:
             self.writer.rewind(self.step, len(self._evaluated))
         self.stop_reason = self._budget_spent()
@@ -138,18 +111,21 @@ class Recorder(TrainerCallback):
     # The order of an epoch's prompts, which takes seconds for a million of them, is not on the clock.
 
     def on_epoch_begin(self, *_: Any, **__: Any) -> None:
-        self.clock.pause()
+        self._since = None
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self.clock.resume()
+        if self._since is None:
+            self._since = self._now()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.writer:
             self.writer.check()
         before, self.step = self.seconds, state.global_step
-        all_ranks = gather([(self.clock.seconds(), self.stop.reason)])  # a signal may reach one process of several
+        assert self._since is not None
+        seconds = before + self._now() - self._since
+        all_ranks = gather([(seconds, self.stop.reason)])  # a signal may reach one process of several
         self.seconds, self.stopped_by = all_ranks[0][0], next((reason for _, reason in all_ranks if reason), None)
-        self.clock.pause()
+        self._since = None
         self._write_ledger()
         if not self.stopped_by and not self._budget_spent() and self._passed(self.eval_seconds, before):
             assert self.eval_seconds
@@ -162,11 +138,10 @@ class Recorder(TrainerCallback):
         if self.stopped_by or self._passed(self.save_seconds, before):
             control.should_save = True
         if not control.should_save:
-            self.clock.resume()
+            self._since = self._now()
 
     def on_save(self, *_: Any, **__: Any) -> None:
-        self.saved_step = self.step
-        self.clock.resume()
+        self.saved_step, self._since = self.step, self._now()
 
     def _passed(self, period: float | None, before: float) -> bool:
         """Return whether the clock has passed a multiple of `period` since the time `before`."""
@@ -188,12 +163,10 @@ class Recorder(TrainerCallback):
         row = {"step": self.step, **self._clocks(), **logs}
         if self.writer:
             self.writer.append_metrics(row)
-        if self.progress:
-            self.progress.step(row)
+        self.progress.step(row)
         if self.stop.reason and not self.stopped_by and alone():  # the signal came after the step: start no new one
             self.stop_reason = self.stopped_by = self.stop.reason
             control.should_training_stop = control.should_save = True
-            self.clock.pause()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         if not self.stopped_by and self.step not in [step for step, _ in self._evaluated[-1:]]:
@@ -237,8 +210,7 @@ class Recorder(TrainerCallback):
                 self._tables.attempt(self.writer.write_evaluation, self.step, result.columns())
         if self.track:
             self.track(row)
-        if self.progress:
-            self.progress.evaluation(row)
+        self.progress.evaluation(row)
         self.write_status("running")
 
     def _write_ledger(self) -> None:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import torch
+from rich.console import Console
 from torch.distributed import distributed_c10d
 
 from ..distributed import get_rank, get_world_size
@@ -23,7 +24,8 @@ from ..distributed.signals import Stop, stop_on_signals
 from ..distributed.streams import outlive_output
 from ..engines.trl.batching import counted
 from ..errors import Interrupted, UserError
-from ..evaluation import Evaluation, GenerateSampler, Sampling, evaluate
+from ..evaluation import Evaluation, GenerateSampler, evaluate
+from ..evaluation.sampling import sampling_of
 from ..recipe import Recipe
 from ..runs import Run, RunWriter
 from ..runs.checkpoints import clean, last_good
@@ -73,38 +75,33 @@ def train(
             find(recipe, hashes=False)  # refuse before anything is written
         writer = stack.enter_context(RunWriter(output, resume=resume)) if get_rank() == 0 else None
         stack.enter_context(outlive_output(output / LOG if writer else None))
-        display = stack.enter_context(ExitStack())
         limits = {"max_seconds": recipe.run_settings()["max_seconds"], "max_steps": recipe.values.get("max_steps")}
-        bar = display.enter_context(Progress(label_of(output), **limits)) if progress and writer else None
-        shown = Watcher("the progress display", bar) if bar else None
-        begin = shown.begin if shown else lambda what: None
-        begin("importing TRL")
+        out = None if progress and writer else Console(quiet=True)
+        shown = Watcher("the progress display", stack.enter_context(Progress(label_of(output), out=out, **limits)))
+        shown.begin("importing TRL")
         quiet_libraries()
         from .recorder import trackers_inside
 
         stack.enter_context(trackers_inside(output, recipe.values.get("report_to") if writer else None))
         stack.enter_context(stop.later())  # a signal that raises anywhere could prevent the last status
-        stack.enter_context(_status_at_end(recipe, output, writer, stop, display))
+        stack.enter_context(_status_at_end(recipe, output, writer, stop))
         with stop.at_once():
             set_threads(recipe.run_settings()["threads"])
-            task, skipped, trainer = _load(recipe, output, begin)
+            task, skipped, trainer = _load(recipe, output, shown)
             start = gather([find(recipe) if writer else None])[0] if resume else None
-            if shown:
-                print_start(shown, output, trainer, task, skipped, start)
+            print_start(shown, output, trainer, task, skipped, start)
             if writer:
                 writer.write_environment(describe(trainer, task, skipped, start))
             recorder = _add_recorder(recipe, task, trainer, output, writer, shown, stop)
         _train(trainer, recorder, start)
-        begin("saving the policy")
+        shown.begin("saving the policy")
         _finish(trainer, recorder, recipe, output, stop)
     return Run.open(output)
 
 
 @contextmanager
-def _status_at_end(
-    recipe: Recipe, output: Path, writer: RunWriter | None, stop: Stop, display: ExitStack
-) -> Iterator[None]:
-    """Write the status of a run that ends early by an exception. The display is closed before an error is printed.
+def _status_at_end(recipe: Recipe, output: Path, writer: RunWriter | None, stop: Stop) -> Iterator[None]:
+    """Write the status of a run that ends early by an exception.
 
     The error of a file that cannot be written becomes one line that says how to continue.
     """
@@ -113,8 +110,7 @@ def _status_at_end(
             writer.write_config(recipe.to_yaml())
             writer.write_status("running", reason="loading")
             clean(output / CHECKPOINTS)
-        with display:
-            yield
+        yield
     except BaseException as error:
         stop.over()
         ended = error
@@ -132,13 +128,13 @@ def _status_at_end(
         raise ended from error
 
 
-def _load(recipe: Recipe, output: Path, begin: Callable[[str], None]) -> tuple[Task, Fitted | None, RunTrainer]:
+def _load(recipe: Recipe, output: Path, shown: Watcher) -> tuple[Task, Fitted | None, RunTrainer]:
     """Return the task, which of its prompts are too long, and the trainer."""
     from .trainer import build_trainer, fitted_task
 
-    begin(f"loading the task {recipe.values['task']}")
+    shown.begin(f"loading the task {recipe.values['task']}")
     task, skipped = fitted_task(recipe)
-    begin(f"loading the policy {recipe.values['model_name_or_path']}")
+    shown.begin(f"loading the policy {recipe.values['model_name_or_path']}")
     trainer = build_trainer(recipe, task, output / CHECKPOINTS)
     if trainer.args.use_cpu and get_world_size() > 1:  # transformers passes ddp_timeout on for GPUs only
         distributed_c10d._set_pg_timeout(timedelta(seconds=trainer.args.ddp_timeout))
@@ -208,12 +204,10 @@ def _add_recorder(
     trainer: RunTrainer,
     output: Path,
     writer: RunWriter | None,
-    shown: Watcher | None,
+    shown: Watcher,
     stop: Stop,
 ) -> Recorder:
-    """Add a `Recorder` that writes the run directory, and remove transformers' printing callbacks."""
-    from transformers import PrinterCallback
-
+    """Add a `Recorder` that writes the run directory."""
     from .recorder import Recorder, add_trackers, track_evaluation
 
     settings = recipe.run_settings()
@@ -228,40 +222,29 @@ def _add_recorder(
         track=partial(track_evaluation, trainer),
         **{name: settings[name] for name in names},
     )
-    trainer.remove_callback(PrinterCallback)
     trainer.add_callback(recorder)
     add_trackers(trainer, Run(output).name)
     return recorder
 
 
-def _evaluator(trainer: RunTrainer, task: Task, recipe: Recipe, shown: Watcher | None) -> Callable[[int], Evaluation]:
-    settings = recipe.run_settings()
+def _evaluator(trainer: RunTrainer, task: Task, recipe: Recipe, shown: Watcher) -> Callable[[int], Evaluation]:
+    settings, sampling = recipe.run_settings(), sampling_of(recipe)
 
     def run(index: int) -> Evaluation:
         what = "evaluating" if index else "evaluating before training"
-        if shown:
-            shown.begin(what)
-        sampling = Sampling(
-            temperature=settings["eval_temperature"],
-            max_completion_length=trainer.args.max_completion_length,
-            batch_size=settings["eval_batch_size"],
-            seed=10_007 * trainer.args.seed + index,  # the same draws for every arm of a seed
-            chat_template_kwargs=trainer.chat_template_kwargs,
-            tool_turns=trainer.args.max_tool_calling_iterations,
-            tool_timeout=trainer.args.tool_timeout,
-        )
+        shown.begin(what)
         sampler = GenerateSampler(trainer.model, trainer.processing_class)
         with trainer.whole_weights():
             found = evaluate(
                 sampler,
                 task,
-                sampling,
+                replace(sampling, seed=10_007 * sampling.seed + index),  # the same draws for every arm of a seed
                 prompts=settings["eval_prompts"],
                 repeats=settings["eval_repeats"],
-                done=lambda rows, of: shown.show_part(f"{what} {rows} of {of}") if shown and rows < of else None,
+                done=lambda rows, of: shown.show_part(f"{what} {rows} of {of}") if rows < of else None,
                 loop=getattr(trainer, "async_loop", None),
             )
-        if shown and index == 0 and found.accuracy == found.format_accuracy == 0:
+        if index == 0 and found.accuracy == found.format_accuracy == 0:
             shown.say(
                 "Warning: no completion of the first evaluation is right, and none has the form <think>...</think>"
                 "<answer>...</answer>. A policy that is never rewarded learns nothing. Check prompt_style, "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import re
 import warnings
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from transformers import GenerationConfig, Trainer, get_scheduler
+from transformers import GenerationConfig, PrinterCallback, Trainer, get_scheduler
 from transformers.generation import logits_process as processors
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer import TRAINING_ARGS_NAME
@@ -98,31 +97,28 @@ def build_trainer(recipe: Recipe, task: Task, output_dir: Path) -> RunTrainer:
         output_dir: the folder for TRL's checkpoints.
     """
     with as_recipe_errors(recipe):
-        return _build(recipe, task, output_dir)
-
-
-def _build(recipe: Recipe, task: Task, output_dir: Path) -> RunTrainer:
-    arguments = engine_arguments(recipe)
-    model = ModelConfig(**recipe.model_arguments())
-    path = policy_path(str(model.model_name_or_path))
-    options = load_options(recipe)
-    quantization = options.pop("quantization_config", None)  # TRL expects it separately
-    arguments["model_init_kwargs"] = dict(arguments.get("model_init_kwargs") or {}) | options | _NO_PICKLE
-    config = PODSConfig(str(output_dir), **arguments, reward_weights=list(task.rewards.values()))
-    check_prompts(config, len(task.train))  # again in the trainer, but here before a model loads
-    trainer = RunTrainer(
-        model=path,
-        reward_funcs=reward_functions(recipe, task),
-        args=config,
-        train_dataset=task.train,
-        processing_class=load_tokenizer(path, model.model_revision),
-        quantization_config=quantization,
-        peft_config=get_peft_config(model),
-        tools=list(task.tools) or None,
-        environment_factory=task.environment_factory,
-    )
-    trainer.recipe_keys = checkpoint_keys(recipe.values)
-    return trainer
+        arguments = engine_arguments(recipe)
+        model = ModelConfig(**recipe.model_arguments())
+        path = policy_path(str(model.model_name_or_path))
+        options = load_options(recipe)
+        quantization = options.pop("quantization_config", None)  # TRL expects it separately
+        arguments["model_init_kwargs"] = dict(arguments.get("model_init_kwargs") or {}) | options | _NO_PICKLE
+        config = PODSConfig(str(output_dir), **arguments, reward_weights=list(task.rewards.values()))
+        check_prompts(config, len(task.train))  # again in the trainer, but here before a model loads
+        trainer = RunTrainer(
+            model=path,
+            reward_funcs=reward_functions(recipe, task),
+            args=config,
+            train_dataset=task.train,
+            processing_class=load_tokenizer(path, model.model_revision),
+            quantization_config=quantization,
+            peft_config=get_peft_config(model),
+            tools=list(task.tools) or None,
+            environment_factory=task.environment_factory,
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.recipe_keys = checkpoint_keys(recipe.values)
+        return trainer
 
 
 _WRONG_VALUE = (ValueError, TypeError, AttributeError, LookupError, ImportError, NotImplementedError)
@@ -173,7 +169,8 @@ def check_engine(recipe: Recipe, processes: int = 1) -> None:
     Raises:
         UserError: whatever one of them raises, as one line.
     """
-    with _without_warnings(), as_recipe_errors(recipe, (Exception,)):
+    # the trainer shows the warnings again
+    with warnings.catch_warnings(action="ignore"), as_recipe_errors(recipe, (Exception,)):
         arguments = engine_arguments(recipe)
         report_to = recipe.values.get("report_to")
         arguments["per_device_train_batch_size"] *= processes  # the batch of all of them, in this one
@@ -212,19 +209,6 @@ def _check_sampling(config: PODSConfig) -> None:
             processor(settings[name])
     lengths = {"max_new_tokens": config.max_completion_length, "cache_implementation": config.cache_implementation}
     GenerationConfig(do_sample=True, **lengths | settings | own).validate()
-
-
-@contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Hide warnings and logs: the trainer shows them again."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 def reward_functions(recipe: Recipe, task: Task) -> list[RewardFunction]:

@@ -228,22 +228,20 @@ def read_state(folder: Path, process: int, processes: int) -> dict[str, Any]:
         processes: how many there are now.
 
     Raises:
-        UserError: the checkpoint was made by another number of processes, or holds the state of other processes only.
+        UserError: the checkpoint was made by another number of processes, or has no state of this one.
     """
     if next(folder.glob("pods_state_*"), None) is None:
         return {}
     own, tensors = _file(folder, process, "json"), _file(folder, process, "safetensors")
-    named = load_file(tensors) if tensors.is_file() else {}
-    file = own if own.is_file() else _file(folder, 0, "json")  # without a shared file system a node has its own only
-    values: dict[str, Any] = {"processes": "an unknown number of"}
-    if file.is_file():
-        text = file.read_text(encoding="ascii")
+    named, values = load_file(tensors) if tensors.is_file() else {}, {}
+    if own.is_file():
+        text = own.read_text(encoding="ascii")
         values = json.loads(text, object_hook=lambda x: named.get(x[_TENSOR]) if x.keys() == {_TENSOR} else x)
-    if values["processes"] != processes or not own.is_file():
+    if values.get("processes") != processes:
         raise UserError(
-            f"{folder} was made by {values['processes']} process(es) and {processes} would resume it"
-            f"{'' if own.is_file() else f', and it has no {own.name}'}: each has its own rows and random state. Start "
-            "as many processes as the run began with, with the files of all of them in one folder."
+            f"{folder} was not made by {processes} process(es), or has no {own.name}: each process has its own rows "
+            "and random state. Start as many processes as the run began with, with the files of all of them in one "
+            "folder."
         )
     return values
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -110,12 +109,8 @@ class PODSConfig(GRPOConfig):
         check_rule(self.rule)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what TRL pickles into a checkpoint: a rule that has no importable name is replaced by its name."""
-        try:
-            pickle.dumps(self.rule)
-        except Exception:  # a lambda, or a function within another
-            return dict(vars(self)) | {"rule": rule_name(self.rule)}
-        return dict(vars(self))
+        """Return what TRL pickles into a checkpoint: a rule that is a function, which may be a lambda, by its name."""
+        return vars(self) | {"rule": rule_name(self.rule)}
 
     def to_dict(self) -> dict[str, Any]:
         """Return TRL's dictionary, with a rule function replaced by its import path, so that it is plain data."""

@@ -88,12 +88,12 @@ class DynamicSampling:
         trainer, accelerator = self._trainer, self._trainer.accelerator
         n, m = group_sizes(trainer.args)
         unit = accelerator.num_processes // math.gcd(accelerator.num_processes, m, n)
-        prompts = self._draw(-(-count // unit) * unit)
+        prompts = self.draw(-(-count // unit) * unit)
         rows = Shares(len(prompts), n, m, accelerator.num_processes).rows(accelerator.process_index)
         found = {row // m: trainer.train_dataset[prompts[row // m]] for row in rows}
         return [{name: found[row // m][name] for name in like} for row in rows]
 
-    def _draw(self, count: int) -> list[int]:
+    def draw(self, count: int) -> list[int]:
         """Return the data set's indices of the next new prompts, the same on every process: shuffled epoch by epoch."""
         found: list[int] = []
         size = len(self._trainer.train_dataset)

@@ -20,7 +20,7 @@ from torch import Tensor
 from ...errors import UserError
 from ...rollouts.record import Rollouts
 from ...selection import Selection, advantages, is_constant, spread
-from ...text import plain_text
+from ...text import change_text, plain_text
 from .batching import Shares
 from .compat import Batch, TRLTrainer, nanstd
 from .config import group_sizes
@@ -352,19 +352,6 @@ def show_advantages(logged: Any, record: Rollouts) -> None:
 def escape_table(logs: Mapping[str, Any]) -> None:
     """Escape TRL's table of completions in place, which it prints to the terminal."""
     for rows in (logs["prompt"], logs["completion"], *logs["extra"].values()):
-        escaped = [escape(entry) for entry in rows]
+        escaped = [change_text(entry, plain_text) for entry in rows]
         rows.clear()
         rows.extend(escaped)
-
-
-def escape(entry: Any) -> Any:
-    """Return a text, or a chat's messages, with terminal control characters escaped.
-
-    >>> escape([{"role": "user", "content": "\\x1b[2J"}])
-    [{'role': 'user', 'content': '\\\\x1b[2J'}]
-    """
-    if isinstance(entry, str):
-        return plain_text(entry)
-    if isinstance(entry, Mapping):
-        return {escape(key): escape(value) for key, value in entry.items()}
-    return [escape(part) for part in entry] if isinstance(entry, list) else entry
