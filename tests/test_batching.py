@@ -31,12 +31,7 @@ def test_every_process_generates_as_many_rollouts_of_a_group_that_is_spread():
         batch_plan(settings | {"num_rollouts": 34}, processes=4)
     for n in (32, 36):
         plan = batch_plan(settings | {"num_rollouts": n}, processes=4)
-        assert (plan.prompts_per_generation, plan.rows_per_process, plan.shares.rollouts_each) == (1, 4, n // 4)
-
-
-def test_processes_come_from_the_launcher(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    assert batch_plan({"num_generations": 8, "per_device_train_batch_size": 2}).processes == 4
+        assert (plan.prompts_per_generation, plan.micro_batch_rows, plan.shares.rollouts_each) == (1, 4, n // 4)
 
 
 @pytest.mark.parametrize(

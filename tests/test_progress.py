@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 
 import pytest
@@ -121,8 +120,3 @@ def test_only_what_works_is_offered(tmp_path: Path, given: dict, names: str) -> 
     lines = last_lines(write(tmp_path / "run", **given))
     assert [line.split()[0] for line in lines] == names.split()
     assert all(len(line.replace(str(tmp_path), "runs")) <= 80 for line in lines)
-
-
-def test_a_directory_without_a_run_has_no_last_lines(tmp_path: Path) -> None:
-    (tmp_path / "status.json").write_text(json.dumps({}))
-    assert last_lines(tmp_path) == last_lines(tmp_path / "gone") == []

@@ -118,7 +118,7 @@ def test_one_gpu_settings_are_the_papers(name):
             "eval_seconds": 1800, "max_seconds": 21600,
         }  # fmt: skip
         assert {key: recipe.values.get(key) for key in wanted} == wanted
-        assert recipe.batch_plan().prompts_per_step == 1
+        assert recipe.batch_plan().prompts_per_generation == 1
     rewards = {"math-qwen2.5-3b": {"accuracy": 1.0}}.get(name) or {
         "chemistry" if name.startswith("chemistry") else "accuracy": 1.0, "format": 0.1, "tag_count": 1.0
     }  # fmt: skip
@@ -131,10 +131,10 @@ def test_eight_gpu_settings_are_the_papers(name):
     assert (experiment.accelerate, experiment.processes, experiment.baseline) == ("zero2", 8, "grpo-ga")
     plans = {run.arm: run.recipe.batch_plan(8) for run in experiment.plan()}
     for plan in plans.values():
-        assert plan.rows_per_process % plan.num_generations == 0  # whole groups on each GPU
+        assert plan.micro_batch_rows * plan.micro_batches % plan.num_generations == 0  # whole groups on each GPU
     # the paper: 16 rows x 8 GPUs x GA 4 for PODS, x GA 16 for its baseline; both generate as much
-    assert (plans["pods"].rows_per_step, plans["grpo-ga"].rows_per_step) == (16 * 8 * 4, 16 * 8 * 16)
-    assert plans["pods"].rollouts_per_step == plans["grpo-ga"].rollouts_per_step == 2048
+    assert (plans["pods"].rows_per_generation, plans["grpo-ga"].rows_per_generation) == (16 * 8 * 4, 16 * 8 * 16)
+    assert {plan.prompts_per_generation * plan.num_rollouts for plan in plans.values()} == {2048}
     for run in experiment.plan():
         values = run.recipe.values
         assert (values["max_completion_length"], values["bf16"], values["gradient_checkpointing"]) == (1024, True, True)
@@ -160,7 +160,7 @@ def test_ablations_change_one_thing_of_setting_a(ablation, key, values):
     for arm, recipe in arms.items():
         changed = {name for name in setting_a if recipe.values[name] != setting_a[name]} - set(same_step)
         assert changed <= ({"num_rollouts"} if arm == "grpo" else {key, "seed"}), arm
-        assert recipe.batch_plan().prompts_per_step == 1
+        assert recipe.batch_plan().prompts_per_generation == 1
 
 
 # What a GPU machine has and this one has not; the rest of each recipe is as it is, n and m included.
@@ -240,8 +240,8 @@ def test_each_arm_trains_for_two_steps(name, policies, tmp_path):
     import pyarrow.parquet as pq
 
     ledger = pq.read_table(run.rollout_files()[0]).to_pydict()
-    assert len(ledger["selected"]) == plan.prompts_per_step * plan.num_rollouts
-    assert sum(ledger["selected"]) == plan.prompts_per_step * plan.num_generations
+    assert len(ledger["selected"]) == plan.prompts_per_generation * plan.num_rollouts
+    assert sum(ledger["selected"]) == plan.prompts_per_generation * plan.num_generations
     assert {key.removeprefix("reward/") for key in ledger if key.startswith("reward/")} == set(
         recipe.values["task_rewards"]
     )

@@ -88,17 +88,6 @@ def record(*completions: Any, **changes: Any) -> Rollouts:
     return replace(of_group, **changes)
 
 
-def test_a_conversation_reads_as_text():
-    assert as_text(TURNS) == TEXT
-    assert as_text(PLAIN) == "12"
-    assert as_text([says(None)]) == ""
-    assert as_text([says("I add.", call("add", a=1))]) == "I add.\ntool call: add(a=1)"
-    assert as_text([{"role": "user", "content": [{"type": "image", "text": None}]}]) == "user: [image]"
-    assert as_text([says("", {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}})]) == (
-        'tool call: f({"a": 1})'
-    )
-
-
 def test_conversations_of_several_turns_are_json_without_images_and_single_turns_are_text():
     columns = record("12", PLAIN, [says("two")]).columns()
     assert "messages" not in columns

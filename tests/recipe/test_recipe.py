@@ -47,7 +47,7 @@ def test_batches_must_fit_the_processes_that_train_them_and_only_those():
         build_recipe(values, source)
     with pytest.raises(UserError, match=r"it holds 12 rows .* processes 6 x"):
         build_recipe(values, source, processes=6)
-    assert build_recipe(values, source, processes=8).batch_plan(8).prompts_per_step == 1
+    assert build_recipe(values, source, processes=8).batch_plan(8).prompts_per_generation == 1
     assert build_recipe(values, source, trains=False).values["num_generations"] == 16
 
 

@@ -78,7 +78,9 @@ def select(
     if output is not None and output != "-":
         if output.endswith(".parquet"):
             raise UserError(f"--output {output}: kept rows are JSONL. Give a name that ends in .jsonl.")
-        check_output(Path(output), "--output", inputs=[Path(rollouts)], ours=begins_with(_HEAD), force=force)
+        check_output(
+            Path(output), "--output", inputs=[Path(rollouts)], ours=lambda path: begins_with(path, _HEAD), force=force
+        )
     rows = read_rollouts(rollouts, group_by, reward_key)
     kept = keep_best(rows, keep, rule, advantages, seed)
     if output is not None:

@@ -254,7 +254,7 @@ def _check(experiment: Experiment, plan: Sequence[PlannedRun], output: Path, par
     if is_run(output):
         raise UserError(f"{output} holds a single run: choose another --output for an experiment.")
     stored = output / "experiment.yaml"
-    if stored.exists() and not (stored.is_file() and begins_with(HEAD)(stored)):
+    if stored.exists() and not (stored.is_file() and begins_with(stored, HEAD)):
         raise UserError(f"{stored} exists, and `pods compare` did not write it: choose another --output.")
 
 

@@ -235,14 +235,10 @@ def check_output(
         raise UserError(f"{option} {path} cannot be used: {error.strerror or error}.") from error
 
 
-def begins_with(head: str) -> Callable[[Path], bool]:
-    """Return whether a file begins with a text, as those of a command do; for `check_output`."""
-
-    def ours(path: Path) -> bool:
-        with path.open("rb") as file:
-            return file.read(len(head.encode())) == head.encode()
-
-    return ours
+def begins_with(path: Path, head: str) -> bool:
+    """Return whether a file begins with a text, as those of a command do."""
+    with path.open("rb") as file:
+        return file.read(len(head.encode())) == head.encode()
 
 
 def write_output(path: Path, option: str, text: str) -> None:

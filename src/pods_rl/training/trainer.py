@@ -40,7 +40,7 @@ from ..recipe import Recipe
 from ..recipe.recipe import checkpoint_keys
 from ..rewards import Reward
 from ..rewards import score as score_texts
-from ..rewards.verifier import VerifierPool, default_pool
+from ..rewards.verifier import default_pool
 from ..runs.checkpoints import clean, prepare, prune, publish, staging
 from ..sandbox import Scores
 from ..tasks import Fitted, Task, fit_prompts, last_turn, load_task
@@ -244,20 +244,15 @@ def trl_reward(reward: Reward, *, limit: int, seconds: float | None = None) -> R
         else:
             scores = score_texts(reward, [last_turn(completion) for completion in completions], answer, seconds)
         if reward.verifies and log_metric is not None:
-            _log_losses(pool, before, log_metric)
+            processes = PartialState().num_processes  # TRL averages over them, so this is the sum
+            for name, earlier in zip(("timeouts", "crashes"), before, strict=True):
+                log_metric(f"pods/verifier_{name}", float((getattr(pool, name) - earlier) * processes))
         # To TRL, NaN is None, "does not apply"; here the whole rollout cannot be scored, which inf marks.
         return [math.inf if isinstance(x, float) and math.isnan(x) else x for x in scores]
 
     score.__name__ = reward.name
     score.range = reward.range  # type: ignore[attr-defined]
     return score
-
-
-def _log_losses(pool: VerifierPool, before: tuple[int, int], log_metric: Callable[[str, float], None]) -> None:
-    # TRL averages over processes; multiplied by their number, this is the sum.
-    processes = PartialState().num_processes
-    for name, earlier, now in zip(("timeouts", "crashes"), before, (pool.timeouts, pool.crashes), strict=True):
-        log_metric(f"pods/verifier_{name}", float((now - earlier) * processes))
 
 
 # -- checkpoints, published at once ------------------------------------------------------------------------------------

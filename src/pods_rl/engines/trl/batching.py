@@ -73,30 +73,12 @@ class BatchPlan:
     steps_per_generation: int
 
     @property
-    def rows_per_process(self) -> int:
-        """Rows one process trains on in an optimizer step."""
-        return self.micro_batch_rows * self.micro_batches
-
-    @property
-    def rows_per_step(self) -> int:
-        return self.rows_per_process * self.processes
-
-    @property
     def rows_per_generation(self) -> int:
         return self.micro_batch_rows * self.processes * self.steps_per_generation
 
     @property
     def prompts_per_generation(self) -> int:
         return self.rows_per_generation // self.num_generations
-
-    @property
-    def prompts_per_step(self) -> float:
-        """Prompts an optimizer step learns from; a fraction if a group is spread over several steps."""
-        return self.rows_per_step / self.num_generations
-
-    @property
-    def rollouts_per_step(self) -> float:
-        return self.prompts_per_step * self.num_rollouts
 
     @property
     def shares(self) -> Shares:
@@ -113,12 +95,14 @@ class BatchPlan:
         an optimizer step: 4 prompts, 256 rollouts generated, 64 rows trained
         a process: 128 rollouts generated, 32 rows trained in 4 micro-batches of 8
         """
-        step = (counted(self.prompts_per_step, "prompt"), counted(self.rollouts_per_step, "rollout"))
-        trained = counted(self.rows_per_process, "row"), counted(self.micro_batches, "micro-batch", "es")
+        rows = self.micro_batch_rows * self.micro_batches
+        prompts = rows * self.processes / self.num_generations  # a fraction if a group is spread over several steps
+        step = counted(prompts, "prompt"), counted(prompts * self.num_rollouts, "rollout")
+        trained = counted(rows, "row"), counted(self.micro_batches, "micro-batch", "es")
         own = counted(self.shares.rollouts_each, "rollout")
         return [
             ("a prompt", f"{counted(self.num_rollouts, 'rollout')} generated, {self.num_generations} trained"),
-            ("an optimizer step", f"{', '.join(step)} generated, {counted(self.rows_per_step, 'row')} trained"),
+            ("an optimizer step", f"{', '.join(step)} generated, {counted(rows * self.processes, 'row')} trained"),
             ("a process", f"{own} generated, {' trained in '.join(trained)} of {self.micro_batch_rows}"),
         ]
 
@@ -135,8 +119,8 @@ def batch_plan(settings: Mapping[str, Any], processes: int | None = None) -> Bat
         UserError: a number is below its minimum, n < m, a batch splits a group, or the rollouts cannot be shared
             equally by the processes (two values that work are named).
 
-    >>> batch_plan({"num_generations": 8, "num_rollouts": 32, "per_device_train_batch_size": 16}).rollouts_per_step
-    64.0
+    >>> batch_plan({"num_generations": 8, "num_rollouts": 32, "per_device_train_batch_size": 16}).prompts_per_generation
+    2
     """
     processes = get_world_size() if processes is None else processes
     m = _at_least("num_generations", settings.get("num_generations", 8), 2, "a single row has no advantage")

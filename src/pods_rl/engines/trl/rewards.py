@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
@@ -154,7 +154,11 @@ def watched(function: Any, name: str, policy: str, faults: Faults) -> Any:
         scores = await attempt(columns, rows)
         if isinstance(scores, BaseException):
             if policy == "raise":
-                _raise(scores, name, rows)
+                said = f"reward function {name!r} raised {{}} for a batch of {rows} completions. {_ADVICE['raise']}"
+                if isinstance(scores, SystemExit):
+                    raise UserError(plain_text(said.format(raised(scores)))) from scores
+                scores.add_note(plain_text(said.format("this")))
+                raise scores
             alone = [await attempt(one_row(columns, i, rows), 1) for i in range(rows)]
             scores = [x[0] if isinstance(x, list) else RewardFailure(f"raised {raised(x)}", error=x) for x in alone]
         return [_settled(score, row, columns, name, policy, faults) for row, score in enumerate(scores)]
@@ -166,15 +170,6 @@ def watched(function: Any, name: str, policy: str, faults: Faults) -> Any:
             return done.value
 
     return call if asynchronous else call_now
-
-
-def _raise(error: BaseException, name: str, rows: int) -> NoReturn:
-    """Raise what a function raised for a batch, with its own type and a note."""
-    said = f"reward function {name!r} raised {{}} for a batch of {rows} completions. {_ADVICE['raise']}"
-    if isinstance(error, SystemExit):
-        raise UserError(plain_text(said.format(raised(error)))) from error
-    error.add_note(plain_text(said.format("this")))
-    raise error
 
 
 def _settled(
