@@ -38,7 +38,7 @@ ALLOWED = {
     "evaluation": LOW | {"planning", "policies", "prefix_tree", "recipe", "rollouts", "tasks"},
     "training": LOW
     | {"engines", "evaluation", "planning", "policies", "recipe", "report", "rewards", "rollouts", "sandbox", "tasks"},
-    "experiment": LOW | {"recipe", "yaml_files"},
+    "experiment": LOW | {"recipe", "sandbox", "yaml_files"},
 }  # fmt: skip
 ROOT_MODULES = {"__init__", "__main__", "errors", "text", "yaml_files"}
 

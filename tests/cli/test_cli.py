@@ -25,7 +25,6 @@ from pods_rl.runs.checkpoints import publish, staging
 from . import pods
 
 PODS = [sys.executable, "-m", "pods_rl"]
-COMMANDS = ("train", "eval", "compare", "report", "plan", "select", "doctor", "recipes")
 
 
 @pytest.fixture
@@ -46,14 +45,6 @@ def trained(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pods_rl.training.run", SimpleNamespace(train=train))
     monkeypatch.chdir(tmp_path)
     return calls
-
-
-def test_help_names_every_command_and_shows_examples():
-    assert all(command in pods("--help").output for command in COMMANDS)
-    for command in COMMANDS:
-        output = pods(command, "--help").output
-        assert "Examples:" in output
-        assert f"    pods {command}" in output
 
 
 def test_mistakes_are_one_line_without_traceback(monkeypatch, capsys, tmp_path):
@@ -202,16 +193,12 @@ def test_a_recipe_is_named_by_a_word_alone(trained, tmp_path):
         (["train", "quickstart"], "use `pods compare"),
         (["train", "tiny-pod"], "Did you mean tiny-pods"),
         (["train", "~nobody-of-this-name"], "cannot be a path"),
-        (["train", "a" * 5000], r"aaa\.\.\. cannot be a path"),
         (["compare"], "Missing experiment"),
         (["doctor", "--foo", "bar"], "Missing recipe"),
         (["train"], "Missing recipe"),
-        (["plan"], "Missing recipe"),
         (["train", "tiny-pods", "--resume"], "--resume needs the directory of a run"),
-        (["train", "--recipe", "quickstart-podz"], "Did you mean quickstart-pods"),
         (["train", "--explain", "rulee"], "Did you mean rule"),
         (["recipes", "../../../etc/passwd"], "is not shipped"),
-        (["recipes", "tiny-pod"], "Did you mean tiny-pods"),
         (["compare", "quickstart", "--seeds", "1000000000"], "seeds: got 1000000000, expected"),
         (["compare", "quickstart", "--seeds", "[4294967296]"], "different whole numbers from 0 to 4294967295"),
     ],
@@ -230,12 +217,12 @@ def test_compare_checks_every_arm_with_the_libraries_before_anything_is_written(
 def test_compare_prints_failures_last_and_its_exit_code_is_1(monkeypatch, tmp_path):
     import pods_rl.experiment as running
 
-    def launch(job):
-        with RunWriter(job.output) as writer:
-            writer.write_config(job.config.read_text())
+    def launch(config, output, *_):
+        with RunWriter(output) as writer:
+            writer.write_config(config.read_text())
             writer.append_eval({"step": 0, "due": 0, "seconds": 0, "accuracy": 0.2})
             writer.append_eval({"step": 1, "due": 1, "seconds": 1, "accuracy": 0.3})
-            if "pods" in str(job.output):
+            if "pods" in str(output):
                 writer.write_status("failed", reason="ValueError: [red]bad\x1b[2J")
                 return 1
             writer.write_status("finished")
@@ -257,9 +244,9 @@ def test_compare_outlives_its_display(tmp_path, stream):
     program = """
 import sys, pods_rl.cli as c, pods_rl.experiment as running
 from pods_rl.runs import RunWriter
-def finish(job):
-    with RunWriter(job.output) as writer:
-        writer.write_config(job.config.read_text())
+def finish(config, output, *_):
+    with RunWriter(output) as writer:
+        writer.write_config(config.read_text())
         writer.append_eval({"step": 1, "seconds": 1.0, "elapsed": 1.0, "due": 1.0, "accuracy": 0.5})
         writer.write_status("finished")
     return 0
@@ -289,13 +276,6 @@ def test_recipes_are_listed_and_printed():
     assert "arms: grpo, grpo-ga, pods" in output
 
 
-def test_doctor_shows_versions_and_a_plan(monkeypatch):
-    result = pods("doctor", "--config", "tiny-pods", "--num_rollouts", "128")
-    for word in ("python", "torch", "trl", "bf16", "CPU threads", "disk", "tiny-pods"):
-        assert word in result.output
-    assert "1 prompt, 128 rollouts generated, 16 rows trained" in result.output
-
-
 def test_doctor_finds_what_is_missing(monkeypatch):
     from pods_rl.cli import doctor
 
@@ -312,22 +292,6 @@ def test_the_current_directory_comes_last_on_the_path(monkeypatch, tmp_path):
     assert sys.path[-1] == str(tmp_path)
 
 
-def test_a_traceback_that_quotes_a_model_cannot_steer_the_terminal(monkeypatch, capsys, tmp_path):
-    def app(**_: object) -> None:
-        raise ValueError("no number: \x1b[2J\x1b]0;owned\x07[/red]")
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(pods_rl.cli, "app", app)
-    with pytest.raises(SystemExit) as ended:
-        main()
-    words = capsys.readouterr().err
-    assert ended.value.code == 1
-    assert "\x1b" not in words
-    assert "raise ValueError" in words  # the place is still shown
-    assert words.endswith("ValueError: no number: \\x1b[2J\\x1b]0;owned\\x07[/red]\n")
-
-
 @pytest.mark.parametrize("words", [["--help"], ["doctor"], ["train", "--recipe", "tiny-pods"], ["report", "."]])
 def test_a_deleted_working_directory_is_one_line(tmp_path, words):
     gone = tmp_path / "gone"
@@ -337,16 +301,3 @@ def test_a_deleted_working_directory_is_one_line(tmp_path, words):
     assert done.returncode == 2
     assert done.stderr.startswith("Error: The working directory cannot be read")
     assert done.stderr.count("\n") == 1
-
-
-def test_every_option_is_shown_with_underscores_and_taken_in_both_spellings(trained):
-    import typer
-
-    commands = typer.main.get_command(pods_rl.cli.app).commands
-    shown = [word for command in commands.values() for option in command.params for word in option.opts]
-    assert [word for word in shown if "-" in word.removeprefix("--").removeprefix("-")] == []
-    for word in ("--dry_run", "--dry-run"):
-        output = pods("train", "--config", "tiny-pods", word).output
-        assert "num_rollouts: 64" in output
-        assert "1 prompt, 64 rollouts generated, 16 rows trained" in output
-    assert trained.made == []

@@ -89,26 +89,6 @@ def test_published_runs_are_compared_in_pairs(published: Path) -> None:
     assert settled["random-n64-m16"] == "false"
 
 
-def write_csv(path: Path, *, arms: dict[str, str], header: str = "") -> Path:
-    """Two runs of each arm that rise from 0.5 by 0.1 an hour, the second arm and the later ones twice as fast."""
-    lines = [f"arm,run,hours,answer_accuracy{header}"]
-    for rank, (arm, columns) in enumerate(arms.items()):
-        for run in (1, 2):
-            lines += [f"{arm},{run},{h},{0.5 + 0.1 * h * (1 + min(rank, 1))}{columns}" for h in (1, 2, 3, 4)]
-    path.write_text("\n".join(lines))
-    return path
-
-
-def test_before_and_after_are_an_ablation_of_a_csv(tmp_path: Path) -> None:
-    arms = {"grpo": ",none,16,16,", "after": ",max_variance,64,16,after", "before": ",max_variance,64,16,before"}
-    path = write_csv(tmp_path / "runs.csv", arms=arms, header=",rule,n,m,advantages")
-    printed = pods("report", "--csv", path, "--output", tmp_path / "out").stdout
-    assert "0.400 above" in printed
-    assert "2.00x" in printed
-    rows = [(row["axis"], row["value"]) for row in rows_of(tmp_path / "out" / "ablations.csv")]
-    assert rows == [("n", "16 (GRPO)"), ("n", "64"), ("advantages", "after"), ("advantages", "before")]
-
-
 def test_a_wrong_command_is_refused() -> None:
     for words, message in (((), "Name the runs"), (("--csv", "gone.csv"), "Cannot read gone.csv as CSV")):
         with pytest.raises(UserError, match=message):

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from pods_rl.cli import app
 from pods_rl.cli.catalog import _REFUSALS_SHOWN
-from pods_rl.errors import UserError
 from pods_rl.recipe.schema import TASKS
 from pods_rl.tasks import Task
 
@@ -74,18 +73,6 @@ def test_a_task_that_cannot_be_loaded_fails_and_the_others_are_still_checked(mon
     assert result.exit_code == 1
     assert "not loaded: the data set DigitalLearningGmbH/MATH-lighteval of the hub gives no split" in result.output
     assert any(line.startswith("train 5 prompts, 5 gold answers accepted") for line in lines_of(result))
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["check", "gsm8"], r"unknown name gsm8. Did you mean gsm8k"),
-        (["check", "countdown", "--task_trian_size", "5"], "task_trian_size: unknown key"),
-    ],
-)
-def test_mistakes_are_named(words, message):
-    with pytest.raises(UserError, match=message):
-        pods(*words)
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"no published data in {SHARED.name} beside the repository")

@@ -8,10 +8,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from pods_rl.cli import app
 from pods_rl.runs import Run
+
+from . import pods
 
 RECIPE = {
     "num_generations": 2,
@@ -40,12 +40,6 @@ def place(tmp_path, monkeypatch):
     tokenizer.save_pretrained("policy")
     Path("r.yaml").write_text(yaml.safe_dump({"model_name_or_path": "./policy", **RECIPE}))
     return tmp_path
-
-
-def pods(*words: str):
-    result = CliRunner().invoke(app, list(words), catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result
 
 
 def test_train_resume_and_evaluate(place):

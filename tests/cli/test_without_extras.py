@@ -46,11 +46,3 @@ def test_the_doctor_says_that_the_recipe_cannot_train_here():
     result = pods("doctor", "--config", "gsm8k-qwen2.5-3b-pods")
     assert result.exit_code == 1
     assert "needs vllm" in one_line(result.output)
-
-
-def test_an_experiment_that_ends_by_its_steps_promises_no_seconds(tmp_path):
-    (tmp_path / "e.yaml").write_text("arms: {a: {}, b: {}}\nbase: tiny-pods\nmax_seconds: null\nmax_steps: 2\n")
-    assert (
-        "2 runs: 2 arms x 1 seed, limited by their steps"
-        in pods("compare", "--config", tmp_path / "e.yaml", "--dry-run").output
-    )

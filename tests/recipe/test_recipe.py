@@ -73,14 +73,9 @@ def test_each_part_gets_its_own_keys():
 
 # what no library checks: refused when a recipe is loaded, before torch is imported
 REFUSED = [
-    ({"num_rolouts": 64}, "r.yaml: num_rolouts: unknown key. Did you mean num_rollouts?"),
-    ({"learning_rate": "fast"}, "learning_rate: got the text 'fast', expected a number."),
     ({"num_generations": 16}, "Set per_device_train_batch_size to 16 or 32."),
-    ({"num_rollouts": 4}, "cannot keep 8 of 4 rollouts"),
     ({"num_iterations": 0}, "num_iterations: got 0"),
     ({"seed": 2**32}, "seed: got 4294967296"),
-    ({"loss_type": "gpro"}, "Did you mean grpo?"),
-    ({"max_seconds": None}, "set max_seconds (training clock), max_steps or both"),
     ({"lr_scheduler_type": "cosine"}, "set max_steps as well"),
     ({"save_strategy": "best"}, "Expected one of no, steps, epoch"),
     ({"max_completion_length": None}, "max_completion_length = null"),
@@ -90,10 +85,8 @@ REFUSED = [
     ({"task": "arithmetic", "dataset_name": "x.jsonl"}, "does not read dataset_name"),
     ({"dataset_name": "gone.jsonl", "model_name_or_path": "tiny"}, "there is no such file or directory"),
     ({"task": "gsm8k"}, "model_name_or_path is not set"),
-    ({"model_name_or_path": "./gone"}, "there is no such directory"),
     ({"hub_token": "hf_abc"}, "set HF_TOKEN in the environment"),
     ({"eval_strategy": "steps"}, "use eval_seconds"),
-    ({"generation_kwargs": {"a": [float("inf")]}}, "expected finite numbers"),
 ]  # fmt: skip
 
 

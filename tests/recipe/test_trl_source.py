@@ -6,8 +6,7 @@ import dataclasses
 
 import pytest
 
-from pods_rl.recipe.fields import COMPUTED, pods_fields, trl_fields
-from pods_rl.recipe.schema import REWARDS, UNSUPPORTED, fields
+from pods_rl.recipe.schema import COMPUTED, REWARDS, UNSUPPORTED, fields, pods_fields, trl_fields
 
 
 @pytest.fixture(scope="module")

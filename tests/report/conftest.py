@@ -13,28 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.reliability.payloads import scripts
 
-from pods_rl.cli import watch
-from pods_rl.report import ReportFiles, build_report
+from pods_rl.report import ReportFiles, build_report, live
 
 PHASES = {"grpo": (0.10, 0.004, 0.0, 0.09), "pods": (0.19, 0.016, 0.0002, 0.09)}
 RATES = {"grpo": 0.6, "pods": 1.5}
 
-PAYLOADS = [
-    "<script>document.title='pwned'</script>",
-    "</script><script>document.title='pwned'</script>",
-    "<img src=x onerror=\"document.title='pwned'\">",
-    "<svg/onload=document.title='pwned'>",
-    "<a href=\"javascript:document.title='pwned'\">x</a>",
-    "'\" onmouseover=document.title='pwned' x=\"",
-    "<iframe srcdoc=\"<script>parent.document.title='pwned'</script>\"></iframe>",
-    "</pre></details></section><form action=https://example.invalid><input autofocus onfocus=document.title='pwned'>",
-    "{{ 7 * 7 }}{% raw %}",
-    "<!--<script>",
-    "-->]]></textarea><template><style>*{}",
-    "<base href=https://example.invalid/><meta http-equiv=refresh content='0;url=https://example.invalid'>",
-    "\u202e\x00\x1b]0;pwned\x07&lt;b&gt;",
-]
+PAYLOADS = scripts("https://example.invalid")
 
 
 def write_run(
@@ -165,7 +151,7 @@ def grow(run: Path, due: float, accuracy: float) -> None:
 
 @contextmanager
 def serving(page: Any) -> Iterator[int]:
-    with watch._server(page, 0) as server:
+    with live.server(page, 0) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         try:
             yield server.server_port

@@ -153,9 +153,6 @@ HAZARDS: dict[str, Callable[[Path], object]] = {
     "directory": Path.mkdir,
     "loop of links": lambda path: path.symlink_to(path.name),
     "link to a device": lambda path: path.symlink_to("/dev/zero"),
-    "binary": lambda path: path.write_bytes(bytes(range(256)) * 100),
-    "half written": lambda path: path.write_text('{"step": 1, "sec'),
-    "deep": lambda path: path.write_text("[" * 100_000),
 }
 
 
@@ -173,7 +170,7 @@ def test_any_file_of_a_run_may_be_anything(experiment: Path, hazard: str) -> Non
     print_summary(report, Console(file=io.StringIO()))
     (note,) = (note for note in report.notes if note.startswith("Skipped unreadable data"))
     assert "config.yaml" in note
-    assert "evals.jsonl" in note or hazard in ("half written", "deep")  # a last line may still be written
+    assert "evals.jsonl" in note
 
 
 def test_what_is_skipped_within_a_file_is_named(experiment: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pods_rl.report import Speedup, speedups
-from pods_rl.report.statistics import difference, mean_curve
+from pods_rl.report.statistics import difference
 
 Runs = list[list[float]]  # NaN: no such checkpoint
 NAN, INF = float("nan"), float("inf")
@@ -119,13 +119,6 @@ def test_a_run_that_died_early_is_in_the_mean_as_far_as_it_got() -> None:
     assert speedup(base, clock, alive, clock, criterion="p99").arm_time == 30.0
     most_died = [[0.2, 0.4, math.nan, math.nan]] * 2 + [[0.2, 0.4, 0.7, 0.9]]
     assert speedup(base, clock, most_died, clock).arm_time == math.inf  # one run of three is too few for a mean
-
-
-def test_mean_leaves_out_what_few_runs_have() -> None:
-    scores = [[0.1, 0.3, 0.9], [0.3, NAN, NAN], [0.2, NAN, NAN], [0.4, 0.5, NAN]]
-    np.testing.assert_allclose(mean_curve(scores), [0.25, NAN, NAN])  # two of four are no majority
-    drawn = np.array([[0.0, 2, 2, 0], [1, 0, 0, 3]])
-    np.testing.assert_allclose(mean_curve(scores, drawn), [[0.25, NAN, NAN], [0.325, 0.45, NAN]])
 
 
 @pytest.mark.parametrize(("arm", "ratio", "never"), [([0.6, 0.6], INF, 0.0), ([0.1, 0.2], 0.0, 1.0)])

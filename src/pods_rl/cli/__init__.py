@@ -22,7 +22,7 @@ from ..distributed.streams import drop_pending_output, lost_output, settle_strea
 from ..errors import UserError
 from ..runs.files import write_failure
 from ..text import console, plain_text, safe_text
-from . import catalog, compare, doctor, evaluate, plan, select, train, watch
+from . import catalog, compare, doctor, evaluate, select, train
 
 app = typer.Typer(
     name="pods",
@@ -52,8 +52,10 @@ _takes_keys(options_metavar=f"[EXPERIMENT] {_KEYS}", short_help="Train every arm
     compare.compare
 )
 app.command(short_help="Write the report of finished runs.")(compare.report)
-app.command(short_help="Show the report of runs while they train.")(watch.watch)
-_takes_keys(options_metavar=_RECIPE, short_help="Find the n and m with most signal a second, by measuring.")(plan.plan)
+app.command(short_help="Show the report of runs while they train.")(compare.watch)
+_takes_keys(options_metavar=_RECIPE, short_help="Find the n and m with most signal a second, by measuring.")(
+    doctor.plan
+)
 app.command()(select.select)
 _takes_keys(options_metavar=_RECIPE, short_help="Check whether this machine can train.")(doctor.doctor)
 app.command(short_help="List recipes, experiments and configurations.")(catalog.recipes)

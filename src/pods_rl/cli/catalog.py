@@ -14,7 +14,7 @@ from ..engines.trl.batching import counted
 from ..errors import UserError
 from ..recipe import Origin, build_recipe, shipped_arms, shipped_recipes
 from ..recipe.catalog import accelerate_configs, read_arm
-from ..recipe.fields import parse_overrides
+from ..recipe.schema import parse_overrides
 from ..text import console, plain_text, safe_text, short, suggest
 from ..yaml_files import dump_yaml
 
@@ -48,8 +48,6 @@ def recipes(
     """
     arms, files = shipped_arms(), shipped_recipes() | accelerate_configs()
     if name is None:
-        if path:
-            raise UserError("--path needs a NAME that `pods recipes` lists.")
         _list_recipes()
     elif name not in arms and name not in files:
         near = suggest(name, [*files, *arms]) or " `pods recipes` lists all names."

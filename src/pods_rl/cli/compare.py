@@ -1,9 +1,12 @@
-"""``pods compare``: arms x seeds, then the report; ``pods report``: only the report."""
+"""``pods compare``: arms x seeds, then the report; ``pods report`` and ``pods watch``: its report, once or live."""
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
 import sys
+import webbrowser
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -212,3 +215,46 @@ def _check_folder(folder: Path, csv: Path | None, force: bool) -> None:
 def _declared_baseline(directories: Sequence[Path]) -> str:
     declared = read_mapping(directories[0] / "experiment.yaml") if len(directories) == 1 else {}
     return str(declared.get("baseline", "grpo"))
+
+
+def watch(
+    directory: Annotated[Path, Argument(help="A run or an experiment; it may begin later.")],
+    port: Annotated[int, Option(min=0, max=65535, help="0: a free one.")] = 8760,
+    no_browser: Annotated[bool, Option("--no_browser", help="Print the address only.")] = False,
+    baseline: Annotated[str | None, Option(help="The arm to compare with. [default: as pods report]")] = None,
+) -> None:
+    """Show the report of runs while they train, in a browser.
+
+    The page updates itself. It is served on this machine only (127.0.0.1), and does not change the runs. Ctrl-C ends
+    it; the runs continue.
+
+    \b
+    Examples:
+      pods watch runs/mine
+      pods watch runs/quickstart --port 9000 --no-browser
+    """
+    from ..report.live import LOOPBACK, LivePage, server
+
+    if not directory.is_dir() and (directory.exists() or not directory.absolute().parent.is_dir()):
+        raise UserError(f"{directory} is not a directory, nor a place for one: name a run or an experiment.")
+    live = LivePage(directory, baseline=lambda: baseline or _declared_baseline([directory]))
+    with stop_on_signals() as stop, live as page, server(page, port) as pages:
+        address = f"http://{LOOPBACK}:{pages.server_port}/"
+        console().print(f"Watching {safe_text(directory)} at {address}  (Ctrl-C ends this, not the runs)")
+        _open(address, pages.server_port, wanted=not no_browser)
+        try:
+            pages.serve_forever()
+        except KeyboardInterrupt:
+            stop.over()
+            console().print("Stopped watching.")
+    if stop.number not in (None, signal.SIGINT):
+        raise typer.Exit(stop.code)
+
+
+def _open(address: str, port: int, *, wanted: bool) -> None:
+    """Open a browser if there is a screen; on a machine reached through ssh, print how to see the page."""
+    screen = not sys.platform.startswith("linux") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if wanted and screen:
+        webbrowser.open(address)
+    elif os.environ.get("SSH_CONNECTION"):
+        console().print(f"From your own machine: ssh -L {port}:127.0.0.1:{port} THIS_MACHINE, then open {address}")

@@ -1,4 +1,4 @@
-"""``pods doctor``: check whether this machine can train, and show what a recipe does on it."""
+"""``pods doctor``: whether this machine can train, and what a recipe does on it; ``pods plan``: its best n and m."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import platform
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
 import typer
+from typer import Option
 
 from ..recipe import load_recipe
-from ..text import console, safe_text
-from .train import Config, named_recipe, show_plan
+from ..text import console, plain_text, safe_text
+from .train import Config, named_recipe, show_plan, stoppable
 
 TESTED_TRL = "1.16"
 _PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "math-verify", "pyarrow")
@@ -84,3 +86,31 @@ def check_machine() -> Iterator[Finding]:
     yield "ok", "CPU threads", str(torch.get_num_threads())
     free = shutil.disk_usage(Path.cwd()).free / _GIB
     yield "ok" if free > 5 else "note", "disk", f"{free:.1f} GiB free in {Path.cwd()}"
+
+
+def plan(
+    context: typer.Context,
+    config: Config = None,
+    seconds: Annotated[float, Option(min=1, max=1e6, help="Seconds to measure and time, after loading.")] = 120,
+) -> None:
+    """Find the n and m with the most signal a second for a recipe, by measuring.
+
+    Measures the seconds of a rollout, a prompt and a trained row and the rewards of the policy on real steps, models
+    each n and m, then times plain GRPO and the three best. Recommends only a setting that it timed. Rows a step and the
+    learning rate stay. Set any key of the recipe with --KEY VALUE. The last line of the output has the options
+    of `pods train` for the recommended n and m.
+
+    \b
+    Examples:
+      pods plan tiny-pods
+      pods plan --config my.yaml --seconds 600
+    """
+    recipe = load_recipe(*named_recipe(context, config))
+    recipe.check_reachable()
+    from ..training.planning import plan_recipe
+    from ..training.progress import LiveLine
+
+    with stoppable() as stop, stop.at_once(), LiveLine(console()) as line:
+        made = plan_recipe(recipe, seconds, show=line.show)
+    print("\n".join(map(plain_text, made.lines())))
+    print("Train with: pods train ...", *(f"--{key} {value}" for key, value in made.chosen.setting.keys.items()))

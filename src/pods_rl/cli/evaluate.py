@@ -16,7 +16,7 @@ from ..distributed.streams import outlive_output
 from ..engines.trl.batching import counted
 from ..errors import UserError
 from ..recipe import Origin, Recipe, build_recipe, load_recipe
-from ..recipe.fields import parse_overrides
+from ..recipe.schema import parse_overrides
 from ..runs import Run
 from ..runs.checkpoints import last_good, verify
 from ..runs.files import CHECKPOINTS, open_own

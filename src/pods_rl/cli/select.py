@@ -28,16 +28,11 @@ _QUOTED = 43  # characters to quote of a bad line
 
 @dataclass
 class Rollout:
-    """One rollout of the input: its values, group and reward (NaN: unscored).
-
-    ``rank`` and ``advantage`` are set for kept rollouts; rank 1 is the highest reward among those kept in a group.
-    """
+    """One rollout of the input: its values, group and reward (NaN: unscored)."""
 
     values: dict[str, Any]
     group: str
     reward: float
-    rank: int = 0
-    advantage: float = 0.0
 
 
 def select(
@@ -84,8 +79,7 @@ def select(
     rows = read_rollouts(rollouts, group_by, reward_key)
     kept = keep_best(rows, keep, rule, advantages, seed)
     if output is not None:
-        added = [{"selected_rank": row.rank, "advantage": row.advantage} for row in kept]
-        lines = [new | row.values | new for new, row in zip(added, kept, strict=True)]
+        lines = [new | rows[place].values | new for place, new in kept.items()]
         text = "".join(to_json(line, ascii_only=output == "-") + "\n" for line in lines)
         if output == "-":
             sys.stdout.write(text)
@@ -152,42 +146,40 @@ def _rollout(item: bytes | dict[str, Any], file: str, place: str, group_by: str,
     return Rollout(values, file + json.dumps(values[group_by], sort_keys=True, default=str), float(reward))
 
 
-def keep_best(rows: list[Rollout], keep: int, rule: str, when: str, seed: int) -> list[Rollout]:
-    """Select in every group; return the kept rollouts, with rank and advantage, in the order of the rows."""
+def keep_best(rows: list[Rollout], keep: int, rule: str, when: str, seed: int) -> dict[int, dict[str, Any]]:
+    """Select in every group; return rank and advantage of each kept row, by its place. Rank 1 is the highest reward."""
     import torch
 
     from .. import selection
 
     selection.get_rule(rule)
-    groups: dict[str, list[Rollout]] = {}
-    for row in rows:
-        groups.setdefault(row.group, []).append(row)
+    groups: dict[str, list[int]] = {}
+    for place, row in enumerate(rows):
+        groups.setdefault(row.group, []).append(place)
+    added: dict[int, dict[str, Any]] = {}
     generator = torch.Generator().manual_seed(seed)
     for group in groups.values():
-        rewards_1N = torch.tensor([[row.reward for row in group]], dtype=torch.float64)
+        rewards_1N = torch.tensor([[rows[place].reward for place in group]], dtype=torch.float64)
         try:
-            if len(group) <= keep:
-                chosen = selection.Selection(torch.arange(len(group))[None])
-            else:
-                chosen = selection.select(rewards_1N, keep, rule, generator)
+            chosen = selection.select(rewards_1N, min(keep, len(group)), rule, generator)
             advantages_1M = selection.advantages(rewards_1N, chosen, when=when)  # type: ignore[arg-type]
         except (TypeError, ValueError) as error:
             raise UserError(f"Cannot select: {error}") from error
-        kept = sorted(zip(chosen.indices[0].tolist(), advantages_1M[0].tolist(), strict=True))
+        kept = sorted(zip((group[at] for at in chosen.indices[0].tolist()), advantages_1M[0].tolist(), strict=True))
         # highest reward first, unscored ones last, ties in the file's order
-        kept.sort(key=lambda one: (math.isnan(group[one[0]].reward), -group[one[0]].reward))
+        kept.sort(key=lambda one: (math.isnan(rows[one[0]].reward), -rows[one[0]].reward))
         for rank, (place, advantage) in enumerate(kept, start=1):
-            group[place].rank, group[place].advantage = rank, advantage
-    return [row for row in rows if row.rank]
+            added[place] = {"selected_rank": rank, "advantage": advantage}
+    return dict(sorted(added.items()))
 
 
-def _summarise(rows: list[Rollout], kept: list[Rollout], keep: int, output: str | None) -> None:
+def _summarise(rows: list[Rollout], kept: dict[int, dict[str, Any]], keep: int, output: str | None) -> None:
     out = console(stderr=output in ("-", "/dev/stdout"))
-    for name, some in (("all", rows), ("kept", kept)):
+    for name, some in (("all", rows), ("kept", [rows[place] for place in kept])):
         scored = [row.reward for row in some if not math.isnan(row.reward)]
         out.print(f"{name:<4} {counted(len(some), 'row')}, mean reward {mean(scored or [math.nan]):.4g}")
     sizes = Counter(row.group for row in rows)
-    spread = {row.group for row in kept if row.advantage != 0}
+    spread = {rows[place].group for place, new in kept.items() if new["advantage"] != 0}
     out.print(f"{counted(len(sizes), 'group')}, {len(sizes) - len(spread)} with equal rewards (no signal)")
     if small := sum(size < keep for size in sizes.values()):
         out.print(f"[yellow]{counted(small, 'group')} of fewer than {keep} rows: all rows are kept[/yellow]")

@@ -19,8 +19,7 @@ from ..engines.trl.batching import BatchPlan
 from ..errors import Interrupted, UserError
 from ..recipe import Recipe, find_accelerate_config, load_recipe
 from ..recipe.catalog import accelerate_processes, check_accelerate
-from ..recipe.fields import parse_overrides
-from ..recipe.schema import explain, fields
+from ..recipe.schema import explain, fields, parse_overrides
 from ..runs import Run, RunInUseError, RunWriter
 from ..runs.files import LOG
 from ..text import console, plain_text, safe_text, short, suggest
@@ -92,10 +91,8 @@ def train(
             show_plan(recipe.batch_plan(launch and launch.processes))
             note_missing(recipe)
             return
-        _check_machine(recipe, launch)
-        output = output or _default_output(recipe)
         again = {"resume": resume, "allow_changed_recipe": allow_changed_recipe}
-        _check_output(recipe, output, launch, **again)
+        output = _prepare(recipe, output, launch, **again)
         with _last_words(output, launch):
             if launch:
                 status = _launch_run(launch, named, keys, output, again, stop)
@@ -171,29 +168,21 @@ def _show_key(key: str) -> None:
     print(explain(key))
 
 
-def _check_machine(recipe: Recipe, launch: Launch | None) -> None:
-    """Raise UserError, before torch and the model are loaded, if the recipe cannot train here."""
+def _prepare(
+    recipe: Recipe, output: Path | None, launch: Launch | None, *, resume: bool, allow_changed_recipe: bool
+) -> Path:
+    """Return the run's directory; raise UserError, before torch and the model load, if the run cannot start."""
     from ..rewards import check_rewards
+    from ..training.resume import find_start
 
     recipe.check_reachable()
     if launch:  # each process checks its rewards itself
         check_accelerate(launch.config)
     else:
         check_rewards(recipe.values)
-
-
-def _default_output(recipe: Recipe) -> Path:
-    if get_world_size() > 1:
+    if output is None and get_world_size() > 1:
         raise UserError("Several processes need one directory for the run: give it with --output.")
-    return Path("runs") / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}"
-
-
-def _check_output(
-    recipe: Recipe, output: Path, launch: Launch | None, *, resume: bool, allow_changed_recipe: bool
-) -> None:
-    """Raise UserError, before torch and the model are loaded, if the run cannot use this directory."""
-    from ..training.resume import find_start
-
+    output = output or Path("runs") / f"{recipe.name}-{datetime.now():%Y%m%d-%H%M%S}"
     if resume:
         processes = launch.processes if launch else get_world_size()
         find_start(recipe, output, processes=processes, changed=allow_changed_recipe, hashes=False)
@@ -201,6 +190,7 @@ def _check_output(
         with RunWriter(output, resume=resume) as writer:
             if launch and resume:  # otherwise the status of the earlier run would decide the exit code
                 writer.write_status("running", reason="loading")
+    return output
 
 
 # -- starting a run ---------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from ..runs import to_json, write_parquet
 from ..runs.files import encoded, open_own
 from ..tasks import Task, fit_prompts, load_task
 from . import Evaluation, evaluate
-from .sampling import GenerateSampler, RowsDone, Sampler, Sampling, VLLMSampler, sampling_of, vllm_is_installed
+from .sampling import GenerateSampler, RowsDone, Sampler, Sampling, VLLMSampler, sampling_of
 
 RESULTS = "results.jsonl"
 
@@ -93,7 +94,7 @@ def choose_backend(wanted: str, *, on_cpu: bool = False, task: Task | None = Non
         raise UserError(f"--backend {wanted}: expected one of auto, generate, vllm.")
     several, converses = get_world_size() > 1, task is not None and task.converses
     if wanted == "auto":
-        usable = vllm_is_installed() and torch.cuda.is_available() and not (on_cpu or several or converses)
+        usable = find_spec("vllm") and torch.cuda.is_available() and not (on_cpu or several or converses)
         return "vllm" if usable else "generate"
     if wanted == "vllm" and several:
         raise UserError("--backend vllm runs as one process: start it alone, with --vllm_tensor_parallel_size GPUS.")

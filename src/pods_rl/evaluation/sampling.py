@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, Protocol
 
 import torch
@@ -138,11 +137,6 @@ class GenerateSampler:
         return Completion(self.tokenizer.decode(kept, skip_special_tokens=True), len(kept), length is not None, kept)
 
 
-def vllm_is_installed() -> bool:
-    """Return whether vLLM is installed."""
-    return find_spec("vllm") is not None
-
-
 class VLLMSampler:
     """Completes prompts with a vLLM engine (0.22 to 0.31).
 
@@ -162,8 +156,6 @@ class VLLMSampler:
     backend = "vllm"
 
     def __init__(self, policy: Policy, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None:
-        if not vllm_is_installed():
-            raise UserError("vLLM is not installed: pip install '.[vllm]' in a checkout, or use --backend generate.")
         self.tokenizer, quantised, lora = tokenizer, recipe.values.get("load_in_4bit"), {}
         try:
             if policy.adapter is not None:

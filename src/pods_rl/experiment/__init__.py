@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock
@@ -23,17 +23,15 @@ from ..distributed.signals import Stop, stop_on_signals
 from ..errors import UserError
 from ..recipe import Recipe, build_recipe, find_accelerate_config, find_recipe
 from ..recipe.catalog import accelerate_processes, check_accelerate, split_experiment
-from ..recipe.recipe import differences
-from ..recipe.schema import fields
+from ..recipe.recipe import convert, differences
 from ..runs import Run, RunInUseError, RunWriter, end_run, is_run, write_atomic
 from ..runs.files import LOG, begins_with, open_own
 from ..text import describe
-from ..yaml_files import Origin, YAMLError, dump_yaml, parse_value, parse_yaml, read_yaml
+from ..yaml_files import Origin, YAMLError, dump_yaml, parse_value, read_yaml
 
-__all__ = ["Event", "Experiment", "Job", "PlannedRun", "build_experiment", "load_experiment", "run_experiment"]
+__all__ = ["Event", "Experiment", "PlannedRun", "build_experiment", "load_experiment", "run_experiment"]
 
 Kind = Literal["started", "skipped", "finished", "stopped", "failed"]
-Launch = Callable[["Job"], int]
 _POLL = 1.0  # seconds between signals to runs that are asked to end
 _in_progress: set[subprocess.Popen[bytes]] = set()
 HEAD = "# pods compare: the experiment of this directory\n"  # how a stored experiment begins
@@ -122,11 +120,7 @@ def build_experiment(
             f"{source.where('baseline')}baseline: {describe(baseline)} is not an arm: expected one of "
             f"{', '.join(arms)}."
         )
-    for key, word in overrides.items():  # values of the right type, for experiment.yaml
-        try:
-            base[key] = fields()[key].parse(word) if key in fields() and isinstance(word, str) else word
-        except ValueError as error:
-            raise UserError(f"--{key}: {error}") from None
+    base |= convert(overrides, None)
     name = values.get("name") or Path(source.name).stem
     if not isinstance(name, (str, int)) or Path(str(name)).name != str(name):
         raise UserError(f"{source.where('name')}name: got {describe(name)}, expected the name of a directory.")
@@ -166,27 +160,6 @@ class Event:
     reason: str | None = None
 
 
-@dataclass(frozen=True)
-class Job:
-    """A run to start: the recipe's file, the run's directory, its launcher and environment.
-
-    ``accelerate``: the configuration to launch several processes with; None: one process.
-    ``environment``: variables to add to those of this process.
-    """
-
-    config: Path
-    output: Path
-    accelerate: Path | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def command(self) -> list[str]:
-        words = ["train", "--config", str(self.config), "--output", str(self.output)]
-        if self.accelerate is not None:
-            words += ["--accelerate_config", str(self.accelerate)]
-        return [sys.executable, "-m", "pods_rl", *words]
-
-
 def run_experiment(
     experiment: Experiment,
     output: str | Path,
@@ -194,7 +167,6 @@ def run_experiment(
     *,
     force: bool = False,
     parallel: int = 1,
-    launch: Launch | None = None,
 ) -> dict[Kind, int]:
     """Make every run that is not finished yet, `parallel` at a time, and count how they ended.
 
@@ -206,7 +178,6 @@ def run_experiment(
         force: make finished runs again if their recipe has changed, rather than raise.
         parallel: runs at the same time, each on its own GPU if there are enough. On a CPU they share the cores:
             set ``threads``.
-        launch: makes a run and returns the exit code; by default a `pods train`. Called in other threads.
 
     Raises:
         UserError: a recipe is wrong, a finished run has another recipe, or another call is making this experiment;
@@ -226,7 +197,7 @@ def run_experiment(
         (output / "configs").mkdir(exist_ok=True)
         write_atomic(output / "experiment.yaml", experiment.to_yaml())
         parallel = min(parallel, len(plan))
-        runner = _Runner(experiment, output, on_event, launch or train_in_process, parallel, finished)
+        runner = _Runner(experiment, output, on_event, parallel, finished)
         with ThreadPoolExecutor(parallel) as pool, stop_on_signals() as stop:
             futures: list[Future[None]] = []
             try:
@@ -262,8 +233,7 @@ def _is_finished(path: Path, run: PlannedRun, *, force: bool) -> bool:
     """Return whether a run is finished; raise UserError if it finished with another recipe."""
     if not is_run(path) or Run(path).state != "finished":
         return False
-    wanted, _ = parse_yaml(run.recipe.to_yaml(), run.recipe.source)
-    changed = differences(Run(path).config, wanted)
+    changed = differences(Run(path).config, run.recipe.values)
     if changed and not force:
         was = ", ".join(f"{key} (was {was}, now {now})" for key, (was, now) in changed.items())
         raise UserError(
@@ -280,11 +250,10 @@ class _Runner:
         experiment: Experiment,
         output: Path,
         on_event: Callable[[Event], None],
-        launch: Launch,
         parallel: int,
         finished: set[Path],
     ) -> None:
-        self._output, self._on_event, self._launch, self._finished = output, on_event, launch, finished
+        self._output, self._on_event, self._finished = output, on_event, finished
         self._total = len(experiment.arms) * len(experiment.seeds)
         self._accelerate = find_accelerate_config(experiment.accelerate) if experiment.accelerate else None
         gpus = visible_gpus() if self._accelerate is None else []
@@ -324,7 +293,7 @@ class _Runner:
     def _train(self, run: PlannedRun, path: Path, environment: dict[str, str]) -> tuple[Kind, str | None]:
         config = self._output / "configs" / f"{run.arm}-seed-{run.seed}.yaml"
         write_atomic(config, run.recipe.to_yaml())
-        code = self._launch(Job(config, path, self._accelerate, environment))
+        code = train_in_process(config, path, self._accelerate, environment)
         ended = ("stopped", "interrupted") if self.stopping else ("failed", _why(code, path / LOG))
         end_run(path, *ended)  # unless it has written how it ended
         status = Run(path).status
@@ -342,13 +311,22 @@ def _set_aside(path: Path, attempts: Path) -> None:
         os.replace(path, kept)
 
 
-def train_in_process(job: Job) -> int:
-    """Run `pods train` in its own process, which prints to ``log.txt`` of the run's directory; return the exit code."""
-    job.output.mkdir(parents=True, exist_ok=True)
-    with open_own(job.output / LOG, "wb") as log:
+def train_in_process(config: Path, output: Path, accelerate: Path | None, environment: Mapping[str, str]) -> int:
+    """Run `pods train` in its own process, which prints to ``log.txt`` of the run's directory; return the exit code.
+
+    Args:
+        config: the recipe's file.
+        output: the run's directory.
+        accelerate: the configuration to launch several processes with; None: one process.
+        environment: variables to add to those of this process.
+    """
+    words = ["train", "--config", str(config), "--output", str(output)]
+    words += [] if accelerate is None else ["--accelerate_config", str(accelerate)]
+    output.mkdir(parents=True, exist_ok=True)
+    with open_own(output / LOG, "wb") as log:
         process = subprocess.Popen(
-            job.command,
-            env={**os.environ, "PYTHONSAFEPATH": "1", **job.environment},  # no file here shadows a module
+            [sys.executable, "-m", "pods_rl", *words],
+            env={**os.environ, "PYTHONSAFEPATH": "1", **environment},  # no file here shadows a module
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -362,6 +340,10 @@ def train_in_process(job: Job) -> int:
 
 def _end(futures: Sequence[Future[None]], stop: Stop) -> None:
     """Start no more runs, and wait until those in progress have saved themselves; a second SIGINT kills them."""
+    import psutil
+
+    from ..sandbox.worker import end_leader
+
     for future in futures:
         future.cancel()
     asked: set[object] = set()
@@ -369,7 +351,8 @@ def _end(futures: Sequence[Future[None]], stop: Stop) -> None:
     def pass_on(number: int, again: bool) -> None:
         for process in list(_in_progress):
             if again and number == signal.SIGINT:
-                _kill(process)
+                with suppress(psutil.NoSuchProcess):
+                    end_leader(psutil.Process(process.pid))
             elif again or process not in asked:
                 asked.add(process)
                 process.terminate()  # not SIGINT: a terminal has already sent it to the run, and a second one kills
@@ -377,17 +360,6 @@ def _end(futures: Sequence[Future[None]], stop: Stop) -> None:
     with stop.passed_to(pass_on):
         while wait(futures, timeout=_POLL).not_done:
             pass_on(signal.SIGTERM, False)  # a run that started in the meantime
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and those it started, which may have their own sessions."""
-    import psutil
-
-    with suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(process.pid).children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                child.kill()
-    process.kill()
 
 
 def _why(code: int, log: Path) -> str:

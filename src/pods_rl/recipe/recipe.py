@@ -184,7 +184,7 @@ def build_recipe(
 ) -> Recipe:
     """Like load_recipe, from a mapping; ``origin`` names its source in messages."""
     overrides = overrides or {}
-    given = _convert(values, origin) | _convert(overrides, None)
+    given = convert(values, origin) | convert(overrides, None)
     for key in [key for key in UNSUPPORTED if key in given]:
         if given.pop(key) != fields()[key].default:
             where = "command line: " if key in overrides else origin.where(key)
@@ -200,7 +200,7 @@ def build_recipe(
     return Recipe(MappingProxyType(resolved), MappingProxyType(given), origin.name)
 
 
-def _convert(values: Mapping[str, Any], origin: Origin | None) -> dict[str, Any]:
+def convert(values: Mapping[str, Any], origin: Origin | None) -> dict[str, Any]:
     """Convert values to their keys' types; one UserError names the unknown keys and the wrong values.
 
     Without an origin, the values are from the command line, and text is read as YAML.

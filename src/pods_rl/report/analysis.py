@@ -42,6 +42,7 @@ class Final:
     final: float
     final_seconds: float
     final_runs: int
+    scores: Array  # of these runs
     low: float  # 1.96 standard errors, as the paper's band
     high: float
     peak: float
@@ -130,8 +131,8 @@ def analyse(arms: Sequence[Arm], *, baseline: str | None, metric: str) -> Analys
     finals = {name: _final_of(curve, horizon) for name, curve in curves.items()}
     pairs = []
     for arm, other in _pairs([arm for arm in ordered if arm.name in curves], base, ablations):
-        ours, theirs = (_runs_at(curves[one.name], horizon) for one in (arm, other))
-        gap = difference(ours, theirs, finals[arm.name].error, finals[other.name].error)
+        ours, theirs = finals[arm.name], finals[other.name]
+        gap = difference(ours.scores, theirs.scores, ours.error, theirs.error)
         tables = ((curves[one.name].scores, curves[one.name].seconds) for one in (other, arm))
         pairs.append(Pair(arm, other, gap, next(speedups(*tables, resamples=_RESAMPLES))))
     return Analysis(
@@ -177,12 +178,6 @@ def _pairs(arms: Sequence[Arm], base: Arm | None, ablations: Sequence[Ablation])
     return [*pairs, *rest]
 
 
-def _runs_at(curve: Curve, horizon: float) -> Array:
-    """Return the final score of each run that has one."""
-    scores = curve.scores[:, curve.last(horizon)]
-    return np.asarray(scores[~np.isnan(scores)])
-
-
 def _final_of(curve: Curve, horizon: float) -> Final:
     """Return the scores at the first checkpoint, at the last one within the horizon, and at the peak."""
     at = curve.last(horizon)
@@ -191,12 +186,14 @@ def _final_of(curve: Curve, horizon: float) -> Final:
     start = int(known[0])
     within = known[known <= at] if at >= start else known
     peak = int(within[np.argmax(curve.mean[within])])
-    errors = curve.errors[~np.isnan(curve.scores[:, at]), at]
+    there = ~np.isnan(curve.scores[:, at])
+    scores, errors = curve.scores[there, at], curve.errors[there, at]
     return Final(
         start=float(curve.mean[start]),
         final=float(curve.mean[at]),
         final_seconds=float(curve.times[at]),
-        final_runs=len(errors),
+        final_runs=len(scores),
+        scores=scores,
         low=float(low[at]),
         high=float(high[at]),
         peak=float(curve.mean[peak]),

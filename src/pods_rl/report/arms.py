@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 import re
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions, read_csv
 
 from ..errors import UserError
 from ..runs import Run, find_runs, is_run
@@ -31,7 +32,8 @@ OWN_TO_A_RUN = frozenset({"seed", "data_seed", "output_dir", "run_name", "loggin
 MOST_CHECKPOINTS = 1000  # of a curve; a longer one keeps this many, evenly spread
 _METRICS = (*ACCURACIES, LENGTH)
 _CSV_SETTINGS = {"rule": "rule", "num_rollouts": "n", "num_generations": "m", "advantages": "advantages"}
-_NOT_MEASURED = ("", "nan", "na", "n/a", "null", "none", "-")  # as spreadsheets and data frames write it
+# as spreadsheets and data frames write it
+_NOT_MEASURED = ("", "nan", "NaN", "na", "NA", "n/a", "N/A", "null", "none", "None", "-")
 _MOST_DAMAGED = 5  # files that are named
 
 Evals = Mapping[str, Iterable[Mapping[str, Any]]]  # by run
@@ -88,7 +90,7 @@ class Arm:
 # --------------------------------------------------------------------------------------------- curves
 
 
-def curve_of(evals: Evals, metric: str) -> Curve | None:
+def curve_of(evals: Evals, metric: str, clock: str = "seconds") -> Curve | None:
     """Return the curve of one metric over the runs of an arm. If no run has an evaluation, return None.
 
     Args:
@@ -96,6 +98,7 @@ def curve_of(evals: Evals, metric: str) -> Curve | None:
             known, its standard error ``<metric>_se`` or the number of ``prompts``. Of two evaluations of one run with
             the same ``due`` (a resumed run repeats one) the later line counts. ``due`` defaults to ``seconds``.
         metric: the field to read; an evaluation without a finite number there is skipped.
+        clock: the field of the real times.
 
     >>> curve_of({"0": [{"due": 0, "seconds": 0.1, "accuracy": 0.2}], "1": []}, "accuracy").scores
     array([[0.2]])
@@ -103,7 +106,7 @@ def curve_of(evals: Evals, metric: str) -> Curve | None:
     runs: dict[str, Points] = {}
     for run, rows in evals.items():
         for row in rows:
-            score, seconds, due = (finite(row.get(key)) for key in (metric, "seconds", "due"))
+            score, seconds, due = (finite(row.get(key)) for key in (metric, clock, "due"))
             due = seconds if due is None else due
             if score is not None and due is not None:
                 values = (due if seconds is None else seconds, score, standard_error(row, metric))
@@ -216,45 +219,34 @@ def arms_from_csv(path: str | Path, metric: str = "answer_accuracy") -> list[Arm
         UserError: if the file or a column is missing, if an hour or a score is not a number of at most 15 digits, or
             if a run has two rows at the same hour (two benchmarks in one file, for instance).
     """
-    needed = ["arm", "run", "hours", metric]
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            rows = csv.DictReader(file, restval="")
-            columns = rows.fieldnames or ()
-            evals, configs = _read_rows(path, rows, metric) if {*needed} <= {*columns} else ({}, {})
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    needed, settings = ["arm", "run", "hours", metric], _CSV_SETTINGS.items()
+    types = dict.fromkeys(("arm", "run", "rule", "advantages"), pa.string())
+    types |= dict.fromkeys(("hours", metric), pa.float64())
+    convert = ConvertOptions(column_types=types, null_values=_NOT_MEASURED)
+    try:  # one thread, so that an error names its row
+        table = read_csv(path, ReadOptions(use_threads=False), ParseOptions(newlines_in_values=True), convert)
+        rows, columns = table.to_pylist(), table.column_names
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise UserError(f"Cannot read {path} as CSV: {error}. Expected columns {', '.join(needed)}.") from error
-    if not evals:
-        held = f"{path} has no row with {', '.join(needed)}: its columns are {', '.join(columns) or 'empty'}."
+    if not rows or not {*needed} <= {*columns}:
+        held = f"{path} has no row with {', '.join(needed)}: its columns are {', '.join(columns)}."
         raise UserError(f"{held} Choose a metric with --metric, or rename the columns.")
-    return [_arm(name, configs[name], evals[name], metric) for name in evals]
-
-
-def _read_rows(
-    path: str | Path, rows: csv.DictReader[str], metric: str
-) -> tuple[dict[str, dict[str, list[dict[str, Any]]]], dict[str, dict[str, str]]]:
-    """Return the evaluations by arm and run, and the settings of each arm."""
-    shown = ("prompts", *(name for one in {metric, *_METRICS} for name in (one, f"{one}_se")))
-    evals: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    configs: dict[str, dict[str, str]] = {}
-    seen = set()
-    for row in rows:
-        line = f"{path}, line {rows.line_num}"
-        for column, empty in (("hours", ()), (metric, _NOT_MEASURED)):
-            if finite(row[column]) is None and row[column].strip().lower() not in empty:
-                raise UserError(f"{line}: {column} is {row[column][:60]!r}, expected a number.")
-        name, run, hours = row["arm"], row["run"], float(row["hours"])
-        if (name, run, hours) in seen:
+    configs: dict[str, dict[str, Any]] = {}
+    evals: dict[str, dict[str, dict[float, dict[str, Any]]]] = {}
+    for number, row in enumerate(rows, start=2):
+        name, run, hours = (row[key] for key in needed[:3])
+        points = evals.setdefault(name, {}).setdefault(run, {})
+        if finite(hours) is None or (row[metric] is not None and finite(row[metric]) is None):
+            raise UserError(f"{path}, row {number}: hours is {hours} and {metric} {row[metric]}, expected numbers.")
+        if hours in points:
             raise UserError(
-                f"{line}: run {run} of arm {name} has a second row at {hours} h. Keep one row per run and checkpoint "
-                "(one benchmark per file)."
+                f"{path}, row {number}: run {run} of arm {name} has a second row at {hours} h. Keep one row per "
+                "run and checkpoint (one benchmark per file)."
             )
-        seen.add((name, run, hours))
-        if name not in evals:
-            configs[name] = {key: row[column] for key, column in _CSV_SETTINGS.items() if row.get(column)}
-        values = {key: row[key] for key in shown if row.get(key)}
-        evals.setdefault(name, {}).setdefault(run, []).append(values | {"seconds": hours * HOUR})
-    return evals, configs
+        configs.setdefault(name, {key: row[column] for key, column in settings if row.get(column)})
+        points[hours] = row | {"due": hours * HOUR, "seconds": hours * HOUR}
+    runs = {name: {run: points.values() for run, points in evals[name].items()} for name in evals}
+    return [_arm(name, configs[name], runs[name], metric) for name in evals]
 
 
 def label_of(name: str, config: Mapping[str, Any]) -> str:

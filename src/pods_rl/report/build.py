@@ -97,12 +97,27 @@ def build_report(
         OSError: if the folder cannot be written.
     """
     paths = [Path(sources)] if isinstance(sources, (str, Path)) else [Path(source) for source in sources]
+    if unknown := {*figures} - {*_KINDS}:
+        raise UserError(f"--figures {plain(min(unknown))}: no such format. Choose among {', '.join(_KINDS)}.")
     report = read_report(paths, baseline=baseline, metric=metric, rollouts_mb=rollouts_mb)
     if output is None:
         one = len(paths) == 1 and not _is_csv(paths)
         parent = paths[0] if one else os.path.commonpath([os.path.dirname(os.path.realpath(path)) for path in paths])
         output = Path(parent, "report")
-    return _write(report, Path(output), figures)
+    folder = Path(output)
+    report = replace(report, folder=folder)
+    pictures: dict[str, bytes] = {}
+    if figures and report.analysis:
+        from .figures import printed  # matplotlib, which a report without figures does not load
+
+        pictures = {f"figures/{name}": content for name, content in printed(report.analysis, figures)}
+    shown = [name for name in pictures if name.endswith(".png")]
+    contents: dict[str, str | bytes] = {"report.html": to_html(report), "report.md": to_markdown(report, shown)}
+    contents |= pictures | {path.name: report.tables[name].to_csv() for name, path in report.csv.items()}
+    (folder / "figures" if pictures else folder).mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        write_atomic(folder / name, content)
+    return report
 
 
 def _is_csv(paths: Sequence[Path]) -> bool:
@@ -136,24 +151,6 @@ def read_report(
         ledger=ledger_of(analysis.arms, data_mb=rollouts_mb),
         analysis=analysis,
     )
-
-
-def _write(report: ReportFiles, folder: Path, kinds: Sequence[str]) -> ReportFiles:
-    if unknown := {*kinds} - {*_KINDS}:
-        raise UserError(f"--figures {plain(min(unknown))}: no such format. Choose among {', '.join(_KINDS)}.")
-    report = replace(report, folder=folder)
-    pictures: dict[str, bytes] = {}
-    if kinds and report.analysis:
-        from .figures import printed  # matplotlib, which a report without figures does not load
-
-        pictures = {f"figures/{name}": content for name, content in printed(report.analysis, kinds)}
-    shown = [name for name in pictures if name.endswith(".png")]
-    contents: dict[str, str | bytes] = {"report.html": to_html(report), "report.md": to_markdown(report, shown)}
-    contents |= pictures | {path.name: report.tables[name].to_csv() for name, path in report.csv.items()}
-    (folder / "figures" if pictures else folder).mkdir(parents=True, exist_ok=True)
-    for name, content in contents.items():
-        write_atomic(folder / name, content)
-    return report
 
 
 # ------------------------------------------------------------------------------------------- the page

@@ -68,18 +68,25 @@ def styles_of(analysis: Analysis) -> dict[str, Style]:
 def charts(analysis: Analysis) -> dict[str, list[Chart]]:
     """Return the panels of the page's figures: ``scores`` of evaluations, the compared one first, and ``steps``."""
     scores = [chart_of(analysis, name) for name in analysis.metrics]
-    steps = [_steps_chart(analysis, metric) for metric in STEP_METRICS]
+    steps = []
+    for metric, title in STEP_METRICS.items():  # runs are hidden at first
+        curves = {arm.name: curve for arm in analysis.arms if (curve := _logged_curve(arm, metric))}
+        steps.append(_panel(analysis, title, {"step": ("step", 1.0, curves)}) | {"crowded": True})
     found = {name: [one for one in panels if one["arms"]] for name, panels in (("scores", scores), ("steps", steps))}
     return {name: panels for name, panels in found.items() if panels}
 
 
 def chart_of(analysis: Analysis, metric: str) -> Chart:
-    """Return a metric of evaluations over training time, and over steps if every run logged them."""
+    """Return a metric of evaluations over training time, and over steps if every arm logged them."""
     arms = [arm for arm in analysis.arms if metric in arm.curves]
     own = {arm.name: arm.curves[metric] for arm in arms}
     unit = unit_for(max((float(np.nanmax(curve.seconds)) for curve in own.values()), default=1.0))
     of_cpu = " of processor time" if any(arm.config.get("clock") == "cpu" for arm in arms) else ""
-    over_steps = {arm.name: curve for arm in arms if (curve := _curve_over_steps(arm, metric))}
+    over_steps = {}
+    for arm in arms:
+        evals = {str(run.path): [row for row in run.evals if finite(row.get("step")) is not None] for run in arm.runs}
+        if curve := curve_of(evals, metric, "step"):
+            over_steps[arm.name] = curve
     axes = {"time": (f"training time ({unit}{of_cpu})", 1 / UNITS[unit], own)}
     axes |= {"step": ("step", 1.0, over_steps)} if len(over_steps) == len(arms) else {}
     chart = _panel(analysis, words(metric), axes)
@@ -93,12 +100,6 @@ def chart_of(analysis: Analysis, metric: str) -> Chart:
             at = int(np.nanargmin(np.abs(own[arm.name].times - result.arm_time)))
             drawn["crossing"] = [rounded(result.arm_time / UNITS[unit]), rounded(own[arm.name].mean[at])]
     return chart | {"level": [rounded(level.threshold), f"99 % of {base.label}’s peak"]}
-
-
-def _steps_chart(analysis: Analysis, metric: str) -> Chart:
-    """Return a logged metric over steps."""
-    curves = {arm.name: curve for arm in analysis.arms if (curve := _logged_curve(arm, metric))}
-    return _panel(analysis, STEP_METRICS[metric], {"step": ("step", 1.0, curves)}) | {"crowded": True}
 
 
 def _panel(analysis: Analysis, y: str, axes: Mapping[str, tuple[str, float, Mapping[str, Curve]]]) -> Chart:
@@ -116,17 +117,6 @@ def _panel(analysis: Analysis, y: str, axes: Mapping[str, tuple[str, float, Mapp
     ]
     titles = [[key, title] for key, (title, *_) in axes.items()]
     return {"y": y, "x": titles, "level": None, "crowded": len(drawn) > _CROWD, "arms": drawn}
-
-
-def _curve_over_steps(arm: Arm, metric: str) -> Curve | None:
-    """Return the arm's curve over steps instead of seconds; None if an evaluation has no step."""
-    if any(finite(row.get("step")) is None for run in arm.runs for row in run.evals):
-        return None
-    evals = {
-        str(run.path): [{**row, "due": row.get("due", row.get("seconds")), "seconds": row["step"]} for row in run.evals]
-        for run in arm.runs
-    }
-    return curve_of(evals, metric)
 
 
 def _logged_curve(arm: Arm, metric: str) -> Curve | None:

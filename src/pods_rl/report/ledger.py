@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -82,8 +83,8 @@ class Ledger:
             self._runs.setdefault(run, len(self._runs)),
             first["step"],
             first["group"],
-            self._id(_middle_cut(message_text(first.get("prompt")))),
-            self._id(plain_text(message_text(first.get("answer"))[:200])),
+            self._id(_middle_cut(first.get("prompt"))),
+            self._id(_middle_cut(first.get("answer"), 200)),
             _stat(rollouts),
             self._lines(rollouts),
         ]
@@ -166,7 +167,7 @@ def _rollout(row: Mapping[str, Any], position: int) -> _Rollout:
         reward=rounded(row.get("reward"), 6),
         kept=bool(row.get("selected")),
         advantage=rounded(row.get("advantage"), 4),
-        text=_middle_cut(conversation(row.get("messages")) or message_text(row.get("completion"))),
+        text=_middle_cut(conversation(row.get("messages")) or row.get("completion")),
         facts=" · ".join(facts),
         right=None if "accuracy" not in parts else answer is not None and answer >= 1,
     )
@@ -188,43 +189,28 @@ def _stat(rollouts: Sequence[_Rollout]) -> str:
     return " · ".join([*parts, f"reward {spread(rollouts)}{rest}"])
 
 
-def message_text(value: Any) -> str:
-    """Return a prompt or completion as text: itself, or a chat's messages with their roles.
-
-    >>> message_text([{"role": "user", "content": "1+1"}])
-    'user: 1+1'
-    """
-    if value is None:
-        return ""
-    if not isinstance(value, list):
-        return str(value)
-    return "\n".join(_message(one) if isinstance(one, Mapping) else str(one) for one in value)
-
-
-def _message(message: Mapping[str, Any]) -> str:
-    speaker = " ".join(content_text(message[key]) for key in ("role", "name") if message.get(key))
-    thoughts = (message.get(key) for key in ("reasoning_content", "thinking", "content"))
-    calls = message.get("tool_calls")
-    parts = [*map(content_text, filter(None, thoughts)), *map(call_text, calls if isinstance(calls, list) else ())]
-    return f"{speaker}: " + "\n".join(parts)
-
-
 def conversation(messages: Any) -> str:
     """Return the column ``messages`` of a rollout as text; empty if it is not a list of messages in JSON.
 
     >>> conversation('[{"role": "assistant", "content": "3"}, {"role": "tool", "name": "add", "content": "4"}]')
     'assistant: 3\\ntool add: 4'
     """
-    try:
-        found = json.loads(messages) if isinstance(messages, str) else None
-        return message_text(found) if isinstance(found, list) else ""
-    except (ValueError, TypeError, RecursionError):
-        return ""
+    with suppress(ValueError, TypeError, RecursionError, AttributeError):
+        return "\n".join(map(_message, json.loads(messages)))
+    return ""
 
 
-def _middle_cut(text: str) -> str:
+def _message(message: Mapping[str, Any]) -> str:
+    speaker = " ".join(content_text(message[key]) for key in ("role", "name") if message.get(key))
+    thoughts = (message.get(key) for key in ("reasoning_content", "thinking", "content"))
+    texts = [*map(content_text, filter(None, thoughts)), *map(call_text, message.get("tool_calls") or ())]
+    return f"{speaker}: " + "\n".join(texts)
+
+
+def _middle_cut(value: Any, limit: int = TEXT_LIMIT) -> str:
     """Return a long text without its middle: instructions come first, a question and an answer last."""
-    cut = len(text) - TEXT_LIMIT
+    text = "" if value is None else str(value)
+    cut = len(text) - limit
     if cut > 0:
-        text = f"{text[: TEXT_LIMIT // 2]} … ({cut} characters) … {text[-TEXT_LIMIT // 2 :]}"
+        text = f"{text[: limit // 2]} … ({cut} characters) … {text[-limit // 2 :]}"
     return plain_text(text)

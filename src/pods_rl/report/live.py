@@ -1,14 +1,16 @@
-"""The report's page of runs that train, made again as their files change."""
+"""The report's page of runs that train, made again as their files change, and its server on this machine."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +19,14 @@ from ..runs import find_runs
 from ..runs.files import EVALS, METRICS, encoded
 from .build import ReportFiles, read_report, to_html
 from .text import plain
+
+LOOPBACK = "127.0.0.1"
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "frame-ancestors 'none'",  # the page itself adds the rest, and no-referrer
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+}
 
 
 class Served(NamedTuple):
@@ -115,3 +125,53 @@ def _files(source: Path) -> Iterator[tuple[str, int, int]]:
                 with suppress(OSError):  # replaced at this moment, or a loop of links
                     about = os.stat(path)
                     yield path, about.st_size, about.st_mtime_ns
+
+
+def server(page: LivePage, port: int) -> ThreadingHTTPServer:
+    """Return a server of the page on a port of this machine; raise UserError if the port cannot be used."""
+    try:
+        return ThreadingHTTPServer((LOOPBACK, port), type("Pages", (_Pages,), {"live": page}))
+    except OSError as error:
+        raise UserError(f"--port {port} cannot be used: {error.strerror}. Give another, or --port 0.") from error
+
+
+class _Pages(BaseHTTPRequestHandler):
+    """Answers GET and HEAD of the page, its parts and its data."""
+
+    live: LivePage
+    server_version, sys_version = "pods", ""
+    timeout = 30.0  # seconds for a request to arrive
+
+    def do_GET(self) -> None:
+        served = self.live.served
+        state = {"version": served.version, "state": served.state, "note": served.note}
+        state["age"] = int(time.monotonic() - served.made)
+        answers = {
+            "/": (served.page, "text/html"),
+            "/parts": (served.parts, "text/html"),
+            "/points": (served.points, "application/json"),
+            "/rollouts": (served.rollouts, "application/json"),
+            "/state": (json.dumps(state).encode(), "application/json"),
+        }
+        hosts = self.headers.get_all("Host", [])
+        # a page of another site whose name resolves to this machine could read ours
+        if len(hosts) != 1 or not re.fullmatch(r"(127\.0\.0\.1|localhost)(:\d+)?", hosts[0]):
+            self._answer(421, b"This address is not served here.\n")
+        elif self.path in answers:
+            self._answer(200, *answers[self.path])
+        else:
+            self._answer(404, b"There is one page: /\n")
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def _answer(self, code: int, body: bytes, kind: str = "text/plain") -> None:
+        self.send_response(code)
+        headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body)), **_HEADERS}
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass

@@ -90,14 +90,13 @@ def time_to(mean_C: ArrayLike, time_C: ArrayLike, target: ArrayLike, *, interpol
     first = reached.argmax(axis=-1)[..., None]
     found = np.take_along_axis(time, first, axis=-1)
     if interpolated:
-        latest = np.maximum.accumulate(np.where(known, np.arange(mean.shape[-1]), -1), axis=-1)
-        before = np.where(first > 0, np.take_along_axis(latest, np.maximum(first - 1, 0), axis=-1), -1)
-        at = np.maximum(before, 0)
-        low, high = np.take_along_axis(mean, at, axis=-1), np.take_along_axis(mean, first, axis=-1)
-        start = np.take_along_axis(time, at, axis=-1)
+        latest = np.maximum.accumulate(np.where(known, np.arange(mean.shape[-1]), 0), axis=-1)
+        before = np.take_along_axis(latest, np.maximum(first - 1, 0), axis=-1)
+        low, high = (np.take_along_axis(mean, at, axis=-1) for at in (before, first))
+        start = np.take_along_axis(time, before, axis=-1)
         rise = np.where(high > low, high - low, 1.0)
         crossing = start + (found - start) * np.clip((goal - low) / rise, 0.0, 1.0)
-        found = np.where(before >= 0, crossing, found)
+        found = np.where(np.isnan(crossing), found, crossing)  # NaN: no checkpoint before
     return np.where(reached.any(axis=-1), found[..., 0], np.inf)
 
 

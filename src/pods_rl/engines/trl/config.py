@@ -75,7 +75,7 @@ class PODSConfig(GRPOConfig):
         (16, 'max_variance', 'dapo', True)
     """
 
-    # A recipe's keys are read from these lines, and their help from the docstring (`recipe.fields`).
+    # A recipe's keys are read from these lines, and their help from the docstring (`recipe.schema`).
     num_rollouts: int | None = None
     rule: RuleOrName = "max_variance"
     advantages: str = "after"
