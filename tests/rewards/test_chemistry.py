@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,13 +47,6 @@ def test_every_gold_equation_of_the_chemistry_set_meets_itself():
         assert chemistry(f"<answer>{gold}</answer>", gold) == 1.0
         assert equation(f"<answer>{gold.replace('=', '→').replace(' ', '  ')}</answer>", gold) == 1.0
         assert equation(f"<answer>{unbalanced}</answer>", gold) == 0.0
-
-
-@given(st.fractions(min_value=Fraction(1, 50), max_value=50, max_denominator=50))
-@settings(max_examples=50)
-def test_any_positive_multiple_is_right(factor):
-    answer = f"{2 * factor} H2 + {factor} O2 = {2 * factor} H2O"
-    assert equation(f"<answer>{answer}</answer>", WATER) == 1.0
 
 
 @given(st.text("H2O+-=>()[]{}^_*.0123 e", max_size=60))

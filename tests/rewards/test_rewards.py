@@ -20,11 +20,6 @@ def wordy(text: str, gold: str):
     return "good"
 
 
-def test_the_paper_s_reward_of_a_perfect_completion():
-    weights = {"accuracy": 1.0, "format": 0.1, "tag_count": 1.0}
-    assert sum(weight * REWARDS[name](TEXT, "18") for name, weight in weights.items()) == pytest.approx(1.2)
-
-
 def test_a_batch_scores_as_one_by_one():
     for reward in REWARDS.values():
         if reward.reads == "text":

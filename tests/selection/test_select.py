@@ -18,9 +18,6 @@ SETTING = 3
 def first(rewards_PN, m, *, generator=None):
     """Keep the first m."""
     return torch.arange(m).expand(len(rewards_PN), m)
-
-def fails():
-    raise AssertionError
 '''
 
 

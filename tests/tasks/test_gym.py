@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 
 from pods_rl.errors import UserError
-from pods_rl.rewards import library_reward, score
+from pods_rl.rewards import Reward, score
 from pods_rl.tasks import load_task
 from pods_rl.tasks.task import check_split, shared_prompts
 
@@ -91,12 +91,9 @@ def test_a_scorer_of_a_library_is_killed_when_it_hangs(tmp_path, monkeypatch):
         "    return Work(mark)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    reward = library_reward("slow", ("slow_scorer:work", "0.5"))
+    reward = Reward("slow", max, maker=("slow_scorer:work", "0.5"))
     marks = score(reward, ["hang", "", "", ""], ["1", "1", "0.25", "x"], 2.0)
     assert (marks[0].late, marks[1:3], marks[3].late) == (True, [0.5, 0.25], False)
-    assert reward("", "0.25") == 0.25
-    with pytest.raises(TypeError, match=r"reward 'slow' returned .*raised ValueError"):
-        reward("", "x")
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch):

@@ -35,8 +35,9 @@ class Reward:
 
     `range` is its minimum and maximum; None: not known. `score_many`, if given, scores a batch
     faster than one by one. With `reads="tokens"` the function takes `(tokens, limit)` and is called
-    through `of_lengths` instead. `verifies`: it uses the verifier processes. `maker` and `gold`: as in
-    `library_reward`. A score may be NaN: unknown.
+    through `of_lengths` instead. `verifies`: it uses the verifier processes. `maker`, of a library's scorer: the path
+    of the function that makes the `Work` of its processes, and the function's arguments. `gold` returns the answer
+    alone of a gold answer that holds more (None: not known). A score may be NaN: unknown.
 
     >>> Reward("length", lambda text, gold: len(text))("abc", "")
     3.0
@@ -125,18 +126,6 @@ def _check_signature(name: str, function: Callable[..., Any]) -> None:
     )
 
 
-def library_reward(name: str, maker: tuple[str, ...], **options: Any) -> Reward:
-    """Return the reward that a library's scorer gives, in processes that are killed when they hang.
-
-    Args:
-        name: of the reward.
-        maker: the path of the function that makes the `Work` of such a process, and the function's arguments.
-        options: of `Reward`: `gold` returns the answer alone of a gold answer that holds more (None: not known).
-    """
-    reward = Reward(name, lambda text, gold: score(reward, [text], [gold], None)[0], maker=maker, **options)
-    return reward
-
-
 def check_reward(name: str, seconds: float | None) -> None:
     """Raise like `get_reward`. A user's own module is imported in a worker first, since it may do anything.
 
@@ -204,5 +193,5 @@ def score(reward: Reward, texts: Sequence[str], golds: Sequence[str], seconds: f
 __all__ = [
     "GRADER_VERSION", "REWARDS", "Reward", "VerifierPool", "accuracy", "accuracy_batch", "check_reward",
     "check_rewards", "chemistry", "choice", "countdown", "default_pool", "equation", "extract_answer", "extract_gold",
-    "format_reward", "get_reward", "library_reward", "overlong", "score", "tag_count",
+    "format_reward", "get_reward", "overlong", "score", "tag_count",
 ]  # fmt: skip

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from datasets import Dataset
 
 from ..errors import UserError
-from ..rewards import GRADER_VERSION, library_reward, score
+from ..rewards import GRADER_VERSION, Reward, score
 from ..rewards.gym import numbered, unnumbered
 from ..sandbox import RewardFailure
 from ..text import describe
@@ -240,8 +240,13 @@ def gym_task(settings: Settings) -> Task:
 
     splits = [split(size, held_out) for size, held_out in zip(sizes, (False, True), strict=True)]
     work = json.dumps([name, {**options, "size": draws, "seed": seed}])
-    maker = "pods_rl.rewards.gym:scoring", work
-    grader = library_reward(GYM, maker, range=(0.0, 1.0), gold=lambda gold: unnumbered(gold)[0] or None)
+    grader = Reward(
+        GYM,
+        lambda text, gold: score(grader, [text], [gold], None)[0],
+        range=(0.0, 1.0),
+        maker=("pods_rl.rewards.gym:scoring", work),
+        gold=lambda gold: unnumbered(gold)[0] or None,
+    )
     golds = [gold for problems in splits for gold in list(problems.values())[:_TRIED] if grader.gold(gold)]
     texts = [f"<answer>{grader.gold(gold)}</answer>" for gold in golds]
     for gold, mark in zip(golds, score(grader, texts, golds, settings.get("reward_seconds")), strict=True):
