@@ -1,11 +1,10 @@
 """The shipped policies: small, loadable by name of their classes alone, able to reason and seldom right."""
 
 import json
-import string
 
 import pytest
 import torch
-from benchmarks.pretrain import TAGS, sum_of
+from benchmarks.pretrain import TAGS
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pods_rl.policies import policy_path, tiny_policy_path
@@ -56,15 +55,6 @@ def test_are_small_and_hold_nothing_but_safetensors_and_text():
 def test_is_the_policy_of_its_task_unless_another_is_named(policy):
     recipe = build_recipe({"max_steps": 1, "task": SHIPPED[policy]}, Origin("a test"))
     assert recipe.values["model_name_or_path"] == policy
-
-
-def test_every_prompt_and_chain_survives_the_round_trip(tokenizer):
-    texts = [sum_of([37, 58, -14]).write_completion()]
-    for task in ("arithmetic", "words"):
-        texts += load_task({"task": task, "task_train_size": 50, "task_test_size": 1}).train["prompt"]
-    texts += [string.printable[:95], "two  spaces , a comma", "x</think>y<think>", "3 × 4 = zwölf"]
-    for text in texts:
-        assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text
 
 
 @pytest.mark.slow
