@@ -85,6 +85,15 @@ def short(text: str, most: int = 60) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
+def counted(number: float, noun: str, plural: str = "s") -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "CPU thread"), counted(2, "batch", "es")
+    ('1 CPU thread', '2 batches')
+    """
+    return f"{number:,.10g} {noun}{'' if number == 1 else plural}"
+
+
 def documented_arguments(docstring: str) -> dict[str, str]:
     """Return what a docstring says of each argument.
 

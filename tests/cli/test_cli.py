@@ -47,16 +47,6 @@ def trained(monkeypatch, tmp_path):
     return calls
 
 
-def test_mistakes_are_one_line_without_traceback(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(sys, "argv", ["pods", "train", "--config", "[red]\x1b[2Jgone"])
-    with pytest.raises(SystemExit) as exit:
-        main()
-    assert exit.value.code == 2
-    error = capsys.readouterr().err
-    assert error.startswith(r"Error: [red]\x1b[2Jgone is neither a file nor a shipped recipe")
-    assert error.count("\n") == 1
-
-
 def test_train_gives_the_recipe_and_the_place(trained):
     result = pods("train", "--config", "tiny-pods", "--num-rollouts", "32", "--output", "out", "--beta=0.04")
     assert result.exit_code == 0

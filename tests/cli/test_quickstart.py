@@ -23,7 +23,6 @@ def test_quickstart_trains_its_arms_and_reports(tmp_path):
     command += ["--parallel", "2", *(word for key, value in SHORT.items() for word in (f"--{key}", value))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert max(map(len, done.stdout.splitlines())) < 200  # the longest are paths
     for name in ("report.html", "speedup.csv"):
         assert (output / "report" / name).stat().st_size > 0
         assert name in done.stdout.replace("\n", "")

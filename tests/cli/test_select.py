@@ -55,12 +55,6 @@ def test_the_extremes_of_each_group_are_kept_in_the_files_order(tmp_path):
     assert "2 groups, 0 with equal rewards" in result.output
 
 
-def test_advantages_before_selection_use_all_of_the_group(tmp_path):
-    source = write(tmp_path / "r.jsonl", rollouts("a", [0, 1, 1, 1]))
-    select(source, "-m", 2, "--advantages", "before", "--output", tmp_path / "k.jsonl")
-    assert {round(row["advantage"], 2) for row in rows_of(tmp_path / "k.jsonl")} == {-1.5, 0.5}
-
-
 def test_groups_may_be_small_and_of_any_value_and_rewards_true_or_null(tmp_path):
     rows = [{"g": {"id": [1]}, "score": score} for score in (None, True, False, 0.5)]
     rows += [{"g": 1, "score": 1}, {"g": "1", "score": 2}, {"g": 2, "score": None}, {"g": 2, "score": 1}]

@@ -27,16 +27,10 @@ def one_line(text: str) -> str:
 @pytest.mark.parametrize(
     "command", [("train", "--recipe", "gsm8k-qwen2.5-3b-pods"), ("compare", "--config", "math-qwen2.5-3b")]
 )
-def test_a_dry_run_shows_the_plan_and_what_is_missing(command):
+def test_a_dry_run_shows_what_is_missing_and_training_is_refused_before_anything_is_written(command, tmp_path):
     output = one_line(pods(*command, "--dry-run").output)
     assert "rollouts generated" in output
     assert f"Note: {NEEDS}" in output
-
-
-@pytest.mark.parametrize(
-    "command", [("train", "--recipe", "gsm8k-qwen2.5-3b-pods"), ("compare", "--config", "math-qwen2.5-3b")]
-)
-def test_training_is_refused_before_anything_is_written(command, tmp_path):
     with pytest.raises(UserError, match=re.escape(NEEDS)):
         pods(*command, "--output", tmp_path / "new")
     assert not (tmp_path / "new").exists()

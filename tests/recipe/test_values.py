@@ -23,15 +23,12 @@ def bomb(form: str) -> str:
 @pytest.mark.parametrize(
     ("key", "value", "converted"),
     [
-        ("learning_rate", "1e-6", 1e-6),  # YAML 1.1 reads this as text
         ("learning_rate", 1, 1.0),
         ("max_steps", 1e3, 1000),
         ("bf16", None, None),
         ("skip_zero_advantage_steps", None, None),  # PODSConfig then decides
         ("save_strategy", False, "no"),  # YAML 1.1 reads a bare no as false
         ("lora_target_modules", "all-linear", ["all-linear"]),
-        ("lora_target_modules", ["q", "v"], ["q", "v"]),
-        ("generation_kwargs", {"a": 1}, {"a": 1}),
         ("fsdp", True, True),
     ],
 )
@@ -65,7 +62,6 @@ def test_values_of_another_type_are_refused(key, value, message):
 @pytest.mark.parametrize(
     ("key", "word", "value"),
     [
-        ("num_rollouts", "64", 64),
         ("num_rollouts", "null", None),
         ("learning_rate", "1e-6", 1e-6),
         ("prefix_tree", "false", False),
@@ -73,7 +69,6 @@ def test_values_of_another_type_are_refused(key, value, message):
         ("run_name", "12", "12"),
         ("run_name", "a: [", "a: ["),
         ("system_prompt", "Add: up", "Add: up"),
-        ("task_rewards", "{accuracy: 1.0}", {"accuracy": 1.0}),
         ("lora_target_modules", "[q, v]", ["q", "v"]),
         ("pad_to_multiple_of", "8", 8),
         ("pad_to_multiple_of", "auto", "auto"),

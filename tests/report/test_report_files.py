@@ -21,13 +21,6 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(path.read_text())))
 
 
-def test_every_file_is_written_and_no_figure_unless_asked(report: ReportFiles) -> None:
-    assert (report.folder.parent.name, report.folder.name) == ("quickstart", "report")
-    names = sorted(path.name for path in report.folder.iterdir())
-    tables = ["ablations", "config", "curves", "final", "pairs", "runs", "speedup"]
-    assert names == sorted([*(f"{name}.csv" for name in tables), "report.html", "report.md"])
-
-
 def test_speedup_csv_has_both_criteria_at_checkpoints_and_interpolated(report: ReportFiles) -> None:
     rows = read_csv(report.speedup)
     combinations = [(r["arm"], r["criterion"], r["interpolated"]) for r in rows]

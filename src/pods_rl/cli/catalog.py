@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from ..engines.trl.batching import counted
 from ..errors import UserError
 from ..recipe import Origin, build_recipe, shipped_arms, shipped_recipes
 from ..recipe.catalog import accelerate_configs, read_arm
 from ..recipe.schema import parse_overrides
-from ..text import console, plain_text, safe_text, short, suggest
+from ..text import console, counted, plain_text, safe_text, short, suggest
 from ..yaml_files import dump_yaml
 
 if TYPE_CHECKING:

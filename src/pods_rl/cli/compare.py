@@ -18,11 +18,10 @@ from typer import Argument, Option
 
 from ..distributed.signals import ignore_signals, stop_on_signals
 from ..distributed.streams import outlive_output
-from ..engines.trl.batching import counted
 from ..errors import UserError
 from ..experiment import Event, Experiment, load_experiment, run_experiment
 from ..runs.files import LOG, check_output, read_mapping
-from ..text import console, safe_text
+from ..text import console, counted, safe_text
 from ..yaml_files import dump_yaml
 from .train import DryRun, Force, check_engine, named_recipe, note_missing, show_plan, stoppable
 

@@ -14,11 +14,10 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from ..engines.trl.batching import counted
 from ..errors import UserError
 from ..runs import to_json
 from ..runs.files import begins_with, check_output, write_output
-from ..text import DEEPEST, console, depth, safe_text, short, suggest
+from ..text import DEEPEST, console, counted, depth, safe_text, short, suggest
 from .train import Force
 
 _HEAD = '{"selected_rank": '  # how a file of kept rows begins

@@ -184,12 +184,6 @@ def trl_fields() -> dict[str, Field]:
     return {field.name: field for place in _CLASSES for field in _read_class(*place)}
 
 
-@cache
-def pods_fields() -> dict[str, Field]:
-    """Return every field that PODSConfig adds to GRPOConfig, by name."""
-    return {field.name: field for field in _read_class("pods_rl", "engines/trl/config.py", "PODSConfig", "engine")}
-
-
 def parse_annotation(annotation: str) -> frozenset[str]:
     """Return the types that an annotation names. An enumeration is text in YAML.
 
@@ -408,7 +402,7 @@ def fields() -> dict[str, Field]:
     >>> fields()["num_rollouts"].source, fields()["temperature"].source
     ('PODSConfig', 'GRPOConfig')
     """
-    known = dict(pods_fields())
+    known = {field.name: field for field in _read_class("pods_rl", "engines/trl/config.py", "PODSConfig", "engine")}
     for section, keys in (("task", TaskKeys), ("run", RunKeys)):
         for key in dataclasses.fields(keys):
             kinds = parse_annotation(str(key.type))

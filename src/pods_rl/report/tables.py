@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..runs import Run
+from ..text import counted
 from .analysis import AXES, PHASES, Analysis, in_order
 from .arms import HOUR, LENGTH, OWN_TO_A_RUN, Arm, rollouts_of
 from .statistics import Z_95, normal_band
-from .text import duration, finite, interval, markdown, number, plain, plural, unit_for, words
+from .text import duration, finite, interval, markdown, number, plain, unit_for, words
 
 Row = dict[str, Any]
 
@@ -235,7 +236,7 @@ def runs_table(analysis: Analysis) -> Table:
     )
     keys = "arm run seed state reason steps seconds evaluations last_score device dtype"
     states = ", ".join(f"{count} {state}" for state, count in Counter(row["state"] for row in rows).most_common())
-    note = f"{plural(len(rows), 'run')}: {states or 'none'}. A run that was killed may still say running."
+    note = f"{counted(len(rows), 'run')}: {states or 'none'}. A run that was killed may still say running."
     return Table("runs", "Runs", tuple(keys.split()), columns, tuple(rows), note)
 
 

@@ -111,8 +111,3 @@ def interval(low: float, high: float, digits: int = 2) -> str:
     if math.isnan(low) or math.isnan(high):
         return "–"
     return f"[{number(float(low), digits)}, {number(float(high), digits)}]"
-
-
-def plural(count: int, what: str) -> str:
-    """Return a count and its noun: ``1 run``, ``2 runs``."""
-    return f"{count} {what}{'' if count == 1 else 's'}"

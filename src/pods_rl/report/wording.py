@@ -7,10 +7,11 @@ from collections import Counter
 
 import numpy as np
 
+from ..text import counted
 from .analysis import Analysis, Pair
 from .arms import Arm, damaged_files
 from .statistics import FEW, Z_95
-from .text import duration, interval, number, plain, plural, unit_for, words
+from .text import duration, interval, number, plain, unit_for, words
 
 _NAMED = 6  # pairs or arms that get a line of their own
 
@@ -36,7 +37,7 @@ def _trained(arm: Arm) -> bool:
 
 def _progress(analysis: Analysis, arm: Arm) -> str:
     """Return the first and last score of an arm."""
-    end, what, runs = analysis.finals[arm.name], words(analysis.metric), plural(arm.run_count, "run")
+    end, what, runs = analysis.finals[arm.name], words(analysis.metric), counted(arm.run_count, "run")
     if not _trained(arm):
         return f"{arm.label} starts at {number(end.start)} {what}, {runs}."
     spread = f" {interval(end.low, end.high, 3)}".removesuffix(" –")
@@ -51,7 +52,7 @@ def _scores(analysis: Analysis, pair: Pair) -> str:
     arm, other, gap = pair.arm.label, pair.other.label, pair.difference
     ours, theirs = (number(analysis.finals[one.name].final) for one in (pair.arm, pair.other))
     counts = sorted({one.run_count for one in (pair.arm, pair.other)})
-    runs = f"{plural(counts[0], 'run')} each" if len(counts) == 1 else f"{counts[0]} and {counts[1]} runs"
+    runs = f"{counted(counts[0], 'run')} each" if len(counts) == 1 else f"{counts[0]} and {counts[1]} runs"
     side = "above" if gap.mean >= 0 else "below"
     place = f"{abs(gap.mean):.3f} {side}" if round(gap.mean, 3) else "level with"
     line = f"{arm} ends {place} {other}: {words(analysis.metric)} {ours} against {theirs}."

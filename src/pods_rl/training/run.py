@@ -22,7 +22,6 @@ from ..distributed import get_rank, get_world_size
 from ..distributed.processes import gather, git_commit, quiet_libraries, set_threads, versions
 from ..distributed.signals import Stop, stop_on_signals
 from ..distributed.streams import outlive_output
-from ..engines.trl.batching import counted
 from ..errors import Interrupted, UserError
 from ..evaluation import Evaluation, GenerateSampler, evaluate
 from ..evaluation.sampling import sampling_of
@@ -31,6 +30,7 @@ from ..runs import Run, RunWriter
 from ..runs.checkpoints import clean, last_good
 from ..runs.files import CHECKPOINTS, LOG, write_failure
 from ..tasks import Fitted, Task
+from ..text import counted
 from .progress import Progress, Watcher, label_of
 from .resume import Start, find_start
 

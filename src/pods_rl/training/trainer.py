@@ -21,7 +21,6 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from trl import ModelConfig, get_peft_config
 
 from ..engines.trl import PODSTrainer
-from ..engines.trl.batching import counted
 from ..engines.trl.compat import standing_in
 from ..engines.trl.config import PODSConfig, check_prompts
 from ..errors import UserError
@@ -44,7 +43,7 @@ from ..rewards.verifier import default_pool
 from ..runs.checkpoints import clean, prepare, prune, publish, staging
 from ..sandbox import Scores
 from ..tasks import Fitted, Task, fit_prompts, last_turn, load_task
-from ..text import short, suggest
+from ..text import counted, short, suggest
 
 RewardFunction = Callable[..., Scores]
 

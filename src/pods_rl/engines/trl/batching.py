@@ -13,6 +13,7 @@ from typing import Any
 
 from ...distributed.processes import get_world_size
 from ...errors import UserError
+from ...text import counted
 
 
 @dataclass(frozen=True)
@@ -176,15 +177,6 @@ def _at_least(key: str, value: int | None, minimum: int, why: str = "") -> int:
         reason = f" ({why})" if why else ""
         raise UserError(f"{key} = {value!r}: expected a whole number of at least {minimum}{reason}.")
     return value
-
-
-def counted(number: float, noun: str, plural: str = "s") -> str:
-    """A number with its noun.
-
-    >>> counted(1, "CPU thread"), counted(2, "batch", "es")
-    ('1 CPU thread', '2 batches')
-    """
-    return f"{number:,.10g} {noun}{'' if number == 1 else plural}"
 
 
 # -- choices, and settings that contradict each other or TRL's -------------------------------------------------------

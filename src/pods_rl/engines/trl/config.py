@@ -11,8 +11,8 @@ from trl import GRPOConfig
 from ...errors import UserError
 from ...selection import Rule
 from ...selection.rules import check_rule, rule_name
-from ...text import documented_arguments
-from .batching import LEVERS, batch_plan, check_losses, counted
+from ...text import counted, documented_arguments
+from .batching import LEVERS, batch_plan, check_losses
 
 if TYPE_CHECKING:
     RuleOrName = str | Rule
