@@ -108,11 +108,11 @@ def test_the_stand_in_has_the_arguments_of_torch_s_call():
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("call", [0, 2**40])
+@pytest.mark.parametrize("dense", [0, 512])
 @pytest.mark.parametrize(("heads", "window"), [(4, 0), (2, 3), (1, 0)])
-def test_attention_is_that_of_a_dense_mask(monkeypatch, heads, window, call):
+def test_attention_is_that_of_a_dense_mask(monkeypatch, heads, window, dense):
     """Brute force: each node sees the nodes of its path. Also for the layout that a GPU computes."""
-    monkeypatch.setattr(attention, "CALL", call)  # rows after a trunk, or whole rows
+    monkeypatch.setattr(attention, "DENSE", dense)  # rows after a trunk, or all nodes of a prompt
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", stand_in)
     ids, mask, _, keep = batch([4, 4, 4, 1, 6, 6], [5, 3, 9, 3, 4, 4], tokens=2)
     rows = rows_of(ids, mask)
@@ -193,10 +193,9 @@ def test_a_tree_has_the_scores_and_gradients_of_its_rows(name):
     expected = gradients(model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True))
     computed = {}
     for tree in (True, False):
-        tokens = []
-        given = TreePass(model, keep, tree=tree, computed=tokens.append)
+        given = TreePass(model, keep, tree=tree)
         assert_near(gradients(given(ids, mask, labels, fused_lm_head=True)), expected, FLOAT32)  # TRL's head
-        (computed[tree],) = tokens
+        computed[tree] = given.tokens["computed"]
     assert computed[True] == len(prefix_tree(rows_of(ids, mask), ids.size(1) - keep, [0, 1, 2, 3, 4, 6, 7]).tokens)
     assert computed[True] < computed[False] == 7 * (ids.size(1) - 1)
 

@@ -1,15 +1,15 @@
 """Attention over a prefix tree: each node attends to the nodes on its way from the root, and to itself.
 
 On a GPU in 16 bits this is one variable-length call of torch (FlashAttention): the queries of a branch are its new
-nodes, its keys are gathered along its path. Elsewhere rows of similar length are gathered and padded on the right, and
-`scaled_dot_product_attention` computes them together.
+nodes, its keys are gathered along its path. Elsewhere the nodes of a small tree are one call under a mask; of others,
+rows of similar length are gathered and padded on the right, and `scaled_dot_product_attention` computes them together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
+from functools import cached_property, wraps
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,10 @@ from .tree import Branch
 
 KEYWORD = "prefix_tree"  # the argument of a model that transformers passes on to the attention function
 SPREAD = 2  # rows of one block differ in length by at most this factor
-CALL = 2**21  # multiplications and additions that take as long as one more block, on one core
+DENSE = (
+    512  # most nodes of a prompt that one call computes under a mask, if at most twice the pairs of nodes are needed
+)
+FEW = 128  # keys up to which matrix products are faster than `scaled_dot_product_attention`
 # Keywords of attention functions that change nothing in a pass without a cache, whatever their value.
 HARMLESS = {"attention_mask", "position_ids", "cache_position", "position_embeddings", "use_cache", "past_key_values"}
 
@@ -37,18 +40,21 @@ Nodes = slice | Tensor  # numbers of nodes; those that stand side by side as a s
 
 @dataclass(frozen=True)
 class Block:
-    """Rows that one call computes: each attends to the `trunk`, which all of them have, and to itself.
+    """Rows of nodes that one call computes: each node attends to the `trunk`, which all rows have, and in its row.
 
     Args:
         trunk: its nodes.
         rows: `[count * width]`, the node of each place; a shorter row repeats its last node at its end.
         count, width: of the rows.
+        back: `[width, keys]`, how many nodes each key is before a node on its path, below 0 if it is not on it; None:
+            each row is a path.
     """
 
     trunk: Nodes | None
     rows: Nodes
     count: int
     width: int
+    back: Tensor | None = None
 
 
 class TreeAttention:
@@ -59,15 +65,15 @@ class TreeAttention:
         device: of the model.
 
     Attributes:
+        nodes: how many there are.
         windows: the sliding windows that the layers asked for, 0 for none.
     """
 
     def __init__(self, branches: list[Branch], device: torch.device) -> None:
         self._branches, self._device = branches, device
         self.windows: set[int] = set()
-        self._masks: dict[tuple[int, int, int], Tensor] = {}
-        self._blocks: tuple[list[Block], Nodes] | None = None
-        self._gathered: tuple[Tensor, Tensor, Tensor, int, int] | None = None
+        self._masks: dict[Any, Tensor] = {}
+        self.nodes = sum(branch.new for branch in branches)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int = 0) -> Tensor:
         """Return what the nodes read, `[1, L, H, D]`.
@@ -93,9 +99,7 @@ class TreeAttention:
         """
         from torch.nn.attention.varlen import varlen_attn  # of a torch that is built for a GPU
 
-        if self._gathered is None:
-            self._gathered = self._paths()
-        paths, of_queries, of_keys, most_queries, most_keys = self._gathered
+        paths, of_queries, of_keys, most_queries, most_keys = self._paths
         keys, values = k.index_select(0, paths), v.index_select(0, paths)
         out = varlen_attn(
             q.contiguous(), keys, values, of_queries, of_keys, most_queries, most_keys, scale=scale,
@@ -104,6 +108,7 @@ class TreeAttention:
         assert isinstance(out, Tensor)
         return out
 
+    @cached_property
     def _paths(self) -> tuple[Tensor, Tensor, Tensor, int, int]:
         """Return the paths end to end, where each branch's queries and keys end, and the longest of both."""
         new, lengths = [branch.new for branch in self._branches], [len(branch.path) for branch in self._branches]
@@ -112,67 +117,77 @@ class TreeAttention:
         return paths.to(self._device), queries, keys, max(new), max(lengths)
 
     def by_blocks(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int) -> Tensor:
-        """Return `[L, H, D]` by calls of `scaled_dot_product_attention`; a node that rows share is read from one."""
-        if self._blocks is None:
-            self._blocks = self._plan(q.size(1) * q.size(2))
+        """Return `[L, H, D]` by a call for each block; in small ones heads that share keys become more queries."""
         blocks, place = self._blocks
         pieces = []
         for block in blocks:
-            query, keys, values = (
-                _take(x, block.rows).unflatten(0, (block.count, block.width)).transpose(1, 2) for x in (q, k, v)
-            )
-            mask = None
+            size = (block.count, block.width)
+            keys, values = (_take(x, block.rows).unflatten(0, size).transpose(1, 2) for x in (k, v))
             if block.trunk is not None:
                 first = [_take(x, block.trunk).transpose(0, 1).expand(block.count, -1, -1, -1) for x in (k, v)]
                 keys, values = torch.cat([first[0], keys], 2), torch.cat([first[1], values], 2)
-            if block.trunk is not None or window:
-                mask = self._mask(block.width, keys.size(2), window)
-            out = scaled_dot_product_attention(
-                query, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
-            )
-            pieces.append(out.transpose(1, 2).flatten(0, 1))
+            fold = q.size(1) // k.size(1) if block.width * keys.size(2) <= DENSE**2 else 1
+            query = _take(q, block.rows).unflatten(0, size).unflatten(2, (-1, fold)).transpose(1, 2).flatten(2, 3)
+            mask = None
+            if block.trunk is not None or block.back is not None or window or fold > 1:
+                mask = self._mask(block, keys.size(2), window, fold, q.dtype)
+            out = _attend(query, keys, values, mask, q.size(2) ** -0.5 if scale is None else scale)
+            pieces.append(out.unflatten(2, (block.width, fold)).transpose(1, 2).flatten(2, 3).flatten(0, 1))
         return _take(torch.cat(pieces), place)
 
-    def _mask(self, width: int, keys: int, window: int) -> Tensor:
-        """Return which of the keys each of the last `width` nodes sees, `[width, keys]`; made once."""
-        name = (width, keys, window)
+    def _mask(self, block: Block, keys: int, window: int, fold: int, dtype: torch.dtype) -> Tensor:
+        """Return 0 for the keys that the nodes of a row see, else minus infinity, `[width * fold, keys]`; made once."""
+        name = (None if block.back is None else id(block), block.width, keys, window, fold, dtype)
         if name not in self._masks:
-            before = keys - width
-            seen = torch.ones(width, keys, dtype=torch.bool, device=self._device).tril(before)
-            self._masks[name] = seen.triu(before - window + 1) if window else seen
+            places = torch.arange(keys, device=self._device)
+            back = places[keys - block.width :].unsqueeze(1) - places if block.back is None else block.back
+            hidden = (back < 0) | (back >= window) if window else back < 0
+            mask = torch.zeros(hidden.shape, dtype=dtype, device=self._device).masked_fill_(hidden, -torch.inf)
+            self._masks[name] = mask.repeat_interleave(fold, 0)
         return self._masks[name]
 
-    def _plan(self, size: int) -> tuple[list[Block], Nodes]:
+    @cached_property
+    def _blocks(self) -> tuple[list[Block], Nodes]:
         """Return the blocks, and for each node its place among their rows."""
-        prompts: list[list[Branch]] = []
+        prompts: list[list[NDArray[np.int64]]] = []
+        trunks: list[int] = []  # nodes that all rows of a prompt share
         for branch in self._branches:
-            prompts.append([]) if not branch.same_prompt else None
-            prompts[-1].append(branch)
-        whole: list[NDArray[np.int64]] = []
-        parts: list[tuple[NDArray[np.int64] | None, list[NDArray[np.int64]]]] = [(None, whole)]
-        for group in prompts:
-            paths = [branch.path for branch in group]
-            trunk = min((len(branch.path) - branch.new for branch in group[1:]), default=0)
-            after = sum(len(path) * (len(path) - trunk) for path in paths)
-            if (sum(_seen(len(path)) for path in paths) - _seen(trunk) - after) * size > CALL:
-                whole.append(paths[0][:trunk])
-                parts.append((paths[0][:trunk], [path[trunk:] for path in paths]))
+            if branch.same_prompt:
+                prompts[-1].append(branch.path)
+                trunks[-1] = min(trunks[-1], len(branch.path) - branch.new)
             else:
-                whole.extend(paths)
-        place = np.empty(sum(branch.new for branch in self._branches), np.int64)
+                prompts.append([branch.path])
+                trunks.append(len(branch.path))
+        none = np.empty(0, np.int64)
+        whole: list[NDArray[np.int64]] = []
+        parts: list[tuple[NDArray[np.int64], list[NDArray[np.int64]], Tensor | None]] = [(none, whole, None)]
+        for paths, trunk in zip(prompts, trunks, strict=True):
+            nodes = np.unique(np.concatenate(paths))
+            pairs = trunk**2 + sum(len(path) * (len(path) - trunk) for path in paths)
+            if len(paths) > 1 and len(nodes) <= DENSE and len(nodes) ** 2 <= 2 * pairs:
+                back = np.full((len(nodes), len(nodes)), -1)
+                for path in paths:
+                    own, depth = np.searchsorted(nodes, path), np.arange(len(path))
+                    pair = np.ix_(own, own)
+                    back[pair] = np.maximum(back[pair], depth[:, None] - depth)
+                parts.append((none, [nodes], torch.from_numpy(back).to(self._device)))
+            else:
+                whole.append(paths[0][:trunk])
+                parts.append((paths[0][:trunk], [path[trunk:] for path in paths], None))
+        place = np.empty(self.nodes, np.int64)
         blocks, at = [], 0
-        for first, given in parts:
-            before = None if first is None else self._nodes(first)
+        for first, given, back_of in parts:
+            trunk_of = self._nodes(first) if len(first) else None
             rows = sorted((row for row in given if len(row)), key=len, reverse=True)
             while rows:
                 width = len(rows[0])
                 count = sum(len(row) * SPREAD >= width for row in rows)
                 here, rows = rows[:count], rows[count:]
-                for i, row in enumerate(here):
-                    place[row] = np.arange(at + i * width, at + i * width + len(row))
-                padded = np.concatenate([np.pad(row, (0, width - len(row)), mode="edge") for row in here])
-                blocks.append(Block(before, self._nodes(padded), count, width))
-                at += count * width
+                for row in here:
+                    place[row] = np.arange(at, at + len(row))
+                    at += width
+                padded = np.concatenate([row[np.minimum(np.arange(width), len(row) - 1)] for row in here])
+                blocks.append(Block(trunk_of, self._nodes(padded), count, width, back_of))
         return blocks, self._nodes(place)
 
     def _nodes(self, numbers: NDArray[np.int64]) -> Nodes:
@@ -181,9 +196,14 @@ class TreeAttention:
         return torch.from_numpy(numbers).to(self._device)
 
 
-def _seen(length: int) -> int:
-    """Return how many pairs of nodes a causal call computes: the kernel on a CPU skips blocks of keys, of 512 each."""
-    return length * min(length, (length + 512) // 2)
+def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Return what `scaled_dot_product_attention` does; with few keys by matrix products, which take less time."""
+    if mask is None or keys.size(2) > FEW or query.size(1) > keys.size(1) or mask.dtype.itemsize < 4:
+        causal = mask is None
+        return scaled_dot_product_attention(query, keys, values, mask, is_causal=causal, scale=scale, enable_gqa=True)
+    flat = [x.flatten(0, 1) for x in (query, keys, values)]
+    weights = torch.baddbmm(mask, flat[0], flat[1].transpose(1, 2), alpha=scale).softmax(-1)
+    return torch.bmm(weights, flat[2]).unflatten(0, query.shape[:2])
 
 
 def _take(states: Tensor, nodes: Nodes) -> Tensor:

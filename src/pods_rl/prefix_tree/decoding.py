@@ -16,8 +16,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import pairwise, takewhile
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,7 +59,6 @@ def complete(
     generate: Callable[..., Any],
     inputs: Mapping[str, Any],
     draws: RowDraws | None = None,
-    otherwise: Mapping[str, Any] = MappingProxyType({}),
 ) -> Tensor:
     """Return `generate`'s result for `inputs`, each distinct prefix computed once if this model and setting allow.
 
@@ -71,7 +68,6 @@ def complete(
         generate: of a model.
         inputs: its arguments: `input_ids` [rows, W] padded on the left, `attention_mask`, `generation_config`, ...
         draws: of the rows; None: greedy, whatever `do_sample` says.
-        otherwise: arguments that replace some of `inputs` if `generate` runs its own loop.
 
     Returns:
         Prompts and completions `[rows, W + T]`, padded on the right from each row's end.
@@ -82,7 +78,7 @@ def complete(
         if str(reason) not in _said and not (dist.is_initialized() and dist.get_rank()):
             logger.warning("Prefixes are computed once for each rollout, and not once for all of them: %s.", reason)
         _said.add(str(reason))
-    return generate(**{**inputs, **otherwise})
+    return generate(**inputs)
 
 
 def complete_prompts(
@@ -121,12 +117,9 @@ def complete_prompts(
         "generation_config": config,
         "synced_gpus": False,  # whole weights are here, and processes may have different numbers of batches
     }
-    otherwise = {}
-    if draws is not None:
-        warper = TemperatureLogitsWarper(float(temperature))
-        inputs["logits_processor"] = LogitsProcessorList([warper])
-        otherwise["logits_processor"] = LogitsProcessorList([warper, draws])
-    return complete(model.generate, inputs, draws, otherwise)[:, width:]
+    if draws is not None:  # which `generate` reads only if it runs its own loop
+        inputs["logits_processor"] = LogitsProcessorList([TemperatureLogitsWarper(float(temperature)), draws])
+    return complete(model.generate, inputs, draws)[:, width:]
 
 
 def decode(
@@ -147,10 +140,9 @@ def decode(
         CannotServeError: see `refusal`.
         RuntimeError: strict draws, and probabilities that are not finite.
     """
+    logits_processor = LogitsProcessorList(each for each in logits_processor if each is not draws)
     if why := refusal(model, generation_config, logits_processor, inputs):
         raise CannotServeError(why)
-    if draws is not None and len(draws) != len(input_ids):
-        raise ValueError(f"got draws for {len(draws)} rows and {len(input_ids)} rows")
     with decoding(model):
         nodes = Nodes(model, input_ids, generation_config, inputs)
         logits = nodes.prefill(logits_processor)
@@ -377,9 +369,9 @@ def stay(parents: NDArray[np.int64]) -> NDArray[np.int64]:
     """
     count = len(parents)
     stays = (np.diff(parents, prepend=-1) > 0) & (parents < count)
-    order, free = np.empty(count, dtype=np.int64), np.ones(count, dtype=bool)
-    order[parents[stays]], free[parents[stays]] = np.flatnonzero(stays), False
-    order[free] = np.flatnonzero(~stays)
+    order = np.full(count, -1)
+    order[parents[stays]] = np.flatnonzero(stays)
+    order[order < 0] = np.flatnonzero(~stays)
     return order
 
 
@@ -402,25 +394,13 @@ def distinct_share(completions_ids: Sequence[Sequence[int]], groups: Sequence[in
     >>> distinct_share([[5, 6, 7], [5, 6, 8], [5, 9, 9]], [0, 0, 0])  # 5, 5 6 and 5 9 of six
     0.5
     """
-    fed = sorted([group, *ids[:-1]] for group, ids in zip(groups, completions_ids, strict=True))
-    repeated = 0
-    for before, ids in pairwise(fed):
-        same = takewhile(lambda pair: pair[0] == pair[1], zip(before, ids, strict=False))
-        repeated += max(0, sum(1 for _ in same) - 1)  # without the group's number
-    total = sum(map(len, fed)) - len(fed)
-    return 1 - repeated / total if total else 1.0
-
-
-def uniforms(key: Sequence[int], count: int) -> np.ndarray:
-    """Return `count` draws in [0, 1), float32, that depend on `key` alone; a longer call begins with the same draws.
-
-    Args:
-        key: integers of at least 0: seed, generation, prompt, number.
-
-    >>> bool((uniforms((0, 1), 8)[:3] == uniforms((0, 1), 3)).all())
-    True
-    """
-    return np.random.default_rng(tuple(key)).random(count, dtype=np.float32)
+    nodes: dict[tuple[int, int], int] = {}  # by parent, or prompt, and token
+    for group, ids in zip(groups, completions_ids, strict=True):
+        node = -1 - group
+        for token in ids[:-1]:
+            node = nodes.setdefault((node, token), len(nodes))
+    fed = sum(max(0, len(ids) - 1) for ids in completions_ids)
+    return len(nodes) / fed if fed else 1.0
 
 
 class RowDraws(LogitsProcessor):
@@ -430,8 +410,8 @@ class RowDraws(LogitsProcessor):
     or process, up to rounding. As a logits processor of `generate` it leaves one token a row.
 
     Args:
-        keys: of the rows; see `uniforms`.
-        length: the most tokens of a completion.
+        keys: of the rows: integers of at least 0, such as seed, generation, prompt and number.
+        length: the most tokens of a completion; with a greater one the first draws are the same.
         device: the device of the scores.
         prompt_width: columns before the first completion token, read by the logits processor.
         strict: let `check` raise if probabilities were not finite; else such a token is arbitrary.
@@ -451,13 +431,11 @@ class RowDraws(LogitsProcessor):
         prompt_width: int = 0,
         strict: bool = False,
     ) -> None:
-        self._draws = torch.from_numpy(np.stack([uniforms(key, length) for key in keys], axis=1)).to(device)
+        draws = [np.random.default_rng(tuple(key)).random(length, dtype=np.float32) for key in keys]
+        self._draws = torch.from_numpy(np.stack(draws, axis=1)).to(device)
         self._prompt_width, self._strict = prompt_width, strict
         self._zero = torch.zeros((), device=device)
         self._sum = self._zero.clone()  # of all totals: finite while each was
-
-    def __len__(self) -> int:
-        return self._draws.size(1)
 
     def tokens(self, scores: Tensor, at: int, rows: Tensor | None = None, of_rows: Tensor | None = None) -> Tensor:
         """Return a token for each row: the first with a cumulative probability above its draw.

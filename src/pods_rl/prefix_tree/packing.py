@@ -7,8 +7,8 @@ so the scores are those of the rows up to rounding.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,20 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from transformers import PreTrainedModel
+from trl.trainer.utils import FusedCausalLMOutput
 
 from .attention import KEYWORD, TreeAttention, UnsupportedAttentionError, teach_attention_trees
 from .cache import rope_types
 from .tree import prefix_tree
 
 IGNORED = -100  # the label of a token that is not scored
-
-
-@dataclass
-class Scores:
-    """What TRL reads of a model's output: `[B, logits_to_keep]` each."""
-
-    log_probs: Tensor
-    entropy: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -44,17 +38,17 @@ class TreePass:
         tree: whether the model computes trees; else the rows that are read are computed as rows.
         live: `[B]`, the rows whose results are read; None: all.
         unread: `[B, T]` log-probabilities to return for the others; None: 0.
-        computed: called with the number of tokens of each pass.
+        tokens: grows by the tokens of each pass, as `computed`.
     """
 
-    model: Callable[..., Any]
+    model: nn.Module
     logits_to_keep: int
     tree: bool
     live: Tensor | None = None
     unread: Tensor | None = None
-    computed: Callable[[int], None] = lambda tokens: None
+    tokens: Counter[str] = field(default_factory=Counter)
 
-    def __call__(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **how: Any) -> Scores:
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **how: Any) -> FusedCausalLMOutput:
         """Return the scores of `[B, T]` rows; 0 without a gradient on padding and for rows that are not read.
 
         Rows with a hole between their tokens, or without a prompt, are computed as rows.
@@ -66,7 +60,8 @@ class TreePass:
             read &= self.live.cpu().numpy()
         chosen = np.flatnonzero(read).tolist()
         if self.tree and chosen and _is_regular(rows, width):
-            output, nodes, _ = call_on_tree(self.model, rows, width, chosen, input_ids.device, **how)
+            output, nodes, attention = call_on_tree(self.model, rows, width, chosen, input_ids.device, **how)
+            self.tokens["computed"] += attention.nodes
         else:
             chosen = chosen or [0]  # the other processes wait for its gradient of zero
             index = torch.tensor(chosen, device=input_ids.device)
@@ -75,10 +70,10 @@ class TreePass:
             nodes = np.full((len(rows), rows.shape[1] - 1), -1)  # the head shifts the labels by one
             nodes[chosen] = np.arange(nodes[chosen].size).reshape(len(chosen), -1)
             nodes[(rows[:, 1:] < 0) | ~read[:, None]] = -1
-        self.computed(output.log_probs.numel())
+            self.tokens["computed"] += output.log_probs.numel()
         return self._of_rows(output, torch.from_numpy(nodes[:, -self.logits_to_keep :]))
 
-    def _of_rows(self, output: Any, nodes: Tensor) -> Scores:
+    def _of_rows(self, output: Any, nodes: Tensor) -> FusedCausalLMOutput:
         """Gather the scores `[B, logits_to_keep]`; a node serves all its rows, and receives the gradients of all."""
         index = nodes.masked_fill(nodes < 0, output.log_probs.numel()).flatten().to(output.log_probs.device)
 
@@ -89,28 +84,38 @@ class TreePass:
         if self.unread is not None and self.live is not None:
             unread = self.unread[:, : nodes.shape[1]].to(log_probs.dtype)
             log_probs = torch.where(self.live.unsqueeze(1), log_probs, unread)
-        return Scores(log_probs, None if output.entropy is None else of_rows(output.entropy))
+        return FusedCausalLMOutput(
+            log_probs=log_probs, entropy=None if output.entropy is None else of_rows(output.entropy)
+        )
 
 
 def call_on_tree(
-    model: Callable[..., Any], rows: NDArray[np.int64], width: int, chosen: list[int], device: torch.device, **how: Any
-) -> tuple[Any, NDArray[np.int64], set[int]]:
+    model: nn.Module, rows: NDArray[np.int64], width: int, chosen: list[int], device: torch.device, **how: Any
+) -> tuple[Any, NDArray[np.int64], TreeAttention]:
     """Call a model on the tree of the chosen rows, whose prompts have `width` columns.
 
     The model is given the attention of the tree, and a mask of four dimensions, which keeps transformers from building
     one of its own.
 
     Returns:
-        The model's output, the nodes of each row, and the sliding windows that the layers asked for.
+        The model's output for the tokens of completions; which of them are the columns of each row; the attention.
     """
     tree = prefix_tree(rows, width, chosen)
-    scored = np.where(tree.columns < width - 1, IGNORED, tree.labels)
-    ids, positions, labels = (torch.from_numpy(x).unsqueeze(0).to(device) for x in (tree.tokens, tree.columns, scored))
+    scored = np.flatnonzero(tree.columns >= width - 1)
+    inputs = (tree.tokens, tree.columns, tree.labels[scored], scored)
+    ids, positions, labels, index = (torch.from_numpy(x).unsqueeze(0).to(device) for x in inputs)
     mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
-    attention = TreeAttention(tree.branches, device)
-    how[KEYWORD] = attention
-    output = model(input_ids=ids, position_ids=positions, shift_labels=labels, attention_mask=mask, **how)
-    return output, tree.nodes, attention.windows
+    how[KEYWORD] = attention = TreeAttention(tree.branches, device)
+
+    def leave_scored(module: nn.Module, given: Any, output: Any) -> None:
+        output.last_hidden_state = output.last_hidden_state.index_select(1, index[0])
+
+    backbone = next(part for part in model.modules() if isinstance(part, PreTrainedModel)).base_model
+    with backbone.register_forward_hook(leave_scored):
+        output = model(input_ids=ids, position_ids=positions, shift_labels=labels, attention_mask=mask, **how)
+    place = np.full(len(tree.tokens) + 1, -1)  # the last entry is that of columns without a node
+    place[scored] = np.arange(len(scored))
+    return output, place[tree.nodes], attention
 
 
 def _is_regular(rows: NDArray[np.int64], width: int) -> bool:
@@ -124,7 +129,7 @@ def _is_regular(rows: NDArray[np.int64], width: int) -> bool:
 # -- models that can compute a tree ----------------------------------------------------------------------------------
 
 
-def why_rows(model: Any, call: Callable[..., Any], *, tolerance: float = 1e-3) -> str | None:
+def why_rows(model: Any, call: nn.Module, *, tolerance: float = 1e-3) -> str | None:
     """Return why a model must compute rows one by one, None if it computes trees.
 
     Runs two small passes. Call this on every process that shares the weights. A model that computes trees but for its
@@ -165,7 +170,7 @@ def _draws_noise(model: Any) -> bool:
     return dropout or (named and model.training)
 
 
-def _disagreement(call: Callable[..., Any], device: torch.device, config: Any, tolerance: float) -> str | None:
+def _disagreement(call: nn.Module, device: torch.device, config: Any, tolerance: float) -> str | None:
     """Compare a small tree with its rows, without a gradient; return what is wrong, None if they agree."""
     teach_attention_trees()
     prompts, completions = torch.tensor([[5], [5], [2], [2]]), torch.tensor([[4], [4], [1], [4]])
@@ -181,16 +186,16 @@ def _disagreement(call: Callable[..., Any], device: torch.device, config: Any, t
         warnings.simplefilter("ignore")  # of gradient checkpointing without a gradient
         expected = call(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs[:, -4:]
         try:
-            output, nodes, windows = call_on_tree(call, rows, 5, [0, 1, 2, 3], device, fused_lm_head=True)
+            output, nodes, attention = call_on_tree(call, rows, 5, [0, 1, 2, 3], device, fused_lm_head=True)
         except UnsupportedAttentionError as error:
             return str(error)
         except (TypeError, ValueError, RuntimeError, LookupError, AttributeError) as error:
             return f"a pass over a tree failed: {type(error).__name__}: {error}"
-    if not windows:
+    if not attention.windows:
         return f"its attention ({config._attn_implementation}) takes no trees"
     kinds = getattr(config, "layer_types", None) or ()
     windowed = "sliding_attention" in kinds or (not kinds and getattr(config, "sliding_window", None))
-    if windowed and windows == {0}:
+    if windowed and attention.windows == {0}:
         return "its attention does not state its sliding window"
     real = labels[:, -4:] >= 0
     got = output.log_probs.flatten()[torch.from_numpy(nodes[:, -4:]).to(device)[real]].float()

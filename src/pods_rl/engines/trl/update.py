@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -45,24 +46,18 @@ class PhaseClock:
         self.phase: str | None = None  # the running one
         self.seconds = dict.fromkeys(PHASES, 0.0)  # since the step began
 
-    def enter(self, phase: str) -> None:
-        """Close the running phase and start `phase`."""
-        now = self._settle()
-        self.phase, self._since = phase, now
-
-    def stop(self) -> None:
-        """Close the running phase, if any."""
-        if self.phase is not None:
-            self._settle()
-            self.phase = None
-
-    def _settle(self) -> float:
+    def enter(self, phase: str | None) -> None:
+        """Close the running phase, if any, and start `phase`."""
         if self._device is not None and self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         now = self._now()
         if self.phase is not None:
             self.seconds[self.phase] += now - self._since
-        return now
+        self.phase, self._since = phase, now
+
+    def stop(self) -> None:
+        """Close the running phase, if any."""
+        self.enter(None)
 
 
 class Update:
@@ -85,7 +80,7 @@ class Update:
         self.clock.seconds = dict.fromkeys(PHASES, 0.0)
         # `trained`: of all rows of the steps that update the weights, including rows that are skipped.
         # `computed`: by the passes of the update's loss, padding included.
-        self.tokens = {"generated": 0, "trained": 0, "computed": 0}
+        self.tokens = Counter(generated=0, trained=0, computed=0)
         self.rows_left_out = 0  # which have no gradient
         self.has_signal = False
 
@@ -182,13 +177,9 @@ class Update:
                 tree=self._takes_trees(model),
                 live=self._batch.get("live"),
                 unread=self._batch.get("old_per_token_logps"),
-                computed=self._count_computed,
+                tokens=self.tokens if self._batch else Counter(),
             )
         return compute(model, ids, mask, keep, batch_size, **others)
-
-    def _count_computed(self, tokens: int) -> None:
-        if self._batch:
-            self.tokens["computed"] += tokens
 
     def _takes_trees(self, model: Any) -> bool:
         """Return whether a model computes trees; decided at its first pass and, if it does not, logged."""
