@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
-from trl.trainer.utils import FusedCausalLMOutput
 
 from .attention import KEYWORD, TreeAttention, UnsupportedAttentionError, teach_attention_trees
 from .cache import rope_types
@@ -48,10 +47,11 @@ class TreePass:
     unread: Tensor | None = None
     tokens: Counter[str] = field(default_factory=Counter)
 
-    def __call__(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **how: Any) -> FusedCausalLMOutput:
-        """Return the scores of `[B, T]` rows; 0 without a gradient on padding and for rows that are not read.
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **how: Any) -> Any:
+        """Return `log_probs` and `entropy` of `[B, T]` rows, `[B, logits_to_keep]`.
 
-        Rows with a hole between their tokens, or without a prompt, are computed as rows.
+        They are 0 without a gradient on padding and for rows that are not read. Rows with a hole between their tokens,
+        or without a prompt, are computed as rows.
         """
         rows = input_ids.masked_fill(attention_mask == 0, -1).cpu().numpy()
         width = rows.shape[1] - self.logits_to_keep
@@ -73,7 +73,7 @@ class TreePass:
             self.tokens["computed"] += output.log_probs.numel()
         return self._of_rows(output, torch.from_numpy(nodes[:, -self.logits_to_keep :]))
 
-    def _of_rows(self, output: Any, nodes: Tensor) -> FusedCausalLMOutput:
+    def _of_rows(self, output: Any, nodes: Tensor) -> Any:
         """Gather the scores `[B, logits_to_keep]`; a node serves all its rows, and receives the gradients of all."""
         index = nodes.masked_fill(nodes < 0, output.log_probs.numel()).flatten().to(output.log_probs.device)
 
@@ -84,9 +84,7 @@ class TreePass:
         if self.unread is not None and self.live is not None:
             unread = self.unread[:, : nodes.shape[1]].to(log_probs.dtype)
             log_probs = torch.where(self.live.unsqueeze(1), log_probs, unread)
-        return FusedCausalLMOutput(
-            log_probs=log_probs, entropy=None if output.entropy is None else of_rows(output.entropy)
-        )
+        return type(output)(log_probs=log_probs, entropy=None if output.entropy is None else of_rows(output.entropy))
 
 
 def call_on_tree(
