@@ -8,8 +8,6 @@ GOOD = "<think>9*2=18</think><answer>18</answer>"
 FORMATS = {
     GOOD: 1.0,
     "<think>\na\n</think>\n\n<answer>\n18\n</answer>\n": 1.0,
-    f"x{GOOD}": 0.99,
-    f"{GOOD} Hope this helps!": 0.86,
     "<think>a</think>so<answer>18</answer>": 0.98,
     f"a b{GOOD}c d": 0.96,
     "é" + GOOD: 0.99,

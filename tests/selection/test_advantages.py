@@ -41,7 +41,7 @@ def by_hand(rewards_PN: np.ndarray, indices_PM: np.ndarray, when: str, scale: st
         if math.isnan(kept_PM[p, m]) or len(set(group)) == 1:
             continue
         spread = {"group": group, "batch": reference[~np.isnan(reference)], "none": None}[scale]
-        divisor = 1.0 if spread is None else np.std(spread, ddof=1) + 1e-4
+        divisor = 1.0 if spread is None else np.std(spread, ddof=1) + 0.01
         out_PM[p, m] = (kept_PM[p, m] - group.mean()) / divisor
     return out_PM
 
@@ -52,7 +52,7 @@ def test_every_way_agrees_with_plain_numpy(when: str, scale: str) -> None:
     rewards_PN = example(0)
     kept = select(rewards_PN, 4)
     expected_PM = by_hand(rewards_PN.numpy(), kept.indices.numpy(), when, scale)
-    ours_PM = advantages(rewards_PN, kept, when=when, scale=scale)
+    ours_PM = advantages(rewards_PN, kept, when=when, scale=scale, epsilon=0.01)
     np.testing.assert_allclose(ours_PM.numpy(), expected_PM, rtol=1e-12, atol=1e-12)
 
 
@@ -88,17 +88,6 @@ def test_all_kept_is_trl_to_the_last_bit(scale: str) -> None:
     for when in ("after", "before"):
         ours_PM = advantages(rewards_PN, everything(rewards_PN), when=when, scale=scale)
         assert torch.equal(ours_PM.flatten(), expected)
-
-
-def test_worked_values() -> None:
-    rewards = torch.tensor([[1.0, 0.0, 0.0, 0.0, 1.0, 0.0]], dtype=torch.float64)
-    kept = Selection(torch.tensor([[0, 1, 2, 4]]))
-    after = 0.5 / (math.sqrt(1 / 3) + 1e-4)  # mean 1/2, variance 4 (1/4) / 3
-    before_std = math.sqrt((2 * (2 / 3) ** 2 + 4 * (1 / 3) ** 2) / 5) + 1e-4  # mean 1/3 of all six
-    assert advantages(rewards, kept)[0].tolist() == pytest.approx([after, -after, -after, after], rel=1e-12)
-    expected = [2 / 3 / before_std, -1 / 3 / before_std, -1 / 3 / before_std, 2 / 3 / before_std]
-    assert advantages(rewards, kept, when="before")[0].tolist() == pytest.approx(expected, rel=1e-12)
-    assert advantages(rewards, kept, epsilon=0.5)[0, 0] == pytest.approx(0.5 / (math.sqrt(1 / 3) + 0.5))
 
 
 @times

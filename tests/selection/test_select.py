@@ -48,7 +48,6 @@ def test_a_users_rule_comes_by_its_import_path(my_module: str, separator: str) -
         ("pods_user_rules.mine:second", "AttributeError"),
         ("pods_user_rules.broken:first", "No module named 'a_module_that_is_not_there'"),
         ("pods_user_rules.mine:SETTING", "is a int, not a function"),
-        (None, "unknown rule 'None'"),
     ],
 )
 def test_a_rule_that_is_not_there(my_module: str, name, message: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from pods_rl.errors import UserError
 from pods_rl.tasks import load_task
-from pods_rl.tasks.generated import DIFFICULTIES, distinct
+from pods_rl.tasks.generated import DIFFICULTIES
 
 NAMES = {"arithmetic": "accuracy", "countdown": "countdown"}
 
@@ -89,5 +89,3 @@ def test_the_answer_is_decided_by_the_tasks_own_reward(name):
 def test_refuses_what_it_cannot_make():
     with pytest.raises(UserError, match="0 distinct train prompts"):
         make("arithmetic", task_train_size=0)
-    with pytest.raises(UserError, match="2 distinct train prompts are needed, but sums gave only 0"):
-        distinct([], 2, held_out=False, of="sums")
