@@ -154,14 +154,6 @@ def test_grades_are_the_tasks(tokenizer, task):
     assert columns["answer"] == [gold for gold in task.test["answer"] for _ in range(4)]
 
 
-def test_nothing_to_evaluate_is_refused(model, tokenizer, task):
-    for arguments in ({"repeats": 0}, {"prompts": 0}):
-        with pytest.raises(ValueError, match="expected at least 1 of each"):
-            evaluate(GenerateSampler(model, tokenizer), task, GREEDY, **arguments)
-    with pytest.raises(ValueError, match="temperature"):
-        Sampling(temperature=-1.0)
-
-
 TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}[assistant]{{ suffix }}"
 CHAT = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="}]
 

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from pods_rl.distributed.signals import SIGNALS, Stop, ignore_signals, stop_on_signals
+from pods_rl.distributed.signals import SIGNALS, Stop, stop_on_signals
 from pods_rl.errors import Interrupted
 
 CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129, "SIGUSR1": 138, "SIGUSR2": 140, "SIGXCPU": 152}
@@ -101,12 +101,6 @@ def test_within_another_there_is_one_stop():
             assert inner is outer
         with pytest.raises(Interrupted):
             os.kill(os.getpid(), signal.SIGHUP)
-
-
-def test_signals_that_are_ignored_at_the_end_stay_so():
-    with stop_on_signals():
-        ignore_signals()
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
 
 
 def test_a_command_that_a_signal_ends_at_once_has_its_exit_code():

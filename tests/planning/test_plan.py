@@ -18,7 +18,6 @@ from pods_rl.planning.plan import (
     StepWork,
     decide,
     fit_prices,
-    settings_to_compare,
     simulate,
 )
 
@@ -62,14 +61,6 @@ def test_signal_and_dead_groups_are_those_of_binomial_groups(n: int, m: int, rat
 def test_the_signal_of_graded_rewards_is_rows_times_their_variance() -> None:
     found = simulate(Setting(8, 8), Pool([[0.0, 1.0, 3.0, 4.0] * 500]), Prices(), 800, steps=200)  # scaled to 0..1
     assert found.signal**2 == pytest.approx(100 * 7 * np.var([0.0, 0.25, 0.75, 1.0]), rel=0.05)
-
-
-def test_every_setting_trains_the_recipes_rows_and_grpo_is_first() -> None:
-    found = settings_to_compare(Setting(40, 16), 32)
-    assert found[0] == Setting(16, 16)
-    assert Setting(40, 16) in found
-    assert {setting.m for setting in found} == {4, 8, 16, 32}
-    assert len(found) == len(set(found))
 
 
 CHEAP = Prices(step=0.07, rollout=0.0001, row=0.004)

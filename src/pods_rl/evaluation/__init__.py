@@ -46,11 +46,8 @@ def evaluate(
         loop: runs the coroutines of tools and environments (see `converse`).
 
     Raises:
-        ValueError: prompts or repeats below 1.
         UserError: the task's prompts cannot be rendered for this policy, or it cannot call the task's tools.
     """
-    if repeats < 1 or (prompts is not None and prompts < 1):
-        raise ValueError(f"prompts = {prompts}, repeats = {repeats}: expected at least 1 of each")
     started = time.perf_counter()
     count = len(task.test) if prompts is None else min(prompts, len(task.test))
     rows = own_rows(count * repeats)  # row r is repeat r % repeats of prompt r // repeats

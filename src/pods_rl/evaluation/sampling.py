@@ -42,10 +42,6 @@ class Sampling:
     tool_turns: int | None = None
     tool_timeout: float | None = None
 
-    def __post_init__(self) -> None:
-        if not self.temperature >= 0 or self.max_completion_length < 1 or self.batch_size < 1 or self.seed < 0:
-            raise ValueError(f"got {self}: expected a temperature and a seed of at least 0, lengths of at least 1")
-
 
 def sampling_of(recipe: Recipe) -> Sampling:
     """Return a recipe's settings of evaluations."""

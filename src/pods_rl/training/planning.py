@@ -16,20 +16,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from ..distributed import get_world_size
 from ..distributed.processes import quiet_libraries, set_threads
 from ..errors import UserError
-from ..planning.plan import (
-    Plan,
-    Pool,
-    Setting,
-    Simulated,
-    Step,
-    StepWork,
-    decide,
-    describe,
-    fit_prices,
-    settings_to_compare,
-    simulate,
-    to_measure,
-)  # fmt: skip
+from ..planning import plan
 from ..recipe import Recipe
 from .run import device_line
 
@@ -49,7 +36,7 @@ _STILL = {
 _UNSET = ("num_train_epochs", "save_steps", "lr_scheduler_kwargs", "warmup_steps")
 
 
-def plan_recipe(recipe: Recipe, seconds: float, *, show: Callable[[str], None] = lambda line: None) -> Plan:
+def plan_recipe(recipe: Recipe, seconds: float, *, show: Callable[[str], None] = lambda line: None) -> plan.Plan:
     """Measure a recipe with its own policy, task, engine and device, and return the plan.
 
     Args:
@@ -65,7 +52,7 @@ def plan_recipe(recipe: Recipe, seconds: float, *, show: Callable[[str], None] =
 
     values, rows = recipe.every_value(), recipe.batch_plan().rows_per_generation
     m = values["num_generations"]
-    settings = settings_to_compare(Setting(values["num_rollouts"] or m, m), rows)
+    settings = plan.settings_to_compare(plan.Setting(values["num_rollouts"] or m, m), rows)
     set_threads(recipe.run_settings()["threads"])
     show("loading the policy and the task")
     with TemporaryDirectory(prefix="pods-plan-") as folder:
@@ -74,30 +61,30 @@ def plan_recipe(recipe: Recipe, seconds: float, *, show: Callable[[str], None] =
         trainer = build_trainer(still, task, Path(folder))
         meter = Meter(trainer, values.get("num_iterations") or 1, show)
         facts = {"plan": f"{recipe.name}: {task.name} {task.version}, {device_line(trainer).split(';')[0]}"}
-        simulated = partial(simulate, rows=rows, rule=trainer.args.rule)
-        found: Plan = meter.run(_survey(meter, settings, seconds, simulated, facts))
+        simulated = partial(plan.simulate, rows=rows, rule=trainer.args.rule)
+        found: plan.Plan = meter.run(_survey(meter, settings, seconds, simulated, facts))
     return found
 
 
 def _survey(
-    meter: Meter, settings: Sequence[Setting], seconds: float, simulated: Simulated, facts: dict[str, str]
-) -> Generator[Setting, None, Plan]:
+    meter: Meter, settings: Sequence[plan.Setting], seconds: float, simulated: plan.Simulated, facts: dict[str, str]
+) -> Generator[plan.Setting, None, plan.Plan]:
     """Yield the settings that show the prices, then plain GRPO and the best; return the plan."""
-    yield from meter.rounds(to_measure(settings), _MEASURING * seconds)
-    prices, pool = fit_prices([*meter.steps.values()]), Pool([*meter.rewards.values()])
+    yield from meter.rounds(plan.to_measure(settings), _MEASURING * seconds)
+    prices, pool = plan.fit_prices([*meter.steps.values()]), plan.Pool([*meter.rewards.values()])
     if not len(pool.rewards):
         raise UserError("No measured rollout has a reward. Look for the reason with: pods train --max_steps 1")
-    facts |= describe(pool, prices)
+    facts |= plan.describe(pool, prices)
     simulated = partial(simulated, pool=pool, prices=prices)
     candidates = [simulated(setting) for setting in settings]
     best = sorted(candidates[1:], key=lambda one: -one.rate)[:_FINALISTS]
     yield from meter.rounds([one.setting for one in (candidates[0], *best)], (1 - _MEASURING) * seconds)
     timed = {setting: tuple(step.seconds for step in steps) for setting, steps in meter.steps.items()}
     candidates = [replace(one, times=timed.get(one.setting, ())) for one in candidates]
-    return decide(candidates, pool, simulated, facts)
+    return plan.decide(candidates, pool, simulated, facts)
 
 
-def standing_still(recipe: Recipe, setting: Setting) -> Recipe:
+def standing_still(recipe: Recipe, setting: plan.Setting) -> Recipe:
     """Return a recipe whose steps do not move the policy, built for a setting."""
     known, steps = recipe.every_value(), recipe.batch_plan().steps_per_generation
     changed = _STILL | setting.keys | {"gradient_accumulation_steps": steps}
@@ -124,14 +111,14 @@ class Meter(TrainerCallback):
     def __init__(self, trainer: PODSTrainer, passes: int = 1, show: Callable[[str], None] = lambda line: None) -> None:
         self._trainer, self._passes, self._show = trainer, passes, show
         self._generate = trainer._generate_and_score_completions
-        self.steps: dict[Setting, list[Step]] = {}
+        self.steps: dict[plan.Setting, list[plan.Step]] = {}
         self.rewards: dict[int, list[float]] = {}
-        self._schedule: Iterator[Setting] = iter(())
-        self._setting: Setting | None = None
+        self._schedule: Iterator[plan.Setting] = iter(())
+        self._setting: plan.Setting | None = None
         self._found: Any = None
-        self._work = StepWork(0, 0, 0)
+        self._work = plan.StepWork(0, 0, 0)
 
-    def run(self, schedule: Iterator[Setting]) -> Any:
+    def run(self, schedule: Iterator[plan.Setting]) -> Any:
         """Train through a schedule, which may depend on earlier steps; return what it returns."""
         self._schedule = schedule
         self._trainer.add_callback(self)
@@ -139,7 +126,7 @@ class Meter(TrainerCallback):
         self._trainer.train()
         return self._found
 
-    def rounds(self, settings: Sequence[Setting], seconds: float) -> Iterator[Setting]:
+    def rounds(self, settings: Sequence[plan.Setting], seconds: float) -> Iterator[plan.Setting]:
         """Yield the settings in alternating rounds; the first round warms up and is dropped."""
         started = time.perf_counter()
         yield from settings
@@ -160,7 +147,7 @@ class Meter(TrainerCallback):
             return
         seconds = {key: value for key, value in logs.items() if key.startswith("pods/seconds/")}
         generation = sum(seconds.get(f"pods/seconds/{phase}", 0.0) for phase in ("rollout", "reward"))
-        step = Step(self._work, generation, (sum(seconds.values()) - generation) * self._passes)
+        step = plan.Step(self._work, generation, (sum(seconds.values()) - generation) * self._passes)
         self.steps.setdefault(self._setting, []).append(step)
         self._show(f"{self._setting.label}: {step.seconds:.3g} s a step")
         self._next(control)
@@ -187,5 +174,5 @@ class Meter(TrainerCallback):
         assert record.advantages is not None
         for number, rewards in zip(numbers, record.rewards.tolist(), strict=True):
             self.rewards.setdefault(number, []).extend(rewards)
-        self._work = StepWork(len(numbers), record.rewards.numel(), int((record.advantages != 0).sum()))
+        self._work = plan.StepWork(len(numbers), record.rewards.numel(), int((record.advantages != 0).sum()))
         return output
