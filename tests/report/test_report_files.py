@@ -22,7 +22,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 
 def test_speedup_csv_has_both_criteria_at_checkpoints_and_interpolated(report: ReportFiles) -> None:
-    rows = read_csv(report.speedup)
+    rows = read_csv(report.csv["speedup"])
     combinations = [(r["arm"], r["criterion"], r["interpolated"]) for r in rows]
     assert combinations == [(a, c, i) for a in ("grpo", "pods") for c in ("p99", "peak") for i in ("false", "true")]
     pods = rows[4]
@@ -71,7 +71,7 @@ def test_a_run_that_has_just_begun_gives_a_report(tmp_path: Path) -> None:
     (path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n{"st')
     report = build_report(tmp_path)
     assert "No evaluation of accuracy yet." in report.headlines[0]
-    assert read_csv(report.speedup) == []
+    assert read_csv(report.csv["speedup"]) == []
     assert not any("unreadable" in note for note in report.notes)
     print_summary(report, Console(file=io.StringIO()))
 

@@ -65,10 +65,6 @@ class ReportFiles:
         """By table: final, pairs, speedup, ablations, curves, runs, config."""
         return {name: self.folder / f"{name}.csv" for name, table in self.tables.items() if table.keys}
 
-    @property
-    def speedup(self) -> Path:
-        return self.csv["speedup"]
-
 
 def build_report(
     sources: str | Path | Sequence[str | Path],
@@ -233,5 +229,5 @@ def print_summary(report: ReportFiles, console: Console) -> None:
     remarks = [f"[yellow]Note:[/yellow] {safe_text(note)}" for note in report.notes]
     for part in (f"[bold]{first}[/bold]", *others, table, *remarks):
         console.print(part, width=min(console.width, 80), highlight=False, soft_wrap=False)
-    for path in (report.html, report.speedup):
+    for path in (report.html, report.csv["speedup"]):
         console.print(safe_text(path), soft_wrap=True, highlight=False)
