@@ -130,7 +130,7 @@ def main() -> None:
         stale.unlink()
     for baseline in study.baselines:
         files = build_report(folder, folder / f"report-{baseline}", baseline=baseline, figures=["png"])
-        shutil.copy(files.speedup, output / f"speedup-{baseline}.csv")
+        shutil.copy(files.csv["speedup"], output / f"speedup-{baseline}.csv")
         if baseline == study.baselines[0]:
             keep(files, output)
     arms = find_runs(folder)
