@@ -38,7 +38,9 @@ def own_rows(total: int) -> range:
     >>> own_rows(5)
     range(0, 5)
     """
-    return range(_rank(), total, _world())
+    import torch.distributed as dist
+
+    return range(0 if alone() else dist.get_rank(), total, _world())
 
 
 def gather(items: Sequence[_T]) -> list[_T]:
@@ -69,12 +71,6 @@ def _world() -> int:
     import torch.distributed as dist
 
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def _rank() -> int:
-    import torch.distributed as dist
-
-    return dist.get_rank() if _world() > 1 else 0
 
 
 def quiet_libraries() -> None:
