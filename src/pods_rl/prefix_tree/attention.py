@@ -168,8 +168,7 @@ class TreeAttention:
                 back = np.full((len(nodes), len(nodes)), -1)
                 for path in paths:
                     own, depth = np.searchsorted(nodes, path), np.arange(len(path))
-                    pair = np.ix_(own, own)
-                    back[pair] = np.maximum(back[pair], depth[:, None] - depth)
+                    back[np.ix_(own, own)] = depth[:, None] - depth
                 parts.append((none, [nodes], torch.from_numpy(back).to(self._device)))
             else:
                 whole.append(paths[0][:trunk])
