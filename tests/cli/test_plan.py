@@ -18,5 +18,13 @@ def test_a_plan_is_measured_and_printed(place, monkeypatch):  # noqa: F811
     monkeypatch.setattr(pods_rl.planning.plan, "_STEPS", 20)
     done = pods("plan", "r.yaml", "--seconds", "1")
     assert max(map(len, done.output.splitlines())) <= 80
-    for part in ("rewards", "prices", "Limits:", "Recommended: ", "Train with: pods train ... --num_generations "):
+    for part in (
+        "rewards",
+        "prices",
+        "completions",
+        "rollouts are distinct",
+        "Limits:",
+        "Recommended: ",
+        "Train with: pods train ... --num_generations ",
+    ):
         assert part in done.output

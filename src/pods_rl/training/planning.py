@@ -75,6 +75,9 @@ def _survey(
     if not len(pool.rewards):
         raise UserError("No measured rollout has a reward. Look for the reason with: pods train --max_steps 1")
     facts |= plan.describe(pool, prices)
+    n, share = max(meter.distinct.items())
+    facts["completions"] = f"mean {sum(meter.tokens) / len(meter.tokens):.0f} tokens, longest {max(meter.tokens)}"
+    facts["prefixes"] = f"{share:.0%} of the tokens of {n} rollouts are distinct"
     simulated = partial(simulated, pool=pool, prices=prices)
     candidates = [simulated(setting) for setting in settings]
     best = sorted(candidates[1:], key=lambda one: -one.rate)[:_FINALISTS]
@@ -99,8 +102,8 @@ def standing_still(recipe: Recipe, setting: plan.Setting) -> Recipe:
 class Meter(TrainerCallback):
     """Runs a trainer's steps with an n and m for each, and measures them.
 
-    Each step has new prompts; the number of rows stays. `steps` holds the latest rounds, and `rewards`
-    the rewards of each prompt.
+    Each step has new prompts; the number of rows stays. `steps` holds the latest rounds, `rewards` the rewards of each
+    prompt, `tokens` the length of each completion, and `distinct` the share of distinct prefixes by n.
 
     Args:
         trainer: of a single process and a `standing_still` recipe.
@@ -113,6 +116,8 @@ class Meter(TrainerCallback):
         self._generate = trainer._generate_and_score_completions
         self.steps: dict[plan.Setting, list[plan.Step]] = {}
         self.rewards: dict[int, list[float]] = {}
+        self.tokens: list[int] = []
+        self.distinct: dict[int, float] = {}
         self._schedule: Iterator[plan.Setting] = iter(())
         self._setting: plan.Setting | None = None
         self._found: Any = None
@@ -149,6 +154,7 @@ class Meter(TrainerCallback):
         generation = sum(seconds.get(f"pods/seconds/{phase}", 0.0) for phase in ("rollout", "reward"))
         step = plan.Step(self._work, generation, (sum(seconds.values()) - generation) * self._passes)
         self.steps.setdefault(self._setting, []).append(step)
+        self.distinct[self._setting.n] = logs["pods/distinct_tokens"]
         self._show(f"{self._setting.label}: {step.seconds:.3g} s a step")
         self._next(control)
 
@@ -172,6 +178,7 @@ class Meter(TrainerCallback):
         record = trainer.rollouts
         assert record is not None
         assert record.advantages is not None
+        self.tokens += record.completion_tokens
         for number, rewards in zip(numbers, record.rewards.tolist(), strict=True):
             self.rewards.setdefault(number, []).extend(rewards)
         self._work = plan.StepWork(len(numbers), record.rewards.numel(), int((record.advantages != 0).sum()))
