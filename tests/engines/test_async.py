@@ -55,8 +55,7 @@ def test_the_names_that_are_used_of_trl_s_experimental_module():
     for function, expected in parameters.items():
         assert list(inspect.signature(function).parameters) == expected.split(), function
     assert list(inspect.signature(Trainer.__init__).parameters)[1:4] == ["model", "reward_funcs", "args"]
-    settings = {"num_generations", "max_inflight_tasks", "dataset_start_index", "rollout_buffer"}
-    assert settings <= set(inspect.signature(Loop.__init__).parameters)
+    assert {"num_generations", "dataset_start_index"} <= set(inspect.signature(Loop.__init__).parameters)
     assert Worker._loop_cls is Loop
     used = {
         Loop: "def model_version|self.dataset |self.rollout_buffer |self._counters|create_task(",
@@ -97,7 +96,6 @@ class Watched(StubLoop):
 
     def __init__(self, prompts: int, write: Any, **changes: Any) -> None:
         self.write, self.version = write, SimpleNamespace(value=0)
-        self.groups: dict[int, Any] = {}
         self.asked = {f"<{i}>": count() for i in range(prompts)}
         settings = {
             "model_name": "", "processing_class": async_stub.chat_tokenizer(), "eos_token_ids": [0],
@@ -130,10 +128,6 @@ class Watched(StubLoop):
         stop_event.clear()
         await self._score_loop(stop_event)
 
-    async def _score_group(self, group):
-        self.groups[group.group_id] = group
-        return await super()._score_group(group)
-
     def samples(self) -> list[Any]:
         self.run()
         return list(self.rollout_buffer.queue)
@@ -143,9 +137,8 @@ class Watched(StubLoop):
 
 
 def digit(completions, **_):
-    """The first digit of the text; no digit: unscored."""
-    texts = [completion[0]["content"] for completion in completions]
-    return [float(text[0]) if text[:1].isdigit() else None for text in texts]
+    """The first digit of the text."""
+    return [float(completion[0]["content"][0]) for completion in completions]
 
 
 def slow_if_long(group: int, number: int) -> tuple[str, float]:
@@ -178,12 +171,11 @@ def last(rewards_PN, m, *, generator=None):
 def test_only_the_m_that_a_rule_keeps_are_queued_with_the_advantages_of_pods(rule, when):
     watched = Watched(4, some_digit, rule=rule, advantages=when)
     samples = watched.samples()
-    for index, group in watched.groups.items():
-        texts = [completion[0]["content"] for completion in group.completions]
+    for index in range(4):
+        texts = [some_digit(index, number)[0] for number in range(16)]  # in the order of their requests
         rewards = torch.tensor([[float(text[0]) for text in texts]], dtype=torch.float64)
         kept = [sample for sample in samples if sample.group_id == index]
         chosen = [texts.index(sample.completion[0]["content"]) for sample in kept]
-        assert [int(text[2:]) for text in texts] == list(range(16)), "in the order of their requests"
         selection = pods_rl.Selection(torch.tensor([chosen]))
         if rule != "random":
             assert torch.equal(select(rewards, 4, rule).indices, selection.indices)
@@ -220,14 +212,6 @@ def test_groups_without_variance_never_enter_the_queue(monkeypatch):
         Watched(9, lambda group, number: ("5", 0.0), dynamic_sampling=True).run()
 
 
-def test_unscored_rollouts_are_kept_last_and_have_no_advantage():
-    watched = Watched(1, lambda group, number: (f"{number}x" if number in (3, 7, 9) else "x", 0.0))
-    samples = watched.samples()
-    assert sorted(s.completion[0]["content"] for s in samples) == ["3x", "7x", "9x", "x"]
-    assert [s.advantage for s in samples if s.completion[0]["content"] == "x"] == [0.0]
-    assert watched.counted("unscored_rollouts") == 13
-
-
 def test_a_row_carries_the_policy_at_its_own_request():
     """24 are in flight: half of the second group is requested before the first policy is replaced."""
 
@@ -252,9 +236,7 @@ def test_limits_grow_by_n_over_m_and_the_trainer_s_counts_stay(tmp_path, monkeyp
     assert settings["max_inflight_tasks"] == trainer.args.max_inflight_tasks == 3 * 8 * 10 // 4
     assert trainer._epoch_stop_groups == 18
     with pytest.raises(UserError, match="pass no rollout_worker"):
-        pods_rl.AsyncPODSTrainer(
-            model, digit, args, data, weight_transfer=SimpleNamespace(), rollout_worker=trainer.rollout_worker
-        )
+        pods_rl.AsyncPODSTrainer(model, digit, args, data, weight_transfer=trainer, rollout_worker=trainer)
 
 
 # -- runs of the example with a stub server ---------------------------------------------------------------------------
@@ -275,7 +257,8 @@ def test_an_epoch_counts_prompts_and_a_checkpoint_resumes(tmp_path):
         assert training.wait(DEADLINE) == 0, (tmp_path / "output.txt").read_text()[-5000:]
         passed.append(async_stub.logged(tmp_path)[-1]["passed"])
     server.kill()
-    assert passed == [12, 24]
+    assert passed[0] == 12
+    assert passed[1] in (24, 25), "a checkpoint repeats prompts that ended after one that it had not trained"
     steps = async_stub.logged(tmp_path)
     assert [line["step"] for line in steps] == list(range(1, len(steps) + 1))
     assert all(line["batch/samples_per_step"] == 8 for line in steps)

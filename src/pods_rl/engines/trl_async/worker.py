@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import queue
 import time
+from contextlib import suppress
 from typing import Any
 
 import requests
@@ -12,7 +13,7 @@ from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker
 
 from .loop import KeptSample, PODSRolloutLoop
 
-CHECK_EVERY = 5.0  # seconds between two checks of the worker and the server
+CHECK_EVERY = 10.0  # seconds between two checks of the worker and the server
 
 
 class LostRolloutsError(RuntimeError):
@@ -31,7 +32,7 @@ class PODSRolloutWorker(AsyncRolloutWorker):
     _loop_cls = PODSRolloutLoop
     lost: str | None = None  # why there are no more rollouts
     _process: Any
-    passed: set[int]  # ids of the groups that were trained or dropped, by which the trainer counts epochs
+    passed: set[int]  # ids of the groups that were read or dropped, by which the trainer counts epochs
     _next_check = 0.0
 
     def start(self) -> None:
@@ -52,7 +53,7 @@ class PODSRolloutWorker(AsyncRolloutWorker):
             self.check_health(math.inf)  # TRL checks for a worker that hangs
             self._next_check = time.monotonic() + CHECK_EVERY
         sample: KeptSample = self.rollout_buffer.get(timeout=timeout)
-        self.passed.update(sample.passed)
+        self.passed.update((sample.group_id, *sample.passed))  # also if the trainer drops it, because it is too old
         sample.metrics = sample.group_metrics | {"pods/selected/reward_mean": sample.metrics["reward"]}
         return sample
 
@@ -80,8 +81,9 @@ class PODSRolloutWorker(AsyncRolloutWorker):
         if self._process is None:
             return None
         if self._failed_event.is_set():
-            kind, message, _ = self._exception_info_queue.get(timeout=5)
-            return f"the rollout worker failed with {kind}: {' '.join(message.split())}"
+            with suppress(queue.Empty):
+                kind, message, _ = self._exception_info_queue.get(timeout=5)
+                return f"the rollout worker failed with {kind}: {' '.join(message.split())}"
         if not self._process.is_alive():
             return f"the rollout worker ended with exit code {self._process.exitcode}"
         url = self._loop_kwargs["vllm_server_url"]
