@@ -68,11 +68,12 @@ def test_the_names_that_are_used_of_trl_s_experimental_module():
 
 
 def test_another_version_of_trl_is_refused_in_one_sentence(monkeypatch):
-    monkeypatch.setattr(trl, "__version__", "1.17.0")
     message = r"of TRL 1\.16, and trl 1\.17\.0 is installed: pip install 'trl==1\.16\.\*'"
-    for name in ("AsyncPODSTrainer", "AsyncPODSConfig"):
+    build = pods_rl.AsyncPODSTrainer, AsyncPODSConfig
+    monkeypatch.setattr(trl, "__version__", "1.17.0")
+    for ask in (lambda: pods_rl.AsyncPODSTrainer, lambda: build[0]("model", digit), lambda: build[1]("out", **CPU)):
         with pytest.raises(UserError, match=message):
-            getattr(pods_rl, name)
+            ask()
 
 
 def test_mistakes_in_the_config_are_refused(tmp_path):

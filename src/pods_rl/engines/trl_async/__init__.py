@@ -7,20 +7,13 @@ accepted.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...errors import UserError
-
-if TYPE_CHECKING:
-    from .config import AsyncPODSConfig
-    from .trainer import AsyncPODSTrainer
-    from .worker import LostRolloutsError
 
 VERSION = "1.16"  # of TRL; every 1.16.x
 
 _HOME = {"AsyncPODSConfig": "config", "AsyncPODSTrainer": "trainer", "LostRolloutsError": "worker"}
-
-__all__ = ["AsyncPODSConfig", "AsyncPODSTrainer", "LostRolloutsError"]
 
 
 def check_version() -> None:

@@ -10,6 +10,7 @@ from trl.experimental.async_grpo import AsyncGRPOConfig
 from ...errors import UserError
 from ...selection import Rule
 from ...selection.rules import check_rule, rule_name
+from . import check_version
 
 if TYPE_CHECKING:
     RuleOrName = str | Rule
@@ -34,7 +35,7 @@ class AsyncPODSConfig(AsyncGRPOConfig):
             place of a dropped one, which counts as passed where prompts are counted: epochs and checkpoints.
 
     Raises:
-        UserError: n < m, m < 2, an unknown choice, or a rule without an importable name.
+        UserError: n < m, m < 2, an unknown choice, a rule without an importable name, or another version of TRL.
 
     Example:
         >>> config = AsyncPODSConfig("out", num_generations=4, num_rollouts=16, use_cpu=True, bf16=False)
@@ -48,6 +49,7 @@ class AsyncPODSConfig(AsyncGRPOConfig):
     dynamic_sampling: bool = False
 
     def __post_init__(self) -> None:
+        check_version()
         super().__post_init__()
         if self.num_rollouts is None:
             self.num_rollouts = self.num_generations

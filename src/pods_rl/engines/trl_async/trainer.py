@@ -8,6 +8,7 @@ from trl.experimental.async_grpo import AsyncGRPOTrainer
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker
 
 from ...errors import UserError
+from . import check_version
 from .config import AsyncPODSConfig
 from .worker import LostRolloutsError, PODSRolloutWorker
 
@@ -33,6 +34,7 @@ class AsyncPODSTrainer(AsyncGRPOTrainer):
     def __init__(
         self, model: str, reward_funcs: Any = None, args: AsyncPODSConfig | None = None, *others: Any, **named: Any
     ) -> None:
+        check_version()
         if args is None:
             args = AsyncPODSConfig(f"{model.split('/')[-1]}-AsyncPODS")
         if not isinstance(args, AsyncPODSConfig):
