@@ -12,8 +12,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .engines.trl import PODSConfig, PODSTrainer
-    from .engines.trl_async.config import AsyncPODSConfig
-    from .engines.trl_async.trainer import AsyncPODSTrainer
+    from .engines.trl_async import AsyncPODSConfig, AsyncPODSTrainer
     from .selection import RULES, Selection, advantages, pods_objective, select
 
 _HOME = {

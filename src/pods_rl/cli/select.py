@@ -22,7 +22,6 @@ from .train import Force
 
 _HEAD = '{"selected_rank": '  # how a file of kept rows begins
 _LARGEST = 1e15  # reward, as in training (`selection.REWARD_LIMIT`)
-_QUOTED = 43  # characters to quote of a bad line
 
 
 @dataclass
@@ -128,19 +127,16 @@ def _rollout(item: bytes | dict[str, Any], file: str, place: str, group_by: str,
     except (ValueError, RecursionError) as error:
         raise UserError(f"{place} is not JSON ({error}).") from None
     if not isinstance(values, dict) or depth(values) > DEEPEST:
-        raise UserError(
-            f"{place} is not a JSON object of at most {DEEPEST} levels, but {short(str(values)[:200], _QUOTED)}."
-        )
+        raise UserError(f"{place} is not a JSON object of at most {DEEPEST} levels, but {short(str(values)[:200])}.")
     for key, option in ((group_by, "--group_by"), (reward_key, "--reward_key")):
         if key not in values:
             there = short(", ".join(map(repr, values)) or "none", 200)
             raise UserError(
-                f"{place} has no key {short(repr(key), _QUOTED)}; it has {there}.{suggest(key, values)} {option} names "
-                "the key."
+                f"{place} has no key {short(repr(key))}; it has {there}.{suggest(key, values)} {option} names the key."
             )
     reward = math.nan if values[reward_key] is None else values[reward_key]
     if not isinstance(reward, bool | int | float) or abs(reward) > _LARGEST:
-        given = short(repr(reward), _QUOTED)
+        given = short(repr(reward))
         raise UserError(f"{place}: {reward_key} is {given}, expected a number up to {_LARGEST:g}, true, false or null.")
     return Rollout(values, file + json.dumps(values[group_by], sort_keys=True, default=str), float(reward))
 

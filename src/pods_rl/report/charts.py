@@ -137,9 +137,10 @@ def _logged_curve(arm: Arm, metric: str) -> Curve | None:
 
 
 def _lines(curve: Curve, scale: float) -> dict[str, Any]:
-    """Return one arm over one axis: the mean with its band, and runs, thinned."""
+    """Return one arm over one axis, thinned: runs, and the mean with 1.96 standard errors over runs (one: its own)."""
     points, runs = _even(len(curve.due), _MOST_POINTS), _even(len(curve.runs), _MOST_RUNS)
-    low, high = _band(curve)
+    error = Z_95 * curve.errors[0]
+    low, high = normal_band(curve.scores) if len(curve.runs) > 1 else (curve.scores[0] - error, curve.scores[0] + error)
     lines = {"x": curve.times * scale, "mean": curve.mean, "low": low, "high": high}
     tables = curve.seconds * scale, curve.scores
     seeds = [
@@ -153,13 +154,6 @@ def _even(count: int, most: int) -> list[int]:
     """Return at most this many of the first integers, evenly spread."""
     found: list[int] = np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()
     return found
-
-
-def _band(curve: Curve) -> tuple[Array, Array]:
-    """Return 1.96 standard errors about the mean: over runs, or of the evaluation if there is one run."""
-    if len(curve.runs) > 1:
-        return normal_band(curve.scores)
-    return curve.scores[0] - Z_95 * curve.errors[0], curve.scores[0] + Z_95 * curve.errors[0]
 
 
 def _numbers(values: Array) -> list[float | None]:

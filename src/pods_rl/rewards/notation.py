@@ -292,7 +292,8 @@ def read(text: str) -> Node:
         return Node("list", tuple(Node("()", row.items) if row.kind == "list" else row for row in map(read, rows)))
     parts, separators = _split(text, "list")
     if separators:
-        return _list(parts, separators)
+        kinds = {"list" if sign == "," else "and" if sign.endswith(("and", "wedge")) else "or" for sign in separators}
+        return Node(kinds.pop() if len(kinds) == 1 else "list", _all(parts))
     parts, signs = _split(text, "relation")
     if signs:
         return _relation(parts, signs)
@@ -336,11 +337,6 @@ def _all(parts: list[str]) -> tuple[Node, ...]:
     for node in map(read, parts):
         found += node.items if node.kind == "list" else (node,)
     return tuple(found)
-
-
-def _list(parts: list[str], separators: list[str]) -> Node:
-    kinds = {"list" if sign == "," else "and" if sign.endswith(("and", "wedge")) else "or" for sign in separators}
-    return Node(kinds.pop() if len(kinds) == 1 else "list", _all(parts))
 
 
 def _relation(parts: list[str], signs: list[str]) -> Node:

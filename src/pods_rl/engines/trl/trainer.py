@@ -241,7 +241,6 @@ class PODSTrainer(TypedGRPOTrainer):
         compat.refuse_unsupported(given)
         with compat.building(self, sequences_at_once(args)):
             super().__init__(**given)
-        compat.warn_of_lossy_cast(self)
         self._rewards, self._stability, self._update = CheckedRewards(self), Stability(self), Update(self)
         self._tools, self._dynamic = Tools(self), DynamicSampling(self)
         self._resume = ExactResume(self, self._dynamic)

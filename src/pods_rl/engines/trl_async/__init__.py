@@ -1,19 +1,13 @@
 """PODS in TRL's asynchronous trainer: a vLLM server generates while the policy trains.
 
-Names are loaded on first use. TRL's module is experimental, so only the version that this package was written for is
-accepted.
+TRL's module is experimental, so only the version that this package was written for is accepted.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
-
 from ...errors import UserError
 
 VERSION = "1.16"  # of TRL; every 1.16.x
-
-_HOME = {"AsyncPODSConfig": "config", "AsyncPODSTrainer": "trainer", "LostRolloutsError": "worker"}
 
 
 def check_version() -> None:
@@ -27,8 +21,9 @@ def check_version() -> None:
         )
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        check_version()  # before names are imported that another version may lack
-        return getattr(import_module(f".{_HOME[name]}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+check_version()  # before names are imported that another version may lack
+
+from .trainer import AsyncPODSConfig, AsyncPODSTrainer  # noqa: E402
+from .worker import LostRolloutsError  # noqa: E402
+
+__all__ = ["AsyncPODSConfig", "AsyncPODSTrainer", "LostRolloutsError"]
