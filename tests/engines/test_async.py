@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 import queue
@@ -22,6 +23,7 @@ from trl.experimental import async_grpo
 from trl.experimental.async_grpo import async_grpo_trainer, async_rollout_worker
 
 import pods_rl
+from pods_rl.engines import trl_async
 from pods_rl.engines.trl_async import AsyncPODSConfig, loop
 from pods_rl.errors import UserError
 from pods_rl.selection import RULES, advantages, select
@@ -71,7 +73,7 @@ def test_another_version_of_trl_is_refused_in_one_sentence(monkeypatch):
     message = r"of TRL 1\.16, and trl 1\.17\.0 is installed: pip install 'trl==1\.16\.\*'"
     build = pods_rl.AsyncPODSTrainer, AsyncPODSConfig
     monkeypatch.setattr(trl, "__version__", "1.17.0")
-    for ask in (lambda: pods_rl.AsyncPODSTrainer, lambda: build[0]("model", digit), lambda: build[1]("out", **CPU)):
+    for ask in (lambda: importlib.reload(trl_async), lambda: build[0]("model", digit), lambda: build[1]("out", **CPU)):
         with pytest.raises(UserError, match=message):
             ask()
 
@@ -236,8 +238,9 @@ def test_limits_grow_by_n_over_m_and_the_trainer_s_counts_stay(tmp_path, monkeyp
     assert (settings["num_generations"], settings["num_kept"]) == (10, trainer.args.num_generations) == (10, 4)
     assert settings["max_inflight_tasks"] == trainer.args.max_inflight_tasks == 3 * 8 * 10 // 4
     assert trainer._epoch_stop_groups == 18
+    mine = SimpleNamespace(rollout_buffer=None)
     with pytest.raises(UserError, match="pass no rollout_worker"):
-        pods_rl.AsyncPODSTrainer(model, digit, args, data, weight_transfer=trainer, rollout_worker=trainer)
+        pods_rl.AsyncPODSTrainer(model, digit, args, data, weight_transfer=mine, rollout_worker=mine)
 
 
 # -- runs of the example with a stub server ---------------------------------------------------------------------------

@@ -2,12 +2,13 @@
 
 from .objective import advantages, is_constant, pods_objective, spread
 from .rules import RULES, get_rule, select
-from .types import REWARD_LIMIT, Rule, Selection
+from .types import REWARD_LIMIT, Rule, RuleOrName, Selection
 
 __all__ = [
     "REWARD_LIMIT",
     "RULES",
     "Rule",
+    "RuleOrName",
     "Selection",
     "advantages",
     "get_rule",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +16,12 @@ class Rule(Protocol):
     """Which m of n rollouts to keep: rewards `[P, N]` to int64 indices `[P, M]`, distinct within a row."""
 
     def __call__(self, rewards_PN: Tensor, m: int, /, *, generator: torch.Generator | None = None) -> Tensor: ...
+
+
+if TYPE_CHECKING:
+    RuleOrName = str | Rule
+else:
+    RuleOrName = str  # the type of a configuration's field: a command line can give a name alone
 
 
 @dataclass(frozen=True, eq=False)

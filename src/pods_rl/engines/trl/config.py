@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trl import GRPOConfig
 
 from ...errors import UserError
-from ...selection import Rule
+from ...selection import RuleOrName
 from ...selection.rules import check_rule, rule_name
 from ...text import counted, documented_arguments
 from .batching import LEVERS, batch_plan, check_losses
-
-if TYPE_CHECKING:
-    RuleOrName = str | Rule
-else:
-    RuleOrName = str  # a command line can give a name alone
-
 
 PAPER = {  # as TRL's trainers name theirs, for the model card
     "title": "Not All Rollouts are Useful: Down-Sampling Rollouts in LLM Reinforcement Learning",

@@ -9,9 +9,9 @@ from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker
 
 from ...errors import UserError
+from ...selection import RuleOrName
 from ...selection.rules import check_rule, rule_name
-from ..trl.config import RuleOrName
-from . import check_version
+from .version import check_version
 from .worker import LostRolloutsError, PODSRolloutWorker
 
 
