@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import trl
+from accelerate import PartialState
 from datasets import Dataset
 from trl.experimental import async_grpo
 from trl.experimental.async_grpo import async_grpo_trainer, async_rollout_worker
@@ -36,6 +37,12 @@ CPU = {"use_cpu": True, "bf16": False, "report_to": "none"}
 
 
 # -- TRL's experimental module ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def accelerate() -> None:
+    """What TRL's worker process has set up before its loop logs anything."""
+    PartialState()
 
 
 def test_the_names_that_are_used_of_trl_s_experimental_module():
