@@ -37,7 +37,7 @@ from pods_rl.policies import tiny_policy_path
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = {
-    "per_device_train_batch_size": 16, "max_completion_length": 24, "learning_rate": 3e-4, "use_cpu": True,
+    "per_device_train_batch_size": 16, "max_completion_length": 24, "learning_rate": 2e-4, "use_cpu": True,
     "bf16": False, "gradient_checkpointing": False, "save_steps": 10, "disable_tqdm": True,
 }  # fmt: skip
 
