@@ -57,16 +57,16 @@ def memory_clock(device: Any) -> Any:
             super().__init__(device)
             self.peaks: dict[str, int] = {}
 
-        def _settle(self) -> float:
-            now = super()._settle()
-            if self.phase is not None:
+        def enter(self, phase: str | None) -> None:
+            left = self.phase
+            super().enter(phase)
+            if left is not None:
                 seen = torch.cuda.max_memory_allocated(device) if cuda else resident.peak()
-                self.peaks[self.phase] = max(seen, self.peaks.get(self.phase, 0))
+                self.peaks[left] = max(seen, self.peaks.get(left, 0))
             if cuda:
                 torch.cuda.reset_peak_memory_stats(device)
             else:
                 resident.reset_peak()
-            return now
 
     return MemoryClock()
 
