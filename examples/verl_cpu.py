@@ -79,15 +79,15 @@ def train(output: Path, n: int, m: int, *, steps: int, evals: int, overrides: li
                 with stop_on_signals():
                     record(writer, output.name, follow(log, process))
             except Interrupted as interrupt:
-                writer.write_end("stopped", str(interrupt))
+                writer.write_status("stopped", reason=str(interrupt))
                 raise SystemExit(interrupt.code) from None
             finally:
                 process.terminate()
                 process.wait()
         if process.returncode:
-            writer.write_end("failed", f"verl ended with exit code {process.returncode}: see log.txt")
+            writer.write_status("failed", reason=f"verl ended with exit code {process.returncode}: see log.txt")
             raise SystemExit(f"{output.name}: verl ended with exit code {process.returncode}: see {output}/log.txt")
-        writer.write_end("finished", "all steps done")
+        writer.write_status("finished", reason="all steps done")
 
 
 def write_data(folder: Path) -> dict[str, Path]:
