@@ -17,7 +17,7 @@ REAL_STAMP := $(REAL_VENV)/.installed
   test-reliability packages dist docs lint types clean help
 
 help:
-	@echo "make quickstart  train TRL's GRPO, GRPO and PODS on word problems, then write a report (under 6 minutes)"
+	@echo "make quickstart  train TRL's GRPO, GRPO and PODS on word problems, then write a report (4 minutes with the set-up)"
 	@echo "make ladder      seconds to one accuracy on one core, a row for each lever"
 	@echo "make test        lint, type check, unit and contract tests and one complete run (3 minutes)"
 	@echo "make test-all    everything that the gate runs (20 minutes): test, test-slow, test-numeric, docs, test-verl, test-vllm, dist"
@@ -44,7 +44,7 @@ quickstart: $(STAMP)
 	$(BIN)/pods compare --config quickstart --output runs/quickstart --parallel 2
 
 ladder: $(STAMP)
-	$(BIN)/python benchmarks/ladder.py --parallel 2
+	$(BIN)/python benchmarks/regimes.py ladder --runs runs/ladder --results runs/ladder/results --parallel 2
 
 lint: $(STAMP)
 	$(BIN)/ruff check --no-cache .

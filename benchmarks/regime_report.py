@@ -8,31 +8,60 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from pods_rl.report.charts import line_styles
+from pods_rl.report.arms import Curve
+from pods_rl.report.charts import Style, line_styles
 from pods_rl.report.figures import add_legend, look, new_figure, styled, to_bytes
-from pods_rl.report.statistics import FEW
+from pods_rl.report.statistics import FEW, Array, mean_curve, normal_band, time_to
 from pods_rl.runs import write_atomic
 from regime_runs import (
     ARMS,
     FIRST_SELECTION_SEED,
+    LADDER,
     PHASES,
     RANGE_RATES,
     RESULTS,
+    RULES,
     SEEDS,
+    TRL,
+    VARIANTS,
     Arm,
     Choice,
+    Key,
     Store,
     choose,
+    over_time,
     read_rows,
     wanted_runs,
     write_rows,
 )
-from regime_statistics import HALFWAY, HIGH, WITHIN, Cell, Measure, Range, RateCurve, compare_cells, rate_curves
+from regime_statistics import (
+    BEST,
+    HALFWAY,
+    HIGH,
+    SAME_M,
+    WITHIN,
+    Cell,
+    Measure,
+    Range,
+    RateCurve,
+    compare_cells,
+    interval,
+    paired,
+    rate_curves,
+    resamples,
+)
 from study import keep_picture
 
+LADDER_COLUMNS = (
+    "row", "rate", "target", "seconds", "low", "high", "seeds", "seconds_a_step", "cpu", "commit", "command"
+)  # fmt: skip
+RULE_COLUMNS = (
+    "cell", "rule", "rate", "seeds", "measure", "max_variance", "other", "value", "low", "high", "won", "verdict"
+)  # fmt: skip
 LINES = ("16x4-n8", "1x16-n64")  # of the figure over the cost of a step
 PUBLISHED = 10.12 / 7.56  # seconds a step at n = 64 and 16, m = 16, in the authors' published GSM8K runs
 COLOURS = {
@@ -91,7 +120,7 @@ def range_figure(curves: Sequence[RateCurve]) -> Figure:
     axes.set_xticks(RANGE_RATES, [f"{rate:g}" for rate in RANGE_RATES])
     axes.minorticks_off()
     axes.set_ylim(0, 1)
-    axes.set_xlabel(f"learning rate, 16 prompts a step (bars: within {WITHIN:g} of the best)")
+    axes.set_xlabel(f"learning rate, 64 rows a step (bars: within {WITHIN:g} of the best)")
     axes.set_ylabel("accuracy, last third of the run")
     add_legend(figure, entries)
     return figure
@@ -111,10 +140,7 @@ def marks(cells: dict[str, Cell]) -> list[Mark]:
         for name in LINES
         if (cell := cells.get(name))
     ]
-    for study, arm, base, what in (
-        ("words", "pods-64-16", "grpo-16", "word problems 64 -> 16, docs/results/words"),
-        ("chat", "pods-32-8", "grpo-8", "SmolLM2-135M 32 -> 8, docs/results/chat"),
-    ):
+    for study, arm, base, what in (("chat", "pods-32-8", "grpo-8", "SmolLM2-135M 32 -> 8, docs/results/chat"),):
         rows = [row for name in ("final", "phases") for row in read_rows(RESULTS / study / f"{name}.csv")]
         cost = {row["arm"]: float(row["seconds_per_step"]) for row in rows if row.get("seconds_per_step")}
         if {arm, base} <= cost.keys():
@@ -123,48 +149,125 @@ def marks(cells: dict[str, Cell]) -> list[Mark]:
 
 
 def target_of(cell: Cell) -> float | None:
-    """Return the highest of the two accuracies that the cell and its rival both reach, None if neither."""
-    reached = [t for t in (HIGH, HALFWAY) if 0 < cell.measures[f"steps to {t:g}"].value < math.inf]
-    return reached[0] if reached else None
+    """Return the highest of the two accuracies whose ratio of steps has a finite interval, None if neither has."""
+    known = [t for t in (HIGH, HALFWAY) if 0 < (found := cell.measures[f"steps to {t:g}"]).low <= found.high < math.inf]
+    return known[0] if known else None
 
 
-@styled
-def cost_figure(cells: dict[str, Cell]) -> Figure:
+def draw_cost(axes: Axes, cells: dict[str, Cell]) -> None:
     """Speedup against what a PODS step costs in steps of GRPO: the ratio of steps over that cost, with its band."""
-    figure = new_figure(6.2, 3.8)
-    axes = figure.add_subplot()
-    costs, entries = np.linspace(0.8, 3, 221), []
+    costs = np.linspace(0.8, 2.4, 161)
     drawn = [(cells[name], target) for name in LINES if name in cells and (target := target_of(cells[name]))]
     for (cell, target), style in zip(drawn, line_styles(len(drawn)), strict=True):
         steps, real = cell.measures[f"steps to {target:g}"], cell.measures[f"time to {target:g}"]
-        (line,) = axes.plot(costs, steps.value / costs, **look(style))
+        axes.plot(costs, steps.value / costs, label=f"{cell.arm.label}, to {target:g}", **look(style))
         if not math.isnan(steps.low):
             high = min(steps.high, 100.0)
             axes.fill_between(costs, steps.low / costs, high / costs, color=style.colour, alpha=0.15, linewidth=0)
         axes.plot([cell.measures["seconds a step"].value], [real.value], "o", color=style.colour, ms=5, mec="white")
-        entries.append((line, f"{cell.arm.label}, to {target:g}"))
     axes.axhline(1.0, color="#3c4043", linewidth=0.8, linestyle=(0, (4, 3)))
-    axes.text(3, 1.02, "break-even", ha="right", va="bottom", fontsize=6)
+    axes.text(2.4, 1.02, "break-even", ha="right", va="bottom", fontsize=6)
     top = max(2.0, *(cell.measures[f"steps to {target:g}"].value * 1.1 for cell, target in drawn), 2.0)
     for height, mark in enumerate(sorted(marks(cells))):
         axes.axvline(mark.ratio, color="#8a9099", linewidth=0.7, linestyle=(0, (1, 2)))
-        axes.text(mark.ratio + 0.015, 0.06 + 0.07 * height, f"{mark.ratio:.2f}: {mark.source}", fontsize=5.5)
-    axes.set_xlim(0.8, 3)
+        axes.text(mark.ratio + 0.015, (0.03 + 0.05 * height) * top, f"{mark.ratio:.2f}: {mark.source}", fontsize=5.5)
+    axes.set_xlim(0.8, 2.4)
     axes.set_ylim(0, top)
-    axes.set_xlabel("seconds of a PODS step / seconds of a GRPO step (steps measured here, seconds there)")
-    axes.set_ylabel("times as soon as the best GRPO")
-    for line, label in entries:
-        line.set_label(label)
-    if entries:
+    axes.set_xlabel("cost of a PODS step, in steps of GRPO\n(steps measured here, seconds there)")
+    axes.set_ylabel("times as soon as GRPO with the same m")
+    if drawn:
         axes.legend(loc="upper right", fontsize=6)
+
+
+@styled
+def headline_figure(store: Store, cells: dict[str, Cell]) -> Figure:
+    """Accuracy over time of the ladder's rows: means and 95 % bands; beside it the speedup over a step's cost."""
+    figure = new_figure(8.4, 3.4)
+    left, right = figure.subplots(1, 2)
+    draw_cost(right, cells)
+    pods_style, grpo_style = line_styles(2)
+    for (name, rate), style in zip(LADDER.items(), (Style("#8a9099"), grpo_style, pods_style), strict=False):
+        if not (seeds := store.seeds(name, rate) & {*SEEDS["ladder"]}):
+            continue
+        arm, curve = (ARMS | VARIANTS)[name], store.curve(name, rate, seeds)
+        low, high = normal_band(curve.scores)
+        what = "PODS" if arm.n > arm.m else "TRL's GRPO" if arm.what == TRL else "GRPO with the same cheaper steps"
+        label = f"{what}: {arm.prompts} x {arm.n} rollouts" + (f", {arm.m} of {arm.n} trained" * (arm.n > arm.m))
+        left.plot(curve.times, curve.mean, label=label, **look(style))
+        left.fill_between(curve.times, low, high, color=style.colour, alpha=0.15, linewidth=0)
+        left.legend(loc="lower right", fontsize=6.5)
+    left.set_xlabel("seconds of one CPU core")
+    left.set_ylabel("accuracy on held-out problems")
+    left.set_xlim(0, store.max_seconds)
+    left.set_ylim(0, 1)
     return figure
+
+
+def write_ladder(store: Store) -> str:
+    """Write `ladder.csv`: seconds until the mean accuracy over seeds is 0.5, and 0.8; return it as Markdown."""
+    rows, lines = [], []
+    for name, rate in LADDER.items():
+        seeds = {seed for seed in store.seeds(name, rate) if seed in SEEDS["ladder"]}
+        if not seeds:
+            continue
+        runs = [store.runs[Key(name, rate, seed)] for seed in sorted(seeds)]
+        cpus, commits = (", ".join(sorted({run[key] for run in runs})) for key in ("cpu", "commit"))
+        command = f"python benchmarks/regimes.py ladder --cells {name}"
+        step = f"{store.column(name, rate, seeds, 'seconds_per_step').mean():.3f}"
+        shown = []
+        for target in (HALFWAY, HIGH):
+            times = _seconds_to(store.curve(name, rate, seeds), target)
+            words = ["never" if math.isinf(value) else f"{value:.1f}" for value in times]
+            values = (name, f"{rate:g}", f"{target:g}", *words, str(len(seeds)), step, cpus, commits, command)
+            rows.append(dict(zip(LADDER_COLUMNS, values, strict=True)))
+            shown.append(f"{words[0]} ({words[1]} to {words[2]})")
+        lines.append(((ARMS | VARIANTS)[name].label, *shown, step, str(len(seeds)), f"`{command}`", commits))
+    write_rows(store.folder / "ladder.csv", LADDER_COLUMNS, rows)
+    targets = (f"seconds to {target:g}" for target in (HALFWAY, HIGH))
+    return _table(("row", *targets, "seconds a step", "seeds", "command", "commit"), lines)
+
+
+def _seconds_to(curve: Curve, target: float) -> tuple[float, float, float]:
+    """Return when the mean over seeds reaches an accuracy, with its interval."""
+
+    def seconds(drawn: Array | None) -> Array:
+        means = (mean_curve(values, drawn) for values in (curve.scores, curve.seconds))
+        return time_to(*means, target, interpolated=True)
+
+    return float(seconds(None)), *interval(seconds(resamples(len(curve.scores))))
+
+
+def compare_rules(store: Store, choices: dict[str, Choice | None]) -> list[dict[str, str]]:
+    """Return max-variance against each other rule at equal n, m and rate, paired by seed."""
+    rows = []
+    for name in RULES:
+        base = VARIANTS[name].base
+        if (choice := choices[base]) is None:
+            continue
+        shared = store.seeds(base, choice.rate) & store.seeds(name, choice.rate) & {*SEEDS["rules"]}
+        if not shared:
+            continue
+        mine, other = (store.curve(arm, choice.rate, shared) for arm in (base, name))
+        for found in (
+            paired("accuracy over time", over_time(mine), over_time(other)),
+            paired("final accuracy", mine.scores[:, -1], other.scores[:, -1]),
+        ):
+            numbers = (found.first, found.second, found.value, found.low, found.high)
+            shown = (f"{number:.4g}" for number in numbers)
+            verdict = found.verdict(len(shared))
+            values = (base, VARIANTS[name].what, f"{choice.rate:g}", str(len(shared)), found.name, *shown, found.won)
+            rows.append(dict(zip(RULE_COLUMNS, (*values, verdict), strict=True)))
+    return rows
 
 
 def report(store: Store, options: argparse.Namespace) -> str:
     """Write tables and figures of what is finished; return the report as Markdown."""
     folder = store.folder
+    folder.mkdir(parents=True, exist_ok=True)
     choices = {name: choose(store, name, options.rates) for name in ARMS}
-    cells, curves = compare_cells(store, choices), rate_curves(store)
+    compared, curves = compare_cells(store, choices), rate_curves(store)
+    cells, same = ({cell.arm.name: cell for cell in compared if cell.kind == kind} for kind in (BEST, SAME_M))
+    rules = compare_rules(store, choices)
     pairs = sorted({(key.arm, key.rate) for key in store.runs if key.seed < FIRST_SELECTION_SEED})
     parts = [
         "# The map of regimes",
@@ -175,16 +278,18 @@ def report(store: Store, options: argparse.Namespace) -> str:
         *(f"- {line}" for line in _missing(store, options)),
         "## Learning rates, chosen by accuracy over time on the seeds of `select`",
         *(_choice_line(name, choice, options.rates) for name, choice in choices.items()),
-        "## PODS against the best GRPO with as many rows a step",
-        *(_cell_table(cell) for cell in cells.values()),
+        *(line for kind in (BEST, SAME_M, TRL) for line in _cell_tables(kind, compared)),
+        "## Max-variance against the paper's other rules, at equal n, m and learning rate",
+        _table(RULE_COLUMNS, [[row[name] for name in RULE_COLUMNS] for row in rules]) if rules else "Missing.",
+        "## The ladder",
+        write_ladder(store),
         "## Seconds of a step by phase",
         _table(("arm", "rate", "seeds", "step", *PHASES), _cost_rows(store, pairs)),
         f"## Learning rates within {WITHIN:g} of the best, by accuracy over the last third",
         *(_range_line(curve) for curve in curves),
     ]
-    folder.mkdir(parents=True, exist_ok=True)
-    columns = ("cell", "rate", "rival", "rival_rate", "seeds", "measure", "pods", "grpo", "value", "low", "high", "won")
-    write_rows(folder / "cells.csv", (*columns, "verdict"), _cell_rows(cells))
+    columns = ("against", "cell", "rate", "rival", "rival_rate", "seeds", "measure", "first", "second", "value", "low")
+    write_rows(folder / "cells.csv", (*columns, "high", "won", "verdict"), _cell_rows(compared))
     rows = [dict(zip(("arm", "rate", "seeds", "step", *PHASES), row, strict=True)) for row in _cost_rows(store, pairs)]
     write_rows(folder / "costs.csv", ("arm", "rate", "seeds", "step", *PHASES), rows)
     ranges = [
@@ -193,9 +298,17 @@ def report(store: Store, options: argparse.Namespace) -> str:
     ]
     write_rows(folder / "range.csv", ("arm", "seeds", *Range._fields), ranges)
     write_rows(
-        folder / "marks.csv", Mark._fields, [mark._asdict() | {"ratio": f"{mark.ratio:.4g}"} for mark in marks(cells)]
+        folder / "marks.csv", Mark._fields, [mark._asdict() | {"ratio": f"{mark.ratio:.4g}"} for mark in marks(same)]
     )
-    for name, figure in (("map", map_figure(cells)), ("range", range_figure(curves)), ("cost", cost_figure(cells))):
+    scores = [
+        {"arm": curve.arm.name, "rate": f"{rate:g}", "seeds": len(curve.seeds), "last_third": f"{row.mean():.4g}"}
+        for curve in curves
+        for rate, row in zip(curve.rates, curve.scores, strict=True)
+    ]
+    write_rows(folder / "rates.csv", ("arm", "rate", "seeds", "last_third"), scores)
+    write_rows(folder / "rules.csv", RULE_COLUMNS, rules)
+    figures = {"headline": headline_figure(store, same), "map": map_figure(cells), "range": range_figure(curves)}
+    for name, figure in figures.items():
         raw = options.runs / f"{name}.png"
         raw.parent.mkdir(parents=True, exist_ok=True)
         raw.write_bytes(to_bytes(figure, "png"))
@@ -238,18 +351,22 @@ def _choice_line(name: str, choice: Choice | None, rates: Sequence[float]) -> st
     return f"- {name}: {choice.rate:g}, accuracy over time {choice.score:.3f}{remarks}"
 
 
+def _cell_tables(kind: str, compared: Sequence[Cell]) -> list[str]:
+    return [f"## Against {kind}", *(_cell_table(cell) for cell in compared if cell.kind == kind)]
+
+
 def _cell_table(cell: Cell) -> str:
     seeds = len(cell.seeds)
     few = f" Fewer than {FEW} seeds settle nothing." if seeds < FEW else ""
     head = (
-        f"### {cell.arm.name}: {cell.arm.label} ({cell.rates[0]:g}) against {cell.rival.label} ({cell.rates[1]:g})\n\n"
-        f"{seeds} seeds.{few} Times and steps are GRPO / PODS, above 1 if PODS is sooner.\n\n"
+        f"### {cell.arm.label} ({cell.rates[0]:g}) against {cell.rival.label} ({cell.rates[1]:g})\n\n"
+        f"{seeds} seeds.{few} Times and steps: above 1 if the first is sooner.\n\n"
     )
     rows = [
-        (m.name, _number(m.pods), _number(m.grpo), m.text, m.won, m.verdict(seeds) if _judged(m) else "")
+        (m.name, _number(m.first), _number(m.second), m.text, m.won, m.verdict(seeds) if _judged(m) else "")
         for m in cell.measures.values()
     ]
-    return head + _table(("measure", "PODS", "GRPO", "95 % interval", "seeds won", "PODS is"), rows)
+    return head + _table(("measure", "first", "second", "95 % interval", "seeds won", "first is"), rows)
 
 
 def _judged(measure: Measure) -> bool:
@@ -266,17 +383,18 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _cell_rows(cells: dict[str, Cell]) -> list[dict[str, str]]:
+def _cell_rows(compared: Sequence[Cell]) -> list[dict[str, str]]:
     rows = []
-    for name, cell in cells.items():
+    for cell in compared:
         pair = {
-            "cell": name,
+            "against": cell.kind,
+            "cell": cell.arm.name,
             "rate": f"{cell.rates[0]:g}",
             "rival": cell.rival.name,
             "rival_rate": f"{cell.rates[1]:g}",
         }
         for m in cell.measures.values():
-            numbers = {key: f"{getattr(m, key):.4g}" for key in ("pods", "grpo", "value", "low", "high")}
+            numbers = {key: f"{getattr(m, key):.4g}" for key in ("first", "second", "value", "low", "high")}
             verdict = m.verdict(len(cell.seeds)) if _judged(m) else ""
             rows.append(
                 {**pair, "seeds": str(len(cell.seeds)), "measure": m.name, **numbers, "won": m.won, "verdict": verdict}

@@ -23,10 +23,18 @@ HERE = Path(__file__).parent
 RESULTS = HERE.parent / "docs" / "results"
 CONFIG, ORIGIN = read_yaml(HERE / "regimes.yaml")
 RATES = (2e-4, 4e-4, 8e-4)
-RANGE_RATES = (5e-5, 1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3)
-RANGE_ARMS = ("16x4-n4", "16x4-n8", "16x4-n16")
+RANGE_RATES = (1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3)
+RANGE_ARMS = ("16x4-n4", "16x4-n8", "16x4-n16", "4x16-n16", "4x16-n64")
 FIRST_SELECTION_SEED = 100  # this and later seeds choose; earlier ones compare
-SEEDS = {"select": (100, 101), "compare": (1, 2, 3, 4, 5), "range": (100, 101)}
+SEEDS = {
+    "select": (100, 101),
+    "compare": (1, 2, 3, 4, 5),
+    "range": (100, 101),
+    "rules": (1, 2, 3, 4, 5),
+    "ladder": (1, 2, 3, 4, 5, 6, 7, 8),
+}
+CHOOSING = ("select", "range")
+TRL = "TRL's own step"
 PHASES = ("rollout", "reward", "selection", "update", "other")
 RUN_COLUMNS = ("arm", "rate", "seed", "max_seconds", "steps", "seconds_per_step", *PHASES, "elapsed", "commit", "cpu")
 CURVE_COLUMNS = ("arm", "rate", "seed", "due", "seconds", "step", "accuracy")
@@ -34,12 +42,14 @@ CURVE_COLUMNS = ("arm", "rate", "seed", "due", "seconds", "step", "accuracy")
 
 @dataclass(frozen=True)
 class Arm:
-    """An arm of `regimes.yaml`: prompts a step, rollouts trained and generated of each."""
+    """An arm of `regimes.yaml`: prompts a step, rollouts trained and generated of each, and in what it differs."""
 
     name: str
     prompts: int
     m: int
     n: int
+    base: str  # the arm of the map that a variant changes; an arm of the map itself
+    what: str = ""
 
     @property
     def rows(self) -> int:
@@ -52,7 +62,8 @@ class Arm:
     @property
     def label(self) -> str:
         what = f"GRPO {self.m}" if self.is_grpo else f"PODS {self.n} -> {self.m}"
-        return f"{what}, {self.prompts} prompt{'s' if self.prompts > 1 else ''} a step"
+        prompts = f"{self.prompts} prompt{'s' if self.prompts > 1 else ''} a step"
+        return ", ".join(filter(None, (what, self.what, prompts)))
 
 
 class Key(NamedTuple):
@@ -63,15 +74,26 @@ class Key(NamedTuple):
     seed: int
 
 
-def read_arms() -> dict[str, Arm]:
-    found = {}
-    for name, keys in CONFIG["arms"].items():
-        m = keys["num_generations"]
-        found[name] = Arm(name, keys["per_device_train_batch_size"] // m, m, keys["num_rollouts"])
-    return found
+def keys_of(name: str) -> dict[str, Any]:
+    """Return the keys of an arm of the map, or of a variant with those of its arm."""
+    base = "-".join(name.split("-")[:2])
+    return CONFIG["arms"][base] | CONFIG["variants"].get(name, {})
 
 
-ARMS = read_arms()
+def read_arm(name: str) -> Arm:
+    keys = keys_of(name)
+    m = keys["num_generations"]
+    what = TRL if keys.get("exact_trl") else keys.get("rule", "")
+    return Arm(
+        name, keys["per_device_train_batch_size"] // m, m, keys["num_rollouts"], "-".join(name.split("-")[:2]), what
+    )
+
+
+ARMS = {name: read_arm(name) for name in CONFIG["arms"]}
+VARIANTS = {name: read_arm(name) for name in CONFIG["variants"]}
+RULES = [name for name, keys in CONFIG["variants"].items() if "rule" in keys]
+LADDER: dict[str, float] = CONFIG["ladder"]
+FIXED: dict[str, float] = CONFIG["rates"] | LADDER
 
 
 class Store:
@@ -87,17 +109,25 @@ class Store:
         for row in read_rows(folder / "curves.csv"):
             points = {name: float(row[name]) for name in ("due", "seconds", "step", "accuracy")}
             self.curves.setdefault(key_of(row), []).append(points)
-        others = {row["max_seconds"] for row in self.runs.values() if float(row["max_seconds"]) != max_seconds}
-        if others:
-            raise SystemExit(f"{folder} has runs of {min(others)} s. Choose another --results, or that --max-seconds.")
+        for key, row in self.runs.items():
+            if float(row["max_seconds"]) != self.length(key.arm):
+                raise SystemExit(
+                    f"{folder} has a run of {key.arm} of {row['max_seconds']} s, not {self.length(key.arm):g} s. "
+                    "Choose another --results, or another --max-seconds."
+                )
+
+    def length(self, arm: str) -> float:
+        """Return the training clock of an arm's runs: `max_seconds`, and longer where `regimes.yaml` says so."""
+        usual = CONFIG["base"]["max_seconds"]
+        return self.max_seconds * float(keys_of(arm).get("max_seconds", usual)) / usual
 
     def add(self, run: Run) -> None:
         """Add a finished run, and write both files."""
         key = Key(str(run.arm).rpartition("-lr")[0], float(run.config["learning_rate"]), int(run.config["seed"]))
-        if key in self.runs or not run.evals or float(run.config["max_seconds"]) != self.max_seconds:
+        if key in self.runs or not run.evals or float(run.config["max_seconds"]) != self.length(key.arm):
             return
         cost = cost_of([run])
-        values = {"max_seconds": self.max_seconds, "steps": cost.steps, "seconds_per_step": cost.seconds_per_step}
+        values = {"max_seconds": self.length(key.arm), "steps": cost.steps, "seconds_per_step": cost.seconds_per_step}
         values |= {**cost.phases, "other": cost.other, "elapsed": run.elapsed}
         shown = {name: f"{value:.6g}" for name, value in values.items()}
         shown |= {"commit": str(run.environment.get("git_commit") or "unknown")[:9], "cpu": cpu()}
@@ -224,9 +254,15 @@ def wanted_runs(part: str, store: Store, options: argparse.Namespace) -> list[Ke
     cells, seeds = options.cells, options.seeds or SEEDS[part]
     if part == "range":
         pairs = [(name, rate) for name in cells or RANGE_ARMS for rate in RANGE_RATES]
+    elif part == "ladder":
+        pairs = [(name, LADDER[name]) for name in cells or LADDER]
     elif part == "select":
         named = [name for cell in cells or ARMS for name in (cell, *grpo_of(ARMS[cell]))]
         pairs = [(name, rate) for name in dict.fromkeys(named) for rate in options.rates]
+    elif part == "rules":  # each at the rate of max-variance, which runs on the same seeds
+        named = [name for variant in cells or RULES for name in (VARIANTS[variant].base, variant)]
+        rates = {name: choose(store, (ARMS | VARIANTS)[name].base, options.rates) for name in named}
+        pairs = [(name, choice.rate) for name, choice in rates.items() if choice]
     else:
         choices = {name: choose(store, name, options.rates) for name in ARMS}
         named = [*(cells or ARMS)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,12 +14,16 @@ from pods_rl.report.statistics import FEW, Array, difference, mean_curve, time_r
 from regime_runs import (
     ARMS,
     FIRST_SELECTION_SEED,
+    FIXED,
     RANGE_ARMS,
     RANGE_RATES,
     SEEDS,
+    TRL,
+    VARIANTS,
     Arm,
     Choice,
     Store,
+    grpo_of,
     last_third,
     over_time,
     rival_of,
@@ -27,14 +31,15 @@ from regime_runs import (
 
 WITHIN = 0.05  # of the best rate's accuracy: the range of rates that an arm bears
 HALFWAY, HIGH = 0.5, 0.8
+BEST, SAME_M = "the best GRPO with as many rows a step", "GRPO with the same m"
 
 
 class Measure(NamedTuple):
     """A cell against its rival: both values, and their ratio or difference with its 95 % interval."""
 
     name: str
-    pods: float
-    grpo: float
+    first: float
+    second: float
     value: float
     low: float
     high: float
@@ -58,7 +63,7 @@ class Measure(NamedTuple):
         if math.isnan(self.value):
             return "neither reaches it"
         if self.is_ratio and (self.value == 0 or math.isinf(self.value)):
-            return f"only {'GRPO' if self.value == 0 else 'PODS'} reaches it"
+            return "only the rival reaches it" if self.value == 0 else "the rival never reaches it"
         unit = "x" if self.is_ratio else ""
         sign = "" if self.is_ratio else "+"
         value, low, high = (
@@ -69,8 +74,9 @@ class Measure(NamedTuple):
 
 @dataclass(frozen=True)
 class Cell:
-    """A PODS arm and its rival, at their best rates, on the seeds that both have."""
+    """An arm and its rival, at their best rates, on the seeds that both have; `kind` says which rival it is."""
 
+    kind: str
     arm: Arm
     rival: Arm
     rates: tuple[float, float]
@@ -126,32 +132,59 @@ def paired(name: str, arm_R: Array, rival_R: Array) -> Measure:
     return Measure(name, float(arm_R.mean()), float(rival_R.mean()), found.mean, found.low, found.high, won)
 
 
-def compare_cells(store: Store, choices: dict[str, Choice | None]) -> dict[str, Cell]:
-    """Return every PODS arm that has seeds in common with its rival."""
-    found = {}
+def pairs(choices: dict[str, Choice | None]) -> list[tuple[str, tuple[str, float], tuple[str, float]]]:
+    """Return what is compared: the kind of the other arm, and both arms with their learning rates."""
+    chosen = FIXED | {name: choice.rate for name, choice in choices.items() if choice}
+    wanted = []
     for arm in ARMS.values():
-        rival, mine = rival_of(arm, choices), choices[arm.name]
-        if arm.is_grpo or rival is None or mine is None:
-            continue
-        other = choices[rival]
-        assert other is not None
-        pair = ((arm.name, mine.rate), (rival, other.rate))
+        if not arm.is_grpo:
+            wanted.append((BEST, arm.name, rival_of(arm, choices)))
+            wanted.append((SAME_M, arm.name, next(name for name in grpo_of(arm) if ARMS[name].m == arm.m)))
+        for trl in VARIANTS.values():
+            if trl.what == TRL and ARMS[trl.base].rows == arm.rows:
+                wanted.append((TRL, arm.name, trl.name))
+    return [
+        (kind, (name, chosen[name]), (other, chosen[other]))
+        for kind, name, other in wanted
+        if other and {name, other} <= chosen.keys()
+    ]
+
+
+def compare_cells(store: Store, choices: dict[str, Choice | None]) -> list[Cell]:
+    """Return every pair of arms that has seeds in common; scores are compared up to the end of the shorter arm."""
+    found = []
+    for kind, *pair in pairs(choices):
         seeds = sorted(s for s in set.intersection(*(store.seeds(*one) for one in pair)) if s < FIRST_SELECTION_SEED)
         if not seeds:
             continue
         clock, steps = ([store.curve(*one, seeds, over) for one in pair] for over in ("seconds", "step"))
         cost = [store.column(*one, seeds, "seconds_per_step") for one in pair]
+        end = min(curve.due[-1] for curve in clock)
+        shared = [until(curve, end) for curve in clock]
         measures = [
             *(times_as_soon(f"time to {target:g}", *clock, target) for target in (HALFWAY, HIGH)),
             *(times_as_soon(f"steps to {target:g}", *steps, target) for target in (HALFWAY, HIGH)),
-            paired("accuracy over time", *map(over_time, clock)),
-            paired("final accuracy", *(curve.scores[:, -1] for curve in clock)),
-            paired("spread over the last third", *(np.nanstd(last_third(curve), axis=1, ddof=1) for curve in clock)),
+            paired("accuracy over time", *map(over_time, shared)),
+            paired("final accuracy", *(curve.scores[:, -1] for curve in shared)),
+            paired("spread over the last third", *(np.nanstd(last_third(curve), axis=1, ddof=1) for curve in shared)),
             mean_ratio("seconds a step", *cost),
         ]
         named = {measure.name: measure for measure in measures}
-        found[arm.name] = Cell(arm, ARMS[rival], (mine.rate, other.rate), tuple(seeds), named)
+        arms = (((ARMS | VARIANTS)[name]) for name, _ in pair)
+        found.append(Cell(kind, *arms, (pair[0][1], pair[1][1]), tuple(seeds), named))
     return found
+
+
+def until(curve: Curve, end: float) -> Curve:
+    """Return a curve without its evaluations after `end` nominal seconds."""
+    kept = curve.due <= end
+    return replace(
+        curve,
+        due=curve.due[kept],
+        seconds=curve.seconds[:, kept],
+        scores=curve.scores[:, kept],
+        errors=curve.errors[:, kept],
+    )
 
 
 class Range(NamedTuple):

@@ -1,11 +1,14 @@
-"""Where PODS pays, over regimes: python benchmarks/regimes.py select | compare | range | report
+"""Where PODS pays, over regimes: python benchmarks/regimes.py select | compare | range | rules | ladder | report
 
 Word problems, the policy `tiny-words`, one thread, 60 seconds of processor time a run. `regimes.yaml` has the arms.
 In order:
 
 - select: each arm at three learning rates, two seeds from 100 on. Its best rate has the highest accuracy over time.
 - compare: each arm at its best rate, seeds 1 to 5. `--cells 16x4-n8 --seeds 8` adds seeds to a cell and its rival.
-- range: GRPO 4, PODS 8 -> 4 and PODS 16 -> 4, 16 prompts a step, six rates from too low to collapse.
+- range: GRPO and PODS with 64 rows a step, five rates from too low to collapse.
+- rules: max-variance against the paper's other rules at equal n and m, seeds 1 to 5.
+- ladder: seconds to an accuracy on one core, a row for each lever, seeds 1 to 8. `make ladder` repeats it. Add your row
+  to `regimes.yaml`.
 - report: tables and figures of what is finished, and what is missing. Trains nothing.
 
 Each part makes only the runs that `docs/results/regimes/` lacks, so it continues after a kill, and on another machine
@@ -31,27 +34,34 @@ from pathlib import Path
 from pods_rl.errors import UserError
 from pods_rl.experiment import Event, Experiment, build_experiment, run_experiment
 from pods_rl.runs import Run
-from regime_report import report
+from regime_report import report, write_ladder
 from regime_runs import (
     ARMS,
+    CHOOSING,
     CONFIG,
     FIRST_SELECTION_SEED,
+    LADDER,
     ORIGIN,
     RATES,
     RESULTS,
+    RULES,
     SEEDS,
     Key,
     Store,
     choose,
+    keys_of,
     wanted_runs,
 )
 
 
-def experiment_of(arms: Sequence[tuple[str, float]], seeds: Sequence[int], max_seconds: float) -> Experiment:
+def experiment_of(store: Store, arms: Sequence[tuple[str, float]], seeds: Sequence[int]) -> Experiment:
     """Return the experiment of arms at learning rates: what `pods compare` would run."""
-    expanded = {f"{arm}-lr{rate:.1e}": CONFIG["arms"][arm] | {"learning_rate": rate} for arm, rate in arms}
-    evaluated = CONFIG["base"]["eval_seconds"] * max_seconds / CONFIG["base"]["max_seconds"]
-    base = CONFIG["base"] | {"max_seconds": max_seconds, "eval_seconds": evaluated}
+    evaluated = CONFIG["base"]["eval_seconds"] * store.max_seconds / CONFIG["base"]["max_seconds"]
+    base = CONFIG["base"] | {"eval_seconds": evaluated}
+    expanded = {
+        f"{arm}-lr{rate:.1e}": keys_of(arm) | {"learning_rate": rate, "max_seconds": store.length(arm)}
+        for arm, rate in arms
+    }
     values = {"name": "regimes", "arms": expanded, "base": base, "seeds": [*seeds]}
     return build_experiment(values, ORIGIN)
 
@@ -93,7 +103,7 @@ def make(store: Store, wanted: Sequence[Key], options: argparse.Namespace) -> No
     for arm, seeds in lacking.items():
         grouped.setdefault(tuple(seeds), []).append(arm)
     for seeds, arms in grouped.items():  # usually one group: every arm lacks the same seeds
-        run_experiment(experiment_of(arms, seeds, store.max_seconds), options.runs, on_event, parallel=options.parallel)
+        run_experiment(experiment_of(store, arms, seeds), options.runs, on_event, parallel=options.parallel)
     if failed:
         raise SystemExit(f"{failed} runs failed; their log.txt in {options.runs} says why. Repeat the command.")
 
@@ -101,7 +111,9 @@ def make(store: Store, wanted: Sequence[Key], options: argparse.Namespace) -> No
 def parse(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=(*SEEDS, "report"))
-    parser.add_argument("--cells", type=lambda text: text.split(","), help="arms of regimes.yaml (default: all)")
+    parser.add_argument(
+        "--cells", type=lambda text: text.split(","), help="arms of regimes.yaml (default: all of the part)"
+    )
     parser.add_argument("--seeds", type=_seeds, help="how many, from 1, or a list such as 100,101,102")
     parser.add_argument("--rates", type=_rates, default=RATES, help="the grid of select, for compare and report too")
     parser.add_argument("--parallel", type=int, default=1, help="concurrent runs, one core each")
@@ -110,13 +122,14 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=RESULTS / "regimes")
     parser.add_argument("--dry-run", action="store_true", help="list the runs that are left")
     options = parser.parse_args(words)
-    if unknown := {*(options.cells or ())} - ARMS.keys():
-        parser.error(f"--cells {min(unknown)}: expected arms of regimes.yaml: {', '.join(ARMS)}")
+    known = {"rules": RULES, "ladder": LADDER}.get(options.part, ARMS)
+    if unknown := {*(options.cells or ())} - {*known}:
+        parser.error(f"--cells {min(unknown)}: expected arms of regimes.yaml: {', '.join(known)}")
     if options.part != "report" and options.seeds:
-        wrong = [seed for seed in options.seeds if (seed < FIRST_SELECTION_SEED) != (options.part == "compare")]
+        wrong = [seed for seed in options.seeds if (seed < FIRST_SELECTION_SEED) == (options.part in CHOOSING)]
         if wrong:
             parser.error(
-                f"--seeds {wrong[0]}: compare takes seeds below {FIRST_SELECTION_SEED}, select and range others"
+                f"--seeds {wrong[0]}: select and range take seeds from {FIRST_SELECTION_SEED}, other parts lower ones"
             )
     return options
 
@@ -148,6 +161,8 @@ def main() -> None:
             raise SystemExit(str(error)) from error
         except KeyboardInterrupt:
             raise SystemExit("Interrupted. Finished runs are kept: repeat the command to continue.") from None
+        if options.part == "ladder":
+            print(write_ladder(store))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,13 @@
-"""A study on a shipped policy, from runs to figures: python benchmarks/study.py [paper | levers | ...]
+"""A study on a shipped policy, from runs to figures: python benchmarks/study.py [paper | chat]
 
 Trains the missing runs of a study, then writes its folder of `docs/results/`: the report, the speedups against each
 baseline, what each arm had spent when it reached a baseline's threshold, accuracy against tokens, `claims.csv`:
 differences between two arms, paired by seed, and `crossings.csv`: how many times sooner an arm is at two
-fixed accuracies.
+fixed accuracies. Arms without runs are left out of what it writes.
 
 - paper: the paper's comparison and ablations (`study.yaml`: 13 arms, eight seeds, one core, about 2 hours).
-- levers: what cheaper steps are worth on short sums (`levers.yaml`: 5 arms, eight seeds, 45 minutes of one core).
-- words: PODS on word problems against GRPO and TRL's GRPO (`words.yaml`: 3 arms, eight seeds, 28 minutes of training
-  on one core).
-- chat: a chat model of 135 million parameters on sums and differences (`chat.yaml`: 3 arms, eight seeds, 8 hours of
-  training on one core; first `python benchmarks/chat.py runs/chat-model`).
+- chat: a chat model of 135 million parameters on the largest of four numbers (`chat.yaml`: 3 arms, eight seeds, 3 hours
+  of one core; first `python benchmarks/chat.py runs/chat-model`).
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -76,28 +73,6 @@ STUDIES = {
             ("advantages after against before", "pods-64-16", "before-64-16"),
         ),
     ),
-    "levers": Study(
-        "levers",
-        baselines=("grpo-16-trl", "grpo-16"),
-        headline=("grpo-16-trl", "grpo-16", "pods-64-16-off", "pods-64-16"),
-        claims=(
-            ("levers in PODS", "pods-64-16", "pods-64-16-off"),
-            ("levers in GRPO", "grpo-16", "grpo-16-off"),
-            ("PODS against TRL's GRPO", "pods-64-16", "grpo-16-trl"),
-            ("PODS against GRPO", "pods-64-16", "grpo-16"),
-            ("GRPO against TRL's", "grpo-16", "grpo-16-trl"),
-        ),
-    ),
-    "words": Study(
-        "words",
-        baselines=("grpo-16-trl", "grpo-16"),
-        headline=("grpo-16-trl", "grpo-16", "pods-64-16"),
-        claims=(
-            ("PODS against TRL's GRPO", "pods-64-16", "grpo-16-trl"),
-            ("PODS against GRPO", "pods-64-16", "grpo-16"),
-            ("GRPO against TRL's", "grpo-16", "grpo-16-trl"),
-        ),
-    ),
     "chat": Study(
         "chat",
         baselines=("grpo-8-trl", "grpo-8"),
@@ -126,6 +101,8 @@ def main() -> None:
         command = ["compare", "--config", str(HERE / f"{study.config}.yaml"), "--output", str(folder)]
         subprocess.run([sys.executable, "-m", "pods_rl", *command, "--parallel", str(options.parallel)], check=True)
     output.mkdir(parents=True, exist_ok=True)
+    arms = find_runs(folder)
+    study = of_finished(study, arms)
     for stale in (*output.glob("speedup-*.csv"), *output.glob("figures/*.png")):  # of arms that the study lost
         stale.unlink()
     for baseline in study.baselines:
@@ -133,7 +110,6 @@ def main() -> None:
         shutil.copy(files.csv["speedup"], output / f"speedup-{baseline}.csv")
         if baseline == study.baselines[0]:
             keep(files, output)
-    arms = find_runs(folder)
     headline = build_report(
         [run.path for arm in study.headline for run in arms[arm]],
         folder / "report-headline",
@@ -146,6 +122,16 @@ def main() -> None:
     write_spent(study, arms, output / "spent.csv")
     write_claims(study, arms, output / "claims.csv")
     write_crossings(study, arms, output / "crossings.csv")
+
+
+def of_finished(study: Study, arms: dict[str, list[Run]]) -> Study:
+    """Return the study without what needs arms that have no runs."""
+    return replace(
+        study,
+        baselines=tuple(arm for arm in study.baselines if arm in arms),
+        headline=tuple(arm for arm in study.headline if arm in arms),
+        claims=tuple(claim for claim in study.claims if {*claim[1:]} <= arms.keys()),
+    )
 
 
 def keep(files: ReportFiles, output: Path) -> None:
@@ -234,7 +220,7 @@ def write_crossings(study: Study, arms: dict[str, list[Run]], path: Path) -> Non
         for level in (HALFWAY, HIGH):
             for unit in ("seconds", "step"):
                 found = times_as_soon(claim, *(curve_over(arms[arm], unit) for arm in pair), level)
-                values = (found.pods, found.grpo, found.value, found.low, found.high)
+                values = (found.first, found.second, found.value, found.low, found.high)
                 rows.append([claim, *pair, f"{level:g}", unit, *(f"{value:.4g}" for value in values)])
     write(path, ["claim", "arm", "against", "accuracy", "of", "arm needs", "other needs", "ratio", "low", "high"], rows)
 

@@ -28,11 +28,13 @@ def filled(folder, arms=runs.ARMS, rates=runs.RATES, seeds=(100, 101)):
     columns = dict.fromkeys(runs.RUN_COLUMNS, "1")
     rows, points = [], []
     for name in arms:
-        arm = runs.ARMS[name]
+        arm = (runs.ARMS | runs.VARIANTS)[name]
         for rate, seed in ((rate, seed) for rate in rates for seed in seeds):
             key = runs.words_of(runs.Key(name, rate, seed))
             final = 0.7 + 0.05 * math.log2(arm.n / arm.m) - 0.1 * abs(math.log2(rate / 4e-4)) + 0.01 * (seed % 5)
-            rows.append(columns | key | {"max_seconds": "60", "seconds_per_step": f"{1 + arm.n / arm.m / 10}"})
+            final -= 0.05 * bool(arm.what)
+            length = f"{runs.keys_of(name).get('max_seconds', 60)}"
+            rows.append(columns | key | {"max_seconds": length, "seconds_per_step": f"{1 + arm.n / arm.m / 10}"})
             for due in range(0, 65, 5):
                 accuracy = 0.2 + (final - 0.2) * min(due / 50, 1)
                 points.append(key | {"due": due, "seconds": due, "step": 2 * due, "accuracy": accuracy})
@@ -49,7 +51,7 @@ def test_a_part_wants_what_the_files_lack(tmp_path):
     assert len(wanted) == 3 * 3 * 2
     assert sum(key in store.runs for key in wanted) == 2
     assert runs.wanted_runs("compare", store, options) == []  # nothing is selected yet
-    with pytest.raises(SystemExit, match="of 60 s"):
+    with pytest.raises(SystemExit, match="of 60 s, not 5 s"):
         runs.Store(tmp_path, 5)
 
 
@@ -95,14 +97,26 @@ def test_a_report_says_what_is_missing(tmp_path):
     options = argparse.Namespace(cells=None, seeds=None, rates=runs.RATES, runs=tmp_path / "runs")
     empty = regimes.report(runs.Store(tmp_path / "results", 60), options)
     assert "select: 72 of 72 runs" in empty
-    filled(tmp_path, seeds=(1, 2, 3, 4, 5, 100, 101), rates=runs.RATES)
+    filled(tmp_path, [*runs.ARMS, *runs.VARIANTS], seeds=(1, 2, 3, 4, 5, 100, 101), rates=runs.RATES)
     text = regimes.report(runs.Store(tmp_path, 60), options)
     assert "compare: 0 of 60 runs" in text
-    assert "range: 18 of 36 runs" in text
+    assert "range: 20 of 50 runs" in text
+    assert "rules: 0 of 40 runs" in text
+    assert "ladder: 9 of 24 runs" in text
+    with (tmp_path / "rules.csv").open() as file:
+        assert {(row["verdict"], row["won"]) for row in csv.DictReader(file)} == {("ahead", "5/5")}
+    with (tmp_path / "ladder.csv").open() as file:
+        times = [float(row["seconds"]) for row in csv.DictReader(file) if row["target"] == "0.5"]
+    assert times == sorted(times, reverse=True)
+    assert len(times) == 3
     with (tmp_path / "cells.csv").open() as file:
         cells = [row for row in csv.DictReader(file) if row["measure"] == "final accuracy"]
+    assert {row["cell"] for row in cells if row["against"] == "TRL's own step"} == {
+        name for name, arm in runs.ARMS.items() if arm.rows in (16, 64)
+    }
+    cells = [row for row in cells if row["against"] == statistics.BEST]
     assert len(cells) == 8
     assert {row["verdict"] for row in cells} == {"ahead"}
     assert {row["value"] for row in cells} == {"0.05", "0.1"}
-    for name in ("map", "range", "cost"):
+    for name in ("headline", "map", "range"):
         assert (tmp_path / f"{name}.png").stat().st_size > 1000

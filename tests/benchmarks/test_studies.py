@@ -22,11 +22,13 @@ def test_a_study_names_arms_of_its_experiment(name):
 
 
 def test_the_questions_of_the_chat_study():
-    rows = module("chat").questions(99)
+    rows = module("chat").questions()
     asked = [row["prompt"][-1]["content"] for row in rows]
-    assert len({*asked}) == len(rows) >= 2048 + 256
+    assert len({*asked}) == len(rows) == 2048 + 256
     for text, row in zip(asked, rows, strict=True):
-        a, sign, b = re.fullmatch(r"What is (\d+) ([+-]) (\d+)\?", text).groups()
-        right = int(a) + int(b) if sign == "+" else int(a) - int(b)
-        assert int(row["answer"]) == right <= 99
-        assert right >= 1
+        numbers = [int(number) for number in re.fullmatch(r"Which is the largest: (.+)\?", text)[1].split(", ")]
+        assert len(numbers) == 4
+        assert int(row["answer"]) == max(numbers)
+    assert [turn["content"] for turn in rows[0]["prompt"][1:4:2]] == [
+        f"<answer>{max(map(int, re.findall(r'[0-9]+', turn['content'])))}</answer>" for turn in rows[0]["prompt"][0:3:2]
+    ]

@@ -32,7 +32,7 @@ def test_quickstart_trains_its_arms_and_reports(tmp_path):
     assert {run.state for run in (trl, pods, grpo)} == {"finished"}
     assert len({run.evals[0]["accuracy"] for run in (trl, pods, grpo)}) == 1
     assert pods.evals[0]["accuracy"] < 0.5  # of 32 prompts; of all it is 0.25
-    for run, n in ((trl, 16), (pods, 64), (grpo, 16)):
+    for run, n in ((trl, 16), (pods, 8), (grpo, 16)):
         dues = [row["due"] for row in run.evals]
         assert dues[0] == 0.0
         assert dues[-1] >= 2.0

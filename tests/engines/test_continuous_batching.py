@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
+import torch
 from trl import GRPOConfig, GRPOTrainer
 
 from pods_rl.engines.trl.generation import check_completions
@@ -66,3 +69,15 @@ def test_a_failed_request_ends_the_run(make):
     with pytest.raises(RuntimeError, match="1 of them without a token"):
         check_completions(2, [[3], []])
     check_completions(2, [[3], [4, 5]])
+
+
+ROUNDS = r"turns the trained float32 weights into bfloat16.*Set bf16: false"
+
+
+def test_weights_that_would_be_rounded_for_good_are_a_warning(make):
+    """Under bf16 TRL's `generate` path leaves float32 weights alone; this one casts them in place."""
+    with pytest.warns(UserWarning, match=ROUNDS):
+        make(bf16=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        make(bf16=True, dtype=torch.bfloat16)

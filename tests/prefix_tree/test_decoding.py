@@ -24,7 +24,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from pods_rl.policies import tiny_policy_path
 from pods_rl.prefix_tree import decoding as generating
 from pods_rl.prefix_tree.cache import NodeLayer, attend, decoding
-from pods_rl.prefix_tree.decoding import CannotServeError, RowDraws, complete, decode, distinct_share, stay
+from pods_rl.prefix_tree.decoding import CannotServeError, RowDraws, complete, decode, stay
+from pods_rl.prefix_tree.tree import distinct_share
 from tests.numeric import FLOAT32, assert_near
 
 pytestmark = pytest.mark.numeric
@@ -297,6 +298,35 @@ def test_shipped_policies_get_the_texts_of_generate(name, temperature, calls):
         seen = is_the_tree_of(model, inputs, len(prompts), calls(model), [END])
         fed = sum(count for count, columns in seen[1:])
         assert fed < (0.5 if temperature < 1 else 0.95) * len(prompts) * 23
+
+
+SHARED = [*range(5, 25)]  # as a system prompt
+SERVED = ("qwen2", "llama", "gpt2")
+LONG = [[*SHARED, 30]] * 3 + [[*SHARED, 31, 32, 33]] * 2 + [[*SHARED, *SHARED, 6]] * 2 + [[*SHARED, 5, 6, 7, 8]] * 3
+
+
+@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize("prompts", [LONG, [[*SHARED, 30 + i % 3] for i in range(9)]], ids=["padded", "equally long"])
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "phi3"])  # its switch is at 64 columns
+def test_what_all_prompts_begin_with_is_computed_once(shape, temperature, prompts, calls):
+    """Not with sliding windows, where the padding would count."""
+    model, rows, width = build(shape), len(prompts), max(map(len, prompts))
+    inputs = batch(prompts, **{"do_sample": True, "temperature": temperature} if temperature else {})
+    draws = lambda: RowDraws(keys(rows), 24) if temperature else None  # noqa: E731
+    expected = by_rows(model, inputs, draws()) if temperature else model.generate(**inputs)
+    seen = calls(model)
+    assert torch.equal(once(model, inputs, draws()), expected)
+    texts = len({*map(tuple, prompts)})
+    assert seen[:2] == [(1, 20), (texts, width - 20)] if shape in SERVED else seen[0] == (texts, width)
+
+
+def test_a_beginning_that_is_short_or_of_one_prompt_is_not_computed_apart(qwen2, calls):
+    seen = calls(qwen2)
+    for prompts in ([[*SHARED[:15], 30], [*SHARED[:15], 31, 32]], [[*SHARED, 30]] * 4):
+        once(qwen2, batch(prompts, max_new_tokens=1))
+        assert len(seen) == 1
+        seen.clear()
 
 
 def test_one_token_and_rows_that_end_together(qwen2, calls):

@@ -1,7 +1,7 @@
 """A real pretrained chat model, its tokenizer and its template, through the real commands: `make test-real-model`.
 
 The model is SmolLM2-135M-Instruct (`benchmarks/chat.py`). GSM8K is too hard for it, so those steps are rewarded for a
-letter; the sums are a task that it sometimes gets right.
+letter; the largest of four numbers is a task that it sometimes gets right.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ FINAL = Path("checkpoints", "final")
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with the policy, the sums, and the recipe of two short steps in `sums.yaml`."""
+    """A folder with the policy, the questions, and the recipe of two short steps in `largest.yaml`."""
     folder = tmp_path_factory.mktemp("chat")
     spec = importlib.util.spec_from_file_location("chat", ROOT / "benchmarks" / "chat.py")
     chat = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(chat)
-    chat.prepare(folder, largest=12)
+    chat.prepare(folder)
     (folder / "letters.py").write_text("def letters(text, gold):\n    return text.count('e')\n")
-    sums = {"task": "dataset", "dataset_name": "train.jsonl", "dataset_test_name": "test.jsonl"}
-    recipe = {"model_name_or_path": "./policy", **sums, "task_rewards": {"accuracy": 1.0}, **SHORT}
-    (folder / "sums.yaml").write_text(yaml.safe_dump(recipe))
+    largest = {"task": "dataset", "dataset_name": "train.jsonl", "dataset_test_name": "test.jsonl"}
+    recipe = {"model_name_or_path": "./policy", **largest, "task_rewards": {"accuracy": 1.0}, **SHORT}
+    (folder / "largest.yaml").write_text(yaml.safe_dump(recipe))
     return folder
 
 
 @pytest.fixture(scope="module")
 def run(place):
-    """The run of `sums.yaml`."""
-    pods(place, "train", "--config", "sums.yaml", "--output", "run")
+    """The run of `largest.yaml`."""
+    pods(place, "train", "--config", "largest.yaml", "--output", "run")
     return place / "run"
 
 
@@ -99,7 +99,7 @@ def test_the_final_policy_is_the_models_but_for_its_weights(place, run):
 
 
 def test_resume_continues_the_same_run(place, run):
-    pods(place, "train", "--config", "sums.yaml", "--output", "half", "--max_steps", "1", "--save_steps", "1")
+    pods(place, "train", "--config", "largest.yaml", "--output", "half", "--max_steps", "1", "--save_steps", "1")
     pods(place, "train", "--output", "half", "--resume", "--max_steps", "2")
     assert apart(weights_of(run / FINAL), weights_of(place / "half" / FINAL)) == 0
 
@@ -108,7 +108,7 @@ def test_evaluation_report_and_plan(place, run):
     assert "accuracy" in pods(place, "eval", "--run", "run", "--eval_prompts", "4", "--output", "evaluated")
     pods(place, "report", "run", "--output", "report")
     assert "im_start" in (place / "report" / "report.html").read_text()
-    assert "Recommended" in pods(place, "plan", "--config", "sums.yaml", "--seconds", "60")
+    assert "Recommended" in pods(place, "plan", "--config", "largest.yaml", "--seconds", "60")
 
 
 @pytest.mark.parametrize("adapter", [{}, {"use_peft": True, "lora_r": 8, "learning_rate": 1e-4}], ids=["whole", "LoRA"])

@@ -153,11 +153,11 @@ def asked(monkeypatch, pool, slow):
     """Have `pool` answer without a process: what is in `slow` needs so many seconds; give the list of limits asked."""
     limits = []
 
-    def verify(pairs, limit):
+    def ask(pairs, _, limit):
         limits.extend([limit] * len(pairs))
         return [Reply("timeout") if slow.get(pair, 0) > limit else Reply("gave", True) for pair in pairs]
 
-    monkeypatch.setattr(pool, "_verify", verify)
+    monkeypatch.setattr(pool, "ask", ask)
     return limits
 
 
@@ -184,6 +184,20 @@ def test_a_late_reply_to_an_earlier_request_is_never_read_as_an_answer():
     with theirs:
         theirs.sendall(frame(1, Reply("gave", True)))
         assert worker._exchange(2, frame(2, RIGHT), DEADLINE) == Reply("crash")
+    pool.close()
+
+
+def test_the_crash_of_a_process_that_has_just_answered_is_not_read_as_the_next_answer():
+    pool = VerifierPool(size=1)
+    worker = pool_module._Worker(pool)
+    worker._channel, theirs = socket.socketpair()
+    with theirs:
+        theirs.sendall(frame(1, Reply("gave", True)))
+        assert worker._exchange(1, b"", DEADLINE) == Reply("gave", True)
+        theirs.sendall(frame(1, Reply("crash")) + frame(2, Reply("gave", False)))
+        assert worker._exchange(2, b"", DEADLINE) == Reply("gave", False)
+        theirs.sendall(frame(1, Reply("crash")))
+        assert worker._exchange(3, b"", DEADLINE) == Reply("crash")  # not of the last request
     pool.close()
 
 

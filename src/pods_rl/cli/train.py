@@ -193,9 +193,6 @@ def _prepare(
     return output
 
 
-# -- starting a run ---------------------------------------------------------------------------------------------------
-
-
 class Launch(NamedTuple):
     """The number of processes to start, and their accelerate configuration."""
 

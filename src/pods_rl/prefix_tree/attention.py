@@ -23,9 +23,7 @@ from .tree import Branch
 
 KEYWORD = "prefix_tree"  # the argument of a model that transformers passes on to the attention function
 SPREAD = 2  # rows of one block differ in length by at most this factor
-DENSE = (
-    512  # most nodes of a prompt that one call computes under a mask, if at most twice the pairs of nodes are needed
-)
+DENSE = 512  # a tree of at most so many nodes is one call under a mask, if it needs half of the pairs of nodes
 FEW = 128  # keys up to which matrix products are faster than `scaled_dot_product_attention`
 # Keywords of attention functions that change nothing in a pass without a cache, whatever their value.
 HARMLESS = {"attention_mask", "position_ids", "cache_position", "position_embeddings", "use_cache", "past_key_values"}
@@ -214,9 +212,6 @@ def takes_variable_length(query: Tensor) -> bool:
     if query.device.type != "cuda" or query.dtype not in (torch.float16, torch.bfloat16):
         return False
     return query.size(3) <= 256 and query.size(3) % 8 == 0 and torch.cuda.get_device_capability(query.device)[0] >= 8
-
-
-# -- attention functions of transformers -----------------------------------------------------------------------------
 
 
 def teach_attention_trees() -> None:

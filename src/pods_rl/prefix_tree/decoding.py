@@ -1,7 +1,8 @@
 """Generation over the tree of prefixes: the model computes each distinct prefix of a prompt's rollouts once.
 
-The rows of `generate` with the same prompt begin as one node of the tree. Each row draws its next token with numbers of
-its own from its node's probabilities; where the tokens differ the node forks. A row leaves its node when it ends.
+What all prompts begin with, such as a system prompt, is computed once for all of them. The rows of `generate` with the
+same prompt begin as one node of the tree. Each row draws its next token with numbers of its own from its node's
+probabilities; where the tokens differ the node forks. A row leaves its node when it ends.
 
 transformers' `generate` prepares everything: settings, logits processors, stopping criteria, masks, positions and the
 cache. It then calls `decode` instead of its own loop (its argument `custom_generate`).
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _TOKENS = 2**32  # more than any vocabulary has
+_COMMON = 16  # tokens that all prompts of a batch begin with, from which a pass over them alone is quicker
 _PREPARE = GenerationMixin.prepare_inputs_for_generation
 _said: set[str] = set()  # reasons that were logged
 # Processors that treat each row by itself; others keep the state of a whole batch, from which no row can be dropped.
@@ -245,14 +247,24 @@ class Nodes:
 
     def prefill(self, processors: LogitsProcessorList) -> Tensor:
         """Compute each distinct prompt; return the logits `[nodes, V]` that draw the first tokens."""
-        inputs, cache = dict(self._inputs), self._inputs["past_key_values"]
+        inputs, cache, ids = dict(self._inputs), self._inputs["past_key_values"], self.prefixes
         mask, positions = inputs.get("attention_mask"), inputs.get("position_ids")
         self._mask = self._positions = None
         if mask is not None:
             inputs["attention_mask"] = mask = mask[self._firsts]
         if positions is not None:
             inputs["position_ids"] = positions = positions.expand(len(self._output), -1)[self._firsts]
-        prepared = self._prepare(self.prefixes, self.columns, is_first_iteration=True, **inputs)
+        plain = positions is not None and not self._prepares and {*map(type, cache.layers)} == {DynamicLayer}
+        order, common = shared_first(ids, mask) if plain else (ids, 0)
+        if common >= _COMMON:
+            given = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+            tables = {name: table.gather(1, order) for name, table in given.items() if table is not None}
+            self._model(**inputs | {name: table[:1, :common] for name, table in tables.items()})
+            cache.batch_repeat_interleave(len(ids))
+            mask, positions = tables.get("attention_mask"), tables["position_ids"]
+            prepared = inputs | {name: table[:, common:] for name, table in tables.items()} | {"attention_mask": mask}
+        else:
+            prepared = self._prepare(ids, self.columns, is_first_iteration=True, **inputs)
         if mask is not None and mask.all() and not self._prepares:
             mask = self._inputs["attention_mask"] = None  # no padding: one operation less for each token
         if mask is not None:
@@ -356,6 +368,28 @@ class Nodes:
         return torch.from_numpy(numbers).to(self._output.device)
 
 
+def shared_first(ids: Tensor, mask: Tensor | None) -> tuple[Tensor, int]:
+    """Return an order of each row's columns in which the tokens that all rows begin with come before the padding.
+
+    Also returns how many tokens these are. A row's last token is not among them; of a single row none is.
+
+    Args:
+        ids: prompts `[rows, W]`, padded on the left, where `mask` is 0. None: no padding.
+
+    >>> ids, mask = torch.tensor([[0, 5, 6, 7], [5, 6, 8, 9]]), torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
+    >>> order, common = shared_first(ids, mask)
+    >>> ids.gather(1, order).tolist(), common
+    ([[5, 6, 0, 7], [5, 6, 8, 9]], 2)
+    """
+    (rows, width), columns = ids.shape, torch.arange(ids.size(1), device=ids.device)
+    mask = torch.ones_like(ids) if mask is None else mask
+    starts = (mask == 0).sum(1, keepdim=True)
+    at = starts + columns[: max(0, width - int(starts.max()) - 1)]
+    own = ids.gather(1, at).masked_fill(mask.gather(1, at) == 0, -1)
+    common = int(((own == own[:1]) & (own >= 0)).all(0).cumprod(0).sum()) if rows > 1 else 0
+    return torch.where(columns < common, starts + columns, columns - common * (columns < common + starts)), common
+
+
 def stay(parents: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the child for each place, such that the first child of a node takes its place if there is still one.
 
@@ -380,27 +414,6 @@ def _select_rows(processors: LogitsProcessorList, rows: Tensor) -> None:
     for processor in processors:
         if isinstance(ignored := getattr(processor, "prompt_ignore_length", None), Tensor):
             processor.prompt_ignore_length = ignored[rows]
-
-
-def distinct_share(completions_ids: Sequence[Sequence[int]], groups: Sequence[int]) -> float:
-    """Return how many of the tokens that rows feed to the model are distinct prefixes: the work left in a tree.
-
-    A completion's last token is not fed. Without any fed token the share is 1.
-
-    Args:
-        completions_ids: tokens of each completion.
-        groups: the prompt of each completion, a number.
-
-    >>> distinct_share([[5, 6, 7], [5, 6, 8], [5, 9, 9]], [0, 0, 0])  # 5, 5 6 and 5 9 of six
-    0.5
-    """
-    nodes: dict[tuple[int, int], int] = {}  # by parent, or prompt, and token
-    for group, ids in zip(groups, completions_ids, strict=True):
-        node = -1 - group
-        for token in ids[:-1]:
-            node = nodes.setdefault((node, token), len(nodes))
-    fed = sum(max(0, len(ids) - 1) for ids in completions_ids)
-    return len(nodes) / fed if fed else 1.0
 
 
 class RowDraws(LogitsProcessor):

@@ -124,9 +124,6 @@ def _is_regular(rows: NDArray[np.int64], width: int) -> bool:
     return bool(width and rises and (completions[:, 1:] <= completions[:, :-1]).all())
 
 
-# -- models that can compute a tree ----------------------------------------------------------------------------------
-
-
 def why_rows(model: Any, call: nn.Module, *, tolerance: float = 1e-3) -> str | None:
     """Return why a model must compute rows one by one, None if it computes trees.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,3 +89,24 @@ def prefix_tree(rows: NDArray[np.int64], prompt_width: int, chosen: list[int] | 
     columns = np.concatenate([np.arange(first, end) for _, first, end in sources])
     owners = np.repeat([row for row, *_ in sources], [end - first for _, first, end in sources])
     return PrefixTree(rows[owners, columns], rows[owners, columns + 1], columns, nodes, branches)
+
+
+def distinct_share(completions_ids: Sequence[Sequence[int]], groups: Sequence[int]) -> float:
+    """Return how many of the tokens that rows feed to the model are distinct prefixes: the work left in a tree.
+
+    A completion's last token is not fed. Without any fed token the share is 1.
+
+    Args:
+        completions_ids: tokens of each completion.
+        groups: the prompt of each completion, a number.
+
+    >>> distinct_share([[5, 6, 7], [5, 6, 8], [5, 9, 9]], [0, 0, 0])  # 5, 5 6 and 5 9 of six
+    0.5
+    """
+    nodes: dict[tuple[int, int], int] = {}  # by parent, or prompt, and token
+    for group, ids in zip(groups, completions_ids, strict=True):
+        node = -1 - group
+        for token in ids[:-1]:
+            node = nodes.setdefault((node, token), len(nodes))
+    fed = sum(max(0, len(ids) - 1) for ids in completions_ids)
+    return len(nodes) / fed if fed else 1.0

@@ -149,9 +149,6 @@ def _read_base(name: str, folder: Path, above: tuple[Path, ...]) -> dict[str, An
     return split_experiment(values, origin, (*above, path.resolve()))[0] if "arms" in values else values
 
 
-# -- configurations of accelerate launch ------------------------------------------------------------------------------
-
-
 def accelerate_configs() -> dict[str, Path]:
     """Return the accelerate configurations in the package, by name."""
     return {path.stem: path for path in sorted((_RECIPES / "accelerate").glob("*.yaml"))}

@@ -210,8 +210,6 @@ def _exact(part: str) -> Fraction | None:
     return Fraction(mantissa) * Fraction(10) ** int(exponent) if abs(int(exponent)) <= MAX_EXPONENT else None
 
 
-# -- arithmetic --------------------------------------------------------------------------------------------------------
-
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 _DRESS = re.compile(r"\\(?:left|right|displaystyle)(?![a-z])|\\[,;:! ()\[\]]|[$`]")
 _TIMES = re.compile(r"\\(?:times|cdot)(?![a-z])|(?<=[0-9)\s])[xX](?=[0-9(\s])")

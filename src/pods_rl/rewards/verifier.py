@@ -60,19 +60,16 @@ class VerifierPool(WorkerPool):
         >>> pool.close()
         """
         first = min(self.limit, FIRST_LIMIT)
-        replies = self._verify(pairs, first)
+        replies = self.ask(pairs, first * PATIENCE, first)
         late = [i for i, reply in enumerate(replies) if reply.kind == "timeout"]
         share = min(self.limit, BATCH_SECONDS * self.size / max(1, len(late)))
         if share > first:
-            for i, reply in zip(late, self._verify([pairs[i] for i in late], share), strict=True):
+            for i, reply in zip(late, self.ask([pairs[i] for i in late], share * PATIENCE, share), strict=True):
                 replies[i] = reply
         with self._lock:
             self.timeouts += sum(reply.kind == "timeout" for reply in replies)
             self.crashes += sum(reply.kind == "crash" for reply in replies)
         return [reply == Reply("gave", True) for reply in replies]
-
-    def _verify(self, pairs: Sequence[Pair], limit: float) -> list[Reply]:
-        return self.ask(pairs, limit * PATIENCE, limit)
 
 
 def verification() -> Work:
@@ -108,9 +105,6 @@ def default_pool() -> VerifierPool:
 
 
 os.register_at_fork(after_in_child=default_pool.cache_clear)
-
-
-# -- restrictions of a verifier's process -----------------------------------------------------------------------------
 
 _HARMLESS = re.compile(r"\s*[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?\s*|[A-Za-z][A-Za-z0-9]*")
 _BARRED = (

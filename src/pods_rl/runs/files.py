@@ -198,9 +198,6 @@ def write_failure(error: BaseException) -> str | None:
     return None
 
 
-# -- the files that commands write ------------------------------------------------------------------------------------
-
-
 def check_output(
     path: Path,
     option: str,

@@ -102,6 +102,7 @@ class _Worker:
         self._pool = pool
         self._process: psutil.Process | None = None
         self._channel: socket.socket | None = None
+        self._answered = 0  # the number of the latest request
         _workers.add(self)
 
     def ask(self, question: Any, seconds: float) -> Reply:
@@ -168,12 +169,15 @@ class _Worker:
                 if not received:
                     raise ConnectionResetError
                 line += received
+                first, end, rest = line.partition(b"\n")
+                if end and unframe(bytes(first), self._answered) == Reply("crash"):
+                    line = rest  # the child ended just after its answer, and the leader could not know of that answer
         except TimeoutError:
             lost = "timeout"
         except OSError:  # the process, or its channel, is gone
             pass
-        reply = unframe(bytes(line), number)
-        if reply is None:
+        self._answered = number
+        if (reply := unframe(bytes(line), number)) is None:
             self.stop()
         return reply or Reply(lost)
 

@@ -70,9 +70,6 @@ def unframe(line: bytes, number: int) -> Reply | None:
     return None
 
 
-# -- the leader and its child -----------------------------------------------------------------------------------------
-
-
 def main(maker: str, *arguments: str) -> None:
     """Lead the work that the function at path `maker` returns for these arguments; standard input is the channel."""
     from ..distributed.streams import outlive_output  # not for processes that only import `no_copies`
@@ -152,9 +149,6 @@ def _end(*_: object) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent for each thread of the parent
     _end_family(psutil.Process())
     os._exit(1)
-
-
-# -- processes and signals --------------------------------------------------------------------------------------------
 
 
 def fork(work: Callable[[], object]) -> int:

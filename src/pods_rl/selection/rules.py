@@ -175,9 +175,6 @@ def _pick(order_PN: Tensor, ranks_PM: Tensor) -> Tensor:
     return order_PN.gather(1, ranks_PM).sort(dim=1).values
 
 
-# -- finding a rule, and running it with its input and output checked -----------------------------------------------
-
-
 def get_rule(name: str) -> Rule:
     """Return the rule of that name in `RULES`, or at that import path.
 

@@ -220,9 +220,6 @@ class Recorder(TrainerCallback):
                 self._tables.attempt(self.writer.write_rollouts, self.step, columns)
 
 
-# -- trackers and the hub ---------------------------------------------------------------------------------------------
-
-
 def add_trackers(trainer: Trainer, name: str) -> None:
     """Watch the trainer's trackers, which come last: the recorder's last evaluation must reach them before they close.
 

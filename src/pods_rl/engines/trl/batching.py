@@ -179,8 +179,6 @@ def _at_least(key: str, value: int | None, minimum: int, why: str = "") -> int:
     return value
 
 
-# -- choices, and settings that contradict each other or TRL's -------------------------------------------------------
-
 ADVANTAGES = ("after", "before")
 BASELINES = ("mean", "leave_one_out")
 REWARD_ERRORS = ("raise", "zero", "drop")

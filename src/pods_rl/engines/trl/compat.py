@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import torch
 import transformers
 import trl
 from accelerate import Accelerator, PartialState
@@ -152,6 +154,22 @@ def refuse_unsupported(arguments: Mapping[str, Any]) -> None:
         raise UserError(
             f"{turns[0]} cannot be used with DeepSpeed's ZeRO-3 without vLLM: every turn gathers the weights on all "
             "processes, and some have more turns than others, so the run would hang. Use use_vllm, ZeRO-2 or FSDP2."
+        )
+
+
+def warn_of_lossy_cast(trainer: TRLTrainer) -> None:
+    """Warn if continuous batching makes TRL round the policy's weights."""
+    args = trainer.args
+    if not (trainer.use_transformers_continuous_batching and (args.bf16 or args.fp16)):
+        return
+    if torch.float32 in {p.dtype for p in trainer.model.parameters() if p.requires_grad}:
+        flag, to = ("bf16", "bfloat16") if args.bf16 else ("fp16", "float16")
+        warnings.warn(
+            f"use_transformers_continuous_batching with {flag} = true: before each generation TRL turns the trained "
+            f"float32 weights into {to}, permanently, and small updates are then rounded away. Set {flag}: false, or "
+            f"load the policy in {to} on purpose (dtype: {to}).",
+            UserWarning,
+            stacklevel=3,
         )
 
 

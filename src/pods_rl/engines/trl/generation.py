@@ -130,8 +130,6 @@ def describe_vllm(trainer: TRLTrainer) -> dict[str, dict[str, str | None]]:
     return {"vllm": {"version": version("vllm"), **dtype}}
 
 
-# -- inputs of images ------------------------------------------------------------------------------------------------
-
 IMAGE_INPUTS = (
     "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
     "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids",

@@ -16,7 +16,7 @@ from accelerate.utils import broadcast
 from torch import Tensor
 from typing_extensions import override
 
-from ...prefix_tree.decoding import distinct_share
+from ...prefix_tree.tree import distinct_share
 from ...rollouts.record import Rollouts
 from ...selection import select
 from . import compat, rollout
@@ -241,6 +241,7 @@ class PODSTrainer(TypedGRPOTrainer):
         compat.refuse_unsupported(given)
         with compat.building(self, sequences_at_once(args)):
             super().__init__(**given)
+        compat.warn_of_lossy_cast(self)
         self._rewards, self._stability, self._update = CheckedRewards(self), Stability(self), Update(self)
         self._tools, self._dynamic = Tools(self), DynamicSampling(self)
         self._resume = ExactResume(self, self._dynamic)

@@ -34,7 +34,7 @@ class PhaseClock:
     Example:
         >>> now = iter([0.0, 1.0, 3.0])
         >>> clock = PhaseClock(device=None, now=lambda: next(now))
-        >>> clock.enter("rollout"); clock.enter("update"); clock.stop()
+        >>> clock.enter("rollout"); clock.enter("update"); clock.enter(None)
         >>> clock.seconds["rollout"], clock.seconds["update"]
         (1.0, 2.0)
     """
@@ -47,17 +47,13 @@ class PhaseClock:
         self.seconds = dict.fromkeys(PHASES, 0.0)  # since the step began
 
     def enter(self, phase: str | None) -> None:
-        """Close the running phase, if any, and start `phase`."""
+        """Close the running phase, if any, and start `phase`; None starts none."""
         if self._device is not None and self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         now = self._now()
         if self.phase is not None:
             self.seconds[self.phase] += now - self._since
         self.phase, self._since = phase, now
-
-    def stop(self) -> None:
-        """Close the running phase, if any."""
-        self.enter(None)
 
 
 class Update:
@@ -243,7 +239,7 @@ class StepCallback(TrainerCallback):
         skipped = metrics["pods/skipped_step"][-1]
         if skipped and trainer.use_vllm and trainer._last_loaded_step == state.global_step - 1:
             trainer._last_loaded_step = state.global_step  # the generator already has these weights
-        update.clock.stop()
+        update.clock.enter(None)
         for phase, seconds in update.clock.seconds.items():
             metrics[f"pods/seconds/{phase}"].append(seconds)
         counts = {f"pods/tokens/{name}": count for name, count in update.tokens.items()}

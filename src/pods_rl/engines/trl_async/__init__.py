@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from .version import check_version
+import trl
 
-check_version()  # before names are imported that another version may lack
+from ...errors import UserError
+
+VERSION = "1.16"  # of TRL, whose asynchronous trainer is experimental; every 1.16.x
+
+# here, before names are imported that another version may lack
+if trl.__version__.split(".")[:2] != VERSION.split("."):
+    raise UserError(
+        f"AsyncPODSTrainer is written for the experimental asynchronous trainer of TRL {VERSION}, and trl "
+        f"{trl.__version__} is installed: pip install 'trl=={VERSION}.*'"
+    )
 
 from .trainer import AsyncPODSConfig, AsyncPODSTrainer  # noqa: E402
 from .worker import LostRolloutsError  # noqa: E402

@@ -11,7 +11,6 @@ from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker
 from ...errors import UserError
 from ...selection import RuleOrName
 from ...selection.rules import check_rule, rule_name
-from .version import check_version
 from .worker import LostRolloutsError, PODSRolloutWorker
 
 
@@ -32,7 +31,7 @@ class AsyncPODSConfig(AsyncGRPOConfig):
             place of a dropped one, which counts as passed where prompts are counted: epochs and checkpoints.
 
     Raises:
-        UserError: n < m, m < 2, an unknown choice, a rule without an importable name, or another version of TRL.
+        UserError: n < m, m < 2, an unknown choice, or a rule without an importable name.
 
     Example:
         >>> config = AsyncPODSConfig("out", num_generations=4, num_rollouts=16, use_cpu=True, bf16=False)
@@ -46,7 +45,6 @@ class AsyncPODSConfig(AsyncGRPOConfig):
     dynamic_sampling: bool = False
 
     def __post_init__(self) -> None:
-        check_version()
         super().__post_init__()
         if self.num_rollouts is None:
             self.num_rollouts = self.num_generations
@@ -87,7 +85,6 @@ class AsyncPODSTrainer(AsyncGRPOTrainer):
     def __init__(
         self, model: str, reward_funcs: Any = None, args: AsyncPODSConfig | None = None, *others: Any, **named: Any
     ) -> None:
-        check_version()
         if args is None:
             args = AsyncPODSConfig(f"{model.split('/')[-1]}-AsyncPODS")
         if not isinstance(args, AsyncPODSConfig):
