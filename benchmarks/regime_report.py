@@ -126,6 +126,16 @@ def range_figure(curves: Sequence[RateCurve]) -> Figure:
     return figure
 
 
+class Line(NamedTuple):
+    """PODS against GRPO with the same m: in how many times fewer steps it is at an accuracy, and what a step costs."""
+
+    label: str
+    target: float
+    steps: tuple[float, float, float]  # with its interval
+    cost: float  # of a PODS step, in steps of GRPO
+    times: float  # as soon, as measured
+
+
 class Mark(NamedTuple):
     """What a step of PODS costs in steps of GRPO with the same levers, and where this was measured."""
 
@@ -133,18 +143,26 @@ class Mark(NamedTuple):
     source: str
 
 
+def lines_of(cells: dict[str, Cell]) -> list[Line]:
+    """Return what was measured here: word problems, and the chat model of `study.py chat` once it is finished."""
+    found = []
+    for cell in filter(None, map(cells.get, LINES)):
+        if target := target_of(cell):
+            steps, times = (cell.measures[f"{what} to {target:g}"] for what in ("steps", "time"))
+            cost = cell.measures["seconds a step"].value
+            found.append(Line(cell.arm.label, target, (steps.value, steps.low, steps.high), cost, times.value))
+    chat = [row for row in read_rows(RESULTS / "chat" / "crossings.csv") if row["claim"] == "PODS against GRPO"]
+    known = {(row["of"], row["accuracy"]): [float(row[key]) for key in ("ratio", "low", "high")] for row in chat}
+    if cost := known.get(("seconds a step", "")):
+        value, low, high = known["step", f"{HIGH:g}"]
+        times = known["seconds", f"{HIGH:g}"][0]
+        found.append(Line("SmolLM2-135M 32 -> 8, 4 prompts a step", HIGH, (value, low, high), 1 / cost[0], times))
+    return found
+
+
 def marks(cells: dict[str, Cell]) -> list[Mark]:
-    """Return the ratios of step costs measured here, in other studies of `docs/results/`, and published."""
-    found = [
-        Mark(cell.measures["seconds a step"].value, f"{cell.arm.label}, here")
-        for name in LINES
-        if (cell := cells.get(name))
-    ]
-    for study, arm, base, what in (("chat", "pods-32-8", "grpo-8", "SmolLM2-135M 32 -> 8, docs/results/chat"),):
-        rows = [row for name in ("final", "phases") for row in read_rows(RESULTS / study / f"{name}.csv")]
-        cost = {row["arm"]: float(row["seconds_per_step"]) for row in rows if row.get("seconds_per_step")}
-        if {arm, base} <= cost.keys():
-            found.append(Mark(cost[arm] / cost[base], what))
+    """Return the ratios of step costs measured here, and the one that is published."""
+    found = [Mark(line.cost, f"{line.label}, here") for line in lines_of(cells)]
     return [*found, Mark(PUBLISHED, "Qwen2.5-3B, GSM8K, 64 -> 16, one L40S, published")]
 
 
@@ -156,18 +174,15 @@ def target_of(cell: Cell) -> float | None:
 
 def draw_cost(axes: Axes, cells: dict[str, Cell]) -> None:
     """Speedup against what a PODS step costs in steps of GRPO: the ratio of steps over that cost, with its band."""
-    costs = np.linspace(0.8, 2.4, 161)
-    drawn = [(cells[name], target) for name in LINES if name in cells and (target := target_of(cells[name]))]
-    for (cell, target), style in zip(drawn, line_styles(len(drawn)), strict=True):
-        steps, real = cell.measures[f"steps to {target:g}"], cell.measures[f"time to {target:g}"]
-        axes.plot(costs, steps.value / costs, label=f"{cell.arm.label}, to {target:g}", **look(style))
-        if not math.isnan(steps.low):
-            high = min(steps.high, 100.0)
-            axes.fill_between(costs, steps.low / costs, high / costs, color=style.colour, alpha=0.15, linewidth=0)
-        axes.plot([cell.measures["seconds a step"].value], [real.value], "o", color=style.colour, ms=5, mec="white")
+    costs, drawn = np.linspace(0.8, 2.4, 161), lines_of(cells)
+    for line, style in zip(drawn, line_styles(len(drawn)), strict=True):
+        value, low, high = line.steps
+        axes.plot(costs, value / costs, label=f"{line.label}, to {line.target:g}", **look(style))
+        axes.fill_between(costs, low / costs, min(high, 100.0) / costs, color=style.colour, alpha=0.15, linewidth=0)
+        axes.plot([line.cost], [line.times], "o", color=style.colour, ms=5, mec="white")
     axes.axhline(1.0, color="#3c4043", linewidth=0.8, linestyle=(0, (4, 3)))
     axes.text(2.4, 1.02, "break-even", ha="right", va="bottom", fontsize=6)
-    top = max(2.0, *(cell.measures[f"steps to {target:g}"].value * 1.1 for cell, target in drawn), 2.0)
+    top = max(2.0, *(line.steps[0] * 1.1 for line in drawn), 2.0)
     for height, mark in enumerate(sorted(marks(cells))):
         axes.axvline(mark.ratio, color="#8a9099", linewidth=0.7, linestyle=(0, (1, 2)))
         axes.text(mark.ratio + 0.015, (0.03 + 0.05 * height) * top, f"{mark.ratio:.2f}: {mark.source}", fontsize=5.5)

@@ -31,7 +31,7 @@ from pods_rl.report.arms import Curve, curve_of
 from pods_rl.report.charts import line_styles
 from pods_rl.report.figures import add_legend, look, new_figure, styled, to_bytes
 from pods_rl.runs import Run, find_runs
-from regime_statistics import HALFWAY, HIGH, times_as_soon
+from regime_statistics import HALFWAY, HIGH, mean_ratio, times_as_soon
 
 HERE = Path(__file__).parent
 SPENT = ("seconds", "steps", "tokens generated", "tokens trained", "seconds a step")
@@ -75,8 +75,8 @@ STUDIES = {
     ),
     "chat": Study(
         "chat",
-        baselines=("grpo-8-trl", "grpo-8"),
-        headline=("grpo-8-trl", "grpo-8", "pods-32-8"),
+        baselines=("grpo-8", "grpo-8-trl"),
+        headline=("grpo-8", "pods-32-8", "grpo-8-trl"),
         claims=(
             ("PODS against TRL's GRPO", "pods-32-8", "grpo-8-trl"),
             ("PODS against GRPO", "pods-32-8", "grpo-8"),
@@ -161,11 +161,20 @@ def bootstrap(values: np.ndarray, resamples: int = 2000) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def paired(arms: dict[str, list[Run]], *names: str) -> list[list[Run]]:
+    """Return the runs of each arm on the seeds that all of them have, in order of these seeds."""
+    shared = set.intersection(*({run.path.name for run in arms[name]} for name in names))
+    return [sorted((run for run in arms[name] if run.path.name in shared), key=lambda run: run.path) for name in names]
+
+
 def write_claims(study: Study, arms: dict[str, list[Run]], path: Path) -> None:
-    """Differences of paired seeds: the final score, and its mean over time."""
+    """Differences of paired seeds: the score at the last time at which both arms were evaluated, and over time."""
     rows = []
     for claim, arm, other in study.claims:
-        difference = scores(arms[arm]) - scores(arms[other])
+        mine, theirs = (curve_over(runs, "seconds") for runs in paired(arms, arm, other))
+        shared = [curve.scores[:, np.isin(curve.due, other.due)] for curve, other in ((mine, theirs), (theirs, mine))]
+        difference = shared[0] - shared[1]
+        difference = difference[:, ~np.isnan(difference).any(axis=0)]
         for measure, values in (("at the end", difference[:, -1]), ("mean over time", difference.mean(axis=1))):
             low, high = bootstrap(values)
             wins = f"{(values > 0).sum()}/{len(values)}"
@@ -214,23 +223,32 @@ def spent_at(run: Run, evaluation: int) -> tuple[float, ...]:
 
 
 def write_crossings(study: Study, arms: dict[str, list[Run]], path: Path) -> None:
-    """How many times sooner, and in how many times fewer steps, an arm is at the accuracies of `regimes.py`."""
+    """How many times sooner, and in how many times fewer steps, an arm is at the accuracies of `regimes.py`.
+
+    The last row of a pair is the seconds of a step: also the other arm's over this arm's.
+    """
     rows = []
     for claim, *pair in study.claims:
-        for level in (HALFWAY, HIGH):
-            for unit in ("seconds", "step"):
-                found = times_as_soon(claim, *(curve_over(arms[arm], unit) for arm in pair), level)
-                values = (found.first, found.second, found.value, found.low, found.high)
-                rows.append([claim, *pair, f"{level:g}", unit, *(f"{value:.4g}" for value in values)])
-    write(path, ["claim", "arm", "against", "accuracy", "of", "arm needs", "other needs", "ratio", "low", "high"], rows)
+        runs = paired(arms, *pair)
+        found = [
+            (f"{level:g}", unit, times_as_soon(claim, *(curve_over(one, unit) for one in runs), level))
+            for level in (HALFWAY, HIGH)
+            for unit in ("seconds", "step")
+        ]
+        mine, other = (np.array([spent_at(run, -1)[-1] for run in one]) for one in runs)
+        found.append(
+            ("", "seconds a step", mean_ratio(claim, other, mine)._replace(first=mine.mean(), second=other.mean()))
+        )
+        for level, of, one in found:
+            values = (one.first, one.second, one.value, one.low, one.high)
+            rows.append([claim, *pair, level, of, str(len(runs[0])), *(f"{value:.4g}" for value in values)])
+    header = ["claim", "arm", "against", "accuracy", "of", "seeds", "arm needs", "other needs", "ratio", "low", "high"]
+    write(path, header, rows)
 
 
 def curve_over(runs: Iterable[Run], unit: str) -> Curve:
-    """Return accuracy over seconds or steps, runs in order of their seeds."""
-    ordered = sorted(runs, key=lambda run: str(run.path))
-    curve = curve_of(
-        {run.path.name: [row | {"seconds": row[unit]} for row in run.evals] for run in ordered}, "accuracy"
-    )
+    """Return accuracy over seconds or steps."""
+    curve = curve_of({run.path.name: [row | {"seconds": row[unit]} for row in run.evals] for run in runs}, "accuracy")
     assert curve is not None
     return curve
 
