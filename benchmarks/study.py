@@ -31,6 +31,7 @@ from pods_rl.report.arms import Curve, curve_of
 from pods_rl.report.charts import line_styles
 from pods_rl.report.figures import add_legend, look, new_figure, styled, to_bytes
 from pods_rl.runs import Run, find_runs
+from regime_runs import write_rows
 from regime_statistics import HALFWAY, HIGH, mean_ratio, times_as_soon
 
 HERE = Path(__file__).parent
@@ -122,6 +123,7 @@ def main() -> None:
     write_spent(study, arms, output / "spent.csv")
     write_claims(study, arms, output / "claims.csv")
     write_crossings(study, arms, output / "crossings.csv")
+    write_curves(study.headline, arms, output / "curves.csv")
 
 
 def of_finished(study: Study, arms: dict[str, list[Run]]) -> Study:
@@ -244,6 +246,18 @@ def write_crossings(study: Study, arms: dict[str, list[Run]], path: Path) -> Non
             rows.append([claim, *pair, level, of, str(len(runs[0])), *(f"{value:.4g}" for value in values)])
     header = ["claim", "arm", "against", "accuracy", "of", "seeds", "arm needs", "other needs", "ratio", "low", "high"]
     write(path, header, rows)
+
+
+def write_curves(names: Iterable[str], arms: dict[str, list[Run]], path: Path) -> None:
+    """Write every evaluation of the arms of the first figure."""
+    keys = ("due", "seconds", "step", "accuracy")
+    rows = [
+        {"arm": name, "seed": str(run.config["seed"]), **{key: f"{point[key]:.6g}" for key in keys}}
+        for name in names
+        for run in sorted(arms[name], key=lambda run: run.path)
+        for point in run.evals
+    ]
+    write_rows(path, ("arm", "seed", *keys), rows)
 
 
 def curve_over(runs: Iterable[Run], unit: str) -> Curve:
