@@ -294,7 +294,7 @@ def report(store: Store, options: argparse.Namespace) -> str:
         "## Missing",
         *(f"- {line}" for line in _missing(store, options)),
         "## Learning rates, chosen by accuracy over time on the seeds of `select`",
-        *(_choice_line(name, choice, options.rates) for name, choice in choices.items()),
+        *(_choice_line(store, name, choice, options.rates) for name, choice in choices.items()),
         *(line for kind in (BEST, SAME_M, TRL) for line in _cell_tables(kind, compared)),
         "## Max-variance against the paper's other rules, at equal n, m and learning rate",
         _table(RULE_COLUMNS, [[row[name] for name in RULE_COLUMNS] for row in rules]) if rules else "Missing.",
@@ -356,12 +356,14 @@ def _missing(store: Store, options: argparse.Namespace) -> list[str]:
     return lines + ([f"compare also waits for select of {', '.join(unselected)}"] if unselected else [])
 
 
-def _choice_line(name: str, choice: Choice | None, rates: Sequence[float]) -> str:
+def _choice_line(store: Store, name: str, choice: Choice | None, rates: Sequence[float]) -> str:
     if choice is None:
         return f"- {name}: missing"
     notes = []
     if len(rates) > 1 and choice.rate in (min(rates), max(rates)):
-        notes.append("the end of the grid")
+        outside = sorted({key.rate for key in store.runs if key.arm == name} - {*rates})
+        known = [found for rate in outside if (found := choose(store, name, [rate]))]
+        notes.append("; ".join(["the end of the grid", *(f"{other.rate:g} has {other.score:.3f}" for other in known)]))
     if choice.by_last_third != choice.rate:
         notes.append(f"by the last third it would be {choice.by_last_third:g}")
     remarks = f" ({', '.join(notes)})" if notes else ""

@@ -255,7 +255,7 @@ def wanted_runs(part: str, store: Store, options: argparse.Namespace) -> list[Ke
     if part == "range":
         pairs = [(name, rate) for name in cells or RANGE_ARMS for rate in RANGE_RATES]
     elif part == "ladder":
-        pairs = [(name, LADDER[name]) for name in cells or LADDER]
+        pairs = [(name, FIXED[name]) for name in cells or LADDER]
     elif part == "select":
         named = [name for cell in cells or ARMS for name in (cell, *grpo_of(ARMS[cell]))]
         pairs = [(name, rate) for name in dict.fromkeys(named) for rate in options.rates]

@@ -8,7 +8,7 @@ In order:
 - range: GRPO and PODS with 64 rows a step, five rates from too low to collapse.
 - rules: max-variance against the paper's other rules at equal n and m, seeds 1 to 5.
 - ladder: seconds to an accuracy on one core, a row for each lever, seeds 1 to 8. `make ladder` repeats it. Add your row
-  to `regimes.yaml`.
+  to `regimes.yaml`. `--cells 1x16-n16-trl` makes TRL's runs of one prompt a step.
 - report: tables and figures of what is finished, and what is missing. Trains nothing.
 
 Each part makes only the runs that `docs/results/regimes/` lacks, so it continues after a kill, and on another machine
@@ -40,7 +40,7 @@ from regime_runs import (
     CHOOSING,
     CONFIG,
     FIRST_SELECTION_SEED,
-    LADDER,
+    FIXED,
     ORIGIN,
     RATES,
     RESULTS,
@@ -122,7 +122,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=RESULTS / "regimes")
     parser.add_argument("--dry-run", action="store_true", help="list the runs that are left")
     options = parser.parse_args(words)
-    known = {"rules": RULES, "ladder": LADDER}.get(options.part, ARMS)
+    known = {"rules": RULES, "ladder": FIXED}.get(options.part, ARMS)
     if unknown := {*(options.cells or ())} - {*known}:
         parser.error(f"--cells {min(unknown)}: expected arms of regimes.yaml: {', '.join(known)}")
     if options.part != "report" and options.seeds:
