@@ -21,6 +21,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -151,9 +152,15 @@ def keep_picture(source: Path, target: Path) -> None:
     Image.open(source).convert("RGB").quantize(128).save(target, optimize=True)
 
 
-def scores(runs: Iterable[Run]) -> np.ndarray:
-    """Return accuracy `[runs, checkpoints]`, runs in order of their seeds."""
-    return np.array([[row["accuracy"] for row in run.evals] for run in sorted(runs, key=lambda run: str(run.path))])
+def checkpoints(runs: Sequence[Run]) -> list[list[dict[str, Any]]]:
+    """Return each run's evaluations at the times that all of them have: a slow step skips some times."""
+    shared = set.intersection(*({row["due"] for row in run.evals} for run in runs))
+    return [[row for row in run.evals if row["due"] in shared] for run in runs]
+
+
+def scores(runs: Sequence[Run]) -> np.ndarray:
+    """Return accuracy `[runs, checkpoints]`."""
+    return np.array([[row["accuracy"] for row in rows] for rows in checkpoints(runs)])
 
 
 def bootstrap(values: np.ndarray, resamples: int = 2000) -> tuple[float, float]:
@@ -192,7 +199,8 @@ def tokens_figure(arms: dict[str, list[Run]]) -> Figure:
     panels = figure.subplots(1, 2, sharey=True)
     for (arm, runs), style in zip(arms.items(), line_styles(len(arms)), strict=True):
         accuracy = scores(runs).mean(axis=0)
-        tokens = np.array([[spent_at(run, i)[2:4] for i in range(len(run.evals))] for run in runs]).mean(axis=0) / 1e3
+        spent = [[spent_at(run, at)[2:4] for at in rows] for run, rows in zip(runs, checkpoints(runs), strict=True)]
+        tokens = np.array(spent).mean(axis=0) / 1e3
         for axes, values, what in zip(panels, tokens.T, SPENT[2:4], strict=True):
             (line,) = axes.plot(values, accuracy, **look(style))
             axes.set_xlabel(f"{what} (thousands)")
@@ -210,14 +218,14 @@ def write_spent(study: Study, arms: dict[str, list[Run]], path: Path) -> None:
         threshold = 0.99 * curves[baseline].max()
         for arm, runs in arms.items():
             reached = np.flatnonzero(curves[arm] >= threshold)
-            spent = [spent_at(run, int(reached[0])) for run in runs] if len(reached) else []
+            pairs = zip(runs, checkpoints(runs), strict=True)
+            spent = [spent_at(run, rows_of_run[reached[0]]) for run, rows_of_run in pairs] if len(reached) else []
             means = [f"{statistics.mean(values):.4g}" for values in zip(*spent, strict=True)]
             rows.append([baseline, f"{threshold:.4f}", arm, *(means or ["never"] * len(SPENT))])
     write(path, ["baseline", "threshold", "arm", *SPENT], rows)
 
 
-def spent_at(run: Run, evaluation: int) -> tuple[float, ...]:
-    at = run.evals[evaluation]
+def spent_at(run: Run, at: dict[str, Any]) -> tuple[float, ...]:
     rows = [row for row in run.metrics if row["step"] <= at["step"]]
     generated = sum(row["pods/tokens/generated"] for row in rows)
     trained = sum(row["pods/tokens/trained"] for row in rows)
@@ -237,7 +245,7 @@ def write_crossings(study: Study, arms: dict[str, list[Run]], path: Path) -> Non
             for level in (HALFWAY, HIGH)
             for unit in ("seconds", "step")
         ]
-        mine, other = (np.array([spent_at(run, -1)[-1] for run in one]) for one in runs)
+        mine, other = (np.array([spent_at(run, run.evals[-1])[-1] for run in one]) for one in runs)
         found.append(
             ("", "seconds a step", mean_ratio(claim, other, mine)._replace(first=mine.mean(), second=other.mean()))
         )
