@@ -173,7 +173,7 @@ def known_triples() -> list[list[float]]:
     """Every value with its interval in the CSV files of the studies, without signs: a page may turn a pair round."""
     found = [[0.018, 0.051, 0.078]]  # of the study with a tool, whose task and files are gone
     for path in RESULTS.rglob("*.csv"):
-        for row in table(path.parent.name, path.stem):
+        for row in table(str(path.parent.relative_to(RESULTS)), path.stem):
             for keys in TRIPLES:
                 with contextlib.suppress(ValueError, KeyError):  # "never", or another kind of table
                     found.append(sorted(abs(float(row[key])) for key in keys))
