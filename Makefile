@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+PACKAGE := $(VENV)/.package
 STAMP  := $(VENV)/.installed
 
 VERL_VENV  ?= .venv-verl
@@ -33,14 +34,18 @@ help:
 	@echo "make test-newest   the newest TRL, transformers, torch, vLLM and verl, each in an environment of its own"
 	@echo "make test-reliability   kills, full disks and bad rewards at full length (docs/reliability.md)"
 
-$(STAMP): pyproject.toml constraints.txt
+$(PACKAGE): pyproject.toml constraints.txt
 	@echo "== setting up $(VENV) (first time only; installs PyTorch)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $(PACKAGE)
+
+$(STAMP): $(PACKAGE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@touch $(STAMP)
 
-quickstart: $(STAMP)
+quickstart: $(PACKAGE)
 	$(BIN)/pods compare --config quickstart --output runs/quickstart --parallel 2
 
 ladder: $(STAMP)
