@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PACKAGE := $(VENV)/.package
 STAMP  := $(VENV)/.installed
+PACKAGE := $(VENV)/.package
 
 VERL_VENV  ?= .venv-verl
 VERL_STAMP := $(VERL_VENV)/.installed

@@ -7,7 +7,7 @@ fixed accuracies. Arms without runs are left out of what it writes.
 
 - paper: the paper's comparison and ablations (`study.yaml`: 13 arms, eight seeds, one core, about 2 hours).
 - chat: a chat model of 135 million parameters on the largest of four numbers (`chat.yaml`: 3 arms, eight seeds, 3 hours
-  of one core; first `python benchmarks/chat.py runs/chat-model`).
+  of one core; first `python benchmarks/chat.py runs/chat-model`). `chat_pilots.yaml` chose its settings.
 """
 
 from __future__ import annotations
