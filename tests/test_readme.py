@@ -147,12 +147,6 @@ def test_no_address_is_made_up():
             assert not re.search(r"(github|gitlab)\.com/pods|pip install ['\"]?pods-rl", text), name
 
 
-def test_the_pages_are_eleven_and_short():
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
-    assert len(pages) <= 11
-    assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= 12_000
-
-
 def table(study: str, name: str) -> list[dict[str, str]]:
     with (RESULTS / study / f"{name}.csv").open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
