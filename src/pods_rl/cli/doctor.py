@@ -16,7 +16,7 @@ from ..text import console, plain_text, safe_text
 from .train import Config, named_recipe, show_plan, stoppable
 
 TESTED_TRL = "1.16"
-_PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "math-verify", "pyarrow")
+_PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "latex2sympy2_extended", "pyarrow")
 _EXTRAS = ("vllm", "bitsandbytes", "deepspeed")
 _GIB = 2**30
 _STYLES = {"ok": "green", "note": "yellow", "bad": "red"}

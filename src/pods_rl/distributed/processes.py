@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import TypeVar
 
 _T = TypeVar("_T")
-_PACKAGES = ("pods-rl", "torch", "transformers", "trl", "accelerate", "peft", "datasets", "math-verify")
+_PACKAGES = ("pods-rl", "torch", "transformers", "trl", "accelerate", "peft", "datasets", "latex2sympy2_extended")
 
 
 def get_rank() -> int:

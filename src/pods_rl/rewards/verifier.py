@@ -42,7 +42,7 @@ class VerifierPool(WorkerPool):
     def __init__(self, size: int | None = None, limit: float = DEFAULT_LIMIT) -> None:
         super().__init__(
             size, ["pods_rl.rewards.verifier:verification"], runs_user_code=False, name="the answer verifier",
-            advice="Check that `python -c 'import math_verify'` works",
+            advice="Check that `python -c 'import latex2sympy2_extended'` works",
         )  # fmt: skip
         self.limit = limit
         self.timeouts = 0

@@ -1,0 +1,76 @@
+"""What `pyproject.toml` declares is what the package imports: nothing is missing, nothing is installed in vain."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pods_rl
+
+ROOT = Path(pods_rl.__file__).parent
+PROJECT = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text(encoding="utf-8"))["project"]
+# verl pins older libraries than TRL needs, so it cannot be an extra; docs/verl.md says how to install it.
+OF_VERL = {"verl", "omegaconf", "tensordict", "transfer_queue"}
+# Their modules are imported by TRL or transformers when a recipe asks for them, not by this package.
+BY_OTHERS = {"vllm", "bitsandbytes", "deepspeed", "trackio"}
+# Imported by a name in a string, when a recipe names its task.
+BY_STRING = {"reasoning_gym"}
+# The import names of distributions whose two names differ in more than a dash.
+IMPORT_NAMES = {"pyyaml": "yaml"}
+
+
+def distribution_name(requirement: str) -> str:
+    """Return the normalised name of a requirement: `huggingface_hub>=1` gives `huggingface-hub`."""
+    name = re.match(r"[\w.-]+", requirement).group()
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def import_name(requirement: str) -> str:
+    name = distribution_name(requirement)
+    return IMPORT_NAMES.get(name, name.replace("-", "_"))
+
+
+def imported_packages() -> set[str]:
+    """Return the top-level names that the source imports, at a module's head or in a function."""
+    names = set()
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                names.add(node.module.split(".")[0])
+    return names - set(sys.stdlib_module_names) - {"pods_rl"}
+
+
+def declared() -> set[str]:
+    return {import_name(requirement) for requirement in PROJECT["dependencies"]}
+
+
+def optional() -> set[str]:
+    names = set()
+    for extra in ("vllm", "quant", "deepspeed", "reasoning-gym", "tracking"):
+        names |= {import_name(requirement) for requirement in PROJECT["optional-dependencies"][extra]}
+    return names
+
+
+def test_every_imported_package_is_declared():
+    assert imported_packages() - declared() - optional() - OF_VERL == set()
+
+
+def test_every_declared_package_is_imported():
+    assert declared() - imported_packages() == set()
+
+
+def test_every_extra_is_imported_or_belongs_to_a_library_that_imports_it():
+    assert optional() - imported_packages() == BY_OTHERS | BY_STRING
+
+
+def test_the_import_names_are_those_of_the_installed_distributions():
+    distributions = packages_distributions()
+    for requirement in PROJECT["dependencies"]:
+        owners = {distribution_name(name) for name in distributions.get(import_name(requirement), [])}
+        assert distribution_name(requirement) in owners, requirement
