@@ -15,7 +15,7 @@ REAL_VENV  ?= .venv-real
 REAL_STAMP := $(REAL_VENV)/.installed
 
 .PHONY: quickstart ladder test test-slow test-numeric test-all test-verl test-vllm verl-demo test-real-model test-trl test-newest \
-  test-reliability packages dist docs lint types clean help
+  test-reliability coverage packages dist docs lint types clean help
 
 help:
 	@echo "make quickstart  train TRL's GRPO, GRPO and PODS on word problems, then write a report (4 minutes with the set-up)"
@@ -32,6 +32,7 @@ help:
 	@echo "make test-real-model   a pretrained chat model of 135 million parameters through the commands"
 	@echo "make test-trl TRL=path/to/a/clone   TRL's own tests of its trainer, with ours at n = m and at n = 2m"
 	@echo "make test-newest   the newest TRL, transformers, torch, vLLM and verl, each in an environment of its own"
+	@echo "make coverage    which lines make test runs, for information"
 	@echo "make test-reliability   kills, full disks and bad rewards at full length (docs/reliability.md)"
 
 $(PACKAGE): pyproject.toml constraints.txt
@@ -67,6 +68,10 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q 
 
 test: lint types
 	$(PYTEST) -m "not slow and not reliability"
+
+# Which lines `make test` runs, for information. Lines that run in other processes only are not counted.
+coverage: $(STAMP)
+	$(PYTEST) -m "not slow and not reliability" --cov=pods_rl --cov-report=term
 
 test-slow: $(STAMP)
 	$(PYTEST) -m "slow and not reliability"

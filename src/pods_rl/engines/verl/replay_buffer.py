@@ -53,14 +53,14 @@ class PODSMixin:
         self._pods_metrics: dict[str, float] = {}
         self._tokenizer = hf_tokenizer(config.actor_rollout_ref.model.path) if self.pods.ledger else None
 
-    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
         """Return verl's batch reduced to the m kept, and its metrics with those of all n added."""
         self._step, self._pods_metrics = global_steps, {}
         batch, metrics = super().sample(global_steps, partition_id, batch_size)  # type: ignore[misc]
         return batch, {**metrics, **self._pods_metrics}
 
     def _materialize_batch(
-        self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: dict[str, dict]
+        self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: dict[str, dict[str, Any]]
     ) -> KVBatchMeta:
         batch = super()._materialize_batch(partition_id, selected_prompt_uids, partition_snapshot)  # type: ignore[misc]
         return batch if partition_id == VALIDATION else self._down_sample(batch)
