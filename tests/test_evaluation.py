@@ -104,7 +104,7 @@ def test_only_the_seed_decides_and_neither_batches_nor_the_loop(model, tokenizer
     assert (repeats[0] == repeats[1]) is (temperature == 0)
     ours = run(7)
     monkeypatch.setattr(generating, "refusal", lambda *_: "the test says so")
-    monkeypatch.setattr(generating, "_said", {"the test says so"})
+    monkeypatch.setattr(generating, "_logged_reasons", {"the test says so"})
     assert run(7) == ours
 
 

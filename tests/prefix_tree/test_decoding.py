@@ -23,8 +23,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from pods_rl.policies import tiny_policy_path
 from pods_rl.prefix_tree import decoding as generating
+from pods_rl.prefix_tree import nodes
 from pods_rl.prefix_tree.cache import NodeLayer, attend, decoding
-from pods_rl.prefix_tree.decoding import CannotServeError, RowDraws, complete, decode, stay
+from pods_rl.prefix_tree.decoding import CannotServeError, RowDraws, complete, decode
+from pods_rl.prefix_tree.nodes import stay
 from pods_rl.prefix_tree.tree import distinct_share
 from tests.numeric import FLOAT32, assert_near
 
@@ -341,7 +343,7 @@ def test_rows_that_share_nothing_are_not_compared_again(qwen2, monkeypatch):
     """Once each row has a node of its own, no prefix can be shared any more."""
     compared = []
     unique = np.unique
-    monkeypatch.setattr(generating.np, "unique", lambda a, **how: compared.append(len(a)) or unique(a, **how))
+    monkeypatch.setattr(nodes.np, "unique", lambda a, **how: compared.append(len(a)) or unique(a, **how))
     inputs = batch([[5, 6, 7, 8]] * 3, do_sample=True, eos_token_id=None, temperature=3.0)
     output = once(qwen2, inputs, RowDraws(keys(3), 24))
     apart = next(at for at in range(5, 28) if len(output[:, :at].unique(dim=0)) == 3)
@@ -459,7 +461,7 @@ def test_phi_3_generates_across_its_switch_of_frequencies():
 
 
 def test_generate_serves_the_rest_and_the_log_says_so_once(qwen2, caplog, monkeypatch):
-    monkeypatch.setattr(generating, "_said", set())
+    monkeypatch.setattr(generating, "_logged_reasons", set())
     inputs = batch(EQUAL, max_new_tokens=5, num_beams=2)
     with caplog.at_level(logging.WARNING, logger="pods_rl"):
         for _ in range(3):

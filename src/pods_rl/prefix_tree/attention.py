@@ -26,7 +26,15 @@ SPREAD = 2  # rows of one block differ in length by at most this factor
 DENSE = 512  # a tree of at most so many nodes is one call under a mask, if it needs half of the pairs of nodes
 FEW = 128  # keys up to which matrix products are faster than `scaled_dot_product_attention`
 # Keywords of attention functions that change nothing in a pass without a cache, whatever their value.
-HARMLESS = {"attention_mask", "position_ids", "cache_position", "position_embeddings", "use_cache", "past_key_values"}
+HARMLESS = {
+    "attention_mask",
+    "position_ids",
+    "cache_position",
+    "position_embeddings",
+    "use_cache",
+    "past_key_values",
+    "cache",
+}
 
 
 class UnsupportedAttentionError(Exception):

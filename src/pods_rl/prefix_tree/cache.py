@@ -49,9 +49,13 @@ class NodeLayer(DynamicLayer):
 
     def __init__(self, layer: DynamicLayer, rollouts: int, most: int) -> None:
         super().__init__()
-        self.dtype, self.device, self.is_initialized = layer.dtype, layer.device, True
-        self.keys, self.values = layer.keys, layer.values
-        self._rollouts, self._most = rollouts, most
+        self.dtype = layer.dtype
+        self.device = layer.device
+        self.is_initialized = True
+        self.keys = layer.keys  # [nodes, K, columns, D]
+        self.values = layer.values
+        self._rollouts = rollouts
+        self._most_columns = most
         self.width = layer.keys.shape[2]  # of the prompts
         self.attended = True  # whether `attend` has seen the keys of the latest update
         self.places: Places | None = None  # of the nodes, once their prompts are shared
@@ -59,19 +63,26 @@ class NodeLayer(DynamicLayer):
 
     def get_seq_length(self) -> int:
         """Return the number of columns, the prompts' and the nodes' own."""
-        return self.keys.shape[2] + (self.width if self.places else 0)
+        columns: int = self.keys.shape[2]
+        if self.places is not None:
+            columns += self.width
+        return columns
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append the new tokens' states, one for each node; return those of the nodes."""
-        start, count = self.keys.shape[2], key_states.shape[2]
-        if start == self._rooms[0].shape[2]:
-            self._make_room(len(self._rooms[0]))
-        keys, values = (room.narrow(0, 0, len(key_states)) for room in self._rooms)
+        start = self.keys.shape[2]
+        count = key_states.shape[2]
+        if start == self._key_room.shape[2]:
+            self._make_room(len(self._key_room))
+        keys = self._key_room.narrow(0, 0, len(key_states))
+        values = self._value_room.narrow(0, 0, len(key_states))
         keys.narrow(2, start, count).copy_(key_states)
         values.narrow(2, start, count).copy_(value_states)
-        self.keys, self.values = keys.narrow(2, 0, start + count), values.narrow(2, 0, start + count)
-        if self.places:
-            self.keys.layer = ref(self)  # not the layer itself: a cycle would keep the cache
+        self.keys = keys.narrow(2, 0, start + count)
+        self.values = values.narrow(2, 0, start + count)
+        if self.places is not None:
+            # The keys lead `attend` to this layer. A weak reference, since a cycle would keep the cache in memory.
+            self.keys.layer = ref(self)
             self.attended = False
         return self.keys, self.values
 
@@ -83,24 +94,25 @@ class NodeLayer(DynamicLayer):
             moved: the places i where `parents[i]` is not i, ascending.
         """
         columns = self.keys.shape[2]
-        if len(parents) > len(self._rooms[0]):
+        if len(parents) > len(self._key_room):
+            # Twice as many, so that a tree that grows copies its cache few times.
             self._make_room(min(2 * len(parents), self._rollouts))
         if len(moved) and columns:
             sources = parents[moved]
-            for room in self._rooms:
+            for room in (self._key_room, self._value_room):
                 states = room[:, :, :columns]
                 states.index_copy_(0, moved, states.index_select(0, sources))
-        self.keys, self.values = (room[: len(parents), :, :columns] for room in self._rooms)
+        self.keys = self._key_room[: len(parents), :, :columns]
+        self.values = self._value_room[: len(parents), :, :columns]
 
     def _make_room(self, rows: int) -> None:
         """Copy the states to rooms with this many rows and spare columns."""
-        count, heads, columns, _ = self.keys.shape
-        length = columns + max(1, min(_SPARE, self._most - columns))
-        before = (self.keys, self.values)
-        self._rooms = [states.new_empty(rows, heads, length, states.shape[3]) for states in before]
-        for room, states in zip(self._rooms, before, strict=True):
-            room[:count, :, :columns] = states
-        self.keys, self.values = (room[:count, :, :columns] for room in self._rooms)
+        count, _, columns, _ = self.keys.shape
+        spare = max(1, min(_SPARE, self._most_columns - columns))
+        self._key_room = _with_room(self.keys, rows, columns + spare)
+        self._value_room = _with_room(self.values, rows, columns + spare)
+        self.keys = self._key_room[:count, :, :columns]
+        self.values = self._value_room[:count, :, :columns]
 
     def share(self, nodes: Tensor, prompts: Tensor, places: Places) -> None:
         """Keep one copy of each prompt, or drop those that are no longer needed.
@@ -111,27 +123,42 @@ class NodeLayer(DynamicLayer):
             places: of the nodes that there will be.
         """
         if self.places is None:
-            self._prompts = [states[nodes, :, : self.width] for states in (self.keys, self.values)]
-            self.keys, self.values = (states[:, :, self.width :] for states in (self.keys, self.values))
-            self._most -= self.width
+            self._prompt_keys = self.keys[nodes, :, : self.width]  # [prompts, K, width, D]
+            self._prompt_values = self.values[nodes, :, : self.width]
+            self.keys = self.keys[:, :, self.width :]
+            self.values = self.values[:, :, self.width :]
+            self._most_columns -= self.width
             self._make_room(len(self.keys))
-        elif len(prompts) < len(self._prompts[0]):
-            self._prompts = [states[prompts] for states in self._prompts]
+        elif len(prompts) < len(self._prompt_keys):
+            self._prompt_keys = self._prompt_keys[prompts]
+            self._prompt_values = self._prompt_values[prompts]
         self.places = places
 
     def attend(self, query: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Return what single queries `[nodes, key heads, heads a key head, size]`, already scaled, read."""
-        (keys, values), places = self._prompts, self.places
+        places = self.places
         assert places is not None
-        first = places.by_node(places.by_prompt(query) @ keys.transpose(2, 3), query.shape[2])
-        scores = torch.cat([first, query @ self.keys.transpose(2, 3)], dim=-1)
+        group = query.shape[2]  # heads that share a key head
+        # All nodes of a prompt are queries of one product with its keys.
+        prompt_scores = places.by_node(places.by_prompt(query) @ self._prompt_keys.transpose(2, 3), group)
+        node_scores = query @ self.keys.transpose(2, 3)
+        scores = torch.cat([prompt_scores, node_scores], dim=-1)  # [nodes, K, G, columns]
         if attention_mask is not None:
             scores = scores.masked_fill(~attention_mask, -torch.inf)
-        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype)
-        read = places.by_prompt(weights.narrow(3, 0, self.width)) @ values
+        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(self.values.dtype)
+        prompt_weights = weights.narrow(3, 0, self.width)
+        node_weights = weights.narrow(3, self.width, self.keys.shape[2])
+        from_prompts = places.by_node(places.by_prompt(prompt_weights) @ self._prompt_values, group)
         self.attended = True
-        own = weights.narrow(3, self.width, self.keys.shape[2]) @ self.values
-        return own + places.by_node(read, query.shape[2])
+        return node_weights @ self.values + from_prompts
+
+
+def _with_room(states: Tensor, rows: int, columns: int) -> Tensor:
+    """Copy states `[nodes, K, columns, D]` into a larger tensor, whose other places are not initialised."""
+    count, heads, width, size = states.shape
+    room = states.new_empty(rows, heads, columns, size)
+    room[:count, :, :width] = states
+    return room
 
 
 class Places:
@@ -148,19 +175,22 @@ class Places:
 
     def __init__(self, prompt_of: Tensor) -> None:
         counts = prompt_of.bincount()
-        self._prompts, self._most = len(counts), int(counts.max())
-        self._ordered = self._prompts == 1
+        self._prompts = len(counts)
+        self._most = int(counts.max())  # places of each prompt
+        self._ordered = self._prompts == 1  # whether the places are the nodes in their order
         if self._ordered:
             return
         nodes = torch.arange(len(prompt_of), device=prompt_of.device)
-        before = torch.nn.functional.one_hot(prompt_of).cumsum(0).gather(1, prompt_of.unsqueeze(1)).squeeze(1) - 1
-        self._place_of = prompt_of * self._most + before
+        nodes_so_far = torch.nn.functional.one_hot(prompt_of).cumsum(0)  # [nodes, prompts]
+        nodes_before = nodes_so_far.gather(1, prompt_of.unsqueeze(1)).squeeze(1) - 1  # of the same prompt
+        self._place_of = prompt_of * self._most + nodes_before
         self._node_at = nodes.new_zeros(self._prompts * self._most).index_copy_(0, self._place_of, nodes)
         self._ordered = len(nodes) == len(self._node_at) and torch.equal(self._place_of, nodes)
 
     def by_prompt(self, states: Tensor) -> Tensor:
         """From `[nodes, K, G, x]` to `[prompts, K, places * G, x]`; empty places repeat a node."""
-        states = states if self._ordered else states.index_select(0, self._node_at)
+        if not self._ordered:
+            states = states.index_select(0, self._node_at)
         _, heads, group, size = states.shape
         states = states.reshape(self._prompts, self._most, heads, group, size)
         return states.transpose(1, 2).reshape(self._prompts, heads, self._most * group, size)
@@ -170,7 +200,9 @@ class Places:
         _, heads, _, size = states.shape
         states = states.view(self._prompts, heads, self._most, group, size).transpose(1, 2)
         states = states.reshape(-1, heads, group, size)
-        return states if self._ordered else states.index_select(0, self._place_of)
+        if not self._ordered:
+            states = states.index_select(0, self._place_of)
+        return states
 
 
 def arrange(model: PreTrainedModel, cache: Cache, parents: Tensor, prompt_of: Tensor) -> Tensor:
@@ -185,25 +217,30 @@ def arrange(model: PreTrainedModel, cache: Cache, parents: Tensor, prompt_of: Te
         The number of the prompt of each place; those without a node are no longer counted.
     """
     moved = (parents != torch.arange(len(parents), device=parents.device)).nonzero().squeeze(1)
-    attends = model.config.get_text_config(decoder=True)._attn_implementation == SINGLE_QUERY
-    prompts, numbers = prompt_of[parents].unique(return_inverse=True)
+    can_share = model.config.get_text_config(decoder=True)._attn_implementation == SINGLE_QUERY
+    prompts, prompt_of_node = torch.unique(prompt_of[parents], return_inverse=True)
     places = None
     for layer in cache.layers:
-        if not isinstance(layer, NodeLayer):  # that of a sliding window does not grow
+        if not isinstance(layer, NodeLayer):
+            # The layer of a sliding window does not grow, so it is simply copied.
             layer.batch_select_indices(parents)
             continue
-        copied = layer.keys[0, :, :1].nbytes * layer.width * (len(parents) - len(prompts))
-        if attends and (layer.places or copied >= _SHARED_FROM):
-            places = places or Places(numbers)
-            layer.share((prompt_of == prompts.unsqueeze(1)).int().argmax(1), prompts, places)
+        copies = len(parents) - len(prompts)
+        copied_bytes = layer.keys[0, :, :1].nbytes * layer.width * copies
+        if can_share and (layer.places is not None or copied_bytes >= _SHARED_FROM):
+            if places is None:
+                places = Places(prompt_of_node)
+            node_of_prompt = (prompt_of == prompts.unsqueeze(1)).int().argmax(1)
+            layer.share(node_of_prompt, prompts, places)
         layer.arrange(parents, moved)
-    return numbers
+    return prompt_of_node
 
 
 def check_attended(cache: Cache) -> None:
     """Raise CannotServeError if keys of shared prompts did not reach `attend`: then the prompts were not read."""
-    if not all(layer.attended for layer in cache.layers if isinstance(layer, NodeLayer)):
-        raise CannotServeError(_CHANGED)
+    for layer in cache.layers:
+        if isinstance(layer, NodeLayer) and not layer.attended:
+            raise CannotServeError(_CHANGED)
 
 
 def rope_types(config: Any) -> set[str | None]:
@@ -214,7 +251,8 @@ def rope_types(config: Any) -> set[str | None]:
     {'default'}
     """
     rope = getattr(config, "rope_parameters", None) or {}
-    return {part.get("rope_type") for part in (rope.values() if "rope_type" not in rope else [rope]) if part}
+    parts = [rope] if "rope_type" in rope else rope.values()
+    return {part.get("rope_type") for part in parts if part}
 
 
 def attend(
@@ -244,26 +282,36 @@ def attend(
         CannotServeError: keys whose prompts are shared no longer lead to them, or the mask is not boolean.
     """
     rows, heads, queries, size = query.shape
-    found = getattr(key, "layer", None)
-    layer: NodeLayer | None = found and found()
-    plain = attention_mask is None or (attention_mask.dtype == torch.bool and attention_mask.shape[1:3] == (1, 1))
-    if queries != 1 or dropout or not plain:
+    key_heads = key.shape[1]
+    layer = _layer_of(key)
+    is_plain_mask = attention_mask is None or (
+        attention_mask.dtype == torch.bool and attention_mask.shape[1:3] == (1, 1)
+    )
+    if queries != 1 or dropout or not is_plain_mask:
         if layer is not None:
             raise CannotServeError("its attention takes a mask of its own")
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **other
         )
-    shared = query.reshape(rows, key.shape[1], heads // key.shape[1], size)
-    shared = shared * (size**-0.5 if scaling is None else scaling)
+    if scaling is None:
+        scaling = size**-0.5
+    # The heads that share a key head are queries of one product.
+    grouped = query.reshape(rows, key_heads, heads // key_heads, size) * scaling
     if layer is not None:
-        return layer.attend(shared, attention_mask).reshape(rows, 1, heads, value.shape[-1]), None
+        return layer.attend(grouped, attention_mask).reshape(rows, 1, heads, value.shape[-1]), None
     if attention_mask is not None and attention_mask.shape[-1] != key.shape[-2]:
         raise CannotServeError(_CHANGED)
-    scores = shared @ key.transpose(2, 3)
+    scores = grouped @ key.transpose(2, 3)  # [rows, K, G, columns]
     if attention_mask is not None:
         scores = scores.masked_fill(~attention_mask, -torch.inf)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype)
     return (weights @ value).reshape(rows, 1, heads, value.shape[-1]), None
+
+
+def _layer_of(key: Tensor) -> NodeLayer | None:
+    """Return the layer that shares its prompts, if these are its keys: see `NodeLayer.update`."""
+    reference = getattr(key, "layer", None)
+    return None if reference is None else reference()
 
 
 AttentionInterface.register(SINGLE_QUERY, attend)
@@ -278,20 +326,21 @@ def decoding(model: PreTrainedModel) -> Iterator[None]:
     with several processes, which may share the weights, and for models outside transformers, which may keep tensors of
     a forward pass for the next: those of inference mode cannot be trained with.
     """
-    training = [module for module in model.modules() if module.training]
+    in_training = [module for module in model.modules() if module.training]
     config = model.config.get_text_config(decoder=True)
-    before = config._attn_implementation
-    on_cpu = model.device.type == "cpu" and model._supports_attention_backend and not model.is_remote_code()
-    quicker = on_cpu and before == "sdpa"
-    for module in training:
+    attention_before = config._attn_implementation
+    known_on_cpu = model.device.type == "cpu" and model._supports_attention_backend and not model.is_remote_code()
+    takes_single_query = known_on_cpu and attention_before == "sdpa"
+    takes_inference_mode = known_on_cpu and not dist.is_initialized()
+    for module in in_training:
         module.training = False
-    if quicker:
+    if takes_single_query:
         config._attn_implementation = SINGLE_QUERY
     try:
-        with torch.inference_mode() if on_cpu and not dist.is_initialized() else nullcontext():
+        with torch.inference_mode() if takes_inference_mode else nullcontext():
             yield
     finally:
-        for module in training:
+        for module in in_training:
             module.training = True
-        if quicker:
-            config._attn_implementation = before
+        if takes_single_query:
+            config._attn_implementation = attention_before

@@ -64,31 +64,54 @@ def prefix_tree(rows: NDArray[np.int64], prompt_width: int, chosen: list[int] | 
         >>> tree.nodes.tolist()
         [[2, 3, 4], [2, 3, 5], [-1, 0, 1]]
     """
-    sortable = (rows + 1).astype(">u4")  # big-endian, so that the order of bytes is that of tokens
-    order = sorted(range(len(rows)) if chosen is None else chosen, key=lambda row: sortable[row].tobytes())
-    nodes = np.full((len(rows), rows.shape[1] - 1), -1)
-    real = rows >= 0
-    starts, ends = real.argmax(1), rows.shape[1] - real[:, ::-1].argmax(1) - 1
-    sources, branches, count, before = [], [], 0, None
-    for row in order:
-        start, end = int(starts[row]), int(ends[row])
-        first, same_prompt = start, False
+    width = rows.shape[1]
+    is_token = rows >= 0
+    first_columns = is_token.argmax(1)  # [B]
+    last_columns = width - 1 - is_token[:, ::-1].argmax(1)  # [B]
+    nodes = np.full((len(rows), width - 1), -1)
+    branches: list[Branch] = []
+    owners: list[NDArray[np.int64]] = []  # the row of each node, by branch
+    columns: list[NDArray[np.int64]] = []  # and its column
+    count = 0
+    before = None
+    # Rows that begin alike are neighbours in the order of their tokens, so each row is compared with one other.
+    for row in in_order_of_tokens(rows, chosen):
+        start = int(first_columns[row])
+        end = int(last_columns[row])
+        first_new = start
+        same_prompt = False
         if before is not None:
             differ = rows[row] != rows[before]
-            at = int(differ.argmax()) if differ.any() else end + 1
-            same_prompt = at >= prompt_width
-            first = max(start, at - 1)
-            nodes[row, start:first] = nodes[before, start:first]
-        new = max(end - first, 0)
-        if new:
-            nodes[row, first:end] = np.arange(count, count + new)
-            sources.append((row, first, end))
+            parting = int(differ.argmax()) if differ.any() else end + 1
+            same_prompt = parting >= prompt_width
+            # The node before the first different token has that token as its label, so it is not shared either.
+            first_new = max(start, parting - 1)
+            nodes[row, start:first_new] = nodes[before, start:first_new]
+        new = end - first_new
+        if new > 0:
+            nodes[row, first_new:end] = np.arange(count, count + new)
             branches.append(Branch(nodes[row, start:end], new, same_prompt))
+            owners.append(np.full(new, row))
+            columns.append(np.arange(first_new, end))
             count += new
         before = row
-    columns = np.concatenate([np.arange(first, end) for _, first, end in sources])
-    owners = np.repeat([row for row, *_ in sources], [end - first for _, first, end in sources])
-    return PrefixTree(rows[owners, columns], rows[owners, columns + 1], columns, nodes, branches)
+    row_of_node = np.concatenate(owners)  # [L]
+    column_of_node = np.concatenate(columns)  # [L]
+    tokens = rows[row_of_node, column_of_node]
+    labels = rows[row_of_node, column_of_node + 1]
+    return PrefixTree(tokens, labels, column_of_node, nodes, branches)
+
+
+def in_order_of_tokens(rows: NDArray[np.int64], chosen: list[int] | None = None) -> list[int]:
+    """Return the numbers of the rows, or of the chosen ones, in the order of their tokens; -1 comes first.
+
+    >>> in_order_of_tokens(np.array([[7, 1], [5, 9], [5, 2]]))
+    [2, 1, 0]
+    """
+    # Big-endian, so that the order of bytes is that of tokens.
+    sortable = (rows + 1).astype(">u4")
+    numbers = range(len(rows)) if chosen is None else chosen
+    return sorted(numbers, key=lambda row: sortable[row].tobytes())
 
 
 def distinct_share(completions_ids: Sequence[Sequence[int]], groups: Sequence[int]) -> float:
@@ -103,10 +126,35 @@ def distinct_share(completions_ids: Sequence[Sequence[int]], groups: Sequence[in
     >>> distinct_share([[5, 6, 7], [5, 6, 8], [5, 9, 9]], [0, 0, 0])  # 5, 5 6 and 5 9 of six
     0.5
     """
-    nodes: dict[tuple[int, int], int] = {}  # by parent, or prompt, and token
+    completions_of_group: dict[int, list[Sequence[int]]] = {}
     for group, ids in zip(groups, completions_ids, strict=True):
-        node = -1 - group
-        for token in ids[:-1]:
-            node = nodes.setdefault((node, token), len(nodes))
-    fed = sum(max(0, len(ids) - 1) for ids in completions_ids)
-    return len(nodes) / fed if fed else 1.0
+        completions_of_group.setdefault(group, []).append(ids)
+    fed = 0
+    distinct = 0
+    for completions in completions_of_group.values():
+        lengths = np.array([max(0, len(ids) - 1) for ids in completions])
+        rows = np.full((len(completions), max(1, lengths.max())), -1)
+        for row, ids in enumerate(completions):
+            rows[row, : lengths[row]] = ids[: lengths[row]]
+        fed += int(lengths.sum())
+        distinct += count_prefixes(rows, lengths)
+    return distinct / fed if fed else 1.0
+
+
+def count_prefixes(rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> int:
+    """Return the number of distinct prefixes of some rows.
+
+    Args:
+        rows: `[B, T]`; a row begins in column 0, and -1 fills it after its end.
+        lengths: `[B]`, the tokens of each row.
+
+    >>> count_prefixes(np.array([[5, 6], [5, 7], [5, -1]]), np.array([2, 2, 1]))
+    3
+    """
+    order = in_order_of_tokens(rows)
+    ordered = rows[order]
+    differ = ordered[1:] != ordered[:-1]  # [B - 1, T]
+    parting = np.where(differ.any(1), differ.argmax(1), rows.shape[1])
+    # Of the tokens that two neighbours have in common, only those of the shorter one are tokens.
+    shared = np.minimum(parting, lengths[order][1:])
+    return int(lengths.sum() - shared.sum())

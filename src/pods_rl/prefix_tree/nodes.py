@@ -1,0 +1,318 @@
+"""The distinct prefixes of the rows that are being generated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from .cache import CannotServeError, NodeLayer, arrange, check_attended
+
+if TYPE_CHECKING:
+    from transformers import StoppingCriteriaList
+
+_TOKENS = 2**32  # more than any vocabulary has
+_COMMON = 16  # tokens that all prompts of a batch begin with, from which a pass over them alone is quicker
+_PREPARE = GenerationMixin.prepare_inputs_for_generation
+
+
+def cache_argument(inputs: dict[str, Any]) -> str:
+    """Return the name of the model's argument for its cache: `cache` from transformers 5.24, `past_key_values` before.
+
+    >>> cache_argument({"past_key_values": None}), cache_argument({"cache": None})
+    ('past_key_values', 'cache')
+    """
+    return "cache" if "cache" in inputs else "past_key_values"
+
+
+class Nodes:
+    """The distinct prefixes of the rows that are still generated: their tokens, masks, positions and cache.
+
+    Args:
+        input_ids: prompts `[rows, W]`, padded on the left.
+        config: complete, as `generate` prepares it.
+        inputs: the model's other arguments, as `generate` prepares them.
+
+    Attributes:
+        columns: tokens of each prefix, with the padding.
+        rows: the number of each row that has not ended.
+        of_rows: the node of each of them; None: each has a node of its own, in the same order.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, input_ids: Tensor, config: GenerationConfig, inputs: dict[str, Any]
+    ) -> None:
+        self._model = model
+        self._inputs = inputs
+        self._cache_name = cache_argument(inputs)
+        self._cache = inputs[self._cache_name]
+        count, self.columns = input_ids.shape
+        assert config.max_length is not None
+        self._output = input_ids.new_full((count, config.max_length), _pad_token(config))  # [rows, W + T]
+        self._output[:, : self.columns] = input_ids
+        first_rows, node_of_row = _distinct_prompts(input_ids, inputs.get("attention_mask"))
+        self._first_rows = self._tensor(first_rows)  # one row of each prompt
+        self._ids = self._output[self._first_rows]  # [nodes, W + T]
+        self._prompt_of = torch.arange(len(first_rows), device=input_ids.device)  # of each node
+        self._rows = np.arange(count)
+        self._node = node_of_row
+        self._point(self._rows, self._node)
+        overridden = getattr(model.prepare_inputs_for_generation, "__func__", None) is not _PREPARE
+        # Otherwise what the model would prepare is known, and need not be computed for each token.
+        self._prepares = overridden or model.is_remote_code()
+
+    @property
+    def prefixes(self) -> Tensor:
+        """Prompt and tokens so far of each node."""
+        return self._ids[:, : self.columns]
+
+    def prefill(self, processors: LogitsProcessorList) -> Tensor:
+        """Compute each distinct prompt; return the logits `[nodes, V]` that draw the first tokens."""
+        inputs = dict(self._inputs)
+        ids = self.prefixes
+        mask = inputs.get("attention_mask")
+        positions = inputs.get("position_ids")
+        if mask is not None:
+            mask = mask[self._first_rows]
+            inputs["attention_mask"] = mask
+        if positions is not None:
+            positions = positions.expand(len(self._output), -1)[self._first_rows]
+            inputs["position_ids"] = positions
+        order, common = self._common_beginning(ids, mask, positions)
+        if common >= _COMMON:
+            prepared = self._compute_common(inputs, ids, order, common)
+            mask = prepared["attention_mask"]
+            positions = positions.gather(1, order)
+        else:
+            prepared = self._prepare(ids, self.columns, is_first_iteration=True, **inputs)
+        self._keep_masks(mask, positions)
+        logits = self._model(**prepared, return_dict=True).logits[:, -1].float()
+        if self._cache.get_seq_length() != self.columns:
+            raise CannotServeError("the model keeps no cache of the prompts")
+        for i, layer in enumerate(self._cache.layers):
+            if type(layer) is DynamicLayer:
+                self._cache.layers[i] = NodeLayer(layer, *self._output.shape)
+        _select_rows(processors, self._first_rows)
+        return logits
+
+    def _common_beginning(self, ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> tuple[Tensor, int]:
+        """Return `shared_first`; no tokens in common where a pass over them alone would need the model's own code."""
+        layers = {type(layer) for layer in self._cache.layers}
+        if positions is None or self._prepares or layers != {DynamicLayer}:
+            return ids, 0
+        return shared_first(ids, mask)
+
+    def _compute_common(self, inputs: dict[str, Any], ids: Tensor, order: Tensor, common: int) -> dict[str, Any]:
+        """Compute the tokens that all prompts begin with once; return the model's arguments for those after them."""
+        tables = {"input_ids": ids, "position_ids": inputs["position_ids"]}
+        if inputs.get("attention_mask") is not None:
+            tables["attention_mask"] = inputs["attention_mask"]
+        ordered = {name: table.gather(1, order) for name, table in tables.items()}
+        first_row = {name: table[:1, :common] for name, table in ordered.items()}
+        self._model(**inputs | first_row)
+        self._cache.batch_repeat_interleave(len(ids))
+        later = {name: table[:, common:] for name, table in ordered.items()}
+        # The mask is that of all keys, those in the cache too.
+        return inputs | later | {"attention_mask": ordered.get("attention_mask")}
+
+    def _keep_masks(self, mask: Tensor | None, positions: Tensor | None) -> None:
+        """Keep the masks and the positions that the next tokens need."""
+        if mask is not None and mask.all() and not self._prepares:
+            # Without padding a mask would only cost an operation for each token.
+            mask = None
+            self._inputs["attention_mask"] = None
+        self._mask = None
+        if mask is not None:
+            self._mask = pad(mask, (0, self._ids.size(1) - mask.size(1)), value=1)  # [nodes, W + T]
+        self._positions = None
+        if positions is not None:
+            # Without padding all nodes have the same position.
+            self._positions = positions[:1, -1:] if mask is None else positions[:, -1:]
+
+    def next_logits(self) -> Tensor:
+        """Return the logits `[nodes, V]` after the latest tokens."""
+        inputs = dict(self._inputs)
+        if self._mask is not None:
+            inputs["attention_mask"] = self._mask[:, : self.columns]
+        if self._positions is not None:
+            self._positions = self._positions + 1
+            inputs["position_ids"] = self._positions
+        if self._prepares:
+            inputs = self._prepare(self.prefixes, 1, next_sequence_length=1, **inputs)
+        else:
+            inputs["input_ids"] = self._ids[:, self.columns - 1 : self.columns]
+        logits: Tensor = self._model(**inputs, return_dict=True).logits[:, -1].float()
+        check_attended(self._cache)
+        return logits
+
+    def extend(self, tokens: Tensor, criteria: StoppingCriteriaList, processors: LogitsProcessorList) -> bool:
+        """Add a token to each prefix, fork nodes and drop those that end; return whether there are any left.
+
+        Args:
+            tokens: of each row.
+        """
+        nodes_before = len(self._ids)
+        parents = np.arange(nodes_before)
+        if self.of_rows is not None:
+            parents, node_tokens = self._fork(tokens.cpu().numpy())
+            tokens = self._tensor(node_tokens)
+        self._ids[:, self.columns] = tokens
+        self.columns += 1
+        ended = criteria(self.prefixes, None).cpu().numpy()
+        if self.columns == self._ids.size(1) or ended.all():
+            return False
+        if len(parents) > nodes_before or ended.any():
+            self._arrange(parents, ended, processors)
+        return True
+
+    def _fork(self, row_tokens: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Give the rows of a node that drew different tokens nodes of their own.
+
+        Args:
+            row_tokens: the token of each row.
+
+        Returns:
+            The parent of each node, ascending, and the token of each node.
+        """
+        parents = np.arange(len(self._ids))
+        node_tokens = np.empty(len(self._ids), np.int64)
+        node_tokens[self._node] = row_tokens
+        if (node_tokens[self._node] == row_tokens).all():
+            return parents, node_tokens
+        pairs, self._node = np.unique(self._node * _TOKENS + row_tokens, return_inverse=True)
+        parents, node_tokens = np.divmod(pairs, _TOKENS)
+        self._ids = self._ids[self._tensor(parents)]
+        return parents, node_tokens
+
+    def output(self) -> Tensor:
+        """Return prompts and completions of all rows."""
+        self._output[self._tensor(self._rows)] = self._ids[self._tensor(self._node)]
+        return self._output[:, : self.columns]
+
+    def _prepare(self, ids: Tensor, columns: int, **inputs: Any) -> dict[str, Any]:
+        """Return the model's own preparation of its inputs, which must be the latest `columns` and the cache."""
+        prepared: dict[str, Any] = self._model.prepare_inputs_for_generation(ids, **inputs)
+        latest = prepared.get("input_ids")
+        has_cache = prepared.get(self._cache_name) is self._cache
+        if not has_cache or latest is None or latest.shape[1] != columns:
+            raise CannotServeError("the model computes other tokens than the latest")
+        return prepared
+
+    def _arrange(self, parents: NDArray[np.int64], ended: NDArray[np.bool_], processors: LogitsProcessorList) -> None:
+        """Give each child that has not ended a place, and store the rows of those that have.
+
+        Args:
+            parents: the place of each child's parent, ascending.
+            ended: of each child.
+        """
+        alive = np.flatnonzero(~ended)
+        row_goes_on = ~ended[self._node]
+        children = alive[stay(parents[alive])]  # by their new place
+        place_of_child = np.zeros_like(parents)
+        place_of_child[children] = np.arange(len(children))
+        self._output[self._tensor(self._rows[~row_goes_on])] = self._ids[self._tensor(self._node[~row_goes_on])]
+        self._ids = self._ids[self._tensor(children)]
+        self._point(self._rows[row_goes_on], place_of_child[self._node[row_goes_on]])
+        origin = self._tensor(parents[children])
+        if self._mask is not None:
+            self._mask = self._mask[origin]
+            if self._positions is not None:
+                self._positions = self._positions[origin]
+        self._prompt_of = arrange(self._model, self._cache, origin, self._prompt_of)
+        _select_rows(processors, origin)
+
+    def _point(self, rows: NDArray[np.int64], node: NDArray[np.int64]) -> None:
+        """Let row `rows[i]` be at `node[i]`; once each has a node of its own they are in the order of the nodes."""
+        apart = len(rows) == len(self._ids)
+        if apart:
+            rows = rows[node.argsort()]
+            node = np.arange(len(rows))
+        self._rows = rows
+        self._node = node
+        self.rows = self._tensor(rows)
+        self.of_rows = None if apart else self._tensor(node)
+
+    def _tensor(self, numbers: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(numbers).to(self._output.device)
+
+
+def _pad_token(config: GenerationConfig) -> int:
+    """Return the token that fills a row after its end, as `generate` chooses it."""
+    if config.pad_token_id is not None:
+        return int(config.pad_token_id)
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    return ends[0] or 0
+
+
+def _distinct_prompts(input_ids: Tensor, mask: Tensor | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the first row of each distinct prompt, and the number of each row's prompt."""
+    table = input_ids if mask is None else torch.cat([input_ids, mask.to(input_ids)], dim=1)
+    rows = [row.tobytes() for row in table.cpu().numpy()]
+    _, first_rows, prompt_of_row = np.unique(rows, return_index=True, return_inverse=True)
+    return first_rows, prompt_of_row.reshape(-1)
+
+
+def shared_first(ids: Tensor, mask: Tensor | None) -> tuple[Tensor, int]:
+    """Return an order of each row's columns in which the tokens that all rows begin with come before the padding.
+
+    Also returns how many tokens these are. A row's last token is never among them. A single row has none.
+
+    Args:
+        ids: prompts `[rows, W]`, padded on the left, where `mask` is 0. None: no padding.
+
+    >>> ids, mask = torch.tensor([[0, 5, 6, 7], [5, 6, 8, 9]]), torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
+    >>> order, common = shared_first(ids, mask)
+    >>> ids.gather(1, order).tolist(), common
+    ([[5, 6, 0, 7], [5, 6, 8, 9]], 2)
+    """
+    rows, width = ids.shape
+    columns = torch.arange(width, device=ids.device)
+    if mask is None:
+        mask = torch.ones_like(ids)
+    starts = (mask == 0).sum(1, keepdim=True)  # [rows, 1], the column of each row's first token
+    common = 0
+    if rows > 1:
+        longest = max(0, width - int(starts.max()) - 1)  # tokens that the shortest prompt has before its last
+        first_columns = starts + columns[:longest]  # [rows, longest]
+        is_token = mask.gather(1, first_columns) == 1
+        tokens = ids.gather(1, first_columns).masked_fill(~is_token, -1)
+        equal = ((tokens == tokens[:1]) & (tokens >= 0)).all(0)  # [longest]
+        common = int(equal.cumprod(0).sum())
+    # First the common tokens, then the padding before them, then what follows them, which stays where it is.
+    is_padding = columns < common + starts
+    after_common = torch.where(is_padding, columns - common, columns)
+    return torch.where(columns < common, starts + columns, after_common), common
+
+
+def stay(parents: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the child for each place, such that the first child of a node takes its place if there is still one.
+
+    Args:
+        parents: the place of each child's parent, ascending.
+
+    >>> stay(np.array([0, 0, 2, 4])).tolist()  # the second child of node 0 and the child of node 4 take free places
+    [0, 1, 2, 3]
+    >>> stay(np.array([1, 1, 2])).tolist()
+    [1, 0, 2]
+    """
+    count = len(parents)
+    is_first_child = np.diff(parents, prepend=-1) > 0
+    stays = is_first_child & (parents < count)
+    child_of_place = np.full(count, -1)
+    child_of_place[parents[stays]] = np.flatnonzero(stays)
+    child_of_place[child_of_place < 0] = np.flatnonzero(~stays)
+    return child_of_place
+
+
+def _select_rows(processors: LogitsProcessorList, rows: Tensor) -> None:
+    """Select rows of what processors hold for each row; of those served only the repetition penalty does."""
+    for processor in processors:
+        ignored = getattr(processor, "prompt_ignore_length", None)
+        if isinstance(ignored, Tensor):
+            processor.prompt_ignore_length = ignored[rows]
