@@ -394,7 +394,7 @@ def test_attention_of_one_query_is_transformers_own(dtype):
 def test_a_model_that_changes_the_keys_goes_to_generate(qwen2, monkeypatch):
     monkeypatch.setattr("pods_rl.prefix_tree.cache._SHARED_FROM", 0)
     update = NodeLayer.update
-    monkeypatch.setattr(NodeLayer, "update", lambda *args: tuple(x.clone() for x in update(*args)))
+    monkeypatch.setattr(NodeLayer, "update", lambda *args, **how: tuple(x.clone() for x in update(*args, **how)))
     inputs = batch(MIXED, eos_token_id=[END, 3, 22])  # prompts are shared when a row ends
     with pytest.raises(CannotServeError, match="changes the cache's keys"):
         once(qwen2, inputs)
@@ -416,7 +416,7 @@ def encoder_decoder():
 QWEN2 = partial(build, "qwen2")
 REFUSED = [
     (encoder_decoder, {}, "encoder"),
-    (partial(build, "mamba", state_size=4), {}, "is of another kind"),
+    (partial(build, "mamba", state_size=4), {}, "its cache .*kind"),
     (prompt_tuning, {}, "prompt learning"),
     (partial(build, "phi3", original_max_position_embeddings=6), {}, "rotary frequencies"),
     (QWEN2, {"num_beams": 2}, "beam search"),
@@ -441,10 +441,11 @@ def test_a_model_that_prepares_other_inputs_in_mid_sequence_goes_to_generate(qwe
     """As Phi-3 does where a row crosses the length from which it takes other frequencies; no row is lost."""
     prepare = type(qwen2).prepare_inputs_for_generation
 
-    def recompute(model, input_ids, past_key_values=None, attention_mask=None, **given):
+    def recompute(model, input_ids, attention_mask=None, **given):
         if input_ids.shape[1] == 7:
-            past_key_values = given["next_sequence_length"] = None
-        return prepare(model, input_ids, past_key_values=past_key_values, attention_mask=attention_mask, **given)
+            given[nodes.cache_argument(given)] = None
+            given["next_sequence_length"] = None
+        return prepare(model, input_ids, attention_mask=attention_mask, **given)
 
     inputs = batch(EQUAL, max_new_tokens=6)
     expected = qwen2.generate(**inputs)

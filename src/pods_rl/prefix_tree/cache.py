@@ -49,8 +49,8 @@ class NodeLayer(DynamicLayer):
 
     def __init__(self, layer: DynamicLayer, rollouts: int, most: int) -> None:
         super().__init__()
-        self.dtype = layer.dtype
-        self.device = layer.device
+        self.dtype = layer.keys.dtype
+        self.device = layer.keys.device
         self.is_initialized = True
         self.keys = layer.keys  # [nodes, K, columns, D]
         self.values = layer.values
