@@ -54,15 +54,15 @@ def find(kind: str, name: str, table: Mapping[str, Entry]) -> Entry | Callable[.
         raise UserError(f"unknown {kind} '{name}'.{suggest(name, table)} {choices}")
     module, _, attribute = name.rpartition(":" if ":" in name else ".")
     try:
-        found = getattr(import_module(module), attribute)
+        function = getattr(import_module(module), attribute)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
         if isinstance(error, SystemExit):
             reason += ', so the module exits when it is imported: move that below `if __name__ == "__main__":`'
         raise UserError(f"the {kind} '{name}' could not be imported: {reason}. {choices}") from error
-    if not callable(found):
-        raise UserError(f"the {kind} '{name}' is a {type(found).__name__}, not a function. {choices}")
-    return found
+    if not callable(function):
+        raise UserError(f"the {kind} '{name}' is a {type(function).__name__}, not a function. {choices}")
+    return function
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
@@ -73,7 +73,9 @@ def suggest(word: str, known: Iterable[str]) -> str:
     """
     plain = {name.replace("-", "_"): name for name in known}
     near = difflib.get_close_matches(word.replace("-", "_"), plain, n=1, cutoff=0.7)
-    return f" Did you mean {plain[near[0]]}?" if near else ""
+    if not near:
+        return ""
+    return f" Did you mean {plain[near[0]]}?"
 
 
 def short(text: str, most: int = 60) -> str:
@@ -101,8 +103,8 @@ def documented_arguments(docstring: str) -> dict[str, str]:
     {'n': 'how many rollouts.', 'm': 'how many kept.'}
     """
     section = cleandoc(docstring).partition("Args:\n")[2].partition("\n\n")[0]
-    found = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", section, re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in found}
+    arguments = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", section, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in arguments}
 
 
 def describe(value: object) -> str:
@@ -111,13 +113,15 @@ def describe(value: object) -> str:
     >>> describe([1, 2]), describe(True), describe(None)
     ('the list [1, 2]', 'true', 'null')
     """
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
     if isinstance(value, int) and abs(value) > 10**60:  # Python refuses to print numbers of more than 4,300 digits
         return f"a whole number of {value.bit_length()} bits"
     text = short(_SHORT.repr(value))  # Repr handles a list that contains itself
-    kind = {str: "the text ", list: "the list ", dict: "the mapping ", int: "", float: ""}.get(type(value))
-    return f"{type(value).__name__} {text}" if kind is None else kind + text
+    kinds = {str: "the text ", list: "the list ", dict: "the mapping ", int: "", float: ""}
+    return kinds.get(type(value), f"{type(value).__name__} ") + text
 
 
 def safe_text(value: object) -> str:
@@ -150,7 +154,9 @@ def change_text(value: Any, change: Callable[[str], str]) -> Any:
         return change(value)
     if isinstance(value, Mapping):
         return {change_text(key, change): change_text(part, change) for key, part in value.items()}
-    return [change_text(part, change) for part in value] if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return [change_text(part, change) for part in value]
+    return value
 
 
 def content_text(content: object) -> str:
@@ -161,10 +167,17 @@ def content_text(content: object) -> str:
     """
     if content is None or isinstance(content, str):
         return content or ""
-    if isinstance(content, list) and all(isinstance(part, Mapping) and "type" in part for part in content):
-        texts = ((part["type"], part.get("text")) for part in content)
-        return "\n".join(text if isinstance(text, str) else f"[{kind}]" for kind, text in texts)
-    return _json(content)
+    if not isinstance(content, list) or not all(_is_part(part) for part in content):
+        return _json(content)
+    lines = []
+    for part in content:
+        text = part.get("text")
+        lines.append(text if isinstance(text, str) else f"[{part['type']}]")
+    return "\n".join(lines)
+
+
+def _is_part(value: object) -> bool:
+    return isinstance(value, Mapping) and "type" in value
 
 
 def call_text(call: object) -> str:
@@ -199,11 +212,16 @@ def depth(value: object) -> int:
     >>> depth("a"), depth([]), depth({"a": [1]})
     (0, 1, 2)
     """
-    level, depth = [value], 0
-    while level := [item for item in level if isinstance(item, (dict, list))]:
+    depth = 0
+    level = [value]
+    while True:
+        containers = [item for item in level if isinstance(item, (dict, list))]
+        if not containers:
+            return depth
         depth += 1
-        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
-    return depth
+        level = []
+        for container in containers:
+            level.extend(container.values() if isinstance(container, dict) else container)
 
 
 def console(*, stderr: bool = False) -> Console:

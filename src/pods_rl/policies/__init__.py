@@ -38,10 +38,10 @@ class Policy:
 
     def hashes(self) -> dict[str, str | None]:
         """The sha256 of the weights of model and adapter."""
-        return {
-            "model_sha256": weights_hash(self.model),
-            "adapter_sha256": weights_hash(self.adapter) if self.adapter is not None else None,
-        }
+        adapter_hash = None
+        if self.adapter is not None:
+            adapter_hash = weights_hash(self.adapter)
+        return {"model_sha256": weights_hash(self.model), "adapter_sha256": adapter_hash}
 
 
 def tiny_policy_path(name: str = "tiny") -> Path:
@@ -55,7 +55,9 @@ def tiny_policy_path(name: str = "tiny") -> Path:
 
 def policy_path(name: str) -> str:
     """Return the folder of a shipped policy, and any other name (a local path or a hub id) unchanged."""
-    return str(tiny_policy_path(name)) if name in SHIPPED else name
+    if name in SHIPPED:
+        return str(tiny_policy_path(name))
+    return name
 
 
 def find_policy(model: str, adapter: str | None = None, *, revision: str = "main") -> Policy:
@@ -71,13 +73,7 @@ def find_policy(model: str, adapter: str | None = None, *, revision: str = "main
     """
     folder = _folder(policy_path(model), "model", revision)
     if adapter is None and (folder / ADAPTER_CONFIG).is_file():
-        try:
-            base = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"{folder / ADAPTER_CONFIG} names no base model ({error}): give both, with --model BASE --adapter."
-            ) from error
-        return find_policy(str(base), model, revision=revision)
+        return find_policy(_base_model(folder), model, revision=revision)
     _require(folder, "config.json", model, "a saved model, as transformers writes it")
     if adapter is None:
         return Policy(model, folder)
@@ -86,19 +82,31 @@ def find_policy(model: str, adapter: str | None = None, *, revision: str = "main
     return Policy(model, folder, adapter, adapter_folder)
 
 
+def _base_model(adapter: Path) -> str:
+    """Return the name of the model that an adapter was trained on."""
+    file = adapter / ADAPTER_CONFIG
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        return str(config["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file} names no base model ({error}): give both, with --model BASE --adapter.") from error
+
+
 def weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files of a saved model or adapter, sorted by name.
 
     Raises UserError if there are none. Weights as a pickle, which can run code when loaded, are not read.
     """
-    found = sorted(path for pattern in _WEIGHTS for path in folder.glob(pattern))
-    if not found:
+    files: list[Path] = []
+    for pattern in _WEIGHTS:
+        files.extend(folder.glob(pattern))
+    if not files:
         raise UserError(
             f"{folder} holds no weights as safetensors: expected model*.safetensors, as `pods train` saves them. A "
             "pickle (*.bin, *.pt) can run code when it is loaded. If you trust yours, model.save_pretrained(folder) of "
             "transformers converts it."
         )
-    return found
+    return sorted(files)
 
 
 def weights_hash(folder: Path) -> str:
@@ -126,7 +134,7 @@ def _folder(name: str, what: str, revision: str) -> Path:
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(_DOWNLOADED)))
     except (OSError, HFValidationError, ValueError) as error:
-        reason = next(iter(str(error).strip().splitlines()), "")
+        reason = str(error).strip().partition("\n")[0]
         raise UserError(
             f"{what} {name} is not a local folder, and downloading it from the hub failed ({type(error).__name__}: "
             f"{reason}). Check the name, the network, and HF_TOKEN for a repository that needs it."
@@ -145,5 +153,7 @@ def cpu_has_bf16() -> bool | None:
     if platform.system() != "Linux" or not info.is_file():
         return None
     match = re.search(r"^(?:flags|Features)\s*:(.*)$", info.read_text(errors="replace"), re.MULTILINE)
-    wanted = {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"}
-    return bool(wanted & set(match[1].split())) if match else None
+    if match is None:
+        return None
+    flags = set(match[1].split())
+    return bool(flags & {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"})

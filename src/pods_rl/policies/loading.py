@@ -47,20 +47,34 @@ def check_policy(path: str, revision: str = "main") -> None:
                     safe_open(file, framework="pt")  # reads the header and compares the file's length with it
                 adapter = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
                 return check_policy(adapter["base_model_name_or_path"], revision)
-        config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
-        if not config.architectures:
-            raise ValueError("config.json names no architecture")
-        if getattr(config, "quantization_config", None) is not None:
-            return  # its library loads quantised weights in its own format
-        kind = getattr(transformers, config.architectures[0], AutoModelForCausalLM)
-        options = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
-        _, found = kind.from_pretrained(path, revision=revision, device_map="meta", **options)
-        for what, names in (
-            ("are missing", found["missing_keys"]),
-            ("have another shape than config.json says", [key[0] for key in found["mismatched_keys"]]),
-        ):
-            if names:
-                raise ValueError(f"{len(names)} of its weights {what}, such as {min(names)}")
+        _check_model(path, revision)
+
+
+def _check_model(path: str, revision: str) -> None:
+    """Raise ValueError, or an error of transformers, if config.json and the weights of a model do not match."""
+    config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
+    if not config.architectures:
+        raise ValueError("config.json names no architecture")
+    if getattr(config, "quantization_config", None) is not None:
+        return  # its library loads quantised weights in its own format
+    kind = getattr(transformers, config.architectures[0], AutoModelForCausalLM)
+    # On the device "meta" transformers compares names and shapes, and reads no weights.
+    _, info = kind.from_pretrained(
+        path,
+        revision=revision,
+        device_map="meta",
+        use_safetensors=True,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+    )
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ValueError(f"{len(missing)} of its weights are missing, such as {missing[0]}")
+    mismatched = sorted(key[0] for key in info["mismatched_keys"])
+    if mismatched:
+        raise ValueError(
+            f"{len(mismatched)} of its weights have another shape than config.json says, such as {mismatched[0]}"
+        )
 
 
 def load_policy(policy: Policy, recipe: Recipe, device: torch.device) -> PreTrainedModel | PeftModel:
@@ -71,12 +85,17 @@ def load_policy(policy: Policy, recipe: Recipe, device: torch.device) -> PreTrai
     Raises UserError if the files do not match, or lack weights: transformers and PEFT would draw these at
     random.
     """
-    options = load_options(recipe) | {"revision": None}
-    with _one_line(f"{policy.name}{f' with {policy.adapter_name}' if policy.adapter else ''}"):
-        model, found = AutoModelForCausalLM.from_pretrained(
+    options = load_options(recipe)
+    options["revision"] = None  # the files are local
+    name = policy.name
+    if policy.adapter is not None:
+        name += f" with {policy.adapter_name}"
+    with _one_line(name):
+        model, info = AutoModelForCausalLM.from_pretrained(
             policy.model, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **options
         )
-        if missing := sorted(found["missing_keys"]):
+        missing = sorted(info["missing_keys"])
+        if missing:
             raise ValueError(f"{len(missing)} weights are missing, such as {missing[0]}")
         if policy.adapter is not None:
             with warnings.catch_warnings():
@@ -116,13 +135,15 @@ def has_bf16(on_cpu: bool) -> bool:
 
 def template_options(recipe: Recipe) -> Mapping[str, Any]:
     """A recipe's `chat_template_kwargs`, a mapping or its JSON, as TRL takes it; raises UserError for anything else."""
-    given = recipe.values.get("chat_template_kwargs") or {}
-    try:
-        options = json.loads(given) if isinstance(given, str) else given
-    except ValueError:
-        options = None
+    value = recipe.values.get("chat_template_kwargs") or {}
+    options = value
+    if isinstance(value, str):
+        try:
+            options = json.loads(value)
+        except ValueError:
+            options = None
     if not isinstance(options, dict):
-        raise UserError(f"chat_template_kwargs = {given}: expected a mapping, as in {{enable_thinking: false}}.")
+        raise UserError(f"chat_template_kwargs = {value}: expected a mapping, as in {{enable_thinking: false}}.")
     return options
 
 
@@ -138,14 +159,19 @@ def tool_options(tokenizer: PreTrainedTokenizerBase, task: Task) -> dict[str, An
         return {}
     if isinstance(task.test[0]["prompt"], str):
         raise UserError(f"The task {task.name} has tools, and prompts of plain text: tools need chat messages.")
-    environment = task.environment_factory() if task.environment_factory else None
+    environment = None
+    if task.environment_factory:
+        environment = task.environment_factory()
     options: dict[str, Any] = {"tools": task.tools_of(environment) or None}
-    if callable(close := getattr(environment, "close", None)):
+    close = getattr(environment, "close", None)
+    if callable(close):
         close()
     try:
         if not supports_tool_calling(tokenizer):
             raise ValueError("it has no chat template that writes tool calls and their results.")
-        if all(getattr(tokenizer, f"response_{kind}", None) is None for kind in ("template", "schema")):
+        has_template = getattr(tokenizer, "response_template", None) is not None
+        has_schema = getattr(tokenizer, "response_schema", None) is not None
+        if not has_template and not has_schema:
             add_response_schema(tokenizer)
         if not is_chat_template_prefix_preserving(tokenizer):
             options["chat_template"] = get_training_chat_template(tokenizer)
@@ -194,5 +220,8 @@ def _one_line(what: str) -> Iterator[None]:
 
 
 def _first_line(error: Exception) -> str:
-    said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return said if said.endswith((".", "!")) else f"{said}."
+    lines = str(error).strip().splitlines()
+    message = lines[0].strip() if lines else type(error).__name__
+    if not message.endswith((".", "!")):
+        message += "."
+    return message

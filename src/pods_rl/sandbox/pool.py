@@ -54,10 +54,12 @@ class WorkerPool:
         self, size: int | None, work: Work | Sequence[str], *, runs_user_code: bool, name: str, advice: str = ""
     ) -> None:
         self.size = size or min(MAX_WORKERS, os.cpu_count() or 1)
-        self.work, self.runs_user_code = work, runs_user_code
-        self.name, self.advice = name, advice
+        self.work = work
+        self.runs_user_code = runs_user_code
+        self.name = name
+        self.advice = advice
         self._all: list[_Worker] = []  # one for each thread, made when the thread starts
-        self._own = threading.local()
+        self._of_thread = threading.local()
         self._threads = ThreadPoolExecutor(self.size, "pods-scorer", initializer=self._add_worker)
         atexit.register(self.close)
 
@@ -69,13 +71,13 @@ class WorkerPool:
         """
 
         def ask_one(question: Any) -> Reply:
-            return self._own.worker.ask([question, processor_seconds], seconds)
+            return self._of_thread.worker.ask([question, processor_seconds], seconds)
 
         return list(self._threads.map(ask_one, questions))
 
     def start(self) -> None:
         """Start one process, unless it is running. Raises UserError if it cannot start."""
-        self._threads.submit(lambda: self._own.worker.start()).result()
+        self._threads.submit(lambda: self._of_thread.worker.start()).result()
 
     def close(self) -> None:
         """End every process. A closed pool cannot be used again; closing twice is fine.
@@ -91,8 +93,8 @@ class WorkerPool:
             worker.stop()
 
     def _add_worker(self) -> None:
-        self._own.worker = _Worker(self)
-        self._all.append(self._own.worker)
+        self._of_thread.worker = _Worker(self)
+        self._all.append(self._of_thread.worker)
 
 
 class _Worker:
@@ -122,17 +124,19 @@ class _Worker:
         if self._process:
             return
         with _starting, signals_held():
-            self._channel, theirs = socket.socketpair()
-            with theirs:
-                self._process = self._launch(theirs)
+            self._channel, channel_of_process = socket.socketpair()
+            with channel_of_process:
+                self._process = self._launch(channel_of_process)
         try:
             reply = self._exchange(0, b"", START_LIMIT)
             if reply.kind == "refused":
                 raise UserError(reply.value)
             if reply.kind != "gave":
-                lost = {"timeout": f"no import within {START_LIMIT:g} s", "crash": "the import ended its process"}
-                why = str(lost.get(reply.kind, reply.value)).rstrip(".")
-                raise UserError(f"{self._pool.name} did not start in a process of its own: {why}. {self._pool.advice}")
+                reasons = {"timeout": f"no import within {START_LIMIT:g} s", "crash": "the import ended its process"}
+                reason = str(reasons.get(reply.kind, reply.value)).rstrip(".")
+                raise UserError(
+                    f"{self._pool.name} did not start in a process of its own: {reason}. {self._pool.advice}"
+                )
         except BaseException:  # also a signal: the process must not count as started
             self.stop()
             raise
@@ -147,39 +151,51 @@ class _Worker:
     def forget(self) -> None:
         if self._channel:
             self._channel.close()
-        self._process = self._channel = None
+        self._process = None
+        self._channel = None
 
     def _launch(self, channel: socket.socket) -> psutil.Process:
-        work, output = self._pool.work, None if self._pool.runs_user_code else subprocess.DEVNULL
+        work = self._pool.work
         if isinstance(work, Work):
             return psutil.Process(fork(lambda: lead(channel.detach(), lambda: work)))
-        command = [sys.executable, "-c", _PROGRAM, json.dumps(list(dict.fromkeys(sys.path))), *work]
+        # What a user's code prints is shown; the verifier's libraries print warnings about every odd answer.
+        output = None if self._pool.runs_user_code else subprocess.DEVNULL
+        paths = list(dict.fromkeys(sys.path))
+        command = [sys.executable, "-c", _PROGRAM, json.dumps(paths), *work]
         return psutil.Popen(command, stdin=channel, stdout=output, stderr=output)
 
     def _exchange(self, number: int, request: bytes, seconds: float) -> Reply:
         """Send a request and return the reply to it. A process that has not replied properly by then is ended."""
         assert self._channel
-        until, line, lost = time.monotonic() + seconds, bytearray(), "crash"
+        line = bytearray()
+        failure = "crash"
         try:
             self._channel.settimeout(seconds)
-            self._channel.sendall(request)
-            while not line.endswith(b"\n"):
-                self._channel.settimeout(max(until - time.monotonic(), 1e-6))
-                received = self._channel.recv(1 << 16)
-                if not received:
-                    raise ConnectionResetError
-                line += received
-                first, end, rest = line.partition(b"\n")
-                if end and unframe(bytes(first), self._answered) == Reply("crash"):
-                    line = rest  # the child ended just after its answer, and the leader could not know of that answer
+            self._receive(self._channel, request, line, time.monotonic() + seconds)
         except TimeoutError:
-            lost = "timeout"
+            failure = "timeout"
         except OSError:  # the process, or its channel, is gone
             pass
         self._answered = number
-        if (reply := unframe(bytes(line), number)) is None:
+        reply = unframe(bytes(line), number)
+        if reply is None:
             self.stop()
-        return reply or Reply(lost)
+            return Reply(failure)
+        return reply
+
+    def _receive(self, channel: socket.socket, request: bytes, line: bytearray, until: float) -> None:
+        """Send a request and add what is received to `line`, until it ends or the time is over."""
+        channel.sendall(request)
+        while not line.endswith(b"\n"):
+            channel.settimeout(max(until - time.monotonic(), 1e-6))
+            received = channel.recv(1 << 16)
+            if not received:
+                raise ConnectionResetError
+            line += received
+            first, end, rest = line.partition(b"\n")
+            if end and unframe(bytes(first), self._answered) == Reply("crash"):
+                # The child ended just after its answer to the question before, and the leader could not know of it.
+                line[:] = rest
 
 
 _workers: weakref.WeakSet[_Worker] = weakref.WeakSet()
