@@ -32,12 +32,12 @@ ALLOWED = {
     "rewards": {"distributed", "errors", "sandbox", "text"},
     "tasks": {"errors", "rewards", "sandbox", "text", "yaml_files"},
     "engines": LOW | {"prefix_tree", "rollouts", "sandbox", "selection"},
-    "planning": {"distributed", "engines", "errors", "rollouts", "selection"},
     "recipe": {"engines", "errors", "text", "yaml_files"},
     "policies": {"errors", "recipe", "tasks", "text"},
-    "evaluation": LOW | {"planning", "policies", "prefix_tree", "recipe", "rollouts", "tasks"},
+    "evaluation": LOW | {"policies", "prefix_tree", "recipe", "rollouts", "tasks"},
     "training": LOW
-    | {"engines", "evaluation", "planning", "policies", "recipe", "report", "rewards", "rollouts", "sandbox", "tasks"},
+    | {"engines", "evaluation", "policies", "recipe", "report", "rewards", "rollouts", "sandbox", "tasks"},
+    "planning": {"distributed", "engines", "errors", "recipe", "selection", "training"},
     "experiment": LOW | {"recipe", "sandbox", "yaml_files"},
 }  # fmt: skip
 ROOT_MODULES = {"__init__", "__main__", "errors", "text", "yaml_files"}

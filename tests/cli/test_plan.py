@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-import pods_rl.planning.plan
-import pods_rl.training.planning
+import pods_rl.planning.measure
+import pods_rl.planning.signal
 
 from . import pods
 from .test_whole_run import place  # noqa: F401  (a fixture)
@@ -14,8 +14,8 @@ from .test_whole_run import place  # noqa: F401  (a fixture)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_plan_is_measured_and_printed(place, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(pods_rl.training.planning, "_MOST", 2)
-    monkeypatch.setattr(pods_rl.planning.plan, "_STEPS", 20)
+    monkeypatch.setattr(pods_rl.planning.measure, "_MOST_ROUNDS", 2)
+    monkeypatch.setattr(pods_rl.planning.signal, "_STEPS", 20)
     done = pods("plan", "r.yaml", "--seconds", "1")
     assert max(map(len, done.output.splitlines())) <= 80
     for part in (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pods_rl.planning.plan import Setting
-from pods_rl.training.planning import Meter
+from pods_rl.planning.measure import Meter
+from pods_rl.planning.prices import Setting
 
 from .vllm_stand_in import LLM, Client, stand_ins
 

@@ -9,17 +9,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from pods_rl.planning.plan import (
-    NO_INFORMATION,
-    Pool,
-    Prices,
-    Setting,
-    Step,
-    StepWork,
-    decide,
-    fit_prices,
-    simulate,
-)
+from pods_rl.planning.plan import NO_INFORMATION, decide
+from pods_rl.planning.prices import Prices, Setting, Step, StepWork, fit_prices
+from pods_rl.planning.signal import Pool, simulate
 
 
 def pool_of(*rates: float, rollouts: int = 4000) -> Pool:

@@ -107,7 +107,7 @@ def plan(
     """
     recipe = load_recipe(*named_recipe(context, config))
     recipe.check_reachable()
-    from ..training.planning import plan_recipe
+    from ..planning.measure import plan_recipe
     from ..training.progress import LiveLine
 
     with stoppable() as stop, stop.at_once(), LiveLine(console()) as line:

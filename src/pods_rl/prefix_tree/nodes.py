@@ -88,7 +88,7 @@ class Nodes:
         if common >= _COMMON:
             prepared = self._compute_common(inputs, ids, order, common)
             mask = prepared["attention_mask"]
-            positions = positions.gather(1, order)
+            positions = inputs["position_ids"].gather(1, order)
         else:
             prepared = self._prepare(ids, self.columns, is_first_iteration=True, **inputs)
         self._keep_masks(mask, positions)

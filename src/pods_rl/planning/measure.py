@@ -16,16 +16,20 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from ..distributed import get_world_size
 from ..distributed.processes import quiet_libraries, set_threads
 from ..errors import UserError
-from ..planning import plan
 from ..recipe import Recipe
-from .run import device_line
+from ..training.run import device_line
+from ..training.trainer import build_trainer, fitted_task
+from .plan import Plan, decide, describe
+from .prices import Setting, Step, StepWork, fit_prices, settings_to_compare, to_measure
+from .signal import Candidate, Pool, simulate
 
 if TYPE_CHECKING:
     from ..engines.trl import PODSTrainer
 
 _FINALISTS = 3  # timed next to plain GRPO
 _MEASURING = 0.4  # of the seconds; the rest times the best settings
-_LEAST, _MOST = 2, 60  # rounds of steps
+_LEAST_ROUNDS = 2
+_MOST_ROUNDS = 60
 # No step moves the policy, ends the schedule or writes a file, and each trains one generation batch once.
 _STILL = {
     "learning_rate": 0.0, "max_steps": 10**6, "max_seconds": None, "save_seconds": None, "save_strategy": "no",
@@ -36,7 +40,7 @@ _STILL = {
 _UNSET = ("num_train_epochs", "save_steps", "lr_scheduler_kwargs", "warmup_steps")
 
 
-def plan_recipe(recipe: Recipe, seconds: float, *, show: Callable[[str], None] = lambda line: None) -> plan.Plan:
+def plan_recipe(recipe: Recipe, seconds: float, *, show: Callable[[str], None] = lambda line: None) -> Plan:
     """Measure a recipe with its own policy, task, engine and device, and return the plan.
 
     Args:
@@ -48,55 +52,64 @@ def plan_recipe(recipe: Recipe, seconds: float, *, show: Callable[[str], None] =
         raise UserError(f"pods plan runs as one process: got WORLD_SIZE = {get_world_size()}. Start it alone.")
     recipe.check_installed()
     quiet_libraries()
-    from .trainer import build_trainer, fitted_task
-
-    values, rows = recipe.every_value(), recipe.batch_plan().rows_per_generation
+    values = recipe.every_value()
+    rows = recipe.batch_plan().rows_per_generation
     m = values["num_generations"]
-    settings = plan.settings_to_compare(plan.Setting(values["num_rollouts"] or m, m), rows)
+    settings = settings_to_compare(Setting(values["num_rollouts"] or m, m), rows)
     set_threads(recipe.run_settings()["threads"])
     show("loading the policy and the task")
     with TemporaryDirectory(prefix="pods-plan-") as folder:
-        still = standing_still(recipe, max(settings, key=lambda one: one.n))
+        # Built for the most rollouts, so that what their memory needs shows at once.
+        still = standing_still(recipe, max(settings, key=lambda setting: setting.n))
         task, _ = fitted_task(still)
         trainer = build_trainer(still, task, Path(folder))
         meter = Meter(trainer, values.get("num_iterations") or 1, show)
-        facts = {"plan": f"{recipe.name}: {task.name} {task.version}, {device_line(trainer).split(';')[0]}"}
-        simulated = partial(plan.simulate, rows=rows, rule=trainer.args.rule)
-        found: plan.Plan = meter.run(_survey(meter, settings, seconds, simulated, facts))
-    return found
+        device = device_line(trainer).partition(";")[0]
+        facts = {"plan": f"{recipe.name}: {task.name} {task.version}, {device}"}
+        simulated = partial(simulate, rows=rows, rule=trainer.args.rule)
+        plan: Plan = meter.run(_survey(meter, settings, seconds, simulated, facts))
+    return plan
 
 
 def _survey(
-    meter: Meter, settings: Sequence[plan.Setting], seconds: float, simulated: plan.Simulated, facts: dict[str, str]
-) -> Generator[plan.Setting, None, plan.Plan]:
+    meter: Meter, settings: Sequence[Setting], seconds: float, simulated: partial[Candidate], facts: dict[str, str]
+) -> Generator[Setting, None, Plan]:
     """Yield the settings that show the prices, then plain GRPO and the best; return the plan."""
-    yield from meter.rounds(plan.to_measure(settings), _MEASURING * seconds)
-    prices, pool = plan.fit_prices([*meter.steps.values()]), plan.Pool([*meter.rewards.values()])
+    yield from meter.rounds(to_measure(settings), _MEASURING * seconds)
+    prices = fit_prices(list(meter.steps.values()))
+    pool = Pool(list(meter.rewards.values()))
     if not len(pool.rewards):
         raise UserError("No measured rollout has a reward. Look for the reason with: pods train --max_steps 1")
-    facts |= plan.describe(pool, prices)
-    n, share = max(meter.distinct.items())
-    facts["completions"] = f"mean {sum(meter.tokens) / len(meter.tokens):.0f} tokens, longest {max(meter.tokens)}"
-    facts["prefixes"] = f"{share:.0%} of the tokens of {n} rollouts are distinct"
+    facts |= describe(pool, prices)
+    mean_tokens = sum(meter.tokens) / len(meter.tokens)
+    facts["completions"] = f"mean {mean_tokens:.0f} tokens, longest {max(meter.tokens)}"
+    n, distinct_share = max(meter.distinct.items())
+    facts["prefixes"] = f"{distinct_share:.0%} of the tokens of {n} rollouts are distinct"
     simulated = partial(simulated, pool=pool, prices=prices)
     candidates = [simulated(setting) for setting in settings]
-    best = sorted(candidates[1:], key=lambda one: -one.rate)[:_FINALISTS]
-    yield from meter.rounds([one.setting for one in (candidates[0], *best)], (1 - _MEASURING) * seconds)
-    timed = {setting: tuple(step.seconds for step in steps) for setting, steps in meter.steps.items()}
-    candidates = [replace(one, times=timed.get(one.setting, ())) for one in candidates]
-    return plan.decide(candidates, pool, simulated, facts)
+    grpo = candidates[0]
+    best = sorted(candidates[1:], key=lambda candidate: candidate.rate, reverse=True)[:_FINALISTS]
+    finalists = [grpo.setting, *(candidate.setting for candidate in best)]
+    yield from meter.rounds(finalists, (1 - _MEASURING) * seconds)
+    timed = []
+    for candidate in candidates:
+        steps = meter.steps.get(candidate.setting, [])
+        timed.append(replace(candidate, times=tuple(step.seconds for step in steps)))
+    return decide(timed, pool, simulated, facts)
 
 
-def standing_still(recipe: Recipe, setting: plan.Setting) -> Recipe:
+def standing_still(recipe: Recipe, setting: Setting) -> Recipe:
     """Return a recipe whose steps do not move the policy, built for a setting."""
-    known, steps = recipe.every_value(), recipe.batch_plan().steps_per_generation
-    changed = _STILL | setting.keys | {"gradient_accumulation_steps": steps}
-    changed = {key: value for key, value in changed.items() if key in known}
-    values, given = (
-        MappingProxyType({key: value for key, value in {**some, **changed}.items() if key not in _UNSET})
-        for some in (recipe.values, recipe.given)
-    )
-    return replace(recipe, values=values, given=given)
+    steps = recipe.batch_plan().steps_per_generation
+    still = _STILL | setting.keys | {"gradient_accumulation_steps": steps}
+    keys = recipe.every_value()
+    changes = {key: value for key, value in still.items() if key in keys}
+
+    def changed(values: Mapping[str, Any]) -> Mapping[str, Any]:
+        every = {**values, **changes}
+        return MappingProxyType({key: value for key, value in every.items() if key not in _UNSET})
+
+    return replace(recipe, values=changed(recipe.values), given=changed(recipe.given))
 
 
 class Meter(TrainerCallback):
@@ -112,32 +125,34 @@ class Meter(TrainerCallback):
     """
 
     def __init__(self, trainer: PODSTrainer, passes: int = 1, show: Callable[[str], None] = lambda line: None) -> None:
-        self._trainer, self._passes, self._show = trainer, passes, show
+        self._trainer = trainer
+        self._passes = passes
+        self._show = show
         self._generate = trainer._generate_and_score_completions
-        self.steps: dict[plan.Setting, list[plan.Step]] = {}
+        self.steps: dict[Setting, list[Step]] = {}
         self.rewards: dict[int, list[float]] = {}
         self.tokens: list[int] = []
         self.distinct: dict[int, float] = {}
-        self._schedule: Iterator[plan.Setting] = iter(())
-        self._setting: plan.Setting | None = None
-        self._found: Any = None
-        self._work = plan.StepWork(0, 0, 0)
+        self._schedule: Iterator[Setting] = iter(())
+        self._setting: Setting | None = None
+        self._result: Any = None  # of the schedule
+        self._work = StepWork(0, 0, 0)
 
-    def run(self, schedule: Iterator[plan.Setting]) -> Any:
+    def run(self, schedule: Iterator[Setting]) -> Any:
         """Train through a schedule, which may depend on earlier steps; return what it returns."""
         self._schedule = schedule
         self._trainer.add_callback(self)
         self._trainer._generate_and_score_completions = self._generate_as_set  # type: ignore[method-assign]
         self._trainer.train()
-        return self._found
+        return self._result
 
-    def rounds(self, settings: Sequence[plan.Setting], seconds: float) -> Iterator[plan.Setting]:
+    def rounds(self, settings: Sequence[Setting], seconds: float) -> Iterator[Setting]:
         """Yield the settings in alternating rounds; the first round warms up and is dropped."""
         started = time.perf_counter()
         yield from settings
         self.steps = {}
-        for done in range(_MOST):
-            if done >= _LEAST and time.perf_counter() - started >= seconds:
+        for done in range(_MOST_ROUNDS):
+            if done >= _LEAST_ROUNDS and time.perf_counter() - started >= seconds:
                 return
             yield from settings
 
@@ -150,9 +165,10 @@ class Meter(TrainerCallback):
     ) -> None:  # fmt: skip
         if self._setting is None or not logs or "train_runtime" in logs:
             return
-        seconds = {key: value for key, value in logs.items() if key.startswith("pods/seconds/")}
-        generation = sum(seconds.get(f"pods/seconds/{phase}", 0.0) for phase in ("rollout", "reward"))
-        step = plan.Step(self._work, generation, (sum(seconds.values()) - generation) * self._passes)
+        all_seconds = sum(value for key, value in logs.items() if key.startswith("pods/seconds/"))
+        generation = logs.get("pods/seconds/rollout", 0.0) + logs.get("pods/seconds/reward", 0.0)
+        update = (all_seconds - generation) * self._passes
+        step = Step(self._work, generation, update)
         self.steps.setdefault(self._setting, []).append(step)
         self.distinct[self._setting.n] = logs["pods/distinct_tokens"]
         self._show(f"{self._setting.label}: {step.seconds:.3g} s a step")
@@ -162,7 +178,9 @@ class Meter(TrainerCallback):
         try:
             self._setting = next(self._schedule)
         except StopIteration as end:
-            self._setting, self._found, control.should_training_stop = None, end.value, True
+            self._setting = None
+            self._result = end.value
+            control.should_training_stop = True
             return
         self._trainer.num_generations = self._setting.m
         for key, value in self._setting.keys.items():
@@ -181,5 +199,6 @@ class Meter(TrainerCallback):
         self.tokens += record.completion_tokens
         for number, rewards in zip(numbers, record.rewards.tolist(), strict=True):
             self.rewards.setdefault(number, []).extend(rewards)
-        self._work = plan.StepWork(len(numbers), record.rewards.numel(), int((record.advantages != 0).sum()))
+        rows_with_gradient = int((record.advantages != 0).sum())
+        self._work = StepWork(len(numbers), record.rewards.numel(), rows_with_gradient)
         return output
