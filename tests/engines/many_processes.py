@@ -26,7 +26,7 @@ from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from pods_rl import PODSConfig, PODSTrainer
-from pods_rl.rollouts.record import as_text
+from pods_rl.engines.trl.record import as_text
 from tests import DEADLINE, free_port
 
 from .conftest import PROMPTS, Gradients, batches_of, letter_reward, weights

@@ -21,7 +21,7 @@ from trl import GRPOConfig, GRPOTrainer
 from pods_rl import PODSConfig, PODSTrainer
 from pods_rl.engines.trl.generation import Turns
 from pods_rl.errors import UserError
-from pods_rl.rollouts.tools import time_limit
+from pods_rl.sandbox.limits import time_limit
 
 from .conftest import assert_equal_weights, batches_of
 

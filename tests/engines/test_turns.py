@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from pods_rl.engines.trl.checkpoints import read_state, write_state
-from pods_rl.rollouts.record import Rollouts, as_text
+from pods_rl.engines.trl.record import Rollouts, as_text
 from pods_rl.runs import RunWriter
 from pods_rl.training import run
 

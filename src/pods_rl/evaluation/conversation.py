@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from trl.chat_template_utils import parse_response
 
 from ..policies.loading import encode, render
-from ..rollouts.tools import Tool, ToolLimits, close_environment, tokenizable, without_copies
+from ..sandbox.limits import Tool, ToolLimits, close_environment, tokenizable, without_copies
 from ..tasks import Task
 from ..tasks.task import ENVIRONMENT, Messages
 from .sampling import RowsDone, Sampler, Sampling

@@ -19,11 +19,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from transformers import (
     GenerationConfig,
+    LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
     TemperatureLogitsWarper,
@@ -32,7 +34,6 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from transformers.generation import GenerationMode
 
 from .cache import CannotServeError, decoding, rope_types
-from .draws import RowDraws
 from .nodes import Nodes, cache_argument
 
 if TYPE_CHECKING:
@@ -246,3 +247,73 @@ def _refused_positions(model: PreTrainedModel, config: GenerationConfig, positio
         if (config.max_length or 0) > switch:
             return "its rotary frequencies change with the longest row of a batch"
     return None
+
+
+class RowDraws(LogitsProcessor):
+    """Samples each row with its own uniform draws, by inverting the cumulative distribution.
+
+    A token depends on the row's key, its position and its scores, so a row's completion does not depend on its batch
+    or process, up to rounding. As a logits processor of `generate` it leaves one token a row.
+
+    Args:
+        keys: of the rows: integers of at least 0, such as seed, generation, prompt and number.
+        length: the most tokens of a completion; with a greater one the first draws are the same.
+        device: the device of the scores.
+        prompt_width: columns before the first completion token, read by the logits processor.
+        strict: let `check` raise if probabilities were not finite; else such a token is arbitrary.
+
+    >>> draws = RowDraws([(0, 1), (0, 1), (0, 2)], length=4)
+    >>> tokens = draws.tokens(torch.zeros(3, 1000), at=0)
+    >>> bool(tokens[0] == tokens[1] != tokens[2])
+    True
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[Sequence[int]],
+        length: int,
+        device: torch.device | str = "cpu",
+        *,
+        prompt_width: int = 0,
+        strict: bool = False,
+    ) -> None:
+        draws = [np.random.default_rng(tuple(key)).random(length, dtype=np.float32) for key in keys]
+        self._draws = torch.from_numpy(np.stack(draws, axis=1)).to(device)  # [length, rows]
+        self._prompt_width = prompt_width
+        self._strict = strict
+        self._zero = torch.zeros((), device=device)
+        # The sum of all totals. It stays finite while each is, and reading it once saves a synchronisation a token.
+        self._sum_of_totals = self._zero.clone()
+
+    def tokens(self, scores: Tensor, at: int, rows: Tensor | None = None, of_rows: Tensor | None = None) -> Tensor:
+        """Return a token for each row: the first with a cumulative probability above its draw.
+
+        Args:
+            scores: `[rows, V]`, or `[nodes, V]` with `of_rows`.
+            at: the position in the completion, from 0.
+            rows: which of the keys' rows these are; None: all, in order.
+            of_rows: the scores' row of each of these rows; None: the scores are theirs, in order.
+        """
+        draws = self._draws[at]
+        if rows is not None:
+            draws = draws.index_select(0, rows)
+        cumulative = torch.softmax(scores, dim=-1, dtype=torch.float32).cumsum_(dim=-1)  # [rows or nodes, V]
+        if self._strict:
+            self._sum_of_totals += cumulative[:, -1].sum()
+        if of_rows is not None:
+            cumulative = cumulative.index_select(0, of_rows)  # [rows, V]
+        total = cumulative[:, -1:]
+        # Below the total even after rounding, so that a token of probability 0 is never drawn.
+        below = torch.minimum(draws.unsqueeze(1) * total, torch.nextafter(total, self._zero))
+        tokens = torch.searchsorted(cumulative, below, right=True).squeeze(1)
+        return tokens.clamp_(max=scores.size(1) - 1)
+
+    def check(self) -> None:
+        """If strict, raise the RuntimeError of `torch.multinomial` once a row's probabilities were not finite."""
+        if self._strict and not torch.isfinite(self._sum_of_totals):
+            raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Return scores [rows, V] that allow one token."""
+        token = self.tokens(scores, input_ids.size(1) - self._prompt_width)
+        return torch.full_like(scores, -torch.inf).scatter_(1, token.unsqueeze(1), 0.0)

@@ -28,9 +28,9 @@ from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor
 
 from ...errors import UserError
-from ...rollouts.record import Rollouts, saved_table
 from .compat import TRAINER_STATE_NAME, TRLTrainer
 from .dynamic_sampling import DynamicSampling
+from .record import Rollouts, saved_table
 
 logger = logging.getLogger(__name__)
 

@@ -19,12 +19,12 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from ...errors import UserError, raised
-from ...rollouts.record import as_text
 from ...sandbox import RewardFailure, as_score, failure
 from ...sandbox.worker import Work, no_copies
 from ...selection import REWARD_LIMIT
 from ...text import plain_text, short
 from .compat import TRLTrainer, get_callable_name, is_async_callable, standing_in
+from .record import as_text
 
 logger = logging.getLogger(__name__)
 Scores = list[float | RewardFailure | None]

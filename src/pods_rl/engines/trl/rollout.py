@@ -18,12 +18,12 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from ...errors import UserError
-from ...rollouts.record import Rollouts
 from ...selection import Selection, advantages, is_constant, spread
 from ...text import change_text, plain_text
 from .batching import Shares
 from .compat import Batch, TRLTrainer, nanstd
 from .config import group_sizes
+from .record import Rollouts
 
 Output = tuple[Any, ...]  # TRL's eight results of `_generate`, a list or None each; the sixth is a mapping of lists
 Columns = dict[Any, Sequence[Any]]  # by name, a value for each rollout of this process

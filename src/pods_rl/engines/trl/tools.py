@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ...errors import UserError
-from ...rollouts.tools import ToolLimits, close_environment, tokenizable
+from ...sandbox.limits import ToolLimits, close_environment, tokenizable
 from .compat import TRLTrainer, standing_in
 
 CLOSE = "close"  # the method that ends an environment; TRL would offer it to the policy as a tool

@@ -17,7 +17,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...prefix_tree.tree import distinct_share
-from ...rollouts.record import Rollouts
 from ...selection import select
 from . import compat, rollout
 from .batching import Shares
@@ -26,6 +25,7 @@ from .compat import Batch, Completions, TypedGRPOTrainer
 from .config import PAPER, PODSConfig, check_prompts, group_sizes
 from .dynamic_sampling import DynamicSampling
 from .generation import Key, Turns, check_completions, over_prefix_tree, sequences_at_once
+from .record import Rollouts
 from .rewards import CheckedRewards
 from .rollout import Generation, Output
 from .stability import Stability

@@ -13,8 +13,8 @@ from functools import wraps
 from types import FrameType
 from typing import Any
 
-from ..sandbox.worker import no_copies
 from ..text import change_text, plain_text
+from .worker import no_copies
 
 logger = logging.getLogger(__name__)
 Tool = Callable[..., Any]

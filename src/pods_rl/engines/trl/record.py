@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..text import DEEPEST, TOO_DEEP, call_text, content_text, depth
+from ...text import DEEPEST, TOO_DEEP, call_text, content_text, depth
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Rollouts:
         columns["advantage"] = [None if a != a else a for a in advantages[here].tolist()]
         columns["completion_tokens"] = list(self.completion_tokens)
         if any(map(_has_turns, self.completions)):
-            from ..runs import to_json
+            from ...runs import to_json
 
             columns["messages"] = [
                 to_json([_written(m) for m in x]) if _has_turns(x) else None for x in self.completions

@@ -1,1 +1,0 @@
-"""Rollouts of any engine: their record, and limits on their tools."""
