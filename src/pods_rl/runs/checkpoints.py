@@ -55,17 +55,19 @@ def publish(target: Path, about: Mapping[str, Any]) -> None:
         OSError: the folder cannot be written; ``target`` is unchanged.
     """
     staged = staging(target)
-    files = {path.relative_to(staged).as_posix(): path for path in sorted(staged.rglob("*")) if path.is_file()}
-    hashes = _hash_all(files.values(), flush=True)
-    rows = {
-        name: {"bytes": path.stat().st_size, "sha256": digest}
-        for (name, path), digest in zip(files.items(), hashes, strict=True)
-    }
+    files = [path for path in sorted(staged.rglob("*")) if path.is_file()]
+    hashes = _hash_all(files, flush=True)
+    rows = {}
+    for path, digest in zip(files, hashes, strict=True):
+        name = path.relative_to(staged).as_posix()
+        rows[name] = {"bytes": path.stat().st_size, "sha256": digest}
     with (staged / MANIFEST).open("wb") as file:
         file.write(encoded(to_json({"format": FORMAT, **about, "files": rows}, indent=1) + "\n"))
         file.flush()
         os.fsync(file.fileno())
-    for folder in (*{path.parent for path in files.values()}, staged):
+    # A rename is safe only once the entries of every folder are on disk.
+    folders = {path.parent for path in files}
+    for folder in (*folders, staged):
         _flush_folder(folder)
     if _is_ours(target):
         os.replace(target, staged.parent / (_REPLACED + target.name))
@@ -78,12 +80,12 @@ def publish(target: Path, about: Mapping[str, Any]) -> None:
 
 def clean(checkpoints: Path) -> None:
     """Remove leftovers of an interrupted save or deletion; restore a folder whose replacement was never published."""
-    left = checkpoints / _STAGING
-    for folder in left.glob(f"{_REPLACED}*"):
+    staging_folder = checkpoints / _STAGING
+    for folder in staging_folder.glob(f"{_REPLACED}*"):
         target = checkpoints / folder.name.removeprefix(_REPLACED)
         if not target.exists():
             os.replace(folder, target)
-    shutil.rmtree(left, ignore_errors=True)
+    shutil.rmtree(staging_folder, ignore_errors=True)
 
 
 def verify(folder: Path, *, hashes: bool = True) -> list[str]:
@@ -98,17 +100,18 @@ def verify(folder: Path, *, hashes: bool = True) -> list[str]:
     files = manifest.get("files")
     if manifest.get("format") != FORMAT or not isinstance(files, dict) or not files:
         return [f"{MANIFEST} cannot be read: expected format {FORMAT}, got {manifest.get('format')!r}"]
-    if problem := _name_problem(folder, manifest):
-        return [problem]
-    problems = [problem for name, row in files.items() if (problem := _size_problem(folder / name, row, name))]
+    name_problem = _name_problem(folder, manifest)
+    if name_problem is not None:
+        return [name_problem]
+    size_problems = [_size_problem(folder / name, row, name) for name, row in files.items()]
+    problems = [problem for problem in size_problems if problem is not None]
     if problems or not hashes:
         return problems
-    hashed = zip(files.items(), _hash_all([folder / name for name in files]), strict=True)
-    return [
-        f"{name} has changed: its hash is not the manifest's"
-        for (name, row), digest in hashed
-        if digest != row.get("sha256")
-    ]
+    digests = _hash_all([folder / name for name in files])
+    for (name, row), digest in zip(files.items(), digests, strict=True):
+        if digest != row.get("sha256"):
+            problems.append(f"{name} has changed: its hash is not the manifest's")
+    return problems
 
 
 def last_good(checkpoints: Path, *, hashes: bool = True) -> tuple[Path | None, list[str]]:
@@ -126,8 +129,10 @@ def last_good(checkpoints: Path, *, hashes: bool = True) -> tuple[Path | None, l
         problems = verify(folder, hashes=hashes)
         if not problems:
             return folder, skipped
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        skipped.append(f"{folder.name}: {problems[0]}{more}")
+        line = f"{folder.name}: {problems[0]}"
+        if len(problems) > 1:
+            line += f" (and {len(problems) - 1} more)"
+        skipped.append(line)
     return None, skipped
 
 
@@ -138,23 +143,33 @@ def prune(checkpoints: Path, keep: int) -> None:
         checkpoints: their folder.
         keep: the number of complete ones to keep. Below 1, all are kept.
     """
-    newer = 0  # complete ones
-    for folder in reversed(find_checkpoints(checkpoints)) if keep > 0 else ():
-        if not _is_ours(folder):
-            continue
-        if newer >= keep:
-            gone = staging(folder)
-            gone.parent.mkdir(exist_ok=True)
-            os.replace(folder, gone)  # atomic, so that a kill leaves no half-deleted checkpoint
-        else:
-            newer += not verify(folder, hashes=False)
+    if keep > 0:
+        complete = 0
+        for folder in reversed(find_checkpoints(checkpoints)):
+            if not _is_ours(folder):
+                continue
+            if complete >= keep:
+                _begin_removal(folder)
+            elif not verify(folder, hashes=False):
+                complete += 1
     clean(checkpoints)
+
+
+def _begin_removal(folder: Path) -> None:
+    """Rename a checkpoint, which is atomic, so that a kill leaves no half-deleted one; `clean` removes it."""
+    removed = staging(folder)
+    removed.parent.mkdir(exist_ok=True)
+    os.replace(folder, removed)
 
 
 def find_checkpoints(checkpoints: Path) -> list[Path]:
     """Return the folders called ``checkpoint-<step>``, the oldest first."""
-    named = {path: match for path in checkpoints.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name))}
-    return sorted((path for path in named if path.is_dir()), key=lambda path: int(named[path][1]))
+    step_of_folder: dict[Path, int] = {}
+    for path in checkpoints.glob("checkpoint-*"):
+        match = _NAME.fullmatch(path.name)
+        if match and path.is_dir():
+            step_of_folder[path] = int(match[1])
+    return sorted(step_of_folder, key=lambda path: step_of_folder[path])
 
 
 def _is_ours(folder: Path) -> bool:
@@ -167,8 +182,11 @@ def _is_ours(folder: Path) -> bool:
 
 def _name_problem(folder: Path, manifest: Mapping[str, Any]) -> str | None:
     """Return the problem with a copied or renamed folder, whose name gives another step than its manifest."""
-    match, step = _NAME.fullmatch(folder.name), manifest.get("step")
-    return f"{MANIFEST} is of step {step}" if match and step is not None and step != int(match[1]) else None
+    match = _NAME.fullmatch(folder.name)
+    step = manifest.get("step")
+    if match is None or step is None or step == int(match[1]):
+        return None
+    return f"{MANIFEST} is of step {step}"
 
 
 def _set_aside(path: Path) -> None:
@@ -182,8 +200,11 @@ def _set_aside(path: Path) -> None:
 def _size_problem(path: Path, row: Any, name: str) -> str | None:
     if not path.is_file():
         return f"{name} is missing"
-    expected, found = row.get("bytes") if isinstance(row, dict) else None, path.stat().st_size
-    return None if found == expected else f"{name} has {found} bytes, expected {expected}"
+    expected = row.get("bytes") if isinstance(row, dict) else None
+    size = path.stat().st_size
+    if size == expected:
+        return None
+    return f"{name} has {size} bytes, expected {expected}"
 
 
 def _hash_all(paths: Iterable[Path], *, flush: bool = False) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from itertools import count, islice
@@ -82,14 +82,21 @@ def distinct(problems: Iterable[Drawn], size: int, *, held_out: bool, of: str) -
 
 def to_dataset(problems: Mapping[str, str], form: PromptForm | None) -> Dataset:
     """Return the split with these questions. Without a form the questions are the prompts."""
-    prompts = [form.write(question) for question in problems] if form else list(problems)
+    prompts: list[Any] = list(problems)
+    if form:
+        prompts = [form.write(question) for question in problems]
     return Dataset.from_dict({"prompt": prompts, "answer": list(problems.values())})
 
 
 def sizes_of(settings: Settings) -> tuple[int, int]:
     """Return the numbers of training and test prompts in a recipe."""
-    train, test = settings.get("task_train_size"), settings.get("task_test_size")
-    return TRAIN_SIZE if train is None else train, TEST_SIZE if test is None else test
+    train = settings.get("task_train_size")
+    test = settings.get("task_test_size")
+    if train is None:
+        train = TRAIN_SIZE
+    if test is None:
+        test = TEST_SIZE
+    return train, test
 
 
 def generated_task(
@@ -113,10 +120,10 @@ def generated_task(
     difficulty = settings.get("task_difficulty") or "mixed"
     rng = random.Random(settings.get("task_seed") or 0)
     problems = (draw(rng, difficulty) for _ in count())
-    train, test = (
-        to_dataset(distinct(problems, size, held_out=held_out, of=f"{name} ({difficulty})"), form)
-        for size, held_out in zip(sizes_of(settings), (False, True), strict=True)
-    )
+    source = f"{name} ({difficulty})"
+    train_size, test_size = sizes_of(settings)
+    train = to_dataset(distinct(problems, train_size, held_out=False, of=source), form)
+    test = to_dataset(distinct(problems, test_size, held_out=True, of=source), form)
     version = form.version(1) if form else f"{GRADER_VERSION}-1"
     return Task(name, version, train, test, {answer: 1.0, **FORM_REWARDS}, answer)
 
@@ -150,11 +157,16 @@ def draw_sum(rng: random.Random, fewest: int, most: int) -> list[int]:
     total = rng.randint(low, high)
     terms = [total]
     for _ in range(rng.randint(fewest, most) - 1):
-        room_above, room_below = high - total, total - low
-        adding = room_below < low or (room_above >= low and rng.random() < 0.5)
-        size = rng.randint(low, room_above if adding else room_below)
-        terms.append(size if adding else -size)
-        total += terms[-1]
+        room_above = high - total
+        room_below = total - low
+        must_add = room_below < low
+        can_add = room_above >= low
+        if must_add or (can_add and rng.random() < 0.5):
+            term = rng.randint(low, room_above)
+        else:
+            term = -rng.randint(low, room_below)
+        terms.append(term)
+        total += term
     return terms
 
 
@@ -177,7 +189,7 @@ def _draw_countdown(rng: random.Random, difficulty: str) -> Drawn:
     numbers = [rng.randint(1, largest) for _ in range(rng.randint(fewest, most))]
     target, expression = combine(rng, numbers)
     # sorted, so that a problem has one wording, and no seed tests a problem that another trains on
-    listed = ", ".join(map(str, sorted(numbers)))
+    listed = ", ".join(str(number) for number in sorted(numbers))
     question = (
         f"Write an arithmetic expression that uses each of the numbers {listed} exactly once and has the value "
         f"{target}. Use only +, -, *, / and parentheses."
@@ -197,7 +209,9 @@ def combine(rng: random.Random, numbers: list[int]) -> tuple[int, str]:
         parts = [(number, str(number)) for number in numbers]
         while len(parts) > 1 and parts[0][0] <= _LARGEST_VALUE:
             rng.shuffle(parts)
-            parts = [_join(rng, *parts.pop(), *parts.pop()), *parts]
+            first = parts.pop()
+            second = parts.pop()
+            parts.insert(0, _join(rng, *first, *second))
         value, text = parts[0]
         if len(parts) == 1 and value <= _LARGEST_VALUE:
             return value, text[1:-1]
@@ -225,20 +239,21 @@ def gym_task(settings: Settings) -> Task:
     distinct problems, or if its scorer does not accept its own answers.
     """
     name = str(settings["task"]).partition(":")[2]
-    sizes, form = sizes_of(settings), PromptForm.of(settings)
-    draws, seed = _GYM_DRAWS_PER_PROMPT * max(sizes), settings.get("task_seed") or 0
+    form = PromptForm.of(settings)
+    train_size, test_size = sizes_of(settings)
+    draws = _GYM_DRAWS_PER_PROMPT * max(train_size, test_size)
+    seed = settings.get("task_seed") or 0
     options = dict(settings.get("task_options") or {})
     source = _create_gym(name, options, draws, seed)
 
-    def split(size: int, held_out: bool) -> dict[str, str]:
-        problems = (source[row] for row in range(draws))
-        drawn = (
-            Drawn(str(each["question"]), numbered(each["answer"], row), is_held_out(str(each["question"])))
-            for row, each in enumerate(problems)
-        )
-        return distinct(drawn, size, held_out=held_out, of=f"reasoning-gym's {name}")
+    def problems() -> Iterator[Drawn]:
+        for row in range(draws):
+            problem = source[row]
+            question = str(problem["question"])
+            yield Drawn(question, numbered(problem["answer"], row), is_held_out(question))
 
-    splits = [split(size, held_out) for size, held_out in zip(sizes, (False, True), strict=True)]
+    train = distinct(problems(), train_size, held_out=False, of=f"reasoning-gym's {name}")
+    test = distinct(problems(), test_size, held_out=True, of=f"reasoning-gym's {name}")
     work = json.dumps([name, {**options, "size": draws, "seed": seed}])
     grader = Reward(
         GYM,
@@ -247,18 +262,36 @@ def gym_task(settings: Settings) -> Task:
         maker=("pods_rl.rewards.gym:scoring", work),
         gold=lambda gold: unnumbered(gold)[0] or None,
     )
-    golds = [gold for problems in splits for gold in list(problems.values())[:_TRIED] if grader.gold(gold)]
-    texts = [f"<answer>{grader.gold(gold)}</answer>" for gold in golds]
-    for gold, mark in zip(golds, score(grader, texts, golds, settings.get("reward_seconds")), strict=True):
-        if isinstance(mark, RewardFailure) or mark < 1:
-            said = mark.reason if isinstance(mark, RewardFailure) else f"it scores {mark:g}"
-            raise UserError(
-                f"reasoning-gym's {name}: its scorer does not accept its own answer, {describe(gold)} ({said}). Some "
-                "scorers run an answer as code, which is blocked: choose another data set."
-            )
-    train, test = (to_dataset(problems, form) for problems in splits)
+    first_golds = [*islice(train.values(), _TRIED), *islice(test.values(), _TRIED)]
+    _check_gym_golds(name, grader, first_golds, settings.get("reward_seconds"))
     version = form.version(f"scored.1.{metadata.version('reasoning-gym')}")
-    return Task(f"{GYM}/{name}", version, train, test, {GYM: 1.0, **FORM_REWARDS}, GYM, graders=(grader,))
+    return Task(
+        f"{GYM}/{name}",
+        version,
+        to_dataset(train, form),
+        to_dataset(test, form),
+        {GYM: 1.0, **FORM_REWARDS},
+        GYM,
+        graders=(grader,),
+    )
+
+
+def _check_gym_golds(name: str, grader: Reward, golds: list[str], seconds: float | None) -> None:
+    """Raise UserError if the scorer of a data set does not give full marks to its own answers."""
+    assert grader.gold is not None
+    answered = [gold for gold in golds if grader.gold(gold)]
+    texts = [f"<answer>{grader.gold(gold)}</answer>" for gold in answered]
+    for gold, mark in zip(answered, score(grader, texts, answered, seconds), strict=True):
+        if isinstance(mark, RewardFailure):
+            reason = mark.reason
+        elif mark < 1:
+            reason = f"it scores {mark:g}"
+        else:
+            continue
+        raise UserError(
+            f"reasoning-gym's {name}: its scorer does not accept its own answer, {describe(gold)} ({reason}). Some "
+            "scorers run an answer as code, which is blocked: choose another data set."
+        )
 
 
 def _create_gym(name: str, options: Settings, size: int, seed: int) -> Any:

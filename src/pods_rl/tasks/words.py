@@ -57,8 +57,11 @@ class WordProblem(NamedTuple):
     @property
     def held_out(self) -> bool | None:
         """True for a test problem: template and numbers are both held out; False if neither is; None if one is."""
-        template, numbers = is_held_out(self.template), is_held_out(f"{self.start} {self.steps}")
-        return template if template == numbers else None
+        template_held_out = is_held_out(self.template)
+        numbers_held_out = is_held_out(f"{self.start} {self.steps}")
+        if template_held_out != numbers_held_out:
+            return None
+        return template_held_out
 
 
 def take_step(total: int, step: Step) -> int:
@@ -68,7 +71,16 @@ def take_step(total: int, step: Step) -> int:
     (42, 12)
     """
     sign, number = step
-    return {"+": total + number, "-": total - number, "*": total * number, "/": total // number}[sign]
+    match sign:
+        case "+":
+            return total + number
+        case "-":
+            return total - number
+        case "*":
+            return total * number
+        case "/":
+            return total // number
+    raise ValueError(f"sign is {sign!r}; expected one of + - * /")
 
 
 def draw_problem(rng: random.Random, lengths: tuple[int, int], distractors: tuple[int, int]) -> WordProblem:
@@ -108,8 +120,8 @@ def words_task(settings: Settings) -> Task:
     >>> task.test[0]["prompt"][-35:-1], task.test[0]["answer"]
     ('How many badges does Max have now?', '92')
     """
-    given = {key: value for key, value in settings.items() if value is not None}
-    form = PromptForm.of({"prompt_style": "plain", "system_prompt": "", **given})
+    set_values = {key: value for key, value in settings.items() if value is not None}
+    form = PromptForm.of({"prompt_style": "plain", "system_prompt": "", **set_values})
     return generated_task("words", settings, _draw, form)
 
 
@@ -126,11 +138,13 @@ def _stories() -> dict[str, Any]:
 
 def _sentences(scene: dict[str, list[str]], kind: str) -> list[str]:
     """Return the sentences for a kind of step: the scene's own, or those of all scenes."""
-    own = {"group": "groups", "gain": "gains", "loss": "losses"}
-    shared = {"growth": "growths", "half": "halvings"}
-    if kind in own:
-        return scene[own[kind]]
-    return _stories()[shared[kind]] if kind in shared else _stories()["ends"][kind]
+    of_scene = {"group": "groups", "gain": "gains", "loss": "losses"}
+    of_all_scenes = {"growth": "growths", "half": "halvings"}
+    if kind in of_scene:
+        return scene[of_scene[kind]]
+    if kind in of_all_scenes:
+        return _stories()[of_all_scenes[kind]]
+    return _stories()["ends"][kind]
 
 
 def _write_story(rng: random.Random, scene: dict[str, list[str]], written: list[tuple[str, int]], groups: int) -> str:
@@ -138,26 +152,49 @@ def _write_story(rng: random.Random, scene: dict[str, list[str]], written: list[
 
     `groups` is the number of groups, if the story opens with groups.
     """
-    she, he = _stories()["she"], _stories()["he"]
-    own, others, words = (she, he, ("she", "her", "her")) if rng.random() < 0.5 else (he, she, ("he", "his", "him"))
-    name, friends = rng.choice(own), rng.sample(others, 2)
-    fields: dict[str, Any] = dict(zip(("he", "his", "him"), words, strict=True))
-    fields |= {"A": name, "He": words[0].title(), "His": words[1].title(), "k": groups}
-    fields["things"] = rng.choice(scene["things"])
-    text, subject = [], False
+    names_she = _stories()["she"]
+    names_he = _stories()["he"]
+    if rng.random() < 0.5:
+        names, friends_names, pronouns = names_she, names_he, ("she", "her", "her")
+    else:
+        names, friends_names, pronouns = names_he, names_she, ("he", "his", "him")
+    subjective, possessive, objective = pronouns
+    name = rng.choice(names)
+    friends = rng.sample(friends_names, 2)
+    fields: dict[str, Any] = {
+        "A": name,
+        "he": subjective,
+        "He": subjective.title(),
+        "his": possessive,
+        "His": possessive.title(),
+        "him": objective,
+        "k": groups,
+        "things": rng.choice(scene["things"]),
+    }
+    text = []
+    person_is_subject = False  # of the sentence before
     for sentence, number in written:
-        if not subject:  # a pronoun would be unclear
-            sentence = _PRONOUN.sub(lambda found: "{A}'s" if found[1].lower() == "his" else "{A}", sentence, count=1)
-        subject = sentence.startswith(("{He}", "{A} "))
+        if not person_is_subject:  # a pronoun would be unclear
+            sentence = _PRONOUN.sub(_name_for_pronoun, sentence, count=1)
+        person_is_subject = sentence.startswith(("{He}", "{A} "))
         text.append(sentence.format(**fields, n=number, times=TIMES.get(number), B=rng.choice(friends)))
     return " ".join(text)
+
+
+def _name_for_pronoun(pronoun: re.Match[str]) -> str:
+    return "{A}'s" if pronoun[1].lower() == "his" else "{A}"
 
 
 def _draw_kinds(rng: random.Random, steps: int) -> list[str]:
     """Draw what happens: perhaps groups at the start, perhaps a question that needs a step of its own."""
     while True:
-        head = ["group"] if rng.random() < 0.35 else []
-        tail = [rng.choice([end for end in _stories()["ends"] if end != "ask"])] if rng.random() < 0.6 else []
+        head = []
+        tail = []
+        if rng.random() < 0.35:
+            head = ["group"]
+        if rng.random() < 0.6:
+            ends = [end for end in _stories()["ends"] if end != "ask"]
+            tail = [rng.choice(ends)]
         between = steps - len(head) - len(tail)
         if between >= 0:
             return [*head, *rng.sample(_EVENTS, between), *tail]
@@ -166,7 +203,8 @@ def _draw_kinds(rng: random.Random, steps: int) -> list[str]:
 def draw_numbers(rng: random.Random, kinds: list[str]) -> tuple[int, tuple[Step, ...]]:
     """Draw the first number and the steps, so that all numbers and results are integers from 2 to 99."""
     while True:
-        start = total = rng.randint(2, 9 if kinds[0] == "group" else 80)
+        start = rng.randint(2, 9 if kinds[0] == "group" else 80)
+        total = start
         steps: list[Step] = []
         for kind in kinds:
             fitting = _fitting(kind, total)
@@ -180,6 +218,10 @@ def draw_numbers(rng: random.Random, kinds: list[str]) -> tuple[int, tuple[Step,
 
 def _fitting(kind: str, total: int) -> list[int]:
     """Return the numbers that this kind of step may have after a total."""
-    sign, few = SIGNS[kind], _NUMBERS.get(kind, range(2, 10))
-    exact = [number for number in few if sign != "/" or total % number == 0]
-    return [number for number in exact if 2 <= take_step(total, (sign, number)) <= _LARGEST]
+    sign = SIGNS[kind]
+    fitting = []
+    for number in _NUMBERS.get(kind, range(2, 10)):
+        is_exact = sign != "/" or total % number == 0
+        if is_exact and 2 <= take_step(total, (sign, number)) <= _LARGEST:
+            fitting.append(number)
+    return fitting
