@@ -27,7 +27,9 @@ class Origin:
 
     def where(self, key: str) -> str:
         """Return ``recipe.yaml:3: `` for a key of a file, else ``name: ``."""
-        return f"{self.name}:{self.lines[key]}: " if key in self.lines else f"{self.name}: "
+        if key in self.lines:
+            return f"{self.name}:{self.lines[key]}: "
+        return f"{self.name}: "
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], Origin]:
@@ -64,8 +66,9 @@ def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], Origin]:
     if not isinstance(values, dict) or not isinstance(node, yaml.MappingNode):
         held = "nothing" if values is None else f"a {type(values).__name__}"
         raise UserError(f"{name}: holds {held}: expected `key: value` lines.")
-    if wrong := [key for key in values if not isinstance(key, str)]:
-        raise UserError(f"{name}: the key {short(str(wrong[0]))} is not text: put it in quotes.")
+    for key in values:
+        if not isinstance(key, str):
+            raise UserError(f"{name}: the key {short(str(key))} is not text: put it in quotes.")
     return values, Origin(name, {key.value: key.start_mark.line + 1 for key, _ in node.value})
 
 

@@ -50,7 +50,7 @@ def converse(
     task: Task,
     questions: Sequence[Mapping[str, Any]],
     rows: Sequence[int],
-    how: Sampling,
+    sampling: Sampling,
     done: RowsDone,
     loop: asyncio.AbstractEventLoop | None = None,
 ) -> list[Conversation]:
@@ -63,63 +63,105 @@ def converse(
         task: its tools and environments.
         questions: rows of the data set; `reset` of an environment takes their columns.
         rows: seed the draws.
-        how: `max_completion_length` counts the tokens of all turns and results; the arguments of the chat template
+        sampling: `max_completion_length` counts the tokens of all turns and results; the arguments of the chat template
             include those of `tool_options`.
         done: called with the number of finished conversations.
         loop: an event loop that another thread runs, for tools and rewards that are coroutines: they may hold
             connections that are bound to it. None: a new loop in this thread.
     """
-    found: list[Conversation] = []
+    conversations: list[Conversation] = []
     environments: list[Any] = []  # None for a task without
-    limits = ToolLimits(how.tool_timeout)
+    limits = ToolLimits(sampling.tool_timeout)
     with ExitStack() as stack:
-        for _ in range(min(how.batch_size, len(rows))):
-            environments.append(task.environment_factory and task.environment_factory())
-            stack.callback(close_environment, environments[-1])
-        wait: Wait = stack.enter_context(asyncio.Runner()).run
-        if loop is not None:
-            wait = lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop).result()  # noqa: E731
-        for start in range(0, len(rows), how.batch_size):
-            part = slice(start, start + how.batch_size)
+        for _ in range(min(sampling.batch_size, len(rows))):
+            environment = None
+            if task.environment_factory:
+                environment = task.environment_factory()
+            environments.append(environment)
+            stack.callback(close_environment, environment)
+        wait = _waiting_in(loop) if loop is not None else stack.enter_context(asyncio.Runner()).run
+        for start in range(0, len(rows), sampling.batch_size):
+            part = slice(start, start + sampling.batch_size)
             batch = []
+            # The last batch may have fewer rows than there are environments.
             for question, row, environment in zip(questions[part], rows[part], environments, strict=False):
-                prompt = question["prompt"]
-                if environment is not None and (observed := without_copies(environment.reset)(**question)) is not None:
-                    prompt = [*prompt[:-1], {**prompt[-1], "content": prompt[-1]["content"] + observed}]
-                text = render(sampler.tokenizer, prompt, **how.chat_template_kwargs)
                 tools = limits.of_rollout({tool.__name__: tool for tool in task.tools_of(environment)})
-                batch.append(Conversation(row, text, encode(sampler.tokenizer, prompt, text), tools))
-            _take_turns(sampler, batch, how, wait)
+                batch.append(_begin(sampler, question, row, environment, tools, sampling))
+            _take_turns(sampler, batch, sampling, wait)
             if task.answer == ENVIRONMENT:
                 for conversation, environment in zip(batch, environments, strict=False):
                     reward = environment.get_reward()
                     conversation.reward = wait(reward) if inspect.iscoroutine(reward) else reward
-            found += batch
-            done(len(found), len(rows))
-    return found
+            conversations += batch
+            done(len(conversations), len(rows))
+    return conversations
 
 
-def _take_turns(sampler: Sampler, batch: Sequence[Conversation], how: Sampling, wait: Wait) -> None:
+def _waiting_in(loop: asyncio.AbstractEventLoop) -> Wait:
+    """Return a function that runs a coroutine in another thread's loop and waits for its result."""
+
+    def wait(coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+
+    return wait
+
+
+def _begin(
+    sampler: Sampler,
+    question: Mapping[str, Any],
+    row: int,
+    environment: Any,
+    tools: Mapping[str, Tool],
+    sampling: Sampling,
+) -> Conversation:
+    """Return a conversation before its first turn. What an environment's `reset` returns is added to the prompt."""
+    prompt = question["prompt"]
+    if environment is not None:
+        observation = without_copies(environment.reset)(**question)
+        if observation is not None:
+            last_message = prompt[-1]
+            prompt = [*prompt[:-1], {**last_message, "content": last_message["content"] + observation}]
+    text = render(sampler.tokenizer, prompt, **sampling.chat_template_kwargs)
+    return Conversation(row, text, encode(sampler.tokenizer, prompt, text), tools)
+
+
+def _take_turns(sampler: Sampler, batch: Sequence[Conversation], sampling: Sampling, wait: Wait) -> None:
     """Alternate turns of the policy with tool results until no call or no room for tokens remains."""
-    turn, open_ones, length = 0, list(batch), how.max_completion_length
-    tools = how.chat_template_kwargs.get("tools")
-    while open_ones:
-        keys = [one.row + (turn << 32) for one in open_ones]  # each turn has its own draws
-        most = max(length - len(one.ids) for one in open_ones)
-        contexts = [one.prompt_ids + one.ids for one in open_ones]
-        completions = sampler.sample(contexts, keys, replace(how, max_completion_length=most), lambda *_: None)
-        for one, context, completion in zip(open_ones, contexts, completions, strict=True):
-            own = list(completion.ids)[: length - len(one.ids)]
-            one.ids += own
-            one.tokens += len(own)
-            one.ended = completion.ended and len(own) == len(completion.ids)
-            one.messages.append(parse_response(sampler.tokenizer, own, prefix=context, tools=tools))
-        calling = [one for one in open_ones if one.messages[-1].get("tool_calls")] if turn != how.tool_turns else []
-        open_ones = [one for one in calling if _answer_calls(one, sampler.tokenizer, how, wait)]
+    turn = 0
+    open_conversations = list(batch)
+    while open_conversations:
+        _take_turn(sampler, open_conversations, turn, sampling)
+        if turn == sampling.tool_turns:
+            return
+        still_open = []
+        for conversation in open_conversations:
+            calls = conversation.messages[-1].get("tool_calls")
+            if calls and _answer_calls(conversation, sampler.tokenizer, sampling, wait):
+                still_open.append(conversation)
+        open_conversations = still_open
         turn += 1
 
 
-def _answer_calls(one: Conversation, tokenizer: PreTrainedTokenizerBase, how: Sampling, wait: Wait) -> bool:
+def _take_turn(sampler: Sampler, conversations: Sequence[Conversation], turn: int, sampling: Sampling) -> None:
+    """Add one turn of the policy to each conversation."""
+    length = sampling.max_completion_length
+    keys = [conversation.row + (turn << 32) for conversation in conversations]  # each turn has its own draws
+    contexts = [conversation.prompt_ids + conversation.ids for conversation in conversations]
+    most_room = max(length - len(conversation.ids) for conversation in conversations)
+    of_turn = replace(sampling, max_completion_length=most_room)
+    completions = sampler.sample(contexts, keys, of_turn, lambda *_: None)
+    tools = sampling.chat_template_kwargs.get("tools")
+    for conversation, context, completion in zip(conversations, contexts, completions, strict=True):
+        turn_ids = list(completion.ids)[: length - len(conversation.ids)]
+        conversation.ids += turn_ids
+        conversation.tokens += len(turn_ids)
+        conversation.ended = completion.ended and len(turn_ids) == len(completion.ids)
+        conversation.messages.append(parse_response(sampler.tokenizer, turn_ids, prefix=context, tools=tools))
+
+
+def _answer_calls(
+    conversation: Conversation, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, wait: Wait
+) -> bool:
     """Call the tools of the latest turn and append the results, if they fit; return whether room for a turn remains.
 
     An exception becomes a result that the policy reads. Coroutines run together, and their results follow the others,
@@ -127,29 +169,32 @@ def _answer_calls(one: Conversation, tokenizer: PreTrainedTokenizerBase, how: Sa
     """
     ready: list[tuple[str, Any]] = []
     waiting: list[tuple[str, Awaitable[Any]]] = []
-    for call in one.messages[-1]["tool_calls"]:
+    for call in conversation.messages[-1]["tool_calls"]:
         function = call.get("function") or {}
         name: str = tokenizable(str(function.get("name")))
         try:
-            if name not in one.tools:
+            if name not in conversation.tools:
                 raise ValueError(f"Tool {name} not found.")
-            result = one.tools[name](**function["arguments"])
+            result = conversation.tools[name](**function["arguments"])
         except Exception as error:
             result = error
-        (waiting if inspect.isawaitable(result) else ready).append((name, result))
+        if inspect.isawaitable(result):
+            waiting.append((name, result))
+        else:
+            ready.append((name, result))
     if waiting:
         names, coroutines = zip(*waiting, strict=True)
         ready += zip(names, wait(_gather(coroutines)), strict=True)
-    results = [
-        {"role": "tool", "name": name, "content": str({"error": str(x)}) if isinstance(x, Exception) else x}
-        for name, x in ready
-    ]
-    suffix = _suffix(tokenizer, results, how.chat_template_kwargs)
-    room = how.max_completion_length - len(one.ids) - len(suffix)
+    results = []
+    for name, result in ready:
+        content = str({"error": str(result)}) if isinstance(result, Exception) else result
+        results.append({"role": "tool", "name": name, "content": content})
+    suffix = _suffix(tokenizer, results, sampling.chat_template_kwargs)
+    room = sampling.max_completion_length - len(conversation.ids) - len(suffix)
     if room >= 0:  # otherwise the call has no answer
-        one.messages += results
-        one.ids += suffix
-        one.ended = False
+        conversation.messages += results
+        conversation.ids += suffix
+        conversation.ended = False
     return room > 0
 
 
@@ -162,14 +207,21 @@ def _suffix(tokenizer: PreTrainedTokenizerBase, results: Messages, options: Mapp
 
     Templates write a line break or nothing after the end token, so the results begin directly after it.
     """
-    given = {name: value for name, value in options.items() if name != "tools"}
+    template_options = {name: value for name, value in options.items() if name != "tools"}
     call = {"type": "function", "function": {"name": results[0]["name"], "arguments": {}}}
-    before = [{"role": "user", "content": "-"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    head, complete = (
-        tokenizer.apply_chat_template(
-            messages, add_generation_prompt=messages is not before, tokenize=True, return_dict=False, **given
+    before: Messages = [{"role": "user", "content": "-"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+
+    def tokens(messages: Messages, next_turn: bool) -> list[int]:
+        return list(
+            tokenizer.apply_chat_template(
+                messages, add_generation_prompt=next_turn, tokenize=True, return_dict=False, **template_options
+            )
         )
-        for messages in (before, [*before, *results])
-    )
-    ends = [place for place, token in enumerate(head, start=1) if token == tokenizer.eos_token_id]
-    return list(complete[ends[-1] if ends else len(head) :])
+
+    head = tokens(before, next_turn=False)
+    complete = tokens([*before, *results], next_turn=True)
+    end_of_turn = len(head)
+    for place, token in enumerate(head, start=1):
+        if token == tokenizer.eos_token_id:
+            end_of_turn = place
+    return complete[end_of_turn:]

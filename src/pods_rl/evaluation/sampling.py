@@ -75,7 +75,7 @@ class Sampler(Protocol):
     tokenizer: PreTrainedTokenizerBase
 
     def sample(
-        self, prompts_ids: Sequence[Sequence[int]], rows: Sequence[int], how: Sampling, done: RowsDone
+        self, prompts_ids: Sequence[Sequence[int]], rows: Sequence[int], sampling: Sampling, done: RowsDone
     ) -> list[Completion]:
         """Return a completion of each prompt (token ids), in order; `rows` seed their draws."""
 
@@ -94,43 +94,69 @@ class GenerateSampler:
     backend = "generate"
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.model, self.dtype, self.tokenizer = model, model.dtype, tokenizer
-        ends = model.generation_config.eos_token_id
-        self._ends = {*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id} - {None}
-        pad = tokenizer.pad_token_id
-        self._pad = pad if pad is not None else min(self._ends, default=0)
+        self.model = model
+        self.dtype = model.dtype
+        self.tokenizer = tokenizer
+        model_ends = model.generation_config.eos_token_id
+        if not isinstance(model_ends, list):
+            model_ends = [model_ends]
+        self._ends = {*model_ends, tokenizer.eos_token_id} - {None}
+        self._pad = tokenizer.pad_token_id
+        if self._pad is None:
+            self._pad = min(self._ends, default=0)
 
     @torch.no_grad()
     def sample(
-        self, prompts_ids: Sequence[Sequence[int]], rows: Sequence[int], how: Sampling, done: RowsDone
+        self, prompts_ids: Sequence[Sequence[int]], rows: Sequence[int], sampling: Sampling, done: RowsDone
     ) -> list[Completion]:
         """Complete each prompt, in order (see `Sampler`)."""
         # Longest first: an out-of-memory error shows at once, and the estimated time left does not grow.
         order = sorted(range(len(rows)), key=lambda i: -len(prompts_ids[i]))
         completions: dict[int, Completion] = {}
-        length, was_training = how.max_completion_length, self.model.training
+        was_training = self.model.training
         try:
             self.model.eval()
-            for start in range(0, len(order), how.batch_size):
-                batch = order[start : start + how.batch_size]
-                ids, width = [prompts_ids[i] for i in batch], len(prompts_ids[batch[0]])
-                keys = [(how.seed, rows[i]) for i in batch]
-                draws = RowDraws(keys, length, self.model.device, prompt_width=width) if how.temperature else None
-                found = complete_prompts(
-                    self.model, ids, draws,
-                    length=length, ends=sorted(self._ends), pad=self._pad, temperature=how.temperature,
-                )  # fmt: skip
-                completions |= zip(batch, map(self._cut, found.tolist()), strict=True)
+            for start in range(0, len(order), sampling.batch_size):
+                batch = order[start : start + sampling.batch_size]
+                keys = [(sampling.seed, rows[i]) for i in batch]
+                completed = self._complete([prompts_ids[i] for i in batch], keys, sampling)
+                for i, completion in zip(batch, completed, strict=True):
+                    completions[i] = completion
                 done(start + len(batch), len(order))
         finally:
             self.model.train(was_training)
         return [completions[i] for i in range(len(rows))]
 
+    def _complete(
+        self, prompts_ids: Sequence[Sequence[int]], keys: Sequence[tuple[int, int]], sampling: Sampling
+    ) -> list[Completion]:
+        """Complete one batch, the longest prompt first."""
+        length = sampling.max_completion_length
+        draws = None
+        if sampling.temperature:
+            draws = RowDraws(keys, length, self.model.device, prompt_width=len(prompts_ids[0]))
+        completions_ids = complete_prompts(
+            self.model,
+            prompts_ids,
+            draws,
+            length=length,
+            ends=sorted(self._ends),
+            pad=self._pad,
+            temperature=sampling.temperature,
+        )
+        return [self._cut(ids) for ids in completions_ids.tolist()]
+
     def _cut(self, ids: list[int]) -> Completion:
         """Return the completion up to its first end token."""
-        length = next((i + 1 for i, token in enumerate(ids) if token in self._ends), None)
+        length = len(ids)
+        ended = False
+        for place, token in enumerate(ids):
+            if token in self._ends:
+                length = place + 1
+                ended = True
+                break
         kept = ids[:length]
-        return Completion(self.tokenizer.decode(kept, skip_special_tokens=True), len(kept), length is not None, kept)
+        return Completion(self.tokenizer.decode(kept, skip_special_tokens=True), length, ended, kept)
 
 
 class VLLMSampler:
@@ -152,15 +178,19 @@ class VLLMSampler:
     backend = "vllm"
 
     def __init__(self, policy: Policy, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.tokenizer, quantised, lora = tokenizer, recipe.values.get("load_in_4bit"), {}
+        self.tokenizer = tokenizer
+        quantised = recipe.values.get("load_in_4bit")
+        lora: dict[str, Any] = {}
+        self._lora: Any = None
         try:
+            self._vllm: Any = import_module("vllm")
             if policy.adapter is not None:
                 adapter = LoraConfig.from_pretrained(str(policy.adapter))
                 rank = max(adapter.r, *adapter.rank_pattern.values(), 8)
-                lora = {"enable_lora": True, "max_lora_rank": 1 << (rank - 1).bit_length()}  # powers of two from 8 on
-            self._vllm: Any = import_module("vllm")
-            request: Any = import_module("vllm.lora.request") if policy.adapter else None
-            self._lora = request and request.LoRARequest("adapter", 1, str(policy.adapter))
+                power_of_two = 1 << (rank - 1).bit_length()  # vLLM takes powers of two from 8 on
+                lora = {"enable_lora": True, "max_lora_rank": power_of_two}
+                request: Any = import_module("vllm.lora.request")
+                self._lora = request.LoRARequest("adapter", 1, str(policy.adapter))
             self._llm = self._vllm.LLM(
                 model=str(policy.model),
                 tokenizer=str(policy.tokenizer),
@@ -180,19 +210,25 @@ class VLLMSampler:
         self.dtype = self._llm.llm_engine.model_config.dtype  # `auto` is bf16 or float16 for float32 weights
 
     def sample(
-        self, prompts_ids: Sequence[Sequence[int]], rows: Sequence[int], how: Sampling, done: RowsDone
+        self, prompts_ids: Sequence[Sequence[int]], rows: Sequence[int], sampling: Sampling, done: RowsDone
     ) -> list[Completion]:
         """Complete each prompt, in order (see `Sampler`); all rows are one batch, which vLLM schedules."""
-        length = how.max_completion_length
-        params = [
-            self._vllm.SamplingParams(
-                n=1, temperature=how.temperature, top_p=1.0, top_k=0, max_tokens=length,
-                seed=(1_000_003 * how.seed + row) % 2**31,  # the rows of the next evaluation have other seeds
-            )
-            for row in rows
-        ]  # fmt: skip
+        params = [self._parameters(row, sampling) for row in rows]
         requests = [{"prompt_token_ids": list(ids)} for ids in prompts_ids]
         outputs = self._llm.generate(requests, sampling_params=params, use_tqdm=False, lora_request=self._lora)
         done(len(rows), len(rows))
-        first = [output.outputs[0] for output in outputs]
-        return [Completion(o.text, len(o.token_ids), o.finish_reason == "stop") for o in first]
+        completions = []
+        for output in outputs:
+            first = output.outputs[0]
+            completions.append(Completion(first.text, len(first.token_ids), first.finish_reason == "stop"))
+        return completions
+
+    def _parameters(self, row: int, sampling: Sampling) -> Any:
+        return self._vllm.SamplingParams(
+            n=1,
+            temperature=sampling.temperature,
+            top_p=1.0,
+            top_k=0,
+            max_tokens=sampling.max_completion_length,
+            seed=(1_000_003 * sampling.seed + row) % 2**31,  # the rows of the next evaluation have other seeds
+        )
