@@ -132,7 +132,7 @@ def _check_task(settings: Mapping[str, Any], out: Console) -> bool:
     out.print(f"[bold]{safe_text(settings['task'])}[/bold]")
     try:
         with out.status("loading"):
-            task = load_task(settings)
+            task = load_task(settings, check=False)
     except UserError as error:
         out.print(f"  [red]not loaded:[/red] {safe_text(error)}")
         return False

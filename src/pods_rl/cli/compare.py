@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -119,9 +119,10 @@ def _check_arms(experiment: Experiment, *, data: bool = False) -> list[str]:
 
 def _check_recipes(experiment: Experiment, data: bool) -> list[str]:
     notes: dict[str, None] = {}  # each once, in order
+    loaded: dict[str, Any] = {}
     for run in experiment.plan()[: len(experiment.arms)]:
         if data:
-            notes.update(dict.fromkeys(check_recipe(run.recipe, experiment.processes)))
+            notes.update(dict.fromkeys(check_recipe(run.recipe, experiment.processes, loaded)))
         else:
             check_engine(run.recipe, experiment.processes)
     return list(notes)

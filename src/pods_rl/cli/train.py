@@ -43,7 +43,7 @@ AllowChanged = Annotated[
     bool, Option("--allow_changed_recipe", help="With --resume: accept a checkpoint of another recipe.")
 ]
 DryRun = Annotated[
-    bool, Option("--dry_run", help="Check and show the recipe, or each arm, and its batch plan; then stop.")
+    bool, Option("--dry_run", help="Check the recipe, or each arm, and its data, and show its batch plan; then stop.")
 ]
 Force = Annotated[bool, Option("--force", help="Replace a file that this command did not write.")]
 Explain = Annotated[str | None, Option(metavar="KEY", help="Show type, default and meaning of a recipe key.")]
@@ -158,15 +158,16 @@ def check_engine(recipe: Recipe, processes: int | None = None) -> None:
         check(recipe, processes or 1)
 
 
-def check_recipe(recipe: Recipe, processes: int | None = None) -> tuple[str, ...]:
+def check_recipe(recipe: Recipe, processes: int | None = None, loaded: dict[str, Any] | None = None) -> tuple[str, ...]:
     """Check a recipe and its data as a run does before its first step; return what the run would note on them.
 
-    Does not load the weights of the policy. Raises UserError for what a run would refuse.
+    Does not load the weights of the policy. `loaded` keeps tasks between the recipes of an experiment. Raises UserError
+    for what a run would refuse.
     """
     from ..training.trainer import check_engine, check_task
 
     config = None if recipe.missing_library else check_engine(recipe, processes or 1)
-    return check_task(recipe, config)
+    return check_task(recipe, config, loaded)
 
 
 def show_notes(notes: Iterable[str]) -> None:

@@ -167,8 +167,8 @@ def check_unused(path: str | Path) -> None:
     """Raise UserError if a directory holds a run already."""
     if is_run(Path(path)):
         raise UserError(
-            f"{path} already holds a run ({Run(path).state}). Choose another directory with --output, or continue it "
-            "with --resume."
+            f"{path} already holds a run ({Run(Path(path)).state}). Choose another directory with "
+            "--output, or continue it with --resume."
         )
 
 

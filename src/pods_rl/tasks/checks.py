@@ -131,6 +131,8 @@ def gold_problem(gold: str, grader: str | None) -> str | None:
     'it holds the control character U+0001; remove it'
     >>> gold_problem("1/2", "accuracy")
     """
+    if _LOST in gold or _lost_a_backslash(gold):
+        return "a backslash was lost: in JSON and in Python text it is written twice, as in \\\\frac"
     for character in gold:
         problem = _character_problem(character)
         if problem:
@@ -151,8 +153,6 @@ def gold_problem(gold: str, grader: str | None) -> str | None:
 def _character_problem(character: str) -> str | None:
     """Return why a character cannot belong to a gold answer."""
     category = unicodedata.category(character)
-    if character == _LOST:
-        return "a backslash was lost: in JSON and in Python text it is written twice, as in \\\\frac"
     if category == "Cc" and character not in "\t\n\r":
         return f"it holds the control character U+{ord(character):04X}; remove it"
     if character == "\ufffd" or category == "Cs":
@@ -297,7 +297,4 @@ def shared_note(task: Task) -> tuple[str, ...]:
     shared = shared_prompts(task)
     if not shared:
         return ()
-    return (
-        f"{counted(shared, 'test prompt')} of {len(task.test):,} also in the training split: accuracy counts what "
-        "was trained on",
-    )
+    return (f"{counted(shared, 'test prompt')} also in the training split",)

@@ -195,8 +195,8 @@ def hold_out(rows: Dataset, source: DataSource) -> tuple[Dataset, Dataset, str]:
     train = [row for row, mark in enumerate(hashes) if mark not in tested]
     test = [row for row, mark in enumerate(hashes) if mark in tested]
     note = (
-        f"{source} has no test split: {counted(len(test), 'row')} of {len(rows):,}, by a hash of the prompt, are kept to "
-        "test on and never trained. To choose them yourself, set dataset_test_name to a file, or to a split such as "
+        f"{source} has no test split: {counted(len(test), 'row')} of {len(rows):,}, by a hash of the prompt, are kept "
+        "to test on and never trained. To choose them yourself, set dataset_test_name to a file, or to a split such as "
         "train[90%:] with dataset_train_split: train[:90%]"
     )
     return rows.select(train), rows.select(test), note

@@ -167,35 +167,40 @@ def engine_arguments(recipe: Recipe) -> dict[str, Any]:
     return arguments
 
 
-def check_task(recipe: Recipe, config: PODSConfig | None) -> tuple[str, ...]:
+def check_task(
+    recipe: Recipe, config: PODSConfig | None, loaded: dict[str, tuple[Task, Fitted | None]] | None = None
+) -> tuple[str, ...]:
     """Load the prompts, gold answers, rewards and tokenizer of a recipe as a run does; return what the run would note.
 
     What is on a hub that cannot be reached is not checked, and a note says so.
 
     Args:
         recipe: a loaded recipe.
-        config: from `check_engine`. None: the number of prompts is not compared with the batch.
+        config: from `check_engine`. If None, the number of prompts is not compared with the batch.
+        loaded: tasks that earlier calls have loaded, to which this one adds its own; arms mostly share theirs.
 
     Raises:
         UserError: what a run would raise before its first step.
     """
     quiet_libraries()
-    notes: list[str] = []
     data_problem = recipe.hub_problem(DATA_KEYS)
     if data_problem:
         return (f"The data are not checked: {data_problem}",)
     policy_problem = recipe.hub_problem(("model_name_or_path",))
-    if policy_problem:
-        notes.append(f"The policy is not checked: {policy_problem}")
-        task, skipped = training_task(recipe), None
-    else:
-        task, skipped = fitted_task(recipe)
+    loaded = {} if loaded is None else loaded
+    key = repr((recipe.task_settings(), recipe.model_arguments(), recipe.values.get("chat_template_kwargs")))
+    if key not in loaded:
+        loaded[key] = (training_task(recipe), None) if policy_problem else fitted_task(recipe)
+    task, skipped = loaded[key]
     if config is not None:
         with as_recipe_errors(recipe):
             check_prompts(config, len(task.train))
+    notes = list(task.notes)
     if skipped:
         notes.append(str(skipped))
-    return (*task.notes, *notes)
+    if policy_problem:
+        notes.append(f"The policy is not checked: {policy_problem}")
+    return tuple(notes)
 
 
 def check_engine(recipe: Recipe, processes: int = 1) -> PODSConfig:
