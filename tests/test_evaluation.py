@@ -154,6 +154,32 @@ def test_grades_are_the_tasks(tokenizer, task):
     assert columns["answer"] == [gold for gold in task.test["answer"] for _ in range(4)]
 
 
+def brevity(text, gold):
+    return 1.0 - len(text) / 100
+
+
+def test_a_task_that_trains_on_no_grader_is_evaluated_by_its_rewards(tokenizer):
+    """Accuracy, which nobody asked for, would be 0 for a policy that learns what its own reward says."""
+    name = f"{__name__}:brevity"
+    settings = {"task_test_size": 12, "task_train_size": 1, "reward_seconds": None}
+    task = load_task({**settings, "task_rewards": {name: 1.0, "overlong": 0.5}})
+    assert task.answer is None
+    found = evaluate(Parrot(tokenizer, task.test["answer"]), task, Sampling(max_completion_length=3), repeats=2)
+    row, columns = found.row(), found.columns()
+    scores = [1.0 - len(text) / 100 for text in columns["completion"]]
+    assert columns[f"reward/{name}"] == scores
+    assert columns["reward"] == [score - 0.5 for score in scores]  # each of 3 tokens, which is the limit
+    assert row["reward"] == pytest.approx(sum(scores) / len(scores) - 0.5)
+    assert row["reward/overlong"] == -1.0
+    assert row["reward_se"] == row["reward/overlong_se"] == 0.0  # equal lengths
+    assert not [key for key in row if "accuracy" in key or "pass@" in key]
+    assert not {"answer_right", "format_kept", "rewards"} & set(columns)
+    graded = load_task({**settings, "task_rewards": {name: 1.0, "accuracy": 0.0}})  # weight 0: shown, not trained
+    row = evaluate(Parrot(tokenizer, graded.test["answer"]), graded, GREEDY, repeats=2).row()
+    assert row["accuracy"] == 0.5
+    assert not [key for key in row if key.startswith("reward")]
+
+
 TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}[assistant]{{ suffix }}"
 CHAT = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="}]
 

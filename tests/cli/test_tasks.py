@@ -68,7 +68,7 @@ def test_a_task_that_cannot_be_loaded_fails_and_the_others_are_still_checked(mon
     def unreachable(*args, **kwargs):
         raise ConnectionError("Couldn't reach the hub")
 
-    monkeypatch.setattr("pods_rl.tasks.questions.load_dataset", unreachable)
+    monkeypatch.setattr("pods_rl.tasks.sources.load_dataset", unreachable)
     result = pods("check", "math", "countdown", "--task_train_size", "5", "--task_test_size", "2")
     assert result.exit_code == 1
     assert "not loaded: the data set DigitalLearningGmbH/MATH-lighteval of the hub gives no split" in result.output

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from pods_rl.errors import UserError
 from pods_rl.runs import Run
 
 from . import pods
@@ -58,6 +59,63 @@ def test_train_resume_and_evaluate(place):
     pods("eval", "--run", "run", "--output", "results")
     (line,) = Path("results/results.jsonl").read_text().splitlines()
     assert json.loads(line)["n-samples"] == {"arithmetic": {"original": 512, "effective": 4}}
+
+
+def brevity(text, gold):
+    return 1.0 - len(text) / 1000
+
+
+def test_a_run_on_a_users_own_reward_shows_that_reward_everywhere(place):
+    rewards = json.dumps({f"{__name__}:brevity": 1.0})
+    words = ["--task_rewards", rewards, "--reward_seconds", "null", "--max_steps", "1"]
+    output = pods("train", "--config", "r.yaml", "--output", "run", *words).output
+    run = Run.open("run")
+    shown = [line for line in output.splitlines() if "step     0 " in line]
+    assert shown[0].split()[-2:] == ["reward", f"{run.evals[0]['reward']:.3f}"]
+    assert "accuracy" not in output
+    assert "Warning" not in output
+    assert 0 < run.evals[0]["reward"] == run.evals[0][f"reward/{__name__}:brevity"] < 1
+    assert "accuracy" not in run.evals[0]
+    assert len(run.metrics) == 1  # the log of an evaluation is not a step
+    summary = pods("report", "run").output
+    assert "reward" in summary
+    assert "accuracy" not in summary
+    table = pods("eval", "--run", "run", "--output", "results").output
+    assert "accuracy" not in table
+    (line,) = Path("results/results.jsonl").read_text().splitlines()
+    assert {"reward", "reward_stderr"} <= set(json.loads(line)["results"]["arithmetic"])
+
+
+def test_a_dry_run_refuses_the_data_that_training_refuses(place):
+    rows = [{"question": f"{i}+1=", "answer": str(i + 1)} for i in range(20)]
+    damaged = [*rows, {"question": "1/2?", "answer": "\frac12"}]
+    for name, written in (("good", rows), ("damaged", damaged), ("few", rows[:2])):
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written))
+    words = ["--config", "r.yaml", "--task", "dataset", "--prompt_style", "plain", "--system_prompt", ""]
+    words += ["--per_device_train_batch_size", "4"]
+    for name, message in (("damaged", "row 21 .*a backslash was lost"), ("few", "The data hold 1 training prompt")):
+        with pytest.raises(UserError, match=message):
+            pods("train", *words, "--dataset_name", f"{name}.jsonl", "--dry_run")
+        with pytest.raises(UserError, match=message):
+            pods("train", *words, "--dataset_name", f"{name}.jsonl", "--output", name)
+    note = "Note: good.jsonl (train) has no test split: 2 rows of 20"
+    output = pods("train", *words, "--dataset_name", "good.jsonl", "--dry_run").output
+    assert note in output
+    assert "rollouts generated" in output
+    assert note in pods("train", *words, "--dataset_name", "good.jsonl", "--output", "run", "--max_steps", "1").output
+    with pytest.raises(UserError, match="run already holds a run"):
+        pods("train", *words, "--dataset_name", "good.jsonl", "--output", "run", "--dry_run")
+
+
+def test_a_dry_run_says_what_it_cannot_check_without_the_hub(place, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    Path("a.jsonl").write_text('{"question": "1+1=", "answer": "\\frac12"}\n')
+    words = ["train", "--config", "r.yaml", "--dry_run"]
+    assert "Note: The data are not checked: task = gsm8k needs the hub" in pods(*words, "--task", "gsm8k").output
+    remote = [*words, "--model_name_or_path", "no/model"]
+    assert "Note: The policy is not checked: model_name_or_path = no/model needs the hub" in pods(*remote).output
+    with pytest.raises(UserError, match="a backslash was lost"):
+        pods(*remote, "--task", "dataset", "--dataset_name", "a.jsonl", "--dataset_test_name", "a.jsonl")
 
 
 @pytest.mark.slow

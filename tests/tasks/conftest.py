@@ -32,7 +32,7 @@ def hub(monkeypatch):
 
     local = datasets.load_dataset
     hub = Hub()
-    monkeypatch.setattr("pods_rl.tasks.questions.load_dataset", hub.load)
+    monkeypatch.setattr("pods_rl.tasks.sources.load_dataset", hub.load)
     return hub
 
 

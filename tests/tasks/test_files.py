@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 
 import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pods_rl.errors import UserError
 from pods_rl.recipe import schema
-from pods_rl.tasks import TASKS, load_task
+from pods_rl.tasks import TASKS, Task, load_task
 from pods_rl.tasks.prompts import SYSTEM_PROMPT
 
 from .conftest import write_jsonl
@@ -54,6 +59,8 @@ def test_a_conversation_cannot_be_written_as_plain_text(tmp_path):
 @pytest.mark.parametrize("kind", ["json", "parquet", "saved", "saved_splits"])
 def test_every_kind_of_file(tmp_path, kind):
     rows = datasets.Dataset.from_list([{"question": "9*2?", "answer": "18"}])
+    if kind == "saved":  # without a test split: one of two prompts is held out
+        rows = datasets.Dataset.from_list([{"question": f"{i}*2?", "answer": "18"} for i in (9, 10)])
     path = tmp_path / f"data.{kind}"
     if kind == "json":
         path.write_text(json.dumps(rows.to_list()))
@@ -74,7 +81,276 @@ def test_one_file_can_be_cut_in_two(tmp_path):
     task = load_task({"dataset_name": name, **cut})
     assert (task.train["answer"][-1], task.test["answer"][0]) == ("7", "8")
     with pytest.raises(UserError, match="nothing to test on"):
-        load_task({"dataset_name": name})
+        load_task({"dataset_name": name, "dataset_test_name": "validation"})
+
+
+def test_a_saved_set_can_be_cut_in_two(tmp_path):
+    rows = datasets.Dataset.from_list([{"question": f"{i}?", "answer": i} for i in range(10)])
+    rows.save_to_disk(str(tmp_path / "saved"))
+    cut = {"dataset_train_split": "train[:80%]", "dataset_test_name": "train[80%:]"}
+    task = load_task({"dataset_name": str(tmp_path / "saved"), **cut})
+    assert (len(task.train), task.test["answer"][:]) == (8, ["8", "9"])
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "saved"])
+def test_data_without_a_test_split_are_cut_in_two_with_a_note(tmp_path, kind):
+    """One distinct prompt in ten, chosen by its text, so that equal prompts are on one side; the order stays."""
+    rows = [{"question": f"{i // 2}+0?", "answer": i // 2} for i in range(60)]
+    name = write_jsonl(tmp_path / "data" / "train.jsonl", rows)
+    if kind == "saved":
+        datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "saved"))
+    place = {"file": name, "folder": str(tmp_path / "data"), "saved": str(tmp_path / "saved")}[kind]
+    task, again = load_task({"dataset_name": place}), load_task({"dataset_name": place})
+    assert (len(task.train), len(task.test)) == (54, 6)
+    assert not set(task.train["answer"]) & set(task.test["answer"])
+    assert task.train["answer"][:] == sorted(task.train["answer"], key=int)
+    assert task.test["answer"][:] == again.test["answer"][:]
+    assert "has no test split: 6 rows of 60" in task.notes[0]
+    sized = load_task({"dataset_name": place, "task_train_size": 5, "task_test_size": 1})
+    assert (sized.train["answer"][:], sized.test["answer"][:]) == (task.train["answer"][:5], task.test["answer"][:1])
+    one_prompt = write_jsonl(tmp_path / "one.jsonl", rows[:2])
+    with pytest.raises(UserError, match="one distinct prompt, so there is nothing to test on"):
+        load_task({"dataset_name": one_prompt})
+
+
+def test_a_validation_split_is_used_to_test_on_with_a_note(tmp_path):
+    for split, start in (("train", 0), ("validation", 50)):
+        write_jsonl(tmp_path / f"{split}.jsonl", [{"question": f"{start + i}?", "answer": i} for i in range(5)])
+    task = load_task({"dataset_name": str(tmp_path)})
+    assert task.test["prompt"][0][-1]["content"] == "50?"
+    assert task.notes == (f"{tmp_path} has no split test: its split validation is used to test on",)
+
+
+def test_a_prompt_on_both_sides_is_noted(tmp_path):
+    train = write_jsonl(tmp_path / "train.jsonl", ROWS)
+    test = write_jsonl(tmp_path / "test.jsonl", ROWS[:1])
+    assert load_task({"dataset_name": train, "dataset_test_name": test}).notes == (
+        "1 test prompt also in the training split",
+    )
+
+
+WRITTEN = ["9007199254740993", "2.5", "2.50", "1e400", "007", "1.10", "2024-05-01", "-0.0", "1" * 5000]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "folder"])
+def test_answers_are_read_as_they_are_written(tmp_path, kind):
+    """Not by a reader that types a column: the last digit of a large number, a zero and a date would change."""
+    as_number = [text for text in WRITTEN if text not in ("007", "2024-05-01")]
+    cells = [text if text in as_number and kind != "csv" else json.dumps(text) for text in WRITTEN]
+    if kind == "csv":
+        text = "question,answer\n" + "".join(f"{i}?,{value}\n" for i, value in enumerate(WRITTEN))
+    else:
+        rows = [f'{{"question": "{i}?", "answer": {cell}}}' for i, cell in enumerate(cells)]
+        text = f"[{', '.join(rows)}]" if kind == "json" else "\n".join(rows)
+    path = tmp_path / f"test.{'jsonl' if kind == 'folder' else kind}"
+    path.write_text(text)
+    (tmp_path / f"train{path.suffix}").write_text(text)
+    name = str(tmp_path) if kind == "folder" else str(path)
+    settings = {"dataset_name": name} if kind == "folder" else {"dataset_name": name, "dataset_test_name": name}
+    task = load_task(settings)
+    assert task.train["answer"][:] == task.test["answer"][:] == WRITTEN
+
+
+def test_a_column_of_a_typed_file_is_converted_exactly_or_refused(tmp_path):
+    def golds(column):
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.parquet"
+        pq.write_table(pa.table({"question": [f"{i}?" for i in range(len(column))], "answer": column}), path)
+        return load_task({"dataset_name": str(path), "dataset_test_name": str(path)}).test["answer"][:]
+
+    assert golds(pa.array([Decimal("1.10"), Decimal("2.00")])) == ["1.10", "2.00"]
+    assert golds(pa.array([0.1, 6e23], pa.float32())) == ["0.1", "6e+23"]
+    assert golds(pa.array([2**63 - 1, -1])) == ["9223372036854775807", "-1"]
+    assert golds(pa.array([27.0, 6.02e23])) == ["27.0", "6.02e+23"]
+    for column, message in [
+        (pa.array([9007199254740993.0, 2.5]), "row 1 .*whose last digits may be lost"),
+        (pa.array([2.5, math.nan]), "row 2 .*not a number"),
+        (pa.array([date(2024, 5, 1)]), "row 1 .*read as a date, 2024-05-01; store the column as text"),
+        (pa.array([True, False]), "row 1 .*the answer is true"),
+        (pa.array([[1], [2]]), r"row 1 .*the list \[1\]"),
+        (pa.array([b"5"]), "row 1 .*bytes"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            golds(column)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("\frac12", r"'\\x0crac12': a backslash was lost"),
+        ("5 \text{cm}", "a backslash was lost"),
+        ("\text{yes}", "a backslash was lost"),
+        ("x \neq 3", "a backslash was lost"),
+        ("we get #### 3\neq 4", "a backslash was lost"),
+        ("\beta", "a backslash was lost"),
+        (r"\left(1,2" + "\right)", "a backslash was lost"),
+        ("3 \times 10^5", "a backslash was lost"),
+        ("So it is \boxed{5}", "a backslash was lost"),
+        ("4\x01", r"the control character U\+0001"),
+        ("caf\ufffd", r"U\+FFFD, which replaces a damaged character"),
+        ("\ud800", r"U\+D800"),
+        (r"\boxed{}", "it is empty"),
+        ("<answer></answer>", "box or answer tag is empty or not closed"),
+        ("$$", "it is empty"),
+        (r"so \boxed{5", "braces are not balanced"),
+        (r"\frac{1}{2", "braces are not balanced"),
+        (r"\left(1, 2)", r"\\left and \\right are not balanced"),
+    ],
+)
+def test_a_gold_answer_that_no_completion_can_match_is_refused_with_its_row(tmp_path, answer, message):
+    name = write_jsonl(tmp_path / "a.jsonl", [*ROWS, {"question": "2+2?", "answer": answer}])
+    with pytest.raises(UserError, match=f"row 3 .*{message}"):
+        load_task({"dataset_name": name, "dataset_test_name": name})
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        r"\frac{1}{2}",
+        r"\left\{1, 2\right\}",
+        r"\{\}",
+        "(0, 1]",
+        "]0,1[",
+        "a\tb",
+        "two\nlines",
+        "x\r\ny",
+        "\u200b42",
+        "-",
+    ],
+)
+def test_an_answer_that_only_looks_odd_is_accepted(tmp_path, answer):
+    name = write_jsonl(tmp_path / "a.jsonl", [{"question": f"{i}?", "answer": answer} for i in range(2)])
+    assert load_task({"dataset_name": name, "dataset_test_name": name}).test["answer"][0] == answer.strip()
+
+
+def test_the_first_bad_rows_are_listed(tmp_path):
+    name = write_jsonl(tmp_path / "a.jsonl", [{"question": f"{i}?", "answer": "" if i % 2 else i} for i in range(20)])
+    with pytest.raises(UserError) as error:
+        load_task({"dataset_name": name, "dataset_test_name": name})
+    lines = str(error.value).splitlines()
+    assert [f"row {row} " in line for row, line in zip((2, 4, 6, 8, 10), lines, strict=False)] == [True] * 5
+    assert lines[5] == "and 5 more rows with such a problem"
+
+
+def test_prose_is_noted_and_not_refused(tmp_path):
+    golds = [
+        "4",
+        "Answers vary",
+        "nan",
+        "Navin, Luis and Ryan",
+        "She walked to the river and came home in the evening.",
+    ]
+    name = write_jsonl(tmp_path / "a.jsonl", [{"question": f"{i}?", "answer": gold} for i, gold in enumerate(golds)])
+    settings = {"dataset_name": name, "dataset_test_name": name}
+    note = load_task(settings).notes[0]
+    assert "3 gold answers are prose or a missing value" in note
+    assert [f"row {row} " in note for row in (2, 3, 4, 5)] == [True, True, False, True]
+    own = load_task({**settings, "task_rewards": {"operator:eq": 1.0}, "reward_seconds": None})
+    assert not [note for note in own.notes if "prose" in note]
+
+
+def test_a_reward_of_the_users_own_may_read_gold_answers_of_any_form(tmp_path):
+    cases = "{\n\t'in': [1"
+    name = write_jsonl(tmp_path / "a.jsonl", [{"question": "Write f.", "answer": cases}])
+    settings = {"dataset_name": name, "dataset_test_name": name, "reward_seconds": None}
+    assert load_task({**settings, "task_rewards": {"operator:eq": 1.0}}).test["answer"][0] == cases
+    with pytest.raises(UserError, match="braces"):
+        load_task({**settings, "task_rewards": {"operator:eq": 1.0, "accuracy": 0.5}})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"question": "a", "answer": "1"},\n', "line 1: is not JSON .*Remove the comma at the end of each line"),
+        ('[{"question": "a", "answer": "1"},]', "row 2 .*Remove the comma after the last row"),
+        ('{"question": "a", "answer": "\\sqrt2"}', r"line 1: is not JSON .*A backslash in JSON is written twice"),
+        ("{'question': 'a', 'answer': '1'}", "in double quotes"),
+        ('{"data": [{"question": "a", "answer": "1"}]}', r"one object that holds lists \(data\)"),
+        ('{"question": ["a"], "answer": ["1"]}', r"one object that holds lists \(question, answer\)"),
+        ("1\n2\n", "line 1: is 1; expected an object for each row"),
+        ('{"question": "a", "ans', "line 1: is not JSON"),
+        ('{"question": "a", "x": ' + "[" * 9000 + "]" * 9000 + "}", "nested too deeply"),
+        ('{"prompt": "[{\'role\': \'user\'}]", "answer": "1"}', "chat messages written as text"),
+    ],
+)
+def test_a_damaged_json_file_is_refused_with_its_line_and_what_to_do(tmp_path, content, message):
+    path = tmp_path / "a.json"
+    path.write_text(content)
+    with pytest.raises(UserError, match=message):
+        load_task({"dataset_name": str(path), "dataset_test_name": str(path)})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("question;answer\na;5\n", "separates its columns by semicolons; save it with commas"),
+        ("question,answer\na, b?,5\n", "line 2: has 3 values for the columns question, answer"),
+        ("question,answer,answer\na,5,6\n", "two columns named 'answer'"),
+        ("question,answer\na?\n", "row 1 .*the answer is null"),
+        ("question,answer\n", "has no rows"),
+        ('question,answer\n"a?,5\n', "is not a CSV file"),
+    ],
+)
+def test_a_damaged_csv_file_is_refused_with_what_to_do(tmp_path, content, message):
+    path = tmp_path / "a.csv"
+    path.write_text(content)
+    with pytest.raises(UserError, match=message):
+        load_task({"dataset_name": str(path), "dataset_test_name": str(path)})
+
+
+@pytest.mark.parametrize("kind", ["bom", "crlf", "blank", "list", "indented", "spread", "csv"])
+def test_files_as_other_programs_write_them(tmp_path, kind):
+    lines = [json.dumps({"question": f"{i}?", "answer": str(i)}) for i in range(3)]
+    path = tmp_path / ("a.csv" if kind == "csv" else "a.jsonl")
+    text = {
+        "bom": "\ufeff" + "\n".join(lines),
+        "crlf": "\r\n".join(lines) + "\r\n",
+        "blank": "\n\n".join(lines) + "\n\n",
+        "list": f"[{','.join(lines)}]",
+        "indented": json.dumps([json.loads(line) for line in lines], indent=2),
+        "spread": "\n".join(json.dumps(json.loads(line), indent=2) for line in lines),
+        "csv": '\ufeffquestion, answer\r\n"0?", "0"\r\n1?,1\r\n\r\n2?,2\r\n',
+    }[kind]
+    path.write_bytes(text.encode())
+    task = load_task({"dataset_name": str(path), "dataset_test_name": str(path), "system_prompt": ""})
+    assert task.train["answer"][:] == ["0", "1", "2"]
+    assert task.train["prompt"][0] == [{"role": "user", "content": "0?"}]
+
+
+def test_a_large_file_is_kept_in_the_cache_and_read_again_when_it_changes(tmp_path, monkeypatch):
+    monkeypatch.setattr("pods_rl.tasks.files._IN_MEMORY", 10)
+    name = write_jsonl(tmp_path / "a.jsonl", ROWS)
+    both = {"dataset_name": name, "dataset_test_name": name}
+    assert load_task(both).train["answer"][:] == ["18", "1,200"]
+    write_jsonl(tmp_path / "a.jsonl", [*ROWS, {"question": "1?", "answer": 1.50}])
+    assert load_task(both).train["answer"][:] == ["18", "1,200", "1.5"]
+    write_jsonl(tmp_path / "a.jsonl", [*ROWS, {"question": "1?"}])
+    with pytest.raises(UserError, match=r"row 3 .*the answer is null"):
+        load_task(both)
+
+
+def own_task(prompt, answer, rewards=None):
+    rows = datasets.Dataset.from_list([{"prompt": "1+1?", "answer": "2"}, {"prompt": prompt, "answer": answer}])
+    return Task("mine", "1", rows, rows, rewards or {"accuracy": 1.0})
+
+
+def half_lost(settings):
+    return own_task("1/2?", "\frac12")
+
+
+def empty(settings):
+    return own_task("1/2?", " ")
+
+
+def own_reader(settings):
+    return own_task("1/2?", "{", {"operator:eq": 1.0})
+
+
+def test_the_task_of_a_users_function_is_checked_too():
+    with pytest.raises(UserError, match=r"task mine, train split, row 2 .*a backslash was lost"):
+        load_task({"task": f"{__name__}:half_lost"})
+    with pytest.raises(UserError, match=r"row 2 .*the gold answer is the text ' '"):
+        load_task({"task": f"{__name__}:empty"})
+    assert load_task({"task": f"{__name__}:own_reader"}).answer is None
 
 
 @pytest.mark.parametrize(
@@ -110,6 +386,8 @@ IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": 
         (chat({"role": "user", "content": " "}), "message 1"),
         (chat(IMAGE), "images"),
         (chat(), r"the question is the list \[\]"),
+        (chat(USER, {"role": "assistant", "content": "4"}), "row 2 .*role assistant, which gives the answer away"),
+        (chat({"role": "system", "content": "Add."}), "row 2 .*there is no question to answer"),
     ],
 )
 def test_parts_of_text_are_joined_and_any_other_chat_message_is_refused_with_its_place(tmp_path, row, place):
@@ -141,7 +419,8 @@ def test_missing_things_are_refused_with_what_exists(tmp_path, files):
     ("name", "content", "message"),
     [
         ("empty.jsonl", "", "gives no split|has no rows"),
-        ("words.jsonl", "hello\n", "the file .*words.jsonl gives no split 'train': .*name another file"),
+        ("words.jsonl", "hello\n", "words.jsonl, line 1: is not JSON"),
+        ("words.parquet", "hello\n", "the file .*words.parquet gives no split 'train': .*name another file"),
         ("odd.jsonl", '{"q": "a", "a": "1"}\n', "has the columns q, a, none of prompt, question, problem"),
         ("notes.txt", "hello", r"is a \.txt; expected one of \.jsonl"),
     ],

@@ -73,7 +73,8 @@ class Board(LiveLine):
         if found and event.kind != "skipped" and self._evaluated.get(place, self) != found.get("step"):
             self._evaluated[place] = found.get("step")
             clock = f"{number(found.get('seconds')):6.0f} s  step {found.get('step')}"
-            self.say(f"{_label(event.run):<24} {clock}  accuracy {number(found.get('accuracy')):.3f}")
+            score = "accuracy" if "accuracy" in found or "reward" not in found else "reward"
+            self.say(f"{_label(event.run):<24} {clock}  {score} {number(found.get(score)):.3f}")
 
     def summary(self) -> str:
         """Return one line: the runs that have ended, the time left, and the runs in progress with their steps."""

@@ -14,7 +14,7 @@ from ..errors import UserError
 from ..recipe import Origin, build_recipe, shipped_arms, shipped_recipes
 from ..recipe.catalog import accelerate_configs, read_arm
 from ..recipe.schema import parse_overrides
-from ..text import console, counted, plain_text, safe_text, short, suggest
+from ..text import console, plain_text, safe_text, short, suggest
 from ..yaml_files import dump_yaml
 
 if TYPE_CHECKING:
@@ -126,13 +126,13 @@ def _check_task(settings: Mapping[str, Any], out: Console) -> bool:
     """Check one task and print the result; return whether all its gold answers are accepted."""
     from ..distributed.processes import quiet_libraries
     from ..tasks import load_task
-    from ..tasks.task import check_split, shared_prompts
+    from ..tasks.task import check_split
 
     quiet_libraries()
     out.print(f"[bold]{safe_text(settings['task'])}[/bold]")
     try:
         with out.status("loading"):
-            task = load_task(settings)
+            task = load_task(settings, check=False)
     except UserError as error:
         out.print(f"  [red]not loaded:[/red] {safe_text(error)}")
         return False
@@ -148,6 +148,6 @@ def _check_task(settings: Mapping[str, Any], out: Console) -> bool:
         for row, gold in found.refused[:_REFUSALS_SHOWN]:
             out.print(f"        row {row} (counted from 1): [red]not accepted:[/red] {safe_text(repr(gold))}")
         sound = sound and not found.refused
-    if shared := shared_prompts(task):
-        out.print(f"  [yellow]note:[/yellow] {counted(shared, 'test prompt')} also in the training split")
+    for note in task.notes:
+        out.print(f"  [yellow]note:[/yellow] {safe_text(note)}")
     return sound

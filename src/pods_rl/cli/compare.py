@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -23,7 +23,17 @@ from ..experiment import Event, Experiment, load_experiment, run_experiment
 from ..runs.files import LOG, check_output, read_mapping
 from ..text import console, counted, safe_text
 from ..yaml_files import dump_yaml
-from .train import DryRun, Force, check_engine, named_recipe, note_missing, show_plan, stoppable
+from .train import (
+    DryRun,
+    Force,
+    check_engine,
+    check_recipe,
+    named_recipe,
+    note_missing,
+    show_notes,
+    show_plan,
+    stoppable,
+)
 
 _NEXT = """\
 More seeds settle more: repeat the command with --seeds; finished runs are kept.
@@ -64,8 +74,9 @@ def compare(
     experiment = load_experiment(named, keys | {key: value for key, value in given.items() if value is not None})
     output = output or Path("runs") / experiment.name
     if dry_run:
-        _check_arms(experiment)
+        notes = _check_arms(experiment, data=True)
         _show(experiment)
+        show_notes(notes)
         return
     with outlive_output(output / LOG):
         _check_arms(experiment)
@@ -92,22 +103,29 @@ def _next(output: Path) -> str:
     return f"{'watch':<12}pods watch {place}\n{'report':<12}pods report {place}"
 
 
-def _check_arms(experiment: Experiment) -> None:
-    """Raise UserError if TRL, transformers, PEFT or torch reject the recipe of an arm.
+def _check_arms(experiment: Experiment, *, data: bool = False) -> list[str]:
+    """Raise UserError if TRL, transformers, PEFT or torch reject the recipe of an arm; with `data` also for its data.
 
-    Another process checks, since torch would keep memory of the GPU until this one ends.
+    Another process checks, since torch would keep memory of the GPU until this one ends. Returns what the runs would
+    note on their data.
     """
     from ..training.progress import LiveLine
 
     checker = ProcessPoolExecutor(1, get_context("spawn"), initializer=ignore_signals)
     with stoppable(), checker, LiveLine(console()) as line:
         line.show("checking the recipe of each arm")
-        checker.submit(_check_engines, experiment).result()
+        return checker.submit(_check_recipes, experiment, data).result()
 
 
-def _check_engines(experiment: Experiment) -> None:
+def _check_recipes(experiment: Experiment, data: bool) -> list[str]:
+    notes: dict[str, None] = {}  # each once, in order
+    loaded: dict[str, Any] = {}
     for run in experiment.plan()[: len(experiment.arms)]:
-        check_engine(run.recipe, experiment.processes)
+        if data:
+            notes.update(dict.fromkeys(check_recipe(run.recipe, experiment.processes, loaded)))
+        else:
+            check_engine(run.recipe, experiment.processes)
+    return list(notes)
 
 
 def _show(experiment: Experiment) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ from ..errors import Interrupted, UserError
 from ..recipe import Recipe, find_accelerate_config, load_recipe
 from ..recipe.catalog import accelerate_processes, check_accelerate
 from ..recipe.schema import explain, fields, parse_overrides
-from ..runs import Run, RunInUseError, RunWriter
+from ..runs import Run, RunInUseError, RunWriter, check_unused
 from ..runs.files import LOG
 from ..text import console, plain_text, safe_text, short, suggest
 
@@ -43,7 +43,7 @@ AllowChanged = Annotated[
     bool, Option("--allow_changed_recipe", help="With --resume: accept a checkpoint of another recipe.")
 ]
 DryRun = Annotated[
-    bool, Option("--dry_run", help="Check and show the recipe, or each arm, and its batch plan; then stop.")
+    bool, Option("--dry_run", help="Check the recipe, or each arm, and its data, and show its batch plan; then stop.")
 ]
 Force = Annotated[bool, Option("--force", help="Replace a file that this command did not write.")]
 Explain = Annotated[str | None, Option(metavar="KEY", help="Show type, default and meaning of a recipe key.")]
@@ -86,9 +86,12 @@ def train(
         named, keys = named_recipe(context, config, resumed=output if resume else None)
         recipe = load_recipe(named, keys, processes=launch and launch.processes)
         if dry_run:
-            check_engine(recipe, launch and launch.processes)
+            notes = check_recipe(recipe, launch and launch.processes)
+            if output is not None:
+                _check_output(recipe, output, launch, resume=resume, allow_changed_recipe=allow_changed_recipe)
             print(plain_text(recipe.to_yaml()))
             show_plan(recipe.batch_plan(launch and launch.processes))
+            show_notes(notes)
             note_missing(recipe)
             return
         again = {"resume": resume, "allow_changed_recipe": allow_changed_recipe}
@@ -155,6 +158,24 @@ def check_engine(recipe: Recipe, processes: int | None = None) -> None:
         check(recipe, processes or 1)
 
 
+def check_recipe(recipe: Recipe, processes: int | None = None, loaded: dict[str, Any] | None = None) -> tuple[str, ...]:
+    """Check a recipe and its data as a run does before its first step; return what the run would note on them.
+
+    Does not load the weights of the policy. `loaded` keeps tasks between the recipes of an experiment. Raises UserError
+    for what a run would refuse.
+    """
+    from ..training.trainer import check_engine, check_task
+
+    config = None if recipe.missing_library else check_engine(recipe, processes or 1)
+    return check_task(recipe, config, loaded)
+
+
+def show_notes(notes: Iterable[str]) -> None:
+    """Print what a run would note on its data."""
+    for note in notes:
+        console().print(f"[yellow]Note:[/yellow] {safe_text(note)}")
+
+
 def note_missing(recipe: Recipe) -> None:
     """Print which libraries a recipe still needs before it can train on this machine."""
     if recipe.missing_library:
@@ -166,6 +187,19 @@ def _show_key(key: str) -> None:
     if key not in fields():
         raise UserError(f"Unknown recipe key {key}.{suggest(key, fields())}")
     print(explain(key))
+
+
+def _check_output(
+    recipe: Recipe, output: Path, launch: Launch | None, *, resume: bool, allow_changed_recipe: bool
+) -> None:
+    """Raise UserError if a run cannot start in this directory, or cannot resume there."""
+    from ..training.resume import find_start
+
+    if resume:
+        processes = launch.processes if launch else get_world_size()
+        find_start(recipe, output, processes=processes, changed=allow_changed_recipe, hashes=False)
+    else:
+        check_unused(output)
 
 
 def _prepare(

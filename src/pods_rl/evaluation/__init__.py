@@ -12,13 +12,17 @@ from dataclasses import dataclass, field, fields, replace
 
 from ..distributed.processes import gather, own_rows
 from ..policies.loading import encode, render, tool_options
-from ..tasks import Task, last_turn
+from ..tasks import Grade, Task, last_turn
 from .conversation import converse
 from .sampling import Completion, GenerateSampler, RowsDone, Sampler, Sampling
 
 __all__ = [
     "Answer", "Completion", "Evaluation", "GenerateSampler", "Sampler", "Sampling", "evaluate", "pass_at_k",
 ]  # fmt: skip
+
+
+_ACCURACIES = {"accuracy", "format_accuracy", "both_accuracy"}
+_ACCURACIES |= {f"{name}_se" for name in _ACCURACIES}
 
 
 def evaluate(
@@ -65,15 +69,48 @@ def evaluate(
         texts = [render(sampler.tokenizer, prompt, **options) for prompt in picked["prompt"]]
         ids = [encode(sampler.tokenizer, *both) for both in zip(picked["prompt"], texts, strict=True)]
         completions = sampler.sample(ids, rows, sampling, done)
-    golds = list(picked["answer"])
-    grades = task.grade([completion.text for completion in completions], golds, rewards)
-    own = [
-        Answer(row // repeats, row % repeats, text, gold, c.text, grade.answer, grade.format, c.tokens, c.ended, turns)
-        for row, text, gold, c, grade, turns in zip(rows, texts, golds, completions, grades, messages, strict=True)
-    ]
+    own = _graded(task, sampling, rows, repeats, texts, list(picked["answer"]), completions, messages, rewards)
     answers = sorted(gather(own), key=lambda answer: (answer.index, answer.repeat))
     seconds = time.perf_counter() - started
     return summarise(answers, repeats=repeats, temperature=sampling.temperature, seconds=seconds)
+
+
+def _graded(
+    task: Task,
+    sampling: Sampling,
+    rows: Sequence[int],
+    repeats: int,
+    prompts: Sequence[str],
+    golds: Sequence[str],
+    completions: Sequence[Completion],
+    messages: Sequence[str],
+    environment_rewards: Sequence[float | None] | None,
+) -> list[Answer]:
+    """Return the graded completions of these rows: right or not, or their rewards if nothing says which are right."""
+    said = [completion.text for completion in completions]
+    grades = [Grade(answer=False, format=False)] * len(said)
+    parts: list[dict[str, float]] = [{}] * len(said)
+    if task.answer is None:
+        tokens = [completion.tokens for completion in completions]
+        parts = task.reward_parts(said, golds, tokens, sampling.max_completion_length, environment_rewards)
+    else:
+        grades = task.grade(said, golds, environment_rewards)
+    return [
+        Answer(
+            index=row // repeats,
+            repeat=row % repeats,
+            prompt=prompts[place],
+            answer=golds[place],
+            completion=said[place],
+            answer_right=grades[place].answer,
+            format_kept=grades[place].format,
+            completion_tokens=completions[place].tokens,
+            ended=completions[place].ended,
+            messages=messages[place],
+            rewards=parts[place],
+        )
+        for place, row in enumerate(rows)
+    ]
 
 
 @dataclass(frozen=True)
@@ -83,7 +120,9 @@ class Answer:
     `index` numbers the test prompt and `repeat` its completion, both from 0. `prompt` is the text that the model
     continued, and `answer` is the gold answer. `completion_tokens` includes the end token, and `ended` is whether there
     is one. Of a conversation, `completion` is the text of the last turn, `completion_tokens` counts the policy's
-    tokens, and `messages` has the messages of all turns as JSON.
+    tokens, and `messages` has the messages of all turns as JSON. If no reward of the task says which answers are right,
+    `rewards` has what the completion scores (`Task.reward_parts`), and columns of these names replace `answer_right`
+    and `format_kept`.
     """
 
     index: int
@@ -96,6 +135,7 @@ class Answer:
     completion_tokens: int
     ended: bool
     messages: str = ""
+    rewards: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -105,7 +145,9 @@ class Evaluation:
     `accuracy`, `format_accuracy` and `both_accuracy` are means over prompts and repeats, and each `_se` is a standard
     error over prompts. `mean_completion_tokens` includes end tokens. `truncated_share` is the share of completions
     without an end token. `eval_seconds` is wall time. `pass_at` maps k > 1 to pass@k and its standard error (pass@1 is
-    `accuracy`). `answers` has the graded completions, sorted by prompt and repeat.
+    `accuracy`). `answers` has the graded completions, sorted by prompt and repeat. If no reward of the task says which
+    answers are right, `rewards` maps `reward` and `reward/<name>` to means and standard errors over prompts, and the
+    accuracies and pass@k are NaN.
     """
 
     accuracy: float
@@ -122,13 +164,27 @@ class Evaluation:
     both_accuracy_se: float = math.nan
     pass_at: Mapping[int, tuple[float, float]] = field(default_factory=dict)
     answers: Sequence[Answer] = field(default=(), repr=False)
+    rewards: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def score(self) -> tuple[str, float]:
+        """The name and the value of what to show: `accuracy`, or `reward` if no answer is graded."""
+        if self.rewards:
+            return "reward", self.rewards["reward"][0]
+        return "accuracy", self.accuracy
 
     def row(self) -> dict[str, float]:
         """Return a line of `evals.jsonl`: pass@k as `pass@2` and `pass@2_se`, without the completions."""
-        row = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("pass_at", "answers")}
+        dropped = {"pass_at", "answers", "rewards"}
+        if self.rewards:
+            dropped |= _ACCURACIES
+        row = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in dropped}
         for k, (value, error) in self.pass_at.items():
             row |= {f"pass@{k}": value, f"pass@{k}_se": error}
-        return row
+        means: dict[str, float] = {}
+        for name, (value, error) in self.rewards.items():
+            means |= {name: value, f"{name}_se": error}
+        return means | row
 
     def columns(self) -> dict[str, list[object]]:
         """Return the graded completions as columns of a table, named as the fields of `Answer`.
@@ -136,7 +192,13 @@ class Evaluation:
         There is a column `messages` only if there are conversations.
         """
         columns = {f.name: [getattr(answer, f.name) for answer in self.answers] for f in fields(Answer)}
-        return columns if any(columns["messages"]) else {k: v for k, v in columns.items() if k != "messages"}
+        if not any(columns["messages"]):
+            del columns["messages"]
+        del columns["rewards"]
+        if self.rewards:
+            del columns["answer_right"], columns["format_kept"]
+            columns |= {name: [answer.rewards[name] for answer in self.answers] for name in self.rewards}
+        return columns
 
 
 def pass_at_k(repeats: int, right: int, k: int) -> float:
@@ -165,6 +227,11 @@ def summarise(answers: Sequence[Answer], *, repeats: int, temperature: float, se
     both = [sum(answer.answer_right and answer.format_kept for answer in group) for group in groups]
     means, errors = zip(*(mean_and_error([k / repeats for k in some]) for some in (right, formed, both)), strict=True)
     ks = [2**i for i in range(1, repeats.bit_length())]
+    names = list(answers[0].rewards)
+    rewards = {name: mean_and_error([_mean_of(name, group) for group in groups]) for name in names}
+    if rewards:  # nothing says which answers are right
+        means = errors = (math.nan, math.nan, math.nan)
+        ks = []
     return Evaluation(
         accuracy=means[0],
         accuracy_se=errors[0],
@@ -180,7 +247,12 @@ def summarise(answers: Sequence[Answer], *, repeats: int, temperature: float, se
         both_accuracy_se=errors[2],
         pass_at={k: mean_and_error([pass_at_k(repeats, count, k) for count in right]) for k in ks},
         answers=answers,
+        rewards=rewards,
     )
+
+
+def _mean_of(name: str, group: Sequence[Answer]) -> float:
+    return statistics.fmean(answer.rewards[name] for answer in group)
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:

@@ -125,7 +125,8 @@ def _scores(task: Task, found: Evaluation) -> dict[str, Any]:
     """Return the scores of a line in lm-eval's names, each with `_stderr` if it has a standard error."""
     settings = ("prompts", "repeats", "temperature", "eval_seconds")
     row = {name: value for name, value in found.row().items() if name not in settings}
-    row |= {"pass@1": found.accuracy, "pass@1_se": found.accuracy_se}
+    if not found.rewards:
+        row |= {"pass@1": found.accuracy, "pass@1_se": found.accuracy_se}
     better = {"mean_completion_tokens": None, "truncated_share": False}
     return {
         "results": {task.name: {name.replace("_se", "_stderr"): value for name, value in row.items()}},

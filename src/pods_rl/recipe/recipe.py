@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -35,8 +35,7 @@ _READERS = {  # the tasks that read each of these keys; the others generate thei
     "task_options": (GYM,),
 }
 _ENDLESS_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt", None)  # schedules without a last step
-# a key, the kind of its repository, and a file that a cached one has
-_ON_THE_HUB = (("model_name_or_path", "model", "config.json"), ("dataset_name", "dataset", "README.md"))
+DATA_KEYS = ("dataset_name", "dataset_test_name", "task")  # the keys that may name data on the hub
 _HUB_TIMEOUT = 1.5  # seconds; a slow hub may still answer the loaders
 
 # What may change between a checkpoint and the run that resumes from it: how long, what is logged and kept, where data
@@ -134,14 +133,35 @@ class Recipe:
         self.check_installed()
         from huggingface_hub import get_token
 
-        for key, kind, file in _ON_THE_HUB:
-            name, revision = str(self.values[key]), self.values.get("model_revision") if kind == "model" else None
-            local = not self.values[key] or name in SHIPPED or local_path(name).exists()
-            if not local and not _is_cached(name, kind, file, revision):
-                _check_hub(f"{key} = {name}")
+        for key in ("model_name_or_path", "dataset_name"):
+            if self._needs_hub(key):
+                _check_hub(f"{key} = {self.values[key]}")
         for key in ("push_to_hub", "log_completions_hub_repo"):
             if self.values.get(key) and (get_token() is None or _check_hub(key) == 401):
                 raise UserError(f"{key} needs a token that the hub accepts: set HF_TOKEN, or run `hf auth login`.")
+
+    def hub_problem(self, keys: Iterable[str]) -> str | None:
+        """Return why what these keys name cannot be read from the hub; None if it can, or if the hub is not needed."""
+        for key in keys:
+            try:
+                if self._needs_hub(key):
+                    _check_hub(f"{key} = {self.values[key]}")
+            except UserError as error:
+                return str(error)
+        return None
+
+    def _needs_hub(self, key: str) -> bool:
+        """Return whether a key names a repository on the hub that is not in the local cache."""
+        value = self.values[key]
+        if key == "task":  # published data are on the hub unless a folder is named
+            return value in _READERS["data_dir"] and not self.values["data_dir"]
+        if not value or value in SHIPPED or local_path(value).exists():
+            return False
+        if key == "dataset_test_name" and "/" not in value:  # a split
+            return False
+        kind, file = ("model", "config.json") if key == "model_name_or_path" else ("dataset", "README.md")
+        revision = self.values.get("model_revision") if kind == "model" else None
+        return not _is_cached(str(value), kind, file, revision)
 
     def to_yaml(self) -> str:
         """Return the resolved recipe, by section; loading it gives equal values."""

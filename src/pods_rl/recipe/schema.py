@@ -284,7 +284,7 @@ class TaskKeys:
     dataset_train_split: str = _key("train", "Split of dataset_name to train on.", source="hub custom")
     dataset_test_name: str | None = _key(
         None, "The test prompts: a split of dataset_name, as in validation or train[90%:], or another file, directory "
-        "or hub id (owner/name).", source="the split test of dataset_name")
+        "or hub id (owner/name).", source="the split test, else validation, else one prompt in ten")
     question_column: str | None = _key(
         None, "Column with the question (or the chat messages).", source="the task's own")
     answer_column: str | None = _key(None, "Column with the gold answer.", source="the task's own")

@@ -21,7 +21,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from ..errors import UserError
-from ..runs import write_atomic
+from ..runs import find_runs, write_atomic
 from ..text import safe_text
 from .analysis import Analysis, analyse
 from .arms import arms_from_csv, arms_from_runs
@@ -83,7 +83,7 @@ def build_report(
         output: folder to write to; by default ``report`` inside the one directory, or next to the CSV or several.
         baseline: the arm that the others are compared with. If None, arms are not compared.
         metric: the field of ``evals.jsonl`` or the column to compare by. None: ``accuracy``, of a CSV
-            ``answer_accuracy``.
+            ``answer_accuracy``, and ``reward`` of runs whose task grades no answer.
         figures: formats (``pdf``, ``svg``, ``png``) of figures for a paper, written to ``figures/``.
         rollouts_mb: approximate megabytes of rollouts on the page. It says how many groups did not fit.
 
@@ -127,7 +127,7 @@ def read_report(
     if not 0 <= rollouts_mb <= _MOST_MB:
         raise UserError(f"--rollouts_mb must be between 0 and {_MOST_MB:g}: got {rollouts_mb}.")
     csv = _is_csv(paths)
-    metric = metric or ("answer_accuracy" if csv else "accuracy")
+    metric = metric or _usual_metric(paths, csv)
     arms = arms_from_csv(paths[0], metric) if csv else arms_from_runs(paths, metric)
     rows = [row for arm in arms for run in arm.runs for row in run.evals]
     known = {key for row in rows for key in row if finite(row[key]) is not None}
@@ -147,6 +147,15 @@ def read_report(
         ledger=ledger_of(analysis.arms, data_mb=rollouts_mb),
         analysis=analysis,
     )
+
+
+def _usual_metric(paths: Sequence[Path], csv: bool) -> str:
+    """Return ``accuracy``, or ``reward`` if every evaluation has rewards instead: no grader was trained on."""
+    if csv:
+        return "answer_accuracy"
+    runs = [run for path in paths for found in find_runs(path).values() for run in found]
+    rows = [row for run in runs for row in run.evals]
+    return "reward" if rows and all("reward" in row and "accuracy" not in row for row in rows) else "accuracy"
 
 
 # ------------------------------------------------------------------------------------------- the page

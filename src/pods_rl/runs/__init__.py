@@ -4,7 +4,7 @@ The table of files and fields is in ``docs/architecture.md`` ("Run directory").
 """
 
 from .files import EVALS, METRICS, read_jsonl, to_json, write_atomic, write_parquet
-from .run import Run, RunInUseError, RunWriter, end_run, find_runs, is_run
+from .run import Run, RunInUseError, RunWriter, check_unused, end_run, find_runs, is_run
 
 __all__ = [
     "EVALS",
@@ -12,6 +12,7 @@ __all__ = [
     "Run",
     "RunInUseError",
     "RunWriter",
+    "check_unused",
     "end_run",
     "find_runs",
     "is_run",

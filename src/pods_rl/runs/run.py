@@ -163,6 +163,15 @@ class RunInUseError(UserError):
     """Another process, or another writer in this process, has locked the run."""
 
 
+def check_unused(path: str | Path) -> None:
+    """Raise UserError if a directory holds a run already."""
+    if is_run(Path(path)):
+        raise UserError(
+            f"{path} already holds a run ({Run(Path(path)).state}). Choose another directory with "
+            "--output, or continue it with --resume."
+        )
+
+
 class RunWriter:
     """Writes one run directory and locks it: a second writer is refused until ``close``.
 
@@ -181,12 +190,12 @@ class RunWriter:
             raise UserError(
                 f"Cannot write to {self.path}: {error.strerror}. Choose another directory with --output."
             ) from error
-        if not resume and is_run(self.path):
-            self.close()
-            raise UserError(
-                f"{self.path} already holds a run ({Run(self.path).state}). Choose another directory with "
-                "--output, or continue it with --resume."
-            )
+        if not resume:
+            try:
+                check_unused(self.path)
+            except UserError:
+                self.close()
+                raise
 
     def __enter__(self) -> RunWriter:
         return self

@@ -13,10 +13,11 @@ from functools import partial
 from ..errors import UserError, raised
 from ..rewards import check_reward
 from ..text import find
+from .checks import check_own_task, shared_note
 from .generated import GYM, arithmetic_task, countdown_task, gym_task
 from .prompts import Fitted, fit_prompts
 from .questions import CHEMISTRY, PUBLISHED, chemistry_task, dataset_task, published_task
-from .task import ENVIRONMENT, FORM_REWARDS, PAPER_REWARDS, Grade, Prompt, Settings, Task, last_turn
+from .task import ENVIRONMENT, FORM_REWARDS, PAPER_REWARDS, Grade, Prompt, Settings, Task, deciding_reward, last_turn
 from .words import words_task
 
 
@@ -39,12 +40,13 @@ class TaskEntry:
         return {self.answer: 1.0, **FORM_REWARDS}
 
 
-def load_task(settings: Settings, *, reward_errors: str = "raise") -> Task:
+def load_task(settings: Settings, *, reward_errors: str = "raise", check: bool = True) -> Task:
     """Make the task of a recipe. A setting that is absent or None has the task's default.
 
     `task` is a key of `TASKS` (default: `dataset` if `dataset_name` is given, else `arithmetic`), or the dotted
     path of a function of your own that takes the settings and returns a `Task`. `task_rewards` maps names of rewards,
     or dotted paths, to weights, and replaces the task's own. `reward_seconds` and `reward_errors` are those of `Task`.
+    `check`: raise for prompts and gold answers of your own function's task that cannot be used.
 
     Which settings a task reads:
 
@@ -66,11 +68,15 @@ def load_task(settings: Settings, *, reward_errors: str = "raise") -> Task:
     weights, seconds = settings.get("task_rewards"), settings.get("reward_seconds")
     if weights is not None:
         task = dataclasses.replace(task, rewards={reward: float(weight) for reward, weight in weights.items()})
+    answer = deciding_reward(task.rewards, task.answer, environment=task.environment_factory is not None)
+    task = dataclasses.replace(task, answer=answer, reward_seconds=seconds, reward_errors=reward_errors)
     own = {ENVIRONMENT, *(grader.name for grader in task.graders)}
-    for reward in (*task.rewards, task.answer):
-        if reward not in own:
+    for reward in (*task.rewards, answer):
+        if reward is not None and reward not in own:
             check_reward(reward, seconds)
-    return dataclasses.replace(task, reward_seconds=seconds, reward_errors=reward_errors)
+    if check and not isinstance(found, TaskEntry):
+        check_own_task(task)
+    return dataclasses.replace(task, notes=task.notes + shared_note(task))
 
 
 def _make_own(name: str, make: Callable[[Settings], object], settings: Settings) -> Task:

@@ -4,23 +4,37 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from datasets import Dataset, load_dataset, load_from_disk
+from datasets import Dataset
 
 from ..errors import UserError
-from ..rewards import extract_gold, get_reward
-from ..text import describe, suggest
+from ..text import describe
+from .checks import check_golds, gold_notes, last_turn_problem, prompt_notes, raise_listed, read_gold
+from .files import with_numbers
 from .generated import is_held_out
 from .prompts import PromptForm, mapped
-from .task import COLUMNS, FORM_REWARDS, PAPER_REWARDS, Prompt, Settings, Task
+from .sources import (
+    READERS,
+    DataSource,
+    column_names,
+    column_of,
+    column_values,
+    first_rows,
+    hold_out,
+    listing,
+    local_folder,
+    names_data,
+    read_rows,
+)
+from .task import COLUMNS, FORM_REWARDS, PAPER_REWARDS, Prompt, Settings, Task, deciding_reward
 
-READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 QUESTION_COLUMNS = ("prompt", "question", "problem")
-ANSWER_COLUMNS = ("answer", "solution")
+ANSWER_COLUMNS = ("answer", "final_answer", "solution")
+_TEST_SPLITS = ("test", "validation", "valid", "val", "dev")  # in the order in which they are used to test on
+_BATCH = 1000  # rows read at once
 CHEMISTRY = "sciknoweval_chemistry"
 _FILES = "L*.jsonl"
 _YES_NO = "Is this right? Answer Yes or No."
@@ -52,56 +66,6 @@ _AMC23 = Published("math-ai/amc23", None, ("amc23",))
 PUBLISHED = {"gsm8k": (_GSM8K, _GSM8K), "math": (_MATH_TRAIN, _MATH_500), "amc23": (_MATH_TRAIN, _AMC23)}
 
 
-@dataclass(frozen=True)
-class DataSource:
-    """One split of a dataset, as a recipe names it.
-
-    A file (.jsonl, .json, .parquet, .csv) is one split, whatever its name; a folder holds a file for each split, or
-    what `save_to_disk` wrote; any other name is looked up on the hub. `split` may carry a slice (`train[:100]`).
-    """
-
-    name: str
-    split: str
-    config: str | None = None
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.split})"
-
-    def read(self) -> Dataset:
-        """Read the rows.
-
-        Raises UserError for a file, folder or split that is missing, naming what exists; for one that cannot be
-        read or has no rows; for an unreachable hub.
-        """
-        path = Path(self.name).expanduser()
-        if not path.exists() and _looks_local(self.name, path):
-            near = suggest(path.name, [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else [])
-            raise UserError(f"there is no file or folder {self.name!r} (looked in {Path.cwd()}).{near}")
-        if path.is_file() and path.suffix.lower() not in READERS:
-            raise UserError(
-                f"{path} is a {path.suffix or 'file without an ending'}; expected one of {', '.join(READERS)}"
-            )
-        try:
-            rows = self._load(path)
-        except Exception as error:  # each reader raises its own, pyarrow's and the system's
-            what = f"the file {path}" if path.is_file() else f"the data set {self.name} of the hub"
-            what = f"the folder {path} (it holds {listing(path)})" if path.is_dir() else what
-            reason = (str(error.__cause__ or error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-            raise UserError(f"{what} gives no split {self.split!r}: {reason}. Fix it, or name another file") from error
-        if len(rows) == 0:
-            raise UserError(f"{self} has no rows; expected at least one")
-        return rows
-
-    def _load(self, path: Path) -> Dataset:
-        if path.is_file():
-            bare = re.split(r"[\[+]", self.split)[0] or "train"
-            return load_dataset(READERS[path.suffix.lower()], data_files={bare: str(path)}, split=self.split)
-        if any((path / marker).is_file() for marker in ("dataset_dict.json", "state.json")):
-            saved = load_from_disk(str(path))
-            return saved if isinstance(saved, Dataset) else saved[self.split]
-        return load_dataset(str(path) if path.is_dir() else self.name, self.config, split=self.split)
-
-
 def dataset_task(settings: Settings) -> Task:
     """Make a task from the data set that a recipe names (settings: `pods_rl.tasks.load_task`).
 
@@ -110,7 +74,8 @@ def dataset_task(settings: Settings) -> Task:
 
     Raises UserError for missing or unreadable data, and for a bad question or answer with its row (counted from 1).
     """
-    return _task("dataset", _named_sources(settings), settings)
+    train, test, notes = _named_sources(settings)
+    return _task("dataset", (train, test), settings, notes)
 
 
 def published_task(name: str, settings: Settings) -> Task:
@@ -131,124 +96,183 @@ def published_task(name: str, settings: Settings) -> Task:
     return _task(name, (trained, tested), settings)
 
 
-def check_golds(golds: Sequence[str], places: Sequence[str], reward: str) -> None:
-    """Raise UserError if the reward does not accept a gold answer as right; `places` names each one's row."""
-    marks = get_reward(reward).batch([f"<answer>{gold}</answer>" for gold in golds], golds)
-    refused = [row for row, mark in enumerate(marks) if not mark >= 1]
-    if refused:
-        place, gold = places[refused[0]], describe(golds[refused[0]])
-        raise UserError(f"{place}: the grader does not accept {gold} as its own answer; fix the row")
+def _task(
+    name: str,
+    sources: tuple[DataSource | None, DataSource | None],
+    settings: Settings,
+    notes: tuple[str, ...] = (),
+) -> Task:
+    """Return the task of a training and a test source.
 
-
-def _task(name: str, sources: tuple[DataSource | None, DataSource], settings: Settings) -> Task:
-    """Return the task of a training and a test source; without a training source it can only be evaluated."""
+    Without a training source it can only be evaluated. Without a test source, part of the training rows is held out.
+    """
     form = PromptForm.of(settings)
-    no_rows = Dataset.from_dict({column: [] for column in COLUMNS})
-    train, test = (
-        _split(source, settings, form, settings.get(size)) if source else no_rows
-        for source, size in zip(sources, ("task_train_size", "task_test_size"), strict=True)
-    )
-    return Task(name, form.version(1), train, test, dict(PAPER_REWARDS))
+    rewards = settings.get("task_rewards")
+    grader = deciding_reward(PAPER_REWARDS if rewards is None else rewards, "accuracy")
+    train_source, test_source = sources
+    train_size = settings.get("task_train_size")
+    test_size = settings.get("task_test_size")
+    train = test = Dataset.from_dict({column: [] for column in COLUMNS})
+    if train_source:
+        # a split that is cut in two keeps the first rows of each part
+        train = _split(train_source, settings, form, grader, train_size if test_source else None)
+        notes += _notes(train, train_source, grader)
+    if test_source:
+        test = _split(test_source, settings, form, grader, test_size)
+        notes += _notes(test, test_source, grader)
+    elif train_source:
+        train, test, note = hold_out(train, train_source)
+        train = first_rows(train, train_size)
+        test = first_rows(test, test_size)
+        notes += (note,)
+    return Task(name, form.version(1), train, test, dict(PAPER_REWARDS), notes=notes)
 
 
-def _named_sources(settings: Settings) -> tuple[DataSource, DataSource]:
-    """Return the two sources that `dataset_name` and related keys name."""
+def _notes(rows: Dataset, source: DataSource, grader: str | None) -> tuple[str, ...]:
+    """Return what a user should know about the prompts and gold answers of a split."""
+    of_golds = gold_notes(column_of(rows, "answer"), str(source), grader)
+    return of_golds + prompt_notes(column_of(rows, "prompt"), str(source))
+
+
+def _named_sources(settings: Settings) -> tuple[DataSource, DataSource | None, tuple[str, ...]]:
+    """Return the two sources that `dataset_name` and related keys name, and a note on the second.
+
+    The second is None if the data have no test split.
+    """
     name, config = settings.get("dataset_name"), settings.get("dataset_config")
     if not name:
         raise UserError(
             "task 'dataset' needs dataset_name: a .jsonl, .json, .parquet or .csv file, a folder, or a hub id"
         )
     train = DataSource(name, settings.get("dataset_train_split") or "train", config)
-    test = settings.get("dataset_test_name") or "test"
-    if _names_data(test):
-        return train, DataSource(test, "test", config)
-    if Path(name).expanduser().is_file() and ("[" not in test or train.split == test):
+    test = settings.get("dataset_test_name")
+    if test is None:
+        return train, *_usual_test(train)
+    if names_data(test):
+        return train, DataSource(test, "test", config), ()
+    if train.is_one_split and ("[" not in test or train.split == test):
         raise UserError(
-            f"{name} is one file, so there is nothing to test on: name a second one as dataset_test_name, or "
-            "cut this one in two with dataset_train_split: train[:90%] and dataset_test_name: train[90%:]"
+            f"{name} is one split, so there is nothing to test on: name a second file as dataset_test_name, cut this "
+            "one in two with dataset_train_split: train[:90%] and dataset_test_name: train[90%:], or remove "
+            "dataset_test_name, which keeps one prompt in ten to test on"
         )
-    return train, DataSource(name, test, config)
+    return train, DataSource(name, test, config), ()
 
 
-def _names_data(test: str) -> bool:
-    """Return whether `dataset_test_name` names other data than a split of `dataset_name`.
+def _usual_test(train: DataSource) -> tuple[DataSource | None, tuple[str, ...]]:
+    """Return the test split of a data set, or else its validation split with a note; None if it has neither."""
+    names = [] if train.is_one_split else train.splits()
+    for split in _TEST_SPLITS:
+        if split in names and not train.split.startswith(split):
+            note = f"{train.name} has no split test: its split {split} is used to test on"
+            return DataSource(train.name, split, train.config), () if split == "test" else (note,)
+    if names or train.is_one_split:
+        return None, ()
+    return DataSource(train.name, "test", train.config), ()  # reading it says what is wrong
 
-    >>> _names_data("validation"), _names_data("train[90%:]"), _names_data("owner/set"), _names_data("test.jsonl")
-    (False, False, True, True)
-    """
-    return "/" in test or Path(test).suffix in READERS or Path(test).exists()
 
-
-def _split(source: DataSource, settings: Settings, form: PromptForm, size: int | None) -> Dataset:
+def _split(source: DataSource, settings: Settings, form: PromptForm, grader: str | None, size: int | None) -> Dataset:
     """Return the prompts and gold answers of a source's first rows, in a file if they are many (`mapped`)."""
-    rows = source.read()
-    columns = (
-        _column(rows, source, settings, "question_column", QUESTION_COLUMNS),
-        _column(rows, source, settings, "answer_column", ANSWER_COLUMNS),
-    )
+    rows = first_rows(source.read(), size)
+    asked = _column(rows, source, settings, "question_column", QUESTION_COLUMNS)
+    answered = _column(rows, source, settings, "answer_column", ANSWER_COLUMNS)
+    if asked == answered:
+        raise UserError(f"question_column and answer_column are both {asked!r}: the prompt would give the answer away")
+    dtype = getattr(rows.features.get(answered), "dtype", None)
 
     def prepare(batch: Mapping[str, list[object]], numbers: list[int]) -> dict[str, list[Any]]:
-        asked, answered = (
-            [f"{source}, row {number + 1} (counted from 1), column {column!r}" for number in numbers]
-            for column in columns
-        )
-        golds = [_gold(*given) for given in zip(batch[columns[1]], answered, strict=True)]
-        check_golds(golds, answered, "accuracy")
-        prompts = [_prompt(question, form, place) for question, place in zip(batch[columns[0]], asked, strict=True)]
+        places = [f"{source}, row {number + 1} (counted from 1)" for number in numbers]
+        questions = column_values(batch, asked)
+        answers = column_values(batch, answered, dtype)
+        prompts: list[Prompt] = []
+        golds: list[str] = []
+        problems: list[str] = []
+        for question, answer, place in zip(questions, answers, places, strict=True):
+            try:
+                golds.append(_gold(answer, f"{place}, column {answered!r}", grader))
+                prompts.append(_prompt(question, form, f"{place}, column {asked!r}"))
+            except UserError as error:
+                problems.append(str(error))
+        raise_listed(problems)
+        if grader:
+            check_golds(golds, [f"{place}, column {answered!r}" for place in places], grader)
         return {"prompt": prompts, "answer": golds}
 
-    rows = rows.select(range(min(size or len(rows), len(rows))))
     try:
-        return mapped(rows, prepare, form.version(1), columns, str(source))
-    except UnicodeDecodeError as error:  # the JSON reader accepts any bytes
+        return mapped(rows, prepare, form.version(1), asked, answered, grader, str(source))
+    except UnicodeDecodeError as error:  # a reader of the hub's files accepts any bytes
         raise UserError(f"{source} is not text in UTF-8 ({error.reason}); save it as UTF-8") from error
 
 
 def _column(rows: Dataset, source: DataSource, settings: Settings, key: str, usual: tuple[str, ...]) -> str:
-    given, present = settings.get(key), rows.column_names
+    given = settings.get(key)
+    wanted = usual if given is None else (given,)
+    present = column_names(rows, first=_BATCH)
+    if not set(wanted) & set(present):
+        present = column_names(rows)
+    for column in wanted:
+        if column in present:
+            return column
     if given is None:
-        found = next((column for column in usual if column in present), None)
-        if found:
-            return found
         raise UserError(
             f"{source} has the columns {', '.join(present)}, none of {', '.join(usual)}; name yours as {key}"
         )
-    if given not in present:
-        raise UserError(f"{key} is {given!r}, but {source} has the columns {', '.join(present)}; name one of them")
-    return given
+    raise UserError(f"{key} is {given!r}, but {source} has the columns {', '.join(present)}; name one of them")
 
 
 def _prompt(question: object, form: PromptForm, where: str) -> Prompt:
     """Return the prompt of a question: text, or chat messages, whose parts of text are joined."""
+    question = with_numbers(question)
     if isinstance(question, str) and question.strip():
+        _check_question(question, where)
         return form.write(question)
     if not isinstance(question, list) or not question:
         raise UserError(f"{where}: the question is {describe(question)}; expected text, or a list of chat messages")
-    messages = []
-    for number, turn in enumerate(question, start=1):
-        role, content = (turn.get("role"), turn.get("content")) if isinstance(turn, dict) else (None, None)
-        if isinstance(content, list) and all(isinstance(part, dict) for part in content):
-            texts = [part.get("text") for part in content if part.get("type") in ("text", None)]
-            content = "".join(texts) if len(texts) == len(content) and all(isinstance(t, str) for t in texts) else None
-        if not isinstance(role, str) or not isinstance(content, str) or (role == "user" and not content.strip()):
-            raise UserError(
-                f"{where}, message {number}: is {describe(turn)}; expected a role, and its content as text (images are "
-                "not supported)"
-            )
-        messages.append({**turn, "content": content})
+    messages = [_message(turn, f"{where}, message {number}") for number, turn in enumerate(question, start=1)]
+    problem = last_turn_problem(messages)
+    if problem:
+        raise UserError(f"{where}: {problem}")
     try:
         return form.write(messages)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
 
 
-def _gold(value: object, where: str) -> str:
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise UserError(f"{where}: the answer is {describe(value)}; expected text or a number")
-    gold = extract_gold(str(value))
-    if gold is None:
-        raise UserError(f"{where}: no gold answer in {describe(value)}; fix the row")
-    return gold
+def _check_question(question: str, where: str) -> None:
+    if re.match(r"\s*\[\s*\{\s*[\"']role[\"']\s*:", question):
+        raise UserError(
+            f"{where}: the question is a list of chat messages written as text; store it as a list, in JSON or Parquet"
+        )
+    _check_encodable(question, where)
+
+
+def _check_encodable(text: str, where: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{where}: holds half of a surrogate pair at character {error.start + 1}; remove it") from error
+
+
+def _message(turn: object, where: str) -> dict[str, Any]:
+    """Return a chat message with its content as text."""
+    fields = turn if isinstance(turn, dict) else {}
+    role, content = fields.get("role"), fields.get("content")
+    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
+        texts = [part.get("text") for part in content if part.get("type") in ("text", None)]
+        content = "".join(texts) if len(texts) == len(content) and all(isinstance(t, str) for t in texts) else None
+    if not isinstance(role, str) or not isinstance(content, str) or (role == "user" and not content.strip()):
+        raise UserError(
+            f"{where}: is {describe(turn)}; expected a role, and its content as text (images are not supported)"
+        )
+    _check_encodable(content, where)
+    return {**fields, "content": content}
+
+
+def _gold(value: object, where: str, grader: str | None) -> str:
+    try:
+        return read_gold(value, grader)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
 
 
 class ChemistryQuestion(NamedTuple):
@@ -309,7 +333,7 @@ def read_questions(settings: Settings) -> Iterator[ChemistryQuestion]:
                 f"data_dir = {folder}: expected {CHEMISTRY}/{_FILES} there; the folder holds {listing(folder)}"
             )
     for source in sources:
-        for number, row in enumerate(source.read(), 1):
+        for number, row in enumerate(read_rows(source.read()), 1):
             question = _chemistry_question(row, f"{source}, row {number} (counted from 1)")
             if question is not None:
                 yield question
@@ -335,21 +359,3 @@ def _chemistry_question(row: Mapping[str, Any], place: str) -> ChemistryQuestion
     if not stem or answer not in allowed:
         raise UserError(f"{place}: {describe(answer)} as answer of {describe(stem)} is not among {allowed}")
     return ChemistryQuestion(f"{stem}\n\n{asked}", answer, kind, stem, place)
-
-
-def local_folder(data_dir: str) -> Path:
-    """The folder that a recipe names as `data_dir`; raise UserError if it does not exist."""
-    folder = Path(data_dir).expanduser()
-    if not folder.is_dir():
-        raise UserError(f"data_dir = {data_dir}: there is no such folder (looked in {Path.cwd()})")
-    return folder
-
-
-def listing(folder: Path) -> str:
-    """Return the first names in a folder, for a message."""
-    return ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
-
-
-def _looks_local(name: str, path: Path) -> bool:
-    """Return whether a missing name must be a path: hub names are `name` or `owner/name`."""
-    return path.suffix.lower() in READERS or name.startswith((".", "~")) or path.is_absolute() or name.count("/") > 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -23,6 +24,8 @@ COLUMNS = ("prompt", "answer")
 FORM_REWARDS = {"format": 0.1, "tag_count": 1.0}
 ENVIRONMENT = "environment"  # the `answer` of a task that its environments grade
 PAPER_REWARDS = {"accuracy": 1.0, **FORM_REWARDS}
+GRADERS = ("accuracy", "choice", "chemistry", "equation", "countdown")  # the rewards that compare with a gold answer
+_BATCH = 1000  # prompts read at once
 NO_TOOLS = ("reset", "get_reward", "close")  # of an environment's public methods
 
 
@@ -58,6 +61,7 @@ class Task:
         rewards: names of `pods_rl.rewards.REWARDS` (or dotted paths) to weights, in order; the policy is trained on
             these.
         answer: the reward whose full marks (1.0) mean a right answer; `environment`: the environment's `get_reward`.
+            None: no reward says so, and evaluations show the rewards themselves (`deciding_reward`).
         reward_seconds: the limit of a user's own reward for one completion, in a process of its own. None: it runs in
             this process, without a limit.
         reward_errors: `raise`: an error if a user's own reward cannot grade a completion; otherwise it counts as wrong.
@@ -66,6 +70,7 @@ class Task:
         environment_factory: makes an environment for a conversation, as TRL's: `reset(**row)` starts it, its other
             public methods but `close` are tools, and its `get_reward`, if it has one, is a reward of weight 1.
         graders: rewards of this task alone; `rewards` and `answer` name them as others.
+        notes: what a user should know about the data, such as a test split that was cut off the training rows.
 
     Raises ValueError if a split lacks a column, the test split is empty, or no reward is named and there is no
     environment.
@@ -80,12 +85,13 @@ class Task:
     train: Dataset
     test: Dataset
     rewards: Mapping[str, float]
-    answer: str = "accuracy"
+    answer: str | None = "accuracy"
     reward_seconds: float | None = None
     reward_errors: str = "raise"
     tools: tuple[Callable[..., Any], ...] = ()
     environment_factory: Callable[[], Any] | None = None
     graders: tuple[Reward, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for split, dataset in (("train", self.train), ("test", self.test)):
@@ -126,8 +132,10 @@ class Task:
             environment_rewards: the reward of each conversation, read if `answer` is `environment`.
 
         Raises ValueError unless there is one gold answer per text, and UserError if a user's own reward
-        cannot grade a completion and `reward_errors` is `raise`, or if only environments can grade it.
+        cannot grade a completion and `reward_errors` is `raise`, or if only environments can grade it, or nothing.
         """
+        if self.answer is None:
+            raise UserError(f"task {self.name!r} has no reward that says which answers are right: read its rewards")
         if self.answer != ENVIRONMENT:
             right = self.scores(self.answer, texts, golds)
         elif environment_rewards is not None:
@@ -136,6 +144,46 @@ class Task:
             raise UserError(f"task {self.name!r} is graded by its environments, which did not score these texts")
         formed = REWARDS["format"].batch(texts, golds)
         return [Grade(answer=a >= 1, format=f >= 1) for a, f in zip(right, formed, strict=True)]
+
+    def reward_parts(
+        self,
+        texts: Sequence[str],
+        golds: Sequence[str],
+        tokens: Sequence[int],
+        limit: int,
+        environment_rewards: Sequence[float | None] | None = None,
+    ) -> list[dict[str, float]]:
+        """Return what completions score in training, in order: `reward`, their weighted sum, and `reward/<name>`.
+
+        A completion that a reward cannot score has 0 there.
+
+        Args:
+            texts: of conversations, the last assistant turn.
+            golds: gold answers.
+            tokens: the length of each completion.
+            limit: the most tokens of a completion.
+            environment_rewards: the reward of each conversation, with weight 1.
+
+        >>> split = Dataset.from_dict({"prompt": ["1+1="], "answer": ["2"]})
+        >>> task = Task("sums", "1", split, split, {"accuracy": 1.0, "overlong": 0.5})
+        >>> task.reward_parts(["<answer>2</answer>"], ["2"], [10], limit=10)
+        [{'reward': 0.5, 'reward/accuracy': 1.0, 'reward/overlong': -1.0}]
+        """
+        columns: dict[str, list[float]] = {}
+        totals = [0.0] * len(texts)
+        for name, weight in self.rewards.items():
+            reward = self.reward(name)
+            by_length = reward.reads == "tokens"
+            scores = reward.of_lengths(tokens, limit) if by_length else self.scores(name, texts, golds)
+            scores = [score if math.isfinite(score) else 0.0 for score in scores]
+            columns[f"reward/{name}"] = scores
+            totals = [total + weight * score for total, score in zip(totals, scores, strict=True)]
+        if environment_rewards is not None:
+            scores = [score or 0.0 for score in environment_rewards]
+            columns[f"reward/{ENVIRONMENT}"] = scores
+            totals = [total + score for total, score in zip(totals, scores, strict=True)]
+        columns = {"reward": totals, **columns}
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def scores(self, name: str, texts: Sequence[str], golds: Sequence[str]) -> list[float]:
         """Score completions with one reward, in order; 0 if it fails, unless `reward_errors` is `raise`."""
@@ -148,6 +196,30 @@ class Task:
                     "as wrong)"
                 ) from mark.error
         return [0.0 if isinstance(mark, RewardFailure) else mark for mark in given]
+
+
+def deciding_reward(rewards: Mapping[str, float], answer: str | None, *, environment: bool = False) -> str | None:
+    """Return the reward that says which answers are right, among those that a policy is trained on.
+
+    `answer`, the task's own, stays if it is trained on, if it is the user's own function, or if the environment is
+    asked. A shipped grader that nobody asked for would show 0 for a policy that learns something else. To see it
+    without training on it, give it weight 0.
+
+    Returns the first shipped grader of `rewards` otherwise, the environment if there is no reward, or None.
+
+    >>> deciding_reward({"accuracy": 1.0, "mine:judge": 1.0}, "accuracy")
+    'accuracy'
+    >>> deciding_reward({"format": 0.1, "choice": 1.0}, "accuracy"), deciding_reward({"mine:judge": 1.0}, "accuracy")
+    ('choice', None)
+    """
+    if answer is None or answer in rewards or answer == ENVIRONMENT:
+        return answer
+    if ":" in answer or "." in answer:
+        return answer
+    for name in rewards:
+        if name in GRADERS:
+            return name
+    return ENVIRONMENT if environment and not rewards else None
 
 
 @dataclass(frozen=True)
@@ -178,7 +250,10 @@ def check_split(task: Task, split: str) -> SplitCheck:
     1
     """
     golds = list({"train": task.train, "test": task.test}[split]["answer"])
-    written = [None] * len(golds) if task.answer == ENVIRONMENT else [task.reward(task.answer).gold(x) for x in golds]
+    written: list[str | None] = [None] * len(golds)
+    if task.answer not in (None, ENVIRONMENT):
+        grader = task.reward(task.answer)
+        written = [grader.gold(gold) for gold in golds]
     known = [row for row, answer in enumerate(written) if answer is not None]
     picked = [golds[row] for row in known]
     texts = [f"<think>The answer is known.</think>\n<answer>{written[row]}</answer>" for row in known]
@@ -210,5 +285,9 @@ def last_turn(completion: str | Messages) -> str:
 
 def shared_prompts(task: Task) -> int:
     """Count the test prompts that are also training prompts: the same text, or the same turns."""
-    trained = {json.dumps(prompt) for prompt in task.train["prompt"]}
-    return sum(json.dumps(prompt) in trained for prompt in task.test["prompt"])
+    tested = [json.dumps(prompt) for prompt in task.test["prompt"]]
+    wanted = set(tested)
+    shared: set[str] = set()
+    for batch in task.train.iter(_BATCH):
+        shared |= wanted & {json.dumps(prompt) for prompt in batch["prompt"]}
+    return sum(prompt in shared for prompt in tested)

@@ -107,7 +107,7 @@ class Progress(LiveLine):
 
     def evaluation(self, row: Mapping[str, Any]) -> None:
         """Print an evaluation."""
-        self.say(f"{self._start(row)}  accuracy {row['accuracy']:.3f}  format {row['format_accuracy']:.3f}")
+        self.say(f"{self._start(row)}  {scores_of(row)}")
 
     def step(self, row: Mapping[str, Any]) -> None:
         """Show a training step, with its mean reward and its seconds; a narrow terminal cuts the last parts."""
@@ -141,6 +141,29 @@ def share_done(seconds: float, step: float, max_seconds: float | None, max_steps
     """
     budgets = ((seconds, max_seconds), (step, max_steps))
     return max((used / most for used, most in budgets if most and most > 0), default=0.0)
+
+
+def scores_of(row: Mapping[str, Any]) -> str:
+    """Return the scores of an evaluation to show: accuracy and form, or the rewards if no answer is graded.
+
+    >>> scores_of({"accuracy": 0.5, "format_accuracy": 1.0})
+    'accuracy 0.500  format 1.000'
+    >>> scores_of({"reward": 0.25, "reward_se": 0.1, "reward/judge:brevity": 0.25})
+    'reward 0.250'
+    >>> scores_of({"reward": 0.3, "reward/judge:brevity": 0.2, "reward/format": 1.0, "reward/format_se": 0.1})
+    'reward 0.300  judge:brevity 0.200  format 1.000'
+    """
+    if "accuracy" in row:
+        return f"accuracy {_number(row['accuracy'])}  format {_number(row.get('format_accuracy'))}"
+    parts = [name for name in row if name.startswith("reward/") and not name.endswith("_se")]
+    shown = [f"reward {_number(row.get('reward'))}"]
+    if len(parts) > 1:  # one reward alone is the sum
+        shown += [f"{name.removeprefix('reward/')} {_number(row[name])}" for name in parts]
+    return "  ".join(shown)
+
+
+def _number(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, (int, float)) else "-"
 
 
 class Watcher:

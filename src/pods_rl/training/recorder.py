@@ -25,6 +25,7 @@ from ..text import console, safe_text
 from .progress import Watcher
 
 _NOT_A_STEP = "train_runtime"  # only in TRL's closing summary
+_EVALUATION = "eval_prompts"  # only in the log of an evaluation
 _STATE = "pods_recorder"  # the key of our state in the trainer state of a checkpoint
 # where each tracker writes, below `tracking/`; by default the working directory, and trackio a cache
 _FOLDERS = {
@@ -155,7 +156,7 @@ class Recorder(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        if logs is None or _NOT_A_STEP in logs or "eval_accuracy" in logs:
+        if logs is None or _NOT_A_STEP in logs or _EVALUATION in logs:
             return
         # metrics.jsonl has all of it; TRL's own list would grow in memory and in every checkpoint.
         del state.log_history[:-1]

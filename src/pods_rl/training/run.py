@@ -192,6 +192,7 @@ def print_start(
 ) -> None:
     """Print what a run trains, where it resumes, and how to watch it."""
     lines = [device_line(trainer), f"{task.name}: {counted(len(task.train), 'prompt')}"]  # each fits 80 columns
+    lines += [f"Note: {note}" for note in task.notes]
     lines += [str(skipped)] if skipped else []
     lines += start.describe() if start else []
     for line in [*lines, f"live in a browser: pods watch {quote(str(output))}"]:

@@ -20,6 +20,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer import TRAINING_ARGS_NAME
 from trl import ModelConfig, get_peft_config
 
+from ..distributed.processes import quiet_libraries
 from ..engines.trl import PODSTrainer
 from ..engines.trl.compat import standing_in
 from ..engines.trl.config import PODSConfig, check_prompts
@@ -36,7 +37,7 @@ from ..policies.loading import (
     tool_options,
 )
 from ..recipe import Recipe
-from ..recipe.recipe import checkpoint_keys
+from ..recipe.recipe import DATA_KEYS, checkpoint_keys
 from ..rewards import Reward
 from ..rewards import score as score_texts
 from ..rewards.verifier import default_pool
@@ -66,14 +67,9 @@ def fitted_task(recipe: Recipe) -> tuple[Task, Fitted | None]:
 
     Raises UserError if the task cannot be made, has no training prompts, or has tools that the policy cannot call.
     """
-    settings, model = recipe.task_settings(), recipe.model_arguments()
-    task = load_task(settings, reward_errors=recipe.values["reward_errors"])
-    if len(task.train) == 0:
-        raise UserError(
-            f"task {task.name} has {counted(len(task.test), 'prompt')} to test and none to train on: data_dir = "
-            f"{settings['data_dir']} holds no training file. Put its train.jsonl there, or remove data_dir from the "
-            "recipe"
-        )
+    settings = recipe.task_settings()
+    model = recipe.model_arguments()
+    task = training_task(recipe)
     where = policy_path(str(model["model_name_or_path"])), model.get("model_revision") or "main"
     check_policy(*where)
     tokenizer = load_tokenizer(*where)
@@ -85,6 +81,19 @@ def fitted_task(recipe: Recipe) -> tuple[Task, Fitted | None]:
         count_tokens=lambda prompt: len(encode(tokenizer, prompt, render(tokenizer, prompt, **options))),
         render=lambda prompt: render(tokenizer, prompt, **options),
     )
+
+
+def training_task(recipe: Recipe) -> Task:
+    """Return the recipe's task; raise UserError if it cannot be made, or has no training prompts."""
+    settings = recipe.task_settings()
+    task = load_task(settings, reward_errors=recipe.values["reward_errors"])
+    if len(task.train) == 0:
+        raise UserError(
+            f"task {task.name} has {counted(len(task.test), 'prompt')} to test and none to train on: data_dir = "
+            f"{settings['data_dir']} holds no training file. Put its train.jsonl there, or remove data_dir from the "
+            "recipe"
+        )
+    return task
 
 
 def build_trainer(recipe: Recipe, task: Task, output_dir: Path) -> RunTrainer:
@@ -158,8 +167,46 @@ def engine_arguments(recipe: Recipe) -> dict[str, Any]:
     return arguments
 
 
-def check_engine(recipe: Recipe, processes: int = 1) -> None:
+def check_task(
+    recipe: Recipe, config: PODSConfig | None, loaded: dict[str, tuple[Task, Fitted | None]] | None = None
+) -> tuple[str, ...]:
+    """Load the prompts, gold answers, rewards and tokenizer of a recipe as a run does; return what the run would note.
+
+    What is on a hub that cannot be reached is not checked, and a note says so.
+
+    Args:
+        recipe: a loaded recipe.
+        config: from `check_engine`. If None, the number of prompts is not compared with the batch.
+        loaded: tasks that earlier calls have loaded, to which this one adds its own; arms mostly share theirs.
+
+    Raises:
+        UserError: what a run would raise before its first step.
+    """
+    quiet_libraries()
+    data_problem = recipe.hub_problem(DATA_KEYS)
+    if data_problem:
+        return (f"The data are not checked: {data_problem}",)
+    policy_problem = recipe.hub_problem(("model_name_or_path",))
+    loaded = {} if loaded is None else loaded
+    key = repr((recipe.task_settings(), recipe.model_arguments(), recipe.values.get("chat_template_kwargs")))
+    if key not in loaded:
+        loaded[key] = (training_task(recipe), None) if policy_problem else fitted_task(recipe)
+    task, skipped = loaded[key]
+    if config is not None:
+        with as_recipe_errors(recipe):
+            check_prompts(config, len(task.train))
+    notes = list(task.notes)
+    if skipped:
+        notes.append(str(skipped))
+    if policy_problem:
+        notes.append(f"The policy is not checked: {policy_problem}")
+    return tuple(notes)
+
+
+def check_engine(recipe: Recipe, processes: int = 1) -> PODSConfig:
     """Construct the configurations, sampling, optimizer, schedule and trackers of a recipe, without its policy.
+
+    Returns the configuration, for one process that trains the rows of all.
 
     Args:
         recipe: a loaded recipe.
@@ -194,6 +241,7 @@ def check_engine(recipe: Recipe, processes: int = 1) -> None:
         )
         for callback in get_reporting_integration_callbacks(report_to or []):
             callback()
+    return config
 
 
 def _check_sampling(config: PODSConfig) -> None:

@@ -1,0 +1,300 @@
+r"""Check prompts and gold answers before anything is trained.
+
+A gold answer that no completion can match is never rewarded, and a prompt that ends with the assistant's turn gives the
+answer away. Refused are such prompts, and gold answers that are missing, that hold an empty box or unbalanced braces,
+that the task's own grader does not accept, or that lost a backslash when they were written: `"\frac12"` in JSON is a
+form feed and `rac12`. Prose is only noted: it is compared word for word, so a completion could match it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import math
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import UserError
+from ..rewards import extract_answer, extract_gold, get_reward
+from ..text import counted, describe, short
+from .files import with_numbers
+from .sources import column_of
+from .task import GRADERS, Task, shared_prompts
+
+SHOWN = 5  # rows that a message names
+_EXACT = 2.0**53  # from here on floats skip whole numbers
+_DIGITS = 15  # significant digits that every float keeps
+
+# What is left of a LaTeX command whose backslash and first letter were read as an escape: `\times` is a tab and `imes`.
+_REST_OF_COMMAND = re.compile(
+    r"\t(?:ext[a-z]{0,6}\s*\{|imes(?![a-z])|heta(?![a-z])|frac(?![a-z])|riangle|ilde(?![a-z])|binom(?![a-z])"
+    r"|anh?(?=\s*[({\\^0-9])|au(?![a-z])|herefore|o(?=\s*(?:\\|-?[0-9]|[a-z]\b)))"
+    r"|\n(?:eq(?![a-z])|abla(?![a-z])|otin(?![a-z])|eg(?![a-z])|ot(?=\\)|e(?=\s+[-\\0-9]))"
+    r"|\r(?:ight|ho(?![a-z])|angle(?![a-z])|floor|ceil|brace|brack)"
+)
+_CONTROL_OF_COMMAND = re.compile("[\x07\x08\x0b\x0c](?=[a-z])")  # as in \\alpha, \\beta, \\vec, \\frac
+_LOST = "\ufffc"  # stands for a lost backslash while the gold answer is extracted
+_MARKS = (r"\boxed", "<answer>", "####")
+_NOTHING = re.compile(r"\\(?:[()\[\],;:! ]|text|mathrm|textbf|mathbf|boxed)|[\s$~{}\"'`*]")
+_SIDES = re.compile(r"\\(left|right)(?![A-Za-z])")
+_MISSING = frozenset(("nan", "null", "n/a", "<na>", "#n/a", "nat", "tbd", "todo", "?"))
+_VAGUE = re.compile(
+    r"\banswers?\s+(?:may |will |can )?var(?:y|ies)\b|\bsee (?:the )?(?:solution|explanation|above|below)\b"
+    r"|\b(?:sample|possible) answers?\b|\bopen[- ]ended\b",
+    re.IGNORECASE,
+)
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z][a-z'’]+")
+_MANY_WORDS = 9
+# roles of a chat template whose turn, at the end of a prompt, leaves nothing to answer
+_ASSISTANT = frozenset(("assistant", "gpt", "model", "bot", "chatbot"))
+_INSTRUCTIONS = frozenset(("system", "developer"))
+
+
+def answer_text(value: object) -> str:
+    """Return an answer as text, exactly as it is stored.
+
+    Raises UserError for a value that is not text or a number, and for a float that may have lost digits.
+
+    >>> answer_text(27), answer_text(0.5), answer_text(" x ")
+    ('27', '0.5', ' x ')
+    """
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, bool) or value is None:
+        raise UserError(f"the answer is {describe(value)}; expected text or a number")
+    if isinstance(value, (datetime.date, datetime.time)):
+        raise UserError(
+            f"the answer was read as a {type(value).__name__}, {value}; store the column as text, as a completion "
+            "should write it"
+        )
+    if isinstance(value, (int, decimal.Decimal)):
+        return str(value)
+    if isinstance(value, (float, np.float16, np.float32)):
+        return _float_text(value)
+    raise UserError(f"the answer is {describe(with_numbers(value))}; expected text or a number")
+
+
+def _float_text(value: float | np.float16 | np.float32) -> str:
+    number = float(value)
+    if not math.isfinite(number):
+        raise UserError(f"the answer is {number}, which is not a number; expected text or a number")
+    text = str(value)  # the shortest text that reads as this float in its own precision
+    digits = text.partition("e")[0].replace(".", "").strip("-0")
+    if abs(number) >= _EXACT and len(digits) > _DIGITS:
+        raise UserError(
+            f"the answer is the float {text}, whose last digits may be lost (another row has a fraction or no value); "
+            "store the column as text"
+        )
+    return text
+
+
+def read_gold(value: object, grader: str | None) -> str:
+    r"""Return the gold answer in a value of the answer column.
+
+    Args:
+        value: what the column holds.
+        grader: the reward that compares with gold answers, one of `GRADERS`. None: a reward of the user's own, which
+            may read gold answers of any form.
+
+    Raises UserError, without the row, for a gold answer that no completion can match.
+
+    >>> read_gold("2 + 2 = 4\n#### 4", "accuracy"), read_gold(1.5, "accuracy")
+    ('4', '1.5')
+    """
+    text = answer_text(value)
+    # marked first, because the extraction strips a tab or a form feed at the start of an answer
+    marked = _REST_OF_COMMAND.sub(_mark_lost, _CONTROL_OF_COMMAND.sub(_mark_lost, text))
+    gold = extract_gold(marked)
+    if gold is None:
+        raise UserError(f"no gold answer in {describe(text)}; fix the row")
+    problem = gold_problem(gold, grader)
+    if problem is None and grader and extract_answer(marked) is None and any(mark in gold for mark in _MARKS):
+        problem = "its box or answer tag is empty or not closed"
+    if problem:
+        shown = describe(gold.replace(_LOST, ""))
+        raise UserError(f"no completion can match the gold answer, {shown}: {problem}")
+    return gold
+
+
+def _mark_lost(match: re.Match[str]) -> str:
+    return _LOST + match[0]
+
+
+def gold_problem(gold: str, grader: str | None) -> str | None:
+    r"""Return why no completion can match a gold answer, and what to do; None if one may.
+
+    >>> gold_problem("x\x01", "accuracy")
+    'it holds the control character U+0001; remove it'
+    >>> gold_problem("1/2", "accuracy")
+    """
+    if _LOST in gold or _lost_a_backslash(gold):
+        return "a backslash was lost: in JSON and in Python text it is written twice, as in \\\\frac"
+    for character in gold:
+        problem = _character_problem(character)
+        if problem:
+            return problem
+    if grader is None:
+        return None
+    braces = re.sub(r"\\.", "", gold, flags=re.DOTALL)
+    if braces.count("{") != braces.count("}"):
+        return "its braces are not balanced; close them"
+    sides = _SIDES.findall(gold)
+    if sides.count("left") != sides.count("right"):
+        return r"its \left and \right are not balanced; add the missing one"
+    if not _NOTHING.sub("", gold.replace(r"\{\}", "∅")):
+        return "it is empty; give an answer or remove the row"
+    return None
+
+
+def _character_problem(character: str) -> str | None:
+    """Return why a character cannot belong to a gold answer."""
+    category = unicodedata.category(character)
+    if category == "Cc" and character not in "\t\n\r":
+        return f"it holds the control character U+{ord(character):04X}; remove it"
+    if character == "\ufffd" or category == "Cs":
+        return f"it holds U+{ord(character):04X}, which replaces a damaged character; save the file as UTF-8"
+    return None
+
+
+def check_golds(golds: Sequence[str], places: Sequence[str], grader: str) -> None:
+    """Raise UserError if the grader does not accept gold answers as right; `places` names the row of each."""
+    marks = get_reward(grader).batch([f"<answer>{gold}</answer>" for gold in golds], golds)
+    problems = [
+        f"{place}: the grader does not accept {describe(gold)} as its own answer; fix the row"
+        for gold, place, mark in zip(golds, places, marks, strict=True)
+        if not mark >= 1
+    ]
+    raise_listed(problems)
+
+
+def raise_listed(problems: Sequence[str]) -> None:
+    """Raise a UserError that lists the first problems, a line each; do nothing if there are none."""
+    if not problems:
+        return
+    lines = list(problems[:SHOWN])
+    if len(problems) > SHOWN:
+        lines.append(f"and {counted(len(problems) - SHOWN, 'more row')} with such a problem")
+    raise UserError("\n".join(lines))
+
+
+def gold_notes(golds: Iterable[str], source: str, grader: str | None) -> tuple[str, ...]:
+    """Return a note on gold answers of a split that completions are unlikely to match: prose, marks of a missing value.
+
+    >>> gold_notes(["4", "Answers vary"], "train.jsonl", "accuracy")
+    ("train.jsonl: 1 gold answer is prose or a missing value, which completions are unlikely to match: row 2 (counted \
+from 1), 'Answers vary'. Shorten or remove it, or grade it with a reward of your own.",)
+    """
+    if grader != "accuracy":
+        return ()
+    unlikely = [(row, gold) for row, gold in enumerate(golds, start=1) if is_unlikely(gold)]
+    if not unlikely:
+        return ()
+    shown = "; ".join(f"row {row} (counted from 1), {short(gold)!r}" for row, gold in unlikely[:SHOWN])
+    if len(unlikely) == 1:
+        what = "1 gold answer is prose or a missing value"
+        advice = "Shorten or remove it, or grade it with a reward of your own."
+    else:
+        what = f"{counted(len(unlikely), 'gold answer')} are prose or a missing value"
+        advice = "Shorten or remove them, or grade them with a reward of your own."
+    return (f"{source}: {what}, which completions are unlikely to match: {shown}. {advice}",)
+
+
+def is_unlikely(gold: str) -> bool:
+    """Return whether a gold answer is prose, which is matched word for word only, or marks a missing value.
+
+    >>> is_unlikely("nan"), is_unlikely("Navin, Luis and Ryan")
+    (True, False)
+    """
+    if gold.strip().casefold() in _MISSING or _VAGUE.search(gold):
+        return True
+    return len(_WORD.findall(gold)) >= _MANY_WORDS
+
+
+def last_turn_problem(messages: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return why chat messages cannot be a prompt: their last turn is not one to answer. None if they can.
+
+    >>> last_turn_problem([{"role": "user", "content": "2+2?"}])
+    >>> last_turn_problem([{"role": "system", "content": "Add."}])
+    'the last message is of the role system, so there is no question to answer; end the prompt with a user message'
+    """
+    role = str(messages[-1].get("role")).casefold()
+    if role in _ASSISTANT:
+        return (
+            f"the last message is of the role {role}, which gives the answer away; end the prompt with a user message "
+            "and store the answer in the answer column"
+        )
+    if role in _INSTRUCTIONS:
+        return (
+            f"the last message is of the role {role}, so there is no question to answer; end the prompt with a user "
+            "message"
+        )
+    return None
+
+
+def prompt_notes(prompts: Iterable[str | Sequence[Mapping[str, Any]]], source: str) -> tuple[str, ...]:
+    r"""Return a note on prompts whose LaTeX lost a backslash.
+
+    >>> prompt_notes(["What is \frac12?", "What is \\frac12?"], "train.jsonl")[0][:66]
+    'train.jsonl: 1 prompt lost a backslash, such as row 1 (counted fro'
+    """
+    damaged = [row for row, prompt in enumerate(prompts, start=1) if _lost_a_backslash(_prompt_text(prompt))]
+    if not damaged:
+        return ()
+    return (
+        f"{source}: {counted(len(damaged), 'prompt')} lost a backslash, such as row {damaged[0]} (counted from 1): in "
+        "JSON it is written twice, as in \\\\frac.",
+    )
+
+
+def _prompt_text(prompt: str | Sequence[Mapping[str, Any]]) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(str(message.get("content")) for message in prompt)
+
+
+def _lost_a_backslash(text: str) -> bool:
+    return bool(_CONTROL_OF_COMMAND.search(text) or _REST_OF_COMMAND.search(text))
+
+
+def check_own_task(task: Task) -> None:
+    """Check the prompts and gold answers of a task that a user's function made, as those of files are checked.
+
+    Raises UserError with the first rows that cannot be used. Gold answers are checked if a shipped grader reads them.
+    """
+    grader = task.answer if task.answer in GRADERS else None
+    for name, split in (("train", task.train), ("test", task.test)):
+        problems: list[str] = []
+        for row, (prompt, gold) in enumerate(zip(column_of(split, "prompt"), column_of(split, "answer"), strict=True)):
+            place = f"task {task.name}, {name} split, row {row + 1} (counted from 1)"
+            problem = None if isinstance(prompt, str) or not prompt else last_turn_problem(prompt)
+            if problem is None and grader:
+                problem = _stored_gold_problem(gold, grader)
+            if problem:
+                problems.append(f"{place}: {problem}")
+        raise_listed(problems)
+        if grader:
+            golds = list(split["answer"])
+            places = [f"task {task.name}, {name} split, row {row} (counted from 1)" for row in range(1, len(golds) + 1)]
+            check_golds(golds, places, grader)
+
+
+def _stored_gold_problem(gold: object, grader: str) -> str | None:
+    """Return what is wrong with the gold answer of a task, which is graded as it is stored."""
+    if not isinstance(gold, str):
+        return f"the gold answer is {describe(gold)}; expected text"
+    if not gold.strip():
+        return f"the gold answer is {describe(gold)}; expected an answer"
+    problem = gold_problem(gold, grader)
+    return f"no completion can match the gold answer, {describe(gold)}: {problem}" if problem else None
+
+
+def shared_note(task: Task) -> tuple[str, ...]:
+    """Return a note on test prompts that are also training prompts."""
+    shared = shared_prompts(task)
+    if not shared:
+        return ()
+    return (f"{counted(shared, 'test prompt')} also in the training split",)

@@ -1,0 +1,226 @@
+"""Read JSON, JSON Lines and CSV files with every number and date as it is written.
+
+The readers of pyarrow and pandas convert values by column: `9007199254740993` next to `2.5` loses its last digit,
+`2024-05-01` becomes a date, `007` becomes 7. An answer is text, so here each row stays the text of a JSON object, in
+one column, until it is needed.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from datasets import Dataset, Features, Value
+
+from ..errors import UserError
+from ..text import TOO_DEEP, describe, short
+
+ENDINGS = (".jsonl", ".json", ".csv")
+ROW = "row as text"  # the column of `read_files`
+_IN_MEMORY = 64 << 20  # bytes of files; the rows of larger ones are kept in the datasets cache
+_LONGEST_VALUE = 2**31 - 1  # characters of a value in a CSV file; the csv module's own limit is 131,072
+
+
+class NumberText(str):
+    """A number of a JSON file as it is written, such as `2.50`, `9007199254740993` or `1e400`."""
+
+    __slots__ = ()
+
+    @property
+    def number(self) -> int | float:
+        """Its value; infinite beyond what Python reads."""
+        try:
+            return int(self)
+        except ValueError:  # a fraction, an exponent, or more than 4,300 digits
+            return float(self)
+
+
+def read_files(paths: Sequence[Path]) -> Dataset:
+    """Return the rows of files of one kind, in order, in the column `ROW`; `parse_row` reads each.
+
+    Raises UserError for a file that is not text in UTF-8 or not in its format, with the line or row.
+    """
+    if sum(path.stat().st_size for path in paths) <= _IN_MEMORY:
+        return Dataset.from_dict({ROW: [text for path in paths for text in _rows(path)]})
+    stamps = [
+        (str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths
+    ]  # a changed file is read again
+    rows = Dataset.from_generator(
+        _stamped_rows, features=Features({ROW: Value("string")}), gen_kwargs={"stamps": stamps}
+    )
+    assert isinstance(rows, Dataset)
+    return rows
+
+
+def parse_row(text: str) -> dict[str, Any]:
+    """Return the values of a row by column; numbers are `NumberText`.
+
+    >>> parse_row('{"question": "A half?", "answer": 0.50}')
+    {'question': 'A half?', 'answer': '0.50'}
+    """
+    row: dict[str, Any] = json.loads(text, parse_int=NumberText, parse_float=NumberText)
+    return row
+
+
+def with_numbers(value: Any) -> Any:
+    """Return a value of `parse_row` with Python's numbers instead of `NumberText`, in its lists and mappings too.
+
+    >>> with_numbers([NumberText("2.50"), {"n": NumberText("3")}, "4"])
+    [2.5, {'n': 3}, '4']
+    """
+    if isinstance(value, NumberText):
+        return value.number
+    if isinstance(value, list):
+        return [with_numbers(part) for part in value]
+    if isinstance(value, dict):
+        return {key: with_numbers(part) for key, part in value.items()}
+    return value
+
+
+def _stamped_rows(stamps: Sequence[tuple[str, int, int]]) -> Iterator[dict[str, str]]:
+    for path, _, _ in stamps:
+        for text in _rows(Path(path)):
+            yield {ROW: text}
+
+
+def _rows(path: Path) -> Iterator[str]:
+    """Yield each row of a file as the text of a JSON object."""
+    try:
+        # "utf-8-sig" also reads files that begin with a byte order mark, as Excel writes them
+        with path.open(encoding="utf-8-sig", newline="" if path.suffix.lower() == ".csv" else None) as file:
+            yield from _csv_rows(file, path) if path.suffix.lower() == ".csv" else _json_rows(file, path)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not text in UTF-8 ({error.reason}); save it as UTF-8") from error
+    except csv.Error as error:
+        raise UserError(f"{path} is not a CSV file: {error}. Fix it, or save it again from its program") from error
+
+
+def _json_rows(file: IO[str], path: Path) -> Iterator[str]:
+    """Yield the objects of a JSON list, or of JSON Lines; blank lines are skipped."""
+    number = 0
+    rows = 0
+    text = ""
+    for line in file:
+        number += 1
+        stripped = line.strip()
+        if not stripped:
+            continue
+        if rows == 0 and (stripped.startswith("[") or stripped == "{"):  # a list, or objects over several lines
+            yield from _document_rows(line + file.read(), path)
+            return
+        rows += 1
+        text = stripped
+        _check_row(text, f"{path}, line {number}")
+        yield text
+    if rows == 1:
+        _check_not_a_table(text, path)
+
+
+def _document_rows(text: str, path: Path) -> Iterator[str]:
+    """Yield the objects of a JSON list, or of objects that are written over several lines."""
+    decoder = json.JSONDecoder(parse_int=NumberText, parse_float=NumberText)
+    listed = text.lstrip().startswith("[")
+    start = text.index("[") + 1 if listed else 0
+    start = _skip_space(text, start)
+    if text[start : start + 1] == "]":
+        return
+    number = 0
+    while True:
+        number += 1
+        place = f"{path}, row {number} (counted from 1)"
+        try:
+            row, end = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError) as error:
+            raise _not_json(error, place, text) from error
+        _check_object(row, place)
+        yield text[start:end]
+        after = _skip_space(text, end)
+        following = text[after : after + 1]
+        if following == ("]" if listed else ""):
+            break
+        if listed and following != ",":
+            raise UserError(f"{place}: is followed by {short(repr(text[after : after + 20]))}; expected , or ]")
+        start = _skip_space(text, after + 1 if listed else after)
+    if number == 1 and not listed:
+        _check_not_a_table(text, path)
+
+
+def _skip_space(text: str, start: int) -> int:
+    while start < len(text) and text[start] in " \t\r\n":
+        start += 1
+    return start
+
+
+def _check_row(line: str, place: str) -> None:
+    try:
+        row = parse_row(line)
+    except (ValueError, RecursionError) as error:
+        raise _not_json(error, place, line) from error
+    _check_object(row, place)
+
+
+def _check_object(row: object, place: str) -> None:
+    if not isinstance(row, dict):
+        raise UserError(f"{place}: is {describe(with_numbers(row))}; expected an object for each row")
+
+
+def _check_not_a_table(text: str, path: Path) -> None:
+    """Raise UserError if the only row of a file holds all rows: `{"data": [...]}`, or a list for each column."""
+    row = parse_row(text)
+    if row and all(isinstance(value, list) for value in row.values()):
+        raise UserError(
+            f"{path} is one object that holds lists ({', '.join(map(short, row))}); expected an object for each row. "
+            'Write a list of rows, [{"question": ..., "answer": ...}, ...], or one row a line'
+        )
+
+
+def _not_json(error: Exception, place: str, text: str) -> UserError:
+    """Return the error of text that is not JSON, with what usually causes it."""
+    if isinstance(error, RecursionError):
+        return UserError(f"{place}: is {TOO_DEEP}")
+    reason = str(error).partition(": line ")[0]
+    advice = "Fix it, or write the file with a JSON library"
+    if "escape" in reason:
+        advice = 'A backslash in JSON is written twice, as in "\\\\sqrt"'
+    elif isinstance(error, json.JSONDecodeError) and error.doc[: error.pos].rstrip().endswith("},"):
+        advice = "Remove the comma after the last row"
+    elif isinstance(error, json.JSONDecodeError) and error.doc[error.pos :].strip() == ",":
+        advice = "Remove the comma at the end of each line"
+    elif text.lstrip().startswith(("{'", "[{'")):
+        advice = "Names and text in JSON are in double quotes: write rows with json.dumps"
+    return UserError(f"{place}: is not JSON ({reason}). {advice}")
+
+
+def _csv_rows(file: IO[str], path: Path) -> Iterator[str]:
+    """Yield the rows of a CSV file with a header; every value is text, and a missing one is null."""
+    csv.field_size_limit(_LONGEST_VALUE)
+    reader = csv.reader(file, strict=True, skipinitialspace=True)
+    names: list[str] = []
+    for values in reader:
+        if not values:
+            continue
+        place = f"{path}, line {reader.line_num}"
+        if not names:
+            names = [value.strip() for value in values]
+            _check_header(names, path)
+            continue
+        if len(values) > len(names):
+            raise UserError(
+                f"{place}: has {len(values)} values for the columns {', '.join(names)}. Put text that contains commas "
+                "in double quotes"
+            )
+        missing = [None] * (len(names) - len(values))
+        row: Mapping[str, str | None] = dict(zip(names, [*values, *missing], strict=True))
+        yield json.dumps(row)
+
+
+def _check_header(names: Sequence[str], path: Path) -> None:
+    for mark, word in ((";", "semicolons"), ("\t", "tabs")):
+        if len(names) == 1 and mark in names[0]:
+            raise UserError(f"{path} separates its columns by {word}; save it with commas")
+    twice = [name for name in names if name and names.count(name) > 1]
+    if twice:
+        raise UserError(f"{path} has two columns named {twice[0]!r}; rename or remove one of them")

@@ -1,0 +1,257 @@
+"""Where the rows of a task are read: a file, a folder, or a data set of the hub; and how one split becomes two."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import (
+    Dataset,
+    ReadInstruction,
+    get_dataset_split_names,
+    load_dataset,
+    load_dataset_builder,
+    load_from_disk,
+)
+
+from ..errors import UserError
+from ..text import counted, suggest
+from . import files
+from .files import ROW, parse_row
+
+READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
+_MARKERS = ("dataset_dict.json", "state.json")  # of a folder that `save_to_disk` wrote
+_BATCH = 1000  # rows read at once
+_HELD_OUT_ONE_IN = 10
+_MOST_HELD_OUT = 1000
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """One split of a dataset, as a recipe names it.
+
+    A file (.jsonl, .json, .parquet, .csv) is one split, whatever its name; a folder holds a file for each split, or
+    what `save_to_disk` wrote; any other name is looked up on the hub. `split` may carry a slice (`train[:100]`).
+    """
+
+    name: str
+    split: str
+    config: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.split})"
+
+    @property
+    def path(self) -> Path:
+        """The file or folder, which exists unless the name is that of the hub."""
+        return Path(self.name).expanduser()
+
+    def read(self) -> Dataset:
+        """Read the rows; those of JSON and CSV files are text in the column `files.ROW`.
+
+        Raises UserError for a file, folder or split that is missing, naming what exists; for one that cannot be
+        read or has no rows; for an unreachable hub.
+        """
+        path = self.path
+        if not path.exists() and _looks_local(self.name, path):
+            near = suggest(path.name, [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else [])
+            raise UserError(f"there is no file or folder {self.name!r} (looked in {Path.cwd()}).{near}")
+        if path.is_file() and path.suffix.lower() not in READERS:
+            raise UserError(
+                f"{path} is a {path.suffix or 'file without an ending'}; expected one of {', '.join(READERS)}"
+            )
+        try:
+            rows = self._load(path)
+        except UserError:
+            raise
+        except Exception as error:  # each reader raises its own, pyarrow's and the system's
+            if isinstance(error.__cause__, UserError):  # of our reader, raised inside the library's
+                raise error.__cause__ from None
+            what = f"the file {path}" if path.is_file() else f"the data set {self.name} of the hub"
+            what = f"the folder {path} (it holds {listing(path)})" if path.is_dir() else what
+            reason = (str(error.__cause__ or error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+            raise UserError(f"{what} gives no split {self.split!r}: {reason}. Fix it, or name another file") from error
+        if len(rows) == 0:
+            raise UserError(f"{self} has no rows; expected at least one")
+        return rows
+
+    def _load(self, path: Path) -> Dataset:
+        if path.is_file():
+            if path.suffix.lower() in files.ENDINGS:
+                return _slice(files.read_files([path]), self.split)
+            return load_dataset(
+                READERS[path.suffix.lower()], data_files={_bare(self.split): str(path)}, split=self.split
+            )
+        if _is_saved(path):
+            saved = load_from_disk(str(path))
+            return _slice(saved if isinstance(saved, Dataset) else saved[_bare(self.split)], self.split)
+        if path.is_dir():
+            found = self._text_files(path)
+            if found:
+                return _slice(files.read_files(found), self.split)
+            return load_dataset(str(path), self.config, split=self.split)
+        return load_dataset(self.name, self.config, split=self.split)
+
+    def _text_files(self, folder: Path) -> list[Path]:
+        """Return the files of a split of a folder, if all of them are JSON or CSV files with commas."""
+        builder = load_dataset_builder(str(folder), self.config)
+        by_split = builder.config.data_files or {}
+        if getattr(builder.config, "sep", ",") != "," or getattr(builder.config, "field", None):
+            return []
+        found = [Path(file) for file in by_split.get(_bare(self.split), ())]
+        kinds = {path.suffix.lower() for path in found}
+        return found if len(kinds) == 1 and kinds <= set(files.ENDINGS) else []
+
+    def splits(self) -> list[str]:
+        """Return the names of the splits of this data set; empty if they are not known, or if it has no names."""
+        path = self.path
+        if path.is_file():
+            return []
+        try:
+            if _is_saved(path):
+                saved = load_from_disk(str(path))
+                return [] if isinstance(saved, Dataset) else [str(name) for name in saved]
+            return [str(name) for name in get_dataset_split_names(self.name, self.config)]
+        except Exception:  # reading the data raises the error that says what to do
+            return []
+
+    @property
+    def is_one_split(self) -> bool:
+        """Whether the data are one split without a name: a file, or a `Dataset` that was saved alone."""
+        return self.path.is_file() or (self.path / "state.json").is_file()
+
+
+def column_names(rows: Dataset, *, first: int | None = None) -> list[str]:
+    """Return the names of the columns of a source's rows, of the `first` rows if given, in their order."""
+    if ROW not in rows.column_names:
+        return list(rows.column_names)
+    names: dict[str, None] = {}
+    part = rows if first is None else rows.select(range(min(first, len(rows))))
+    for row in read_rows(part):
+        names.update(dict.fromkeys(row))
+    return list(names)
+
+
+def read_rows(rows: Dataset) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a source as mappings."""
+    for batch in rows.iter(_BATCH):
+        if ROW in batch:
+            yield from map(parse_row, batch[ROW])
+        else:
+            for values in zip(*batch.values(), strict=True):
+                yield dict(zip(batch, values, strict=True))
+
+
+def column_values(batch: Mapping[str, list[Any]], column: str, dtype: str | None = None) -> list[object]:
+    """Return the values of one column in a batch of a source's rows.
+
+    `dtype` is the type of the column in its file: float32 and float16 keep their own shortest text.
+    """
+    if ROW in batch:
+        return [parse_row(text).get(column) for text in batch[ROW]]
+    values: list[object] = list(batch[column])
+    if dtype in ("float16", "float32"):
+        return [value if value is None else np.dtype(dtype).type(value) for value in values]
+    return values
+
+
+def column_of(rows: Dataset, column: str) -> Iterator[Any]:
+    """Yield the values of a column, with the memory of a batch."""
+    for batch in rows.iter(_BATCH):
+        yield from batch[column]
+
+
+def first_rows(rows: Dataset, size: int | None) -> Dataset:
+    """Return the first rows of a split; all of them without a size."""
+    if size is None or size >= len(rows):
+        return rows
+    return rows.select(range(size))
+
+
+def hold_out(rows: Dataset, source: DataSource) -> tuple[Dataset, Dataset, str]:
+    """Cut prompts with answers in two splits: one distinct prompt in ten, at least 1 and at most 1,000, is to test.
+
+    Which ones depends on a hash of the prompt alone, so the same rows give the same splits on every machine, and equal
+    prompts are on one side. The order of rows stays.
+
+    Returns the training rows, the test rows, and a note for the user.
+
+    Raises UserError if all rows have the same prompt.
+    """
+    hashes = [_hash(prompt) for prompt in column_of(rows, "prompt")]
+    distinct = sorted(set(hashes))
+    if len(distinct) < 2:
+        raise UserError(
+            f"{source} has one distinct prompt, so there is nothing to test on: name test rows as dataset_test_name"
+        )
+    count = min(max(1, round(len(distinct) / _HELD_OUT_ONE_IN)), _MOST_HELD_OUT)
+    tested = set(distinct[:count])
+    train = [row for row, mark in enumerate(hashes) if mark not in tested]
+    test = [row for row, mark in enumerate(hashes) if mark in tested]
+    note = (
+        f"{source} has no test split: {counted(len(test), 'row')} of {len(rows):,}, by a hash of the prompt, are kept "
+        "to test on and never trained. To choose them yourself, set dataset_test_name to a file, or to a split such as "
+        "train[90%:] with dataset_train_split: train[:90%]"
+    )
+    return rows.select(train), rows.select(test), note
+
+
+def _hash(prompt: object) -> bytes:
+    return hashlib.sha256(json.dumps(prompt, sort_keys=True, default=str).encode()).digest()
+
+
+def _slice(rows: Dataset, split: str) -> Dataset:
+    """Return the rows of a split of a file, such as `train[:80%]` or `train[:10]+train[20:30]`."""
+    parts = ReadInstruction.from_spec(split).to_absolute({_bare(split): len(rows)})
+    kept: list[int] = []
+    for part in parts:
+        start = 0 if part.from_ is None else part.from_
+        end = len(rows) if part.to is None else part.to
+        kept += range(start, end)
+    return rows if kept == list(range(len(rows))) else rows.select(kept)
+
+
+def _bare(split: str) -> str:
+    """Return the name of a split without its slice.
+
+    >>> _bare("train[:80%]"), _bare("[:5]")
+    ('train', 'train')
+    """
+    return re.split(r"[\[+]", split)[0] or "train"
+
+
+def _is_saved(path: Path) -> bool:
+    return any((path / marker).is_file() for marker in _MARKERS)
+
+
+def local_folder(data_dir: str) -> Path:
+    """The folder that a recipe names as `data_dir`; raise UserError if it does not exist."""
+    folder = Path(data_dir).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"data_dir = {data_dir}: there is no such folder (looked in {Path.cwd()})")
+    return folder
+
+
+def listing(folder: Path) -> str:
+    """Return the first names in a folder, for a message."""
+    return ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
+
+
+def names_data(test: str) -> bool:
+    """Return whether `dataset_test_name` names other data than a split of `dataset_name`.
+
+    >>> names_data("validation"), names_data("train[90%:]"), names_data("owner/set"), names_data("test.jsonl")
+    (False, False, True, True)
+    """
+    return "/" in test or Path(test).suffix in READERS or Path(test).exists()
+
+
+def _looks_local(name: str, path: Path) -> bool:
+    """Return whether a missing name must be a path: hub names are `name` or `owner/name`."""
+    return path.suffix.lower() in READERS or name.startswith((".", "~")) or path.is_absolute() or name.count("/") > 1
