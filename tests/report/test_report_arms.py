@@ -98,7 +98,7 @@ def test_final_scores_are_compared_where_the_baseline_ends(tmp_path: Path) -> No
     assert analysis.finals["pods"].final_seconds == pytest.approx(60, abs=1)
     pairs = {(pair.arm.name, pair.other.name): pair for pair in analysis.pairs}
     assert pairs["pods", "grpo"].due == 60
-    assert pairs["short", "grpo"].due == pairs["short", "pods"].due == 30
+    assert pairs["short", "grpo"].due == pairs["pods", "short"].due == 30
     text = " ".join(headlines(analysis))
     assert "At 60.0 s, where grpo (16) ends, pods (64→16) is" in text
     assert "At 30.0 s, where short (64→16) ends, short (64→16) is" in text
