@@ -283,6 +283,9 @@ def arms_from_csv(path: str | Path, metric: str = "answer_accuracy") -> list[Arm
         rows, columns = table.to_pylist(), table.column_names
     except (OSError, ValueError, pa.ArrowException) as error:
         raise UserError(f"Cannot read {path} as CSV: {error}. Expected columns {', '.join(needed)}.") from error
+    repeated = [name for name, count in Counter(columns).items() if count > 1]
+    if repeated:
+        raise UserError(f"{path} has several columns called {plain(repeated[0])}. Remove or rename all but one.")
     if not rows or not {*needed} <= {*columns}:
         held = f"{path} has no row with {', '.join(needed)}: its columns are {', '.join(columns)}."
         raise UserError(f"{held} Choose a metric with --metric, or rename the columns.")

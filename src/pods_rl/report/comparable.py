@@ -140,15 +140,16 @@ def _clock(run: Run) -> str:
     return plain(run.config.get("clock") or "")
 
 
-def _machine(run: Run) -> str:
-    """Return the device of a run by its model: two GPUs of one machine are alike."""
+def _device(run: Run) -> str:
+    """Return the device of a run by its model, since two GPUs of one machine are alike; of a CPU its threads."""
     device = plain(run.environment.get("device") or "")
-    processor = plain(run.environment.get("processor") or "")
-    if device.startswith("cpu"):
-        return ", ".join(
-            part for part in (processor or device, plain(run.environment.get("device_name") or "")) if part
-        )
     return plain(run.environment.get("device_name") or "") or device
+
+
+def _processor(run: Run) -> str:
+    """Return the processor of a run that trains on it; runs of earlier versions did not write it."""
+    on_cpu = str(run.environment.get("device")).startswith("cpu")
+    return plain(run.environment.get("processor") or "") if on_cpu else ""
 
 
 _REMARKS: tuple[tuple[Fact, str], ...] = (
@@ -157,5 +158,6 @@ _REMARKS: tuple[tuple[Fact, str], ...] = (
     (_size, "Evaluations differ in size: {}. The smaller ones are less exact."),
     (_temperature, "Evaluations sample at different temperatures: {}. Their scores differ for that reason too."),
     (_clock, "Runs have different clocks: {}. Their times cannot be compared."),
-    (_machine, "Runs used different devices: {}. Their times cannot be compared."),
+    (_device, "Runs used different devices: {}. Their times cannot be compared."),
+    (_processor, "Runs used different processors: {}. Their times cannot be compared."),
 )

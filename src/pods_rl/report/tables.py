@@ -216,7 +216,7 @@ def pairs_table(analysis: Analysis) -> Table:
         difference,
         _SPEEDUP,
         Column("settled", settled),
-        Column("interval", lambda row: "paired by seed" if row["paired"] else "unpaired", is_text=True),
+        Column("interval", _pairing, is_text=True),
     )
     keys = (
         "arm other hours score other_score runs other_runs difference low high paired settled "
@@ -227,6 +227,12 @@ def pairs_table(analysis: Analysis) -> Table:
         "Of many pairs, some are settled by chance."
     )
     return Table("pairs", "Pairs of arms", tuple(keys.split()), columns, tuple(rows), note)
+
+
+def _pairing(row: Row) -> str:
+    if math.isnan(row["low"]):
+        return "–"
+    return "paired by seed" if row["paired"] else "unpaired"
 
 
 def speedup_table(analysis: Analysis) -> Table:

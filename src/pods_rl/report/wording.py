@@ -98,7 +98,8 @@ def _speedup(pair: Pair) -> str:
     other = pair.other.label
     goal = f"99 % of {other}’s peak ({number(result.threshold)})"
     if result.problem == FLAT:
-        return f"No speedup: {other} has {goal} at its first evaluation already."
+        level = number(result.threshold)
+        return f"No speedup: {other} has 99 % of its own peak ({level}) at its first evaluation already."
     unit = unit_for(result.baseline_time)
     if result.problem == SHORT:
         ends = duration(result.arm_end, unit)
