@@ -282,6 +282,17 @@ def test_an_arm_that_ends_early_is_compared_where_both_have_data(tmp_path: Path)
     assert speedup.startswith("No speedup: pods (64→16) ends at 30")
 
 
+def test_a_time_at_which_few_runs_were_evaluated_lies_between_two_others() -> None:
+    times = {"a": (0, 2, 5), "b": (0, 5), "c": (0, 5)}
+    evals = {run: [{"seconds": t, "accuracy": 0.1 * t} for t in own] for run, own in times.items()}
+    curve = curve_of(evals, "accuracy")
+    assert curve is not None
+    assert math.isnan(curve.mean[1])
+    np.testing.assert_allclose(curve.at(2)[0], [0.2, 0.2, 0.2])
+    np.testing.assert_allclose(curve.at(4)[0], [0.4, 0.4, 0.4])
+    assert np.isnan(curve.at(6)[0]).all()
+
+
 def test_clocks_that_share_no_checkpoint_are_compared_at_one_time_or_not_at_all(tmp_path: Path) -> None:
     def written(name: str, times: list[int], start: int = 1) -> None:
         for seed in (1, 2, 3):

@@ -77,10 +77,11 @@ class Curve:
     def at(self, due: float) -> tuple[Array, Array]:
         """Return score and standard error of each run at a nominal second, each ``[R]``.
 
-        Between two checkpoints, both are on a straight line. A run that has not begun or has ended has NaN.
+        Between two checkpoints, both are on a straight line, also where few runs have the checkpoint: a slow step
+        passes over one. A run that has not begun or has ended has NaN.
         """
         exact = np.flatnonzero(np.isclose(self.due, due, rtol=1e-9, atol=1e-9))
-        if len(exact):
+        if len(exact) and not np.isnan(self.mean[exact[0]]):
             return self.scores[:, exact[0]], self.errors[:, exact[0]]
         scores = [_on_a_line(due, self.due, row) for row in self.scores]
         errors = [_on_a_line(due, self.due, row) for row in self.errors]
