@@ -15,7 +15,8 @@ from matplotlib.patches import Rectangle
 from pods_rl.report.arms import Curve
 from pods_rl.report.charts import Style, line_styles
 from pods_rl.report.figures import add_legend, look, new_figure, styled, to_bytes
-from pods_rl.report.statistics import FEW, Array, mean_curve, normal_band, time_to
+from pods_rl.report.intervals import Array
+from pods_rl.report.statistics import mean_curve, time_to
 from pods_rl.runs import write_atomic
 from regime_runs import (
     ARMS,
@@ -40,6 +41,7 @@ from regime_runs import (
 )
 from regime_statistics import (
     BEST,
+    FEW,
     HALFWAY,
     HIGH,
     SAME_M,
@@ -50,6 +52,7 @@ from regime_statistics import (
     RateCurve,
     compare_cells,
     interval,
+    normal_band,
     paired,
     rate_curves,
     resamples,

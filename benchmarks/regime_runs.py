@@ -15,7 +15,7 @@ import numpy as np
 
 from pods_rl.report.analysis import cost_of
 from pods_rl.report.arms import Curve, curve_of
-from pods_rl.report.statistics import Array
+from pods_rl.report.intervals import Array
 from pods_rl.runs import Run, find_runs, write_atomic
 from pods_rl.yaml_files import read_yaml
 

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pods_rl.report.arms import Curve
-from pods_rl.report.statistics import FEW, Array, difference, mean_curve, time_ratio, time_to
+from pods_rl.report.intervals import Z_95, Array, difference
+from pods_rl.report.statistics import mean_curve, time_ratio, time_to
 from regime_runs import (
     ARMS,
     FIRST_SELECTION_SEED,
@@ -28,6 +29,9 @@ from regime_runs import (
     over_time,
     rival_of,
 )
+
+FEW = 5
+"""The paper's smallest number of runs. Below it a percentile bootstrap of noise excludes no difference too often."""
 
 WITHIN = 0.05  # of the best rate's accuracy: the range of rates that an arm bears
 HALFWAY, HIGH = 0.5, 0.8
@@ -82,6 +86,18 @@ class Cell:
     rates: tuple[float, float]
     seeds: tuple[int, ...]
     measures: dict[str, Measure]
+
+
+def normal_band(scores_RC: Array) -> tuple[Array, Array]:
+    """Return the band of the committed figures: the mean plus and minus 1.96 standard errors over runs, as the paper's.
+
+    NaN at a checkpoint that fewer than two runs have.
+    """
+    mean = mean_curve(scores_RC)
+    count = (~np.isnan(scores_RC)).sum(axis=0)
+    spread = np.sqrt(np.nansum((scores_RC - mean) ** 2, axis=0) / np.maximum(count - 1, 1))
+    half = np.where(count > 1, Z_95 * spread / np.sqrt(np.maximum(count, 1)), np.nan)
+    return mean - half, mean + half
 
 
 def resamples(runs: int, count: int = 2000) -> Array:

@@ -81,7 +81,7 @@ def test_times_are_interpolated_and_paired():
 def test_a_paired_difference_has_students_interval():
     found = statistics.paired("", np.array([0.5, 0.6, 0.9]), np.array([0.4, 0.5, 0.5]))
     assert (round(found.value, 3), found.won) == (0.2, "3/3")
-    half = 4.303 * np.std([0.1, 0.1, 0.4], ddof=1) / math.sqrt(3)
+    half = 4.302653 * np.std([0.1, 0.1, 0.4], ddof=1) / math.sqrt(3)
     assert (found.low, found.high) == pytest.approx((0.2 - half, 0.2 + half))
 
 

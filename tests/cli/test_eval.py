@@ -60,23 +60,43 @@ def publish_policy(folder: Path, name: str = "config.json") -> None:
     publish(folder, {})
 
 
-def test_a_runs_last_good_policy_is_evaluated_on_its_own_task(evaluated, run):
+def test_a_runs_last_policy_is_evaluated_on_its_own_task(evaluated, run):
     with pytest.raises(UserError, match="has no policy"):
         pods("eval", "--run", "out")
-    for name in ("checkpoint-9", "checkpoint-10", "final"):
+    for name in ("checkpoint-9", "checkpoint-10"):
         publish_policy(run / "checkpoints" / name)
+    assert "has no checkpoints/final. This evaluates checkpoint-10." in " ".join(
+        pods("eval", "--run", "out").stderr.split()
+    )
+    assert evaluated.pop()[1] == "out/checkpoints/checkpoint-10"
+    publish_policy(run / "checkpoints" / "final")
     printed = pods("eval", "--run", "out", "--eval_repeats", "5", "--backend", "generate").output
-    for name in ("final", "checkpoint-10", "checkpoint-9"):
-        assert evaluated[-1][1] == f"out/checkpoints/{name}"
-        (run / "checkpoints" / name / "config.json").write_text("torn")
-        if name != "checkpoint-9":
-            pods("eval", "--run", "out")
-    with pytest.raises(UserError, match=r"(?s)skipped final: config.json has 4 bytes.*skipped checkpoint-9: con"):
-        pods("eval", "--run", "out")
+    assert evaluated[-1][1] == "out/checkpoints/final"
     recipe, _, adapter, backend = evaluated[0]
     assert (recipe.values["task_seed"], recipe.values["eval_repeats"]) == (5, 5)
     assert (adapter, backend) == (None, "generate")
     assert re.search(r"accuracy +\| 0.5000 +\| 0.2500", printed)
+
+
+def test_an_older_policy_is_evaluated_only_if_it_is_named(evaluated, run):
+    """A damaged final policy, and a damaged newest checkpoint of a run without one."""
+    for name in ("checkpoint-9", "checkpoint-10", "final"):
+        publish_policy(run / "checkpoints" / name)
+    (run / "checkpoints" / "final" / "config.json").write_text("torn")
+    older = "pods eval --run out --model out/checkpoints/checkpoint-10"
+    with pytest.raises(UserError, match=rf"(?s)last policy is damaged.*{older}\n  damaged final: config.json has 4 b"):
+        pods("eval", "--run", "out")
+    assert evaluated == []
+    pods(*older.split()[1:])
+    assert evaluated[-1][1] == "out/checkpoints/checkpoint-10"
+    shutil.rmtree(run / "checkpoints" / "final")
+    (run / "checkpoints" / "checkpoint-10" / "config.json").unlink()
+    with pytest.raises(UserError, match=r"(?s)checkpoint-9\n  damaged checkpoint-10: config.json is missing"):
+        pods("eval", "--run", "out")
+    (run / "checkpoints" / "checkpoint-9" / "config.json").write_text("torn")
+    with pytest.raises(UserError, match=r"(?s)has no policy.*damaged checkpoint-10: .*damaged checkpoint-9: config"):
+        pods("eval", "--run", "out")
+    assert len(evaluated) == 1
 
 
 def test_a_runs_adapter_comes_with_the_recipes_own_base(evaluated, run):

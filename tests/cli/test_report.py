@@ -55,9 +55,11 @@ def test_published_runs_give_the_published_table(published: Path, arm: str) -> N
     if speedup:
         assert float(row["baseline_hours"]) / float(row["arm_hours"]) == pytest.approx(float(row["speedup"]))
     else:
-        assert (row["arm_hours"], row["never_reached"]) == ("", "1")
-    if interval:
-        assert [float(row["ci_low"]), float(row["ci_high"])] == pytest.approx(interval, abs=0.2)
+        assert (row["arm_hours"], row["never_reached"]) == ("", "true")
+    if interval:  # a bootstrap over runs, another kind than ours: they overlap
+        low, high = float(row["ci_low"]), float(row["ci_high"])
+        assert low <= speedup <= high
+        assert max(low, interval[0]) < min(high, interval[1])
     (final,) = (row for row in rows_of(published / "final.csv") if row["arm"] == arm)
     assert round(100 * float(final["final"]), 2) == accuracy
     assert float(final["final_hours"]) == 6.0

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.cli import pods
 from tests.reliability.payloads import scripts
 
 from pods_rl.report import ReportFiles, build_report, live
@@ -44,7 +45,7 @@ def write_run(
     settings = {"num_rollouts": n, "num_generations": m, "rule": "max_variance", "seed": seed, "lr": 1e-5}
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(json.dumps(settings | (config or {})))
-    about = {"device": "cpu", "dtype": "bfloat16", "seed": seed, "versions": {"torch": "2.13.0"}}
+    about = {"device": "cpu", "precision": "bfloat16", "seed": seed, "versions": {"torch": "2.13.0"}}
     (path / "environment.json").write_text(json.dumps(about))
     costs = PHASES.get(arm, PHASES["pods"])
     step_seconds = sum(costs) + 0.01
@@ -104,6 +105,18 @@ def write_rollouts(
             rows.append(row)
     (path / "rollouts").mkdir(exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows), path / "rollouts" / f"step-{step:06d}.parquet")
+
+
+@pytest.fixture(scope="session")
+def real_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one arm of one seed, which the real command trained for two steps. Copy it to change it."""
+    root = tmp_path_factory.mktemp("real") / "experiment"
+    keys = {"max_steps": 2, "eval_prompts": 8, "ledger_every": 1, "num_rollouts": 16, "num_generations": 8}
+    keys |= {"per_device_train_batch_size": 8, "max_completion_length": 24, "eval_repeats": 2, "seed": 1}
+    words = [word for key, value in keys.items() for word in (f"--{key}", value)]
+    done = pods("train", "tiny-pods", "--output", root / "pods" / "seed-1", *words)
+    assert done.exit_code == 0, done.output
+    return root
 
 
 @pytest.fixture

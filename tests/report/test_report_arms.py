@@ -96,7 +96,13 @@ def test_final_scores_are_compared_where_the_baseline_ends(tmp_path: Path) -> No
     analysis = analysis_of(tmp_path)
     assert analysis.horizon == 60
     assert analysis.finals["pods"].final_seconds == pytest.approx(60, abs=1)
-    assert any("short" in note and "ends at 30" in note for note in notes(analysis))
+    pairs = {(pair.arm.name, pair.other.name): pair for pair in analysis.pairs}
+    assert pairs["pods", "grpo"].due == 60
+    assert pairs["short", "grpo"].due == pairs["pods", "short"].due == 30
+    text = " ".join(headlines(analysis))
+    assert "At 60.0 s, where grpo (16) ends, pods (64→16) is" in text
+    assert "At 30.0 s, where short (64→16) ends, short (64→16) is" in text
+    assert any("short" in note and "compared at 30.0 s" in note for note in notes(analysis))
 
 
 def test_an_unknown_baseline_is_refused_with_the_names(experiment: Path) -> None:
@@ -124,6 +130,191 @@ def test_cost_is_seconds_a_step_by_phase(experiment: Path) -> None:
     assert math.isnan(cost_of(arms_from_runs([experiment], "accuracy")[0].runs).seconds_per_step)
 
 
+# --------------------------------------------------------------------------------- what is pooled and compared
+
+
+def names_of(*sources: Path) -> dict[str, int]:
+    return {arm.name: arm.run_count for arm in arms_from_runs(sources, "accuracy")}
+
+
+def test_unrelated_runs_in_a_folder_are_shown_apart(tmp_path: Path) -> None:
+    folder = tmp_path / "work" / "runs"
+    write_run(folder / "words", "a", 1, config={"task": "words"})
+    write_run(folder / "small", "b", 2, config={"num_rollouts": 32})
+    write_run(folder / "failed", "c", 3, state="failed", config={"model_name_or_path": "other"})
+    assert names_of(tmp_path / "work") == {"failed": 1, "small": 1, "words": 1}
+
+
+def test_only_the_seeds_of_one_recipe_are_one_arm(tmp_path: Path) -> None:
+    """Names tell what differs; what is saved and where does not matter."""
+    for seed in (1, 2):
+        write_run(tmp_path / "work" / "pods" / f"seed-{seed}", "pods", seed, config={"output_dir": f"{seed}"})
+    same = {"save_seconds": 60, "report_to": "wandb", "run_name": "x"}
+    write_run(tmp_path / "work" / "pods" / "seed-3", "pods", 3, config=same)
+    assert names_of(tmp_path / "work") == {"pods": 3}
+    for seed in (4, 5):
+        write_run(tmp_path / "work" / "pods" / f"seed-{seed}", "pods", seed, config={"lr": 1e-4, "beta": 0.1})
+    assert names_of(tmp_path / "work") == {"pods [beta not set]": 3, "pods [beta 0.1]": 2}
+    with pytest.raises(UserError, match=r"No arm is called 'pods'.*pods \[beta 0.1\]"):
+        analysis_of(tmp_path / "work", baseline="pods")
+
+
+def test_seeds_of_two_versions_of_a_task_are_not_pooled(tmp_path: Path) -> None:
+    for seed, version in ((1, "7-1"), (2, "8-1")):
+        path = write_run(tmp_path / "pods" / f"seed-{seed}", "pods", seed)
+        (path / "environment.json").write_text(json.dumps({"task": {"name": "sums", "version": version}}))
+    assert names_of(tmp_path) == {"pods [task version 7-1]": 1, "pods [task version 8-1]": 1}
+
+
+def test_a_run_without_a_readable_recipe_is_not_pooled(tmp_path: Path) -> None:
+    for seed in (1, 2, 3):
+        path = write_run(tmp_path / "pods" / f"seed-{seed}", "pods", seed)
+    (path / "config.yaml").write_text("[")
+    assert names_of(tmp_path) == {"pods": 2, "pods [recipe unreadable]": 1}
+
+
+def test_a_run_counts_once_and_equal_names_stay_apart(tmp_path: Path) -> None:
+    for parent, rate in (("one", 1e-4), ("two", 1e-5)):
+        write_run(tmp_path / parent / "mine", "mine", 1, config={"lr": rate})
+    first, second = tmp_path / "one" / "mine", tmp_path / "two" / "mine"
+    assert names_of(first, first) == {"mine": 1}
+    assert names_of(first, second, first) == {"one/mine": 1, "two/mine": 1}
+
+
+def test_two_runs_of_one_seed_are_noted(tmp_path: Path) -> None:
+    for parent in ("one", "two"):
+        write_run(tmp_path / parent / "pods" / "seed-1", "pods", 1)
+    arms = arms_from_runs([tmp_path / "one", tmp_path / "two"], "accuracy")
+    analysis = analyse(arms, baseline=None, metric="accuracy")
+    assert any("several of its runs have seed 1" in note for note in notes(analysis))
+
+
+def differing(root: Path, config: dict[str, Any], task: dict[str, str] | None = None) -> Analysis:
+    """Two arms of two seeds; the second has another recipe or task."""
+    for arm in ("grpo", "pods"):
+        for seed in (1, 2):
+            path = write_run(root / arm / f"seed-{seed}", arm, seed, config=config if arm == "pods" else {})
+            about = {"name": "sums", "version": "7-1-mark-plain"} | ((task or {}) if arm == "pods" else {})
+            (path / "environment.json").write_text(json.dumps({"task": about}))
+    return analysis_of(root)
+
+
+@pytest.mark.parametrize(
+    ("config", "task", "reason"),
+    [
+        ({"task": "words"}, None, "task is words and not set"),
+        ({"task_difficulty": "hard"}, None, "task_difficulty is hard and not set"),
+        ({"dataset_name": "a/b"}, None, "dataset_name is a/b and not set"),
+        ({}, {"version": "8-1-mark-plain"}, "versions 8 and 7 of the grader"),
+        ({}, {"version": "7-2-mark-plain"}, "versions of the task are 7-2-mark-plain and 7-1-mark-plain"),
+    ],
+)
+def test_scores_of_different_questions_are_not_compared(
+    tmp_path: Path, config: dict[str, Any], task: dict[str, str] | None, reason: str
+) -> None:
+    analysis = differing(tmp_path, config, task)
+    assert analysis.pairs == ()
+    assert [*analysis.speedups] == ["grpo"]
+    (note,) = (note for note in notes(analysis) if "is not compared with" in note)
+    assert reason in note
+    assert not any("above" in line or "speedup" in line for line in headlines(analysis))
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_name_or_path": "other"}, "different policies: one (grpo (16)); other (pods (64→16))"),
+        ({"prompt_style": "chat"}, "Prompts are written differently: plain"),
+        ({"clock": "cpu"}, "different clocks: wall (grpo (16)); cpu (pods (64→16)). Their times cannot be compared"),
+    ],
+)
+def test_other_differences_are_noted(tmp_path: Path, config: dict[str, Any], words: str) -> None:
+    usual = {"model_name_or_path": "one", "prompt_style": "plain", "clock": "wall", "task": "sums"}
+    for arm in ("grpo", "pods"):
+        for seed in (1, 2):
+            write_run(tmp_path / arm / f"seed-{seed}", arm, seed, config=usual | (config if arm == "pods" else {}))
+    analysis = analysis_of(tmp_path)
+    assert len(analysis.pairs) == 1
+    assert any(words in note for note in notes(analysis))
+
+
+def test_evaluations_of_different_size_and_temperature_are_noted(tmp_path: Path) -> None:
+    for arm, about in (("grpo", {"prompts": 32, "temperature": 1.0}), ("pods", {"prompts": 256, "temperature": 0.0})):
+        path = write_run(tmp_path / arm / "seed-1", arm, 1)
+        rows = [json.loads(line) | about for line in (path / "evals.jsonl").read_text().splitlines()]
+        (path / "evals.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    text = " ".join(notes(analysis_of(tmp_path)))
+    assert "Evaluations differ in size: 32 prompts (grpo (16)); 256 prompts (pods (64→16))" in text
+    assert "different temperatures: 1 (grpo (16)); 0 (pods (64→16))" in text
+
+
+def test_different_numbers_of_runs_are_noted(tmp_path: Path) -> None:
+    for arm, seeds in (("grpo", 3), ("pods", 2)):
+        for seed in range(seeds):
+            write_run(tmp_path / arm / f"seed-{seed}", arm, seed)
+    analysis = analysis_of(tmp_path)
+    assert "Arms have different numbers of runs: grpo (16) 3, pods (64→16) 2." in notes(analysis)
+    assert not analysis.pairs[0].difference.paired
+
+
+def test_without_a_baseline_every_run_is_shown_to_its_own_end(tmp_path: Path) -> None:
+    for name, end in (("long", 150), ("short", 0)):
+        write_run(tmp_path / name, name, end=max(end, 10) if end else 1)
+    analysis = analysis_of(tmp_path, baseline=None)
+    assert analysis.finals["long"].final_due == 150
+    assert any("long" in line and "in 150" in line for line in headlines(analysis))
+
+
+def test_an_arm_that_ends_early_is_compared_where_both_have_data(tmp_path: Path) -> None:
+    """It is ahead there, though below the other's later score."""
+    for seed in range(5):
+        write_run(tmp_path / "grpo" / f"seed-{seed}", "grpo", seed, rate=0.6, end=150, noise=0.001)
+        write_run(tmp_path / "pods" / f"seed-{seed}", "pods", seed, rate=1.2, end=30, noise=0.001)
+    analysis = analysis_of(tmp_path)
+    (pair,) = analysis.pairs
+    assert (pair.due, pair.difference.paired) == (30, True)
+    assert pair.difference.low > 0
+    assert analysis.finals["pods"].final < analysis.finals["grpo"].final
+    scores, speedup = headlines(analysis)
+    assert scores.startswith("At 30.0 s, where pods (64→16) ends, pods (64→16) is 0.")
+    assert "above grpo (16)" in scores
+    assert "Settled" in scores
+    assert speedup.startswith("No speedup: pods (64→16) ends at 30")
+
+
+def test_a_time_at_which_few_runs_were_evaluated_lies_between_two_others() -> None:
+    times = {"a": (0, 2, 5), "b": (0, 5), "c": (0, 5)}
+    evals = {run: [{"seconds": t, "accuracy": 0.1 * t} for t in own] for run, own in times.items()}
+    curve = curve_of(evals, "accuracy")
+    assert curve is not None
+    assert math.isnan(curve.mean[1])
+    np.testing.assert_allclose(curve.at(2)[0], [0.2, 0.2, 0.2])
+    np.testing.assert_allclose(curve.at(4)[0], [0.4, 0.4, 0.4])
+    assert np.isnan(curve.at(6)[0]).all()
+
+
+def test_clocks_that_share_no_checkpoint_are_compared_at_one_time_or_not_at_all(tmp_path: Path) -> None:
+    def written(name: str, times: list[int], start: int = 1) -> None:
+        for seed in (1, 2, 3):
+            path = write_run(tmp_path / name / f"seed-{seed}", name, seed)
+            rows = [{"due": t, "seconds": t, "accuracy": 0.1 * seed + 0.01 * t * start} for t in times]
+            (path / "evals.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+    written("grpo", [0, 10, 20, 30])
+    written("odd", [0, 9, 18, 27])
+    written("later", [40, 50])
+    analysis = analysis_of(tmp_path)
+    pairs = {pair.arm.name: pair for pair in analysis.pairs if pair.other.name == "grpo"}
+    assert [*pairs] == ["odd"]
+    assert pairs["odd"].due == 27
+    assert pairs["odd"].difference.mean == pytest.approx(0.0)  # one line, read at one time
+    assert analysis.refused == {"later": "their evaluations have no time in common"}
+    later = next(arm.curve for arm in analysis.arms if arm.name == "later")
+    assert later is not None
+    assert later.last(30) is None
+    assert analysis.finals["later"].final_due == 50
+
+
 # -------------------------------------------------------------------------------------------- headlines
 
 
@@ -141,12 +332,11 @@ def test_a_headline_leads_with_the_final_scores_and_their_difference_then_the_sp
     assert f"{pair.speedup.speedup:.2f}x [{pair.speedup.ci_low:.2f}, {pair.speedup.ci_high:.2f}]" in speedup
 
 
-def test_few_runs_settle_nothing_but_a_clear_order_of_all_runs_is_named(experiment: Path) -> None:
-    """Two of three PODS runs reach the end, both above the three of GRPO; Welch's interval of two runs is wide."""
-    scores, speedup = headlines(analysis_of(experiment))
+def test_few_runs_settle_no_score_but_a_clear_order_of_all_runs_is_named(experiment: Path) -> None:
+    """Two of three PODS runs reach the end, both above the three of GRPO; the interval of two runs is wide."""
+    scores, _ = headlines(analysis_of(experiment))
     assert "Not settled" in scores
-    assert "3 runs each, but every run of pods (64→16) is above every run of grpo (16)" in scores
-    assert "not settled, fewer than 5 runs" in speedup
+    assert "2 and 3 runs (pods (64→16): 1 failed), but every run of pods (64→16) is above every run of grpo" in scores
 
 
 @pytest.mark.parametrize(("rate", "words"), [(0.05, "never reached"), (0.45, "speedup of 0.")])
@@ -188,13 +378,24 @@ def test_a_baseline_that_peaks_at_its_start_is_noted(tmp_path: Path) -> None:
             rows = [{"due": 10 * k, "seconds": 10.0 * k, "accuracy": score} for k, score in enumerate(scores)]
             (path / "evals.jsonl").write_text("\n".join(map(json.dumps, rows)))
     analysis = analysis_of(tmp_path)
-    assert "after 10.0 s, grpo (16) after 0.0 s: a speedup of 0.00x" in headlines(analysis)[-1]
-    assert any("peaks at its first evaluation" in note for note in notes(analysis))
+    assert headlines(analysis)[-1].startswith("No speedup: grpo (16) has 99 % of its own peak (0.495) at its first")
+    assert any("no speedup can be measured against it" in note for note in notes(analysis))
+    assert all(math.isnan(row.speedup) for row in analysis.speedups["pods"])
 
 
 def test_notes_name_devices(experiment: Path) -> None:
-    (experiment / "grpo" / "seed-0" / "environment.json").write_text('{"device": "cuda:0"}')
-    assert "1 on cuda:0, 5 on cpu" in " ".join(notes(analysis_of(experiment)))
+    """By their model: the second GPU of a machine is like the first, and one CPU is not like another."""
+    about = {"device": "cuda:1", "device_name": "GPU of a model"}
+    for run, changed in {
+        "grpo/seed-0": about,
+        "grpo/seed-1": about | {"device": "cuda:0"},
+        "grpo/seed-2": {"device": "cpu", "processor": "one model"},
+        "pods/seed-0": {"device": "cpu", "processor": "another model"},
+    }.items():
+        (experiment / run / "environment.json").write_text(json.dumps(changed))
+    devices, processors = (note for note in notes(analysis_of(experiment)) if "Runs used different" in note)
+    assert "devices: GPU of a model (grpo (16)); cpu (grpo (16), pods (64→16))." in devices
+    assert "processors: one model (grpo (16)); another model (pods (64→16))." in processors
 
 
 # -------------------------------------------------------------------------------------------- ablations
@@ -269,6 +470,7 @@ def test_a_csv_gives_curves_by_arm(tmp_path: Path) -> None:
         (HEAD + "grpo,1,soon,0.4\n", "Row #2: .*'soon'"),
         (HEAD + "grpo,1\n", "Expected 4 columns, got 2"),
         (HEAD + "grpo,1,1,0.4\ngrpo,1,2,0.5x\n", "Row #3: .*'0.5x'"),
+        ("arm,run,hours,answer_accuracy,answer_accuracy\ngrpo,1,1,0.4,0.5\n", "several columns called answer_acc"),
         (HEAD + "grpo,1,1,inf\n", "row 2: hours is 1.0 and answer_accuracy inf"),
         (HEAD + "grpo,1,1,0.4\ngrpo,1,1.0,0.5\n", "row 3: run 1 of arm grpo has a second row at 1.0 h"),
         ("\x89PNG\r\n\x1a\n\0", "Cannot read|has"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -120,15 +121,30 @@ def _find_policy(
 
 
 def _last_policy(run: Run) -> Path:
-    """Return the final policy of a run, or else its last complete checkpoint."""
+    """Return the final policy of a run; of a run that has none yet its last checkpoint.
+
+    Raises UserError if that policy is damaged: the score of an older one would be taken for that of this run.
+    """
     final = run.final_checkpoint
     problems = verify(final) if final else []
     if final and not problems:
         return final
+    damaged = [f"final: {line}" for line in problems[:1]]
     good, skipped = last_good(run.path / CHECKPOINTS)
+    damaged += skipped
+    torn = "".join(f"\n  damaged {line}" for line in damaged)
     if good is None:
-        torn = "".join(f"\n  skipped {line}" for line in [*(f"final: {line}" for line in problems[:1]), *skipped])
         raise UserError(f"{run.path} ({run.state}) has no policy under checkpoints/: give one with --model.{torn}")
+    if damaged:
+        older = f"pods eval --run {shlex.quote(str(run.path))} --model {shlex.quote(str(good))}"
+        raise UserError(
+            f"{run.path} ({run.state}): its last policy is damaged, and nothing was evaluated. To evaluate the older "
+            f"{good.name}: {older}{torn}"
+        )
+    console(stderr=True).print(
+        f"[yellow]Note:[/yellow] {safe_text(run.path)} ({safe_text(run.state)}) has no checkpoints/final. This "
+        f"evaluates {safe_text(good.name)}."
+    )
     return good
 
 

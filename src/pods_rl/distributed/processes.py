@@ -119,6 +119,16 @@ def version(package: str) -> str | None:
     return metadata.version(found[0]) if found else getattr(sys.modules.get(package), "__version__", None)
 
 
+def processor_name() -> str:
+    """Return the model of the processor, as the system names it; its architecture if it does not."""
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
 def git_commit() -> str | None:
     """Return the commit of the working directory; None if it is not a git checkout."""
     try:

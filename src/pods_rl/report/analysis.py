@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +13,11 @@ import numpy as np
 from ..errors import UserError
 from ..runs import Run
 from ..text import suggest
-from .arms import OWN_TO_A_RUN, Arm, Curve, rollouts_of
-from .statistics import Array, Difference, Speedup, difference, normal_band, speedups
+from .arms import Arm, Curve, rollouts_of, same_seeds
+from .comparable import refusal
+from .intervals import Array, Difference, difference, error_of_mean, t_band
+from .pooling import NO_MATTER, OWN_TO_A_RUN, in_order
+from .statistics import Evaluations, Speedup, mean_curve, speedups
 from .text import finite, plain
 
 PHASES = ("rollout", "reward", "selection", "update")
@@ -27,11 +29,8 @@ AXES = {
 }
 """What an ablation varies."""
 
-_RESAMPLES = 2000  # of the bootstrap over runs
 _EVERY_PAIR = 4  # with up to this many arms every pair is compared
 _ROWS = ("per_device_train_batch_size", "gradient_accumulation_steps")
-# these decide how memory and disk are used, not what is learned
-_NO_MATTER = {"rollout_batch_size", "vllm_gpu_memory_utilization", "eval_batch_size", "ledger_every", "report_to"}
 
 
 @dataclass(frozen=True)
@@ -40,10 +39,11 @@ class Final:
 
     start: float
     final: float
+    final_due: float  # nominal second of the final score
     final_seconds: float
     final_runs: int
     scores: Array  # of these runs
-    low: float  # 1.96 standard errors, as the paper's band
+    low: float  # of Student's 95 % interval over runs
     high: float
     peak: float
     peak_seconds: float
@@ -62,10 +62,15 @@ class Cost:
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """An arm against another: its final score minus the other's, and its speedup to the other's level."""
+    """An arm against another where both have data: the difference of their scores, and the speedup to its level."""
 
     arm: Arm
     other: Arm
+    due: float  # nominal second of the scores: the last one up to which both have evaluations
+    score: float  # of the arm
+    other_score: float
+    runs: int  # of the arm that have a score there
+    other_runs: int
     difference: Difference
     speedup: Speedup
 
@@ -87,12 +92,19 @@ class Analysis:
     arms: tuple[Arm, ...]  # the baseline first
     baseline: Arm | None
     metric: str
-    horizon: float  # nominal seconds at which final scores are compared
+    horizon: float  # nominal second up to which the scores of the table are: the baseline's end, else the last one
     speedups: dict[str, tuple[Speedup, ...]]  # of each arm against the baseline, by the authors' rule first
     finals: dict[str, Final]
     costs: dict[str, Cost]
     ablations: tuple[Ablation, ...]
     pairs: tuple[Pair, ...]  # the one that the experiment is about first
+    refused: Mapping[str, str]  # why an arm is not compared with the baseline, by name
+
+    @property
+    def compared(self) -> list[Arm]:
+        """The arms that are compared with another, or all if none is."""
+        names = {arm.name for pair in self.pairs for arm in (pair.arm, pair.other)}
+        return [arm for arm in self.arms if arm.name in names] or list(self.arms)
 
     def speedup_of(self, arm: str) -> Speedup | None:
         """Return the speedup against the baseline by the authors' rule."""
@@ -116,25 +128,29 @@ def analyse(arms: Sequence[Arm], *, baseline: str | None, metric: str) -> Analys
     """
     base = _find_baseline(arms, baseline)
     ordered = tuple(sorted(arms, key=lambda arm: arm is not base))
-    curves = {arm.name: arm.curve for arm in ordered if arm.curve and not np.isnan(arm.curve.mean).all()}
-    reference = curves.get(base.name) if base else None
-    ends = [float(curve.due[curve.last()]) for curve in ([reference] if reference else curves.values())]
-    horizon = min(ends, default=0.0)
-    found = {}
-    for name, curve in curves.items():
-        if reference:
-            draws = 0 if curve is reference else _RESAMPLES  # against itself an interval means nothing
-            tables = ((one.scores, one.seconds) for one in (reference, curve))
-            found[name] = tuple(speedups(*tables, resamples=draws))
+    curves = {arm.name: arm.curve for arm in ordered if arm.curve and arm.curve.last() is not None}
+    scored = [arm for arm in ordered if arm.name in curves]
+    reference = base if base in scored else None
+    refused = {}
+    for arm in scored:
+        reason = _why_not(arm, reference) if reference and arm is not reference else ""
+        if reason:
+            refused[arm.name] = reason
+    ends = {name: curve.end for name, curve in curves.items()}
+    horizon = ends[reference.name] if reference else max(ends.values(), default=0.0)
+    finals = {}
+    for arm in scored:
+        # an arm that is compared with nothing is shown as far as it got
+        until = ends[arm.name] if reference is None or arm.name in refused else horizon
+        finals[arm.name] = _final_of(curves[arm.name], until)
+    compared = [arm for arm in scored if arm.name not in refused] if reference else []
+    found = {arm.name: tuple(_speedups(arm, reference)) for arm in compared if reference}
     # an ablation of single runs would show nothing but that runs differ
     ablations = find_ablations([arm for arm in ordered if arm.curve and not arm.is_single])
-    finals = {name: _final_of(curve, horizon) for name, curve in curves.items()}
     pairs = []
-    for arm, other in _pairs([arm for arm in ordered if arm.name in curves], base, ablations):
-        ours, theirs = finals[arm.name], finals[other.name]
-        gap = difference(ours.scores, theirs.scores, ours.error, theirs.error)
-        tables = ((curves[one.name].scores, curves[one.name].seconds) for one in (other, arm))
-        pairs.append(Pair(arm, other, gap, next(speedups(*tables, resamples=_RESAMPLES))))
+    for arm, other in _pairs(compared, base, ablations):
+        if not _why_not(arm, other):
+            pairs.append(_compare(arm, other))
     return Analysis(
         arms=ordered,
         baseline=base,
@@ -145,7 +161,83 @@ def analyse(arms: Sequence[Arm], *, baseline: str | None, metric: str) -> Analys
         costs={arm.name: cost_of(arm.runs) for arm in ordered if arm.runs},
         ablations=ablations,
         pairs=tuple(pairs),
+        refused=refused,
     )
+
+
+def _why_not(arm: Arm, other: Arm) -> str:
+    """Return why two arms that have scores are not compared; empty if they are."""
+    reason = refusal(arm, other)
+    if reason:
+        return reason
+    end = _shared_end(arm, other)
+    if end is None:
+        return "their evaluations have no time in common"
+    if end <= 0:
+        return "both have scores only at the start"
+    return ""
+
+
+def _shared_end(arm: Arm, other: Arm) -> float | None:
+    """Return the last nominal second at which both arms have a mean score; None if there is none."""
+    if arm.curve is None or other.curve is None:
+        return None
+    end = min(arm.curve.end, other.curve.end)
+    times = np.unique(np.concatenate([arm.curve.due, other.curve.due]))
+    for due in reversed(times[times <= end * (1 + 1e-9)].tolist()):
+        means = [mean_curve(curve.at(due)[0][:, None])[0] for curve in (arm.curve, other.curve)]
+        if not np.isnan(means).any():
+            return float(due)
+    return None
+
+
+def _compare(arm: Arm, other: Arm) -> Pair:
+    """Compare two arms at the last time at which both have scores."""
+    due = _shared_end(arm, other)
+    assert due is not None  # checked by `_why_not`
+    assert arm.curve
+    assert other.curve
+    scores, errors = arm.curve.at(due)
+    other_scores, other_errors = other.curve.at(due)
+    order = same_seeds(arm, other)
+    paired = False
+    if order is not None:
+        other_scores = other_scores[order]
+        other_errors = other_errors[order]
+        paired = bool((np.isnan(scores) == np.isnan(other_scores)).all())
+    known = ~np.isnan(scores)
+    other_known = ~np.isnan(other_scores)
+    scores = scores[known]
+    other_scores = other_scores[other_known]
+    gap = difference(
+        scores,
+        other_scores,
+        float(error_of_mean(errors[known][:, None])[0]),
+        float(error_of_mean(other_errors[other_known][:, None])[0]),
+        paired=paired,
+    )
+    return Pair(
+        arm=arm,
+        other=other,
+        due=due,
+        score=float(scores.mean()),
+        other_score=float(other_scores.mean()),
+        runs=len(scores),
+        other_runs=len(other_scores),
+        difference=gap,
+        speedup=next(_speedups(arm, other)),
+    )
+
+
+def _speedups(arm: Arm, other: Arm) -> Iterator[Speedup]:
+    """Yield the speedups of an arm to the level of another, with intervals unless it is the same arm."""
+    assert arm.curve
+    assert other.curve
+    theirs = other.curve.evaluations
+    order = same_seeds(arm, other)
+    if order is not None:
+        theirs = Evaluations(theirs.scores[order], theirs.seconds[order], theirs.errors[order], theirs.due)  # type: ignore[index]
+    return speedups(theirs, arm.curve.evaluations, paired=order is not None, intervals=arm is not other)
 
 
 def _find_baseline(arms: Sequence[Arm], name: str | None) -> Arm | None:
@@ -179,18 +271,26 @@ def _pairs(arms: Sequence[Arm], base: Arm | None, ablations: Sequence[Ablation])
 
 
 def _final_of(curve: Curve, horizon: float) -> Final:
-    """Return the scores at the first checkpoint, at the last one within the horizon, and at the peak."""
+    """Return the scores at the first checkpoint, at the last one within the horizon, and at the peak until then.
+
+    A curve that begins after the horizon is shown at its end.
+    """
     at = curve.last(horizon)
-    low, high = normal_band(curve.scores)
+    if at is None:
+        at = curve.last()
+    assert at is not None  # the curve has a mean somewhere
+    low, high = t_band(curve.scores, curve.errors)
     known = np.flatnonzero(~np.isnan(curve.mean))
     start = int(known[0])
-    within = known[known <= at] if at >= start else known
+    within = known[known <= at]
     peak = int(within[np.argmax(curve.mean[within])])
     there = ~np.isnan(curve.scores[:, at])
-    scores, errors = curve.scores[there, at], curve.errors[there, at]
+    scores = curve.scores[there, at]
+    errors = curve.errors[there, at]
     return Final(
         start=float(curve.mean[start]),
         final=float(curve.mean[at]),
+        final_due=float(curve.due[at]),
         final_seconds=float(curve.times[at]),
         final_runs=len(scores),
         scores=scores,
@@ -260,7 +360,7 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     n, m = rollouts_of(config)
     if not n or not m:
         return {}
-    skipped = OWN_TO_A_RUN | _NO_MATTER | {"num_rollouts", "num_generations", *AXES, *_ROWS}
+    skipped = OWN_TO_A_RUN | NO_MATTER | {"num_rollouts", "num_generations", *AXES, *_ROWS}
     axes = {"n": n, "m": m, "rule": str(config.get("rule") or ""), "advantages": str(config.get("advantages") or "")}
     rest = {f"{key}": in_order(value) for key, value in config.items() if key not in skipped and value is not None}
     rows, micro_batches = (finite(config.get(key)) for key in _ROWS)
@@ -277,11 +377,3 @@ def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
     """Return the settings in which two arms differ."""
     free = {"rule", "advantages"} if _is_plain(one) or _is_plain(other) else set()
     return {key for key in {*one, *other} - free if one.get(key) != other.get(key)}
-
-
-def in_order(value: Any) -> str:
-    """Return a setting as JSON with sorted keys; a value that JSON cannot hold as Python writes it."""
-    try:
-        return json.dumps(value, sort_keys=True, default=str)
-    except (TypeError, ValueError, RecursionError):
-        return repr(value)

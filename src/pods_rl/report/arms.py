@@ -19,15 +19,14 @@ from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions, read_csv
 from ..errors import UserError
 from ..runs import Run, find_runs, is_run
 from ..runs.files import CONFIG, ENVIRONMENT, EVALS, METRICS, STATUS
-from .statistics import Array, mean_curve
+from .intervals import Array
+from .pooling import pools_of
+from .statistics import Evaluations, mean_curve
 from .text import finite, plain
 
 ACCURACIES = ("accuracy", "answer_accuracy", "both_accuracy", "format_accuracy")
 LENGTH = "mean_completion_tokens"
 HOUR = 3600.0
-
-OWN_TO_A_RUN = frozenset({"seed", "data_seed", "output_dir", "run_name", "logging_dir", "resume"})
-"""Keys of a recipe that runs of one arm differ in."""
 
 MOST_CHECKPOINTS = 1000  # of a curve; a longer one keeps this many, evenly spread
 _METRICS = (*ACCURACIES, LENGTH)
@@ -60,10 +59,40 @@ class Curve:
         """Mean of the real seconds over runs."""
         return mean_curve(self.seconds)
 
-    def last(self, horizon: float = math.inf) -> int:
-        """The last checkpoint with a mean, no later than ``horizon`` nominal seconds; else the first."""
+    @property
+    def evaluations(self) -> Evaluations:
+        return Evaluations(self.scores, self.seconds, self.errors, self.due)
+
+    def last(self, horizon: float = math.inf) -> int | None:
+        """Return the last checkpoint with a mean, no later than ``horizon`` nominal seconds; None if there is none."""
         usable = np.flatnonzero(~np.isnan(self.mean) & (self.due <= horizon * (1 + 1e-9)))
-        return int(usable[-1]) if len(usable) else 0
+        return int(usable[-1]) if len(usable) else None
+
+    @property
+    def end(self) -> float:
+        """Nominal seconds of the last checkpoint with a mean; NaN if there is none."""
+        at = self.last()
+        return math.nan if at is None else float(self.due[at])
+
+    def at(self, due: float) -> tuple[Array, Array]:
+        """Return score and standard error of each run at a nominal second, each ``[R]``.
+
+        Between two checkpoints, both are on a straight line, also where few runs have the checkpoint: a slow step
+        passes over one. A run that has not begun or has ended has NaN.
+        """
+        exact = np.flatnonzero(np.isclose(self.due, due, rtol=1e-9, atol=1e-9))
+        if len(exact) and not np.isnan(self.mean[exact[0]]):
+            return self.scores[:, exact[0]], self.errors[:, exact[0]]
+        scores = [_on_a_line(due, self.due, row) for row in self.scores]
+        errors = [_on_a_line(due, self.due, row) for row in self.errors]
+        return np.array(scores), np.array(errors)
+
+
+def _on_a_line(due: float, times: Array, values: Array) -> float:
+    known = ~np.isnan(values)
+    if not known.any():
+        return math.nan
+    return float(np.interp(due, times[known], values[known], left=math.nan, right=math.nan))
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +114,25 @@ class Arm:
     def is_single(self) -> bool:
         """Whether the curve is that of one run."""
         return self.curve is not None and len(self.curve.runs) == 1
+
+    @property
+    def unfinished(self) -> str:
+        """How many runs did not finish, by state, such as ``1 failed``; empty if all finished."""
+        states = Counter(plain(run.state, limit=20) for run in self.runs if run.state != "finished")
+        return ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+
+    @cached_property
+    def seeds(self) -> tuple[str, ...]:
+        """The seed of each run of the curve, or the run's name if its seed is unknown."""
+        known = {str(run.path): str(run.seed) for run in self.runs if run.seed is not None}
+        return tuple(known.get(name, name) for name in self.curve.runs) if self.curve else ()
+
+
+def same_seeds(arm: Arm, other: Arm) -> list[int] | None:
+    """Return the rows of the other's curve in the order of the arm's seeds; None if their seeds are not the same."""
+    if len({*other.seeds}) < len(other.seeds) or sorted(arm.seeds) != sorted(other.seeds):
+        return None
+    return [other.seeds.index(seed) for seed in arm.seeds]
 
 
 # --------------------------------------------------------------------------------------------- curves
@@ -183,19 +231,27 @@ def _interpolated(runs: Mapping[str, Points]) -> Curve | None:
 def arms_from_runs(sources: Sequence[str | Path], metric: str) -> list[Arm]:
     """Return the arms found in experiment directories and run directories, in the order given.
 
-    A run directory called ``seed-<k>`` belongs to the arm its parent is named after; another is its own arm.
+    A run directory called ``seed-<k>`` belongs to the arm its parent is named after, as in an experiment. Only runs of
+    one recipe, which differ in the seed, become one arm: runs of several recipes under one name become several arms,
+    whose names tell what differs. A directory that is given twice counts once.
     """
     found: dict[str, list[Run]] = {}
+    seen: set[str] = set()
     for source in map(Path, sources):
-        for arm, runs in find_runs(source).items():
-            found.setdefault((is_run(source) and runs[0].arm) or arm, []).extend(runs)
+        for folder, runs in find_runs(source).items():
+            name = (is_run(source) and runs[0].arm) or folder
+            for run in runs:
+                place = os.path.realpath(run.path)
+                if place not in seen:
+                    seen.add(place)
+                    found.setdefault(name, []).append(run)
     if not found:
         where = ", ".join(str(source) for source in sources) or "an empty list"
         raise UserError(
             f"No run found in {where}: expected run directories, or a directory of them, as `pods compare` writes it."
         )
     arms = []
-    for name, runs in found.items():
+    for name, runs in pools_of(found).items():
         config = {str(key): value for key, value in next((run.config for run in runs if run.config), {}).items()}
         arms.append(_arm(name, config, {str(run.path): run.evals for run in runs}, metric, runs))
     return arms
@@ -228,6 +284,9 @@ def arms_from_csv(path: str | Path, metric: str = "answer_accuracy") -> list[Arm
         rows, columns = table.to_pylist(), table.column_names
     except (OSError, ValueError, pa.ArrowException) as error:
         raise UserError(f"Cannot read {path} as CSV: {error}. Expected columns {', '.join(needed)}.") from error
+    repeated = [name for name, count in Counter(columns).items() if count > 1]
+    if repeated:
+        raise UserError(f"{path} has several columns called {plain(repeated[0])}. Remove or rename all but one.")
     if not rows or not {*needed} <= {*columns}:
         held = f"{path} has no row with {', '.join(needed)}: its columns are {', '.join(columns)}."
         raise UserError(f"{held} Choose a metric with --metric, or rename the columns.")
@@ -258,7 +317,7 @@ def label_of(name: str, config: Mapping[str, Any]) -> str:
     'pods-n64-m16'
     """
     n, m = rollouts_of(config)
-    label = plain(name, limit=40) or "(no name)"
+    label = plain(name) or "(no name)"
     if n is None or m is None or re.search(rf"\b[a-z]?{n}\b", name):
         return label
     return f"{label} ({n}→{m})" if n != m else f"{label} ({n})"

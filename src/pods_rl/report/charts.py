@@ -11,7 +11,7 @@ import numpy as np
 
 from .analysis import Analysis
 from .arms import Arm, Curve, curve_of
-from .statistics import Z_95, Array, normal_band
+from .intervals import Z_95, Array, t_band
 from .text import UNITS, finite, rounded, unit_for, words
 
 STEP_METRICS = {
@@ -92,7 +92,8 @@ def chart_of(analysis: Analysis, metric: str) -> Chart:
     chart = _panel(analysis, words(metric), axes)
     base = analysis.baseline if metric == analysis.metric else None
     level = analysis.speedup_of(base.name) if base else None
-    if base is None or level is None or not math.isfinite(level.threshold):
+    # against itself the baseline has a problem only if its curve has no rise, and so no level
+    if base is None or level is None or level.problem or not math.isfinite(level.threshold):
         return chart
     for drawn, arm in zip(chart["arms"], arms, strict=True):
         result = analysis.speedup_of(arm.name)
@@ -137,10 +138,14 @@ def _logged_curve(arm: Arm, metric: str) -> Curve | None:
 
 
 def _lines(curve: Curve, scale: float) -> dict[str, Any]:
-    """Return one arm over one axis, thinned: runs, and the mean with 1.96 standard errors over runs (one: its own)."""
+    """Return one arm over one axis, thinned: runs, and the mean with its interval over runs (of one run: its own)."""
     points, runs = _even(len(curve.due), _MOST_POINTS), _even(len(curve.runs), _MOST_RUNS)
-    error = Z_95 * curve.errors[0]
-    low, high = normal_band(curve.scores) if len(curve.runs) > 1 else (curve.scores[0] - error, curve.scores[0] + error)
+    if len(curve.runs) > 1:
+        low, high = t_band(curve.scores, curve.errors)
+    else:
+        error = Z_95 * curve.errors[0]
+        low = curve.scores[0] - error
+        high = curve.scores[0] + error
     lines = {"x": curve.times * scale, "mean": curve.mean, "low": low, "high": high}
     tables = curve.seconds * scale, curve.scores
     seeds = [

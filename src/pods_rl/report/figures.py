@@ -128,14 +128,14 @@ def ablation_figure(analysis: Analysis, ablation: Ablation) -> Figure:
     figure = new_figure()
     axes = figure.add_subplot()
     pairs = zip(ablation.arms, ablation.values, strict=True)
-    shown = [(arm, value, arm.curve) for arm, value in pairs if arm.curve and arm.name in analysis.finals]
-    for x, (arm, _, curve) in enumerate(shown):
+    shown = [(arm, value) for arm, value in pairs if arm.name in analysis.finals]
+    for x, (arm, _) in enumerate(shown):
         final, colour = analysis.finals[arm.name], styles_of(analysis)[arm.name].colour
-        scores = curve.scores[:, curve.last(analysis.horizon)]
+        scores = final.scores
         axes.plot(np.full(len(scores), x - 0.2), scores, "o", color=colour, alpha=0.45, markersize=3, mew=0)
         error = None if math.isnan(final.low) else [[final.final - final.low], [final.high - final.final]]
         axes.errorbar([x], [final.final], yerr=error, fmt="o", color=colour, capsize=3, markersize=5, zorder=3)
-    axes.set_xticks(range(len(shown)), [plain(value, 16).replace(" (", "\n(") for _, value, _ in shown])
+    axes.set_xticks(range(len(shown)), [plain(value, 16).replace(" (", "\n(") for _, value in shown])
     axes.set_xlim(-0.5, max(len(shown), 1) - 0.5)
     axes.set_xlabel(AXES[ablation.axis])
     axes.set_ylabel(f"final {words(analysis.metric)}")

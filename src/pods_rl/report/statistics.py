@@ -1,32 +1,30 @@
-"""Mean curves, bands, differences of scores, and speedups with their bootstrap intervals.
+"""Mean curves, the times at which they reach a score, and speedups.
 
-Axes: R runs (seeds) of one arm, C checkpoints, B bootstrap resamples. Scores and seconds are ``[R, C]``, NaN
+Axes: R runs (seeds) of one arm, C checkpoints, B draws of the runs. Scores and seconds are ``[R, C]``, NaN
 if a run has no evaluation at that checkpoint (it failed or was killed earlier).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Array = NDArray[np.float64]
-_Curves = Sequence[Sequence[Array]]  # of the baseline and the arm: mean scores and seconds
+from .intervals import Array, error_of_mean, half_widths
 
 CRITERIA = {"p99": 0.99, "peak": 1.0}
 """Share of the baseline's peak to reach; 0.99 is the authors' rule."""
 
-Z_95 = 1.96
-"""Half width of the paper's band in standard errors."""
+FLAT = "flat"
+"""The baseline has the level at its first evaluation, so no time to it exists."""
 
-FEW = 5
-"""The paper's smallest number of runs. Below it a percentile bootstrap of noise excludes 1 too often."""
+SHORT = "short"
+"""The arm ends below the level, and earlier than the baseline reaches it, so the ratio is unknown."""
 
-# 97.5 % quantile of Student's t by degrees of freedom; between these it is nearly linear in 1 / freedom
-_T_975 = {np.inf: Z_95, 30: 2.042, 15: 2.131, 10: 2.228, 7: 2.365, 5: 2.571, 4: 2.776, 3: 3.182, 2: 4.303, 1: 12.706}
 _ROUNDING = 1e-12  # the means of two and of three runs at 0.8 differ in the last digit
 
 
@@ -49,23 +47,6 @@ def mean_curve(scores_RC: ArrayLike, drawn_BR: Array | None = None) -> Array:
     count = drawn @ known.astype(np.float64)
     total = drawn @ np.where(known, scores, 0.0)
     return np.where(2 * count > len(scores), total / np.maximum(count, 1), np.nan)
-
-
-def normal_band(scores_RC: ArrayLike) -> tuple[Array, Array]:
-    """Return the paper's 95 % band, low and high: the mean plus or minus 1.96 standard errors over runs (ddof = 1).
-
-    NaN at a checkpoint that fewer than two runs have.
-
-    >>> low, high = normal_band([[0.2, 0.5], [0.4, np.nan]])
-    >>> low.round(3), high.round(3)
-    (array([0.104,   nan]), array([0.496,   nan]))
-    """
-    scores = np.asarray(scores_RC, dtype=np.float64)
-    mean = mean_curve(scores)
-    count = (~np.isnan(scores)).sum(axis=0)
-    spread = np.sqrt(np.nansum((scores - mean) ** 2, axis=0) / np.maximum(count - 1, 1))
-    half = np.where(count > 1, Z_95 * spread / np.sqrt(np.maximum(count, 1)), np.nan)
-    return mean - half, mean + half
 
 
 def time_to(mean_C: ArrayLike, time_C: ArrayLike, target: ArrayLike, *, interpolated: bool = False) -> Array:
@@ -115,47 +96,16 @@ def time_ratio(baseline_time: ArrayLike, arm_time: ArrayLike) -> Array:
     return np.where(np.isfinite(baseline), ratio, np.nan)
 
 
-@dataclass(frozen=True)
-class Difference:
-    """The final score of one arm minus that of another."""
+class Evaluations(NamedTuple):
+    """The evaluations of the runs of one arm, each ``[R, C]``."""
 
-    mean: float
-    low: float  # of the 95 % interval; NaN with one run on either side
-    high: float
-    side: int = 0  # 1 if every run of the arm is above every run of the other, -1 if below; 0 with one run
-
-    @property
-    def settled(self) -> bool:
-        """Whether the interval excludes 0."""
-        return self.low > 0 or self.high < 0
+    scores: Array
+    seconds: Array
+    errors: Array | None = None  # standard error of each evaluation
+    due: Array | None = None  # [C] nominal seconds; by default the mean of the seconds
 
 
-def difference(arm_R: Array, other_R: Array, arm_error: float = math.nan, other_error: float = math.nan) -> Difference:
-    """Return the difference of the mean scores of two arms with Welch's 95 % interval.
-
-    Args:
-        arm_R: final score of each run of the arm.
-        other_R: the same of the other.
-        arm_error: standard error that the evaluations' own noise gives the arm's mean. Where runs differ by less,
-            it replaces their standard error. NaN if it is unknown.
-        other_error: the same of the other.
-
-    >>> found = difference(np.array([0.8, 0.82, 0.84]), np.array([0.7, 0.72, 0.74]))
-    >>> round(found.mean, 3), round(found.low, 3), round(found.high, 3)
-    (0.1, 0.055, 0.145)
-    """
-    mean = float(np.mean(arm_R) - np.mean(other_R))
-    if min(len(arm_R), len(other_R)) < 2:
-        return Difference(mean, math.nan, math.nan)
-    squares, parts = 0.0, 0.0
-    for scores, error in ((arm_R, arm_error), (other_R, other_error)):
-        square = max(float(np.var(scores, ddof=1)) / len(scores), 0.0 if math.isnan(error) else error**2)
-        squares += square
-        parts += square**2 / (len(scores) - 1)
-    freedom = max(squares**2 / parts, 1.0) if parts else math.inf
-    half = float(np.interp(1 / freedom, [1 / known for known in _T_975], [*_T_975.values()])) * math.sqrt(squares)
-    side = int(arm_R.min() > other_R.max()) - int(arm_R.max() < other_R.min())
-    return Difference(mean, mean - half, mean + half, side)
+Tables = tuple[Array, Array] | Evaluations
 
 
 @dataclass(frozen=True)
@@ -166,87 +116,130 @@ class Speedup:
     interpolated: bool
     threshold: float
     baseline_time: float
-    arm_time: float  # inf: never reached
-    speedup: float  # 0: never reached; inf: reached at time 0
+    arm_time: float  # inf: not reached
+    speedup: float  # 0: never reached; inf: reached at time 0; NaN: see `problem`
     runs: int  # of the arm with fewer runs
     ci_low: float = math.nan  # NaN with fewer than two runs on either side
     ci_high: float = math.nan
-    never_reached: float = math.nan  # share of resamples; NaN if there is no interval
-    reached_low: float = math.nan  # the interval of the other resamples; NaN if there are none
-    reached_high: float = math.nan
+    problem: str = ""  # FLAT or SHORT: why there is no speedup
+    arm_end: float = math.nan  # the arm's last evaluation
 
     @property
     def settled(self) -> bool:
-        """Whether the runs show which arm is faster: there are enough of them, and the printed interval excludes 1."""
-        return self.runs >= FEW and (round(self.ci_low, 2) > 1 or round(self.ci_high, 2) < 1)
+        """Whether the printed interval excludes 1."""
+        return round(self.ci_low, 2) > 1 or round(self.ci_high, 2) < 1
+
+    @property
+    def never_reached(self) -> bool:
+        """Whether the arm's mean does not reach the level, although it trained as long as the baseline needs."""
+        return math.isinf(self.arm_time) and not self.problem
 
 
-def speedups(
-    baseline: tuple[Array, Array], arm: tuple[Array, Array], *, resamples: int = 2000, seed: int = 0
-) -> Iterator[Speedup]:
+def speedups(baseline: Tables, arm: Tables, *, paired: bool = False, intervals: bool = True) -> Iterator[Speedup]:
     """Yield the speedup of an arm to the level of the baseline by both criteria, at checkpoints and interpolated.
 
     Source: the authors' published analysis. T is 0.99 (``p99``) or 1.0 (``peak``) times the maximum of the baseline's
     mean curve; the speedup is the time of the first checkpoint at which the baseline's mean curve reaches T over that
     of the arm's. ``interpolated`` takes the linear crossing between checkpoints instead.
 
-    The interval is a bootstrap over the runs of each. A resample in which the arm never reaches T counts as speedup 0.
-    ``reached_low`` and ``reached_high`` are the interval of the others, which is the authors' own.
+    The interval is that of the arm's time to T, by Student's t on scores: at each checkpoint of the arm the 95 %
+    interval of the difference between the arm's score there and the baseline's score where it reaches T. The arm may
+    be at T from the first checkpoint at which the interval's upper end is, and is at T from the first one at which the
+    lower end is. If the lower end never is, the arm may never reach T, and the interval begins at 0.
+
+    (Log ratios of the times of single seeds have no usable interval at this level: 99 % of the peak of a mean is a
+    score that some seeds never have, so most intervals would be unbounded.)
 
     Args:
         baseline: scores and seconds, each ``[R, C]``; a checkpoint's time is the mean of its seconds over runs.
+            Standard errors of the scores and nominal seconds may follow (`Evaluations`).
         arm: the same of the arm, which may have other runs and checkpoints.
-        resamples: 0 for no interval.
-        seed: of the draws; the same seed draws the same baseline for every arm.
+        paired: whether the same row of both is the same seed.
+        intervals: whether to compute intervals. An arm against itself has none.
 
     Returns:
-        A ``Speedup`` each, ``p99`` at checkpoints first. An arm at T from time 0 has speedup inf (1 if the baseline is
-        too). With one run on either side the interval is NaN.
+        A ``Speedup`` each, ``p99`` at checkpoints first. An arm at T from time 0 has speedup inf. With one run on
+        either side the interval is NaN. There is no speedup (NaN) if the baseline has T at its first evaluation, or if
+        the arm ends below T before the baseline reaches it.
 
     >>> grpo, pods = np.array([[0.2, 0.5, 0.8]] * 2), np.array([[0.2, 0.8, 0.9]] * 2)
     >>> clock = np.array([[0.0, 30.0, 60.0]] * 2)
     >>> s = next(speedups((grpo, clock), (pods, clock)))
     >>> s.speedup, s.ci_low, s.ci_high, s.never_reached
-    (2.0, 2.0, 2.0, 0.0)
+    (2.0, 2.0, 2.0, False)
     """
-    random = np.random.default_rng(seed)
-    runs = [len(scores) for scores, _ in (baseline, arm)]
-    draws = [_draw(count, resamples if min(runs) > 1 else 0, random) for count in runs]
-    means = [[mean_curve(table) for table in tables] for tables in (baseline, arm)]
-    drawn = [[mean_curve(table, draw) for table in tables] for tables, draw in zip((baseline, arm), draws, strict=True)]
+    base = Evaluations(*baseline)
+    ours = Evaluations(*arm)
     for criterion in CRITERIA:
         for interpolated in (False, True):
-            yield _compare(means, drawn, criterion, interpolated, min(runs))
+            yield _compare(base, ours, criterion, interpolated=interpolated, paired=paired, intervals=intervals)
 
 
-def _draw(runs: int, resamples: int, random: np.random.Generator) -> Array:
-    """Return how often each run is in each resample, ``[B, R]``."""
-    draws_BR = random.integers(runs, size=(resamples, runs)) + runs * np.arange(resamples)[:, None]
-    return np.bincount(draws_BR.ravel(), minlength=draws_BR.size).reshape(draws_BR.shape).astype(np.float64)
+def _compare(
+    base: Evaluations, arm: Evaluations, criterion: str, *, interpolated: bool, paired: bool, intervals: bool
+) -> Speedup:
+    base_mean = mean_curve(base.scores)
+    base_seconds = mean_curve(base.seconds)
+    arm_mean = mean_curve(arm.scores)
+    arm_seconds = mean_curve(arm.seconds)
+    goal = float(CRITERIA[criterion] * np.fmax.reduce(base_mean))  # NaN checkpoints are skipped
+    base_time = float(time_to(base_mean, base_seconds, goal, interpolated=interpolated))
+    arm_time = float(time_to(arm_mean, arm_seconds, goal, interpolated=interpolated))
+    runs = min(len(base.scores), len(arm.scores))
+    arm_end = float(np.fmax.reduce(np.where(np.isnan(arm_mean), np.nan, arm_seconds)))
+    found = Speedup(criterion, interpolated, goal, base_time, arm_time, math.nan, runs, arm_end=arm_end)
+    if math.isnan(goal) or np.isnan(arm_mean).all():
+        return found
+    at = _first_at(base_mean, goal)
+    start = int(np.flatnonzero(~np.isnan(base_mean))[0])
+    if at == start:
+        return replace(found, problem=FLAT)
+    if math.isinf(arm_time) and _end_of(arm, arm_mean, arm_seconds) < _due_of(base, base_seconds)[at] * (1 - 1e-9):
+        return replace(found, problem=SHORT)
+    found = replace(found, speedup=float(time_ratio(base_time, arm_time)))
+    if not intervals or runs < 2:
+        return found
+    level_R = base.scores[:, at]
+    if interpolated:
+        level_R = _scores_at(base.scores, base_mean, goal, at)
+    half = half_widths(
+        arm.scores,
+        np.broadcast_to(level_R[:, None], (len(level_R), arm.scores.shape[1])),
+        paired=paired,
+        arm_error_C=_error_of(arm),
+        other_error_C=_error_of(base)[at],
+    )
+    soonest = float(time_to(arm_mean + half, arm_seconds, goal, interpolated=interpolated))
+    latest = float(time_to(arm_mean - half, arm_seconds, goal, interpolated=interpolated))
+    # a checkpoint that one run has, and so no interval, may be the one that counts
+    low = min(float(time_ratio(base_time, latest)), found.speedup)
+    high = max(float(time_ratio(base_time, soonest)), found.speedup)
+    return replace(found, ci_low=low, ci_high=high)
 
 
-def _compare(means: _Curves, drawn: _Curves, criterion: str, interpolated: bool, runs: int) -> Speedup:
-    """Return a speedup from the mean scores and seconds of the baseline and the arm, and from their resamples."""
-
-    def measure(curves: _Curves) -> tuple[Array, Array, Array]:
-        goal = np.asarray(CRITERIA[criterion] * np.fmax.reduce(curves[0][0], axis=-1))  # NaN checkpoints are skipped
-        base, arm = (time_to(scores, seconds, goal, interpolated=interpolated) for scores, seconds in curves)
-        return goal, base, arm
-
-    goal, base_time, arm_time = map(float, measure(means))
-    ratio = float(time_ratio(base_time, arm_time))
-    bounds: tuple[float, ...] = ()
-    if len(drawn[0][0]) and np.isfinite(goal):
-        _, base_B, arm_B = measure(drawn)
-        ratios_B, reached_B = time_ratio(base_B, arm_B), np.isfinite(arm_B)
-        bounds = (*_interval(ratios_B), 1 - float(np.mean(reached_B)), *_interval(ratios_B[reached_B]))
-    return Speedup(criterion, interpolated, goal, base_time, arm_time, ratio, runs, *bounds)
+def _first_at(mean_C: Array, goal: float) -> int:
+    """Return the first checkpoint at which a mean curve has a score; some checkpoint has it."""
+    return int(np.flatnonzero(mean_C >= goal - _ROUNDING * abs(goal))[0])
 
 
-def _interval(ratios_B: Array) -> tuple[float, float]:
-    """Return the 2.5 and 97.5 percentile, at values that occur, so that an infinite speedup stays infinite."""
-    known = ratios_B[~np.isnan(ratios_B)]
-    if not len(known):
-        return math.nan, math.nan
-    low, high = np.quantile(known, [0.025, 0.975], method="inverted_cdf")
-    return float(low), float(high)
+def _scores_at(scores_RC: Array, mean_C: Array, goal: float, at: int) -> Array:
+    """Return the score of each run at the time at which the mean, on a straight line to checkpoint `at`, is `goal`."""
+    before = int(np.flatnonzero(~np.isnan(mean_C[:at]))[-1])
+    share = (goal - mean_C[before]) / (mean_C[at] - mean_C[before])
+    return scores_RC[:, before] + share * (scores_RC[:, at] - scores_RC[:, before])
+
+
+def _due_of(table: Evaluations, seconds_C: Array) -> Array:
+    return seconds_C if table.due is None else table.due
+
+
+def _end_of(table: Evaluations, mean_C: Array, seconds_C: Array) -> float:
+    """Return the nominal time of the last checkpoint that has a mean."""
+    return float(_due_of(table, seconds_C)[np.flatnonzero(~np.isnan(mean_C))[-1]])
+
+
+def _error_of(table: Evaluations) -> Array:
+    """Return the standard error of the mean at each checkpoint; NaN if it is unknown."""
+    if table.errors is None:
+        return np.full(table.scores.shape[1], math.nan)
+    return error_of_mean(np.where(np.isnan(table.scores), math.nan, table.errors))

@@ -12,9 +12,11 @@ from typing import Any
 
 from ..runs import Run
 from ..text import counted
-from .analysis import AXES, PHASES, Analysis, in_order
-from .arms import HOUR, LENGTH, OWN_TO_A_RUN, Arm, rollouts_of
-from .statistics import Z_95, normal_band
+from .analysis import AXES, PHASES, Analysis
+from .arms import HOUR, LENGTH, Arm, rollouts_of
+from .intervals import Z_95, t_band
+from .pooling import OWN_TO_A_RUN, in_order, task_of
+from .statistics import SHORT, Speedup
 from .text import duration, finite, interval, markdown, number, plain, unit_for, words
 
 Row = dict[str, Any]
@@ -72,12 +74,26 @@ def _raw(value: Any) -> Any:
 
 def _with_interval(value: str, low: str, high: str, digits: int) -> Callable[[Row], str]:
     def show(row: Row) -> str:
+        score = number(row.get(value), digits)
         spread = interval(row.get(low, math.nan), row.get(high, math.nan), digits)
-        never = value == "speedup" and row.get("arm_time") == math.inf
-        score = "never" if never else number(row.get(value), digits)
-        return score if spread in ("–", "[0.00, 0.00]") else f"{score} {spread}"
+        return score if spread == "–" else f"{score} {spread}"
 
     return show
+
+
+def _speedup_cell(row: Row) -> str:
+    """Return the speedup with its interval; of an arm that does not reach the level only what the interval allows."""
+    if not row.get("never_reached"):
+        return _with_interval("speedup", "ci_low", "ci_high", 2)(row)
+    high = row.get("ci_high", math.nan)
+    return "never" if math.isnan(high) or not high > 0 else f"never [0.00, {number(high, 2)}]"
+
+
+def _time_to_level(row: Row, unit: str) -> str:
+    """Return when an arm reached the level; of one that ended too early to know, after what time it had not."""
+    if row.get("problem") == SHORT:
+        return f"> {duration(row['arm_end'], unit)}"
+    return "–" if row.get("problem") else duration(row["arm_time"], unit)
 
 
 def _final_cell(row: Row) -> str:
@@ -87,11 +103,13 @@ def _final_cell(row: Row) -> str:
     return shown if row["runs"] != 1 or math.isnan(error) else f"{shown} ±{number(Z_95 * error)}"
 
 
+def _runs_cell(row: Row) -> str:
+    return f"{row['runs']} ({row['unfinished']})" if row.get("unfinished") else str(row["runs"])
+
+
 _ARM = Column("arm", "label", is_text=True, terminal="arm")
 _FINAL = Column("final, 95 % interval", _final_cell, terminal="final [95 %]")
-_SPEEDUP = Column(
-    "speedup, 95 % interval", _with_interval("speedup", "ci_low", "ci_high", 2), terminal="speedup [95 %]"
-)
+_SPEEDUP = Column("speedup, 95 % interval", _speedup_cell, terminal="speedup [95 %]")
 _SHORT = {"both_accuracy": "both right", LENGTH: "tokens"}  # titles that a column has room for
 
 
@@ -104,22 +122,29 @@ def tables(analysis: Analysis) -> dict[str, Table]:
 def arms_table(analysis: Analysis) -> Table:
     """A row for each arm: its settings, first and final score, time to the level, and seconds per step."""
     rows = tuple(_arm_row(analysis, arm) for arm in analysis.arms)
-    unit = unit_for(analysis.horizon)
-    columns = [_ARM, Column("start", "start"), _FINAL, Column("peak", "peak")]
-    note = f"Scores are at {duration(analysis.horizon)} of training; peaks are the highest until then."
+    unit = unit_for(max((final.final_seconds for final in analysis.finals.values()), default=0.0))
+    columns = [_ARM]
+    if len({row["task"] for row in rows if row["task"]}) > 1:
+        columns.append(Column("task", "task", is_text=True, terminal="task"))
+    columns += [Column("start", "start"), _FINAL, Column("peak", "peak")]
+    if len({final.final_due for final in analysis.finals.values()}) > 1:
+        columns.append(Column("at", lambda row: duration(row.get("final_due", math.nan), unit), terminal="at"))
+        note = "Scores are at the time that “at” gives; peaks are the highest until then."
+    else:
+        note = f"Scores are at {duration(analysis.horizon)} of training; peaks are the highest until then."
     if any(arm.is_single and not math.isnan(analysis.finals[arm.name].error) for arm in analysis.arms):
         note += " ± is 1.96 standard errors of the evaluation of a single run."
     if analysis.speedups and analysis.baseline:
         level = "to\u00a099\u00a0%"
-        columns += [Column(level, lambda row: duration(row["arm_time"], unit), terminal=level), _SPEEDUP]
+        columns += [Column(level, lambda row: _time_to_level(row, unit), terminal=level), _SPEEDUP]
         note += f" “99 %” is 99 % of {analysis.baseline.label}’s peak, and the speedup is to that level."
     others = analysis.metrics[1:]
     columns += [Column(_SHORT.get(name, words(name)), name, 1 if name == LENGTH else 3) for name in others]
-    columns.append(Column("runs", "runs", terminal="runs"))
+    columns.append(Column("runs", _runs_cell, terminal="runs"))
     keys = (
-        "arm rule n m runs start final final_hours final_runs final_low final_high peak "
-        "peak_hours hours_to_p99 speedup ci_low ci_high never_reached steps seconds_per_step "
-        "reached_low reached_high settled evaluation_se"
+        "arm rule n m runs unfinished task start final final_hours final_runs final_low final_high peak "
+        "peak_hours hours_to_p99 speedup ci_low ci_high never_reached problem steps seconds_per_step "
+        "settled evaluation_se"
     )
     names = (*keys.split(), *PHASES, "other", *others)
     return Table("final", f"Arms: {words(analysis.metric)}", names, tuple(columns), rows, note)
@@ -139,18 +164,26 @@ def _arm_row(analysis: Analysis, arm: Arm) -> Row:
     result = analysis.speedup_of(arm.name)
     n, m = rollouts_of(arm.config)
     row: Row = {"arm": arm.name, "label": arm.label, "rule": arm.config.get("rule"), "n": n, "m": m}
-    row |= {"runs": arm.run_count, "arm_time": math.nan}
-    others = {name: curve for name, curve in arm.curves.items() if curve is not arm.curve}
-    row |= {name: float(curve.mean[curve.last(analysis.horizon)]) for name, curve in others.items()}
+    task = next((task_of(run).get("name") for run in arm.runs if task_of(run)), None)
+    row |= {"runs": arm.run_count, "arm_time": math.nan, "unfinished": arm.unfinished}
+    row["task"] = plain(task or arm.config.get("task") or "")
+    for name, curve in arm.curves.items():
+        if curve is not arm.curve:
+            at = curve.last(final.final_due if final else math.inf)
+            row[name] = math.nan if at is None else float(curve.mean[at])
     if cost:
         row |= vars(cost) | cost.phases
     if final:
         row |= vars(final) | {"evaluation_se": final.error, "final_low": final.low, "final_high": final.high}
         row |= {"final_hours": final.final_seconds / HOUR, "peak_hours": final.peak_seconds / HOUR}
     if result:
-        row |= vars(result) | {"hours_to_p99": _hours(result.arm_time), "runs": arm.run_count}
+        row |= _speedup_row(result) | {"hours_to_p99": _hours(result.arm_time), "runs": arm.run_count}
         row["settled"] = None if arm is analysis.baseline else result.settled
     return row
+
+
+def _speedup_row(result: Speedup) -> Row:
+    return vars(result) | {"never_reached": result.never_reached}
 
 
 def _hours(seconds: float) -> float | None:
@@ -159,14 +192,16 @@ def _hours(seconds: float) -> float | None:
 
 def pairs_table(analysis: Analysis) -> Table:
     """A row for each pair of arms: the difference of their final scores, and the speedup to the other's level."""
-    rows = tuple(
-        vars(pair.speedup)
-        | vars(pair.difference)
-        | {"arm": pair.arm.name, "label": pair.arm.label, "other": pair.other.name, "against": pair.other.label}
-        | {"difference": pair.difference.mean, "settled": pair.difference.settled}
-        | {"speedup_settled": pair.speedup.settled}
-        for pair in analysis.pairs
-    )
+    rows = []
+    for pair in analysis.pairs:
+        row = _speedup_row(pair.speedup) | vars(pair.difference)
+        row |= {"arm": pair.arm.name, "label": pair.arm.label, "other": pair.other.name, "against": pair.other.label}
+        row |= {"difference": pair.difference.mean, "settled": pair.difference.settled}
+        row |= {"hours": pair.due / HOUR, "due": pair.due, "score": pair.score, "other_score": pair.other_score}
+        row |= {"runs": pair.runs, "other_runs": pair.other_runs}
+        row |= {"speedup_settled": pair.speedup.settled}
+        rows.append(row)
+    unit = unit_for(max((pair.due for pair in analysis.pairs), default=0.0))
 
     def settled(row: Row) -> str:
         known = [what for what, key in (("score", "settled"), ("speedup", "speedup_settled")) if row[key]]
@@ -174,21 +209,41 @@ def pairs_table(analysis: Analysis) -> Table:
         return (" and ".join(known) or "neither") + ("" if row["settled"] else order)
 
     difference = Column("difference, 95 % interval", _with_interval("difference", "low", "high", 3))
-    columns = (_ARM, Column("against", "against", is_text=True), difference, _SPEEDUP, Column("settled", settled))
-    keys = "arm other difference low high settled speedup ci_low ci_high speedup_settled"
-    note = "The difference is of the final scores. Of many pairs, some are settled by chance."
-    return Table("pairs", "Pairs of arms", tuple(keys.split()), columns, rows, note)
+    columns = (
+        _ARM,
+        Column("against", "against", is_text=True),
+        Column("at", lambda row: duration(row["due"], unit)),
+        difference,
+        _SPEEDUP,
+        Column("settled", settled),
+        Column("interval", _pairing, is_text=True),
+    )
+    keys = (
+        "arm other hours score other_score runs other_runs difference low high paired settled "
+        "speedup ci_low ci_high speedup_settled"
+    )
+    note = (
+        "The difference is of the scores at the last time at which both arms have them. "
+        "Of many pairs, some are settled by chance."
+    )
+    return Table("pairs", "Pairs of arms", tuple(keys.split()), columns, tuple(rows), note)
+
+
+def _pairing(row: Row) -> str:
+    if math.isnan(row["low"]):
+        return "–"
+    return "paired by seed" if row["paired"] else "unpaired"
 
 
 def speedup_table(analysis: Analysis) -> Table:
     """Both criteria, with and without interpolation. A CSV only."""
     rows = tuple(
-        vars(result)
+        _speedup_row(result)
         | {"arm": arm, "baseline_hours": _hours(result.baseline_time), "arm_hours": _hours(result.arm_time)}
         for arm, results in analysis.speedups.items()
         for result in results
     )
-    keys = "arm criterion interpolated threshold baseline_hours arm_hours speedup ci_low ci_high never_reached"
+    keys = "arm criterion interpolated threshold baseline_hours arm_hours speedup ci_low ci_high never_reached problem"
     return Table("speedup", "Time to the baseline’s level", tuple(keys.split()), (), rows)
 
 
@@ -199,7 +254,7 @@ def curves_table(analysis: Analysis) -> Table:
     for arm in analysis.arms:
         for name, curve in arm.curves.items():
             present = (curve.scores == curve.scores).sum(axis=0)
-            columns = (curve.due / HOUR, curve.times / HOUR, present, curve.mean, *normal_band(curve.scores))
+            columns = (curve.due / HOUR, curve.times / HOUR, present, curve.mean, *t_band(curve.scores, curve.errors))
             cells = zip(*(column.tolist() for column in columns), strict=True)
             rows += [dict(zip(keys, (arm.name, name, *values), strict=True)) for values in cells]
     return Table("curves", "Scores over time", keys, (), tuple(rows))
@@ -234,7 +289,7 @@ def runs_table(analysis: Analysis) -> Table:
         Column("evaluations", "evaluations"),
         Column(f"last {words(analysis.metric)}", "last_score"),
     )
-    keys = "arm run seed state reason steps seconds evaluations last_score device dtype"
+    keys = "arm run seed state reason steps seconds evaluations last_score device device_name processor dtype"
     states = ", ".join(f"{count} {state}" for state, count in Counter(row["state"] for row in rows).most_common())
     note = f"{counted(len(rows), 'run')}: {states or 'none'}. A run that was killed may still say running."
     return Table("runs", "Runs", tuple(keys.split()), columns, tuple(rows), note)
@@ -255,7 +310,9 @@ def _run_row(arm: Arm, run: Run, metric: str) -> Row:
         "evaluations": len(scores),
         "last_score": scores[-1] if scores else math.nan,
         "device": plain(run.environment.get("device") or ""),
-        "dtype": plain(run.environment.get("dtype") or ""),
+        "device_name": plain(run.environment.get("device_name") or ""),
+        "processor": plain(run.environment.get("processor") or ""),
+        "dtype": plain(run.environment.get("precision") or ""),
     }
 
 

@@ -92,14 +92,18 @@ def rounded(value: object, digits: int = 5) -> float | None:
 def number(value: object, digits: int = 3) -> str:
     """Format a number; a dash if there is none.
 
-    >>> number(0.80761, 4), number(float("nan")), number(None), number(12)
-    ('0.8076', '–', '–', '12')
+    >>> number(0.80761, 4), number(float("nan")), number(None), number(12), number(-0.0001)
+    ('0.8076', '–', '–', '12', '0.000')
     """
     if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
         return "–"
     if not isinstance(value, float):
         return str(value)
-    return "∞" if math.isinf(value) else f"{value:.{digits}f}"
+    if math.isinf(value):
+        return "∞"
+    text = f"{value:.{digits}f}"
+    is_zero = not text.strip("-0.")
+    return text.removeprefix("-") if is_zero else text
 
 
 def interval(low: float, high: float, digits: int = 2) -> str:

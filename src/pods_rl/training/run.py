@@ -19,7 +19,7 @@ from rich.console import Console
 from torch.distributed import distributed_c10d
 
 from ..distributed import get_rank, get_world_size
-from ..distributed.processes import gather, git_commit, quiet_libraries, set_threads, versions
+from ..distributed.processes import gather, git_commit, processor_name, quiet_libraries, set_threads, versions
 from ..distributed.signals import Stop, stop_on_signals
 from ..distributed.streams import outlive_output
 from ..errors import Interrupted, UserError
@@ -164,6 +164,7 @@ def describe(trainer: PODSTrainer, task: Task, skipped: Fitted | None, resumed: 
         "versions": versions(),
         "device": str(trainer.accelerator.device),
         "device_name": device_line(trainer).split(",")[0],
+        "processor": processor_name(),
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
         "processes": trainer.accelerator.num_processes,

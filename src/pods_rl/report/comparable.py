@@ -1,0 +1,163 @@
+"""Which arms may be compared, and what a reader must know about a comparison.
+
+Two kinds of differences:
+
+- **Refused.** The scores measure different things: another task, other questions, another version of the task or of its
+  grader. Such arms are shown, and not compared.
+- **Noted.** The scores measure the same, but something else than the method differs: the policy, the form of the
+  prompts, how evaluations sample, the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..runs import Run
+from .arms import Arm
+from .pooling import in_order, task_of
+from .text import finite, plain
+
+# keys of a recipe that choose the questions of an evaluation and their answers
+_QUESTIONS = (
+    "task",
+    "task_difficulty",
+    "task_options",
+    "task_test_size",
+    "task_seed",
+    "dataset_name",
+    "dataset_config",
+    "dataset_test_name",
+    "question_column",
+    "answer_column",
+)
+_PROMPTS = ("prompt_style", "system_prompt")  # they are part of a task's version
+_MOST_ARMS = 3  # that a note names for a value
+
+Fact = Callable[[Run], str]
+
+
+def refusal(arm: Arm, other: Arm) -> str:
+    """Return why the scores of two arms cannot be compared; empty if they can, or if nothing is known of them."""
+    if not arm.config or not other.config:
+        return ""
+    for key in _QUESTIONS:
+        ours = arm.config.get(key)
+        theirs = other.config.get(key)
+        if ours != theirs:
+            return f"{key} is {_value(ours)} and {_value(theirs)}"
+    ours = _version(arm)
+    theirs = _version(other)
+    if not ours or not theirs or ours == theirs:
+        return ""
+    our_grader, _, our_rest = ours.partition("-")
+    their_grader, _, their_rest = theirs.partition("-")
+    if our_grader != their_grader:
+        return f"answers were graded by versions {plain(our_grader)} and {plain(their_grader)} of the grader"
+    prompts_differ = any(arm.config.get(key) != other.config.get(key) for key in _PROMPTS)
+    if our_rest != their_rest and not prompts_differ:
+        return f"the versions of the task are {plain(ours)} and {plain(theirs)}"
+    return ""
+
+
+def _version(arm: Arm) -> str:
+    """Return the version of an arm's task; empty if no run has written it."""
+    versions = [task_of(run).get("version") for run in arm.runs]
+    known = [str(version) for version in versions if version is not None]
+    return known[0] if known else ""
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "not set"
+    return plain(value if isinstance(value, str) else in_order(value), limit=40)
+
+
+def remarks(arms: Sequence[Arm]) -> list[str]:
+    """Return a sentence for each difference between runs that are compared, other than the method."""
+    lines = []
+    for fact, sentence in _REMARKS:
+        values = _by_value(arms, fact)
+        if len(values) > 1:
+            parts = [f"{value} ({_named(labels, arms)})" for value, labels in values.items()]
+            lines.append(sentence.format("; ".join(parts)))
+    return lines
+
+
+def _by_value(arms: Sequence[Arm], fact: Fact) -> dict[str, list[str]]:
+    """Return the labels of the arms by the value of a fact; runs without the fact are skipped."""
+    values: dict[str, list[str]] = {}
+    for arm in arms:
+        for run in arm.runs:
+            value = fact(run)
+            if value:
+                labels = values.setdefault(value, [])
+                if arm.label not in labels:
+                    labels.append(arm.label)
+    return values
+
+
+def _named(labels: Sequence[str], arms: Sequence[Arm]) -> str:
+    if len(labels) > _MOST_ARMS:
+        return f"{len(labels)} of {len(arms)} arms"
+    return ", ".join(labels)
+
+
+def _policy(run: Run) -> str:
+    return plain(run.config.get("model_name_or_path") or "")
+
+
+def _prompts(run: Run) -> str:
+    if not run.config.get("prompt_style"):
+        return ""
+    system = run.config.get("system_prompt")
+    written = {None: "the default system prompt", "": "no system prompt"}.get(system)
+    if written is None:
+        written = f"system prompt “{plain(system, limit=24)}”"
+    return f"{plain(run.config['prompt_style'])}, {written}"
+
+
+def _size(run: Run) -> str:
+    """Return the prompts and the completions of each in the last evaluation."""
+    row = _last_evaluation(run)
+    prompts = finite(row.get("prompts"))
+    repeats = finite(row.get("repeats"))
+    if prompts is None:
+        return ""
+    return f"{prompts:.0f} prompts" if repeats in (None, 1) else f"{prompts:.0f} prompts x {repeats:.0f}"
+
+
+def _temperature(run: Run) -> str:
+    temperature = finite(_last_evaluation(run).get("temperature"))
+    return "" if temperature is None else f"{temperature:g}"
+
+
+def _last_evaluation(run: Run) -> Mapping[str, Any]:
+    return run.evals[-1] if run.evals else {}
+
+
+def _clock(run: Run) -> str:
+    return plain(run.config.get("clock") or "")
+
+
+def _device(run: Run) -> str:
+    """Return the device of a run by its model, since two GPUs of one machine are alike; of a CPU its threads."""
+    device = plain(run.environment.get("device") or "")
+    return plain(run.environment.get("device_name") or "") or device
+
+
+def _processor(run: Run) -> str:
+    """Return the processor of a run that trains on it; runs of earlier versions did not write it."""
+    on_cpu = str(run.environment.get("device")).startswith("cpu")
+    return plain(run.environment.get("processor") or "") if on_cpu else ""
+
+
+_REMARKS: tuple[tuple[Fact, str], ...] = (
+    (_policy, "Runs start from different policies: {}. Differences are not of the method alone."),
+    (_prompts, "Prompts are written differently: {}. Differences are not of the method alone."),
+    (_size, "Evaluations differ in size: {}. The smaller ones are less exact."),
+    (_temperature, "Evaluations sample at different temperatures: {}. Their scores differ for that reason too."),
+    (_clock, "Runs have different clocks: {}. Their times cannot be compared."),
+    (_device, "Runs used different devices: {}. Their times cannot be compared."),
+    (_processor, "Runs used different processors: {}. Their times cannot be compared."),
+)

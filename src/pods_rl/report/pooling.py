@@ -1,0 +1,173 @@
+"""Which runs are seeds of one recipe, so that they may be pooled into one arm."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..runs import Run
+from .text import plain
+
+OWN_TO_A_RUN = frozenset({"seed", "data_seed", "output_dir", "run_name", "logging_dir", "resume"})
+"""Keys of a recipe that runs of one arm differ in."""
+
+NO_MATTER = frozenset(
+    {
+        "rollout_batch_size",
+        "vllm_gpu_memory_utilization",
+        "eval_batch_size",
+        "ledger_every",
+        "report_to",
+        "project",
+        "push_to_hub",
+        "hub_model_id",
+        "save_seconds",
+        "save_steps",
+        "save_strategy",
+        "save_total_limit",
+    }
+)
+"""Keys that decide how memory and disk are used and what is published, not what is learned."""
+
+_TASK = "task version"  # the name in an arm's name of what environment.json has, and no recipe
+_FIRST = ("task", "model_name_or_path", "rule", "num_rollouts", "num_generations")  # named first
+_UNREADABLE = "recipe unreadable"
+
+Settings = Mapping[str, str]
+
+
+def pools_of(found: Mapping[str, Sequence[Run]]) -> dict[str, list[Run]]:
+    """Split the runs under each name by recipe; return the runs of each arm by its own name.
+
+    Args:
+        found: runs by the name of their folder.
+
+    Returns:
+        Arms in the same order. A name whose runs have one recipe is kept.
+    """
+    named: list[tuple[str, list[Run]]] = []
+    for name, runs in found.items():
+        pools = _split(runs)
+        if len(pools) == 1:
+            named.append((name, pools[0]))
+        else:
+            named += zip(_names(name, pools), pools, strict=True)
+    return _unique(named)
+
+
+def settings_text(run: Run) -> dict[str, str]:
+    """Return what the recipe and the task of a run are, as text; empty if the recipe cannot be read."""
+    settings = {}
+    for key, value in run.config.items():
+        if key not in OWN_TO_A_RUN | NO_MATTER and value is not None:
+            settings[str(key)] = value if isinstance(value, str) else in_order(value)
+    version = task_of(run).get("version")
+    if settings and version is not None:
+        settings[_TASK] = str(version)
+    return settings
+
+
+def task_of(run: Run) -> Mapping[str, Any]:
+    """Return the name, version and sizes of a run's task, as environment.json has them; empty if it has none."""
+    task = run.environment.get("task")
+    return task if isinstance(task, Mapping) else {}
+
+
+def in_order(value: Any) -> str:
+    """Return a setting as JSON with sorted keys; a value that JSON cannot hold as Python writes it."""
+    try:
+        return json.dumps(value, sort_keys=True, default=str)
+    except (TypeError, ValueError, RecursionError):
+        return repr(value)
+
+
+def _split(runs: Sequence[Run]) -> list[list[Run]]:
+    """Return the runs of each recipe. Those without a readable recipe are the last part.
+
+    If no run has a readable recipe, the folders decide: ``seed-<k>`` next to each other are one arm.
+    """
+    pools: list[tuple[Settings, list[Run]]] = []
+    unknown: list[Run] = []
+    for run in runs:
+        settings = settings_text(run)
+        if not settings:
+            unknown.append(run)
+            continue
+        for recipe, members in pools:
+            if _is_same(recipe, settings):
+                members.append(run)
+                break
+        else:
+            pools.append((settings, [run]))
+    parts = [members for _, members in pools]
+    if not unknown:
+        return parts
+    if parts or all(_is_seed(run) for run in unknown):
+        return [*parts, unknown]
+    return [[run] for run in unknown]
+
+
+def _is_same(recipe: Settings, settings: Settings) -> bool:
+    """Whether two runs have one recipe. A run that has just begun has no task version yet."""
+    keys = {*recipe, *settings}
+    if _TASK not in recipe or _TASK not in settings:
+        keys.discard(_TASK)
+    return all(recipe.get(key) == settings.get(key) for key in keys)
+
+
+def _is_seed(run: Run) -> bool:
+    return re.fullmatch(r"seed-\d+", run.path.name) is not None
+
+
+def _names(name: str, pools: Sequence[Sequence[Run]]) -> list[str]:
+    """Return a name for each part: the folder of a single run, else the name with the settings that differ."""
+    recipes = [settings_text(pool[0]) for pool in pools]
+    keys = _telling_keys([recipe for recipe in recipes if recipe])
+    names = []
+    for pool, recipe in zip(pools, recipes, strict=True):
+        if len(pool) == 1 and not _is_seed(pool[0]):
+            names.append(pool[0].path.name)
+        elif not recipe:
+            names.append(f"{name} [{_UNREADABLE}]")
+        elif not keys:  # the other part is the one without a recipe
+            names.append(name)
+        else:
+            values = [f"{key} {plain(recipe.get(key, 'not set'), limit=24)}" for key in keys]
+            names.append(f"{name} [{', '.join(values)}]")
+    return names
+
+
+def _telling_keys(recipes: Sequence[Settings]) -> list[str]:
+    """Return the fewest settings, in a fixed order, whose values tell all recipes apart."""
+    known = {key for recipe in recipes for key in recipe}
+    differing = [key for key in known if len({recipe.get(key) for recipe in recipes}) > 1]
+    differing.sort(key=lambda key: (_FIRST.index(key) if key in _FIRST else len(_FIRST), key))
+    chosen: list[str] = []
+    told_apart = 1
+    for key in differing:
+        tried = [*chosen, key]
+        count = len({tuple(recipe.get(one) for one in tried) for recipe in recipes})
+        if count > told_apart:
+            chosen = tried
+            told_apart = count
+    return chosen
+
+
+def _unique(named: Sequence[tuple[str, list[Run]]]) -> dict[str, list[Run]]:
+    """Return the runs by name; where two parts have one name, the parent's name and then a number are added."""
+    counts = Counter(name for name, _ in named)
+    arms: dict[str, list[Run]] = {}
+    for name, runs in named:
+        wanted = name
+        if counts[name] > 1:
+            wanted = f"{runs[0].path.absolute().parent.name}/{name}"
+        number = 2
+        free = wanted
+        while free in arms:
+            free = f"{wanted} ({number})"
+            number += 1
+        arms[free] = runs
+    return arms
