@@ -24,7 +24,10 @@ ANY = (  # each reaches another pattern of the extraction
     "(", "9", " ", "<answer>", "</answer><answer>", "\\boxed{", "\\boxed{1},", "\\boxed{1}\\text{", "\\",
 )  # fmt: skip
 OWN = {
-    "accuracy": ("9^", "9!", "1,", "1/", "-", "\\frac{", "{", "$", "e", "a ", "\\text{", "cm "),
+    "accuracy": (
+        "9^", "9!", "1,", "1/", "-", "\\frac{", "{", "$", "e", "a ", "\\text{", "cm ", "at least ", "minus ", "is - ", "- 3\n",
+        "{-}", "half a ", "C(", "c1", "[C", "H_2", "m+", "\\fbox{",
+    ),
     "format": ("</think>", "</answer>"),
     "tag_count": ("</think>", "</answer>"),
     "choice": ("answer A ", "is true ", "A: "),

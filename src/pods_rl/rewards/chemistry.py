@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import NamedTuple
 
-from .answers import extract_answer
+from .answers import extract_answer, same_text
+from .molecules import is_formula
 from .notation import plain
 from .numeric import MAX_LENGTH
 
@@ -284,7 +285,7 @@ def choice(text: str, gold: str) -> float:
     `text` is a completion, its answer found by `extract_answer`; `gold` is a letter, or `Yes` or `No` (`True` and
     `False` mean the same). A letter may be the whole answer, in either case, or as a capital begin it ("B. text",
     "(B) text", "B: text") or be named in it ("Option B", "the answer is B"). An answer that names two choices scores
-    0.0. Any other gold answer is compared as text, without regard to case.
+    0.0. Any other gold answer is compared as text; case counts only in a chemical formula.
 
     >>> choice("<answer>(b)</answer>", "B"), choice(r"So \boxed{\text{B. Oxygen}}", "B")
     (1.0, 1.0)
@@ -299,7 +300,10 @@ def choice(text: str, gold: str) -> float:
         return float(read_verdict(answer) == _VERDICTS[gold.casefold()])
     if len(gold) == 1 and gold.isalpha():
         return float(read_letter(answer) == gold.upper())
-    return float(answer.casefold() == plain(gold).casefold())
+    gold = plain(gold)
+    if is_formula(gold):
+        return float(same_text(answer, gold))
+    return float(answer.casefold() == gold.casefold())
 
 
 def read_letter(answer: str) -> str | None:
