@@ -230,7 +230,7 @@ def same_text(answer: str, gold: str) -> bool:
     (True, False, False)
     """
     if is_formula(gold):
-        return without_subscripts(_NEEDLESS_SPACE.sub("", answer)) == without_subscripts(_NEEDLESS_SPACE.sub("", gold))
+        return without_subscripts(answer) == without_subscripts(gold)
     return _key(answer) == _key(gold)
 
 

@@ -12,22 +12,23 @@ _ELEMENTS = (
     "H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br Kr Rb Sr Y Zr Nb "
     "Mo Tc Ru Rh Pd Ag Cd In Sn Sb Te I Xe Cs Ba La Ce Pr Nd Pm Sm Eu Gd Tb Dy Ho Er Tm Yb Lu Hf Ta W Re Os Ir Pt Au "
     "Hg Tl Pb Bi Po At Rn Fr Ra Ac Th Pa U Np Pu Am Cm Bk Cf Es Fm Md No Lr"
-).split()
-_SHORT_WORDS = frozenset(
-    "am an as at by he if in is it me up us we any all day dne may six ten yes "  # other short words have an o
+)
+_SYMBOLS = sorted(_ELEMENTS.split(), key=len, reverse=True)  # Cl before C
+_WORDS_WITHOUT_O = (
+    "am an as at by he if in is it me up us we any all day dne may six ten yes "
     "act age aid air amy arm art ask ate ave bad bag ban bar bat bed bet big bit bus but can cap car cat cup cut dad "
     "did die dry due ear eat egg end eva eye fat few fit gas get gum gun had has hat hen her him his hit ice ill jar "
     "lab lap law lay led leg let lid lie lip mad man map mat meg men met mix mud mug nap net new nut pal pan pat pay "
     "pea pen per pet pie pig pin pit rat raw red rid rip rub run sad sam sat saw sea see set she sir sit sky sum sun "
-    "tan tap tar tea ten the tie tim tin tip try tub use van war was wax way web wet who why win yen".split()
+    "tan tap tar tea the tie tim tin tip try tub use van war was wax way web wet who why win yen"
 )
+_SHORT_WORDS = frozenset(_WORDS_WITHOUT_O.split())
 
 # Elements with their counts (CN, HCl, H2O, H_2O), or one element of two letters (Co, which is not CO).
-_FORMULA = re.compile(
-    rf"[0-9]*(?:(?:(?:{'|'.join(sorted(_ELEMENTS, key=len, reverse=True))})[0-9]{{0,3}}){{2,}}|(?P<one>[A-Z][a-z]))"
-)
+_FORMULA = re.compile(rf"[0-9]*(?:(?:(?:{'|'.join(_SYMBOLS)})[0-9]{{0,3}}){{2,}}|(?P<one>[A-Z][a-z]))")
 _COUNT = re.compile(r"(?<=[A-Za-z)])_(?:\{\s*([0-9]{1,3})\s*\}|([0-9]))")
 _CODON = re.compile(r"[ACGTU]{3}")
+_ROMAN = re.compile(r"(?=.*[IVX])[IVXLCDM]{2,15}")
 
 # SMILES with brackets, bonds or rings. Spaces and LaTeX never occur in it.
 _ATOM = r"(?:Cl|Br|[BCNOPSFI]|[bcnops]|\[[0-9]{0,3}[A-Za-z][A-Za-z0-9@+-]{0,10}\])"
@@ -50,23 +51,25 @@ def is_formula(text: str) -> bool:
     """
     if text.casefold() in _SHORT_WORDS or text.casefold() in ("no", "on", "so"):
         return False
+    if "_" in text:
+        text = "".join(text.split())
     counts = [first or second for first, second in _COUNT.findall(text)]
     if "1" in counts or (len(counts) > 1 and len(set(counts)) == 1) or counts in (["16"], ["12"]):
         return False  # P_1V_1 and P_2V_2 are products, FB_{16} is a numeral
-    written = without_subscripts(text)
+    written = _COUNT.sub(r"\1\2", text)
     letters = _FORMULA.fullmatch(written)
     if letters:
-        return letters["one"] is None or letters["one"] in _ELEMENTS
+        return letters["one"] is None or letters["one"] in _SYMBOLS
     return _is_smiles(written)
 
 
 def without_subscripts(text: str) -> str:
-    """Write the counts of a formula without LaTeX: `C_6H_{12}` is `C6H12`.
+    """Write the counts of a formula without LaTeX and spaces: `C_6 H_{12}` is `C6H12`.
 
-    >>> without_subscripts("C_6H_{12}")
+    >>> without_subscripts("C_6 H_{12}")
     'C6H12'
     """
-    return _COUNT.sub(r"\1\2", text)
+    return _COUNT.sub(r"\1\2", "".join(text.split()))
 
 
 def _is_smiles(text: str) -> bool:
@@ -85,14 +88,14 @@ def _is_smiles(text: str) -> bool:
 
 
 def is_word(text: str) -> bool:
-    """Whether letters are a word, a formula or a codon rather than a product of variables.
+    """Whether letters are a word, a formula, a codon or a Roman numeral rather than a product of variables.
 
     Variables are not called o, so that letters with an o are a word.
 
-    >>> [is_word(text) for text in ("act", "dog", "CN", "AUG")], [is_word(text) for text in ("abc", "mgh", "2ab", "kT")]
+    >>> [is_word(text) for text in ("act", "dog", "CN", "IX")], [is_word(text) for text in ("abc", "mgh", "2ab", "kT")]
     ([True, True, True, True], [False, False, False, False])
     """
     folded = text.casefold()
     if text.isalpha() and ("o" in folded or folded in _SHORT_WORDS):
         return True
-    return is_formula(text) or bool(_CODON.fullmatch(text))
+    return is_formula(text) or bool(_CODON.fullmatch(text) or _ROMAN.fullmatch(text))

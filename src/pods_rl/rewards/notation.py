@@ -40,7 +40,7 @@ _SIGNS = str.maketrans(
 
 _UPRIGHT = re.compile(
     r"\\(?:text(?:normal|bf|it|rm|sf|tt|up|sl|md|sc)?|math(?:rm|bf|it|sf|tt|normal)|mbox|hbox|emph|bm|bold|boldsymbol)"
-    r"(?![A-Za-z])\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)?)\}|\\operatorname\*?\s*\{(?!lcm|gcd|a?r?c?(?:sin|cos|tan|cot|sec|csc)h?\})([^{}]*)\}"
+    r"(?![A-Za-z])\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}|\\operatorname\*?\s*\{(?!lcm|gcd|a?r?c?(?:sin|cos|tan|cot|sec|csc)h?\})([^{}]*)\}"
 )
 _DECORATED = re.compile(  # \underline{7}, \textcolor{red}{7}, {\large 7}
     r"\\(?:underline|fbox|uline|smash|(?:text)?color\s*\{[^{}]*\})\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}"
@@ -451,7 +451,7 @@ _PHRASE = re.compile(r"\s*(?!(?i:.*(?:\b(?:not|never|nor|cannot)\b|n't)))[A-Za-z
 
 
 _LEAD_IN = re.compile(
-    r"\s*(?:(?:so|thus|hence|therefore|then|finally|and|the|our|final|answer|value|sum|is|of|that|we|get|have|find)"
+    r"^\s*(?:(?:so|thus|hence|therefore|then|finally|and|the|our|final|answer|value|sum|is|of|that|we|get|have|find)"
     r"(?![A-Za-z])[\s:,]*)*",
     re.IGNORECASE,
 )
@@ -469,7 +469,7 @@ def is_asked_for(text: str) -> bool:
     >>> [is_asked_for(text) for text in ("2x", "5x-7y", "x^2+y^2", "m", "5+3", "not m+n")]
     [False, False, False, False, False, False]
     """
-    text = text[_LEAD_IN.match(text).end() :]  # type: ignore[union-attr] - it matches every text
+    text = _LEAD_IN.sub("", text, count=1)
     if _LETTERS_MULTIPLIED.fullmatch(text):
         return not is_word(text.strip())
     terms = re.split("[+-]", text)

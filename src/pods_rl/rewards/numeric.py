@@ -135,7 +135,8 @@ def read_number_in_words(text: str, *, asked_for: bool = False) -> Number | None
     before, after = text[: match.start()], text[match.end() :]
     if (match[0] + after[:2]).endswith(".."):  # 42... may go on
         return None
-    ending = _PERCENT.match(after) or _SCALE.match(after) or _AND_SHARE.match(after)
+    percent = _PERCENT.match(after)
+    ending = percent or _SCALE.match(after) or _AND_SHARE.match(after)
     rest = after[ending.end() if ending else after.startswith("-") :]
     around = split_bound(_BULLET.sub("", before, count=1), rest)
     if around is None or _LETTER.match(after) or re.match(r"-(?![A-Za-z]{2})", after):
@@ -147,7 +148,7 @@ def read_number_in_words(text: str, *, asked_for: bool = False) -> Number | None
         return None
     if may_change(_WORD.findall(words_around), WORDS_THAT_CHANGE_A_NUMBER):
         return None
-    number = _value(match, percent=bool(ending) and ending.re is _PERCENT)
+    number = _value(match, percent=bool(percent))
     if number is None:
         return None
     value = _with_ending(number.value, ending)
@@ -219,36 +220,59 @@ def _read_half(words: list[str]) -> tuple[Fraction, list[str]] | None:
 
 def _read_count(words: list[str]) -> tuple[Fraction, list[str]] | None:
     """Read a count or a fraction in words, and return it with the words after it."""
-    if words[:1] == ["a"] and words[1:2] and (words[1] in (*_SCALES, "dozen") or words[1:] in (["third"], ["quarter"])):
-        words = ["one", *words[1:]]
-    if words[:1] == ["dozen"]:
-        words = ["one", *words]
+    words = _with_one(words)
     total = 0
     at = 0
     scale = 0
     while scale != 1:
-        size = next((size for size in range(5, 0, -1) if " ".join(words[at : at + size]) in _SPELT), 0)
-        if not size:
+        size = _spelt_words(words[at:])
+        if size == 0:
             break
         number = _SPELT[" ".join(words[at : at + size])]
-        at += min(size, len(words) - at)
+        at += size
         scale = _SCALES.get(words[at], 1) if at < len(words) else 1
         total += number * scale
         if scale > 1:
             at += 1
             if words[at : at + 1] == ["and"] and words[at + 1 : at + 2] != ["a"]:  # one thousand and five
                 at += 1
-    if not scale:
+    if scale == 0:
         return None
-    rest = words[at:]
-    if len(rest) == 1 and (bottom := _share(rest[0])):
-        return Fraction(total, bottom), []
-    if rest[:1] == ["and"] and len(rest) > 2:  # two and a half
-        top = _SPELT.get({"a": "one", "an": "one"}.get(rest[1], rest[1]))
+    return _with_share(total, words[at:])
+
+
+def _with_one(words: list[str]) -> list[str]:
+    """Write "one" for the article of "a thousand", "a dozen" and "a third", and before "dozen"."""
+    if words[:1] == ["dozen"]:
+        return ["one", *words]
+    counted = words[1:2]
+    if words[:1] != ["a"] or not counted:
+        return words
+    if counted[0] in _SCALES or counted == ["dozen"] or words[1:] in (["third"], ["quarter"]):
+        return ["one", *words[1:]]
+    return words
+
+
+def _spelt_words(words: list[str]) -> int:
+    """How many of the first words are one number below a thousand; 0 if none is."""
+    for size in range(min(5, len(words)), 0, -1):
+        if " ".join(words[:size]) in _SPELT:
+            return size
+    return 0
+
+
+def _with_share(count: int, rest: list[str]) -> tuple[Fraction, list[str]]:
+    """Read the share after a count: "two thirds", "two and a half"."""
+    if len(rest) == 1:
+        bottom = _share(rest[0])
+        if bottom:
+            return Fraction(count, bottom), []
+    if rest[:1] == ["and"] and len(rest) > 2:
+        top = 1 if rest[1] in ("a", "an") else _SPELT.get(rest[1])
         bottom = _share(rest[2])
         if top and bottom and top < bottom:
-            return total + Fraction(top, bottom), rest[3:]
-    return Fraction(total), rest
+            return count + Fraction(top, bottom), rest[3:]
+    return Fraction(count), rest
 
 
 def _share(word: str) -> int | None:
