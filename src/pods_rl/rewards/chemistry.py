@@ -83,14 +83,16 @@ def equation(text: str, gold: str) -> float:
 
 
 def chemistry(text: str, gold: str) -> float:
-    """Grade by `equation` if `gold` has an arrow or an equals sign, else by `choice`.
+    """Grade by `equation` if `gold` has an arrow or an equals sign and is not SMILES (`C=CN`), else by `choice`.
 
     Source: arXiv 2504.13818, experiments in chemistry: reward 1.0 for a right answer. Range {0.0, 1.0}.
 
     >>> chemistry("<answer>2H2 + O2 = 2H2O</answer>", "2H2 + O2 = 2H2O"), chemistry("<answer>(b)</answer>", "B")
     (1.0, 1.0)
     """
-    return equation(text, gold) if _ARROW.search(gold) else choice(text, gold)
+    if _ARROW.search(gold) and not is_formula(gold.strip()):
+        return equation(text, gold)
+    return choice(text, gold)
 
 
 def _statement(answer: str) -> str:
