@@ -142,6 +142,28 @@ def test_gsm8k_labels_are_right_in_every_form():
         assert sum(accuracy_batch([form.format(label) for label in labels], labels)) == 1319, form
 
 
+MINUS_SIGNS = (
+    "-{}", "- {}", r"-\,{}", r"-\;{}", r"-\!{}", r"-\ {}", r"-\quad {}", "-~{}", "−{}", "− {}", "– {}", "—{}",
+    "-\u00a0{}", "-\u2009{}", "{{-}}{}", "-{{{}}}", r"\mathbf{{- {}}}", r"\text{{-}}{}", r"\displaystyle - {}",
+    "-${}", "$-{}", "- $ {}", "-€{}", "- {} dollars", "negative {}", "minus {}", "x = - {}", "The answer is - {}.",
+    r"\fbox{{- {}}}",
+)  # fmt: skip
+
+
+def test_the_sign_of_every_number_of_math_500_and_gsm8k_counts_in_every_spelling():
+    golds = [row["answer"] for row in rows("math500/test.jsonl")]
+    golds += [extract_gold(row["answer"]) for row in rows("gsm8k/test.jsonl")]
+    golds = [gold.removeprefix("-") for gold in dict.fromkeys(golds)]
+    numbers = [gold for gold in golds if (number := read_number(gold)) and number.value]
+    assert len(numbers) > 400
+    for form in MINUS_SIGNS:
+        negatives = [form.format(number) for number in numbers]
+        assert set(graded(list(zip(numbers, negatives, strict=True)))) == {0.0}, form
+        signed = [f"-{number}" for number in numbers]
+        assert set(graded(list(zip(signed, negatives, strict=True)))) == {1.0}, form
+        assert set(graded(list(zip(signed, numbers, strict=True)))) == {0.0}, form
+
+
 def test_long_answers_are_right_only_to_the_letter(no_pool):
     gold = "x+" * MAX_LENGTH
     assert accuracy(f"<answer>{gold}</answer>", gold) == 1.0

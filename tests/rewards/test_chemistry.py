@@ -85,3 +85,9 @@ def test_every_option_of_the_chemistry_set_is_read_with_its_text():
                 assert choice(f"<answer>{form}</answer>", other) == 0.0
     assert asked == 4 * 4 * 2954
     assert asked - read <= 6  # options that are themselves a lone capital letter
+
+
+def test_molecules_in_letters_are_compared_as_text():
+    for gold, wrong in (("C=CN", "C=NC"), ("CN", "NC"), ("c1ccccc1", "C1CCCCC1"), ("CC(=O)O", "OC(=O)C"), ("Co", "CO")):
+        assert chemistry(f"<answer>{gold}</answer>", gold) == 1.0
+        assert chemistry(f"<answer>{wrong}</answer>", gold) == 0.0

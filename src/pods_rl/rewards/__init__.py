@@ -25,7 +25,7 @@ from .graded import countdown, format_reward, overlong, tag_count
 from .verifier import VerifierPool, default_pool
 
 # Raise it whenever some completion would be scored differently: tasks carry it in their version.
-GRADER_VERSION = "7"
+GRADER_VERSION = "8"
 SECONDS = 60.0  # that a library's scorer may take for a completion, if nothing else is set
 
 

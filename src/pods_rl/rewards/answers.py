@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from .molecules import is_formula, is_word, without_subscripts
 from .notation import plain, split_unit
 from .numeric import (
     MAX_LENGTH,
@@ -22,13 +23,11 @@ MAX_DEPTH = 24  # nested brackets: twice the depth of MATH's gold answers
 _SINGLE = r"(?<![A-Za-z])(?:[A-DF-Za-df-z]|(?<![0-9.])[eE])"  # not the e of 1e-9
 _SYMBOLIC = re.compile(rf"[\\^_{{}}+*/=()\[\]|!<>]|(?:{_SINGLE}|[0-9])\s*[-:]\s*(?:[A-Za-z](?![A-Za-z])|[0-9])")
 _LIST = re.compile(r"[0-9]\s*(?:[,;]|(?:and|or)\s)")  # 1, 2 or 6 and 8
-_PRODUCT = re.compile(  # -x, 2ab, mn: letters that are not a word
-    r"[-+]?[0-9.]*\s*(?!(?:no|on|or|so|as|is|it|in|if|at|an|am|by|to|of|up|us|we|he|me|odd|all|any|yes|not|one|two|six"
-    r"|ten|day|may|dne)$)(?:[A-Za-z]\s*){1,3}",
-    re.IGNORECASE,
-)
+_PRODUCT = re.compile(r"[-+]?[0-9.]*\s*(?:[A-Za-z]\s*){1,3}")  # -x, 2ab, mn
+_IN_TEXT = re.compile(r"\$?\s*\\(?:text[a-z]*|mathrm|mbox)\s*\{[A-Za-z\s]+\}[\s.]*\$?")
+_BULLETED = re.compile(r"^[ \t]*[-*•‣–−—][ \t]+(?=\S)", re.MULTILINE)
 _NEEDLESS_SPACE = re.compile(r"(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])")
-_WORD = re.compile(r"(?<![A-Za-z\\])(?:[A-Za-z]{3,}|[Nn]o)(?![A-Za-z])")
+_WORD = re.compile(r"(?<![A-Za-z\\])(?:(?=[A-Za-z]*[AEIOUYaeiouy])[A-Za-z]{3,}|[Nn]o|NO)(?![A-Za-z])")
 _NO_MATHEMATICS = re.compile(r"[0-9.,=\s]*")  # 18 = 17
 _UPRIGHT = r"(?:\\(?:text|mathrm|textbf|mathbf)\s*\{\s*)?"
 _LABEL = re.compile(rf"{_UPRIGHT}\(?([A-Za-z])\)?\s*\}}?")  # (B), \text{B}
@@ -101,6 +100,8 @@ def _decide(text: str, gold: str) -> bool | Pair:
 
 
 def _compare(stated: str, wanted: str) -> bool | Pair:
+    stated = _without_bullets(stated)
+    wanted = _without_bullets(wanted)
     labels = _LABELLED.fullmatch(stated.strip(" $.")), _LABELLED.fullmatch(wanted.strip(" $."))
     if any(labels):  # \textbf{(C)}\ 12 is C, and 12
         return _compare_labelled(stated, wanted, *labels)
@@ -115,18 +116,40 @@ def _compare(stated: str, wanted: str) -> bool | Pair:
     if numbers:
         return numbers[0].equals(numbers[1])
     number = read_number(gold)
-    if (_key(answer) == _key(gold) and not number) or _same_choice(stated, wanted):
+    if (same_text(answer, gold) and not number) or _same_choice(stated, wanted):
         return True
     if formula := _formula(stated):
         return _compare(formula, wanted)
+    if is_formula(gold) and (is_formula(answer) or not gold.isalpha()):
+        return False
     symbolic: object = _SYMBOLIC.search(answer) and not _NO_MATHEMATICS.fullmatch(answer)
     if not number:
-        letters, wanted_letters = set(re.findall("[A-Za-z]", answer)), set(re.findall("[A-Za-z]", gold))
-        product = letters == wanted_letters and _PRODUCT.fullmatch(gold)
+        product = not _IN_TEXT.fullmatch(wanted.strip()) and _may_be_same_product(answer, gold)
         symbolic = symbolic or product or _SYMBOLIC.search(gold) or _LIST.search(gold)
     if not symbolic or (_too_large(answer) and not _too_large(gold)):
         return False
     return gold, answer
+
+
+def _without_bullets(text: str) -> str:
+    """A list of several lines, each with a bullet, as a list; a dash before a single number is its sign.
+
+    >>> _without_bullets("- 3\\n- 4"), _without_bullets("- 3")
+    ('3, 4', '- 3')
+    """
+    if len(_BULLETED.findall(text)) < 2:
+        return text
+    lines = [line for line in text.splitlines() if line.strip()]
+    if all(_BULLETED.match(line) for line in lines):
+        return ", ".join(_BULLETED.sub("", line).strip() for line in lines)
+    return _BULLETED.sub("", text)
+
+
+def _may_be_same_product(answer: str, gold: str) -> bool:
+    """Whether a gold answer is a product of variables (`2ab`, `mn`) and the answer has the same letters."""
+    if not _PRODUCT.fullmatch(gold) or is_word(gold.lstrip("+-0123456789. ").rstrip()) or is_formula(gold):
+        return False
+    return set(re.findall("[A-Za-z]", answer)) == set(re.findall("[A-Za-z]", gold))
 
 
 def _compare_labelled(
@@ -168,11 +191,19 @@ def _too_large(text: str) -> bool:
 
 
 def _numbers(answer: str, gold: str) -> tuple[Number, Number] | None:
-    """Answer and gold answer as numbers; if one is a bare number, the other may have words around it ("6 cm")."""
-    number, target = read_number(answer), read_number(gold)
-    if number or target:
-        number, target = number or read_number_in_words(answer), target or read_number_in_words(gold)
-    return (number, target) if number and target else None
+    """Answer and gold answer as numbers; if one is bare or a bound, the other may have words around it ("6 cm")."""
+    number = read_number(answer)
+    target = read_number(gold)
+    neither_is_bare = number is None and target is None
+    if number is None:
+        number = read_number_in_words(answer, asked_for=not neither_is_bare)
+    if target is None:
+        target = read_number_in_words(gold)
+    if number is None or target is None:
+        return None
+    if neither_is_bare and not (number.bound or target.bound):
+        return None
+    return number, target
 
 
 def _formula(stated: str) -> str | None:
@@ -192,8 +223,19 @@ def _formula(stated: str) -> str | None:
     return next(filter(None, found[0].groups()))
 
 
+def same_text(answer: str, gold: str) -> bool:
+    """Whether two texts are the same but for spaces and the case of words; the case of a formula counts.
+
+    >>> same_text("new york", "New York"), same_text("c1ccccc1", "C1CCCCC1"), same_text("cco", "CCO")
+    (True, False, False)
+    """
+    if is_formula(gold):
+        return without_subscripts(answer) == without_subscripts(gold)
+    return _key(answer) == _key(gold)
+
+
 def _key(text: str) -> str:
-    """An answer without spaces and the case of its words; the case of a letter counts."""
+    """An answer without spaces and the case of its words (they have a vowel); the case of a letter counts."""
     return _WORD.sub(lambda word: word[0].casefold(), _NEEDLESS_SPACE.sub("", text))
 
 
@@ -211,7 +253,8 @@ def _same_choice(answer: str, gold: str) -> bool:
 MARKER = "####"
 MAX_BETWEEN = 60  # characters between two boxes that are one answer
 MAX_FORMS = 8  # in which one value is written
-_BRACES = re.compile(r"\\{1,2}boxed\s*\{|\\.|[{}]", re.DOTALL)
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])")
+_BRACES = re.compile(r"\\{1,2}(?:boxed|fbox|framebox)\s*\{|\\.|[{}]", re.DOTALL)
 _TEXT = r"\\(?:text|textbf|textrm|mathrm|mbox)\s*\{"
 _AND = (
     r"(?:(?:and|or)(?: maybe| perhaps| possibly| also)?|[&/|]|\\(?:land|lor|wedge|vee)(?![a-z])"
@@ -227,10 +270,10 @@ _BETWEEN = re.compile(  # 1 and 2; 1 papers and 2 bins; x = 1 and y = 2
 def extract_answer(text: str) -> str | None:
     r"""Return the final answer of a text, or None if there is none.
 
-    Searched in this order: the last complete `<answer>...</answer>`; the last balanced `\boxed{...}`; what
-    follows the last `####` on its line. Within answer tags, a box or a marker is unwrapped too. Boxes with nothing
-    but commas, `and`, `or` or two words such as a unit between them are one answer, a list. An empty answer is
-    None, and empty answer tags are not replaced by a box elsewhere.
+    Searched in this order: the last complete `<answer>...</answer>`; the last balanced `\boxed{...}` or
+    `\fbox{...}`; what follows the last `####` on its line. Within answer tags, a box or a marker is unwrapped too.
+    Boxes with nothing but commas, `and`, `or` or two words such as a unit between them are one answer, a list. An
+    empty answer is None, and empty answer tags are not replaced by a box elsewhere.
 
     The time taken is linear in the length of the text. No evaluation of any kind.
 
@@ -279,7 +322,7 @@ def _last_tagged(text: str) -> str | None:
 
 
 def _last_boxed(text: str) -> str | None:
-    if r"\boxed" not in text:
+    if not _BOX.search(text):
         return None
     openers: list[tuple[int, int] | None] = []  # of each open box, where it and its content start; None: other braces
     boxes: list[tuple[int, int, int]] = []

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import NamedTuple
 
-from .answers import extract_answer
+from .answers import extract_answer, same_text
+from .molecules import is_formula
 from .notation import plain
 from .numeric import MAX_LENGTH
 
@@ -82,14 +83,16 @@ def equation(text: str, gold: str) -> float:
 
 
 def chemistry(text: str, gold: str) -> float:
-    """Grade by `equation` if `gold` has an arrow or an equals sign, else by `choice`.
+    """Grade by `equation` if `gold` has an arrow or an equals sign and is not SMILES (`C=CN`), else by `choice`.
 
     Source: arXiv 2504.13818, experiments in chemistry: reward 1.0 for a right answer. Range {0.0, 1.0}.
 
     >>> chemistry("<answer>2H2 + O2 = 2H2O</answer>", "2H2 + O2 = 2H2O"), chemistry("<answer>(b)</answer>", "B")
     (1.0, 1.0)
     """
-    return equation(text, gold) if _ARROW.search(gold) else choice(text, gold)
+    if _ARROW.search(gold) and not is_formula(gold.strip()):
+        return equation(text, gold)
+    return choice(text, gold)
 
 
 def _statement(answer: str) -> str:
@@ -284,7 +287,7 @@ def choice(text: str, gold: str) -> float:
     `text` is a completion, its answer found by `extract_answer`; `gold` is a letter, or `Yes` or `No` (`True` and
     `False` mean the same). A letter may be the whole answer, in either case, or as a capital begin it ("B. text",
     "(B) text", "B: text") or be named in it ("Option B", "the answer is B"). An answer that names two choices scores
-    0.0. Any other gold answer is compared as text, without regard to case.
+    0.0. Any other gold answer is compared as text; case counts only in a chemical formula.
 
     >>> choice("<answer>(b)</answer>", "B"), choice(r"So \boxed{\text{B. Oxygen}}", "B")
     (1.0, 1.0)
@@ -299,7 +302,10 @@ def choice(text: str, gold: str) -> float:
         return float(read_verdict(answer) == _VERDICTS[gold.casefold()])
     if len(gold) == 1 and gold.isalpha():
         return float(read_letter(answer) == gold.upper())
-    return float(answer.casefold() == plain(gold).casefold())
+    gold = plain(gold)
+    if is_formula(gold):
+        return float(same_text(answer, gold))
+    return float(answer.casefold() == gold.casefold())
 
 
 def read_letter(answer: str) -> str | None:

@@ -66,6 +66,8 @@ def _number(text: str) -> Number | None:
 def value(text: str) -> Any:
     """Parse an expression into an exact SymPy expression or matrix, with `i` as the imaginary unit, or None."""
     number = _number(text)
+    if number and number.bound:
+        return None
     if number:
         return sympy.Rational(number.fraction.numerator, number.fraction.denominator)
     if _UNFINISHED.search(text):

@@ -12,6 +12,8 @@ from collections import Counter
 from functools import partial
 from typing import Any, NamedTuple
 
+from .molecules import is_word
+
 _normal = partial(unicodedata.normalize, "NFKC")
 _RAISED, _LOWERED = re.compile("[⁰¹²³⁴-⁹⁺⁻ⁿ]+"), re.compile("[₀-₉]+")
 _VULGAR = re.compile("[¼-¾⅐-⅞↉]")
@@ -30,7 +32,7 @@ _COMMANDS = {
 _SIGNS = str.maketrans(
     {sign: rf"\{name} " for sign, name in _COMMANDS.items()}
     | {sign: rf"\mathbb{{{letter}}}" for sign, letter in zip("ℝℤℕℚℂ", "RZNQC", strict=True)}
-    | dict.fromkeys("−‐‑‒–—", "-")
+    | dict.fromkeys("−‐‑‒–—―˗➖", "-")
     | dict.fromkeys("“”„‟", '"')
     | dict.fromkeys("‘’‚‛", "'")
     | {"∛": r"\sqrt[3]", "٫": ".", "٬": ",", "٪": "%", "⁄": "/", "∕": "/", "∶": ":", "∣": "|"}
@@ -38,7 +40,7 @@ _SIGNS = str.maketrans(
 
 _UPRIGHT = re.compile(
     r"\\(?:text(?:normal|bf|it|rm|sf|tt|up|sl|md|sc)?|math(?:rm|bf|it|sf|tt|normal)|mbox|hbox|emph|bm|bold|boldsymbol)"
-    r"(?![A-Za-z])\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)?)\}|\\operatorname\*?\s*\{(?!lcm|gcd|a?r?c?(?:sin|cos|tan|cot|sec|csc)h?\})([^{}]*)\}"
+    r"(?![A-Za-z])\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}|\\operatorname\*?\s*\{(?!lcm|gcd|a?r?c?(?:sin|cos|tan|cot|sec|csc)h?\})([^{}]*)\}"
 )
 _DECORATED = re.compile(  # \underline{7}, \textcolor{red}{7}, {\large 7}
     r"\\(?:underline|fbox|uline|smash|(?:text)?color\s*\{[^{}]*\})\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}"
@@ -49,13 +51,30 @@ _DROPPED = re.compile(
     r"|\\(?:[hv]space|[hv]?phantom)\*?\s*\{[^{}]*\}|(?<!\\)\\!\s*|\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-z])"
 )
 _DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]")
+_DASH = re.compile(r"\\text(?:minus|endash|emdash)(?![A-Za-z])\s*(?:\{\s*\})?")
+_RAISED_MINUS = re.compile(r"(?<![^\s$(\[{,;=])⁻(?=\s*[0-9.])")  # ⁻5, not x⁻
 _LEADING = re.compile(r"^(?:\s|:|\\(?:therefore|Rightarrow|rightarrow|implies|Longrightarrow|to)(?![a-z])|=(?!=))+")
 _DEGREES = re.compile(  # of an angle: \cos 60^\circ, \sin(30^\circ)
     r"(\\(?:sin|cos|tan|cot|sec|csc)\s*(?:\^\s*\{?\s*[0-9]\s*\}?\s*)?)(\(|\{|)\s*([0-9]+(?:\.[0-9]+)?)\s*"
     r"(?:\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-z])|°)\s*([)}]?)"
 )
 _BOLD = re.compile(r"(?<![\w)\]}])(\*\*|__)([^*_\s](?:[^*]*?[^*\s])?)\1(?![\w(\[{])")
-_SPACE = re.compile(r"(?<!\\)\\[,;: ]|\\q?quad|~|\s+")
+_SPACE = re.compile(
+    r"(?<!\\)\\[,;:> ]|\\q?quad|\\(?:(?:neg)?(?:thin|med|thick)|en)space(?![A-Za-z])|\\enskip(?![A-Za-z])|~|\s+"
+)
+
+# A sign belongs to the number after it only where no term can be before it: "5 - 3" and "Answer - 3" stay as they are.
+_NO_TERM_BEFORE = (
+    r"(^|[(\[{,;:=<>&]|(?<![A-Za-z])(?:is|are|was|were|be|it's|equals?|to|or|and|of|at|by|about|approximately"
+    r"|least|most|than)(?= ))( *)"
+)
+_NUMBER_AHEAD = r"\.?[0-9]|\\[dtc]?frac(?![a-z])"
+_BRACED_SIGN = re.compile(r"(?<![\^_])\{ *([+-]) *\}")  # {-}3, not 0^{-}
+_SIGN_APART = re.compile(rf"{_NO_TERM_BEFORE}([+-]) +(?={_NUMBER_AHEAD})", re.IGNORECASE)
+_SIGN_IN_WORDS = re.compile(
+    rf"{_NO_TERM_BEFORE}(?:(?:an? )?negative|minus|neg\.?) *(?={_NUMBER_AHEAD}|\\(?:sqrt|pi|infty)(?![a-z]))",
+    re.IGNORECASE,
+)
 _GROUPED = re.compile(
     r"(?<![\w.,'])(?<![0-9] )[1-9][0-9]{0,2}(?:(?: [0-9]{3})+|(?:'[0-9]{3})+)(?![\w,']|\.[0-9]{3} |\s*/| [0-9])"
 )
@@ -69,7 +88,8 @@ _QUOTED = re.compile(r"(['\"])(.*)\1", re.DOTALL)
 _SAID = {
     "no solution": r"\emptyset", "no solutions": r"\emptyset", "no real solutions": r"\emptyset",
     "empty set": r"\emptyset", "the empty set": r"\emptyset", "all real numbers": r"\mathbb{R}",
-    "all reals": r"\mathbb{R}", "dne": "does not exist", "infinity": r"\infty",
+    "all reals": r"\mathbb{R}", "dne": "does not exist", "infinity": r"\infty", "-infinity": r"-\infty",
+    "negative infinity": r"-\infty", "minus infinity": r"-\infty",
     r"\mathbb{r}^+": r"(0, \infty)", r"\mathbb{r}^{+}": r"(0, \infty)",
 }  # fmt: skip
 
@@ -79,6 +99,8 @@ def plain(text: str) -> str:
 
     >>> plain(r"$\text{about }\$1{,}200$."), plain("90^\\circ"), plain(r"\therefore \underline{7}"), plain("½x²")
     ('about 1,200', '90', '7', '\\frac{1}{2}x^{2}')
+    >>> plain("- 3"), plain(r"x = -\,\$3"), plain("negative 3"), plain("5 - 3")
+    ('-3', 'x = -3', '-3', '5 - 3')
     """
     if not text.isascii():
         text = _ascii(text)
@@ -89,15 +111,24 @@ def plain(text: str) -> str:
     text = text[:-1].rstrip() if text.endswith((".", ",", ";", ":")) and not text.endswith("..") else text
     if quoted := _QUOTED.fullmatch(text):
         text = quoted[2].strip()
-    return _SAID.get(text.lower()) or _GROUPED.sub(
-        lambda match: re.sub("[ ']", "", match[0]), _REPEATING.sub(_repeating, text)
-    )
+    said = _SAID.get(text.lower())
+    if said:
+        return said
+    return _GROUPED.sub(lambda match: re.sub("[ ']", "", match[0]), _REPEATING.sub(_repeating, _with_signs(text)))
+
+
+def _with_signs(text: str) -> str:
+    """Write the sign of a number next to it: `- 3`, `{-}3` and `negative 3` are `-3`."""
+    if "{" in text:
+        text = _BRACED_SIGN.sub(r"\1", text)
+    text = _SIGN_IN_WORDS.sub(r"\1\2-", text)
+    return _SIGN_APART.sub(r"\1\2\3", text)
 
 
 def _without_commands(text: str) -> str:
     if "matrix" not in text and "array" not in text and "cases" not in text:
         text = re.sub(r"\\\\(?=[A-Za-z])", r"\\", text)
-    text = text.replace(r"\$", "").replace(r"\%", "%")
+    text = _DASH.sub("-", text.replace(r"\$", "").replace(r"\%", "%"))
     text = re.sub(r"\\not\s*=", r"\\ne ", _DELIMITERS.sub("", text))
     for _ in range(2):  # a style within a style
         text = _DECORATED.sub(r"\1", _UPRIGHT.sub(_content, text))
@@ -111,7 +142,7 @@ def _content(styled: re.Match[str]) -> str:
 
 
 def _ascii(text: str) -> str:
-    text = _HIDDEN.sub("", text)
+    text = _RAISED_MINUS.sub("-", _HIDDEN.sub("", text))
     text = _RAISED.sub(lambda match: f"^{{{_normal(match[0]).translate(_SIGNS)}}}", text)
     text = _LOWERED.sub(lambda match: f"_{{{_normal(match[0])}}}", text)
     text = _VULGAR.sub(lambda half: r"\frac{{{}}}{{{}}}".format(*_normal(half[0]).split("⁄")), text)
@@ -417,6 +448,35 @@ _NAMED = re.compile(
     rf"|(?:m?\s*\\angle\s*)?{_SYMBOL}(?:\s*\^\s*\{{\s*-1\s*\}}(?=\s*\())?(?:\s*\({_ARGUMENT}(?:,{_ARGUMENT})*\))?)\s*:?\s*"
 )
 _PHRASE = re.compile(r"\s*(?!(?i:.*(?:\b(?:not|never|nor|cannot)\b|n't)))[A-Za-z]{3,}(?:[\s'-]+[A-Za-z]+)*\s*:?\s*")
+
+
+_LEAD_IN = re.compile(
+    r"^\s*(?:(?:so|thus|hence|therefore|then|finally|and|the|our|final|answer|value|sum|is|of|that|we|get|have|find)"
+    r"(?![A-Za-z])[\s:,]*)*",
+    re.IGNORECASE,
+)
+_COEFFICIENT = re.compile(r"\s*[0-9]{1,4}\s*(?:\\cdot(?![a-z])|\*)?\s*(?=[A-Za-z\\])")
+_LETTERS_MULTIPLIED = re.compile(r"\s*[a-z](?:(?:\s*(?:\\cdot(?![a-z])|\\times(?![a-z])|\*)\s*)?[a-z]){1,3}\s*")
+
+
+def is_asked_for(text: str) -> bool:
+    r"""Whether a `plain` text combines names as questions do that ask for one number: `m+n`, `100p+q`, `a-b`, `mn`.
+
+    Equations that more often state a problem (`2x`, `5x-7y`, `x^2+y^2`) are not.
+
+    >>> [is_asked_for(text) for text in ("m+n", "100p+q", "f(1)+f(2)", "a-b", "mn", "Thus m+n")]
+    [True, True, True, True, True, True]
+    >>> [is_asked_for(text) for text in ("2x", "5x-7y", "x^2+y^2", "m", "5+3", "not m+n")]
+    [False, False, False, False, False, False]
+    """
+    text = _LEAD_IN.sub("", text, count=1)
+    if _LETTERS_MULTIPLIED.fullmatch(text):
+        return not is_word(text.strip())
+    terms = re.split("[+-]", text)
+    names = [_COEFFICIENT.sub("", term, count=1) for term in terms]
+    if len(terms) < 2 or not all(map(is_name, names)):
+        return False
+    return "-" not in text or names == terms
 
 
 def is_name(text: str) -> bool:

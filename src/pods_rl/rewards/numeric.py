@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from .notation import is_name
+from .bounds import split_bound, split_bound_in_words
+from .notation import is_asked_for, is_name
 
 MAX_LENGTH = 1000  # maximum characters of an answer: bounds every pattern below
 MAX_EXPONENT = 400  # 1e400 is beyond every answer; 1e999999999 would fill the memory
@@ -27,12 +28,14 @@ _FRACTION = re.compile(
     rf"|([0-9])\s*([0-9])|([0-9])\s*\{{\s*({_SIMPLE})\s*\}}|\{{\s*({_SIMPLE})\s*\}}\s*([0-9]))(?![0-9.^_!{{])"
 )
 _PERCENT = re.compile(r"\s*(?:%|percent(?:age)?(?![a-z])|pct(?![a-z]))")
-_SCALE = re.compile(r"\s*(thousand|million|billion|trillion)(?![a-z])")
+_SCALE = re.compile(r"\s*(dozen|hundred|thousand|million|billion|trillion)s?(?![a-z])")
+_AND_SHARE = re.compile(r"\s+and\s+(?:(a|an|one)\s+(half|third|quarter)|(three)\s+(quarter)s)(?![a-z])")
+_BELOW_ZERO = re.compile(r"(?<![A-Za-z])(?:below|under|(?:less|lower) than)\s+zero(?![A-Za-z])", re.IGNORECASE)
 _DECIMAL_COMMA = re.compile(r"(?<![\w.,])(?:0,[0-9]+|[0-9]+,(?:[0-9]{2}|[0-9]{4,}))(?![\w,]|\.[0-9])")
 
 _WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
 _LETTER = re.compile(r"(?!(?:st|nd|rd|th)\b)[A-Za-z]")  # right after a number
-_BULLET = re.compile(r"\s*[-*•]\s+")
+_BULLET = re.compile(r"\s*(?:[*•]|-(?=\s+[A-Za-z]))\s+")  # a dash before a number is its sign
 _BESIDE_A_NUMBER = frozenset(" .,;:?")
 _CHANGING = (
     "minus negative not half quarter third twice double triple squared cubed root over times plus hundred thousand "
@@ -59,23 +62,28 @@ for _word in ("a", *_ONES.split()[1:10]):
         _SPELT |= {f"{_word} hundred{_link}{rest}": _hundred + _SPELT[rest] for rest in list(_SPELT)[1:100]}
     _SPELT[f"{_word} hundred"] = _hundred
 _SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALES_AFTER_DIGITS = _SCALES | {"dozen": 12, "hundred": 100}
 _SHARES = {"half": 2, "third": 3, "quarter": 4}
 _SHARES |= dict(zip(["fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"], range(4, 11), strict=True))
 
 
 class Number(NamedTuple):
-    """An exact number; `percent` says that a percent sign followed it."""
+    """An exact number; `percent` says that a percent sign followed it, `bound` that it is one ("at least 12": `>=`)."""
 
     value: Fraction
     percent: bool = False
+    bound: str = ""
 
     def equals(self, other: Number) -> bool:
-        """Compare exactly; 50% equals both 50 and 0.5, since datasets write either.
+        """Compare exactly; 50% equals both 50 and 0.5, since datasets write either. Bounds must be the same.
 
         >>> Number(Fraction(50), percent=True).equals(Number(Fraction(1, 2)))
         True
+        >>> Number(Fraction(12), bound=">=").equals(Number(Fraction(12)))
+        False
         """
-        return self.value == other.value or self.fraction == other.fraction
+        same = self.value == other.value or self.fraction == other.fraction
+        return same and self.bound == other.bound
 
     @property
     def fraction(self) -> Fraction:
@@ -88,8 +96,8 @@ def read_number(text: str) -> Number | None:
 
     Mixed numbers, fractions and exponents up to `MAX_EXPONENT` are read; a zero denominator gives None.
 
-    >>> read_number("1,200.50"), read_number("2 1/2").value, read_number("12,34") is None
-    (Number(value=Fraction(2401, 2), percent=False), Fraction(5, 2), True)
+    >>> read_number("1,200.50").value, read_number("2 1/2").value, read_number("12,34") is None
+    (Fraction(2401, 2), Fraction(5, 2), True)
     """
     text = _FRACTION.sub(_inline_fraction, text).strip()
     match = _NUMBER.match(text)
@@ -99,22 +107,27 @@ def read_number(text: str) -> Number | None:
     return _value(match, percent=bool(percent)) if (percent or match).end() == len(text) else None
 
 
-def read_number_in_words(text: str) -> Number | None:
+def read_number_in_words(text: str, *, asked_for: bool = False) -> Number | None:
     """Read the only number of a `plain` text with words around it ("18 dollars a day") or in words, or return None.
 
     Two numbers give None, so that a list of guesses never scores. Single letters may be variables and words
-    such as "minus" change the number: both give None. Of an equation, the right side is read if the
-    left side is a name, or arithmetic that is true.
+    such as "twice" change the number: both give None. "at least 12" is a bound (`Number.bound`). Of an equation, the
+    right side is read if the left side is a name, or arithmetic that is true; if `asked_for`, also if it combines
+    names as questions do (`m+n = 37`).
 
     >>> read_number_in_words("9 * 2 = 18 dollars").value, read_number_in_words("17 or 18") is None
     (Fraction(18, 1), True)
     >>> read_number_in_words("x = 18").value, read_number_in_words("2x = 18"), read_number_in_words("9 * 3 = 18")
     (Fraction(18, 1), None, None)
-    >>> read_number_in_words("2.5 million").value == 2_500_000, read_number_in_words("twenty-one").value
-    (True, Fraction(21, 1))
+    >>> read_number_in_words("m+n = 37"), read_number_in_words("m+n = 37", asked_for=True).value
+    (None, Fraction(37, 1))
+    >>> read_number_in_words("2.5 million").value == 2_500_000, read_number_in_words("negative twenty-one").value
+    (True, Fraction(-21, 1))
+    >>> read_number_in_words("at least 12 eggs").bound, read_number_in_words("all but 12") is None
+    ('>=', True)
     """
     if "=" in text:
-        text = _right_side(text)
+        text = _right_side(text, asked_for=asked_for)
     text = _FRACTION.sub(_inline_fraction, _DECIMAL_COMMA.sub(lambda found: found[0].replace(",", "."), text))
     match = _NUMBER.search(text)
     if match is None:
@@ -122,16 +135,34 @@ def read_number_in_words(text: str) -> Number | None:
     before, after = text[: match.start()], text[match.end() :]
     if (match[0] + after[:2]).endswith(".."):  # 42... may go on
         return None
-    ending = _PERCENT.match(after) or _SCALE.match(after)
-    rest = f"{_BULLET.sub('', before, count=1)} {after[ending.end() if ending else after.startswith('-') :]}"
-    words = _WORD.findall(rest)
-    if not set(_WORD.sub("", rest)) <= _BESIDE_A_NUMBER or re.match(r"-(?![A-Za-z]{2})", after):
+    percent = _PERCENT.match(after)
+    ending = percent or _SCALE.match(after) or _AND_SHARE.match(after)
+    rest = after[ending.end() if ending else after.startswith("-") :]
+    around = split_bound(_BULLET.sub("", before, count=1), rest)
+    if around is None or _LETTER.match(after) or re.match(r"-(?![A-Za-z]{2})", after):
         return None
-    if _LETTER.match(after) or may_change(words, WORDS_THAT_CHANGE_A_NUMBER):
+    bound, before, rest = around
+    below_zero = _BELOW_ZERO.search(rest)
+    words_around = f"{before} {_BELOW_ZERO.sub('', rest)}"
+    if not set(_WORD.sub("", words_around)) <= _BESIDE_A_NUMBER:
         return None
-    scale = _SCALES[ending[1]] if ending and ending.lastindex else 1
-    found = _value(match, percent=bool(ending) and scale == 1)
-    return found and found._replace(value=found.value * scale)
+    if may_change(_WORD.findall(words_around), WORDS_THAT_CHANGE_A_NUMBER):
+        return None
+    number = _value(match, percent=bool(percent))
+    if number is None:
+        return None
+    value = _with_ending(number.value, ending)
+    return number._replace(value=-abs(value) if below_zero else value, bound=bound)
+
+
+def _with_ending(value: Fraction, ending: re.Match[str] | None) -> Fraction:
+    """The value of a number with the word after it: "2 dozen", "1 and a half"."""
+    if ending is None or ending.re is _PERCENT:
+        return value
+    if ending.re is _SCALE:
+        return value * _SCALES_AFTER_DIGITS[ending[1]]
+    share = Fraction(3, 4) if ending[3] else Fraction(1, _SHARES[ending[2]])
+    return value - share if value < 0 else value + share
 
 
 def may_change(words: Sequence[str], changing: frozenset[str]) -> bool:
@@ -144,37 +175,121 @@ def may_change(words: Sequence[str], changing: frozenset[str]) -> bool:
     return bool(parts & changing) or any(len(word) == 1 and word not in "aAI" for word in words)
 
 
+_SIGN_IN_WORDS = re.compile(r"\s*(?:([-+])|(?:an? )?(?:negative|minus|neg\.?)(?=\s))\s*", re.IGNORECASE)
+_HALF_OF = re.compile(r"(?:(?:a|one) )?half(?: (an?)(?= [a-z]))?(?= |$)")
+
+
 def _spelt(text: str) -> Number | None:
     """Read a number in words, with at most two other words after it: "one hundred and five eggs", "two thirds"."""
-    words = text.lower().replace("-", " ").strip(" .").split()
-    if words[:1] == ["a"] and words[1:2] and words[1] in _SCALES:
-        words[0] = "one"
-    total, at, scale = 0, 0, 0
+    bound, text = split_bound_in_words(text)
+    sign = _SIGN_IN_WORDS.match(text)
+    if sign:
+        text = text[sign.end() :]
+    below_zero = _BELOW_ZERO.search(text)
+    if below_zero:
+        text = text[: below_zero.start()] + text[below_zero.end() :]
+    words = text.lower().replace("-", " ").strip(" .,").split()
+    read = _read_half(words) or _read_count(words)
+    if read is None:
+        return None
+    value, rest = read
+    if rest[:1] == ["dozen"]:
+        value *= 12
+        rest = rest[1:]
+    for word in rest:
+        if not word.isalpha() or word in _SPELT or word in _SCALES or word in ("and", "or", "to"):
+            return None
+    if len(rest) > 2 or may_change(rest, WORDS_THAT_CHANGE_A_NUMBER):
+        return None
+    negative = below_zero is not None or (sign is not None and sign[1] != "+")
+    return Number(-value if negative else value, bound=bound)
+
+
+def _read_half(words: list[str]) -> tuple[Fraction, list[str]] | None:
+    """Read "half", "a half", "half an hour", "half a dozen" and "half a million". "half of 18" is not a number."""
+    half = _HALF_OF.match(" ".join(words))
+    if half is None:
+        return None
+    rest = words[len(half[0].split()) :]
+    if rest[:1] and rest[0] in _SCALES:
+        return Fraction(_SCALES[rest[0]], 2), rest[1:]
+    if rest and rest[0] != "dozen" and not (half[1] and len(rest) == 1):
+        return None
+    return Fraction(1, 2), rest
+
+
+def _read_count(words: list[str]) -> tuple[Fraction, list[str]] | None:
+    """Read a count or a fraction in words, and return it with the words after it."""
+    words = _with_one(words)
+    total = 0
+    at = 0
+    scale = 0
     while scale != 1:
-        size = next((size for size in range(5, 0, -1) if " ".join(words[at : at + size]) in _SPELT), 0)
-        if not size:
+        size = _spelt_words(words[at:])
+        if size == 0:
             break
-        number, at = _SPELT[" ".join(words[at : at + size])], at + min(size, len(words) - at)
+        number = _SPELT[" ".join(words[at : at + size])]
+        at += size
         scale = _SCALES.get(words[at], 1) if at < len(words) else 1
         total += number * scale
-        at += (scale > 1) + (words[at + 1 : at + 2] == ["and"] and scale > 1)
-    rest = words[at:]
-    share = _SHARES.get(rest[0]) or _SHARES.get(rest[0].removesuffix("s")) if len(rest) == 1 else None
-    if scale and share:
-        return Number(Fraction(total, share))
-    odd = any(not word.isalpha() or word in _SPELT or word in _SCALES or word in ("and", "or", "to") for word in rest)
-    if not scale or odd or len(rest) > 2 or may_change(rest, WORDS_THAT_CHANGE_A_NUMBER):
+        if scale > 1:
+            at += 1
+            if words[at : at + 1] == ["and"] and words[at + 1 : at + 2] != ["a"]:  # one thousand and five
+                at += 1
+    if scale == 0:
         return None
-    return Number(Fraction(total))
+    return _with_share(total, words[at:])
 
 
-def _right_side(text: str) -> str:
+def _with_one(words: list[str]) -> list[str]:
+    """Write "one" for the article of "a thousand", "a dozen" and "a third", and before "dozen"."""
+    if words[:1] == ["dozen"]:
+        return ["one", *words]
+    counted = words[1:2]
+    if words[:1] != ["a"] or not counted:
+        return words
+    if counted[0] in _SCALES or counted == ["dozen"] or words[1:] in (["third"], ["quarter"]):
+        return ["one", *words[1:]]
+    return words
+
+
+def _spelt_words(words: list[str]) -> int:
+    """How many of the first words are one number below a thousand; 0 if none is."""
+    for size in range(min(5, len(words)), 0, -1):
+        if " ".join(words[:size]) in _SPELT:
+            return size
+    return 0
+
+
+def _with_share(count: int, rest: list[str]) -> tuple[Fraction, list[str]]:
+    """Read the share after a count: "two thirds", "two and a half"."""
+    if len(rest) == 1:
+        bottom = _share(rest[0])
+        if bottom:
+            return Fraction(count, bottom), []
+    if rest[:1] == ["and"] and len(rest) > 2:
+        top = 1 if rest[1] in ("a", "an") else _SPELT.get(rest[1])
+        bottom = _share(rest[2])
+        if top and bottom and top < bottom:
+            return count + Fraction(top, bottom), rest[3:]
+    return Fraction(count), rest
+
+
+def _share(word: str) -> int | None:
+    """The denominator that a word names: 3 of "third" and "thirds"."""
+    return _SHARES.get(word) or _SHARES.get(word.removesuffix("s"))
+
+
+def _right_side(text: str, *, asked_for: bool) -> str:
     """The right side of an equation that states a value (`x = 5`) or is true arithmetic, else an empty text."""
     *earlier, last = _CLAUSE.split(text)
     *left, right = last.split("=")
     if not left or _SEVERAL.search(last) or not all(map(_is_true, earlier)):
         return ""
-    named = is_name(left[0]) and not earlier and not any(map(is_name, left[1:]))
+    if asked_for and len(left) == 1 and is_asked_for(right):  # 37 = m+n
+        left, right = [right], left[0]
+    states = is_name(left[0]) or (asked_for and is_asked_for(left[0]))
+    named = states and not earlier and not any(map(is_name, left[1:]))
     return right if named or _is_true(last) else ""
 
 
