@@ -172,8 +172,8 @@ def orders(parts: list[float], dtype: torch.dtype) -> torch.Tensor:
         ([0.1, 0.2, 0.05], torch.float32),
         ([0.1, 0.2, 0.05], torch.float64),
         ([-0.1, -0.2, -0.05], torch.float32),
-        ([1e3, 0.13, 0.77, 3.1], torch.float32),
-        ([1e3, 0.13, 0.77, 3.1], torch.float64),
+        ([100.0, 0.1, 0.7, 0.3], torch.float32),
+        ([100.0, 0.1, 0.7, 0.3], torch.float64),
         ([0.1, 0.7, 1.1, 1.3, 0.3, 0.05], torch.float32),
         ([0.1, 0.2, -0.3], torch.float64),  # in float32 the sum is rounding alone, as large as rewards of 1e-8
     ],
