@@ -129,11 +129,21 @@ def test_impossible_arguments_are_refused(rewards: torch.Tensor, indices: list, 
 @pytest.mark.parametrize(
     ("selection", "change", "error", "message"),
     [
-        (torch.tensor([[0, 1]]), {}, TypeError, r"must be a Selection.*int64 tensor of shape \[1, 2\].*Selection\(indices"),
+        (
+            torch.tensor([[0, 1]]),
+            {},
+            TypeError,
+            r"must be a Selection.*int64 tensor of shape \[1, 2\].*Selection\(indices",
+        ),
         ([[0, 1]], {}, TypeError, "must be a Selection.*got a list"),
         (None, {}, TypeError, "must be a Selection.*got None"),
         (Selection(torch.tensor([[1, 1]])), {}, ValueError, r"different rollouts .* group 0 the indices are \[1, 1\]"),
-        (Selection(torch.tensor([[0, 1]])), {"epsilon": -1}, ValueError, "epsilon must be a finite .* at least 0; got -1"),
+        (
+            Selection(torch.tensor([[0, 1]])),
+            {"epsilon": -1},
+            ValueError,
+            "epsilon must be a finite .* at least 0; got -1",
+        ),
         (Selection(torch.tensor([[0, 1]])), {"epsilon": NAN}, ValueError, "got nan"),
         (Selection(torch.tensor([[0, 1]])), {"epsilon": None}, TypeError, "epsilon must be a number; got None"),
         (Selection(torch.tensor([[0, 1]])), {"when": None}, ValueError, "when must be one of after, before; got None"),
@@ -148,7 +158,7 @@ def test_wrong_arguments_are_named(selection, change: dict, error: type[Exceptio
 def test_rewards_that_are_not_a_tensor_of_groups_are_refused(rewards) -> None:
     kept = Selection(torch.tensor([[0, 1]]))
     for call in (lambda: advantages(rewards, kept), lambda: is_constant(rewards), lambda: spread(rewards)):
-        with pytest.raises((TypeError, ValueError), match=r"rewards must .*\[prompts, rollouts\].* got .*Pass|pass rew"):
+        with pytest.raises((TypeError, ValueError), match=r"rewards must .*\[prompts, rollouts\].* got .*(P|p)ass"):
             call()
 
 

@@ -162,7 +162,7 @@ def test_a_selection_marks_and_takes_its_rows() -> None:
     with pytest.raises(ValueError, match=r"2 prompts needs values \[2, N\]; got .* shape \[3, 4\]"):
         kept.take(torch.zeros(3, 4))
     for rows in ([[1, 1]], [[0, 2], [3, 3]]):
-        with pytest.raises(ValueError, match="different rollouts of each prompt; for group . the indices are"):
+        with pytest.raises(ValueError, match=r"different rollouts of each prompt; for group . the indices are"):
             Selection(torch.tensor(rows)).mask(4)
     for values in ([[1.0, 2.0]], np.zeros((2, 4)), None):
         with pytest.raises(TypeError, match=r"values must be a tensor; got .* Pass torch.tensor\(values\)"):

@@ -47,7 +47,8 @@ def advantages(
     or of one scored rollout, has advantages of exactly 0. Rewards above 1e15 may overflow in float32.
 
     Raises:
-        TypeError: rewards that are not a tensor, a selection that is not a `Selection`, an epsilon that is not a number.
+        TypeError: rewards that are not a tensor, a selection that is not a `Selection`, or an epsilon that is not a
+            number.
         ValueError: an unknown `when`, `scale` or `baseline`; leave-one-out scaled by the group; an infinite reward;
             a selection that does not fit; a negative epsilon.
 
@@ -193,11 +194,12 @@ def _check_choices(**given: str) -> None:
 def _check_shapes(
     logps_PMT: Tensor, old_logps: Tensor, advantages_PM: Tensor, mask: Tensor, ref_logps: Tensor | None
 ) -> None:
-    tensors = {"logps": logps_PMT, "old_logps": old_logps, "advantages": advantages_PM, "mask": mask}
+    check_tensor("logps", logps_PMT)
+    check_tensor("old_logps", old_logps)
+    check_tensor("advantages", advantages_PM)
+    check_tensor("mask", mask)
     if ref_logps is not None:
-        tensors["ref_logps"] = ref_logps
-    for name, value in tensors.items():
-        check_tensor(name, value)
+        check_tensor("ref_logps", ref_logps)
     if logps_PMT.ndim != 3:
         raise ValueError(f"logps must have shape [P, M, T]; got {describe(logps_PMT)}.")
     for name, value in {"old_logps": old_logps, "mask": mask, "ref_logps": ref_logps}.items():

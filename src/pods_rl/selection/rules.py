@@ -219,8 +219,8 @@ def as_function(rule: str | Rule) -> Rule:
     """
     if not isinstance(rule, str) and not callable(rule):
         raise RuleError(
-            f"rule must be a rule's name or a function; got {describe(rule)}. Choose one of {', '.join(RULES)}, or give "
-            "a function of (rewards, m, *, generator=None)."
+            f"rule must be a rule's name or a function; got {describe(rule)}. Choose one of {', '.join(RULES)}, or "
+            "give a function of (rewards, m, *, generator=None)."
         )
     function = get_rule(rule) if isinstance(rule, str) else rule
     if isinstance(function, type):

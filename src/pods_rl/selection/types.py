@@ -131,7 +131,7 @@ def check_not_negative(name: str, value: Any) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number; got {value!r} ({describe(value)}).")
-    if not 0 <= value < math.inf:
+    if not 0 <= float(value) < math.inf:
         raise ValueError(f"{name} must be a finite number of at least 0; got {value!r}.")
 
 

@@ -179,7 +179,7 @@ class Meter(TrainerCallback):
         assert record is not None
         assert record.advantages is not None
         self.tokens += record.completion_tokens
-        for number, rewards in zip(numbers, record.rewards.tolist(), strict=True):
+        for number, rewards in zip(numbers, record.scored_rewards().tolist(), strict=True):
             self.rewards.setdefault(number, []).extend(rewards)
         self._work = plan.StepWork(len(numbers), record.rewards.numel(), int((record.advantages != 0).sum()))
         return output

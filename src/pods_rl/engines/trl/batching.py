@@ -228,8 +228,8 @@ def _check_dynamic_sampling(value: Any) -> None:
     is_name = isinstance(value, str) and value.lower() not in ("", "true", "false", "yes", "no", "none", "null")
     if not isinstance(value, bool) and not is_name:
         raise UserError(
-            f"dynamic_sampling = {value!r}: expected True (groups are judged by their total reward), False, or the name "
-            "of a reward function."
+            f"dynamic_sampling = {value!r}: expected True (groups are judged by their total reward), False, or the "
+            "name of a reward function."
         )
 
 
