@@ -286,18 +286,19 @@ def move_rows(
 # -- rewards and advantages ------------------------------------------------------------------------------------------
 
 
-def total_reward(rewards_per_func: Tensor, weights: Tensor, group: int, aggregation: str) -> Tensor:
-    """Return one reward per rollout, float64 `[P, group]`, added up as TRL does; NaN if every function returned NaN.
-
-    In float64 the order of equal parts hardly changes their sum.
+def total_reward(
+    rewards_per_func: Tensor, weights: Tensor, group: int, aggregation: str, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """Return one reward per rollout, `[P, group]`, added up as TRL does; NaN if every function returned NaN.
 
     Args:
         rewards_per_func: `[P * group, F]`.
         weights: `[F]`.
         group: rollouts per prompt.
         aggregation: TRL's `multi_objective_aggregation`.
+        dtype: of the sum. In float64 the order of equal parts hardly changes it; TRL adds in float32.
     """
-    scores = rewards_per_func.double()
+    scores = rewards_per_func.to(dtype)
     unscored = scores.isnan().all(dim=1)
     if aggregation == "normalize_then_sum":
         grouped = scores.view(-1, group, scores.size(1))
@@ -327,9 +328,9 @@ def set_advantages(batch: Batch, generation: Generation, trainer: TRLTrainer) ->
     silent_P = torch.zeros(len(record.groups), dtype=torch.bool)
     if before or joined or args.advantage_baseline != "mean":
         how: Any = {"when": args.advantages, "baseline": args.advantage_baseline, "scale": scale}
-        rewards_PN = record.scored_rewards()[record.groups]
-        ours_PM = advantages(rewards_PN, Selection(record.kept), **how)
-        advantages_B = ours_PM.float().flatten()[rows].to(advantages_B.device)
+        ours_PM = advantages(_single_rewards(generation, trainer), Selection(record.kept), **how)
+        advantages_B = ours_PM.flatten()[rows].to(advantages_B.device)
+        silent_P |= is_constant(record.scored_rewards()[record.groups] if before else record.kept_rewards())
     elif not (is_plain and args.exact_trl):
         # The mean of equal float32 rewards can differ from them by rounding: TRL's advantages are then not zero.
         silent_P |= has_constant_rows(generation, trainer)
@@ -339,6 +340,16 @@ def set_advantages(batch: Batch, generation: Generation, trainer: TRLTrainer) ->
     advantages_B[silent_P.repeat_interleave(m)[rows].to(advantages_B.device)] = 0.0
     if not torch.equal(advantages_B, batch["advantages"]):
         batch["advantages"] = advantages_B
+
+
+def _single_rewards(generation: Generation, trainer: TRLTrainer) -> Tensor:
+    """Return the rewards of each prompt's n rollouts in float32, as TRL adds them up, `[P, N]`."""
+    record, scores = generation.result()
+    n, aggregation = record.rewards.size(1), trainer.multi_objective_aggregation
+    totals_GN = total_reward(scores.cpu(), trainer.reward_weights, n, aggregation, dtype=torch.float32)
+    if record.masked is not None:
+        totals_GN = totals_GN.masked_fill(record.masked, torch.nan)
+    return totals_GN[record.groups]
 
 
 def has_constant_rows(generation: Generation, trainer: TRLTrainer) -> Tensor:
