@@ -54,8 +54,10 @@ class PODSConfig(GRPOConfig):
             update, and leave out rows that have no gradient. False: generate and update as TRL does.
         exact_trl: turn off everything that changes rounding or draws: with n = m the run is TRL's to the last bit.
         dynamic_sampling: replace groups whose rewards are all equal by groups of new prompts (DAPO, arXiv
-            2503.14476). True: by the total reward; or the name of the reward function that decides.
-        dynamic_sampling_rounds: how often new prompts are generated for a batch at most.
+            2503.14476). True: by the total reward; or the name of the reward function that decides. Groups that cannot
+            be replaced have advantage 0.
+        dynamic_sampling_rounds: how often new prompts are generated for a batch at most. It ends earlier after one pass
+            over the prompts, and at least 256 of them, without a group whose rewards differ.
 
     Raises:
         UserError: n < m, an unknown rule or choice, a value of a wrong type or out of bounds, a batch that cannot hold
