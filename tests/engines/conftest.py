@@ -140,6 +140,7 @@ def make_trainer(tmp_path, tokenizer, random_model, dataset):
         config_class: type = PODSConfig,
         reward: Any = letter_reward,
         dtype: torch.dtype = torch.float32,
+        model: Any = None,
         train_dataset: Any = None,
         trainer_arguments: dict[str, Any] | None = None,
         **config: Any,
@@ -157,7 +158,7 @@ def make_trainer(tmp_path, tokenizer, random_model, dataset):
         settings = {"bf16": False} | settings | {"use_cpu": True, "gradient_checkpointing": False, "disable_tqdm": True}
         settings |= {"report_to": "none", "logging_steps": 1}
         trainer = trainer_class(
-            model=copy.deepcopy(random_model).to(dtype),
+            model=copy.deepcopy(random_model if model is None else model).to(dtype),
             reward_funcs=reward,
             args=config_class(str(tmp_path / "out"), **settings),
             train_dataset=dataset if train_dataset is None else train_dataset,

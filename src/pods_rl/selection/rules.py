@@ -16,9 +16,9 @@ import math
 import torch
 from torch import Tensor
 
-from ..errors import UserError
+from ..errors import UserError, raised
 from ..text import find
-from .types import Rule, Selection, check_rewards, check_size, describe
+from .types import Rule, RuleError, Selection, check_generator, check_rewards, check_size, describe
 
 # Variances within this share of the largest count as equal, so that rounding never decides how many to keep on top.
 VARIANCE_TOLERANCE = 1e-9
@@ -81,6 +81,7 @@ def random(rewards_PN: Tensor, m: int, *, generator: torch.Generator | None = No
     tensor([[2, 6, 7]])
     """
     rewards_PN, _ = _checked(rewards_PN, m)
+    check_generator(generator)
     device = rewards_PN.device if generator is None else generator.device
     keys_PN = torch.rand(rewards_PN.shape, generator=generator, device=device, dtype=torch.float64)
     keys_PN = keys_PN.to(rewards_PN.device).masked_fill(rewards_PN.isnan(), math.inf)
@@ -206,6 +207,30 @@ def rule_name(rule: str | Rule) -> str:
     return next((name for name, function in RULES.items() if function is rule), path)
 
 
+def as_function(rule: str | Rule) -> Rule:
+    """Return the function of a rule that is given as a name, an import path or a function.
+
+    Raises:
+        UserError: an unknown name, or a value that is not a function.
+
+    >>> as_function(None)
+    Traceback (most recent call last):
+    pods_rl.selection.types.RuleError: rule must be a rule's name or a function; got None. Choose one of max_variance...
+    """
+    if not isinstance(rule, str) and not callable(rule):
+        raise RuleError(
+            f"rule must be a rule's name or a function; got {describe(rule)}. Choose one of {', '.join(RULES)}, or "
+            "give a function of (rewards, m, *, generator=None)."
+        )
+    function = get_rule(rule) if isinstance(rule, str) else rule
+    if isinstance(function, type):
+        raise RuleError(
+            f"the rule {rule_name(rule)!r} is a class; expected a function of (rewards, m, *, generator=None), or an "
+            "object of the class that can be called like one."
+        )
+    return function
+
+
 def check_rule(rule: str | Rule) -> None:
     """Raise unless `select` can call this rule.
 
@@ -216,7 +241,7 @@ def check_rule(rule: str | Rule) -> None:
     Traceback (most recent call last):
     pods_rl.errors.UserError: the rule 'pods_rl.selection.rules:<lambda>' takes (rewards, m); ...
     """
-    function = rule if callable(rule) and not isinstance(rule, type) else get_rule(rule)  # type: ignore[arg-type]
+    function = as_function(rule)
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a builtin may have none
@@ -243,39 +268,49 @@ def select(
     Args:
         rewards_PN: `[P, N]`, any real dtype; NaN where unscored, finite elsewhere.
         m: rollouts to keep of each prompt, 1 to n.
-        rule: a name or import path as `get_rule` takes, or the function itself.
+        rule: a name or import path as `get_rule` takes, or the function itself. A rule of your own receives a copy of
+            the rewards, which it may change.
         generator: passed to the rule.
 
     Raises:
-        TypeError, ValueError: bad rewards or m; a rule that does not return m different rollouts per prompt.
+        TypeError, ValueError: bad rewards, m or generator.
+        UserError: an unknown rule, or one that raises or does not return m different rollouts of each prompt.
 
     >>> select(torch.tensor([[0.0, 1.0, 0.0, 0.0]]), 2).indices
     tensor([[0, 1]])
     """
-    function = get_rule(rule) if isinstance(rule, str) else rule
+    function = as_function(rule)
+    check_generator(generator)
     if function in RULES.values():  # they check their input themselves
         return Selection(function(rewards_PN, m, generator=generator))
     check_rewards(rewards_PN)
     check_size(m, rewards_PN.shape[1])
-    indices_PM = function(rewards_PN, m, generator=generator)
-    _check_indices(indices_PM, rewards_PN, m, rule)
+    name = rule if isinstance(rule, str) else getattr(rule, "__name__", repr(rule))
+    try:
+        # The caller computes advantages of these rewards: a rule must not change them.
+        indices_PM = function(rewards_PN.detach().clone(), m, generator=generator)
+    except (Exception, SystemExit) as error:
+        raise RuleError(
+            f"the rule '{name}' raised {raised(error)} for {len(rewards_PN)} groups of {rewards_PN.shape[1]} rewards "
+            f"and m = {m}. Fix the rule: it returns int64 indices [{len(rewards_PN)}, {m}] of the rollouts to keep."
+        ) from error
+    _check_indices(indices_PM, rewards_PN, m, name)
     return Selection(indices_PM)
 
 
-def _check_indices(indices_PM: Tensor, rewards_PN: Tensor, m: int, rule: str | Rule) -> None:
-    name = rule if isinstance(rule, str) else getattr(rule, "__name__", repr(rule))
+def _check_indices(indices_PM: Tensor, rewards_PN: Tensor, m: int, name: str) -> None:
     prompts, n = rewards_PN.shape
     wanted = f"int64 indices of shape {[prompts, m]} on {rewards_PN.device}"
     if not isinstance(indices_PM, Tensor) or indices_PM.dtype != torch.int64:
-        raise TypeError(f"the rule '{name}' must return {wanted}; it returned {describe(indices_PM)}.")
+        raise RuleError(f"the rule '{name}' must return {wanted}; it returned {describe(indices_PM)}.")
     if indices_PM.shape != (prompts, m) or indices_PM.device != rewards_PN.device:
         returned = f"{describe(indices_PM)} on {indices_PM.device}"
-        raise ValueError(f"the rule '{name}' must return {wanted}; it returned {returned}.")
+        raise RuleError(f"the rule '{name}' must return {wanted}; it returned {returned}.")
     ascending_PM = indices_PM.sort(dim=1).values
     bad_P = ((ascending_PM < 0) | (ascending_PM >= n)).any(dim=1) | (ascending_PM.diff(dim=1) == 0).any(dim=1)
     if bad_P.any():
         group = int(bad_P.nonzero()[0])
-        raise ValueError(
+        raise RuleError(
             f"the rule '{name}' must return {m} different rollouts between 0 and {n - 1} for each prompt; "
             f"for group {group} it returned {indices_PM[group].tolist()}."
         )

@@ -179,6 +179,90 @@ def _at_least(key: str, value: int | None, minimum: int, why: str = "") -> int:
     return value
 
 
+def check_values(settings: Mapping[str, Any]) -> None:
+    """Refuse values of our fields of a wrong type or out of bounds, and values of TRL's with which nothing is trained.
+
+    Args:
+        settings: by TRL's names and ours; a missing one has its default.
+
+    Raises:
+        UserError: what was given, and what to set.
+
+    >>> check_values({"exact_trl": True, "tool_timeout": 5, "dynamic_sampling": "accuracy"})
+    >>> check_values({"exact_trl": "false"})
+    Traceback (most recent call last):
+    ...
+    pods_rl.errors.UserError: exact_trl = 'false': expected True or False, and not a text.
+    """
+    for key in ("prefix_tree", "exact_trl", "skip_zero_advantage_steps"):
+        _check_switch(key, settings.get(key, False), optional=key == "skip_zero_advantage_steps")
+    _check_timeout(settings.get("tool_timeout"))
+    _check_dynamic_sampling(settings.get("dynamic_sampling", False))
+    rounds = settings.get("dynamic_sampling_rounds", 3)
+    _at_least("dynamic_sampling_rounds", rounds, 1, "set dynamic_sampling: false to draw no new prompts")
+    _check_training(settings)
+    _check_weights(settings.get("reward_weights"))
+
+
+def _check_switch(key: str, value: Any, *, optional: bool) -> None:
+    if isinstance(value, bool) or (optional and value is None):
+        return
+    expected = "True, False or None" if optional else "True or False"
+    hint = ", and not a text" if isinstance(value, str) else ""
+    raise UserError(f"{key} = {value!r}: expected {expected}{hint}.")
+
+
+_LONGEST = 1e9  # seconds; the clocks of the operating system take no more
+
+
+def _check_timeout(value: Any) -> None:
+    if value is None:
+        return
+    if not _is_number(value) or not 0 < value <= _LONGEST:
+        raise UserError(
+            f"tool_timeout = {value!r}: expected a number of seconds above 0 and up to 1e9. Set None for no limit."
+        )
+
+
+def _check_dynamic_sampling(value: Any) -> None:
+    is_name = isinstance(value, str) and value.lower() not in ("", "true", "false", "yes", "no", "none", "null")
+    if not isinstance(value, bool) and not is_name:
+        raise UserError(
+            f"dynamic_sampling = {value!r}: expected True (groups are judged by their total reward), False, or the "
+            "name of a reward function."
+        )
+
+
+def _check_training(settings: Mapping[str, Any]) -> None:
+    """Refuse numbers of iterations, steps and epochs with which TRL's `train` returns at once, without an error."""
+    _at_least("num_iterations", settings.get("num_iterations", 1), 1, "how often each generation is trained on")
+    steps = settings.get("max_steps", -1)
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps == 0:
+        raise UserError(
+            f"max_steps = {steps!r}: expected a whole number of at least 1, or -1 for no limit (num_train_epochs then "
+            "decides)."
+        )
+    epochs = settings.get("num_train_epochs", 3.0)
+    if steps < 0 and (not _is_number(epochs) or not epochs > 0):
+        raise UserError(f"num_train_epochs = {epochs!r}: expected a number above 0, or set max_steps.")
+
+
+def _check_weights(weights: Any) -> None:
+    """Refuse weights of reward functions with which every rollout has the same reward or none."""
+    if not isinstance(weights, (list, tuple)) or not weights:
+        return
+    usable = all(_is_number(weight) and math.isfinite(weight) for weight in weights)
+    if not usable or not any(weights):
+        raise UserError(
+            f"reward_weights = {weights!r}: expected finite numbers, at least one of them not 0. With these no rollout "
+            "is better than another, and nothing is trained."
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 ADVANTAGES = ("after", "before")
 BASELINES = ("mean", "leave_one_out")
 REWARD_ERRORS = ("raise", "zero", "drop")
@@ -219,8 +303,6 @@ def check_losses(settings: Mapping[str, Any]) -> None:
             f"{name} works on the summed reward: got multi_objective_aggregation = {aggregation}. Set "
             "multi_objective_aggregation: sum_then_normalize."
         )
-    rounds = settings.get("dynamic_sampling_rounds", 3)
-    _at_least("dynamic_sampling_rounds", rounds, 1, "set dynamic_sampling: false to draw no new prompts")
     # TRL reads true as group and false as none.
     if baseline == "leave_one_out" and settings.get("scale_rewards", "group") in ("group", True, "True", "true"):
         raise UserError(

@@ -31,6 +31,7 @@ from transformers.trainer import TRAINER_STATE_NAME  # noqa: F401  (the engine i
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation  # gathers ZeRO-3's weights
 from trl.trainer import grpo_trainer  # its VLLMGeneration and logger are patched below
+from trl.trainer.grpo_trainer import disable_gradient_checkpointing, use_adapter  # noqa: F401
 from trl.trainer.utils import get_callable_name, get_config_model_id, is_async_callable, nanstd, pad  # noqa: F401
 
 from ...errors import UserError
@@ -72,6 +73,8 @@ class TRLTrainer:
     scale_rewards: Any
     num_generations: int
     num_iterations: int
+    mask_truncated_completions: bool
+    eos_token_ids: list[int]  # the tokens that end a completion; without one it is truncated
     beta: float
     loss_type: str
     top_entropy_quantile: float
@@ -94,6 +97,7 @@ class TRLTrainer:
     vllm_generation: Any  # with vLLM: what asks it
 
     def _compute_loss(self, model: Any, inputs: Any) -> Tensor: ...  # a subclass may replace it
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Any, Any]: ...
     def is_world_process_zero(self) -> bool: ...
 
 

@@ -73,7 +73,7 @@ class PODSTrainer(TypedGRPOTrainer):
             return output
         scores = self._score(generation, prompts, output)
         generation.record = rollout.record_of(generation, self, prompts, output, scores)
-        generation.record.kept = self._select(generation, generation.record.rewards)
+        generation.record.kept = self._select(generation, generation.record.scored_rewards())
         return self._shorten(generation, generation.record, prompts, output)
 
     def _score(self, generation: Generation, prompts: list[Any], output: Output) -> Tensor:
@@ -116,7 +116,7 @@ class PODSTrainer(TypedGRPOTrainer):
         if shares.processes > 1:
             moved = sum(source != target for source, target in zip(sources, targets, strict=True))
             self._metrics["train"]["pods/rows_moved"].append(float(moved))
-        generation.kept_scores = generation.result()[1][kept]
+        generation.kept_scores = rollout.scores_of_rows(generation, kept)
         self._update.clock.enter("update")
         return rollout.output_of(columns)
 
@@ -159,13 +159,14 @@ class PODSTrainer(TypedGRPOTrainer):
         finally:
             self._generation = None
         generation.check_rows(batch, type(self).__name__)
+        rollout.show_scores(self._logs["rewards"], generation)
         return batch, generation
 
     def _finish(self, batch: Batch, generation: Generation, before: Mapping[str, int]) -> Batch:
         """Put our advantages into the batch, and log the statistics of all n rollouts."""
         (record, scores), metrics = generation.result(), self._metrics["train"]
         shown = batch["advantages"]
-        rollout.set_advantages(batch, record, generation.rows, self)
+        rollout.set_advantages(batch, generation, self)
         record.advantages = self.accelerator.gather(batch["advantages"]).view(-1, record.kept.size(1)).cpu()
         if batch["advantages"] is not shown:
             rollout.show_advantages(self._logs["advantages"], record)
