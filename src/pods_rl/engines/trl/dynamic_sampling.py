@@ -91,7 +91,9 @@ class DynamicSampling:
         prompts = self.draw(-(-count // unit) * unit)
         rows = Shares(len(prompts), n, m, accelerator.num_processes).rows(accelerator.process_index)
         found = {row // m: trainer.train_dataset[prompts[row // m]] for row in rows}
-        return [{name: found[row // m][name] for name in like} for row in rows]
+        # A column that only `like` has was added by a subclass, which adds it to these rows too.
+        columns = [name for name in like if name in trainer.train_dataset.column_names]
+        return [{name: found[row // m][name] for name in columns} for row in rows]
 
     def draw(self, count: int) -> list[int]:
         """Return the data set's indices of the next new prompts, the same on every process: shuffled epoch by epoch."""

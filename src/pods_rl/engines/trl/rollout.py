@@ -7,7 +7,7 @@ selected, and its lists are shortened to the kept rows.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -20,7 +20,7 @@ from torch import Tensor
 from ...errors import UserError
 from ...rollouts.record import Rollouts
 from ...selection import Selection, advantages, is_constant, spread
-from ...text import change_text, plain_text
+from ...text import change_text, utf8_text
 from .batching import Shares
 from .compat import Batch, TRLTrainer, nanstd
 from .config import group_sizes
@@ -62,7 +62,8 @@ class Generation:
     inputs: list[Batch]
     key: tuple[int, int, int]
     rollouts: list[Batch] = field(init=False)  # the list that TRL's method runs on
-    scores: Tensor | None = None  # [P * n, F], as reward functions gave them
+    calculate_rewards: Callable[..., Tensor] | None = None  # TRL's method, or a subclass's
+    scores: Tensor | None = None  # [P * n, F], as that method gave them
     kept_scores: Tensor | None = None  # [P * m, F], once rows are selected
     record: Rollouts | None = None
 
@@ -100,6 +101,13 @@ class Generation:
         assert self.record is not None
         assert self.scores is not None
         return self.record, self.scores
+
+    def scores_of_kept_rows(self, *columns: Sequence[Any]) -> Tensor:
+        """Stand in for `_calculate_rewards` where TRL calls it after `_generate`: the kept rows are scored already."""
+        assert self.calculate_rewards is not None
+        if self.kept_scores is None:  # a subclass's `_generate` that did not call ours: `check_rows` raises
+            return self.calculate_rewards(*columns)
+        return self.kept_scores
 
     def check_rows(self, batch: Batch, name: str) -> None:
         """Raise UserError unless TRL built its batch from the kept rows."""
@@ -146,7 +154,7 @@ def record_of(
         reward_names=list(trainer.reward_func_names),
         rewards_per_func=scores[numbers],
         numbers=numbers,
-        rewards=total_reward(scores, trainer.reward_weights, n, aggregation).cpu(),
+        rewards=total_reward(scores, trainer.reward_weights, n, aggregation),
         kept=torch.empty(0, dtype=torch.int64),
         groups=torch.arange(generation.shares.prompts),
         turn_rewards=list(turns or ()),
@@ -235,20 +243,31 @@ def move_rows(
 def total_reward(rewards_per_func: Tensor, weights: Tensor, group: int, aggregation: str) -> Tensor:
     """Return one reward per rollout, `[P, group]`, added up as TRL does; NaN if every function returned NaN.
 
+    The sum is exact to float64 and then rounded, so that equal parts have one sum in whatever order they are.
+
     Args:
         rewards_per_func: `[P * group, F]`.
         weights: `[F]`.
         group: rollouts per prompt.
         aggregation: TRL's `multi_objective_aggregation`.
+
+    Returns:
+        On the CPU, in the dtype of the rewards.
+
+    Example:
+        >>> parts = torch.tensor([[0.1, 0.2, 0.05], [0.05, 0.2, 0.1]])
+        >>> total_reward(parts, torch.ones(3), 2, "sum_then_normalize").diff().tolist(), parts.sum(1).diff().tolist() != [0]
+        ([[0.0]], True)
     """
-    unscored = rewards_per_func.isnan().all(dim=1)
+    unscored = rewards_per_func.isnan().all(dim=1).cpu()
+    exact = rewards_per_func.cpu().double()
     if aggregation == "normalize_then_sum":
-        grouped = rewards_per_func.view(-1, group, rewards_per_func.size(1))
+        grouped = exact.view(-1, group, exact.size(1))
         centred = grouped - grouped.nanmean(dim=1, keepdim=True)
         count = (~grouped.isnan()).sum(dim=1, keepdim=True)
         std = (centred.square().nansum(dim=1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
-        rewards_per_func = (centred / (std + 1e-4)).view_as(rewards_per_func)
-    total = (rewards_per_func * weights.to(rewards_per_func)).nansum(dim=1)
+        exact = (centred / (std + 1e-4)).view_as(exact)
+    total = (exact * weights.to(exact)).nansum(dim=1).to(rewards_per_func.dtype)
     return total.masked_fill(unscored, torch.nan).view(-1, group)
 
 
@@ -272,6 +291,11 @@ def set_advantages(batch: Batch, record: Rollouts, rows: range, trainer: TRLTrai
         # The mean of equal float32 rewards can differ from them by rounding: TRL's advantages are then not zero.
         constant = is_constant(record.kept_rewards()).repeat_interleave(record.kept.size(1))[rows.start : rows.stop]
         batch["advantages"] = batch["advantages"].masked_fill(constant.to(device), 0.0)
+
+
+def gather_advantages(batch: Batch, trainer: TRLTrainer) -> Tensor:
+    """Return the advantages of the rows of all processes, `[P, M]` on the CPU. Call this on every process."""
+    return trainer.accelerator.gather(batch["advantages"]).view(-1, group_sizes(trainer.args)[1]).cpu()
 
 
 # -- metrics ---------------------------------------------------------------------------------------------------------
@@ -349,9 +373,9 @@ def show_advantages(logged: Any, record: Rollouts) -> None:
     logged.extend(rows)
 
 
-def escape_table(logs: Mapping[str, Any]) -> None:
-    """Escape TRL's table of completions in place, which it prints to the terminal."""
+def make_table_storable(logs: Mapping[str, Any]) -> None:
+    """Escape characters in TRL's table of completions, in place, that its Parquet file cannot hold."""
     for rows in (logs["prompt"], logs["completion"], *logs["extra"].values()):
-        escaped = [change_text(entry, plain_text) for entry in rows]
+        storable = [change_text(entry, utf8_text) for entry in rows]
         rows.clear()
-        rows.extend(escaped)
+        rows.extend(storable)
