@@ -154,6 +154,8 @@ def train_case(folder: Path, name: str, settings: dict[str, Any]) -> None:
     score = trainer._generate_and_score_completions
 
     def keep(inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if trainer._drawn is not None:  # a round of dynamic sampling
+            return score(inputs)
         seen.append({"asked": [row["prompt"] for row in inputs]})
         batch = score(inputs)
         masks = {part: batch[f"{part}_mask"].bool() for part in ("prompt", "completion")}

@@ -256,8 +256,10 @@ def total_reward(rewards_per_func: Tensor, weights: Tensor, group: int, aggregat
 
     Example:
         >>> parts = torch.tensor([[0.1, 0.2, 0.05], [0.05, 0.2, 0.1]])
-        >>> total_reward(parts, torch.ones(3), 2, "sum_then_normalize").diff().tolist(), parts.sum(1).diff().tolist() != [0]
-        ([[0.0]], True)
+        >>> parts[:, 0] + parts[:, 1] + parts[:, 2] == 0.35
+        tensor([False,  True])
+        >>> total_reward(parts, torch.ones(3), 2, "sum_then_normalize") == 0.35
+        tensor([[True, True]])
     """
     unscored = rewards_per_func.isnan().all(dim=1).cpu()
     exact = rewards_per_func.cpu().double()

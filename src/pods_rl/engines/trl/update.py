@@ -215,6 +215,17 @@ class Update:
         local = torch.tensor(int(self._has_signal or self._has_gradient()), device=accelerator.device)
         return int(accelerator.reduce(local, reduction="sum")) == 0
 
+    def complete_gradients(self) -> None:
+        """Give every parameter a gradient in a step that a subclass's own term trains, if we skipped all its passes.
+
+        The optimizer skips a parameter without a gradient; after TRL's passes it has one of 0.
+        """
+        if self._passes or not self._skipped:
+            return
+        for parameter in self._trainer.model_wrapped.parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
     def _has_gradient(self) -> bool:
         """Return whether a parameter has a gradient, from a term that TRL's loss does not have."""
         trainer = self._trainer
@@ -326,6 +337,8 @@ class StepCallback(TrainerCallback):
         if skipped:
             trainer.model_wrapped.zero_grad(set_to_none=True)
             self._update.tokens["trained"] = 0
+        elif not bad:
+            self._update.complete_gradients()
         trainer._metrics["train"]["pods/skipped_step"].append(float(skipped))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
