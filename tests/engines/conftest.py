@@ -55,7 +55,7 @@ def assert_equal_weights(ours: Any, theirs: Any) -> None:
 
 
 def batches_of(trainer: Any) -> list[dict[str, Any]]:
-    """Filled as it trains: every generation's batch, before it is split; not the batches of dynamic sampling's rounds."""
+    """Filled as it trains: every generation's batch, before it is split; without those that dynamic sampling joins."""
     batches = []
     build = trainer._generate_and_score_completions
 

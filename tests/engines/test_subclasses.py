@@ -10,11 +10,11 @@ import pytest
 import torch
 from trl import GRPOConfig, GRPOTrainer
 
-from pods_rl import PODSConfig, PODSTrainer
+from pods_rl import PODSTrainer
 from pods_rl.errors import UserError
 from tests.numeric import FLOAT32, assert_near
 
-from .conftest import Gradients, assert_equal_weights, constant, half_dead, letter_reward
+from .conftest import Gradients, assert_equal_weights, constant, half_dead, letter_reward, weights
 from .test_dynamic_sampling import dead_for_half
 from .test_losses import fed, kept_rows, train
 from .test_parity import WEIGHTS
@@ -319,9 +319,8 @@ def noisy(base):
 def scores_without_super(base):
     class Own(base):
         def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
-            return torch.tensor(
-                [[len(ids), len(text)] for ids, text in zip(completion_ids_list, completions, strict=True)]
-            )
+            lengths = [[len(ids), len(text)] for ids, text in zip(completion_ids_list, completions, strict=True)]
+            return torch.tensor(lengths).float()
 
     return Own
 
@@ -409,7 +408,7 @@ def test_overridden_rewards_that_are_infinite_count_as_unscored_and_evaluations_
     [
         (None, r"a NoneType; expected a tensor of shape \[24, 1\]"),
         (torch.zeros(24), r"a torch.float32 tensor of shape \[24\]; expected a tensor of shape \[24, 1\]"),
-        (torch.zeros(8, 1), r"of shape \[8, 1\]"),
+        (torch.zeros(8, 1), r"a torch.float32 tensor of shape \[8, 1\]; expected a tensor of shape \[24, 1\]"),
     ],
 )
 def test_rewards_of_another_shape_are_refused(make_trainer, returned, said):
