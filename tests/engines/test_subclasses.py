@@ -228,10 +228,14 @@ SUBCLASSES = [
     advantages_of_each_token, on_the_instance, masked_in_training_step, kept_entropy, logs_of_a_loss, chunks, slices,
     temperature, losses_by_halves,
 ]  # fmt: skip
+QUICK = (loss_without_super, auxiliary_loss, second_backward, advantages_in_prepare_inputs, on_the_instance, chunks)
+every_subclass = pytest.mark.parametrize(
+    "subclass", [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in SUBCLASSES]
+)
 ACCUMULATED = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "max_steps": 3, "reward": half_dead}
 
 
-@pytest.mark.parametrize("subclass", SUBCLASSES)
+@every_subclass
 @pytest.mark.numeric
 @pytest.mark.usefixtures("trl_draws")
 def test_a_subclass_at_n_equal_m_is_that_of_trl(make_trainer, subclass):
@@ -246,7 +250,7 @@ def test_a_subclass_at_n_equal_m_is_that_of_trl(make_trainer, subclass):
 
 
 @pytest.mark.parametrize("reward", [half_dead, constant])
-@pytest.mark.parametrize("subclass", SUBCLASSES)
+@every_subclass
 @pytest.mark.numeric
 def test_a_subclass_at_n_above_m_has_the_gradient_of_trl_s_on_those_m(make_trainer, subclass, reward):
     """The weights do not move, so that steps do not add up their rounding; a skipped step has no gradients."""
