@@ -55,9 +55,18 @@ def assert_equal_weights(ours: Any, theirs: Any) -> None:
 
 
 def batches_of(trainer: Any) -> list[dict[str, Any]]:
-    """Filled as it trains: every generation's batch, before it is split."""
-    batches, build = [], trainer._generate_and_score_completions
-    trainer._generate_and_score_completions = lambda inputs: batches.append(build(inputs)) or batches[-1]
+    """Filled as it trains: every generation's batch, before it is split; without those that dynamic sampling joins."""
+    batches = []
+    build = trainer._generate_and_score_completions
+
+    def keep(inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        is_round = getattr(trainer, "_drawn", None) is not None
+        batch = build(inputs)
+        if not is_round:
+            batches.append(batch)
+        return batch
+
+    trainer._generate_and_score_completions = keep
     return batches
 
 

@@ -90,6 +90,7 @@ class DynamicSampling:
             filled = places[: len(live)]
             if len(live):
                 batch = self._join(batch, generation.shares, filled, more, other.shares, live)
+                self._replace_inputs(generation, filled, other, live)
                 joined = True
             record.replace_groups(filled, new, live)
             all_scores = torch.cat([all_scores, scores])
@@ -202,7 +203,9 @@ class DynamicSampling:
         prompts = self.draw(-(-count // unit) * unit)
         rows = Shares(len(prompts), n, m, accelerator.num_processes).rows(accelerator.process_index)
         found = {row // m: trainer.train_dataset[prompts[row // m]] for row in rows}
-        return [{name: found[row // m][name] for name in like} for row in rows]
+        # A column that only `like` has was added by a subclass, which adds it to these rows too.
+        columns = [name for name in like if name in trainer.train_dataset.column_names]
+        return [{name: found[row // m][name] for name in columns} for row in rows]
 
     def draw(self, count: int) -> list[int]:
         """Return the data set's indices of the next new prompts, the same on every process: shuffled epoch by epoch."""
@@ -248,6 +251,31 @@ class DynamicSampling:
         tokens = mask * joined["tool_mask"] if "tool_mask" in joined else mask
         joined["num_items_in_batch"] = accelerator.gather(tokens.sum()).sum()
         return joined
+
+    def _replace_inputs(self, generation: Generation, places: Tensor, other: Generation, groups: Tensor) -> None:
+        """Replace TRL's rows of dead groups by those of `other`, in place.
+
+        A subclass that reads a column of its rows once the batch is complete reads that of the prompts in the batch.
+        """
+        m = generation.shares.num_generations
+        here = generation.rows
+        replaced = _rows_of_groups(places, m)
+        taken = _rows_of_groups(groups, m)
+        arrived = move_rows(
+            {"row": other.inputs},
+            [row % other.shares.rows_each for row in taken],
+            [row // other.shares.rows_each for row in taken],
+            [row // generation.shares.rows_each for row in replaced],
+            self._trainer.accelerator,
+        )
+        rows_here = [row for row in replaced if row in here]
+        for row, values in zip(rows_here, arrived.get("row", []), strict=True):
+            generation.inputs[row - here.start] = values
+
+
+def _rows_of_groups(groups_D: Tensor, m: int) -> list[int]:
+    """Return the numbers of the m rows of each group, over all processes."""
+    return (groups_D[:, None] * m + torch.arange(m)).flatten().tolist()
 
 
 def _by_row(batch: Batch) -> Batch:

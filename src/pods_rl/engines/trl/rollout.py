@@ -7,7 +7,7 @@ selected, and its lists are shortened to the kept rows.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...errors import UserError
 from ...selection import Selection, advantages, is_constant, spread
-from ...text import change_text, plain_text
+from ...text import change_text, utf8_text
 from .batching import Shares
 from .compat import Batch, TRLTrainer, nanstd
 from .config import group_sizes
@@ -62,7 +62,8 @@ class Generation:
     inputs: list[Batch]
     key: tuple[int, int, int]
     rollouts: list[Batch] = field(init=False)  # the list that TRL's method runs on
-    scores: Tensor | None = None  # [P * n, F], as reward functions gave them
+    calculate_rewards: Callable[..., Tensor] | None = None  # TRL's method, or a subclass's
+    scores: Tensor | None = None  # [P * n, F], as that method gave them
     kept_scores: Tensor | None = None  # [P * m, F], once rows are selected
     record: Rollouts | None = None
     dead: Tensor | None = None  # [P] bool, groups that dynamic sampling could not replace
@@ -101,6 +102,13 @@ class Generation:
         assert self.record is not None
         assert self.scores is not None
         return self.record, self.scores
+
+    def scores_of_kept_rows(self, *columns: Sequence[Any]) -> Tensor:
+        """Stand in for `_calculate_rewards` where TRL calls it after `_generate`: the kept rows are scored already."""
+        assert self.calculate_rewards is not None
+        if self.kept_scores is None:  # a subclass's `_generate` that did not call ours: `check_rows` raises
+            return self.calculate_rewards(*columns)
+        return self.kept_scores
 
     def check_rows(self, batch: Batch, name: str) -> None:
         """Raise UserError unless TRL built its batch from the kept rows."""
@@ -291,6 +299,8 @@ def total_reward(
 ) -> Tensor:
     """Return one reward per rollout, `[P, group]`, added up as TRL does; NaN if every function returned NaN.
 
+    The sum is exact to float64 and then rounded, so that equal parts have one sum in whatever order they are.
+
     Args:
         rewards_per_func: `[P * group, F]`.
         weights: `[F]`.
@@ -361,6 +371,11 @@ def has_constant_rows(generation: Generation, trainer: TRLTrainer) -> Tensor:
     assert generation.kept_scores is not None
     scores, m = generation.kept_scores.cpu(), record.kept.size(1)
     return is_constant(total_reward(scores, trainer.reward_weights, m, trainer.multi_objective_aggregation))
+
+
+def gather_advantages(batch: Batch, trainer: TRLTrainer) -> Tensor:
+    """Return the advantages of the rows of all processes, `[P, M]` on the CPU. Call this on every process."""
+    return trainer.accelerator.gather(batch["advantages"]).view(-1, group_sizes(trainer.args)[1]).cpu()
 
 
 # -- metrics ---------------------------------------------------------------------------------------------------------
@@ -438,9 +453,9 @@ def show_advantages(logged: Any, record: Rollouts) -> None:
     logged.extend(rows)
 
 
-def escape_table(logs: Mapping[str, Any]) -> None:
-    """Escape TRL's table of completions in place, which it prints to the terminal."""
+def make_table_storable(logs: Mapping[str, Any]) -> None:
+    """Escape characters in TRL's table of completions, in place, that its Parquet file cannot hold."""
     for rows in (logs["prompt"], logs["completion"], *logs["extra"].values()):
-        escaped = [change_text(entry, plain_text) for entry in rows]
+        storable = [change_text(entry, utf8_text) for entry in rows]
         rows.clear()
-        rows.extend(escaped)
+        rows.extend(storable)
