@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from ..distributed.processes import gather, own_rows
 from ..policies.loading import encode, render, tool_options
+from ..policies.turns import TurnReader
 from ..tasks import Task, last_turn
 from .conversation import converse
 from .sampling import Completion, GenerateSampler, RowsDone, Sampler, Sampling
@@ -53,11 +54,13 @@ def evaluate(
     rows = own_rows(count * repeats)  # row r is repeat r % repeats of prompt r // repeats
     picked = task.test.select([row // repeats for row in rows])
     options = {**sampling.chat_template_kwargs, **tool_options(sampler.tokenizer, task)}
+    turns = TurnReader(sampler.tokenizer, options)
     messages, rewards = [""] * len(rows), None
     if task.converses:
         how = replace(sampling, chat_template_kwargs=options)
         talks = converse(sampler, task, list(picked), rows, how, done, loop)
         texts = [talk.prompt for talk in talks]
+        graded = [turns.text(talk.prompt, talk.messages, talk.ids) for talk in talks]
         completions = [Completion(last_turn(talk.messages), talk.tokens, talk.ended) for talk in talks]
         messages = [json.dumps(talk.messages, ensure_ascii=False, default=str) for talk in talks]
         rewards = [talk.reward for talk in talks]
@@ -65,11 +68,12 @@ def evaluate(
         texts = [render(sampler.tokenizer, prompt, **options) for prompt in picked["prompt"]]
         ids = [encode(sampler.tokenizer, *both) for both in zip(picked["prompt"], texts, strict=True)]
         completions = sampler.sample(ids, rows, sampling, done)
+        graded = [turns.text(text, c.text, c.ids) for text, c in zip(texts, completions, strict=True)]
     golds = list(picked["answer"])
-    grades = task.grade([completion.text for completion in completions], golds, rewards)
+    grades = task.grade(graded, golds, rewards)
     own = [
-        Answer(row // repeats, row % repeats, text, gold, c.text, grade.answer, grade.format, c.tokens, c.ended, turns)
-        for row, text, gold, c, grade, turns in zip(rows, texts, golds, completions, grades, messages, strict=True)
+        Answer(row // repeats, row % repeats, text, gold, c.text, grade.answer, grade.format, c.tokens, c.ended, said)
+        for row, text, gold, c, grade, said in zip(rows, texts, golds, completions, grades, messages, strict=True)
     ]
     answers = sorted(gather(own), key=lambda answer: (answer.index, answer.repeat))
     seconds = time.perf_counter() - started

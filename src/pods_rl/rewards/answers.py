@@ -14,6 +14,7 @@ from .numeric import (
     read_number,
     read_number_in_words,
 )
+from .thinking import after_thought
 from .verifier import Pair, default_pool
 
 MAX_DEPTH = 24  # nested brackets: twice the depth of MATH's gold answers
@@ -227,6 +228,7 @@ _BETWEEN = re.compile(  # 1 and 2; 1 papers and 2 bins; x = 1 and y = 2
 def extract_answer(text: str) -> str | None:
     r"""Return the final answer of a text, or None if there is none.
 
+    Only what follows the last `</think>` counts, and a text that ends within a thought has no answer.
     Searched in this order: the last complete `<answer>...</answer>`; the last balanced `\boxed{...}`; what
     follows the last `####` on its line. Within answer tags, a box or a marker is unwrapped too. Boxes with nothing
     but commas, `and`, `or` or two words such as a unit between them are one answer, a list. An empty answer is
@@ -242,9 +244,10 @@ def extract_answer(text: str) -> str | None:
     '-1, 2'
     >>> extract_answer("She makes 9 * 2 = 18.\n#### 18")
     '18'
-    >>> extract_answer("eighteen") is None
-    True
+    >>> extract_answer("eighteen") is None, extract_answer(r"<think>so \boxed{18}") is None
+    (True, True)
     """
+    text = after_thought(text) or ""
     tagged = _last_tagged(text)
     if tagged is None:
         return _unwrap(text)
@@ -259,7 +262,10 @@ def extract_gold(text: str) -> str | None:
     >>> extract_gold("9*2 = <<9*2=18>>18\\n#### 1,800"), extract_gold(" 42 ")
     ('1,800', '42')
     """
-    return extract_answer(text) or (None if MARKER in text else text.strip() or None)
+    answer = extract_answer(text)
+    if answer is not None or MARKER in text:
+        return answer
+    return (after_thought(text) or "").strip() or None
 
 
 def _unwrap(text: str) -> str | None:
