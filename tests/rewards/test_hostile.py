@@ -24,10 +24,10 @@ ANY = (  # each reaches another pattern of the extraction
     "(", "9", " ", "<answer>", "</answer><answer>", "\\boxed{", "\\boxed{1},", "\\boxed{1}\\text{", "\\",
 )  # fmt: skip
 OWN = {
-    "accuracy": ("9^", "9!", "1,", "1/", "-", "\\frac{", "{", "$", "e", "a ", "\\text{", "cm "),
+    "accuracy": ("A. ", "(A) ", "9^", "9!", "1,", "1/", "-", "\\frac{", "{", "$", "e", "a ", "\\text{", "cm "),
     "format": ("</think>", "</answer>"),
     "tag_count": ("</think>", "</answer>"),
-    "choice": ("answer A ", "is true ", "A: "),
+    "choice": ("answer A ", "is true ", "A: ", "A. ", "or ", "A no ", "wait, ", "(A) ", "A, ", "not answer A "),
     "equation": ("H(", "((1)", "Ag+ + ", "²⁺", "\\xright[", "->", "="),
     "chemistry": ("->", "A: "),
     "countdown": ("((1)", "-", "1/", "+", "1=", ",000", "\\frac{"),

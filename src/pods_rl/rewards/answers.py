@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from .choices import LETTERS, has_label, read_label
 from .notation import plain, split_unit
 from .numeric import (
     MAX_LENGTH,
@@ -34,7 +35,11 @@ _NO_MATHEMATICS = re.compile(r"[0-9.,=\s]*")  # 18 = 17
 _UPRIGHT = r"(?:\\(?:text|mathrm|textbf|mathbf)\s*\{\s*)?"
 _LABEL = re.compile(rf"{_UPRIGHT}\(?([A-Za-z])\)?\s*\}}?")  # (B), \text{B}
 _LABELLED = re.compile(  # (C) 12
-    rf"{_UPRIGHT}(?:\((?=[A-Z]\))|(?=[A-H][.)]\s))([A-Z])[.)]\s*\}}?(?:\\[ ,;:]|~|\\quad|\s)*([^\s,;)}}].*)", re.DOTALL
+    rf"{_UPRIGHT}(?:\((?=[A-Z]\))|(?=[A-H][.)]\s))([A-Z])[.)]\s*\}}?(?!\s*[\^_*/=+])(?:\\[ ,;:]|~|\\quad|\s)*([^\s,;)}}].*)",
+    re.DOTALL,
+)
+_OPTION_TEXT = re.compile(  # C: 12; not of "the answer is (C) because (D) is wrong"
+    r"(?<![A-Za-z])[A-J]\s*[:.)]\s*(?!(?:because|since|as|is|not|and|rather|instead)\b)(\S.*)", re.DOTALL
 )
 _TIME = re.compile(r"([0-9]{1,2})(?::([0-5][0-9]))?\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
 _FORMULA = re.compile(
@@ -102,6 +107,9 @@ def _decide(text: str, gold: str) -> bool | Pair:
 
 
 def _compare(stated: str, wanted: str) -> bool | Pair:
+    choice = _compare_choice(stated, wanted)
+    if choice is not None:
+        return choice
     labels = _LABELLED.fullmatch(stated.strip(" $.")), _LABELLED.fullmatch(wanted.strip(" $."))
     if any(labels):  # \textbf{(C)}\ 12 is C, and 12
         return _compare_labelled(stated, wanted, *labels)
@@ -128,6 +136,33 @@ def _compare(stated: str, wanted: str) -> bool | Pair:
     if not symbolic or (_too_large(answer) and not _too_large(gold)):
         return False
     return gold, answer
+
+
+def _compare_choice(stated: str, wanted: str) -> bool | Pair | None:
+    r"""Compare an answer that names an option with a gold label, or a gold label and its value (`\textbf{(C)}\ 12`).
+
+    None if the gold answer has no label, or the answer names no option in words or with its text.
+    """
+    gold_label = _LABEL.fullmatch(wanted.strip(" $."))
+    gold_option = _LABELLED.fullmatch(wanted.strip(" $."))
+    if gold_label:
+        letter = gold_label[1]
+    elif gold_option:
+        letter = gold_option[1]
+    else:
+        return None
+    if letter not in LETTERS or _LABEL.fullmatch(stated.strip(" $.")):
+        return None
+    answer = plain(stated)
+    option = _LABELLED.fullmatch(stated.strip(" $."))
+    if gold_label:
+        return read_label(answer) == letter if option or has_label(answer) else None
+    if option or not gold_option or not has_label(answer):
+        return None
+    if read_label(answer) != letter:
+        return False
+    text = _OPTION_TEXT.search(answer)
+    return _compare(text[1], gold_option[2]) if text else True
 
 
 def _compare_labelled(
