@@ -35,7 +35,8 @@ _NO_MATHEMATICS = re.compile(r"[0-9.,=\s]*")  # 18 = 17
 _UPRIGHT = r"(?:\\(?:text|mathrm|textbf|mathbf)\s*\{\s*)?"
 _LABEL = re.compile(rf"{_UPRIGHT}\(?([A-Za-z])\)?\s*\}}?")  # (B), \text{B}
 _LABELLED = re.compile(  # (C) 12
-    rf"{_UPRIGHT}(?:\((?=[A-Z]\))|(?=[A-H][.)]\s))([A-Z])[.)]\s*\}}?(?!\s*[\^_*/=+])(?:\\[ ,;:]|~|\\quad|\s)*([^\s,;)}}].*)",
+    rf"{_UPRIGHT}(?:\((?=[A-Z]\))|(?=[A-H][.)]\s))([A-Z])[.)]\s*\}}?(?!\s*[\^_*/=+])"
+    r"(?:\\[ ,;:]|~|\\quad|\s)*([^\s,;)}].*)",
     re.DOTALL,
 )
 _OPTION_TEXT = re.compile(  # C: 12; not of "the answer is (C) because (D) is wrong"

@@ -28,7 +28,7 @@ SCALES = (1, 3, 17, 211, 211, 7, 43, 1)  # of the points, in turn above and belo
 SIGNS = (1, 2, 4, 3, 5, 6, 7)  # bits of a point's number that decide a symbol's sign: each pair has all four signs
 FEW_POINTS = 5  # for up to two symbols
 REAL_POINTS = 64  # tried to find those where every part is real
-ENOUGH_REAL_POINTS = (8, 12, 16)  # for one, two, more symbols
+ENOUGH_REAL_POINTS = (8, 10, 12)  # for one, two, more symbols
 FEWEST_REAL_POINTS = 3
 # Sizes of the points in hundredths, small and large in turn, since domains such as that of asin are small.
 SIZES = (1, 60, 7000, 9, 400, 2, 90, 10000, 14, 800, 4, 140, 20, 1600, 30, 3000)
@@ -175,7 +175,7 @@ def _same_on_reals(a: Any, b: Any, symbols: Sequence[Any], written: int) -> bool
     """Compare at points where every part of both is real; None if no part restricts them or too few are found."""
     real_a = _with_real_roots(a)
     real_b = _with_real_roots(b)
-    parts = [*_restricted_parts(real_a), *_restricted_parts(real_b)]
+    parts = list(dict.fromkeys([*_restricted_parts(real_a), *_restricted_parts(real_b)]))
     if not parts and real_a == a and real_b == b:
         return None
     enough = ENOUGH_REAL_POINTS[min(len(symbols), 3) - 1]
