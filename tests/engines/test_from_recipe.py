@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.pretrain import EOS, build_tokenizer
 from datasets import Dataset
+from trl.chat_template_utils import parse_response
 
 from pods_rl import rewards
 from pods_rl.errors import UserError
+from pods_rl.policies.turns import TurnReader
 from pods_rl.recipe import Origin, build_recipe
 from pods_rl.rewards import REWARDS, VerifierPool
 from pods_rl.sandbox import RewardFailure
@@ -66,6 +69,67 @@ def test_texts_and_chat_messages_are_scored_and_lengths_and_names_reach_the_func
     assert call(accuracy, [RIGHT, WRONG]) == [1.0, 0.0]
     assert call(accuracy, [[{"role": "assistant", "content": RIGHT}]]) == [1.0]
     assert call(overlong, ["long text"] * 4, [1, 80, 90, 100]) == [0.0, 0.0, -0.5, -1.0]
+
+
+R1 = {  # as TRL's for DeepSeek-R1: the opening is the prompt's, and a thought that is cut off is content
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<think>\n",
+    "fields": {
+        "reasoning_content": {
+            "open_pattern": r"(?=[\s\S]*?</think>)",
+            "close_pattern": r"</think>\s*",
+            "content": "text",
+        },
+        "content": {"close": EOS, "content": "text"},
+    },
+}
+QWEN = {  # as TRL's for Qwen3.5: a thought that is cut off is reasoning
+    "defaults": {"role": "assistant"},
+    "start_anchor": "assistant",
+    "fields": {
+        "reasoning_content": {"open": "<think>", "close_pattern": r"</think>\s*", "content": "text"},
+        "content": {"close": EOS, "content": "text"},
+    },
+}
+
+
+@pytest.mark.parametrize("parsed_by", [None, R1, QWEN])
+def test_a_thought_that_the_chat_template_opens_reaches_the_rewards(parsed_by):
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = (
+        "{{ messages[0].content }}assistant"
+        "{% if thinks %}<think>\n{% elif thinks is defined %}<think>\n\n</think>\n\n{% endif %}"
+    )
+    if parsed_by:
+        tokenizer.response_template = parsed_by
+    prompt = [{"role": "user", "content": "1+2="}]
+
+    def scores(said, **options):
+        """Accuracy, form and tags of a completion, as TRL passes it to the reward functions."""
+        turns = TurnReader(tokenizer, options)
+        prefix = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False, **options)
+        ids = tokenizer(said + EOS)["input_ids"]
+        message = {"role": "assistant", "content": said}
+        if parsed_by:
+            message = parse_response(tokenizer, ids, prefix=prefix)
+        rewards = [trl_reward(REWARDS[name], limit=9, turns=turns) for name in ("accuracy", "format", "tag_count")]
+        given = {"prompts": [prompt], "completions": [[message]], "completion_ids": [ids], "answer": ["3"]}
+        return [reward(**given)[0] for reward in rewards]
+
+    assert scores(f"so</think>{RIGHT}", thinks=True) == [1.0, 1.0, 0.1]
+    assert scores(f"</think>\n{RIGHT}", thinks=True) == [1.0, 1.0, 0.1]
+    assert scores(f"so {RIGHT}", thinks=True)[:2] == [0.0, 0.0]
+    assert scores("so</think>", thinks=True) == [0.0, 0.0, 0.05]
+    assert scores("so", thinks=True) == [0.0, 0.0, 0.025]
+    assert scores(RIGHT, thinks=False) == [1.0, 0.0, 0.05]
+
+
+def test_text_prompts_open_thoughts_too_unless_the_tokenizer_drops_the_tags():
+    tokenizer = build_tokenizer()
+    prompts = ["1+2=<think>", "1+2=", "1+2=<think>\n"]
+    assert TurnReader(tokenizer, {}).texts(prompts, ["a"] * 3, [[]] * 3) == ["<think>a", "a", "<think>\na"]
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
+    assert TurnReader(tokenizer, {}).texts(prompts, ["a"] * 3, [[]] * 3) == ["a"] * 3
 
 
 def test_timeouts_of_the_verifier_are_logged_in_each_step(make_trainer, monkeypatch):

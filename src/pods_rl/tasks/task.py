@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from datasets import Dataset
 
 from ..errors import UserError
-from ..rewards import REWARDS, Reward, get_reward, score
+from ..rewards import REWARDS, Reward, get_reward, graded_text, score
+from ..rewards.thinking import CLOSING, OPENING, opened_thought
 from ..sandbox import RewardFailure, Scores
 from ..text import short
 
@@ -266,21 +267,45 @@ def check_split(task: Task, split: str) -> SplitCheck:
     return SplitCheck(len(golds), refused, total / max(len(known), 1), len(golds) - len(known))
 
 
-def last_turn(completion: str | Messages) -> str:
-    """Return what is graded of a completion: text unchanged, of messages what the last assistant turn says.
+def last_turn(completion: str | Messages, prompt: str = "", raw: str | None = None) -> str:
+    """Return the text that is graded of a completion: text, or of messages what the last assistant turn says.
 
-    Tool calls and results never count. Reasoning that a response template set apart is put back before the content.
+    The `<think>` at the end of a rendered prompt, or of the turn's own generation prompt, is part of it
+    (`graded_text`). Tool calls and results never count. Reasoning that a response template set apart is put back before
+    the content.
+
+    Args:
+        completion: text, or messages.
+        prompt: the rendered prompt that the policy continued, or its end.
+        raw: the text of the completion's tokens. Needed for messages if the prompt opens a thought: a response template
+            hides whether the thought was closed.
 
     >>> call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}
     >>> said = {"role": "assistant", "reasoning_content": "Add.", "content": "3"}
     >>> last_turn([call, {"role": "tool", "content": "3"}, said])
     '<think>Add.</think>3'
+    >>> last_turn("Add.</think>3", prompt="1+2?<think>")
+    '<think>Add.</think>3'
     """
     if isinstance(completion, str):
-        return completion
+        return graded_text(prompt, completion)
     turn = next((message for message in reversed(completion) if message.get("role") == "assistant"), {})
-    reasoning, content = turn.get("reasoning_content"), str(turn.get("content") or "")
-    return f"<think>{reasoning}</think>{content}" if reasoning else content
+    content = str(turn.get("content") or "")
+    reasoning = turn.get("reasoning_content") or turn.get("thinking")  # LFM2.5 and gpt-oss say `thinking`
+    if reasoning:
+        closed = content or raw is None or raw.rstrip().endswith(CLOSING)
+        return f"{OPENING}{reasoning}{CLOSING if closed else ''}{content}"
+    return _opening_of(content, prompt, content if raw is None else raw) + content
+
+
+def _opening_of(content: str, prompt: str, raw: str) -> str:
+    """Return the opening of a last turn without reasoning: that of its generation prompt, or of an empty thought."""
+    text = raw.rstrip()
+    shown = content.rstrip()
+    before = text[: len(text) - len(shown)] if text.endswith(shown) else ""
+    if opened_thought(prompt) and before.strip() == CLOSING:  # a response template dropped it
+        return OPENING + CLOSING
+    return opened_thought(prompt + before)
 
 
 def shared_prompts(task: Task) -> int:

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -36,6 +36,7 @@ from ..policies.loading import (
     template_options,
     tool_options,
 )
+from ..policies.turns import TurnReader
 from ..recipe import Recipe
 from ..recipe.recipe import DATA_KEYS, checkpoint_keys
 from ..rewards import Reward
@@ -113,12 +114,14 @@ def build_trainer(recipe: Recipe, task: Task, output_dir: Path) -> RunTrainer:
         arguments["model_init_kwargs"] = dict(arguments.get("model_init_kwargs") or {}) | options | _NO_PICKLE
         config = PODSConfig(str(output_dir), **arguments, reward_weights=list(task.rewards.values()))
         check_prompts(config, len(task.train))  # again in the trainer, but here before a model loads
+        tokenizer = load_tokenizer(path, model.model_revision)
+        turns = TurnReader(tokenizer, template_options(recipe))
         trainer = RunTrainer(
             model=path,
-            reward_funcs=reward_functions(recipe, task),
+            reward_funcs=reward_functions(recipe, task, turns),
             args=config,
             train_dataset=task.train,
-            processing_class=load_tokenizer(path, model.model_revision),
+            processing_class=tokenizer,
             quantization_config=quantization,
             peft_config=get_peft_config(model),
             tools=list(task.tools) or None,
@@ -258,13 +261,19 @@ def _check_sampling(config: PODSConfig) -> None:
     GenerationConfig(do_sample=True, **lengths | settings | own).validate()
 
 
-def reward_functions(recipe: Recipe, task: Task) -> list[RewardFunction]:
-    """Return the task's rewards in TRL's signature, in the task's order; raise UserError for an unknown reward."""
-    limit, seconds = recipe.values["max_completion_length"], recipe.values["reward_seconds"]
-    return [trl_reward(task.reward(name), limit=limit, seconds=seconds) for name in task.rewards]
+def reward_functions(recipe: Recipe, task: Task, turns: TurnReader | None = None) -> list[RewardFunction]:
+    """Return the task's rewards in TRL's signature, in the task's order; raise UserError for an unknown reward.
+
+    `turns` reads completions as `trl_reward` says.
+    """
+    limit = recipe.values["max_completion_length"]
+    seconds = recipe.values["reward_seconds"]
+    return [trl_reward(task.reward(name), limit=limit, seconds=seconds, turns=turns) for name in task.rewards]
 
 
-def trl_reward(reward: Reward, *, limit: int, seconds: float | None = None) -> RewardFunction:
+def trl_reward(
+    reward: Reward, *, limit: int, seconds: float | None = None, turns: TurnReader | None = None
+) -> RewardFunction:
     """Return a reward in TRL's signature: it takes completions and the `answer` column and returns a list of floats.
 
     A reward that uses verifier processes logs the answers whose verification timed out or crashed. A user's reward
@@ -274,12 +283,14 @@ def trl_reward(reward: Reward, *, limit: int, seconds: float | None = None) -> R
         limit: most tokens of a completion, for `overlong`.
         seconds: limit of a user's reward for one completion, in a process that is then killed. If None, there is no
             limit, and the reward runs in this process.
+        turns: reads a completion with the thought that its prompt opens. If None, prompts open none.
     """
 
     def score(
         completions: list[Any],
         answer: list[str],
         completion_ids: list[list[int]],
+        prompts: Sequence[Any] = (),
         log_metric: Callable[[str, float], None] | None = None,
         **_: Any,
     ) -> Scores:
@@ -289,7 +300,11 @@ def trl_reward(reward: Reward, *, limit: int, seconds: float | None = None) -> R
         if reward.reads == "tokens":
             scores = reward.of_lengths([len(ids) for ids in completion_ids], limit)
         else:
-            scores = score_texts(reward, [last_turn(completion) for completion in completions], answer, seconds)
+            if turns is None:
+                texts = [last_turn(completion) for completion in completions]
+            else:
+                texts = turns.texts(prompts, completions, completion_ids)
+            scores = score_texts(reward, texts, answer, seconds)
         if reward.verifies and log_metric is not None:
             processes = PartialState().num_processes  # TRL averages over them, so this is the sum
             for name, earlier in zip(("timeouts", "crashes"), before, strict=True):
