@@ -156,10 +156,11 @@ def kernel_for(device: torch.device, dtype: torch.dtype, head_size: int, value_s
 
 def avoid_variable_length(device: torch.device, avoid: bool) -> None:
     """Let this process compute blocks on all devices of this type, or, with `avoid` False, choose again."""
+    kind, _ = hardware(device)
     if avoid:
-        _failing.add(device.type)
+        _failing.add(kind)
     else:
-        _failing.discard(device.type)
+        _failing.discard(kind)
 
 
 # -- the attention of a tree ---------------------------------------------------------------------------------------

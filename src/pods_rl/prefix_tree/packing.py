@@ -238,7 +238,7 @@ def _compare(call: nn.Module, device: torch.device, config: Any, tolerance: floa
             output, nodes, attention = call_on_tree(call, rows, 5, [0, 1, 2, 3], device, fused_lm_head=True)
         except UnsupportedAttentionError as error:
             return Probe(str(error))
-        except (TypeError, ValueError, RuntimeError, LookupError, AttributeError) as error:
+        except Exception as error:  # a model, or a kernel, may raise anything
             return Probe(f"a pass over a tree failed: {type(error).__name__}: {error}", failed=True)
     if not attention.windows:
         return Probe(f"its attention ({config._attn_implementation}) takes no trees")
