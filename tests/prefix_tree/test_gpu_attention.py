@@ -1,4 +1,4 @@
-"""The attention of trees on a GPU: the choice by torch's version, and its numbers beside rows. On a stand-in (gpu.py)."""
+"""The attention of trees on a GPU: the choice by torch's version, and its numbers. It runs on a stand-in (gpu.py)."""
 
 from __future__ import annotations
 
