@@ -163,7 +163,8 @@ class Update:
 
         Args:
             compute: takes the model, ids and mask `[B, T]`, columns to keep, rows a pass, and `others`.
-            others: what else TRL passes; rows with images, or with experts' loss, are computed as TRL does.
+            others: what else TRL passes. Rows with images, and all rows of a model whose experts have an auxiliary
+                loss, are computed as TRL does.
         """
         trainer = self._trainer
         images = has_images(others)
@@ -172,7 +173,7 @@ class Update:
         if not trainer.model.training:
             return compute(model, ids, mask, keep, batch_size, **others)
         in_loss = bool(self._batch)
-        why_rows = self._why_rows(images, bool(others.get("compute_aux_loss")))
+        why_rows = self._why_rows(images)
         if in_loss:
             self._rows_because = why_rows
         if why_rows is None:
@@ -190,13 +191,13 @@ class Update:
             self.tokens["computed"] += ids.size(0) * (ids.size(1) - 1)  # a row's last token predicts nothing
         return compute(model, ids, mask, keep, batch_size, **others)
 
-    def _why_rows(self, images: bool, auxiliary_loss: bool) -> str | None:
+    def _why_rows(self, images: bool) -> str | None:
         """Return why TRL computes rows whatever the model; None if the model decides."""
         if not self._trainer.args.prefix_tree:
             return "prefix_tree is false"
         if images:
-            return "they have images"
-        if auxiliary_loss:
+            return "its batch has images"
+        if self._trainer.aux_loss_enabled:
             return (
                 "the auxiliary loss of its experts counts every token of every row. To compute trees without that "
                 "loss, set router_aux_loss_coef to 0"
