@@ -133,6 +133,9 @@ TAKES_ROWS = {  # name: architecture, configuration, a word of the reason
 }
 
 
+PRECISIONS = ((torch.float32, False, 1e-3), (torch.bfloat16, False, 0.1), (torch.float32, True, 0.1))
+
+
 def build(name, given=None):
     torch.manual_seed(0)
     config = AutoConfig.for_model(name, **SMALL | (given or {}))
@@ -168,13 +171,14 @@ def test_a_tree_has_the_scores_and_gradients_of_its_rows(name):
 
 
 @pytest.mark.parametrize("name", [*TAKES_TREES, *TAKES_ROWS])
-def test_a_model_that_cannot_compute_trees_is_recognized_whatever_its_dtype(name):
+def test_a_model_that_cannot_compute_trees_is_recognized_whatever_its_precision(name):
     architecture, given, *reason = (TAKES_TREES | TAKES_ROWS)[name]
-    for dtype, tolerance in ((torch.float32, 1e-3), (torch.bfloat16, 0.1)):
+    for dtype, autocast, tolerance in PRECISIONS:
         model = build(architecture, given).to(dtype)
         if "mixes" in name:
             model.model.layers[0].register_forward_hook(lambda module, given, out: out + out.roll(1, dims=1))
-        found = why_rows(model, model, tolerance=tolerance)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            found = why_rows(model, model, tolerance=tolerance)
         assert (found is None) == (not reason), found
         assert not reason or reason[0] in found
 
