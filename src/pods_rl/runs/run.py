@@ -235,6 +235,10 @@ class RunWriter:
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         self._write_json(files.ENVIRONMENT, environment)
 
+    def add_to_environment(self, values: Mapping[str, Any]) -> None:
+        """Add values to ``environment.json``, or replace them."""
+        self._write_json(files.ENVIRONMENT, read_mapping(self.path / files.ENVIRONMENT) | dict(values))
+
     def write_status(self, state: str, *, reason: str | None = None, **clocks: float) -> None:
         """Write ``status.json``.
 

@@ -222,6 +222,7 @@ def _add_recorder(
         stop=stop,
         cpu_clock=trainer.args.clock == "cpu",
         track=partial(track_evaluation, trainer),
+        attention=lambda: trainer._update.attention,
         **{name: settings[name] for name in names},
     )
     trainer.add_callback(recorder)

@@ -340,7 +340,9 @@ class PODSTrainer(TypedGRPOTrainer):
 
     @override
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train; resume bit for bit from a checkpoint of this trainer, and as TRL does from one of TRL's.
+        """Train; resume exactly from a checkpoint of this trainer, and as TRL does from one of TRL's.
+
+        On a CPU the resumed run is the same bit for bit. On a GPU it can differ by rounding, as any two runs do there.
 
         Args:
             resume_from_checkpoint: a folder that this trainer or TRL's saved; True: the newest complete one in

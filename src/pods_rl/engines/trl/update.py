@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ...prefix_tree.packing import TreePass, why_rows
-from .compat import Batch, TRLTrainer, is_overridden, standing_in
+from ...prefix_tree.packing import Probe, TreePass, probe_trees
+from .compat import Batch, TRLTrainer, is_overridden
 from .generation import has_images, present_images
 from .stability import Stability
 
@@ -91,8 +91,11 @@ class Update:
     """
 
     def __init__(self, trainer: TRLTrainer, base: type) -> None:
-        self._trainer, self._base = trainer, base
-        self._trees: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # by model: whether it computes trees
+        self._trainer = trainer
+        self._base = base
+        self._trees: WeakKeyDictionary[Any, Probe] = WeakKeyDictionary()  # by model: whether it computes trees
+        self._rows_because: str | None = None  # why TRL computed the latest rows of a loss, and no tree
+        self._logged: set[str] = set()
         self._batch: Batch = {}  # whose loss is being computed
         self._live: Tensor | None = None  # its rows that are computed, `[B]`; None: all
         now = time.process_time if trainer.args.clock == "cpu" else time.perf_counter
@@ -266,42 +269,97 @@ class Update:
 
         Args:
             compute: takes the model, ids and mask `[B, T]`, columns to keep, rows a pass, and `others`.
-            others: what else TRL passes; rows with images, or with experts' loss, are computed as TRL does.
+            others: what else TRL passes. Rows with images, and all rows of a model whose experts have an auxiliary
+                loss, are computed as TRL does.
         """
         trainer = self._trainer
-        if images := has_images(others):
+        images = has_images(others)
+        if images:
             others = {**others, **present_images(others)}
-        if trainer.model.training and trainer.args.prefix_tree and not images and not others.get("compute_aux_loss"):
+        if not trainer.model.training:
+            return compute(model, ids, mask, keep, batch_size, **others)
+        in_loss = bool(self._batch)
+        why_rows = self._why_rows(images)
+        if in_loss:
+            self._rows_because = why_rows
+        if why_rows is None:
             model = TreePass(
                 model,
                 keep,
                 tree=self._takes_trees(model),
                 live=self._live,
                 unread=self._batch.get("old_per_token_logps"),
-                tokens=self.tokens if self._batch else Counter(),
+                tokens=self.tokens if in_loss else Counter(),
             )
+        elif in_loss:
+            if trainer.args.prefix_tree:
+                self._log_rows(model, why_rows)
+            self.tokens["computed"] += ids.size(0) * (ids.size(1) - 1)  # a row's last token predicts nothing
         return compute(model, ids, mask, keep, batch_size, **others)
 
+    def _why_rows(self, images: bool) -> str | None:
+        """Return why TRL computes rows whatever the model; None if the model decides."""
+        if not self._trainer.args.prefix_tree:
+            return "prefix_tree is false"
+        if images:
+            return "its batch has images"
+        if self._trainer.aux_loss_enabled:
+            return (
+                "the auxiliary loss of its experts counts every token of every row. To compute trees without that "
+                "loss, set router_aux_loss_coef to 0"
+            )
+        return None
+
+    @property
+    def attention(self) -> str | None:
+        """How the update computes the policy, and with which attention; None before its first pass."""
+        policy = self._trainer.accelerator.unwrap_model(self._trainer.model)
+        if self._rows_because is not None:
+            return f"rows: {self._rows_because}"
+        return str(self._trees[policy]) if policy in self._trees else None
+
     def _takes_trees(self, model: Any) -> bool:
-        """Return whether a model computes trees; decided at its first pass and, if it does not, logged."""
-        accelerator = self._trainer.accelerator
-        bare = accelerator.unwrap_model(model)
+        """Return whether a model computes trees; decided at its first pass, and logged."""
+        bare = self._trainer.accelerator.unwrap_model(model)
         if bare not in self._trees:
-            weights = {weight.dtype for weight in bare.parameters()}
-            coarse = bool(weights - {torch.float32, torch.float64})
-            coarse |= self._trainer.is_fsdp_enabled and accelerator.mixed_precision != "no"
-            reason: str | None = "torch.compile would compile it for every batch"
-            if not self._trainer.args.torch_compile:
-                # In float32 if the weights are: `_original_forward` is without accelerate's autocast.
-                with standing_in(bare, forward=getattr(bare, "_original_forward", bare.forward)):
-                    reason = why_rows(bare, model, tolerance=0.1 if coarse else 1e-3)
-            self._trees[bare] = reason is None
-            if reason is not None and accelerator.is_main_process:
-                logger.warning(
-                    "The update computes %s row by row, each with its prompt, and not as a prefix tree: %s",
-                    type(bare).__name__, reason,
-                )  # fmt: skip
-        return self._trees[bare]
+            self._trees[bare] = self._probe(bare, model)
+            self._log_probe(bare, self._trees[bare])
+        return self._trees[bare].why_rows is None
+
+    def _probe(self, bare: Any, model: Any) -> Probe:
+        """Return whether a model computes trees, in the precision in which it trains."""
+        accelerator = self._trainer.accelerator
+        if self._trainer.args.torch_compile:
+            return Probe("torch.compile would compile it for every batch")
+        weights = {weight.dtype for weight in bare.parameters()}
+        in_16_bits = accelerator.mixed_precision != "no" or bool(weights - {torch.float32, torch.float64})
+
+        def on_any_process(flag: bool) -> bool:
+            count = torch.tensor(int(flag), device=accelerator.device)
+            return int(accelerator.reduce(count, reduction="sum")) > 0
+
+        with accelerator.autocast():  # as TRL calls the model
+            return probe_trees(bare, model, tolerance=0.1 if in_16_bits else 1e-3, on_any_process=on_any_process)
+
+    def _log_probe(self, bare: Any, probe: Probe) -> None:
+        """Log once how a model is computed: as a warning if it matters to memory and time, on a GPU or for rows."""
+        if probe.why_rows is not None:
+            self._log_rows(bare, probe.why_rows)
+            return
+        on_cpu = self._trainer.accelerator.device.type == "cpu"
+        text = f"The update computes {type(bare).__name__} as {probe}."
+        self._log(text, logging.INFO if on_cpu else logging.WARNING)
+
+    def _log_rows(self, model: Any, reason: str) -> None:
+        name = type(self._trainer.accelerator.unwrap_model(model)).__name__
+        text = f"The update computes {name} row by row, each with its prompt, and not as a prefix tree: {reason}."
+        self._log(text, logging.WARNING)
+
+    def _log(self, text: str, level: int) -> None:
+        """Log a text once, on the first process."""
+        if text not in self._logged and self._trainer.accelerator.is_main_process:
+            logger.log(level, text)
+        self._logged.add(text)
 
 
 def policy_tokens(batch: Batch) -> Tensor:
