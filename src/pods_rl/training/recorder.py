@@ -57,6 +57,7 @@ class Recorder(TrainerCallback):
         save_seconds: have TRL save a checkpoint whenever the clock passes a multiple of it.
         cpu_clock: the clock counts processor time of this process.
         track: called with each evaluation's row.
+        begin: called when training begins, before any record is removed.
     """
 
     writer: RunWriter | None
@@ -70,6 +71,7 @@ class Recorder(TrainerCallback):
     save_seconds: float | None = None
     cpu_clock: bool = False
     track: Callable[[Mapping[str, Any]], None] | None = None
+    begin: Callable[[], None] = lambda: None
 
     started: float = field(default_factory=lambda: time.perf_counter(), init=False)
     seconds: float = field(default=0.0, init=False)  # the training clock at the last step
@@ -98,6 +100,7 @@ class Recorder(TrainerCallback):
             self.seconds = saved["seconds"]
             self.started -= saved["elapsed"]
             self._evaluated = [(step, due) for step, due in saved["evaluated"]]
+        self.begin()
         if self.writer:
             self.writer.rewind(self.step, len(self._evaluated))
         self.stop_reason = self._budget_spent()
