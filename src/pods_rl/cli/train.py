@@ -20,7 +20,7 @@ from ..errors import Interrupted, UserError, raised
 from ..recipe import Recipe, find_accelerate_config, load_recipe
 from ..recipe.catalog import accelerate_processes, check_accelerate
 from ..recipe.schema import explain, fields, parse_overrides
-from ..runs import Run, RunInUseError, RunWriter, place_of
+from ..runs import Run, RunInUseError, RunWriter, last_clocks, place_of
 from ..runs.files import LOG, STATUS
 from ..text import console, counted, plain_text, safe_text, short, suggest
 
@@ -297,7 +297,7 @@ def _launch_run(
         if unwritten and (has_begun or not again["resume"]):
             end, reason = ("failed", failure.reason) if failure else ("stopped", str(stopped))
             with suppress(RunInUseError), RunWriter(output, resume=True) as writer:
-                writer.write_status(end, reason=reason)
+                writer.write_status(end, reason=reason, **last_clocks(output))
         if failure:
             console(stderr=True).print(f"[red]Error:[/red] {safe_text(failure.reason)}")
             console(stderr=True).print(safe_text(failure.details), end="")

@@ -172,7 +172,7 @@ def run_experiment(
     """Make every run that is not finished yet, `parallel` at a time, and count how they ended.
 
     A run that failed or was stopped is repeated; its files are kept under ``.attempts/``. A failed run never stops
-    the others. A run that another process still makes, as after a kill of an earlier call, counts as failed.
+    the others. If this process is killed, its runs end too. A run that another process makes counts as failed.
 
     Args:
         on_event: called as runs start and end, one call at a time, in other threads.

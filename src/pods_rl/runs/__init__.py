@@ -4,7 +4,7 @@ The table of files and fields is in ``docs/architecture.md`` ("Run directory").
 """
 
 from .files import EVALS, METRICS, read_jsonl, to_json, write_atomic, write_parquet
-from .run import Run, RunInUseError, RunWriter, end_run, find_runs, is_run, place_of
+from .run import Run, RunInUseError, RunWriter, end_run, find_runs, is_run, last_clocks, place_of
 
 __all__ = [
     "EVALS",
@@ -15,6 +15,7 @@ __all__ = [
     "end_run",
     "find_runs",
     "is_run",
+    "last_clocks",
     "place_of",
     "read_jsonl",
     "to_json",

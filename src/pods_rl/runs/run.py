@@ -316,8 +316,20 @@ def end_run(path: str | Path, state: str, reason: str) -> bool:
     if Run(Path(path)).state in ("finished", "stopped", "failed"):
         return False
     with RunWriter(path, resume=True) as writer:
-        writer.write_status(state, reason=reason)
+        writer.write_status(state, reason=reason, **last_clocks(path))
     return True
+
+
+def last_clocks(path: str | Path) -> dict[str, float]:
+    """Return the step and the clocks of the last line of metrics, for `RunWriter.write_status`.
+
+    A run that ends early has not written them into its status. Empty if the status is as far.
+    """
+    row = files.last_row(Path(path) / files.METRICS)
+    step = int(number(row.get("step")))
+    if step <= Run(Path(path)).step:
+        return {}
+    return {"step": step, "seconds": number(row.get("seconds")), "elapsed": number(row.get("elapsed"))}
 
 
 def _take_lock(path: Path) -> IO[str]:

@@ -28,7 +28,7 @@ from ..errors import Interrupted, UserError, exit_reason
 from ..evaluation import Evaluation, GenerateSampler, evaluate
 from ..evaluation.sampling import sampling_of
 from ..recipe import Recipe
-from ..runs import Run, RunWriter, place_of
+from ..runs import Run, RunWriter, last_clocks, place_of
 from ..runs.checkpoints import clean, last_good
 from ..runs.files import CHECKPOINTS, LOG, write_failure
 from ..tasks import Fitted, Task
@@ -148,7 +148,7 @@ class _Records:
         """Write how the run ended, if it had begun."""
         if self.writer and self._begun:
             with suppress(OSError):  # the disk is full, which the error itself reports
-                self.writer.write_status(state, reason=reason)
+                self.writer.write_status(state, reason=reason, **last_clocks(self.output))
 
 
 @contextmanager
