@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 from benchmarks.pretrain import EOS, build_tokenizer
 from datasets import Dataset
@@ -30,7 +32,7 @@ RECIPE = {
 @pytest.mark.parametrize(
     ("keys", "words", "cause"),
     [
-        ({"fsdp": "x"}, "r.yaml: the trainer rejects this recipe: Unknown `fsdp` option: x Check fsdp.", ValueError),
+        ({"fsdp": "x"}, "r.yaml: the trainer rejects fsdp = x: Unknown `fsdp` option: x", ValueError),
         ({"accelerator_config": {"nope": 1}}, "nope", TypeError),
     ],
 )
@@ -42,6 +44,46 @@ def test_what_a_library_rejects_is_one_line_before_a_policy_loads(monkeypatch, t
     assert words in str(raised.value)
     assert "\n" not in str(raised.value)
     assert isinstance(raised.value.__cause__, cause)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"optim": "galore_adamw", "optim_target_modules": "all-linear"}, "rejects optim = galore_adamw: You need to"),
+        ({"optim": "adamw_torch_4bit"}, "rejects optim = adamw_torch_4bit: You need to have `torchao"),
+        ({"report_to": ["comet"]}, "rejects report_to = the list ['comet']: comet is not supported"),
+        ({"bf16": True, "fp16": True}, "rejects bf16 = true with fp16 = true: At most one of"),
+        ({"lr_scheduler_type": "nonsense"}, "rejects lr_scheduler_type = nonsense: "),
+        ({"torch_compile_backend": "nonsense"}, "rejects torch_compile_backend = nonsense: "),
+        ({"torch_compile": True, "torch_compile_mode": "nonsense"}, "torch_compile_mode: got 'nonsense', expected one"),
+        ({"use_liger_kernel": True}, "use_liger_kernel needs liger-kernel, not installed here"),
+        ({"attn_implementation": "flash_attention_2"}, "rejects attn_implementation = flash_attention_2: "),
+        ({"attn_implementation": "nonsense"}, "rejects attn_implementation = nonsense: Specified"),
+        ({"attn_implementation": "owner/kernel"}, "owner/kernel needs kernels, not installed here"),
+        ({"dataloader_persistent_workers": True}, "rejects dataloader_persistent_workers = true: "),
+        ({"dataloader_prefetch_factor": 4}, "rejects dataloader_prefetch_factor = 4: "),
+        ({"logging_steps": 0}, "rejects logging_steps = 0"),
+    ],
+)
+def test_a_rejection_names_the_key_that_the_user_set_and_the_reason(keys, words):
+    packages = {"galore_torch", "torchao", "flash_attn", "kernels", "liger_kernel"}
+    if any(find_spec(package) for package in packages):
+        pytest.skip("this machine has one of the packages whose absence is tested")
+    recipe = build_recipe({**RECIPE, **keys}, Origin("r.yaml"))
+    with pytest.raises(UserError) as raised:
+        build.check_engine(recipe)
+    message = str(raised.value)
+    assert words in message
+    assert "\n" not in message
+    innocent = RECIPE.keys() - keys.keys() - {"num_generations"}
+    assert [key for key in innocent if f"{key} = " in message] == []
+
+
+def test_a_policy_that_does_not_fit_into_memory_is_one_line():
+    recipe = build_recipe(RECIPE, Origin("r.yaml"))
+    with pytest.raises(UserError, match=r"r\.yaml: out of memory while the policy loads"):  # noqa: SIM117
+        with build.as_recipe_errors(recipe):
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 640000000000 bytes.")
 
 
 def graded(text: str, gold: str) -> float:

@@ -85,7 +85,7 @@ def _make_own(name: str, make: Callable[[Settings], object], settings: Settings)
         task = make(settings)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"the task '{name}' could not be made: {raised(error)}") from error
     if not isinstance(task, Task):
         raise UserError(

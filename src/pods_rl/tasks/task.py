@@ -73,8 +73,8 @@ class Task:
         graders: rewards of this task alone; `rewards` and `answer` name them as others.
         notes: what a user should know about the data, such as a test split that was cut off the training rows.
 
-    Raises ValueError if a split lacks a column, the test split is empty, or no reward is named and there is no
-    environment.
+    Raises ValueError if a split lacks a column, the test split is empty, or no reward has a weight and there
+    is no environment.
 
     >>> split = Dataset.from_dict({"prompt": ["1+1="], "answer": ["2"]})
     >>> Task("sums", "1", split, split, {"accuracy": 1.0}).grade(["<answer>2</answer>"], ["2"])
@@ -106,6 +106,8 @@ class Task:
             raise ValueError(f"task {self.name!r}: its test split has no rows; give it at least one")
         if not self.rewards and self.environment_factory is None:
             raise ValueError(f"task {self.name!r}: no reward is named; name at least one with its weight")
+        if self.rewards and not any(self.rewards.values()) and self.environment_factory is None:
+            raise ValueError(f"task {self.name!r}: all weights of its rewards are 0; give one of them a weight")
 
     def reward(self, name: str) -> Reward:
         """Return the reward of that name: the task's own, or `pods_rl.rewards.get_reward`."""

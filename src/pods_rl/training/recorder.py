@@ -59,6 +59,7 @@ class Recorder(TrainerCallback):
         cpu_clock: the clock counts processor time of this process.
         track: called with each evaluation's row.
         attention: returns how the update computes the policy, for `environment.json`; None until that is known.
+        begin: called when training begins, before any record is removed.
     """
 
     writer: RunWriter | None
@@ -73,6 +74,7 @@ class Recorder(TrainerCallback):
     cpu_clock: bool = False
     track: Callable[[Mapping[str, Any]], None] | None = None
     attention: Callable[[], str | None] | None = None
+    begin: Callable[[], None] = lambda: None
 
     started: float = field(default_factory=lambda: time.perf_counter(), init=False)
     seconds: float = field(default=0.0, init=False)  # the training clock at the last step
@@ -102,6 +104,7 @@ class Recorder(TrainerCallback):
             self.seconds = saved["seconds"]
             self.started -= saved["elapsed"]
             self._evaluated = [(step, due) for step, due in saved["evaluated"]]
+        self.begin()
         if self.writer:
             self.writer.rewind(self.step, len(self._evaluated))
         self.stop_reason = self._budget_spent()

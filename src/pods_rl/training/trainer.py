@@ -8,22 +8,27 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from accelerate import PartialState
-from transformers import GenerationConfig, PrinterCallback, Trainer, get_scheduler
+from accelerate.utils import DynamoBackend, TorchDynamoPlugin
+from torch.utils.data import DataLoader, TensorDataset
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PrinterCallback, Trainer, get_scheduler
 from transformers.generation import logits_process as processors
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer import TRAINING_ARGS_NAME
+from transformers.utils import is_liger_kernel_available
 from trl import ModelConfig, get_peft_config
 
 from ..distributed.processes import quiet_libraries
 from ..engines.trl import PODSTrainer
 from ..engines.trl.compat import standing_in
 from ..engines.trl.config import PODSConfig, check_prompts
+from ..engines.trl.stability import is_out_of_memory
 from ..errors import UserError
 from ..policies import policy_path
 from ..policies.loading import (
@@ -45,7 +50,7 @@ from ..rewards.verifier import default_pool
 from ..runs.checkpoints import clean, prepare, prune, publish, staging
 from ..sandbox import Scores
 from ..tasks import Fitted, Task, fit_prompts, last_turn, load_task
-from ..text import counted, short, suggest
+from ..text import counted, describe, short, suggest
 
 RewardFunction = Callable[..., Scores]
 
@@ -139,19 +144,66 @@ _WRONG_VALUE = (ValueError, TypeError, AttributeError, LookupError, ImportError,
 def as_recipe_errors(recipe: Recipe, kinds: tuple[type[Exception], ...] = _WRONG_VALUE) -> Iterator[None]:
     """Turn an error of TRL, transformers or peft about a value into a UserError of one line, with the cause.
 
-    `kinds` are the exceptions that mean a wrong value.
+    The line names the keys that are wrong, if they can be found (`_wrong_keys`).
+
+    Args:
+        recipe: a loaded recipe.
+        kinds: the exceptions that mean a wrong value.
     """
     try:
         yield
     except UserError as error:
         raise error if str(error).startswith(recipe.source) else UserError(f"{recipe.source}: {error}") from error
-    except kinds as error:
+    except Exception as error:
         said = " ".join(str(error).split()) or type(error).__name__
-        words = said.lower().replace(" ", "_")
-        keys = [key for key in recipe.given if re.search(rf"(?<![a-z]){key}(?![a-z])", words)]
-        keys = keys or [key for key, value in recipe.given.items() if isinstance(value, str) and value in said]
-        check = f" Check {', '.join(keys or list(recipe.given)[:8])}."
-        raise UserError(f"{recipe.source}: the trainer rejects this recipe: {short(said, 400)}{check}") from error
+        if is_out_of_memory(error):
+            raise UserError(
+                f"{recipe.source}: out of memory while the policy loads ({short(said, 200)}). Use a smaller model, "
+                "dtype: bfloat16, or an adapter (use_peft: true) with a lower lora_r."
+            ) from error
+        if not isinstance(error, kinds):
+            raise
+        settings = [f"{key} = {_as_written(recipe.given[key])}" for key in _wrong_keys(recipe, said)]
+        rejected = " with ".join(settings) or "this recipe"
+        raise UserError(f"{recipe.source}: the trainer rejects {rejected}: {short(said, 400)}") from error
+
+
+def _as_written(value: object) -> str:
+    return short(value) if isinstance(value, str) else describe(value)
+
+
+def _wrong_keys(recipe: Recipe, reason: str) -> list[str]:
+    """Return the keys of a recipe that an error is about; empty if they cannot be found.
+
+    A key counts if the recipe is accepted without it. If no single key decides, these are the keys that the error
+    names, or whose value it quotes.
+
+    Args:
+        recipe: a recipe that was rejected.
+        reason: the error's text.
+    """
+    if _is_rejected(recipe):
+        keys = [key for key in recipe.given if not _is_rejected(recipe.without(key))]
+        if keys:
+            return keys
+    words = reason.lower().replace(" ", "_")
+    keys = [key for key in recipe.given if re.search(rf"(?<![a-z_]){key}(?![a-z_])", words)]
+    return keys or [key for key, value in recipe.given.items() if _quotes(reason, value)]
+
+
+def _is_rejected(recipe: Recipe) -> bool:
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            _construct(recipe, processes=1)
+    except Exception:
+        return True
+    return False
+
+
+def _quotes(reason: str, value: object) -> bool:
+    """Return whether an error quotes a text of a recipe, or an entry of a list of texts."""
+    entries = value if isinstance(value, list) else [value]
+    return any(isinstance(entry, str) and len(entry) > 1 and entry in reason for entry in entries)
 
 
 def engine_arguments(recipe: Recipe) -> dict[str, Any]:
@@ -220,31 +272,76 @@ def check_engine(recipe: Recipe, processes: int = 1) -> PODSConfig:
     """
     # the trainer shows the warnings again
     with warnings.catch_warnings(action="ignore"), as_recipe_errors(recipe, (Exception,)):
-        arguments = engine_arguments(recipe)
-        report_to = recipe.values.get("report_to")
-        arguments["per_device_train_batch_size"] *= processes  # the batch of all of them, in this one
-        for key in ("model_init_kwargs", "generation_kwargs"):  # JSON, as on TRL's command line
-            if isinstance(arguments.get(key), str):
-                arguments[key] = json.loads(arguments[key])
-            if not isinstance(arguments.get(key), (dict, type(None))):
-                raise UserError(f"{key}: expected a mapping, as in {{a: 1}}, or its JSON.")
-        get_peft_config(ModelConfig(**recipe.model_arguments()))
-        config = PODSConfig("unused", **arguments)
-        _check_sampling(config)
-        layer = torch.nn.Linear(1, 1)
-        kind, options = Trainer.get_optimizer_cls_and_kwargs(config, layer)
-        optimizer = kind(**{"params": layer.parameters(), **options})
-        steps = config.max_steps if config.max_steps > 0 else _STEPS
-        get_scheduler(
-            config.lr_scheduler_type,
-            optimizer,
-            num_warmup_steps=config.get_warmup_steps(steps),
-            num_training_steps=steps,
-            scheduler_specific_kwargs=dict(config.lr_scheduler_kwargs or {}),
-        )
-        for callback in get_reporting_integration_callbacks(report_to or []):
-            callback()
+        return _construct(recipe, processes)
+
+
+def _construct(recipe: Recipe, processes: int) -> PODSConfig:
+    """Construct what the settings of a recipe configure, without its policy; raise what rejects them."""
+    arguments = engine_arguments(recipe)
+    arguments["per_device_train_batch_size"] *= processes  # the batch of all of them, in this one
+    for key in ("model_init_kwargs", "generation_kwargs"):  # JSON, as on TRL's command line
+        if isinstance(arguments.get(key), str):
+            arguments[key] = json.loads(arguments[key])
+        if not isinstance(arguments.get(key), (dict, type(None))):
+            raise UserError(f"{key}: expected a mapping, as in {{a: 1}}, or its JSON.")
+    model = ModelConfig(**recipe.model_arguments())
+    get_peft_config(model)
+    config = PODSConfig("unused", **arguments)
+    _check_sampling(config)
+    _check_optimizer(config)
+    _check_packages(config)
+    _check_attention(model.attn_implementation)
+    DataLoader(
+        TensorDataset(torch.zeros(1)),
+        num_workers=config.dataloader_num_workers,
+        prefetch_factor=config.dataloader_prefetch_factor,
+        persistent_workers=config.dataloader_persistent_workers,
+    )
+    for callback in get_reporting_integration_callbacks(recipe.values.get("report_to") or []):
+        callback()
     return config
+
+
+def _check_optimizer(config: PODSConfig) -> None:
+    layer = torch.nn.Linear(1, 1)
+    kind, options = Trainer.get_optimizer_cls_and_kwargs(config, layer)
+    optimizer = kind(**{"params": layer.parameters(), **options})
+    steps = config.max_steps if config.max_steps > 0 else _STEPS
+    get_scheduler(
+        config.lr_scheduler_type,
+        optimizer,
+        num_warmup_steps=config.get_warmup_steps(steps),
+        num_training_steps=steps,
+        scheduler_specific_kwargs=dict(config.lr_scheduler_kwargs or {}),
+    )
+
+
+def _check_packages(config: PODSConfig) -> None:
+    """Raise for what transformers and accelerate look up only when training begins."""
+    if config.use_liger_kernel and not is_liger_kernel_available():
+        raise UserError("use_liger_kernel needs liger-kernel, not installed here: pip install liger-kernel")
+    if config.torch_compile:
+        plugin = TorchDynamoPlugin(backend=config.torch_compile_backend or "inductor")
+        mode = config.torch_compile_mode
+        if mode is not None and plugin.backend == DynamoBackend.INDUCTOR:
+            modes = list(torch._inductor.list_mode_options())
+            if mode not in modes:
+                raise UserError(f"torch_compile_mode: got {mode!r}, expected one of {', '.join(modes)}.")
+
+
+def _check_attention(name: str | None) -> None:
+    """Raise what transformers raises for an unknown attention, or one whose package is missing.
+
+    A model of one small layer stands for the policy.
+    """
+    if name is None:
+        return
+    if "/" in name and find_spec("kernels") is None:
+        raise UserError(f"attn_implementation: {name} needs kernels, not installed here: pip install kernels")
+    if "/" not in name:
+        sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "vocab_size": 8}
+        with torch.device("meta"):
+            LlamaForCausalLM._from_config(LlamaConfig(num_hidden_layers=1, **sizes), attn_implementation=name)
 
 
 def _check_sampling(config: PODSConfig) -> None:

@@ -15,6 +15,9 @@ from ...distributed.processes import get_world_size
 from ...errors import UserError
 from ...text import counted
 
+MOST_ROLLOUTS = 1_000_000
+"""Rollouts of a generation batch. Their rows are in memory at once; a larger batch would end in hours of allocation."""
+
 
 @dataclass(frozen=True)
 class Shares:
@@ -117,8 +120,8 @@ def batch_plan(settings: Mapping[str, Any], processes: int | None = None) -> Bat
         processes: None: as many as the launcher started (``WORLD_SIZE``).
 
     Raises:
-        UserError: a number is below its minimum, n < m, a batch splits a group, or the rollouts cannot be shared
-            equally by the processes (two values that work are named).
+        UserError: a number is below its minimum, n < m, a batch splits a group, there are more than `MOST_ROLLOUTS`
+            rollouts, or they cannot be shared equally by the processes (two values that work are named).
 
     >>> batch_plan({"num_generations": 8, "num_rollouts": 32, "per_device_train_batch_size": 16}).prompts_per_generation
     2
@@ -140,6 +143,12 @@ def batch_plan(settings: Mapping[str, Any], processes: int | None = None) -> Bat
     sizes = (settings.get(name) for name in ("steps_per_generation", "generation_batch_size"))
     plan = BatchPlan(m, n, processes, rows, accumulation, _steps(m, rows, processes, accumulation, *sizes))
     prompts = plan.prompts_per_generation
+    if prompts * n > MOST_ROLLOUTS:
+        raise UserError(
+            f"A generation batch may hold at most {MOST_ROLLOUTS:,} rollouts: got {prompts * n:,} "
+            f"({counted(prompts, 'prompt')} x num_rollouts {n:,}). Lower num_rollouts, num_generations or "
+            "per_device_train_batch_size."
+        )
     if prompts * n % processes:
         low, high = _neighbours(n, processes // math.gcd(processes, prompts))
         raise UserError(
