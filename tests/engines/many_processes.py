@@ -71,6 +71,14 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "dead groups drawn again over two": (
         2, {"num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 6, "dynamic_sampling": True},
     ),
+    # A third of the rollouts has no end token. Groups that stay dead have no advantage, although they have a KL term.
+    "truncated ones and dead groups, named, over two": (
+        2,
+        {
+            "num_generations": 4, "num_rollouts": 6, "per_device_train_batch_size": 6, "beta": 0.04,
+            "dynamic_sampling": "half_dead", "dynamic_sampling_rounds": 1, "mask_truncated_completions": True,
+        },
+    ),
     # Without the stand-in: a rollout is the same text whichever process draws it, in whatever batch.
     "sampled by the policy, over four": (
         4,
