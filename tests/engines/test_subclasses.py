@@ -298,6 +298,7 @@ def test_a_loss_without_super_trains_where_steps_are_skipped(make_trainer, rando
     trainer.train()
     assert [row.get("pods/skipped_step", 0.0) for row in trainer.state.log_history[:2]] == [0.0, 0.0]
     assert all(not torch.equal(moved[name], weight) for name, weight in weights(trainer).items())
+    assert min(row["pods/tokens/computed"] for row in trainer.state.log_history[:2]) > 0
     trainer = make_trainer(inner_loss_without_super(PODSTrainer), reward=constant, **settings)
     trainer.train()
     assert [row.get("pods/skipped_step", 0.0) for row in trainer.state.log_history[:2]] == [1.0, 1.0]

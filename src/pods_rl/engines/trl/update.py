@@ -278,7 +278,8 @@ class Update:
             others = {**others, **present_images(others)}
         if not trainer.model.training:
             return compute(model, ids, mask, keep, batch_size, **others)
-        in_loss = bool(self._batch)
+        # Old and reference log-probabilities have no gradient. A user's own loss may not pass through `loss`.
+        in_loss = torch.is_grad_enabled()
         why_rows = self._why_rows(images)
         if in_loss:
             self._rows_because = why_rows
