@@ -40,7 +40,7 @@ def test_a_run_on_a_gpu_trains_on_trees_with_every_torch(monkeypatch, make_train
     with caplog.at_level(logging.INFO, logger=LOGGER):
         ours, logs = train(trainer)
     kernel = "scaled_dot_product_attention over blocks" if version == "2.9" else "torch.nn.attention.varlen"
-    assert trainer._update.attention.startswith(f"prefix trees, with {kernel}")
+    assert trainer._update.attention.startswith(f"prefix trees, with attention by {kernel}")
     (message,) = messages(caplog)
     assert kernel in message
     theirs, rows_logs = train(make_trainer(**settings, prefix_tree=False))
@@ -81,7 +81,7 @@ def count_rows(trainer):
     [
         ({}, "rows: the auxiliary loss of its experts"),
         ({"prefix_tree": False}, "rows: prefix_tree is false"),
-        ({"router_aux_loss_coef": 0.0}, "prefix trees, with scaled_dot_product_attention over blocks"),
+        ({"router_aux_loss_coef": 0.0}, "prefix trees, with attention by scaled_dot_product_attention over blocks"),
     ],
     ids=["auxiliary loss", "no trees", "no auxiliary loss"],
 )

@@ -64,10 +64,14 @@ class Kernel:
     repeats_heads: bool
 
     def __str__(self) -> str:
-        repeated = " with keys and values repeated for each query head" if self.repeats_heads else ""
-        if self.why_blocks is None:
-            return f"torch.nn.attention.varlen{repeated}"
-        return f"scaled_dot_product_attention over blocks of rows{repeated} ({self.why_blocks})"
+        function = "torch.nn.attention.varlen"
+        details = []
+        if self.repeats_heads:
+            details.append("keys and values are repeated for each query head")
+        if self.why_blocks is not None:
+            function = "scaled_dot_product_attention over blocks of rows"
+            details.append(self.why_blocks)
+        return f"{function} ({'; '.join(details)})" if details else function
 
 
 def choose_kernel(

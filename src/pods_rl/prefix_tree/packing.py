@@ -150,7 +150,7 @@ class Probe:
     def __str__(self) -> str:
         if self.why_rows is not None:
             return f"rows: {self.why_rows}"
-        return f"prefix trees, with {' and '.join(self.kernels)}"
+        return f"prefix trees, with attention by {' and by '.join(self.kernels)}"
 
 
 def why_rows(model: Any, call: nn.Module, *, tolerance: float = 1e-3) -> str | None:
