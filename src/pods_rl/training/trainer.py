@@ -7,7 +7,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -57,6 +57,10 @@ RewardFunction = Callable[..., Scores]
 _NO_PICKLE = {"use_safetensors": True}
 # A run writes its own files; TRL writes only what the recipe sets.
 _QUIET = {"report_to": "none", "disable_tqdm": True}
+_MAPPINGS = (  # keys that are a mapping, or its JSON; transformers would fail on other text when training begins
+    "model_init_kwargs", "generation_kwargs", "chat_template_kwargs", "gradient_checkpointing_kwargs",
+    "activation_checkpointing_kwargs", "lr_scheduler_kwargs", "transformers_continuous_batching_config",
+)  # fmt: skip
 _STEPS = 100  # of a schedule without a number of steps
 _SAMPLING = {  # what `generate` makes of each setting, and the value that turns it off
     "temperature": (processors.TemperatureLogitsWarper, 1.0),
@@ -201,8 +205,13 @@ def _is_rejected(recipe: Recipe) -> bool:
 
 
 def _quotes(reason: str, value: object) -> bool:
-    """Return whether an error quotes a text of a recipe, or an entry of a list of texts."""
-    entries = value if isinstance(value, list) else [value]
+    """Return whether an error quotes a text of a recipe, or one in a list or a mapping."""
+    if isinstance(value, Mapping):
+        entries = [*value.keys(), *value.values()]
+    elif isinstance(value, list):
+        entries = value
+    else:
+        entries = [value]
     return any(isinstance(entry, str) and len(entry) > 1 and entry in reason for entry in entries)
 
 
@@ -279,9 +288,10 @@ def _construct(recipe: Recipe, processes: int) -> PODSConfig:
     """Construct what the settings of a recipe configure, without its policy; raise what rejects them."""
     arguments = engine_arguments(recipe)
     arguments["per_device_train_batch_size"] *= processes  # the batch of all of them, in this one
-    for key in ("model_init_kwargs", "generation_kwargs"):  # JSON, as on TRL's command line
-        if isinstance(arguments.get(key), str):
-            arguments[key] = json.loads(arguments[key])
+    for key in _MAPPINGS:
+        if isinstance(arguments.get(key), str):  # JSON, as on TRL's command line
+            with suppress(ValueError):
+                arguments[key] = json.loads(arguments[key])
         if not isinstance(arguments.get(key), (dict, type(None))):
             raise UserError(f"{key}: expected a mapping, as in {{a: 1}}, or its JSON.")
     model = ModelConfig(**recipe.model_arguments())
@@ -296,6 +306,7 @@ def _construct(recipe: Recipe, processes: int) -> PODSConfig:
         num_workers=config.dataloader_num_workers,
         prefetch_factor=config.dataloader_prefetch_factor,
         persistent_workers=config.dataloader_persistent_workers,
+        multiprocessing_context=config.dataloader_multiprocessing_context,
     )
     for callback in get_reporting_integration_callbacks(recipe.values.get("report_to") or []):
         callback()
@@ -350,6 +361,8 @@ def _check_sampling(config: PODSConfig) -> None:
     for name in own:
         if name not in known and not config.use_vllm:
             raise UserError(f"generation_kwargs: {name}: `generate` has no such argument.{suggest(name, known)}")
+    if own.get("num_return_sequences", 1) != 1:
+        raise UserError("generation_kwargs: num_return_sequences must be 1: num_rollouts sets how many are generated.")
     settings = {name: own.get(name, getattr(config, name)) for name in _SAMPLING}
     for name, (processor, off) in _SAMPLING.items():
         if settings[name] != off and settings[name] is not None:
