@@ -132,10 +132,7 @@ def t_band(scores_RC: ArrayLike, errors_RC: ArrayLike | None = None) -> tuple[Ar
     (array([0.052,   nan]), array([0.548,   nan]))
     """
     scores = np.asarray(scores_RC, dtype=np.float64)
-    if errors_RC is None:
-        errors = np.full_like(scores, math.nan)
-    else:
-        errors = np.asarray(errors_RC, dtype=np.float64)
+    errors = np.asarray(math.nan if errors_RC is None else errors_RC, dtype=np.float64)
     known = ~np.isnan(scores)
     mean = np.where(known, scores, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
     # paired with zeros, the differences are the scores
@@ -158,6 +155,13 @@ class Difference:
     def settled(self) -> bool:
         """Whether the interval excludes 0."""
         return self.low > 0 or self.high < 0
+
+    @property
+    def order(self) -> str:
+        """``above`` or ``below`` if every run is so although the difference is not settled; else empty."""
+        if self.settled or self.side == 0:
+            return ""
+        return "above" if self.side > 0 else "below"
 
 
 def difference(
