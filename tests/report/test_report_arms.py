@@ -17,6 +17,7 @@ from conftest import write_run
 from pods_rl.errors import UserError
 from pods_rl.report.analysis import Analysis, Final, analyse, cost_of, find_ablations, settings_of
 from pods_rl.report.arms import Arm, arms_from_csv, arms_from_runs, curve_of
+from pods_rl.report.tables import arms_table
 from pods_rl.report.wording import headlines, notes
 
 CLOCK = [6.0 * k for k in range(11)]
@@ -102,7 +103,7 @@ def test_final_scores_are_compared_where_the_baseline_ends(tmp_path: Path) -> No
     analysis = analysis_of(tmp_path)
     assert analysis.horizon == 60
     assert final_of(analysis, "pods").final_seconds == pytest.approx(60, abs=1)
-    pairs = {(pair.arm.name, pair.other.name): pair for pair in analysis.pairs}
+    pairs = {(pair.arm.name, pair.rival.name): pair for pair in analysis.pairs}
     assert pairs["pods", "grpo"].due == 60
     assert pairs["short", "grpo"].due == pairs["pods", "short"].due == 30
     text = " ".join(headlines(analysis))
@@ -310,7 +311,7 @@ def test_clocks_that_share_no_checkpoint_are_compared_at_one_time_or_not_at_all(
     written("odd", [0, 9, 18, 27])
     written("later", [40, 50])
     analysis = analysis_of(tmp_path)
-    pairs = {pair.arm.name: pair for pair in analysis.pairs if pair.other.name == "grpo"}
+    pairs = {pair.arm.name: pair for pair in analysis.pairs if pair.rival.name == "grpo"}
     assert [*pairs] == ["odd"]
     assert pairs["odd"].due == 27
     assert pairs["odd"].difference.mean == pytest.approx(0.0)  # one line, read at one time
@@ -339,6 +340,19 @@ def test_a_headline_leads_with_the_final_scores_and_their_difference_then_the_sp
     assert f"{pair.speedup.speedup:.2f}x [{pair.speedup.ci_low:.2f}, {pair.speedup.ci_high:.2f}]" in speedup
 
 
+def test_a_single_evaluated_run_has_the_error_of_its_evaluation_in_sentence_and_table(tmp_path: Path) -> None:
+    """Also where the arm has other runs, which were not evaluated."""
+    path = write_run(tmp_path / "pods" / "seed-1", "pods", 1)
+    rows = [{"due": t, "seconds": t, "accuracy": 0.5, "accuracy_se": 0.01} for t in (0, 10)]
+    (path / "evals.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (write_run(tmp_path / "pods" / "seed-2", "pods", 2) / "evals.jsonl").write_text("")
+    analysis = analysis_of(tmp_path)
+    table = arms_table(analysis)
+    assert "to 0.500 ± 0.020 accuracy" in headlines(analysis)[0]
+    assert "0.500 ± 0.020" in table.cells()[0]
+    assert "standard errors of the evaluation of a single run" in table.note
+
+
 def test_few_runs_settle_no_score_but_a_clear_order_of_all_runs_is_named(experiment: Path) -> None:
     """Two of three PODS runs reach the end, both above the three of GRPO; the interval of two runs is wide."""
     scores, _ = headlines(analysis_of(experiment))
@@ -361,7 +375,7 @@ def test_every_pair_of_few_arms_is_compared_and_the_one_that_drops_rollouts_lead
         for seed in (1, 2):
             write_run(tmp_path / arm / f"seed-{seed}", arm, seed, rate=rate, config=config, noise=0.001)
     analysis = analysis_of(tmp_path, "grpo-trl")
-    pairs = [(pair.arm.name, pair.other.name) for pair in analysis.pairs]
+    pairs = [(pair.arm.name, pair.rival.name) for pair in analysis.pairs]
     assert pairs == [("pods", "grpo-trl"), ("cheaper", "grpo-trl"), ("pods", "cheaper")]
     assert analysis.pairs[2].difference.mean > 0
     assert analysis.pairs[2].speedup.speedup > 1

@@ -18,7 +18,7 @@ from .comparable import refusal
 from .intervals import Z_95, Array, Difference, difference, error_of_mean, t_band
 from .pooling import NO_MATTER, OWN_TO_A_RUN, in_order
 from .statistics import Evaluations, Speedup, mean_curve, speedups
-from .text import finite, plain
+from .text import finite, finite_numbers, plain
 
 PHASES = ("rollout", "reward", "selection", "update")
 AXES = {
@@ -88,20 +88,19 @@ class Pair:
     """An arm against another where both have data: the difference of their scores, and the speedup to its level."""
 
     arm: Arm
-    other: Arm
+    rival: Arm
     due: float  # nominal second of the scores: the last one up to which both have evaluations
     score: float  # of the arm
-    other_score: float
+    rival_score: float
     runs: int  # of the arm that have a score there
-    other_runs: int
+    rival_runs: int
     difference: Difference
     speedup: Speedup
 
     @property
     def is_early(self) -> bool:
         """Whether one of the arms has scores after the time at which they are compared."""
-        ends = [arm.curve.end for arm in (self.arm, self.other) if arm.curve]
-        return max(ends) > self.due * (1 + 1e-9)
+        return max(self.arm.end, self.rival.end) > self.due * (1 + 1e-9)
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +145,7 @@ class Analysis:
         """The arms that are compared with another, or all if none is."""
         names: set[str] = set()
         for pair in self.pairs:
-            names |= {pair.arm.name, pair.other.name}
+            names |= {pair.arm.name, pair.rival.name}
         return [arm for arm in self.arms if arm.name in names] or list(self.arms)
 
     @property
@@ -180,9 +179,9 @@ def analyse(arms: Sequence[Arm], *, baseline: str | None, metric: str) -> Analys
     # an ablation of single runs would show nothing but that runs differ
     ablations = find_ablations([arm for arm in ordered if arm.curve and not arm.is_single])
     pairs = []
-    for arm, other in _pairs(compared, base, ablations):
-        if not _why_not(arm, other):
-            pairs.append(_compare(arm, other))
+    for arm, rival in _pairs(compared, base, ablations):
+        if not _why_not(arm, rival):
+            pairs.append(_compare(arm, rival))
     return Analysis(
         results=tuple(results),
         baseline=base,
@@ -195,13 +194,13 @@ def analyse(arms: Sequence[Arm], *, baseline: str | None, metric: str) -> Analys
 
 def _horizon(arms: Sequence[Arm], reference: Arm | None) -> float:
     """Return the end of the reference, else the last end of an arm that has scores."""
-    if reference is not None and reference.curve is not None:
-        return reference.curve.end
-    ends = [arm.curve.end for arm in arms if arm.curve]
-    return max([end for end in ends if not math.isnan(end)], default=0.0)
+    if reference is not None:
+        return reference.end
+    return max((arm.end for arm in arms if arm.has_scores), default=0.0)
 
 
 def _result_of(arm: Arm, reference: Arm | None, horizon: float) -> ArmResult:
+    """Return the numbers of an arm, and its speedups if it can be compared with the reference."""
     cost = cost_of(arm.runs) if arm.runs else None
     if arm.curve is None or not arm.has_scores:
         return ArmResult(arm, cost=cost)
@@ -210,16 +209,16 @@ def _result_of(arm: Arm, reference: Arm | None, horizon: float) -> ArmResult:
         refused = _why_not(arm, reference)
     if reference is None or refused:
         # an arm that is compared with nothing is shown as far as it got
-        return ArmResult(arm, _final_of(arm.curve, arm.curve.end), cost, refused=refused)
+        return ArmResult(arm, _final_of(arm.curve, arm.end), cost, refused=refused)
     return ArmResult(arm, _final_of(arm.curve, horizon), cost, tuple(_speedups(arm, reference)))
 
 
-def _why_not(arm: Arm, other: Arm) -> str:
+def _why_not(arm: Arm, rival: Arm) -> str:
     """Return why two arms that have scores are not compared; empty if they are."""
-    reason = refusal(arm, other)
+    reason = refusal(arm, rival)
     if reason:
         return reason
-    end = _shared_end(arm, other)
+    end = _shared_end(arm, rival)
     if end is None:
         return "their evaluations have no time in common"
     if end <= 0:
@@ -227,14 +226,14 @@ def _why_not(arm: Arm, other: Arm) -> str:
     return ""
 
 
-def _shared_end(arm: Arm, other: Arm) -> float | None:
+def _shared_end(arm: Arm, rival: Arm) -> float | None:
     """Return the last nominal second at which both arms have a mean score; None if there is none."""
-    if arm.curve is None or other.curve is None:
+    if arm.curve is None or rival.curve is None:
         return None
-    end = min(arm.curve.end, other.curve.end)
-    times = np.unique(np.concatenate([arm.curve.due, other.curve.due]))
+    end = min(arm.end, rival.end)
+    times = np.unique(np.concatenate([arm.curve.due, rival.curve.due]))
     for due in reversed(times[times <= end * (1 + 1e-9)].tolist()):
-        if _has_mean(arm.curve, due) and _has_mean(other.curve, due):
+        if _has_mean(arm.curve, due) and _has_mean(rival.curve, due):
             return float(due)
     return None
 
@@ -245,53 +244,53 @@ def _has_mean(curve: Curve, due: float) -> bool:
     return not np.isnan(mean_curve(scores[:, None])[0])
 
 
-def _compare(arm: Arm, other: Arm) -> Pair:
+def _compare(arm: Arm, rival: Arm) -> Pair:
     """Compare two arms at the last time at which both have scores."""
-    due = _shared_end(arm, other)
+    due = _shared_end(arm, rival)
     assert due is not None  # checked by `_why_not`
     assert arm.curve
-    assert other.curve
+    assert rival.curve
     scores, errors = arm.curve.at(due)
-    other_scores, other_errors = other.curve.at(due)
-    order = same_seeds(arm, other)
+    rival_scores, rival_errors = rival.curve.at(due)
+    order = same_seeds(arm, rival)
     paired = False
     if order is not None:
-        other_scores = other_scores[order]
-        other_errors = other_errors[order]
-        paired = bool((np.isnan(scores) == np.isnan(other_scores)).all())
-    known = ~np.isnan(scores)
-    other_known = ~np.isnan(other_scores)
-    scores = scores[known]
-    other_scores = other_scores[other_known]
+        rival_scores = rival_scores[order]
+        rival_errors = rival_errors[order]
+        paired = bool((np.isnan(scores) == np.isnan(rival_scores)).all())
+    has_score = ~np.isnan(scores)
+    rival_has_score = ~np.isnan(rival_scores)
+    scores = scores[has_score]
+    rival_scores = rival_scores[rival_has_score]
     gap = difference(
         scores,
-        other_scores,
-        float(error_of_mean(errors[known][:, None])[0]),
-        float(error_of_mean(other_errors[other_known][:, None])[0]),
+        rival_scores,
+        float(error_of_mean(errors[has_score][:, None])[0]),
+        float(error_of_mean(rival_errors[rival_has_score][:, None])[0]),
         paired=paired,
     )
     return Pair(
         arm=arm,
-        other=other,
+        rival=rival,
         due=due,
         score=float(scores.mean()),
-        other_score=float(other_scores.mean()),
+        rival_score=float(rival_scores.mean()),
         runs=len(scores),
-        other_runs=len(other_scores),
+        rival_runs=len(rival_scores),
         difference=gap,
-        speedup=next(_speedups(arm, other)),
+        speedup=next(_speedups(arm, rival)),
     )
 
 
-def _speedups(arm: Arm, other: Arm) -> Iterator[Speedup]:
+def _speedups(arm: Arm, rival: Arm) -> Iterator[Speedup]:
     """Yield the speedups of an arm to the level of another, with intervals unless it is the same arm."""
     assert arm.curve
-    assert other.curve
-    theirs = other.curve.evaluations
-    order = same_seeds(arm, other)
+    assert rival.curve
+    theirs = rival.curve.evaluations
+    order = same_seeds(arm, rival)
     if order is not None:
         theirs = Evaluations(theirs.scores[order], theirs.seconds[order], theirs.errors[order], theirs.due)  # type: ignore[index]
-    return speedups(theirs, arm.curve.evaluations, paired=order is not None, intervals=arm is not other)
+    return speedups(theirs, arm.curve.evaluations, paired=order is not None, intervals=arm is not rival)
 
 
 def _find_baseline(arms: Sequence[Arm], name: str | None) -> Arm | None:
@@ -301,8 +300,10 @@ def _find_baseline(arms: Sequence[Arm], name: str | None) -> Arm | None:
         return by_name[name]
     if name is None or name == "none" or len(by_name) == 1:
         return None
-    names = f"{', '.join(map(plain, by_name))}.{suggest(name, by_name)}"
-    raise UserError(f"No arm is called {name!r}: the arms are {names} Name one with --baseline, or 'none'.")
+    names = ", ".join(map(plain, by_name))
+    raise UserError(
+        f"No arm is called {name!r}: the arms are {names}.{suggest(name, by_name)} Name one with --baseline, or 'none'."
+    )
 
 
 def _pairs(arms: Sequence[Arm], base: Arm | None, ablations: Sequence[Ablation]) -> list[tuple[Arm, Arm]]:
@@ -311,11 +312,11 @@ def _pairs(arms: Sequence[Arm], base: Arm | None, ablations: Sequence[Ablation])
     The first is the subject of the experiment against the baseline. Then follow all others against the baseline, and
     the subject against them. With few arms, every pair is compared.
     """
-    others = [arm for arm in arms if arm is not base]
-    if base is None or base not in arms or not others:
+    candidates = [arm for arm in arms if arm is not base]
+    if base is None or base not in arms or not candidates:
         return []
-    subject = _subject(others, base, ablations)
-    rest = [arm for arm in others if arm is not subject]
+    subject = _subject(candidates, base, ablations)
+    rest = [arm for arm in candidates if arm is not subject]
     pairs = [(arm, base) for arm in (subject, *rest)]
     pairs += [(subject, arm) for arm in rest]
     if len(arms) <= _EVERY_PAIR:
@@ -323,16 +324,16 @@ def _pairs(arms: Sequence[Arm], base: Arm | None, ablations: Sequence[Ablation])
     return pairs
 
 
-def _subject(others: Sequence[Arm], base: Arm, ablations: Sequence[Ablation]) -> Arm:
+def _subject(candidates: Sequence[Arm], base: Arm, ablations: Sequence[Ablation]) -> Arm:
     """Return the arm that the ablations vary, else the first that drops rollouts, else the first."""
     for ablation in ablations:
         if ablation.reference is not base:
             return ablation.reference
-    for arm in others:
+    for arm in candidates:
         n, m = rollouts_of(arm.config)
         if n != m:
             return arm
-    return others[0]
+    return candidates[0]
 
 
 def _final_of(curve: Curve, horizon: float) -> Final:
@@ -345,9 +346,9 @@ def _final_of(curve: Curve, horizon: float) -> Final:
         at = curve.last()
     assert at is not None  # the curve has a mean somewhere
     low, high = t_band(curve.scores, curve.errors)
-    known = np.flatnonzero(~np.isnan(curve.mean))
-    start = int(known[0])
-    within = known[known <= at]
+    with_mean = np.flatnonzero(~np.isnan(curve.mean))
+    start = int(with_mean[0])
+    within = with_mean[with_mean <= at]
     peak = int(within[np.argmax(curve.mean[within])])
     has_score = ~np.isnan(curve.scores[:, at])  # [R]
     scores = curve.scores[has_score, at]
@@ -371,7 +372,7 @@ def cost_of(runs: Sequence[Run]) -> Cost:
     """Return steps, seconds a step and seconds by phase: the mean of each run, then the mean over runs."""
     steps = []
     seconds_per_step = []
-    phases_of_runs = []
+    phases_of_runs: dict[str, list[float]] = {phase: [] for phase in PHASES}
     for run in runs:
         rows = [row for row in run.metrics if (finite(row.get("step")) or 0) > 0]
         if not rows:
@@ -381,18 +382,18 @@ def cost_of(runs: Sequence[Run]) -> Cost:
         steps.append(step)
         if seconds is not None:
             seconds_per_step.append(seconds / step)
-        phases_of_runs.append({phase: _mean(row.get(f"pods/seconds/{phase}") for row in rows) for phase in PHASES})
-    phases = {phase: _mean(of_run[phase] for of_run in phases_of_runs) for phase in PHASES}
+        for phase, of_runs in phases_of_runs.items():
+            of_runs.append(_mean(row.get(f"pods/seconds/{phase}") for row in rows))
+    phases = {phase: _mean(of_runs) for phase, of_runs in phases_of_runs.items()}
     per_step = _mean(seconds_per_step)
-    other = max(per_step - float(np.nansum([*phases.values()])), 0.0)
-    return Cost(_mean(steps), per_step, phases, other)
+    outside = max(per_step - float(np.nansum([*phases.values()])), 0.0)
+    return Cost(_mean(steps), per_step, phases, outside)
 
 
 def _mean(values: Iterable[object]) -> float:
     """Return the mean of the numbers among logged values; NaN if there is none."""
-    numbers = [finite(value) for value in values]
-    known = [number for number in numbers if number is not None]
-    return float(np.mean(known)) if known else math.nan
+    numbers = finite_numbers(values)
+    return float(np.mean(numbers)) if numbers else math.nan
 
 
 # ------------------------------------------------------------------------------------------ ablations
@@ -406,9 +407,9 @@ def find_ablations(arms: Sequence[Arm]) -> tuple[Ablation, ...]:
     """
     settings: dict[Arm, dict[str, Any]] = {}
     for arm in arms:
-        settings_here = settings_of(arm.config)
-        if settings_here:
-            settings[arm] = settings_here
+        arm_settings = settings_of(arm.config)
+        if arm_settings:
+            settings[arm] = arm_settings
     if not settings:
         return ()
 
@@ -456,10 +457,11 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in config.items():
         if key not in skipped and value is not None:
             settings[str(key)] = in_order(value)
-    rows, micro_batches = (finite(config.get(key)) for key in _ROWS)
+    rows = finite(config.get("per_device_train_batch_size"))
+    micro_batches = finite(config.get("gradient_accumulation_steps")) or 1
     if rows:
         # rows follow m, so an ablation of m keeps the prompts of a step
-        settings["prompts"] = rows * (micro_batches or 1) / m
+        settings["prompts"] = rows * micro_batches / m
     settings["n"] = n
     settings["m"] = m
     settings["rule"] = str(config.get("rule") or "")

@@ -22,7 +22,7 @@ from ..runs.files import CONFIG, ENVIRONMENT, EVALS, METRICS, STATUS
 from .intervals import Array
 from .pooling import pools_of
 from .statistics import Evaluations, mean_curve
-from .text import finite, plain
+from .text import finite, plain, tally
 
 ACCURACIES = ("accuracy", "answer_accuracy", "both_accuracy", "format_accuracy")
 LENGTH = "mean_completion_tokens"
@@ -47,7 +47,7 @@ class Curve:
     due: Array  # [C] nominal seconds
     seconds: Array  # [R, C] real seconds of training clock; NaN if a run has no such checkpoint
     scores: Array  # [R, C]
-    errors: Array  # [R, C] standard error of each evaluation; NaN if it is not known
+    errors: Array  # [R, C] standard error of each evaluation; NaN if it is unknown
     interpolated: bool = False  # each run was evaluated at its own times
 
     @cached_property
@@ -90,10 +90,10 @@ class Curve:
 
     def _between(self, due: float, values: Array) -> float:
         """Interpolate the values of one run, ``[C]``, skipping checkpoints that it does not have."""
-        known = ~np.isnan(values)
-        if not known.any():
+        measured = ~np.isnan(values)
+        if not measured.any():
             return math.nan
-        return float(_on_a_line(np.array([due]), self.due[known], values[known])[0])
+        return float(_on_a_line(np.array([due]), self.due[measured], values[measured])[0])
 
 
 def _on_a_line(due: Array, times: Array, values: Array) -> Array:
@@ -127,18 +127,24 @@ class Arm:
     @property
     def unfinished(self) -> str:
         """How many runs did not finish, by state, such as ``1 failed``; empty if all finished."""
-        states = Counter(plain(run.state, limit=20) for run in self.runs if run.state != "finished")
-        return ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+        states = Counter(run.state for run in self.runs)
+        del states["finished"]
+        return tally(sorted(states.items()))
 
     @property
     def has_scores(self) -> bool:
         """Whether the curve has a mean at some checkpoint."""
-        return self.curve is not None and self.curve.last() is not None
+        return not math.isnan(self.end)
+
+    @property
+    def end(self) -> float:
+        """Nominal seconds of the last checkpoint with a mean; NaN if there is none."""
+        return self.curve.end if self.curve else math.nan
 
     @property
     def is_trained(self) -> bool:
         """Whether the arm was evaluated after its start."""
-        return self.curve is not None and self.curve.end > 0
+        return self.end > 0
 
     @cached_property
     def seeds(self) -> tuple[str, ...]:
@@ -149,11 +155,11 @@ class Arm:
         return tuple(seeds.get(name, name) for name in self.curve.runs)
 
 
-def same_seeds(arm: Arm, other: Arm) -> list[int] | None:
-    """Return the rows of the other's curve in the order of the arm's seeds; None if their seeds are not the same."""
-    if len({*other.seeds}) < len(other.seeds) or sorted(arm.seeds) != sorted(other.seeds):
+def same_seeds(arm: Arm, rival: Arm) -> list[int] | None:
+    """Return the rows of the rival's curve in the order of the arm's seeds; None if their seeds are not the same."""
+    if len({*rival.seeds}) < len(rival.seeds) or sorted(arm.seeds) != sorted(rival.seeds):
         return None
-    return [other.seeds.index(seed) for seed in arm.seeds]
+    return [rival.seeds.index(seed) for seed in arm.seeds]
 
 
 # --------------------------------------------------------------------------------------------- curves
@@ -163,8 +169,8 @@ def curve_of(evals: Evals, metric: str, clock: str = "seconds") -> Curve | None:
     """Return the curve of one metric over the runs of an arm. If no run has an evaluation, return None.
 
     Args:
-        evals: evaluations by run, each with ``due`` (nominal seconds), ``seconds`` (real), the metric and, if it is
-            known, its standard error ``<metric>_se`` or the number of ``prompts``. Of two evaluations of one run with
+        evals: evaluations by run, each with ``due`` (nominal seconds), ``seconds`` (real), the metric and, if
+            logged, its standard error ``<metric>_se`` or the number of ``prompts``. Of two evaluations of one run with
             the same ``due`` (a resumed run repeats one) the later line counts. ``due`` defaults to ``seconds``.
         metric: the field to read; an evaluation without a finite number there is skipped.
         clock: the field of the real times.
@@ -241,16 +247,18 @@ def _share_a_clock(runs: Sequence[Points]) -> bool:
     Evaluations at the earliest time do not count: all runs start at 0.
     """
     start = min(map(min, runs))
-    times_of_runs = [points.keys() - {start} for points in runs]
-    times_of_runs = [times for times in times_of_runs if times]
+    times_of_runs = []
+    count: Counter[float] = Counter()  # runs by time
+    for points in runs:
+        times = points.keys() - {start}
+        if times:
+            times_of_runs.append(times)
+            count.update(times)
     if len(times_of_runs) < 2:
         return True
-    count: Counter[float] = Counter()
     for times in times_of_runs:
-        count.update(times)
-    for times in times_of_runs:
-        shared = [time for time in times if count[time] > 1]
-        if len(shared) >= len(times) / 2:
+        shared = sum(count[time] > 1 for time in times)
+        if shared >= len(times) / 2:
             return True
     return False
 

@@ -63,9 +63,9 @@ def line_styles(count: int) -> list[Style]:
 def styles_of(analysis: Analysis) -> dict[str, Style]:
     """Return the style of each arm by name, the same in every figure; the arm that the report is about comes first."""
     subject = analysis.pairs[0].arm if analysis.pairs else None
-    others = [arm for arm in analysis.arms if arm is not analysis.baseline]
-    others.sort(key=lambda arm: arm is not subject)
-    styles = {arm.name: style for arm, style in zip(others, line_styles(len(others)), strict=True)}
+    coloured = [arm for arm in analysis.arms if arm is not analysis.baseline]
+    coloured.sort(key=lambda arm: arm is not subject)
+    styles = {arm.name: style for arm, style in zip(coloured, line_styles(len(coloured)), strict=True)}
     if analysis.baseline:
         styles[analysis.baseline.name] = Style(_BASELINE)
     return styles

@@ -37,24 +37,24 @@ _MOST_ARMS = 3  # that a note names for a value
 Fact = Callable[[Run], str]
 
 
-def refusal(arm: Arm, other: Arm) -> str:
+def refusal(arm: Arm, rival: Arm) -> str:
     """Return why the scores of two arms cannot be compared; empty if they can, or if nothing is known of them."""
-    if not arm.config or not other.config:
+    if not arm.config or not rival.config:
         return ""
     for key in _QUESTIONS:
         ours = arm.config.get(key)
-        theirs = other.config.get(key)
+        theirs = rival.config.get(key)
         if ours != theirs:
             return f"{key} is {_value(ours)} and {_value(theirs)}"
     ours = _version(arm)
-    theirs = _version(other)
+    theirs = _version(rival)
     if not ours or not theirs or ours == theirs:
         return ""
     our_grader, _, our_rest = ours.partition("-")
     their_grader, _, their_rest = theirs.partition("-")
     if our_grader != their_grader:
         return f"answers were graded by versions {plain(our_grader)} and {plain(their_grader)} of the grader"
-    prompts_differ = any(arm.config.get(key) != other.config.get(key) for key in _PROMPTS)
+    prompts_differ = any(arm.config.get(key) != rival.config.get(key) for key in _PROMPTS)
     if our_rest != their_rest and not prompts_differ:
         return f"the versions of the task are {plain(ours)} and {plain(theirs)}"
     return ""

@@ -42,9 +42,9 @@ STYLE: dict[str, Any] = {
 
 def printed(analysis: Analysis, kinds: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     """Yield a file name and its content for each figure that has data, in each format."""
-    first, *others = analysis.metrics
-    figures = {"curves": curves_figure(analysis, first)}
-    for metric in others:
+    compared, *rest = analysis.metrics
+    figures = {"curves": curves_figure(analysis, compared)}
+    for metric in rest:
         figures[metric] = curves_figure(analysis, metric)
     for ablation in analysis.ablations:
         figures[f"ablation-{ablation.axis}"] = ablation_figure(analysis, ablation)

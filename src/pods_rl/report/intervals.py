@@ -101,19 +101,19 @@ def _squared_error(values_RC: Array) -> tuple[Array, Array]:
 
     The squared error is NaN with fewer than two runs.
     """
-    known_RC = ~np.isnan(values_RC)
-    count_C = known_RC.sum(axis=0).astype(np.float64)
-    mean_C = np.where(known_RC, values_RC, 0.0).sum(axis=0) / np.maximum(count_C, 1)
-    squares_C = (np.where(known_RC, values_RC - mean_C, 0.0) ** 2).sum(axis=0)
+    present_RC = ~np.isnan(values_RC)
+    count_C = present_RC.sum(axis=0).astype(np.float64)
+    mean_C = np.where(present_RC, values_RC, 0.0).sum(axis=0) / np.maximum(count_C, 1)
+    squares_C = (np.where(present_RC, values_RC - mean_C, 0.0) ** 2).sum(axis=0)
     variance_C = squares_C / np.maximum(count_C - 1, 1)
     return np.where(count_C > 1, variance_C / np.maximum(count_C, 1), np.nan), count_C
 
 
 def error_of_mean(errors_RC: Array) -> Array:
     """Return the standard error that the evaluations' own noise gives a mean over runs, ``[C]``; NaN if unknown."""
-    known_RC = ~np.isnan(errors_RC)
-    count_C = known_RC.sum(axis=0)
-    total_C = np.sqrt((np.where(known_RC, errors_RC, 0.0) ** 2).sum(axis=0))
+    present_RC = ~np.isnan(errors_RC)
+    count_C = present_RC.sum(axis=0)
+    total_C = np.sqrt((np.where(present_RC, errors_RC, 0.0) ** 2).sum(axis=0))
     return np.where(count_C > 0, total_C / np.maximum(count_C, 1), np.nan)
 
 
@@ -133,10 +133,10 @@ def t_band(scores_RC: ArrayLike, errors_RC: ArrayLike | None = None) -> tuple[Ar
     """
     scores = np.asarray(scores_RC, dtype=np.float64)
     errors = np.asarray(math.nan if errors_RC is None else errors_RC, dtype=np.float64)
-    known = ~np.isnan(scores)
-    mean = np.where(known, scores, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+    present = ~np.isnan(scores)
+    mean = np.where(present, scores, 0.0).sum(axis=0) / np.maximum(present.sum(axis=0), 1)
     # paired with zeros, the differences are the scores
-    error = error_of_mean(np.where(known, errors, math.nan))
+    error = error_of_mean(np.where(present, errors, math.nan))
     half = half_widths(scores, np.zeros_like(scores), paired=True, arm_error_C=error)
     return mean - half, mean + half
 

@@ -140,9 +140,9 @@ def ledger_of(arms: Sequence[Arm], *, data_mb: float = DATA_MB) -> Ledger:
     """Read every ledger file of the arms; skip and name a damaged one, or one with other columns.
 
     Args:
-        arms: those without a ledger are not shown.
-        data_mb: megabytes of the data. If not all groups fit, the dropped ones are spread over steps and runs: files
-            are read in a shuffled order, the arms in turn.
+        arms: arms, of which some may have no ledger.
+        data_mb: megabytes of the data. If not all groups fit, the dropped ones are spread over steps and runs, since
+            files are read in a shuffled order, the arms in turn.
     """
     ledger = Ledger(data_mb)
     queue: list[tuple[int, Path, Run, Arm]] = []
@@ -176,7 +176,6 @@ def _shuffled_files(arm: Arm) -> list[tuple[Run, Path]]:
 
 def _rollout(row: Mapping[str, Any], position: int) -> _Rollout:
     index = finite(row.get("rollout"))
-    accuracy = finite(row.get("reward/accuracy"))
     return _Rollout(
         index=position if index is None else int(index),
         reward=rounded(row.get("reward"), 6),
@@ -184,8 +183,16 @@ def _rollout(row: Mapping[str, Any], position: int) -> _Rollout:
         advantage=rounded(row.get("advantage"), 4),
         text=_middle_cut(conversation(row.get("messages")) or row.get("completion")),
         facts=" · ".join(_facts(row)),
-        right=None if "reward/accuracy" not in row else accuracy is not None and accuracy >= 1,
+        right=_is_right(row),
     )
+
+
+def _is_right(row: Mapping[str, Any]) -> bool | None:
+    """Whether a rollout has full accuracy; None if its answer was not graded."""
+    if "reward/accuracy" not in row:
+        return None
+    accuracy = finite(row["reward/accuracy"])
+    return accuracy is not None and accuracy >= 1
 
 
 def _facts(row: Mapping[str, Any]) -> list[str]:

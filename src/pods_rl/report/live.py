@@ -18,7 +18,7 @@ from ..errors import UserError
 from ..runs import find_runs
 from ..runs.files import EVALS, METRICS, encoded
 from .build import ReportFiles, read_report, to_html
-from .text import plain
+from .text import plain, tally
 
 LOOPBACK = "127.0.0.1"
 _HEADERS = {
@@ -119,7 +119,7 @@ class LivePage:
         counts: Counter[str] = Counter()
         for runs in find_runs(self._source).values():
             counts.update(run.state for run in runs)
-        return ", ".join(f"{count} {plain(state, limit=20)}" for state, count in counts.items()) or "no run yet"
+        return tally(counts.items()) or "no run yet"
 
 
 class _File(NamedTuple):

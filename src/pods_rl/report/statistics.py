@@ -43,9 +43,9 @@ def mean_curve(scores_RC: ArrayLike, drawn_BR: Array | None = None) -> Array:
     """
     scores = np.asarray(scores_RC, dtype=np.float64)
     drawn = np.ones(len(scores)) if drawn_BR is None else drawn_BR  # [R] or [B, R]
-    known = ~np.isnan(scores)
-    count = drawn @ known.astype(np.float64)  # [C] or [B, C]
-    total = drawn @ np.where(known, scores, 0.0)
+    present = ~np.isnan(scores)
+    count = drawn @ present.astype(np.float64)  # [C] or [B, C]
+    total = drawn @ np.where(present, scores, 0.0)
     return np.where(2 * count > len(scores), total / np.maximum(count, 1), np.nan)
 
 
@@ -66,13 +66,13 @@ def time_to(mean_C: ArrayLike, time_C: ArrayLike, target: ArrayLike, *, interpol
     """
     mean, time = np.broadcast_arrays(np.asarray(mean_C, float), np.asarray(time_C, float))
     goal = np.asarray(target, dtype=np.float64)[..., None]
-    known = ~(np.isnan(mean) | np.isnan(time))  # [..., C]
-    reached = known & (np.where(known, mean, -np.inf) >= goal - _ROUNDING * np.abs(goal))
+    present = ~(np.isnan(mean) | np.isnan(time))  # [..., C]
+    reached = present & (np.where(present, mean, -np.inf) >= goal - _ROUNDING * np.abs(goal))
     first = reached.argmax(axis=-1)[..., None]  # [..., 1]
     reached_at = np.take_along_axis(time, first, axis=-1)  # [..., 1]
     if interpolated:
-        # the latest known checkpoint up to each one, and so the one before the first that reaches the score
-        latest = np.maximum.accumulate(np.where(known, np.arange(mean.shape[-1]), 0), axis=-1)  # [..., C]
+        # the latest checkpoint present up to each one, and so the one before the first that reaches the score
+        latest = np.maximum.accumulate(np.where(present, np.arange(mean.shape[-1]), 0), axis=-1)  # [..., C]
         before = np.take_along_axis(latest, np.maximum(first - 1, 0), axis=-1)  # [..., 1]
         low = np.take_along_axis(mean, before, axis=-1)
         high = np.take_along_axis(mean, first, axis=-1)

@@ -19,7 +19,7 @@ from .arms import HOUR, LENGTH, Arm, Curve, rollouts_of
 from .intervals import t_band
 from .pooling import OWN_TO_A_RUN, in_order, task_of
 from .statistics import Speedup
-from .text import duration, finite, markdown, number, plain, unit_for, with_interval, words
+from .text import duration, finite, finite_numbers, markdown, number, plain, tally, unit_for, with_interval, words
 from .wording import final_text, pairing_text, runs_text, settled_text, speedup_text, time_to_level_text
 
 Row = dict[str, Any]
@@ -53,12 +53,11 @@ class Table:
 
     def cells(self) -> list[list[str]]:
         """Return the displayed cells, none of a table that is a CSV only."""
-        if not self.columns:
-            return []
-        return [self._cells_of(row) for row in self.rows]
-
-    def _cells_of(self, row: Row) -> list[str]:
-        return [column.cell(row) for column in self.columns]
+        cells = []
+        if self.columns:
+            for row in self.rows:
+                cells.append([column.cell(row) for column in self.columns])
+        return cells
 
     def to_csv(self) -> str:
         """Return raw values; a missing value is an empty field, a bool is true or false."""
@@ -258,7 +257,7 @@ def _other_scores(result: ArmResult) -> Row:
 
 
 def pairs_table(analysis: Analysis) -> Table:
-    """A row for each pair of arms: the difference of their final scores, and the speedup to the other's level."""
+    """A row for each pair of arms: the difference of their final scores, and the speedup to the rival's level."""
     rows = tuple(_pair_row(pair) for pair in analysis.pairs)
     unit = unit_for(max((pair.due for pair in analysis.pairs), default=0.0))
     columns = (
@@ -286,13 +285,13 @@ def _pair_row(pair: Pair) -> Row:
         "pair": pair,
         "arm": pair.arm.name,
         "label": pair.arm.label,
-        "other": pair.other.name,
-        "against": pair.other.label,
+        "other": pair.rival.name,
+        "against": pair.rival.label,
         "hours": pair.due / HOUR,
         "score": pair.score,
-        "other_score": pair.other_score,
+        "other_score": pair.rival_score,
         "runs": pair.runs,
-        "other_runs": pair.other_runs,
+        "other_runs": pair.rival_runs,
         "difference": pair.difference.mean,
         "low": pair.difference.low,
         "high": pair.difference.high,
@@ -384,14 +383,14 @@ def runs_table(analysis: Analysis) -> Table:
         Column(f"last {words(analysis.metric)}", "last_score"),
     )
     keys = "arm run seed state reason steps seconds evaluations last_score device device_name processor dtype"
-    states = ", ".join(f"{count} {state}" for state, count in Counter(row["state"] for row in rows).most_common())
-    note = f"{counted(len(rows), 'run')}: {states or 'none'}. A run that was killed may still say running."
+    states = Counter(row["state"] for row in rows)
+    note = f"{counted(len(rows), 'run')}: {tally(states.most_common()) or 'none'}. "
+    note += "A run that was killed may still say running."
     return Table("runs", "Runs", tuple(keys.split()), columns, tuple(rows), note)
 
 
 def _run_row(arm: Arm, run: Run, metric: str) -> Row:
-    logged = [finite(row.get(metric)) for row in run.evals]
-    scores = [score for score in logged if score is not None]
+    scores = finite_numbers(row.get(metric) for row in run.evals)
     seconds = finite(run.status.get("seconds"))
     return {
         "arm": arm.name,

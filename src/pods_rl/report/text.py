@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import math
 import re
+from collections.abc import Iterable
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+")
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]#|~$])")
@@ -87,6 +88,29 @@ def finite(value: object) -> float | None:
     except (ValueError, OverflowError):
         return None
     return number if abs(number) < _LARGEST else None
+
+
+def tally(counts: Iterable[tuple[str, int]]) -> str:
+    """Return how many there are of each state.
+
+    >>> tally([("failed", 2), ("stopped", 1)])
+    '2 failed, 1 stopped'
+    """
+    return ", ".join(f"{count} {plain(state, limit=20)}" for state, count in counts)
+
+
+def finite_numbers(values: Iterable[object]) -> list[float]:
+    """Return the numbers among logged values.
+
+    >>> finite_numbers([0.5, None, "x", 2])
+    [0.5, 2.0]
+    """
+    numbers = []
+    for value in values:
+        number = finite(value)
+        if number is not None:
+            numbers.append(number)
+    return numbers
 
 
 def rounded(value: object, digits: int = 5) -> float | None:

@@ -10,7 +10,7 @@ from .analysis import Analysis, ArmResult, Pair
 from .arms import Arm, damaged_files
 from .comparable import refusal, remarks
 from .statistics import FLAT, SHORT, Speedup
-from .text import duration, interval, number, plain, unit_for, with_interval, words
+from .text import duration, interval, number, plain, tally, unit_for, with_interval, words
 
 _NAMED = 6  # pairs or arms that get a line of their own
 
@@ -118,21 +118,21 @@ def _progress(analysis: Analysis, result: ArmResult) -> str:
 def _scores(analysis: Analysis, pair: Pair) -> str:
     """Return which arm is higher and by how much, and in a second sentence whether that is settled."""
     arm = pair.arm.label
-    other = pair.other.label
+    rival = pair.rival.label
     gap = pair.difference
     side = "above" if gap.mean >= 0 else "below"
     place = f"{abs(gap.mean):.3f} {side}"
     if round(gap.mean, 3) == 0:
         place = "level with"
     verb = "is" if pair.is_early else "ends"
-    scores = f"{words(analysis.metric)} {number(pair.score)} against {number(pair.other_score)}"
-    line = f"{_when(pair)}{arm} {verb} {place} {other}: {scores}."
+    scores = f"{words(analysis.metric)} {number(pair.score)} against {number(pair.rival_score)}"
+    line = f"{_when(pair)}{arm} {verb} {place} {rival}: {scores}."
     runs = _runs_of(pair)
     if math.isnan(gap.low):
         return f"{line} Not settled: {runs}."
     verdict = "Settled" if gap.settled else "Not settled"
     if gap.order:
-        runs += f", but every run of {arm} is {gap.order} every run of {other}"
+        runs += f", but every run of {arm} is {gap.order} every run of {rival}"
     return f"{line} {verdict}: 95 % interval {interval(gap.low, gap.high, 3)}, {runs}."
 
 
@@ -140,48 +140,48 @@ def _when(pair: Pair) -> str:
     """Return the time of a comparison before the end of an arm, and which arm ends there; empty at the end of both."""
     if not pair.is_early:
         return ""
-    ends = {arm.label: arm.curve.end for arm in (pair.arm, pair.other) if arm.curve}
-    when = f"At {duration(pair.due, unit_for(max(ends.values())))}"
-    for label, end in ends.items():
-        if end <= pair.due * (1 + 1e-9):
-            return f"{when}, where {label} ends, "
+    unit = unit_for(max(pair.arm.end, pair.rival.end))
+    when = f"At {duration(pair.due, unit)}"
+    for arm in (pair.arm, pair.rival):
+        if arm.end <= pair.due * (1 + 1e-9):
+            return f"{when}, where {arm.label} ends, "
     return f"{when}, "
 
 
 def _runs_of(pair: Pair) -> str:
     """Return how many runs a comparison is over, and how many of the arms' runs did not finish."""
-    if pair.runs == pair.other_runs:
+    if pair.runs == pair.rival_runs:
         text = f"{counted(pair.runs, 'run')} each"
     else:
-        text = f"{pair.runs} and {counted(pair.other_runs, 'run')}"
-    unfinished = [f"{arm.label}: {arm.unfinished}" for arm in (pair.arm, pair.other) if arm.unfinished]
+        text = f"{pair.runs} and {counted(pair.rival_runs, 'run')}"
+    unfinished = [f"{arm.label}: {arm.unfinished}" for arm in (pair.arm, pair.rival) if arm.unfinished]
     if unfinished:
         text += f" ({'; '.join(unfinished)})"
     return text
 
 
 def _speedup(pair: Pair) -> str:
-    """Return how much sooner an arm reached the other's level."""
+    """Return how much sooner an arm reached its rival's level."""
     speedup = pair.speedup
     arm = pair.arm.label
-    other = pair.other.label
+    rival = pair.rival.label
     level = number(speedup.threshold)
     if speedup.problem == FLAT:
-        return f"No speedup: {other} has 99 % of its own peak ({level}) at its first evaluation already."
-    goal = f"99 % of {other}’s peak ({level})"
+        return f"No speedup: {rival} has 99 % of its own peak ({level}) at its first evaluation already."
+    goal = f"99 % of {rival}’s peak ({level})"
     unit = unit_for(speedup.baseline_time)
-    other_time = duration(speedup.baseline_time, unit)
+    rival_time = duration(speedup.baseline_time, unit)
     if speedup.problem == SHORT:
         ends = duration(speedup.arm_end, unit)
-        return f"No speedup: {arm} ends at {ends}, below {goal}, which {other} reaches after {other_time}."
+        return f"No speedup: {arm} ends at {ends}, below {goal}, which {rival} reaches after {rival_time}."
     if speedup.never_reached:
         line = f"{arm} never reached {goal}."
         if speedup.ci_high > 0:
             line += f" Its speedup is at most {number(speedup.ci_high, 2)}x."
         return line
     if speedup.arm_time <= 0:
-        return f"{arm} has {goal} at its first evaluation, {other} after {other_time}."
-    times = f"after {duration(speedup.arm_time, unit)}, {other} after {other_time}"
+        return f"{arm} has {goal} at its first evaluation, {rival} after {rival_time}."
+    times = f"after {duration(speedup.arm_time, unit)}, {rival} after {rival_time}"
     ratio = with_interval(f"{number(speedup.speedup, 2)}x", speedup.ci_low, speedup.ci_high)
     settled = "settled" if speedup.settled else "not settled"
     return f"{arm} reached {goal} {times}: a speedup of {ratio}, {settled}."
@@ -215,8 +215,7 @@ def _unfinished_notes(analysis: Analysis) -> list[str]:
     del states["finished"]
     if not states:
         return []
-    parts = ", ".join(f"{count} {plain(state)}" for state, count in sorted(states.items()))
-    unfinished = f"{states.total()} of {run_count} runs did not finish ({parts})."
+    unfinished = f"{states.total()} of {run_count} runs did not finish ({tally(sorted(states.items()))})."
     return [f"{unfinished} Each counts up to its last evaluation."]
 
 
@@ -264,9 +263,10 @@ def _baseline_notes(analysis: Analysis) -> list[str]:
         lines.append(
             f"{base.label} has 99 % of its peak at its first evaluation: no speedup can be measured against it."
         )
-    early = {pair.arm.label: pair for pair in analysis.pairs if pair.other is base and pair.is_early}
-    for label, pair in early.items():
-        lines.append(f"{label} and {base.label} end at different times. They are compared at {duration(pair.due)}.")
+    for pair in analysis.pairs:
+        if pair.rival is base and pair.is_early:
+            ends = f"{pair.arm.label} and {base.label} end at different times."
+            lines.append(f"{ends} They are compared at {duration(pair.due)}.")
     counts = {arm.label: arm.run_count for arm in analysis.compared}
     if len({*counts.values()}) > 1:
         parts = ", ".join(f"{label} {count}" for label, count in counts.items())
