@@ -35,7 +35,7 @@ _ROWS = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 @dataclass(frozen=True)
 class Final:
-    """An arm's scores at the ends of its curve; NaN intervals with one run."""
+    """An arm's scores at the start, at the end and at the peak of its curve."""
 
     start: float
     final: float
@@ -43,11 +43,11 @@ class Final:
     final_seconds: float
     final_runs: int
     scores: Array  # of these runs
-    low: float  # of Student's 95 % interval over runs
+    low: float  # of Student's 95 % interval over runs; NaN with one run
     high: float
     peak: float
     peak_seconds: float
-    error: float  # of the final score, from the evaluations' own standard errors; NaN if they are not known
+    error: float  # of the final score, from the evaluations' own standard errors; NaN if they are unknown
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Pair:
 
 @dataclass(frozen=True, eq=False)
 class Ablation:
-    """Arms that differ from the reference in one setting, and the value each has; in order of the values."""
+    """Arms that differ from the reference in one setting, with the value of each, in order of the values."""
 
     axis: str
     reference: Arm
@@ -400,17 +400,17 @@ def _mean(values: Iterable[object]) -> float:
 
 
 def find_ablations(arms: Sequence[Arm]) -> tuple[Ablation, ...]:
-    """Return the families through one reference arm: the one from which most others differ in a single setting.
+    """Return the ablations around one reference arm: the one from which most others differ in a single setting.
 
-    Of several such arms one that drops rollouts comes first, then the order given. A family needs two arms, and
-    three if it is all there is: the rest of the report compares two arms already.
+    Of several such arms, the reference is one that drops rollouts if there is one, and the first of those. Two arms
+    alone are not an ablation, since the rest of the report compares them already.
     """
     settings: dict[Arm, dict[str, Any]] = {}
     for arm in arms:
         arm_settings = settings_of(arm.config)
         if arm_settings:
             settings[arm] = arm_settings
-    if not settings:
+    if not settings or len(arms) == 2:
         return ()
 
     def family(arm: Arm, axis: str) -> list[Arm]:
@@ -424,7 +424,7 @@ def find_ablations(arms: Sequence[Arm]) -> tuple[Ablation, ...]:
     ablations = []
     for axis in AXES:
         members = [reference, *family(reference, axis)]
-        if len(members) < 2 or len(arms) == 2:
+        if len(members) == 1:
             continue
         if axis in ("n", "m"):
             members.sort(key=lambda arm: settings[arm][axis])

@@ -36,7 +36,7 @@ _UNREADABLE = (OSError, ValueError, TypeError, KeyError, IndexError, AttributeEr
 class Ledger:
     """The rollouts of a page."""
 
-    limit_mb: float = DATA_MB  # megabytes that they may take
+    limit_mb: float = DATA_MB  # megabytes that the rollouts may take
     files: int = 0
     unreadable: list[str] = field(default_factory=list)  # names of files
     groups: int = 0  # in the files that could be read
@@ -50,7 +50,7 @@ class Ledger:
 
     @property
     def data(self) -> Mapping[str, Any]:
-        """What templates/ledger.js reads; empty without groups."""
+        """The data that templates/ledger.js reads; empty without groups."""
         if not self._shown:
             return {}
         groups = sorted(self._shown, key=lambda group: (group[0], group[2], group[1], group[3]))  # arm, step, run

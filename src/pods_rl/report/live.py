@@ -43,11 +43,11 @@ class Served(NamedTuple):
 
 
 class LivePage:
-    """Follow the files of a run or an experiment in a thread; nothing is written there.
+    """Follow the files of a run or an experiment in a thread, without writing there.
 
     Args:
-        source: a run or an experiment; before it exists, the page shows what it waits for.
-        baseline: returns it, as `build_report` takes it; called for each report.
+        source: a run or an experiment. Before it exists, the page shows what it waits for.
+        baseline: function that returns the baseline, as of `build_report`; called for each report.
         look: seconds between looks at the files.
     """
 

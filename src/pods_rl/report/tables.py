@@ -1,4 +1,4 @@
-"""The tables of a report: each once, as CSV (raw values), Markdown, and cells for HTML and the terminal."""
+"""The tables of a report. Each is made once, and read as CSV, as Markdown, and as cells by HTML and the terminal."""
 
 from __future__ import annotations
 

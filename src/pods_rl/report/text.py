@@ -1,4 +1,4 @@
-"""Names, numbers and times, from text and as text. Names may be hostile: print only names cleaned by ``plain``."""
+"""Formatting and parsing of names, numbers and times. Names may be hostile: print them only through ``plain``."""
 
 from __future__ import annotations
 
