@@ -15,8 +15,9 @@ import yaml
 from conftest import write_run
 
 from pods_rl.errors import UserError
-from pods_rl.report.analysis import Analysis, analyse, cost_of, find_ablations, settings_of
+from pods_rl.report.analysis import Analysis, Final, analyse, cost_of, find_ablations, settings_of
 from pods_rl.report.arms import Arm, arms_from_csv, arms_from_runs, curve_of
+from pods_rl.report.tables import arms_table
 from pods_rl.report.wording import headlines, notes
 
 CLOCK = [6.0 * k for k in range(11)]
@@ -25,6 +26,12 @@ CLOCK = [6.0 * k for k in range(11)]
 def analysis_of(root: Path, baseline: str | None = "grpo", **settings: object) -> Analysis:
     arms = arms_from_runs([root], "accuracy")
     return analyse(arms, baseline=baseline, metric="accuracy", **settings)  # type: ignore[arg-type]
+
+
+def final_of(analysis: Analysis, arm: str) -> Final:
+    final = analysis.result_of(arm).final
+    assert final is not None
+    return final
 
 
 # ---------------------------------------------------------------------------------------------- curves
@@ -84,7 +91,7 @@ def test_runs_on_clocks_of_their_own_are_interpolated_and_nothing_is_extrapolate
 def test_a_failed_run_counts_as_far_as_it_got(experiment: Path) -> None:
     analysis = analysis_of(experiment)
     assert [arm.name for arm in analysis.arms] == ["grpo", "pods"]
-    assert analysis.finals["pods"].final_runs == 2
+    assert final_of(analysis, "pods").final_runs == 2
     text = " ".join(notes(analysis))
     assert "1 of 6 runs did not finish" in text
     assert "2 of 3 runs" in text
@@ -95,8 +102,8 @@ def test_final_scores_are_compared_where_the_baseline_ends(tmp_path: Path) -> No
         write_run(tmp_path / arm / "seed-0", arm, end=end)
     analysis = analysis_of(tmp_path)
     assert analysis.horizon == 60
-    assert analysis.finals["pods"].final_seconds == pytest.approx(60, abs=1)
-    pairs = {(pair.arm.name, pair.other.name): pair for pair in analysis.pairs}
+    assert final_of(analysis, "pods").final_seconds == pytest.approx(60, abs=1)
+    pairs = {(pair.arm.name, pair.rival.name): pair for pair in analysis.pairs}
     assert pairs["pods", "grpo"].due == 60
     assert pairs["short", "grpo"].due == pairs["pods", "short"].due == 30
     text = " ".join(headlines(analysis))
@@ -214,7 +221,7 @@ def test_scores_of_different_questions_are_not_compared(
 ) -> None:
     analysis = differing(tmp_path, config, task)
     assert analysis.pairs == ()
-    assert [*analysis.speedups] == ["grpo"]
+    assert [result.arm.name for result in analysis.results if result.speedups] == ["grpo"]
     (note,) = (note for note in notes(analysis) if "is not compared with" in note)
     assert reason in note
     assert not any("above" in line or "speedup" in line for line in headlines(analysis))
@@ -261,7 +268,7 @@ def test_without_a_baseline_every_run_is_shown_to_its_own_end(tmp_path: Path) ->
     for name, end in (("long", 150), ("short", 0)):
         write_run(tmp_path / name, name, end=max(end, 10) if end else 1)
     analysis = analysis_of(tmp_path, baseline=None)
-    assert analysis.finals["long"].final_due == 150
+    assert final_of(analysis, "long").final_due == 150
     assert any("long" in line and "in 150" in line for line in headlines(analysis))
 
 
@@ -274,7 +281,7 @@ def test_an_arm_that_ends_early_is_compared_where_both_have_data(tmp_path: Path)
     (pair,) = analysis.pairs
     assert (pair.due, pair.difference.paired) == (30, True)
     assert pair.difference.low > 0
-    assert analysis.finals["pods"].final < analysis.finals["grpo"].final
+    assert final_of(analysis, "pods").final < final_of(analysis, "grpo").final
     scores, speedup = headlines(analysis)
     assert scores.startswith("At 30.0 s, where pods (64→16) ends, pods (64→16) is 0.")
     assert "above grpo (16)" in scores
@@ -304,15 +311,16 @@ def test_clocks_that_share_no_checkpoint_are_compared_at_one_time_or_not_at_all(
     written("odd", [0, 9, 18, 27])
     written("later", [40, 50])
     analysis = analysis_of(tmp_path)
-    pairs = {pair.arm.name: pair for pair in analysis.pairs if pair.other.name == "grpo"}
+    pairs = {pair.arm.name: pair for pair in analysis.pairs if pair.rival.name == "grpo"}
     assert [*pairs] == ["odd"]
     assert pairs["odd"].due == 27
     assert pairs["odd"].difference.mean == pytest.approx(0.0)  # one line, read at one time
-    assert analysis.refused == {"later": "their evaluations have no time in common"}
+    refused = {result.arm.name: result.refused for result in analysis.results if result.refused}
+    assert refused == {"later": "their evaluations have no time in common"}
     later = next(arm.curve for arm in analysis.arms if arm.name == "later")
     assert later is not None
     assert later.last(30) is None
-    assert analysis.finals["later"].final_due == 50
+    assert final_of(analysis, "later").final_due == 50
 
 
 # -------------------------------------------------------------------------------------------- headlines
@@ -324,12 +332,25 @@ def test_a_headline_leads_with_the_final_scores_and_their_difference_then_the_sp
             write_run(tmp_path / arm / f"seed-{seed}", arm, seed)
     analysis = analysis_of(tmp_path)
     (pair,) = analysis.pairs
-    ours, theirs = (analysis.finals[arm].final for arm in ("pods", "grpo"))
+    ours, theirs = (final_of(analysis, arm).final for arm in ("pods", "grpo"))
     scores, speedup = headlines(analysis)
     assert pair.difference.mean == pytest.approx(ours - theirs)
     assert f"{ours - theirs:.3f} above grpo (16): accuracy {ours:.3f} against {theirs:.3f}. Settled" in scores
     assert "ot settled" not in scores + speedup
     assert f"{pair.speedup.speedup:.2f}x [{pair.speedup.ci_low:.2f}, {pair.speedup.ci_high:.2f}]" in speedup
+
+
+def test_a_single_evaluated_run_has_the_error_of_its_evaluation_in_sentence_and_table(tmp_path: Path) -> None:
+    """Also where the arm has other runs, which were not evaluated."""
+    path = write_run(tmp_path / "pods" / "seed-1", "pods", 1)
+    rows = [{"due": t, "seconds": t, "accuracy": 0.5, "accuracy_se": 0.01} for t in (0, 10)]
+    (path / "evals.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (write_run(tmp_path / "pods" / "seed-2", "pods", 2) / "evals.jsonl").write_text("")
+    analysis = analysis_of(tmp_path)
+    table = arms_table(analysis)
+    assert "to 0.500 ± 0.020 accuracy" in headlines(analysis)[0]
+    assert "0.500 ± 0.020" in table.cells()[0]
+    assert "standard errors of the evaluation of a single run" in table.note
 
 
 def test_few_runs_settle_no_score_but_a_clear_order_of_all_runs_is_named(experiment: Path) -> None:
@@ -354,7 +375,7 @@ def test_every_pair_of_few_arms_is_compared_and_the_one_that_drops_rollouts_lead
         for seed in (1, 2):
             write_run(tmp_path / arm / f"seed-{seed}", arm, seed, rate=rate, config=config, noise=0.001)
     analysis = analysis_of(tmp_path, "grpo-trl")
-    pairs = [(pair.arm.name, pair.other.name) for pair in analysis.pairs]
+    pairs = [(pair.arm.name, pair.rival.name) for pair in analysis.pairs]
     assert pairs == [("pods", "grpo-trl"), ("cheaper", "grpo-trl"), ("pods", "cheaper")]
     assert analysis.pairs[2].difference.mean > 0
     assert analysis.pairs[2].speedup.speedup > 1
@@ -380,7 +401,7 @@ def test_a_baseline_that_peaks_at_its_start_is_noted(tmp_path: Path) -> None:
     analysis = analysis_of(tmp_path)
     assert headlines(analysis)[-1].startswith("No speedup: grpo (16) has 99 % of its own peak (0.495) at its first")
     assert any("no speedup can be measured against it" in note for note in notes(analysis))
-    assert all(math.isnan(row.speedup) for row in analysis.speedups["pods"])
+    assert all(math.isnan(row.speedup) for row in analysis.result_of("pods").speedups)
 
 
 def test_notes_name_devices(experiment: Path) -> None:

@@ -15,10 +15,10 @@ from ..runs import Run
 from ..text import suggest
 from .arms import Arm, Curve, rollouts_of, same_seeds
 from .comparable import refusal
-from .intervals import Array, Difference, difference, error_of_mean, t_band
+from .intervals import Z_95, Array, Difference, difference, error_of_mean, t_band
 from .pooling import NO_MATTER, OWN_TO_A_RUN, in_order
 from .statistics import Evaluations, Speedup, mean_curve, speedups
-from .text import finite, plain
+from .text import finite, finite_numbers, plain
 
 PHASES = ("rollout", "reward", "selection", "update")
 AXES = {
@@ -35,7 +35,7 @@ _ROWS = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 @dataclass(frozen=True)
 class Final:
-    """An arm's scores at the ends of its curve; NaN intervals with one run."""
+    """An arm's scores at the start, at the end and at the peak of its curve."""
 
     start: float
     final: float
@@ -43,11 +43,11 @@ class Final:
     final_seconds: float
     final_runs: int
     scores: Array  # of these runs
-    low: float  # of Student's 95 % interval over runs
+    low: float  # of Student's 95 % interval over runs; NaN with one run
     high: float
     peak: float
     peak_seconds: float
-    error: float  # of the final score, from the evaluations' own standard errors; NaN if they are not known
+    error: float  # of the final score, from the evaluations' own standard errors; NaN if they are unknown
 
 
 @dataclass(frozen=True)
@@ -61,23 +61,51 @@ class Cost:
 
 
 @dataclass(frozen=True, eq=False)
+class ArmResult:
+    """What a report says about one arm. The page, Markdown, the terminal and the figures in print all read it."""
+
+    arm: Arm
+    final: Final | None = None  # None without an evaluation
+    cost: Cost | None = None  # None without a run directory
+    speedups: tuple[Speedup, ...] = ()  # against the baseline, by the authors' rule first; empty if not compared
+    refused: str = ""  # why the arm is not compared with the baseline; empty if it is
+
+    @property
+    def speedup(self) -> Speedup | None:
+        """The speedup against the baseline by the authors' rule."""
+        return self.speedups[0] if self.speedups else None
+
+    @property
+    def margin(self) -> float:
+        """1.96 standard errors of a single run's evaluation; NaN for several runs, which have an interval instead."""
+        if self.final is None or not self.arm.is_single:
+            return math.nan
+        return Z_95 * self.final.error
+
+
+@dataclass(frozen=True, eq=False)
 class Pair:
     """An arm against another where both have data: the difference of their scores, and the speedup to its level."""
 
     arm: Arm
-    other: Arm
+    rival: Arm
     due: float  # nominal second of the scores: the last one up to which both have evaluations
     score: float  # of the arm
-    other_score: float
+    rival_score: float
     runs: int  # of the arm that have a score there
-    other_runs: int
+    rival_runs: int
     difference: Difference
     speedup: Speedup
+
+    @property
+    def is_early(self) -> bool:
+        """Whether one of the arms has scores after the time at which they are compared."""
+        return max(self.arm.end, self.rival.end) > self.due * (1 + 1e-9)
 
 
 @dataclass(frozen=True, eq=False)
 class Ablation:
-    """Arms that differ from the reference in one setting, and the value each has; in order of the values."""
+    """Arms that differ from the reference in one setting, with the value of each, in order of the values."""
 
     axis: str
     reference: Arm
@@ -89,37 +117,51 @@ class Ablation:
 class Analysis:
     """All that the figures, tables and sentences are made from."""
 
-    arms: tuple[Arm, ...]  # the baseline first
+    results: tuple[ArmResult, ...]  # the baseline first
     baseline: Arm | None
     metric: str
     horizon: float  # nominal second up to which the scores of the table are: the baseline's end, else the last one
-    speedups: dict[str, tuple[Speedup, ...]]  # of each arm against the baseline, by the authors' rule first
-    finals: dict[str, Final]
-    costs: dict[str, Cost]
     ablations: tuple[Ablation, ...]
     pairs: tuple[Pair, ...]  # the one that the experiment is about first
-    refused: Mapping[str, str]  # why an arm is not compared with the baseline, by name
+
+    @property
+    def arms(self) -> tuple[Arm, ...]:
+        return tuple(result.arm for result in self.results)
+
+    @property
+    def scored(self) -> list[ArmResult]:
+        """The results that have a score."""
+        return [result for result in self.results if result.final is not None]
+
+    def result_of(self, name: str) -> ArmResult:
+        """Return the result of the arm with this name."""
+        for result in self.results:
+            if result.arm.name == name:
+                return result
+        raise KeyError(name)
 
     @property
     def compared(self) -> list[Arm]:
         """The arms that are compared with another, or all if none is."""
-        names = {arm.name for pair in self.pairs for arm in (pair.arm, pair.other)}
+        names: set[str] = set()
+        for pair in self.pairs:
+            names |= {pair.arm.name, pair.rival.name}
         return [arm for arm in self.arms if arm.name in names] or list(self.arms)
-
-    def speedup_of(self, arm: str) -> Speedup | None:
-        """Return the speedup against the baseline by the authors' rule."""
-        return self.speedups[arm][0] if arm in self.speedups else None
 
     @property
     def metrics(self) -> list[str]:
         """The compared metric, then the others that were measured."""
-        return [*dict.fromkeys([self.metric, *(name for arm in self.arms for name in arm.curves)])]
+        metrics = {self.metric: None}
+        for arm in self.arms:
+            metrics |= dict.fromkeys(arm.curves)
+        return [*metrics]
 
 
 def analyse(arms: Sequence[Arm], *, baseline: str | None, metric: str) -> Analysis:
-    """Compare arms; one without an evaluation is kept, and shown without numbers.
+    """Compare arms. An arm without an evaluation is kept, without numbers.
 
     Args:
+        arms: the arms; their names differ.
         baseline: name of the arm that the others are measured against, or None for no comparison.
         metric: name of the score, for sentences.
 
@@ -127,50 +169,56 @@ def analyse(arms: Sequence[Arm], *, baseline: str | None, metric: str) -> Analys
         UserError: when none of several arms has the baseline's name. A single arm needs no baseline.
     """
     base = _find_baseline(arms, baseline)
-    ordered = tuple(sorted(arms, key=lambda arm: arm is not base))
-    curves = {arm.name: arm.curve for arm in ordered if arm.curve and arm.curve.last() is not None}
-    scored = [arm for arm in ordered if arm.name in curves]
-    reference = base if base in scored else None
-    refused = {}
-    for arm in scored:
-        reason = _why_not(arm, reference) if reference and arm is not reference else ""
-        if reason:
-            refused[arm.name] = reason
-    ends = {name: curve.end for name, curve in curves.items()}
-    horizon = ends[reference.name] if reference else max(ends.values(), default=0.0)
-    finals = {}
-    for arm in scored:
-        # an arm that is compared with nothing is shown as far as it got
-        until = ends[arm.name] if reference is None or arm.name in refused else horizon
-        finals[arm.name] = _final_of(curves[arm.name], until)
-    compared = [arm for arm in scored if arm.name not in refused] if reference else []
-    found = {arm.name: tuple(_speedups(arm, reference)) for arm in compared if reference}
+    ordered = sorted(arms, key=lambda arm: arm is not base)
+    reference = base
+    if base is None or not base.has_scores:
+        reference = None
+    horizon = _horizon(ordered, reference)
+    results = [_result_of(arm, reference, horizon) for arm in ordered]
+    compared = [result.arm for result in results if result.speedups]
     # an ablation of single runs would show nothing but that runs differ
     ablations = find_ablations([arm for arm in ordered if arm.curve and not arm.is_single])
     pairs = []
-    for arm, other in _pairs(compared, base, ablations):
-        if not _why_not(arm, other):
-            pairs.append(_compare(arm, other))
+    for arm, rival in _pairs(compared, base, ablations):
+        if not _why_not(arm, rival):
+            pairs.append(_compare(arm, rival))
     return Analysis(
-        arms=ordered,
+        results=tuple(results),
         baseline=base,
         metric=metric,
         horizon=horizon,
-        speedups=found,
-        finals=finals,
-        costs={arm.name: cost_of(arm.runs) for arm in ordered if arm.runs},
         ablations=ablations,
         pairs=tuple(pairs),
-        refused=refused,
     )
 
 
-def _why_not(arm: Arm, other: Arm) -> str:
+def _horizon(arms: Sequence[Arm], reference: Arm | None) -> float:
+    """Return the end of the reference, else the last end of an arm that has scores."""
+    if reference is not None:
+        return reference.end
+    return max((arm.end for arm in arms if arm.has_scores), default=0.0)
+
+
+def _result_of(arm: Arm, reference: Arm | None, horizon: float) -> ArmResult:
+    """Return the numbers of an arm, and its speedups if it can be compared with the reference."""
+    cost = cost_of(arm.runs) if arm.runs else None
+    if arm.curve is None or not arm.has_scores:
+        return ArmResult(arm, cost=cost)
+    refused = ""
+    if reference is not None and arm is not reference:
+        refused = _why_not(arm, reference)
+    if reference is None or refused:
+        # an arm that is compared with nothing is shown as far as it got
+        return ArmResult(arm, _final_of(arm.curve, arm.end), cost, refused=refused)
+    return ArmResult(arm, _final_of(arm.curve, horizon), cost, tuple(_speedups(arm, reference)))
+
+
+def _why_not(arm: Arm, rival: Arm) -> str:
     """Return why two arms that have scores are not compared; empty if they are."""
-    reason = refusal(arm, other)
+    reason = refusal(arm, rival)
     if reason:
         return reason
-    end = _shared_end(arm, other)
+    end = _shared_end(arm, rival)
     if end is None:
         return "their evaluations have no time in common"
     if end <= 0:
@@ -178,66 +226,71 @@ def _why_not(arm: Arm, other: Arm) -> str:
     return ""
 
 
-def _shared_end(arm: Arm, other: Arm) -> float | None:
+def _shared_end(arm: Arm, rival: Arm) -> float | None:
     """Return the last nominal second at which both arms have a mean score; None if there is none."""
-    if arm.curve is None or other.curve is None:
+    if arm.curve is None or rival.curve is None:
         return None
-    end = min(arm.curve.end, other.curve.end)
-    times = np.unique(np.concatenate([arm.curve.due, other.curve.due]))
+    end = min(arm.end, rival.end)
+    times = np.unique(np.concatenate([arm.curve.due, rival.curve.due]))
     for due in reversed(times[times <= end * (1 + 1e-9)].tolist()):
-        means = [mean_curve(curve.at(due)[0][:, None])[0] for curve in (arm.curve, other.curve)]
-        if not np.isnan(means).any():
+        if _has_mean(arm.curve, due) and _has_mean(rival.curve, due):
             return float(due)
     return None
 
 
-def _compare(arm: Arm, other: Arm) -> Pair:
+def _has_mean(curve: Curve, due: float) -> bool:
+    """Whether more than half of the runs have a score at a nominal second."""
+    scores, _ = curve.at(due)
+    return not np.isnan(mean_curve(scores[:, None])[0])
+
+
+def _compare(arm: Arm, rival: Arm) -> Pair:
     """Compare two arms at the last time at which both have scores."""
-    due = _shared_end(arm, other)
+    due = _shared_end(arm, rival)
     assert due is not None  # checked by `_why_not`
     assert arm.curve
-    assert other.curve
+    assert rival.curve
     scores, errors = arm.curve.at(due)
-    other_scores, other_errors = other.curve.at(due)
-    order = same_seeds(arm, other)
+    rival_scores, rival_errors = rival.curve.at(due)
+    order = same_seeds(arm, rival)
     paired = False
     if order is not None:
-        other_scores = other_scores[order]
-        other_errors = other_errors[order]
-        paired = bool((np.isnan(scores) == np.isnan(other_scores)).all())
-    known = ~np.isnan(scores)
-    other_known = ~np.isnan(other_scores)
-    scores = scores[known]
-    other_scores = other_scores[other_known]
+        rival_scores = rival_scores[order]
+        rival_errors = rival_errors[order]
+        paired = bool((np.isnan(scores) == np.isnan(rival_scores)).all())
+    has_score = ~np.isnan(scores)
+    rival_has_score = ~np.isnan(rival_scores)
+    scores = scores[has_score]
+    rival_scores = rival_scores[rival_has_score]
     gap = difference(
         scores,
-        other_scores,
-        float(error_of_mean(errors[known][:, None])[0]),
-        float(error_of_mean(other_errors[other_known][:, None])[0]),
+        rival_scores,
+        float(error_of_mean(errors[has_score][:, None])[0]),
+        float(error_of_mean(rival_errors[rival_has_score][:, None])[0]),
         paired=paired,
     )
     return Pair(
         arm=arm,
-        other=other,
+        rival=rival,
         due=due,
         score=float(scores.mean()),
-        other_score=float(other_scores.mean()),
+        rival_score=float(rival_scores.mean()),
         runs=len(scores),
-        other_runs=len(other_scores),
+        rival_runs=len(rival_scores),
         difference=gap,
-        speedup=next(_speedups(arm, other)),
+        speedup=next(_speedups(arm, rival)),
     )
 
 
-def _speedups(arm: Arm, other: Arm) -> Iterator[Speedup]:
+def _speedups(arm: Arm, rival: Arm) -> Iterator[Speedup]:
     """Yield the speedups of an arm to the level of another, with intervals unless it is the same arm."""
     assert arm.curve
-    assert other.curve
-    theirs = other.curve.evaluations
-    order = same_seeds(arm, other)
+    assert rival.curve
+    theirs = rival.curve.evaluations
+    order = same_seeds(arm, rival)
     if order is not None:
         theirs = Evaluations(theirs.scores[order], theirs.seconds[order], theirs.errors[order], theirs.due)  # type: ignore[index]
-    return speedups(theirs, arm.curve.evaluations, paired=order is not None, intervals=arm is not other)
+    return speedups(theirs, arm.curve.evaluations, paired=order is not None, intervals=arm is not rival)
 
 
 def _find_baseline(arms: Sequence[Arm], name: str | None) -> Arm | None:
@@ -247,27 +300,40 @@ def _find_baseline(arms: Sequence[Arm], name: str | None) -> Arm | None:
         return by_name[name]
     if name is None or name == "none" or len(by_name) == 1:
         return None
-    names = f"{', '.join(map(plain, by_name))}.{suggest(name, by_name)}"
-    raise UserError(f"No arm is called {name!r}: the arms are {names} Name one with --baseline, or 'none'.")
+    names = ", ".join(map(plain, by_name))
+    raise UserError(
+        f"No arm is called {name!r}: the arms are {names}.{suggest(name, by_name)} Name one with --baseline, or 'none'."
+    )
 
 
 def _pairs(arms: Sequence[Arm], base: Arm | None, ablations: Sequence[Ablation]) -> list[tuple[Arm, Arm]]:
     """Return the pairs that the experiment is about, none without a baseline.
 
-    The first is its subject against the baseline: the arm that the ablations vary, else the first that drops
-    rollouts, else the first. Then all others against the baseline, and the subject against them. With few arms,
-    every pair is compared.
+    The first is the subject of the experiment against the baseline. Then follow all others against the baseline, and
+    the subject against them. With few arms, every pair is compared.
     """
-    others = [arm for arm in arms if arm is not base]
-    if base is None or base not in arms or not others:
+    candidates = [arm for arm in arms if arm is not base]
+    if base is None or base not in arms or not candidates:
         return []
-    subjects = [ablation.reference for ablation in ablations]
-    subjects += [arm for arm in others if (sizes := rollouts_of(arm.config)) and sizes[0] != sizes[1]]
-    subject = next((arm for arm in subjects if arm is not base), others[0])
-    others = [subject, *(arm for arm in others if arm is not subject)]
-    pairs = [(arm, base) for arm in others] + [(subject, arm) for arm in others[1:]]
-    rest = itertools.combinations(others[1:], 2) if len(arms) <= _EVERY_PAIR else ()
-    return [*pairs, *rest]
+    subject = _subject(candidates, base, ablations)
+    rest = [arm for arm in candidates if arm is not subject]
+    pairs = [(arm, base) for arm in (subject, *rest)]
+    pairs += [(subject, arm) for arm in rest]
+    if len(arms) <= _EVERY_PAIR:
+        pairs += itertools.combinations(rest, 2)
+    return pairs
+
+
+def _subject(candidates: Sequence[Arm], base: Arm, ablations: Sequence[Ablation]) -> Arm:
+    """Return the arm that the ablations vary, else the first that drops rollouts, else the first."""
+    for ablation in ablations:
+        if ablation.reference is not base:
+            return ablation.reference
+    for arm in candidates:
+        n, m = rollouts_of(arm.config)
+        if n != m:
+            return arm
+    return candidates[0]
 
 
 def _final_of(curve: Curve, horizon: float) -> Final:
@@ -280,13 +346,13 @@ def _final_of(curve: Curve, horizon: float) -> Final:
         at = curve.last()
     assert at is not None  # the curve has a mean somewhere
     low, high = t_band(curve.scores, curve.errors)
-    known = np.flatnonzero(~np.isnan(curve.mean))
-    start = int(known[0])
-    within = known[known <= at]
+    with_mean = np.flatnonzero(~np.isnan(curve.mean))
+    start = int(with_mean[0])
+    within = with_mean[with_mean <= at]
     peak = int(within[np.argmax(curve.mean[within])])
-    there = ~np.isnan(curve.scores[:, at])
-    scores = curve.scores[there, at]
-    errors = curve.errors[there, at]
+    has_score = ~np.isnan(curve.scores[:, at])  # [R]
+    scores = curve.scores[has_score, at]
+    errors = curve.errors[has_score, at]
     return Final(
         start=float(curve.mean[start]),
         final=float(curve.mean[at]),
@@ -304,55 +370,81 @@ def _final_of(curve: Curve, horizon: float) -> Final:
 
 def cost_of(runs: Sequence[Run]) -> Cost:
     """Return steps, seconds a step and seconds by phase: the mean of each run, then the mean over runs."""
+    steps = []
+    seconds_per_step = []
+    phases_of_runs: dict[str, list[float]] = {phase: [] for phase in PHASES}
+    for run in runs:
+        rows = [row for row in run.metrics if (finite(row.get("step")) or 0) > 0]
+        if not rows:
+            continue
+        step = float(rows[-1]["step"])
+        seconds = finite(rows[-1].get("seconds"))
+        steps.append(step)
+        if seconds is not None:
+            seconds_per_step.append(seconds / step)
+        for phase, of_runs in phases_of_runs.items():
+            of_runs.append(_mean(row.get(f"pods/seconds/{phase}") for row in rows))
+    phases = {phase: _mean(of_runs) for phase, of_runs in phases_of_runs.items()}
+    per_step = _mean(seconds_per_step)
+    outside = max(per_step - float(np.nansum([*phases.values()])), 0.0)
+    return Cost(_mean(steps), per_step, phases, outside)
 
-    def mean(values: Iterable[object]) -> float:
-        known = [value for value in map(finite, values) if value is not None]
-        return float(np.mean(known)) if known else math.nan
 
-    logged = [[row for row in run.metrics if (finite(row.get("step")) or 0) > 0] for run in runs]
-    logged = [rows for rows in logged if rows]
-    last = [(float(rows[-1]["step"]), finite(rows[-1].get("seconds"))) for rows in logged]
-    phases = {
-        phase: mean(mean(row.get(f"pods/seconds/{phase}") for row in rows) for rows in logged) for phase in PHASES
-    }
-    per_step = mean(clock and clock / step for step, clock in last)
-    other = max(per_step - float(np.nansum([*phases.values()])), 0.0)
-    return Cost(mean(step for step, _ in last), per_step, phases, other)
+def _mean(values: Iterable[object]) -> float:
+    """Return the mean of the numbers among logged values; NaN if there is none."""
+    numbers = finite_numbers(values)
+    return float(np.mean(numbers)) if numbers else math.nan
 
 
 # ------------------------------------------------------------------------------------------ ablations
 
 
 def find_ablations(arms: Sequence[Arm]) -> tuple[Ablation, ...]:
-    """Return the families through one reference arm: the one from which most others differ in a single setting.
+    """Return the ablations around one reference arm: the one from which most others differ in a single setting.
 
-    Of several such arms one that drops rollouts comes first, then the order given. A family needs two arms, and
-    three if it is all there is: the rest of the report compares two arms already.
+    Of several such arms, the reference is one that drops rollouts if there is one, and the first of those. Two arms
+    alone are not an ablation, since the rest of the report compares them already.
     """
-    settings = {arm: own for arm in arms if (own := settings_of(arm.config))}
+    settings: dict[Arm, dict[str, Any]] = {}
+    for arm in arms:
+        arm_settings = settings_of(arm.config)
+        if arm_settings:
+            settings[arm] = arm_settings
+    if not settings or len(arms) == 2:
+        return ()
 
     def family(arm: Arm, axis: str) -> list[Arm]:
         """Return the arms that differ in exactly this setting."""
-        return [other for other in settings if _differences(settings[arm], settings[other]) == {axis}]
+        return [member for member in settings if _differences(settings[arm], settings[member]) == {axis}]
 
     def rank(arm: Arm) -> tuple[int, bool]:
         return sum(len(family(arm, axis)) for axis in AXES), not _is_plain(settings[arm])
 
-    found: list[Ablation] = []
-    for axis in AXES if settings else ():
-        reference = max(settings, key=rank)
+    reference = max(settings, key=rank)
+    ablations = []
+    for axis in AXES:
         members = [reference, *family(reference, axis)]
-        if len(members) > 2 or (len(members) == 2 and len(arms) > 2):
-            if axis in ("n", "m"):
-                members.sort(key=lambda arm: settings[arm][axis])
-            grpo = {arm: " (GRPO)" * _is_plain(settings[arm]) for arm in members}
-            values = (plain(settings[arm][axis], limit=30) + grpo[arm] for arm in members)
-            found.append(Ablation(axis, reference, tuple(members), tuple(values)))
-    return tuple(found)
+        if len(members) == 1:
+            continue
+        if axis in ("n", "m"):
+            members.sort(key=lambda arm: settings[arm][axis])
+        values = [_axis_value(settings[arm], axis) for arm in members]
+        ablations.append(Ablation(axis, reference, tuple(members), tuple(values)))
+    return tuple(ablations)
+
+
+def _axis_value(settings: Mapping[str, Any], axis: str) -> str:
+    value = plain(settings[axis], limit=30)
+    if _is_plain(settings):
+        value += " (GRPO)"
+    return value
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what decides what an arm learns, from a resolved recipe or a CSV's columns; empty if n or m is unknown.
+    """Return the settings that decide what an arm learns; empty if n or m is unknown.
+
+    Args:
+        config: a resolved recipe, or the columns of a CSV.
 
     >>> settings_of({"num_generations": 16, "rule": "random", "seed": 3})
     {'n': 16, 'm': 16, 'rule': 'random', 'advantages': ''}
@@ -361,11 +453,20 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     if not n or not m:
         return {}
     skipped = OWN_TO_A_RUN | NO_MATTER | {"num_rollouts", "num_generations", *AXES, *_ROWS}
-    axes = {"n": n, "m": m, "rule": str(config.get("rule") or ""), "advantages": str(config.get("advantages") or "")}
-    rest = {f"{key}": in_order(value) for key, value in config.items() if key not in skipped and value is not None}
-    rows, micro_batches = (finite(config.get(key)) for key in _ROWS)
-    # rows follow m, so an ablation of m keeps the prompts of a step
-    return rest | ({"prompts": rows * (micro_batches or 1) / m} if rows else {}) | axes
+    settings: dict[str, Any] = {}
+    for key, value in config.items():
+        if key not in skipped and value is not None:
+            settings[str(key)] = in_order(value)
+    rows = finite(config.get("per_device_train_batch_size"))
+    micro_batches = finite(config.get("gradient_accumulation_steps")) or 1
+    if rows:
+        # rows follow m, so an ablation of m keeps the prompts of a step
+        settings["prompts"] = rows * micro_batches / m
+    settings["n"] = n
+    settings["m"] = m
+    settings["rule"] = str(config.get("rule") or "")
+    settings["advantages"] = str(config.get("advantages") or "")
+    return settings
 
 
 def _is_plain(settings: Mapping[str, Any]) -> bool:
@@ -373,7 +474,9 @@ def _is_plain(settings: Mapping[str, Any]) -> bool:
     return bool(settings["n"] == settings["m"])
 
 
-def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
+def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> set[str]:
     """Return the settings in which two arms differ."""
-    free = {"rule", "advantages"} if _is_plain(one) or _is_plain(other) else set()
-    return {key for key in {*one, *other} - free if one.get(key) != other.get(key)}
+    keys = {*ours, *theirs}
+    if _is_plain(ours) or _is_plain(theirs):
+        keys -= {"rule", "advantages"}
+    return {key for key in keys if ours.get(key) != theirs.get(key)}

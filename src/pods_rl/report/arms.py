@@ -22,7 +22,7 @@ from ..runs.files import CONFIG, ENVIRONMENT, EVALS, METRICS, STATUS
 from .intervals import Array
 from .pooling import pools_of
 from .statistics import Evaluations, mean_curve
-from .text import finite, plain
+from .text import finite, plain, tally
 
 ACCURACIES = ("accuracy", "answer_accuracy", "both_accuracy", "format_accuracy")
 LENGTH = "mean_completion_tokens"
@@ -47,7 +47,7 @@ class Curve:
     due: Array  # [C] nominal seconds
     seconds: Array  # [R, C] real seconds of training clock; NaN if a run has no such checkpoint
     scores: Array  # [R, C]
-    errors: Array  # [R, C] standard error of each evaluation; NaN if it is not known
+    errors: Array  # [R, C] standard error of each evaluation; NaN if it is unknown
     interpolated: bool = False  # each run was evaluated at its own times
 
     @cached_property
@@ -65,7 +65,8 @@ class Curve:
 
     def last(self, horizon: float = math.inf) -> int | None:
         """Return the last checkpoint with a mean, no later than ``horizon`` nominal seconds; None if there is none."""
-        usable = np.flatnonzero(~np.isnan(self.mean) & (self.due <= horizon * (1 + 1e-9)))
+        has_mean = ~np.isnan(self.mean)
+        usable = np.flatnonzero(has_mean & (self.due <= horizon * (1 + 1e-9)))
         return int(usable[-1]) if len(usable) else None
 
     @property
@@ -83,16 +84,21 @@ class Curve:
         exact = np.flatnonzero(np.isclose(self.due, due, rtol=1e-9, atol=1e-9))
         if len(exact) and not np.isnan(self.mean[exact[0]]):
             return self.scores[:, exact[0]], self.errors[:, exact[0]]
-        scores = [_on_a_line(due, self.due, row) for row in self.scores]
-        errors = [_on_a_line(due, self.due, row) for row in self.errors]
+        scores = [self._between(due, row) for row in self.scores]
+        errors = [self._between(due, row) for row in self.errors]
         return np.array(scores), np.array(errors)
 
+    def _between(self, due: float, values: Array) -> float:
+        """Interpolate the values of one run, ``[C]``, skipping checkpoints that it does not have."""
+        measured = ~np.isnan(values)
+        if not measured.any():
+            return math.nan
+        return float(_on_a_line(np.array([due]), self.due[measured], values[measured])[0])
 
-def _on_a_line(due: float, times: Array, values: Array) -> float:
-    known = ~np.isnan(values)
-    if not known.any():
-        return math.nan
-    return float(np.interp(due, times[known], values[known], left=math.nan, right=math.nan))
+
+def _on_a_line(due: Array, times: Array, values: Array) -> Array:
+    """Interpolate linearly; NaN before the first time and after the last."""
+    return np.interp(due, times, values, left=math.nan, right=math.nan)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +114,10 @@ class Arm:
 
     @property
     def run_count(self) -> int:
-        return len(self.runs) or (len(self.curve.runs) if self.curve else 0)
+        """Number of runs: directories, or of a CSV the runs of the curve."""
+        if self.runs:
+            return len(self.runs)
+        return len(self.curve.runs) if self.curve else 0
 
     @property
     def is_single(self) -> bool:
@@ -118,21 +127,39 @@ class Arm:
     @property
     def unfinished(self) -> str:
         """How many runs did not finish, by state, such as ``1 failed``; empty if all finished."""
-        states = Counter(plain(run.state, limit=20) for run in self.runs if run.state != "finished")
-        return ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+        states = Counter(run.state for run in self.runs)
+        del states["finished"]
+        return tally(sorted(states.items()))
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether the curve has a mean at some checkpoint."""
+        return not math.isnan(self.end)
+
+    @property
+    def end(self) -> float:
+        """Nominal seconds of the last checkpoint with a mean; NaN if there is none."""
+        return self.curve.end if self.curve else math.nan
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the arm was evaluated after its start."""
+        return self.end > 0
 
     @cached_property
     def seeds(self) -> tuple[str, ...]:
         """The seed of each run of the curve, or the run's name if its seed is unknown."""
-        known = {str(run.path): str(run.seed) for run in self.runs if run.seed is not None}
-        return tuple(known.get(name, name) for name in self.curve.runs) if self.curve else ()
+        if self.curve is None:
+            return ()
+        seeds = {str(run.path): str(run.seed) for run in self.runs if run.seed is not None}
+        return tuple(seeds.get(name, name) for name in self.curve.runs)
 
 
-def same_seeds(arm: Arm, other: Arm) -> list[int] | None:
-    """Return the rows of the other's curve in the order of the arm's seeds; None if their seeds are not the same."""
-    if len({*other.seeds}) < len(other.seeds) or sorted(arm.seeds) != sorted(other.seeds):
+def same_seeds(arm: Arm, rival: Arm) -> list[int] | None:
+    """Return the rows of the rival's curve in the order of the arm's seeds; None if their seeds are not the same."""
+    if len({*rival.seeds}) < len(rival.seeds) or sorted(arm.seeds) != sorted(rival.seeds):
         return None
-    return [other.seeds.index(seed) for seed in arm.seeds]
+    return [rival.seeds.index(seed) for seed in arm.seeds]
 
 
 # --------------------------------------------------------------------------------------------- curves
@@ -142,8 +169,8 @@ def curve_of(evals: Evals, metric: str, clock: str = "seconds") -> Curve | None:
     """Return the curve of one metric over the runs of an arm. If no run has an evaluation, return None.
 
     Args:
-        evals: evaluations by run, each with ``due`` (nominal seconds), ``seconds`` (real), the metric and, if it is
-            known, its standard error ``<metric>_se`` or the number of ``prompts``. Of two evaluations of one run with
+        evals: evaluations by run, each with ``due`` (nominal seconds), ``seconds`` (real), the metric and, if
+            logged, its standard error ``<metric>_se`` or the number of ``prompts``. Of two evaluations of one run with
             the same ``due`` (a resumed run repeats one) the later line counts. ``due`` defaults to ``seconds``.
         metric: the field to read; an evaluation without a finite number there is skipped.
         clock: the field of the real times.
@@ -153,25 +180,46 @@ def curve_of(evals: Evals, metric: str, clock: str = "seconds") -> Curve | None:
     """
     runs: dict[str, Points] = {}
     for run, rows in evals.items():
-        for row in rows:
-            score, seconds, due = (finite(row.get(key)) for key in (metric, clock, "due"))
-            due = seconds if due is None else due
-            if score is not None and due is not None:
-                values = (due if seconds is None else seconds, score, standard_error(row, metric))
-                runs.setdefault(run, {})[due] = values
+        points = _points_of(rows, metric, clock)
+        if points:
+            runs[run] = points
     if not runs:
         return None
-    if not _share_a_clock([*runs.values()]) and (found := _interpolated(runs)):
-        return found
+    if not _share_a_clock([*runs.values()]):
+        curve = _interpolated(runs)
+        if curve is not None:
+            return curve
+    return _aligned(runs)
+
+
+def _points_of(rows: Iterable[Mapping[str, Any]], metric: str, clock: str) -> Points:
+    """Return the evaluations of one run that have a score and a time."""
+    points: Points = {}
+    for row in rows:
+        score = finite(row.get(metric))
+        seconds = finite(row.get(clock))
+        due = finite(row.get("due"))
+        if due is None:
+            due = seconds
+        if seconds is None:
+            seconds = due
+        if score is not None and due is not None and seconds is not None:
+            points[due] = (seconds, score, standard_error(row, metric))
+    return points
+
+
+def _aligned(runs: Mapping[str, Points]) -> Curve:
+    """Return a curve with a checkpoint for each nominal second, or evenly spread ones if there are too many."""
     all_due = sorted(set().union(*runs.values()))
     kept = np.linspace(0, len(all_due) - 1, min(len(all_due), MOST_CHECKPOINTS)).round().astype(int)
-    place = {all_due[index]: column for column, index in enumerate(kept)}
-    table = np.full((3, len(runs), len(kept)), np.nan)
-    for row_of_run, points in enumerate(runs.values()):
+    column_of = {all_due[index]: column for column, index in enumerate(kept)}
+    table = np.full((3, len(runs), len(kept)), np.nan)  # [seconds, score and error; R; C]
+    for row, points in enumerate(runs.values()):
         for due, values in points.items():
-            if due in place:
-                table[:, row_of_run, place[due]] = values
-    return Curve(tuple(runs), np.array([*place], dtype=np.float64), *table)
+            if due in column_of:
+                table[:, row, column_of[due]] = values
+    seconds_RC, scores_RC, errors_RC = table
+    return Curve(tuple(runs), np.array([*column_of], dtype=np.float64), seconds_RC, scores_RC, errors_RC)
 
 
 def standard_error(row: Mapping[str, Any], metric: str) -> float:
@@ -182,9 +230,11 @@ def standard_error(row: Mapping[str, Any], metric: str) -> float:
     >>> round(standard_error({"accuracy": 0.5, "prompts": 98}, "accuracy"), 3)
     0.05
     """
-    score, given, prompts = (finite(row.get(key)) or 0.0 for key in (metric, f"{metric}_se", "prompts"))
-    if given > 0:
-        return given
+    score = finite(row.get(metric)) or 0.0
+    logged_error = finite(row.get(f"{metric}_se")) or 0.0
+    prompts = finite(row.get("prompts")) or 0.0
+    if logged_error > 0:
+        return logged_error
     if metric not in ACCURACIES or prompts < 1 or not 0 <= score <= 1:
         return math.nan
     share = (score * prompts + 1) / (prompts + 2)
@@ -197,10 +247,20 @@ def _share_a_clock(runs: Sequence[Points]) -> bool:
     Evaluations at the earliest time do not count: all runs start at 0.
     """
     start = min(map(min, runs))
-    own = [times for points in runs if (times := points.keys() - {start})]
-    count = Counter(time for times in own for time in times)
-    shared = (sum(count[time] > 1 for time in times) / len(times) for times in own)
-    return len(own) < 2 or any(share >= 0.5 for share in shared)
+    times_of_runs = []
+    count: Counter[float] = Counter()  # runs by time
+    for points in runs:
+        times = points.keys() - {start}
+        if times:
+            times_of_runs.append(times)
+            count.update(times)
+    if len(times_of_runs) < 2:
+        return True
+    for times in times_of_runs:
+        shared = sum(count[time] > 1 for time in times)
+        if shared >= len(times) / 2:
+            return True
+    return False
 
 
 def _interpolated(runs: Mapping[str, Points]) -> Curve | None:
@@ -208,21 +268,20 @@ def _interpolated(runs: Mapping[str, Points]) -> Curve | None:
 
     The times lie between the start of most runs and the end of most runs. If there are none, return None.
     """
-    tables = [np.array(sorted(points.values())).T for points in runs.values()]
+    tables = [np.array(sorted(points.values())).T for points in runs.values()]  # each [seconds, score and error; C]
     half = len(tables) // 2
     low = sorted(table[0, 0] for table in tables)[half]
     high = sorted((table[0, -1] for table in tables), reverse=True)[half]
-    seconds = np.concatenate([table[0] for table in tables])
-    within = seconds[(seconds >= low) & (seconds <= high)]
     if low >= high:
         return None
+    seconds = np.concatenate([table[0] for table in tables])
+    within = seconds[(seconds >= low) & (seconds <= high)]
     count = min(int(np.median([table.shape[1] for table in tables])), MOST_CHECKPOINTS)
     grid = np.unique(np.quantile(within, np.linspace(0, 1, max(2, count))))
-    scores, errors = (
-        np.array([np.interp(grid, table[0], table[row], left=np.nan, right=np.nan) for table in tables])
-        for row in (1, 2)
-    )
-    return Curve(tuple(runs), grid, np.where(np.isnan(scores), np.nan, grid), scores, errors, interpolated=True)
+    scores_RC = np.array([_on_a_line(grid, table[0], table[1]) for table in tables])
+    errors_RC = np.array([_on_a_line(grid, table[0], table[2]) for table in tables])
+    seconds_RC = np.where(np.isnan(scores_RC), np.nan, grid)
+    return Curve(tuple(runs), grid, seconds_RC, scores_RC, errors_RC, interpolated=True)
 
 
 # ----------------------------------------------------------------------------------------------- arms
@@ -235,30 +294,50 @@ def arms_from_runs(sources: Sequence[str | Path], metric: str) -> list[Arm]:
     one recipe, which differ in the seed, become one arm: runs of several recipes under one name become several arms,
     whose names tell what differs. A directory that is given twice counts once.
     """
-    found: dict[str, list[Run]] = {}
-    seen: set[str] = set()
-    for source in map(Path, sources):
-        for folder, runs in find_runs(source).items():
-            name = (is_run(source) and runs[0].arm) or folder
-            for run in runs:
-                place = os.path.realpath(run.path)
-                if place not in seen:
-                    seen.add(place)
-                    found.setdefault(name, []).append(run)
-    if not found:
+    folders = _runs_by_folder(sources)
+    if not folders:
         where = ", ".join(str(source) for source in sources) or "an empty list"
         raise UserError(
             f"No run found in {where}: expected run directories, or a directory of them, as `pods compare` writes it."
         )
     arms = []
-    for name, runs in pools_of(found).items():
-        config = {str(key): value for key, value in next((run.config for run in runs if run.config), {}).items()}
-        arms.append(_arm(name, config, {str(run.path): run.evals for run in runs}, metric, runs))
+    for name, runs in pools_of(folders).items():
+        evals = {str(run.path): run.evals for run in runs}
+        arms.append(_arm(name, _config_of(runs), evals, metric, runs))
     return arms
 
 
+def _runs_by_folder(sources: Sequence[str | Path]) -> dict[str, list[Run]]:
+    """Return the runs by the name of their folder, each once."""
+    folders: dict[str, list[Run]] = {}
+    seen: set[str] = set()
+    for source in map(Path, sources):
+        for folder, runs in find_runs(source).items():
+            name = folder
+            if is_run(source):
+                name = runs[0].arm or folder
+            for run in runs:
+                place = os.path.realpath(run.path)
+                if place not in seen:
+                    seen.add(place)
+                    folders.setdefault(name, []).append(run)
+    return folders
+
+
+def _config_of(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the recipe of the first run that has a readable one; empty if none has."""
+    for run in runs:
+        if run.config:
+            return {str(key): value for key, value in run.config.items()}
+    return {}
+
+
 def _arm(name: str, config: Mapping[str, Any], evals: Evals, metric: str, runs: Sequence[Run] = ()) -> Arm:
-    curves = {one: curve for one in dict.fromkeys((metric, *_METRICS)) if (curve := curve_of(evals, one))}
+    curves = {}
+    for measured in dict.fromkeys((metric, *_METRICS)):
+        curve = curve_of(evals, measured)
+        if curve is not None:
+            curves[measured] = curve
     return Arm(name, label_of(name, config), curves.get(metric), config, tuple(runs), curves)
 
 
@@ -275,37 +354,53 @@ def arms_from_csv(path: str | Path, metric: str = "answer_accuracy") -> list[Arm
         UserError: if the file or a column is missing, if an hour or a score is not a number of at most 15 digits, or
             if a run has two rows at the same hour (two benchmarks in one file, for instance).
     """
-    needed, settings = ["arm", "run", "hours", metric], _CSV_SETTINGS.items()
-    types = dict.fromkeys(("arm", "run", "rule", "advantages"), pa.string())
-    types |= dict.fromkeys(("hours", metric), pa.float64())
-    convert = ConvertOptions(column_types=types, null_values=_NOT_MEASURED)
-    try:  # one thread, so that an error names its row
-        table = read_csv(path, ReadOptions(use_threads=False), ParseOptions(newlines_in_values=True), convert)
-        rows, columns = table.to_pylist(), table.column_names
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise UserError(f"Cannot read {path} as CSV: {error}. Expected columns {', '.join(needed)}.") from error
-    repeated = [name for name, count in Counter(columns).items() if count > 1]
-    if repeated:
-        raise UserError(f"{path} has several columns called {plain(repeated[0])}. Remove or rename all but one.")
-    if not rows or not {*needed} <= {*columns}:
-        held = f"{path} has no row with {', '.join(needed)}: its columns are {', '.join(columns)}."
-        raise UserError(f"{held} Choose a metric with --metric, or rename the columns.")
     configs: dict[str, dict[str, Any]] = {}
-    evals: dict[str, dict[str, dict[float, dict[str, Any]]]] = {}
-    for number, row in enumerate(rows, start=2):
-        name, run, hours = (row[key] for key in needed[:3])
+    evals: dict[str, dict[str, dict[float, dict[str, Any]]]] = {}  # by arm, run and hour
+    for number, row in enumerate(_rows_of_csv(path, metric), start=2):
+        name = row["arm"]
+        run = row["run"]
+        hours = row["hours"]
+        score = row[metric]
+        if finite(hours) is None or (score is not None and finite(score) is None):
+            raise UserError(f"{path}, row {number}: hours is {hours} and {metric} {score}, expected numbers.")
         points = evals.setdefault(name, {}).setdefault(run, {})
-        if finite(hours) is None or (row[metric] is not None and finite(row[metric]) is None):
-            raise UserError(f"{path}, row {number}: hours is {hours} and {metric} {row[metric]}, expected numbers.")
         if hours in points:
             raise UserError(
                 f"{path}, row {number}: run {run} of arm {name} has a second row at {hours} h. Keep one row per "
                 "run and checkpoint (one benchmark per file)."
             )
-        configs.setdefault(name, {key: row[column] for key, column in settings if row.get(column)})
         points[hours] = row | {"due": hours * HOUR, "seconds": hours * HOUR}
-    runs = {name: {run: points.values() for run, points in evals[name].items()} for name in evals}
-    return [_arm(name, configs[name], runs[name], metric) for name in evals]
+        if name not in configs:
+            configs[name] = {key: row[column] for key, column in _CSV_SETTINGS.items() if row.get(column)}
+    arms = []
+    for name, runs in evals.items():
+        arms.append(_arm(name, configs[name], {run: points.values() for run, points in runs.items()}, metric))
+    return arms
+
+
+def _rows_of_csv(path: str | Path, metric: str) -> list[dict[str, Any]]:
+    """Read a CSV that has the columns of `arms_from_csv`."""
+    needed = ["arm", "run", "hours", metric]
+    types = dict.fromkeys(("arm", "run", "rule", "advantages"), pa.string())
+    types |= dict.fromkeys(("hours", metric), pa.float64())
+    one_thread = ReadOptions(use_threads=False)  # so that an error names its row
+    parse = ParseOptions(newlines_in_values=True)
+    convert = ConvertOptions(column_types=types, null_values=_NOT_MEASURED)
+    try:
+        table = read_csv(path, one_thread, parse, convert)
+        rows: list[dict[str, Any]] = table.to_pylist()
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise UserError(f"Cannot read {path} as CSV: {error}. Expected columns {', '.join(needed)}.") from error
+    columns = table.column_names
+    repeated = [name for name, count in Counter(columns).items() if count > 1]
+    if repeated:
+        raise UserError(f"{path} has several columns called {plain(repeated[0])}. Remove or rename all but one.")
+    if not rows or not {*needed} <= {*columns}:
+        raise UserError(
+            f"{path} has no row with {', '.join(needed)}: its columns are {', '.join(columns)}. "
+            "Choose a metric with --metric, or rename the columns."
+        )
+    return rows
 
 
 def label_of(name: str, config: Mapping[str, Any]) -> str:
@@ -320,26 +415,53 @@ def label_of(name: str, config: Mapping[str, Any]) -> str:
     label = plain(name) or "(no name)"
     if n is None or m is None or re.search(rf"\b[a-z]?{n}\b", name):
         return label
-    return f"{label} ({n}→{m})" if n != m else f"{label} ({n})"
+    if n == m:
+        return f"{label} ({n})"
+    return f"{label} ({n}→{m})"
 
 
 def rollouts_of(config: Mapping[str, Any]) -> tuple[int | None, int | None]:
     """Return n and m of a recipe; n is m if it sets no ``num_rollouts`` (plain GRPO)."""
-    m = finite(config.get("num_generations"))
-    n = finite(config.get("num_rollouts"))
-    n = m if n is None else n
-    return (None if n is None else int(n)), (None if m is None else int(m))
+    m = _whole(config.get("num_generations"))
+    n = _whole(config.get("num_rollouts"))
+    if n is None:
+        n = m
+    return n, m
+
+
+def _whole(value: object) -> int | None:
+    number = finite(value)
+    return None if number is None else int(number)
 
 
 def damaged_files(arms: Sequence[Arm]) -> str:
     """Name the files of the runs that could not be read, and lines that were skipped; empty if there are none."""
-    found = []
-    for run in (run for arm in arms for run in arm.runs):
-        contents = {CONFIG: run.config, STATUS: run.status, ENVIRONMENT: run.environment}
-        for name, content in {**contents, METRICS: run.metrics, EVALS: run.evals}.items():
-            path, lines = run.path / name, run.skipped.get(name)
-            if lines or (os.path.lexists(path) and (content == {} or not path.is_file())):
-                place = "/".join(map(plain, (run.path.parent.name, run.path.name, name)))
-                found.append(f"{place} ({f'line {lines[0]}' if lines else 'all of it'})")
-    more = f", and {len(found) - _MOST_DAMAGED} more files" if len(found) > _MOST_DAMAGED else ""
-    return ", ".join(found[:_MOST_DAMAGED]) + more
+    damaged = []
+    for arm in arms:
+        for run in arm.runs:
+            damaged += _damage_of(run)
+    text = ", ".join(damaged[:_MOST_DAMAGED])
+    if len(damaged) > _MOST_DAMAGED:
+        text += f", and {len(damaged) - _MOST_DAMAGED} more files"
+    return text
+
+
+def _damage_of(run: Run) -> list[str]:
+    """Return each damaged file of a run with its first skipped line, or ``all of it``."""
+    contents = {
+        CONFIG: run.config,
+        STATUS: run.status,
+        ENVIRONMENT: run.environment,
+        METRICS: run.metrics,
+        EVALS: run.evals,
+    }
+    damaged = []
+    for name, content in contents.items():
+        place = "/".join(map(plain, (run.path.parent.name, run.path.name, name)))
+        path = run.path / name
+        lines = run.skipped.get(name)
+        if lines:
+            damaged.append(f"{place} (line {lines[0]})")
+        elif os.path.lexists(path) and (content == {} or not path.is_file()):
+            damaged.append(f"{place} (all of it)")
+    return damaged

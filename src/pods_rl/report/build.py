@@ -8,11 +8,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
@@ -24,7 +25,7 @@ from ..errors import UserError
 from ..runs import find_runs, write_atomic
 from ..text import safe_text
 from .analysis import Analysis, analyse
-from .arms import arms_from_csv, arms_from_runs
+from .arms import Arm, arms_from_csv, arms_from_runs
 from .charts import Chart, charts
 from .ledger import DATA_MB, Ledger, ledger_of
 from .tables import Table, tables
@@ -92,28 +93,43 @@ def build_report(
             several arms is called ``baseline``, and if a format is unknown.
         OSError: if the folder cannot be written.
     """
-    paths = [Path(sources)] if isinstance(sources, (str, Path)) else [Path(source) for source in sources]
-    if unknown := {*figures} - {*_KINDS}:
+    if isinstance(sources, (str, Path)):
+        sources = [sources]
+    paths = [Path(source) for source in sources]
+    unknown = {*figures} - {*_KINDS}
+    if unknown:
         raise UserError(f"--figures {plain(min(unknown))}: no such format. Choose among {', '.join(_KINDS)}.")
     report = read_report(paths, baseline=baseline, metric=metric, rollouts_mb=rollouts_mb)
-    if output is None:
-        one = len(paths) == 1 and not _is_csv(paths)
-        parent = paths[0] if one else os.path.commonpath([os.path.dirname(os.path.realpath(path)) for path in paths])
-        output = Path(parent, "report")
-    folder = Path(output)
+    folder = _usual_folder(paths) if output is None else Path(output)
     report = replace(report, folder=folder)
     pictures: dict[str, bytes] = {}
     if figures and report.analysis:
         from .figures import printed  # matplotlib, which a report without figures does not load
 
-        pictures = {f"figures/{name}": content for name, content in printed(report.analysis, figures)}
-    shown = [name for name in pictures if name.endswith(".png")]
-    contents: dict[str, str | bytes] = {"report.html": to_html(report), "report.md": to_markdown(report, shown)}
-    contents |= pictures | {path.name: report.tables[name].to_csv() for name, path in report.csv.items()}
-    (folder / "figures" if pictures else folder).mkdir(parents=True, exist_ok=True)
+        for name, picture in printed(report.analysis, figures):
+            pictures[f"figures/{name}"] = picture
+    # every file is made before one is written, so that an error leaves an old report as it is
+    contents: dict[str, str | bytes] = {
+        "report.html": to_html(report),
+        "report.md": to_markdown(report, [name for name in pictures if name.endswith(".png")]),
+        **pictures,
+    }
+    for name, path in report.csv.items():
+        contents[path.name] = report.tables[name].to_csv()
+    folder.mkdir(parents=True, exist_ok=True)
+    if pictures:
+        (folder / "figures").mkdir(exist_ok=True)
     for name, content in contents.items():
         write_atomic(folder / name, content)
     return report
+
+
+def _usual_folder(paths: Sequence[Path]) -> Path:
+    """Return ``report`` inside the one directory, or next to a CSV or several directories."""
+    if len(paths) == 1 and not _is_csv(paths):
+        return paths[0] / "report"
+    parents = [os.path.dirname(os.path.realpath(path)) for path in paths]
+    return Path(os.path.commonpath(parents), "report")
 
 
 def _is_csv(paths: Sequence[Path]) -> bool:
@@ -126,16 +142,22 @@ def read_report(
     """Return the report of runs without writing it; arguments as of ``build_report``."""
     if not 0 <= rollouts_mb <= _MOST_MB:
         raise UserError(f"--rollouts_mb must be between 0 and {_MOST_MB:g}: got {rollouts_mb}.")
-    csv = _is_csv(paths)
-    metric = metric or _usual_metric(paths, csv)
-    arms = arms_from_csv(paths[0], metric) if csv else arms_from_runs(paths, metric)
-    rows = [row for arm in arms for run in arm.runs for row in run.evals]
-    known = {key for row in rows for key in row if finite(row[key]) is not None}
-    if (known or csv) and not any(arm.curve for arm in arms):
-        names = f": {', '.join(map(plain, sorted(known)))}" if known else ""
-        raise UserError(f"No evaluation has a number called {metric!r}. Choose another with --metric{names}.")
+    if _is_csv(paths):
+        metric = metric or "answer_accuracy"
+        arms = arms_from_csv(paths[0], metric)
+        if not any(arm.curve for arm in arms):
+            raise UserError(f"No evaluation has a number called {metric!r}. Choose another with --metric.")
+    else:
+        metric = metric or _usual_metric(paths)
+        arms = arms_from_runs(paths, metric)
+        measured = _measured(arms)
+        if measured and not any(arm.curve for arm in arms):
+            names = ", ".join(map(plain, sorted(measured)))
+            raise UserError(f"No evaluation has a number called {metric!r}. Choose another with --metric: {names}.")
     analysis = analyse(arms, baseline=baseline, metric=metric)
-    title = os.path.basename(os.path.realpath(paths[0])) if len(paths) == 1 else f"{len(paths)} runs"
+    title = f"{len(paths)} runs"
+    if len(paths) == 1:
+        title = os.path.basename(os.path.realpath(paths[0]))
     return ReportFiles(
         folder=Path("report"),
         title=title,
@@ -149,13 +171,31 @@ def read_report(
     )
 
 
-def _usual_metric(paths: Sequence[Path], csv: bool) -> str:
-    """Return ``accuracy``, or ``reward`` if every evaluation has rewards instead: no grader was trained on."""
-    if csv:
-        return "answer_accuracy"
-    runs = [run for path in paths for found in find_runs(path).values() for run in found]
-    rows = [row for run in runs for row in run.evals]
-    return "reward" if rows and all("reward" in row and "accuracy" not in row for row in rows) else "accuracy"
+def _measured(arms: Sequence[Arm]) -> set[str]:
+    """Return the fields of all evaluations that hold a number."""
+    measured: set[str] = set()
+    for arm in arms:
+        for run in arm.runs:
+            for row in run.evals:
+                measured |= {key for key, value in row.items() if finite(value) is not None}
+    return measured
+
+
+def _usual_metric(paths: Sequence[Path]) -> str:
+    """Return ``accuracy``, or ``reward`` if every evaluation has rewards instead, since no grader was used."""
+    metric = "accuracy"
+    for row in _evaluations(paths):
+        if "reward" not in row or "accuracy" in row:
+            return "accuracy"
+        metric = "reward"
+    return metric
+
+
+def _evaluations(paths: Sequence[Path]) -> Iterator[Mapping[str, Any]]:
+    for path in paths:
+        for runs in find_runs(path).values():
+            for run in runs:
+                yield from run.evals
 
 
 # ------------------------------------------------------------------------------------------- the page
@@ -169,12 +209,17 @@ def to_html(report: ReportFiles, *, live: bool = False, parts: bool = False) -> 
         live: with the script that `pods watch` serves, and permission to ask its server.
         parts: without style, scripts and data: what `pods watch` exchanges in a page that is open.
     """
-    names = () if parts else (*_SCRIPTS, *([_LIVE] if live else []))
-    scripts = [Markup(_asset(name)) for name in names]  # trusted: files of the package
-    style = Markup("" if parts else _asset("vendor/uPlot.min.css") + _asset("templates/report.css"))
-    policy = "" if parts else content_security_policy(style, *scripts, live=live)
-    shown = {"report": report, "tables": report.tables, "folded": _FOLDED}
-    return _template().render(**shown, policy=policy, style=style, scripts=scripts)
+    scripts: list[Markup] = []
+    style = Markup("")
+    policy = ""
+    if not parts:
+        names = [*_SCRIPTS, _LIVE] if live else _SCRIPTS
+        scripts = [Markup(_asset(name)) for name in names]  # trusted: files of the package
+        style = Markup(_asset("vendor/uPlot.min.css") + _asset("templates/report.css"))
+        policy = content_security_policy(style, *scripts, live=live)
+    return _template().render(
+        report=report, tables=report.tables, folded=_FOLDED, policy=policy, style=style, scripts=scripts
+    )
 
 
 def content_security_policy(style: str, *scripts: str, live: bool = False) -> str:
@@ -183,14 +228,23 @@ def content_security_policy(style: str, *scripts: str, live: bool = False) -> st
     >>> content_security_policy("")[:84]
     "default-src 'none'; img-src data:; style-src-attr 'unsafe-inline'; style-src-elem 's"
     """
-    parts = ["default-src 'none'", "img-src data:", "style-src-attr 'unsafe-inline'", f"style-src-elem {_hash(style)}"]
-    parts += [f"script-src {' '.join(map(_hash, scripts))}", "require-trusted-types-for 'script'"]
-    parts += ["connect-src 'self'"] if live else []
-    return "; ".join([*parts, "base-uri 'none'", "form-action 'none'"])
+    rules = [
+        "default-src 'none'",
+        "img-src data:",
+        "style-src-attr 'unsafe-inline'",
+        f"style-src-elem {_hash(style)}",
+        f"script-src {' '.join(map(_hash, scripts))}",
+        "require-trusted-types-for 'script'",
+    ]
+    if live:
+        rules.append("connect-src 'self'")
+    rules += ["base-uri 'none'", "form-action 'none'"]
+    return "; ".join(rules)
 
 
 def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode('ascii')}'"
+    digest = hashlib.sha256(text.encode("utf-8")).digest()
+    return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
 
 
 @cache
@@ -227,16 +281,20 @@ def _bullets(lines: Sequence[str]) -> str:
 
 def print_summary(report: ReportFiles, console: Console) -> None:
     """Print the headlines, the table of arms in at most 80 columns, the notes and the paths of the files."""
-    source = report.tables["final"]
-    table = RichTable(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
-    shown = [index for index, column in enumerate(source.columns) if column.terminal]
-    for column in (source.columns[index] for index in shown):
-        table.add_column(column.terminal, justify="left" if column.is_text else "right", overflow="fold")
-    for cells in source.cells():
-        table.add_row(*(escape(plain(cells[index])) for index in shown))
-    first, *others = map(safe_text, report.headlines)
-    remarks = [f"[yellow]Note:[/yellow] {safe_text(note)}" for note in report.notes]
-    for part in (f"[bold]{first}[/bold]", *others, table, *remarks):
+    headline, *details = map(safe_text, report.headlines)
+    notes_in_colour = [f"[yellow]Note:[/yellow] {safe_text(note)}" for note in report.notes]
+    for part in (f"[bold]{headline}[/bold]", *details, _terminal_table(report.tables["final"]), *notes_in_colour):
         console.print(part, width=min(console.width, 80), highlight=False, soft_wrap=False)
     for path in (report.html, report.csv["speedup"]):
         console.print(safe_text(path), soft_wrap=True, highlight=False)
+
+
+def _terminal_table(table: Table) -> RichTable:
+    """Return the columns of a table that have a title for the terminal."""
+    columns = [column for column in table.columns if column.terminal]
+    rich_table = RichTable(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
+    for column in columns:
+        rich_table.add_column(column.terminal, justify="left" if column.is_text else "right", overflow="fold")
+    for row in table.rows:
+        rich_table.add_row(*(escape(plain(column.cell(row))) for column in columns))
+    return rich_table

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..runs import Run
 from .analysis import Analysis
 from .arms import Arm, Curve, curve_of
 from .intervals import Z_95, Array, t_band
@@ -52,113 +53,175 @@ def line_styles(count: int) -> list[Style]:
     >>> [style.colour for style in line_styles(2)]
     ['#D55E00', '#0072B2']
     """
-    colours = len(_COLOURS)
-    return [Style(_COLOURS[at % colours], _DASHES[at // colours % len(_DASHES)]) for at in range(count)]
+    styles = []
+    for rank in range(count):
+        rounds, colour = divmod(rank, len(_COLOURS))
+        styles.append(Style(_COLOURS[colour], _DASHES[rounds % len(_DASHES)]))
+    return styles
 
 
 def styles_of(analysis: Analysis) -> dict[str, Style]:
     """Return the style of each arm by name, the same in every figure; the arm that the report is about comes first."""
     subject = analysis.pairs[0].arm if analysis.pairs else None
-    others = [arm for arm in analysis.arms if arm is not analysis.baseline]
-    others.sort(key=lambda arm: arm is not subject)
-    styles = {arm.name: style for arm, style in zip(others, line_styles(len(others)), strict=True)}
-    return styles | ({analysis.baseline.name: Style(_BASELINE)} if analysis.baseline else {})
+    coloured = [arm for arm in analysis.arms if arm is not analysis.baseline]
+    coloured.sort(key=lambda arm: arm is not subject)
+    styles = {arm.name: style for arm, style in zip(coloured, line_styles(len(coloured)), strict=True)}
+    if analysis.baseline:
+        styles[analysis.baseline.name] = Style(_BASELINE)
+    return styles
 
 
 def charts(analysis: Analysis) -> dict[str, list[Chart]]:
     """Return the panels of the page's figures: ``scores`` of evaluations, the compared one first, and ``steps``."""
-    scores = [chart_of(analysis, name) for name in analysis.metrics]
-    steps = []
-    for metric, title in STEP_METRICS.items():  # runs are hidden at first
-        curves = {arm.name: curve for arm in analysis.arms if (curve := _logged_curve(arm, metric))}
-        steps.append(_panel(analysis, title, {"step": ("step", 1.0, curves)}) | {"crowded": True})
-    found = {name: [one for one in panels if one["arms"]] for name, panels in (("scores", scores), ("steps", steps))}
-    return {name: panels for name, panels in found.items() if panels}
+    figures = {
+        "scores": [chart_of(analysis, metric) for metric in analysis.metrics],
+        "steps": [_step_chart(analysis, metric, title) for metric, title in STEP_METRICS.items()],
+    }
+    drawn = {}
+    for name, panels in figures.items():
+        panels = [panel for panel in panels if panel["arms"]]
+        if panels:
+            drawn[name] = panels
+    return drawn
+
+
+def _step_chart(analysis: Analysis, metric: str, title: str) -> Chart:
+    """Return a logged metric over steps."""
+    curves = {}
+    for arm in analysis.arms:
+        curve = _logged_curve(arm, metric)
+        if curve is not None:
+            curves[arm.name] = curve
+    chart = _panel(analysis, title, [_Axis("step", "step", 1.0, curves)])
+    chart["crowded"] = True  # runs are hidden at first
+    return chart
 
 
 def chart_of(analysis: Analysis, metric: str) -> Chart:
     """Return a metric of evaluations over training time, and over steps if every arm logged them."""
     arms = [arm for arm in analysis.arms if metric in arm.curves]
-    own = {arm.name: arm.curves[metric] for arm in arms}
-    unit = unit_for(max((float(np.nanmax(curve.seconds)) for curve in own.values()), default=1.0))
-    of_cpu = " of processor time" if any(arm.config.get("clock") == "cpu" for arm in arms) else ""
+    over_time = {arm.name: arm.curves[metric] for arm in arms}
+    unit = unit_for(max((float(np.nanmax(curve.seconds)) for curve in over_time.values()), default=1.0))
+    of_cpu = ""
+    if any(arm.config.get("clock") == "cpu" for arm in arms):
+        of_cpu = " of processor time"
+    axes = [_Axis("time", f"training time ({unit}{of_cpu})", 1 / UNITS[unit], over_time)]
     over_steps = {}
     for arm in arms:
-        evals = {str(run.path): [row for row in run.evals if finite(row.get("step")) is not None] for run in arm.runs}
-        if curve := curve_of(evals, metric, "step"):
+        curve = _curve_over_steps(arm, metric)
+        if curve is not None:
             over_steps[arm.name] = curve
-    axes = {"time": (f"training time ({unit}{of_cpu})", 1 / UNITS[unit], own)}
-    axes |= {"step": ("step", 1.0, over_steps)} if len(over_steps) == len(arms) else {}
+    if len(over_steps) == len(arms):
+        axes.append(_Axis("step", "step", 1.0, over_steps))
     chart = _panel(analysis, words(metric), axes)
-    base = analysis.baseline if metric == analysis.metric else None
-    level = analysis.speedup_of(base.name) if base else None
+    if metric == analysis.metric and analysis.baseline:
+        _add_level(chart, analysis, analysis.baseline, unit, arms)
+    return chart
+
+
+def _add_level(chart: Chart, analysis: Analysis, baseline: Arm, unit: str, arms: Sequence[Arm]) -> None:
+    """Add the level that speedups are to, and where the mean of each arm first reaches it."""
+    level = analysis.result_of(baseline.name).speedup
     # against itself the baseline has a problem only if its curve has no rise, and so no level
-    if base is None or level is None or level.problem or not math.isfinite(level.threshold):
-        return chart
+    if level is None or level.problem or not math.isfinite(level.threshold):
+        return
+    chart["level"] = [rounded(level.threshold), f"99 % of {baseline.label}’s peak"]
     for drawn, arm in zip(chart["arms"], arms, strict=True):
-        result = analysis.speedup_of(arm.name)
-        if result and math.isfinite(result.arm_time):
-            at = int(np.nanargmin(np.abs(own[arm.name].times - result.arm_time)))
-            drawn["crossing"] = [rounded(result.arm_time / UNITS[unit]), rounded(own[arm.name].mean[at])]
-    return chart | {"level": [rounded(level.threshold), f"99 % of {base.label}’s peak"]}
+        speedup = analysis.result_of(arm.name).speedup
+        if speedup and math.isfinite(speedup.arm_time):
+            curve = arm.curves[analysis.metric]
+            at = int(np.nanargmin(np.abs(curve.times - speedup.arm_time)))
+            drawn["crossing"] = [rounded(speedup.arm_time / UNITS[unit]), rounded(curve.mean[at])]
 
 
-def _panel(analysis: Analysis, y: str, axes: Mapping[str, tuple[str, float, Mapping[str, Curve]]]) -> Chart:
-    """Return the lines of each arm over each axis: its key, its label, the scale of its numbers, and the curves."""
+def _curve_over_steps(arm: Arm, metric: str) -> Curve | None:
+    """Return the evaluations of an arm over steps; None if no evaluation logged its step."""
+    evals = {}
+    for run in arm.runs:
+        evals[str(run.path)] = [row for row in run.evals if finite(row.get("step")) is not None]
+    return curve_of(evals, metric, "step")
+
+
+class _Axis(NamedTuple):
+    """What a panel is drawn over."""
+
+    key: str
+    title: str
+    scale: float  # of the curves' seconds
+    curves: Mapping[str, Curve]  # by arm
+
+
+def _panel(analysis: Analysis, y: str, axes: Sequence[_Axis]) -> Chart:
+    """Return the lines of each arm that has a curve over every axis."""
     styles = styles_of(analysis)
-    drawn = [
-        {
-            "label": arm.label,
-            **styles[arm.name]._asdict(),
-            "crossing": None,
-            "lines": {key: _lines(curves[arm.name], scale) for key, (_, scale, curves) in axes.items()},
-        }
-        for arm in analysis.arms
-        if all(arm.name in curves for _, _, curves in axes.values())
-    ]
-    titles = [[key, title] for key, (title, *_) in axes.items()]
+    drawn = []
+    for arm in analysis.arms:
+        if all(arm.name in axis.curves for axis in axes):
+            drawn.append(
+                {
+                    "label": arm.label,
+                    **styles[arm.name]._asdict(),
+                    "crossing": None,
+                    "lines": {axis.key: _lines(axis.curves[arm.name], axis.scale) for axis in axes},
+                }
+            )
+    titles = [[axis.key, axis.title] for axis in axes]
     return {"y": y, "x": titles, "level": None, "crowded": len(drawn) > _CROWD, "arms": drawn}
 
 
 def _logged_curve(arm: Arm, metric: str) -> Curve | None:
     """Return a logged metric over steps, each run's mean within equal intervals of steps; None if no run has it."""
-    points = {
-        str(run.path): [(finite(row.get("step")), finite(row.get(metric))) for row in run.metrics] for run in arm.runs
-    }
-    width = max(1.0, max((step or 0.0 for known in points.values() for step, _ in known), default=0.0) / _BINS)
-    runs: dict[str, list[dict[str, float]]] = {}
-    for run, known in points.items():
-        bins: dict[int, list[tuple[float, float]]] = {}
-        for step, value in known:
-            if step is not None and value is not None:
-                bins.setdefault(int(step / width), []).append((step, value))
-        means = {place: np.mean(inside, axis=0).tolist() for place, inside in bins.items()}
-        runs[run] = [{"due": place, "seconds": step, metric: value} for place, (step, value) in means.items()]
-    return curve_of(runs, metric)
+    last = 0.0
+    for run in arm.runs:
+        steps = [finite(row.get("step")) or 0.0 for row in run.metrics]
+        last = max([last, *steps])
+    width = max(1.0, last / _BINS)
+    evals = {str(run.path): _binned(run, metric, width) for run in arm.runs}
+    return curve_of(evals, metric)
+
+
+def _binned(run: Run, metric: str, width: float) -> list[dict[str, float]]:
+    """Return the mean step and value of a logged metric within intervals of steps of this width."""
+    bins: dict[int, list[tuple[float, float]]] = {}
+    for row in run.metrics:
+        step = finite(row.get("step"))
+        value = finite(row.get(metric))
+        if step is not None and value is not None:
+            bins.setdefault(int(step / width), []).append((step, value))
+    rows = []
+    for place, points in bins.items():
+        step, value = np.mean(points, axis=0).tolist()
+        rows.append({"due": float(place), "seconds": step, metric: value})
+    return rows
 
 
 def _lines(curve: Curve, scale: float) -> dict[str, Any]:
     """Return one arm over one axis, thinned: runs, and the mean with its interval over runs (of one run: its own)."""
-    points, runs = _even(len(curve.due), _MOST_POINTS), _even(len(curve.runs), _MOST_RUNS)
+    points = _even(len(curve.due), _MOST_POINTS)
+    seeds = []
     if len(curve.runs) > 1:
         low, high = t_band(curve.scores, curve.errors)
+        for run in _even(len(curve.runs), _MOST_RUNS):
+            name = Path(curve.runs[run]).name.removeprefix("seed-")
+            x = curve.seconds[run][points] * scale
+            seeds.append([name, _numbers(x), _numbers(curve.scores[run][points])])
     else:
         error = Z_95 * curve.errors[0]
         low = curve.scores[0] - error
         high = curve.scores[0] + error
-    lines = {"x": curve.times * scale, "mean": curve.mean, "low": low, "high": high}
-    tables = curve.seconds * scale, curve.scores
-    seeds = [
-        [Path(curve.runs[run]).name.removeprefix("seed-"), *(_numbers(table[run][points]) for table in tables)]
-        for run in (runs if len(curve.runs) > 1 else [])
-    ]
-    return {key: _numbers(values[points]) for key, values in lines.items()} | {"seeds": seeds}
+    return {
+        "x": _numbers(curve.times[points] * scale),
+        "mean": _numbers(curve.mean[points]),
+        "low": _numbers(low[points]),
+        "high": _numbers(high[points]),
+        "seeds": seeds,
+    }
 
 
 def _even(count: int, most: int) -> list[int]:
     """Return at most this many of the first integers, evenly spread."""
-    found: list[int] = np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()
-    return found
+    indices: list[int] = np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()
+    return indices
 
 
 def _numbers(values: Array) -> list[float | None]:

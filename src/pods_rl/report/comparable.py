@@ -37,24 +37,24 @@ _MOST_ARMS = 3  # that a note names for a value
 Fact = Callable[[Run], str]
 
 
-def refusal(arm: Arm, other: Arm) -> str:
+def refusal(arm: Arm, rival: Arm) -> str:
     """Return why the scores of two arms cannot be compared; empty if they can, or if nothing is known of them."""
-    if not arm.config or not other.config:
+    if not arm.config or not rival.config:
         return ""
     for key in _QUESTIONS:
         ours = arm.config.get(key)
-        theirs = other.config.get(key)
+        theirs = rival.config.get(key)
         if ours != theirs:
             return f"{key} is {_value(ours)} and {_value(theirs)}"
     ours = _version(arm)
-    theirs = _version(other)
+    theirs = _version(rival)
     if not ours or not theirs or ours == theirs:
         return ""
     our_grader, _, our_rest = ours.partition("-")
     their_grader, _, their_rest = theirs.partition("-")
     if our_grader != their_grader:
         return f"answers were graded by versions {plain(our_grader)} and {plain(their_grader)} of the grader"
-    prompts_differ = any(arm.config.get(key) != other.config.get(key) for key in _PROMPTS)
+    prompts_differ = any(arm.config.get(key) != rival.config.get(key) for key in _PROMPTS)
     if our_rest != their_rest and not prompts_differ:
         return f"the versions of the task are {plain(ours)} and {plain(theirs)}"
     return ""
@@ -62,15 +62,19 @@ def refusal(arm: Arm, other: Arm) -> str:
 
 def _version(arm: Arm) -> str:
     """Return the version of an arm's task; empty if no run has written it."""
-    versions = [task_of(run).get("version") for run in arm.runs]
-    known = [str(version) for version in versions if version is not None]
-    return known[0] if known else ""
+    for run in arm.runs:
+        version = task_of(run).get("version")
+        if version is not None:
+            return str(version)
+    return ""
 
 
 def _value(value: Any) -> str:
     if value is None:
         return "not set"
-    return plain(value if isinstance(value, str) else in_order(value), limit=40)
+    if not isinstance(value, str):
+        value = in_order(value)
+    return plain(value, limit=40)
 
 
 def remarks(arms: Sequence[Arm]) -> list[str]:
@@ -111,8 +115,11 @@ def _prompts(run: Run) -> str:
     if not run.config.get("prompt_style"):
         return ""
     system = run.config.get("system_prompt")
-    written = {None: "the default system prompt", "": "no system prompt"}.get(system)
-    if written is None:
+    if system is None:
+        written = "the default system prompt"
+    elif system == "":
+        written = "no system prompt"
+    else:
         written = f"system prompt “{plain(system, limit=24)}”"
     return f"{plain(run.config['prompt_style'])}, {written}"
 
@@ -124,7 +131,9 @@ def _size(run: Run) -> str:
     repeats = finite(row.get("repeats"))
     if prompts is None:
         return ""
-    return f"{prompts:.0f} prompts" if repeats in (None, 1) else f"{prompts:.0f} prompts x {repeats:.0f}"
+    if repeats is None or repeats == 1:
+        return f"{prompts:.0f} prompts"
+    return f"{prompts:.0f} prompts x {repeats:.0f}"
 
 
 def _temperature(run: Run) -> str:
@@ -148,8 +157,9 @@ def _device(run: Run) -> str:
 
 def _processor(run: Run) -> str:
     """Return the processor of a run that trains on it; runs of earlier versions did not write it."""
-    on_cpu = str(run.environment.get("device")).startswith("cpu")
-    return plain(run.environment.get("processor") or "") if on_cpu else ""
+    if not str(run.environment.get("device")).startswith("cpu"):
+        return ""
+    return plain(run.environment.get("processor") or "")
 
 
 _REMARKS: tuple[tuple[Fact, str], ...] = (

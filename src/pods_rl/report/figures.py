@@ -42,10 +42,13 @@ STYLE: dict[str, Any] = {
 
 def printed(analysis: Analysis, kinds: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     """Yield a file name and its content for each figure that has data, in each format."""
-    first, *others = analysis.metrics
-    found = {"curves": curves_figure(analysis, first)} | {name: curves_figure(analysis, name) for name in others}
-    found |= {f"ablation-{one.axis}": ablation_figure(analysis, one) for one in analysis.ablations}
-    for name, figure in found.items():
+    compared, *rest = analysis.metrics
+    figures = {"curves": curves_figure(analysis, compared)}
+    for metric in rest:
+        figures[metric] = curves_figure(analysis, metric)
+    for ablation in analysis.ablations:
+        figures[f"ablation-{ablation.axis}"] = ablation_figure(analysis, ablation)
+    for name, figure in figures.items():
         for kind in kinds:
             yield f"{name}.{kind}", to_bytes(figure, kind)
 
@@ -95,19 +98,22 @@ def curves_figure(analysis: Analysis, metric: str) -> Figure:
     chart = chart_of(analysis, metric)
     entries = []
     for rank, arm in enumerate(chart["arms"]):
-        lines, colour = arm["lines"]["time"], arm["colour"]
-        for _, times, scores in [] if chart["crowded"] else lines["seeds"]:
-            _plot(axes, times, scores, color=colour, linewidth=0.5, alpha=0.3, zorder=2.2)
+        lines = arm["lines"]["time"]
+        colour = arm["colour"]
         if not chart["crowded"]:
+            for _, times, scores in lines["seeds"]:
+                _plot(axes, times, scores, color=colour, linewidth=0.5, alpha=0.3, zorder=2.2)
             x, low, high = (np.array(lines[key], dtype=float) for key in ("x", "low", "high"))
             axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0, zorder=2.4)
         handle = _plot(axes, lines["x"], lines["mean"], zorder=3, **look(Style(colour, arm["dash"]), rank))
         entries.append((handle, arm["label"]))
         if arm["crossing"]:
-            axes.plot(*([at] for at in arm["crossing"]), "o", color=colour, mec="white", ms=5, zorder=6)
+            time, score = arm["crossing"]
+            axes.plot([time], [score], "o", color=colour, mec="white", ms=5, zorder=6)
     if chart["level"]:
         level, label = chart["level"]
-        entries.append((axes.axhline(level, color=_INK, linewidth=0.7, linestyle=(0, (4, 3)), zorder=2.5), label))
+        handle = axes.axhline(level, color=_INK, linewidth=0.7, linestyle=(0, (4, 3)), zorder=2.5)
+        entries.append((handle, label))
     axes.set_xlim(left=0)
     axes.set_xlabel(chart["x"][0][1])
     axes.set_ylabel(chart["y"])
@@ -119,7 +125,8 @@ def _plot(axes: Axes, x: Sequence[float | None], y: Sequence[float | None], **ke
     """Draw a line through its known points; a lone point is a dot."""
     points = np.array([x, y], dtype=float)
     points = points[:, ~np.isnan(points).any(axis=0)]
-    return axes.plot(*points, marker="." if points.shape[1] == 1 else None, **keywords)[0]
+    marker = "." if points.shape[1] == 1 else None
+    return axes.plot(*points, marker=marker, **keywords)[0]
 
 
 @styled
@@ -127,16 +134,23 @@ def ablation_figure(analysis: Analysis, ablation: Ablation) -> Figure:
     """One setting varied: the final scores with 95 % interval and every run."""
     figure = new_figure()
     axes = figure.add_subplot()
-    pairs = zip(ablation.arms, ablation.values, strict=True)
-    shown = [(arm, value) for arm, value in pairs if arm.name in analysis.finals]
-    for x, (arm, _) in enumerate(shown):
-        final, colour = analysis.finals[arm.name], styles_of(analysis)[arm.name].colour
-        scores = final.scores
-        axes.plot(np.full(len(scores), x - 0.2), scores, "o", color=colour, alpha=0.45, markersize=3, mew=0)
-        error = None if math.isnan(final.low) else [[final.final - final.low], [final.high - final.final]]
+    styles = styles_of(analysis)
+    labels: list[str] = []
+    for arm, value in zip(ablation.arms, ablation.values, strict=True):
+        final = analysis.result_of(arm.name).final
+        if final is None:
+            continue
+        x = len(labels)
+        colour = styles[arm.name].colour
+        runs_x = np.full(len(final.scores), x - 0.2)
+        axes.plot(runs_x, final.scores, "o", color=colour, alpha=0.45, markersize=3, mew=0)
+        error = None
+        if not math.isnan(final.low):
+            error = [[final.final - final.low], [final.high - final.final]]
         axes.errorbar([x], [final.final], yerr=error, fmt="o", color=colour, capsize=3, markersize=5, zorder=3)
-    axes.set_xticks(range(len(shown)), [plain(value, 16).replace(" (", "\n(") for _, value in shown])
-    axes.set_xlim(-0.5, max(len(shown), 1) - 0.5)
+        labels.append(plain(value, 16).replace(" (", "\n("))
+    axes.set_xticks(range(len(labels)), labels)
+    axes.set_xlim(-0.5, max(len(labels), 1) - 0.5)
     axes.set_xlabel(AXES[ablation.axis])
     axes.set_ylabel(f"final {words(analysis.metric)}")
     axes.grid(visible=False, axis="x")

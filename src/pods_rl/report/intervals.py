@@ -23,11 +23,11 @@ _MANY = 1000  # degrees of freedom from which Student's t is the normal distribu
 def t_quantile(freedom: float) -> float:
     """Return the 97.5 % quantile of Student's t for at least one degree of freedom.
 
-    The degrees of freedom of Welch's test are not whole. They are rounded down a little, so that few different values
-    are computed. This widens an interval by less than 1 %.
+    Welch's test has a fractional number of degrees of freedom. It is rounded down a little, so that few different
+    values are computed. This widens an interval by less than 1 %.
 
-    >>> [round(t_quantile(freedom), 3) for freedom in (1, 2, 7, 11, 1e9)]
-    [12.706, 4.303, 2.365, 2.201, 1.96]
+    >>> [round(t_quantile(freedom), 3) for freedom in (1, 2, 7, 11, 500, 1e9)]
+    [12.706, 4.303, 2.365, 2.201, 1.965, 1.96]
     """
     if freedom >= _MANY:
         return Z_95
@@ -41,20 +41,13 @@ def t_quantile(freedom: float) -> float:
 def _t_quantile(freedom: float) -> float:
     import mpmath  # loaded here: a report of single runs has no interval
 
-    def excess(quantile: float) -> float:
+    def excess(quantile: float) -> mpmath.mpf:
         """Return the probability of a larger absolute value, minus 5 %."""
-        return float(mpmath.fp.betainc(freedom / 2, 0.5, 0, freedom / (freedom + quantile**2), True)) - 0.05
+        share = freedom / (freedom + quantile**2)
+        return mpmath.betainc(freedom / 2, 0.5, 0, share, regularized=True) - 0.05
 
     # the quantile falls from 12.706 at one degree of freedom to 1.960
-    low = 1.9
-    high = 13.0
-    while high - low > 1e-9:
-        middle = (low + high) / 2
-        if excess(middle) > 0:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
+    return float(mpmath.findroot(excess, (1.9, 13.0), solver="anderson", tol=1e-20))
 
 
 def half_widths(
@@ -96,10 +89,10 @@ def half_widths(
         same_C = (np.isnan(arm_RC) == np.isnan(other_RC)).all(axis=0)
         square_C = np.where(same_C, paired_square_C, square_C)
         freedom_C = np.where(same_C, pairs_C - 1, freedom_C)
-    quantiles = []
-    for square, freedom in zip(square_C.tolist(), freedom_C.tolist(), strict=True):
-        quantiles.append(math.nan if math.isnan(square) else t_quantile(freedom))
-    half_C: Array = np.array(quantiles) * np.sqrt(square_C)
+    quantile_C = np.full_like(square_C, math.nan)
+    for checkpoint in np.flatnonzero(~np.isnan(square_C)):
+        quantile_C[checkpoint] = t_quantile(float(freedom_C[checkpoint]))
+    half_C: Array = quantile_C * np.sqrt(square_C)
     return half_C
 
 
@@ -108,19 +101,19 @@ def _squared_error(values_RC: Array) -> tuple[Array, Array]:
 
     The squared error is NaN with fewer than two runs.
     """
-    known_RC = ~np.isnan(values_RC)
-    count_C = known_RC.sum(axis=0).astype(np.float64)
-    mean_C = np.where(known_RC, values_RC, 0.0).sum(axis=0) / np.maximum(count_C, 1)
-    squares_C = (np.where(known_RC, values_RC - mean_C, 0.0) ** 2).sum(axis=0)
+    present_RC = ~np.isnan(values_RC)
+    count_C = present_RC.sum(axis=0).astype(np.float64)
+    mean_C = np.where(present_RC, values_RC, 0.0).sum(axis=0) / np.maximum(count_C, 1)
+    squares_C = (np.where(present_RC, values_RC - mean_C, 0.0) ** 2).sum(axis=0)
     variance_C = squares_C / np.maximum(count_C - 1, 1)
     return np.where(count_C > 1, variance_C / np.maximum(count_C, 1), np.nan), count_C
 
 
 def error_of_mean(errors_RC: Array) -> Array:
     """Return the standard error that the evaluations' own noise gives a mean over runs, ``[C]``; NaN if unknown."""
-    known_RC = ~np.isnan(errors_RC)
-    count_C = known_RC.sum(axis=0)
-    total_C = np.sqrt((np.where(known_RC, errors_RC, 0.0) ** 2).sum(axis=0))
+    present_RC = ~np.isnan(errors_RC)
+    count_C = present_RC.sum(axis=0)
+    total_C = np.sqrt((np.where(present_RC, errors_RC, 0.0) ** 2).sum(axis=0))
     return np.where(count_C > 0, total_C / np.maximum(count_C, 1), np.nan)
 
 
@@ -139,11 +132,11 @@ def t_band(scores_RC: ArrayLike, errors_RC: ArrayLike | None = None) -> tuple[Ar
     (array([0.052,   nan]), array([0.548,   nan]))
     """
     scores = np.asarray(scores_RC, dtype=np.float64)
-    errors = np.full_like(scores, math.nan) if errors_RC is None else np.asarray(errors_RC, dtype=np.float64)
-    known = ~np.isnan(scores)
-    mean = np.where(known, scores, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+    errors = np.asarray(math.nan if errors_RC is None else errors_RC, dtype=np.float64)
+    present = ~np.isnan(scores)
+    mean = np.where(present, scores, 0.0).sum(axis=0) / np.maximum(present.sum(axis=0), 1)
     # paired with zeros, the differences are the scores
-    error = error_of_mean(np.where(known, errors, math.nan))
+    error = error_of_mean(np.where(present, errors, math.nan))
     half = half_widths(scores, np.zeros_like(scores), paired=True, arm_error_C=error)
     return mean - half, mean + half
 
@@ -163,17 +156,24 @@ class Difference:
         """Whether the interval excludes 0."""
         return self.low > 0 or self.high < 0
 
+    @property
+    def order(self) -> str:
+        """``above`` or ``below`` if every run is so although the difference is not settled; else empty."""
+        if self.settled or self.side == 0:
+            return ""
+        return "above" if self.side > 0 else "below"
+
 
 def difference(
     arm_R: Array, other_R: Array, arm_error: float = math.nan, other_error: float = math.nan, *, paired: bool = False
 ) -> Difference:
     """Return the difference of the mean scores of two arms with its 95 % interval; arguments as of `half_widths`.
 
-    >>> found = difference(np.array([0.8, 0.82, 0.84]), np.array([0.7, 0.72, 0.74]))
-    >>> round(found.mean, 3), round(found.low, 3), round(found.high, 3)
+    >>> gap = difference(np.array([0.8, 0.82, 0.84]), np.array([0.7, 0.72, 0.74]))
+    >>> round(gap.mean, 3), round(gap.low, 3), round(gap.high, 3)
     (0.1, 0.055, 0.145)
-    >>> found = difference(np.array([0.8, 0.82, 0.84]), np.array([0.7, 0.71, 0.75]), paired=True)
-    >>> round(found.mean, 3), round(found.low, 3), round(found.high, 3)
+    >>> gap = difference(np.array([0.8, 0.82, 0.84]), np.array([0.7, 0.71, 0.75]), paired=True)
+    >>> round(gap.mean, 3), round(gap.low, 3), round(gap.high, 3)
     (0.1, 0.075, 0.125)
     """
     mean = float(np.mean(arm_R) - np.mean(other_R))

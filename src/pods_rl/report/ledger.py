@@ -36,7 +36,7 @@ _UNREADABLE = (OSError, ValueError, TypeError, KeyError, IndexError, AttributeEr
 class Ledger:
     """The rollouts of a page."""
 
-    limit_mb: float = DATA_MB  # megabytes that they may take
+    limit_mb: float = DATA_MB  # megabytes that the rollouts may take
     files: int = 0
     unreadable: list[str] = field(default_factory=list)  # names of files
     groups: int = 0  # in the files that could be read
@@ -50,7 +50,7 @@ class Ledger:
 
     @property
     def data(self) -> Mapping[str, Any]:
-        """What templates/ledger.js reads; empty without groups."""
+        """The data that templates/ledger.js reads; empty without groups."""
         if not self._shown:
             return {}
         groups = sorted(self._shown, key=lambda group: (group[0], group[2], group[1], group[3]))  # arm, step, run
@@ -76,8 +76,9 @@ class Ledger:
     def _add(self, rows: Sequence[Mapping[str, Any]], arm: Arm, run: str) -> bool:
         """Add a group if the page has room for it."""
         rollouts = [_rollout(row, index) for index, row in enumerate(rows)]
-        rollouts.sort(key=lambda one: (-math.inf if one.reward is None else one.reward, -one.index), reverse=True)
-        known, first = len(self._texts), rows[0]
+        rollouts.sort(key=_rank)
+        texts_before = len(self._texts)
+        first = rows[0]
         group = [
             self._arms.setdefault(arm.label, len(self._arms)),
             self._runs.setdefault(run, len(self._runs)),
@@ -88,12 +89,12 @@ class Ledger:
             _stat(rollouts),
             self._lines(rollouts),
         ]
-        new = [*self._texts][known:]
-        text = json.dumps([group, new], ensure_ascii=False)
-        size = len(text.encode()) + 5 * len(_ESCAPED.findall(text))
+        new_texts = [*self._texts][texts_before:]
+        content = json.dumps([group, new_texts], ensure_ascii=False)
+        size = len(content.encode()) + 5 * len(_ESCAPED.findall(content))
         if self._bytes + size > self.limit_mb * 1e6:
-            for one in new:
-                del self._texts[one]
+            for text in new_texts:
+                del self._texts[text]
             return False
         self._shown.append(group)
         self._bytes += size
@@ -128,21 +129,28 @@ class _Rollout:
     right: bool | None  # None without the reward accuracy
 
 
+def _rank(rollout: _Rollout) -> tuple[float, int]:
+    """Sort rollouts by reward, the highest first; those without a score come last."""
+    if rollout.reward is None:
+        return math.inf, rollout.index
+    return -rollout.reward, rollout.index
+
+
 def ledger_of(arms: Sequence[Arm], *, data_mb: float = DATA_MB) -> Ledger:
     """Read every ledger file of the arms; skip and name a damaged one, or one with other columns.
 
     Args:
-        arms: those without a ledger are not shown.
-        data_mb: megabytes of the data. If not all groups fit, the dropped ones are spread over steps and runs: files
-            are read in a shuffled order, the arms in turn.
+        arms: arms, of which some may have no ledger.
+        data_mb: megabytes of the data. If not all groups fit, the dropped ones are spread over steps and runs, since
+            files are read in a shuffled order, the arms in turn.
     """
     ledger = Ledger(data_mb)
     queue: list[tuple[int, Path, Run, Arm]] = []
     for arm in arms:
-        files = [(path, run) for run in arm.runs for path in run.rollout_files()]
-        files.sort(key=lambda file: sha256(f"{file[1].path.name}/{file[0].name}".encode(errors="replace")).digest())
-        queue += [(place, path, run, arm) for place, (path, run) in enumerate(files)]
-    for _, path, run, arm in sorted(queue, key=lambda entry: entry[0]):
+        for place, (run, path) in enumerate(_shuffled_files(arm)):
+            queue.append((place, path, run, arm))
+    queue.sort(key=lambda entry: entry[0])
+    for _, path, run, arm in queue:
         ledger.files += 1
         name = plain(run.path.name)
         try:
@@ -153,40 +161,83 @@ def ledger_of(arms: Sequence[Arm], *, data_mb: float = DATA_MB) -> Ledger:
     return ledger
 
 
+def _shuffled_files(arm: Arm) -> list[tuple[Run, Path]]:
+    """Return the ledger files of an arm in an order that looks random and is always the same."""
+    files: list[tuple[Run, Path]] = []
+    for run in arm.runs:
+        files += [(run, path) for path in run.rollout_files()]
+
+    def digest(file: tuple[Run, Path]) -> bytes:
+        run, path = file
+        return sha256(f"{run.path.name}/{path.name}".encode(errors="replace")).digest()
+
+    return sorted(files, key=digest)
+
+
 def _rollout(row: Mapping[str, Any], position: int) -> _Rollout:
-    index, tokens = finite(row.get("rollout")), finite(row.get("completion_tokens"))
-    parts = {name.removeprefix("reward/"): value for name, value in row.items() if name.startswith("reward/")}
-    facts = [f"{plain(name)} {value:.3f}" for name, raw in parts.items() if (value := finite(raw)) is not None]
-    turns = row.get("turn_rewards")
-    given = [finite(value) for value in turns] if isinstance(turns, list) else []
-    facts += [f"turn {number} {value:.3f}" for number, value in enumerate(given, 1) if value is not None]
-    facts += [] if tokens is None else [f"{int(tokens)} tokens"]
-    answer = finite(parts.get("accuracy"))
+    index = finite(row.get("rollout"))
     return _Rollout(
         index=position if index is None else int(index),
         reward=rounded(row.get("reward"), 6),
         kept=bool(row.get("selected")),
         advantage=rounded(row.get("advantage"), 4),
         text=_middle_cut(conversation(row.get("messages")) or row.get("completion")),
-        facts=" · ".join(facts),
-        right=None if "accuracy" not in parts else answer is not None and answer >= 1,
+        facts=" · ".join(_facts(row)),
+        right=_is_right(row),
     )
 
 
+def _is_right(row: Mapping[str, Any]) -> bool | None:
+    """Whether a rollout has full accuracy; None if its answer was not graded."""
+    if "reward/accuracy" not in row:
+        return None
+    accuracy = finite(row["reward/accuracy"])
+    return accuracy is not None and accuracy >= 1
+
+
+def _facts(row: Mapping[str, Any]) -> list[str]:
+    """Return the rewards of a rollout by function and by turn, and its length."""
+    facts = []
+    for key, value in row.items():
+        reward = finite(value)
+        if key.startswith("reward/") and reward is not None:
+            facts.append(f"{plain(key.removeprefix('reward/'))} {reward:.3f}")
+    turns = row.get("turn_rewards")
+    if isinstance(turns, list):
+        for turn, value in enumerate(turns, start=1):
+            reward = finite(value)
+            if reward is not None:
+                facts.append(f"turn {turn} {reward:.3f}")
+    tokens = finite(row.get("completion_tokens"))
+    if tokens is not None:
+        facts.append(f"{int(tokens)} tokens")
+    return facts
+
+
 def _stat(rollouts: Sequence[_Rollout]) -> str:
-    """Return how many were right and kept, and mean and spread of the rewards."""
-
-    def spread(chosen: Sequence[_Rollout]) -> str:
-        rewards = [rollout.reward for rollout in chosen if rollout.reward is not None]
-        mean = f"{fmean(rewards):.2f}" if rewards else "–"
-        return f"{mean} ± {stdev(rewards):.2f}" if len(rewards) > 1 else mean
-
-    count, kept = len(rollouts), [rollout for rollout in rollouts if rollout.kept]
+    """Return how many rollouts were right and kept, and mean and spread of the rewards."""
+    count = len(rollouts)
+    kept = [rollout for rollout in rollouts if rollout.kept]
     graded = [rollout.right for rollout in rollouts if rollout.right is not None]
-    parts = [f"{sum(graded)} of {count} right"] if graded else []
-    parts += [f"kept {len(kept)} of {count}"]
-    rest = f", of the kept {spread(kept)}" if len(kept) < count else ""
-    return " · ".join([*parts, f"reward {spread(rollouts)}{rest}"])
+    parts = []
+    if graded:
+        parts.append(f"{sum(graded)} of {count} right")
+    parts.append(f"kept {len(kept)} of {count}")
+    rewards = f"reward {_spread(rollouts)}"
+    if len(kept) < count:
+        rewards += f", of the kept {_spread(kept)}"
+    parts.append(rewards)
+    return " · ".join(parts)
+
+
+def _spread(rollouts: Sequence[_Rollout]) -> str:
+    """Return mean and standard deviation of the rewards."""
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    if not rewards:
+        return "–"
+    if len(rewards) == 1:
+        return f"{rewards[0]:.2f}"
+    return f"{fmean(rewards):.2f} ± {stdev(rewards):.2f}"
 
 
 def conversation(messages: Any) -> str:
@@ -202,9 +253,14 @@ def conversation(messages: Any) -> str:
 
 def _message(message: Mapping[str, Any]) -> str:
     speaker = " ".join(content_text(message[key]) for key in ("role", "name") if message.get(key))
-    thoughts = (message.get(key) for key in ("reasoning_content", "thinking", "content"))
-    texts = [*map(content_text, filter(None, thoughts)), *map(call_text, message.get("tool_calls") or ())]
-    return f"{speaker}: " + "\n".join(texts)
+    lines = []
+    for key in ("reasoning_content", "thinking", "content"):
+        content = message.get(key)
+        if content:
+            lines.append(content_text(content))
+    for call in message.get("tool_calls") or ():
+        lines.append(call_text(call))
+    return f"{speaker}: " + "\n".join(lines)
 
 
 def _middle_cut(value: Any, limit: int = TEXT_LIMIT) -> str:

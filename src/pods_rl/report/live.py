@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,7 +18,7 @@ from ..errors import UserError
 from ..runs import find_runs
 from ..runs.files import EVALS, METRICS, encoded
 from .build import ReportFiles, read_report, to_html
-from .text import plain
+from .text import plain, tally
 
 LOOPBACK = "127.0.0.1"
 _HEADERS = {
@@ -43,18 +43,20 @@ class Served(NamedTuple):
 
 
 class LivePage:
-    """Follow the files of a run or an experiment in a thread; nothing is written there.
+    """Follow the files of a run or an experiment in a thread, without writing there.
 
     Args:
-        source: a run or an experiment; before it exists, the page shows what it waits for.
-        baseline: returns it, as `build_report` takes it; called for each report.
+        source: a run or an experiment. Before it exists, the page shows what it waits for.
+        baseline: function that returns the baseline, as of `build_report`; called for each report.
         look: seconds between looks at the files.
     """
 
     def __init__(self, source: Path, *, baseline: Callable[[], str | None] = lambda: "grpo", look: float = 1.0) -> None:
-        self._source, self._baseline, self._least = source, baseline, look
+        self._source = source
+        self._baseline = baseline
+        self._shortest_pause = look
         self._over = threading.Event()
-        self._seen: frozenset[object] | None = None  # files of the latest report
+        self._seen: frozenset[_File] | None = None  # files of the latest report
         self._made = False  # whether a report was made
         self.served = Served()
         self._wait(f"Reading {source}", "starting")
@@ -72,7 +74,7 @@ class LivePage:
         while not self._over.wait(pause):
             started = time.monotonic()
             self.look()
-            pause = max(self._least, 3 * (time.monotonic() - started))  # a quarter of the time goes to reports
+            pause = max(self._shortest_pause, 3 * (time.monotonic() - started))  # a quarter of the time goes to reports
 
     def look(self) -> None:
         """Make the report again if a file has changed."""
@@ -82,13 +84,15 @@ class LivePage:
         self._seen = files
         try:
             state = self._state()
-            if any(size and path.endswith((METRICS, EVALS)) for path, size, _ in files):
+            if _has_begun(files):
                 self._show(read_report([self._source], baseline=self._baseline()), state)
                 self._made = True
                 return
             note = f"Waiting for the first step of {self._source} ({state})"
         except Exception as error:  # files of a run that begins, or damaged ones: another look may find better ones
-            state, note = "waiting", f"No report: {str(error) if isinstance(error, UserError) else repr(error)}"
+            state = "waiting"
+            reason = str(error) if isinstance(error, UserError) else repr(error)
+            note = f"No report: {reason}"
         if self._made:
             self.served = self.served._replace(note=plain(note, limit=200))
         else:
@@ -112,19 +116,37 @@ class LivePage:
     def _state(self) -> str:
         if not self._source.exists():
             return "the directory does not exist yet"
-        counts = Counter(run.state for runs in find_runs(self._source).values() for run in runs)
-        return ", ".join(f"{count} {plain(state, limit=20)}" for state, count in counts.items()) or "no run yet"
+        counts: Counter[str] = Counter()
+        for runs in find_runs(self._source).values():
+            counts.update(run.state for run in runs)
+        return tally(counts.items()) or "no run yet"
 
 
-def _files(source: Path) -> Iterator[tuple[str, int, int]]:
-    """Yield path, size and time of each file that a report may read."""
+class _File(NamedTuple):
+    path: str
+    size: int
+    time: int  # of the last change, in nanoseconds
+
+
+def _has_begun(files: Iterable[_File]) -> bool:
+    """Whether a run has logged a step or an evaluation."""
+    return any(file.size > 0 and file.path.endswith((METRICS, EVALS)) for file in files)
+
+
+def _files(source: Path) -> Iterator[_File]:
+    """Yield each file that a report may read."""
     for folder, folders, names in os.walk(source):
-        folders[:] = [name for name in folders if name not in ("checkpoints", "report") and not name.startswith(".")]
-        for path in (os.path.join(folder, name) for name in names):
-            if path.endswith((".json", ".jsonl", ".yaml", ".parquet")):
+        folders[:] = [name for name in folders if not _is_skipped(name)]
+        for name in names:
+            if name.endswith((".json", ".jsonl", ".yaml", ".parquet")):
+                path = os.path.join(folder, name)
                 with suppress(OSError):  # replaced at this moment, or a loop of links
                     about = os.stat(path)
-                    yield path, about.st_size, about.st_mtime_ns
+                    yield _File(path, about.st_size, about.st_mtime_ns)
+
+
+def _is_skipped(folder: str) -> bool:
+    return folder in ("checkpoints", "report") or folder.startswith(".")
 
 
 def server(page: LivePage, port: int) -> ThreadingHTTPServer:
@@ -139,13 +161,18 @@ class _Pages(BaseHTTPRequestHandler):
     """Answers GET and HEAD of the page, its parts and its data."""
 
     live: LivePage
-    server_version, sys_version = "pods", ""
+    server_version = "pods"
+    sys_version = ""
     timeout = 30.0  # seconds for a request to arrive
 
     def do_GET(self) -> None:
         served = self.live.served
-        state = {"version": served.version, "state": served.state, "note": served.note}
-        state["age"] = int(time.monotonic() - served.made)
+        state = {
+            "version": served.version,
+            "state": served.state,
+            "note": served.note,
+            "age": int(time.monotonic() - served.made),
+        }
         answers = {
             "/": (served.page, "text/html"),
             "/parts": (served.parts, "text/html"),

@@ -33,23 +33,23 @@ NO_MATTER = frozenset(
 """Keys that decide how memory and disk are used and what is published, not what is learned."""
 
 _TASK = "task version"  # the name in an arm's name of what environment.json has, and no recipe
-_FIRST = ("task", "model_name_or_path", "rule", "num_rollouts", "num_generations")  # named first
+_NAMED_FIRST = ("task", "model_name_or_path", "rule", "num_rollouts", "num_generations")
 _UNREADABLE = "recipe unreadable"
 
 Settings = Mapping[str, str]
 
 
-def pools_of(found: Mapping[str, Sequence[Run]]) -> dict[str, list[Run]]:
+def pools_of(folders: Mapping[str, Sequence[Run]]) -> dict[str, list[Run]]:
     """Split the runs under each name by recipe; return the runs of each arm by its own name.
 
     Args:
-        found: runs by the name of their folder.
+        folders: runs by the name of their folder.
 
     Returns:
         Arms in the same order. A name whose runs have one recipe is kept.
     """
     named: list[tuple[str, list[Run]]] = []
-    for name, runs in found.items():
+    for name, runs in folders.items():
         pools = _split(runs)
         if len(pools) == 1:
             named.append((name, pools[0]))
@@ -142,18 +142,23 @@ def _names(name: str, pools: Sequence[Sequence[Run]]) -> list[str]:
 
 def _telling_keys(recipes: Sequence[Settings]) -> list[str]:
     """Return the fewest settings, in a fixed order, whose values tell all recipes apart."""
-    known = {key for recipe in recipes for key in recipe}
-    differing = [key for key in known if len({recipe.get(key) for recipe in recipes}) > 1]
-    differing.sort(key=lambda key: (_FIRST.index(key) if key in _FIRST else len(_FIRST), key))
+    keys: set[str] = set()
+    for recipe in recipes:
+        keys |= recipe.keys()
     chosen: list[str] = []
     told_apart = 1
-    for key in differing:
-        tried = [*chosen, key]
-        count = len({tuple(recipe.get(one) for one in tried) for recipe in recipes})
+    for key in [*_NAMED_FIRST, *sorted(keys.difference(_NAMED_FIRST))]:
+        count = _distinct(recipes, [*chosen, key])
         if count > told_apart:
-            chosen = tried
+            chosen.append(key)
             told_apart = count
     return chosen
+
+
+def _distinct(recipes: Sequence[Settings], keys: Sequence[str]) -> int:
+    """Return how many recipes can be told apart by these settings."""
+    values = {tuple(map(recipe.get, keys)) for recipe in recipes}
+    return len(values)
 
 
 def _unique(named: Sequence[tuple[str, list[Run]]]) -> dict[str, list[Run]]:

@@ -42,10 +42,10 @@ def mean_curve(scores_RC: ArrayLike, drawn_BR: Array | None = None) -> Array:
     array([0.3, 0.5, nan])
     """
     scores = np.asarray(scores_RC, dtype=np.float64)
-    drawn = np.ones(len(scores)) if drawn_BR is None else drawn_BR
-    known = ~np.isnan(scores)
-    count = drawn @ known.astype(np.float64)
-    total = drawn @ np.where(known, scores, 0.0)
+    drawn = np.ones(len(scores)) if drawn_BR is None else drawn_BR  # [R] or [B, R]
+    present = ~np.isnan(scores)
+    count = drawn @ present.astype(np.float64)  # [C] or [B, C]
+    total = drawn @ np.where(present, scores, 0.0)
     return np.where(2 * count > len(scores), total / np.maximum(count, 1), np.nan)
 
 
@@ -66,19 +66,21 @@ def time_to(mean_C: ArrayLike, time_C: ArrayLike, target: ArrayLike, *, interpol
     """
     mean, time = np.broadcast_arrays(np.asarray(mean_C, float), np.asarray(time_C, float))
     goal = np.asarray(target, dtype=np.float64)[..., None]
-    known = ~(np.isnan(mean) | np.isnan(time))
-    reached = known & (np.where(known, mean, -np.inf) >= goal - _ROUNDING * np.abs(goal))
-    first = reached.argmax(axis=-1)[..., None]
-    found = np.take_along_axis(time, first, axis=-1)
+    present = ~(np.isnan(mean) | np.isnan(time))  # [..., C]
+    reached = present & (np.where(present, mean, -np.inf) >= goal - _ROUNDING * np.abs(goal))
+    first = reached.argmax(axis=-1)[..., None]  # [..., 1]
+    reached_at = np.take_along_axis(time, first, axis=-1)  # [..., 1]
     if interpolated:
-        latest = np.maximum.accumulate(np.where(known, np.arange(mean.shape[-1]), 0), axis=-1)
-        before = np.take_along_axis(latest, np.maximum(first - 1, 0), axis=-1)
-        low, high = (np.take_along_axis(mean, at, axis=-1) for at in (before, first))
+        # the latest checkpoint present up to each one, and so the one before the first that reaches the score
+        latest = np.maximum.accumulate(np.where(present, np.arange(mean.shape[-1]), 0), axis=-1)  # [..., C]
+        before = np.take_along_axis(latest, np.maximum(first - 1, 0), axis=-1)  # [..., 1]
+        low = np.take_along_axis(mean, before, axis=-1)
+        high = np.take_along_axis(mean, first, axis=-1)
         start = np.take_along_axis(time, before, axis=-1)
         rise = np.where(high > low, high - low, 1.0)
-        crossing = start + (found - start) * np.clip((goal - low) / rise, 0.0, 1.0)
-        found = np.where(np.isnan(crossing), found, crossing)  # NaN: no checkpoint before
-    return np.where(reached.any(axis=-1), found[..., 0], np.inf)
+        crossing = start + (reached_at - start) * np.clip((goal - low) / rise, 0.0, 1.0)
+        reached_at = np.where(np.isnan(crossing), reached_at, crossing)  # NaN: no checkpoint before
+    return np.where(reached.any(axis=-1), reached_at[..., 0], np.inf)
 
 
 def time_ratio(baseline_time: ArrayLike, arm_time: ArrayLike) -> Array:
@@ -90,7 +92,8 @@ def time_ratio(baseline_time: ArrayLike, arm_time: ArrayLike) -> Array:
     >>> time_ratio([60, 60, 60, 0], [30, np.inf, 0, 0])
     array([ 2.,  0., inf,  1.])
     """
-    baseline, arm = np.asarray(baseline_time, float), np.asarray(arm_time, float)
+    baseline = np.asarray(baseline_time, dtype=np.float64)
+    arm = np.asarray(arm_time, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(baseline == arm, 1.0, baseline / arm)
     return np.where(np.isfinite(baseline), ratio, np.nan)
@@ -162,17 +165,18 @@ def speedups(baseline: Tables, arm: Tables, *, paired: bool = False, intervals: 
         either side the interval is NaN. There is no speedup (NaN) if the baseline has T at its first evaluation, or if
         the arm ends below T before the baseline reaches it.
 
-    >>> grpo, pods = np.array([[0.2, 0.5, 0.8]] * 2), np.array([[0.2, 0.8, 0.9]] * 2)
+    >>> grpo = np.array([[0.2, 0.5, 0.8]] * 2)
+    >>> pods = np.array([[0.2, 0.8, 0.9]] * 2)
     >>> clock = np.array([[0.0, 30.0, 60.0]] * 2)
-    >>> s = next(speedups((grpo, clock), (pods, clock)))
-    >>> s.speedup, s.ci_low, s.ci_high, s.never_reached
+    >>> pods_speedup = next(speedups((grpo, clock), (pods, clock)))
+    >>> pods_speedup.speedup, pods_speedup.ci_low, pods_speedup.ci_high, pods_speedup.never_reached
     (2.0, 2.0, 2.0, False)
     """
-    base = Evaluations(*baseline)
-    ours = Evaluations(*arm)
+    baseline = Evaluations(*baseline)
+    arm = Evaluations(*arm)
     for criterion in CRITERIA:
         for interpolated in (False, True):
-            yield _compare(base, ours, criterion, interpolated=interpolated, paired=paired, intervals=intervals)
+            yield _compare(baseline, arm, criterion, interpolated=interpolated, paired=paired, intervals=intervals)
 
 
 def _compare(
@@ -187,34 +191,38 @@ def _compare(
     arm_time = float(time_to(arm_mean, arm_seconds, goal, interpolated=interpolated))
     runs = min(len(base.scores), len(arm.scores))
     arm_end = float(np.fmax.reduce(np.where(np.isnan(arm_mean), np.nan, arm_seconds)))
-    found = Speedup(criterion, interpolated, goal, base_time, arm_time, math.nan, runs, arm_end=arm_end)
+    result = Speedup(criterion, interpolated, goal, base_time, arm_time, math.nan, runs, arm_end=arm_end)
     if math.isnan(goal) or np.isnan(arm_mean).all():
-        return found
+        return result
     at = _first_at(base_mean, goal)
     start = int(np.flatnonzero(~np.isnan(base_mean))[0])
     if at == start:
-        return replace(found, problem=FLAT)
-    if math.isinf(arm_time) and _end_of(arm, arm_mean, arm_seconds) < _due_of(base, base_seconds)[at] * (1 - 1e-9):
-        return replace(found, problem=SHORT)
-    found = replace(found, speedup=float(time_ratio(base_time, arm_time)))
+        return replace(result, problem=FLAT)
+    # by nominal seconds, since the last step of each run ends at another real second
+    base_due = float(_due_of(base, base_seconds)[at])
+    ends_before = _end_of(arm, arm_mean, arm_seconds) < base_due * (1 - 1e-9)
+    if math.isinf(arm_time) and ends_before:
+        return replace(result, problem=SHORT)
+    result = replace(result, speedup=float(time_ratio(base_time, arm_time)))
     if not intervals or runs < 2:
-        return found
+        return result
     level_R = base.scores[:, at]
     if interpolated:
         level_R = _scores_at(base.scores, base_mean, goal, at)
-    half = half_widths(
+    level_RC = np.broadcast_to(level_R[:, None], (len(level_R), arm.scores.shape[1]))
+    half_C = half_widths(
         arm.scores,
-        np.broadcast_to(level_R[:, None], (len(level_R), arm.scores.shape[1])),
+        level_RC,
         paired=paired,
         arm_error_C=_error_of(arm),
         other_error_C=_error_of(base)[at],
     )
-    soonest = float(time_to(arm_mean + half, arm_seconds, goal, interpolated=interpolated))
-    latest = float(time_to(arm_mean - half, arm_seconds, goal, interpolated=interpolated))
+    soonest = float(time_to(arm_mean + half_C, arm_seconds, goal, interpolated=interpolated))
+    latest = float(time_to(arm_mean - half_C, arm_seconds, goal, interpolated=interpolated))
     # a checkpoint that one run has, and so no interval, may be the one that counts
-    low = min(float(time_ratio(base_time, latest)), found.speedup)
-    high = max(float(time_ratio(base_time, soonest)), found.speedup)
-    return replace(found, ci_low=low, ci_high=high)
+    low = min(float(time_ratio(base_time, latest)), result.speedup)
+    high = max(float(time_ratio(base_time, soonest)), result.speedup)
+    return replace(result, ci_low=low, ci_high=high)
 
 
 def _first_at(mean_C: Array, goal: float) -> int:

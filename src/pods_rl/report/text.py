@@ -1,28 +1,31 @@
-"""Names, numbers and times, from text and as text. Names may be hostile: print only names cleaned by ``plain``."""
+"""Formatting and parsing of names, numbers and times. Names may be hostile: print them only through ``plain``."""
 
 from __future__ import annotations
 
 import html
 import math
 import re
+from collections.abc import Iterable
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+")
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]#|~$])")
 
 _WORDS = {"both_accuracy": "answer and format right", "mean_completion_tokens": "mean completion length (tokens)"}
-_LARGEST = 1e15  # of a logged number: squares and sums of such ones stay finite
+_LARGEST = 1e15  # squares and sums of logged numbers below it stay finite
 
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}  # seconds in each unit of time
 
 
 def plain(text: object, limit: int = 60) -> str:
-    """Return a name on one line: control characters, marks of direction and lone surrogates become spaces.
+    """Return a name on one line. Control characters, marks of direction and lone surrogates become spaces.
 
     >>> plain("grpo" + chr(10) + chr(27) + "[31m"), plain("abcdef", limit=4)
     ('grpo [31m', 'abc…')
     """
     line = _CONTROL.sub(" ", str(text)).strip()
-    return line if len(line) <= limit else line[: limit - 1] + "…"
+    if len(line) > limit:
+        line = line[: limit - 1] + "…"
+    return line
 
 
 def markdown(text: object) -> str:
@@ -49,7 +52,11 @@ def unit_for(seconds: float) -> str:
     >>> unit_for(150), unit_for(1800), unit_for(21600)
     ('s', 'min', 'h')
     """
-    return "s" if not seconds > 300 else "min" if seconds < 3 * 3600 else "h"
+    if seconds >= 3 * 3600:
+        return "h"
+    if seconds > 300:
+        return "min"
+    return "s"  # also for NaN
 
 
 def duration(seconds: float, unit: str | None = None) -> str:
@@ -58,14 +65,18 @@ def duration(seconds: float, unit: str | None = None) -> str:
     >>> duration(42.31), duration(5400), duration(5400, "h"), duration(float("inf"))
     ('42.3 s', '90.0 min', '1.50 h', 'never')
     """
+    if seconds == math.inf:
+        return "never"
     if not math.isfinite(seconds):
-        return "never" if seconds > 0 else "–"
-    unit = unit or unit_for(seconds)
-    return f"{seconds / UNITS[unit]:.{2 if unit == 'h' else 1}f} {unit}"
+        return "–"
+    if unit is None:
+        unit = unit_for(seconds)
+    digits = 2 if unit == "h" else 1
+    return f"{seconds / UNITS[unit]:.{digits}f} {unit}"
 
 
 def finite(value: object) -> float | None:
-    """Return a number of at most 15 digits, or None: a logged value may be null, text, not finite, or absurd.
+    """Return a logged value as a number; None for null, text, NaN, infinity and numbers of more than 15 digits.
 
     >>> finite("0.5"), finite(None), finite("x"), finite(float("nan")), finite(True)
     (0.5, None, None, None, None)
@@ -79,18 +90,43 @@ def finite(value: object) -> float | None:
     return number if abs(number) < _LARGEST else None
 
 
+def tally(counts: Iterable[tuple[str, int]]) -> str:
+    """Return how many there are of each state.
+
+    >>> tally([("failed", 2), ("stopped", 1)])
+    '2 failed, 1 stopped'
+    """
+    return ", ".join(f"{count} {plain(state, limit=20)}" for state, count in counts)
+
+
+def finite_numbers(values: Iterable[object]) -> list[float]:
+    """Return the numbers among logged values.
+
+    >>> finite_numbers([0.5, None, "x", 2])
+    [0.5, 2.0]
+    """
+    numbers = []
+    for value in values:
+        number = finite(value)
+        if number is not None:
+            numbers.append(number)
+    return numbers
+
+
 def rounded(value: object, digits: int = 5) -> float | None:
-    """Return a number with this many digits, by default more than a screen shows; None for what is not a number.
+    """Return a number rounded to significant digits; None if the value is not a number.
 
     >>> rounded(0.123456789), rounded(float("nan"))
     (0.12346, None)
     """
-    known = finite(value)
-    return None if known is None else float(f"{known:.{digits}g}")
+    number = finite(value)
+    if number is None:
+        return None
+    return float(f"{number:.{digits}g}")
 
 
 def number(value: object, digits: int = 3) -> str:
-    """Format a number; a dash if there is none.
+    """Format a number, or a dash if there is none.
 
     >>> number(0.80761, 4), number(float("nan")), number(None), number(12), number(-0.0001)
     ('0.8076', '–', '–', '12', '0.000')
@@ -107,11 +143,20 @@ def number(value: object, digits: int = 3) -> str:
 
 
 def interval(low: float, high: float, digits: int = 2) -> str:
-    """Format an interval, or a dash if there is none.
+    """Format an interval.
 
-    >>> interval(1.0, 2.6666), interval(float("nan"), float("nan"))
-    ('[1.00, 2.67]', '–')
+    >>> interval(1.0, 2.6666)
+    '[1.00, 2.67]'
+    """
+    return f"[{number(float(low), digits)}, {number(float(high), digits)}]"
+
+
+def with_interval(value: str, low: float, high: float, digits: int = 2) -> str:
+    """Return a formatted number with its interval, alone if there is no interval.
+
+    >>> with_interval("1.50x", 1.0, 2.6666), with_interval("1.50x", float("nan"), float("nan"))
+    ('1.50x [1.00, 2.67]', '1.50x')
     """
     if math.isnan(low) or math.isnan(high):
-        return "–"
-    return f"[{number(float(low), digits)}, {number(float(high), digits)}]"
+        return value
+    return f"{value} {interval(low, high, digits)}"

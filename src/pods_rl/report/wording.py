@@ -1,4 +1,4 @@
-"""The sentences of a report: headlines, what limits the numbers, and how they were computed."""
+"""The words of a report: one number with its interval, headlines, what limits the numbers, and their method."""
 
 from __future__ import annotations
 
@@ -6,188 +6,277 @@ import math
 from collections import Counter
 
 from ..text import counted
-from .analysis import Analysis, Pair
+from .analysis import Analysis, ArmResult, Pair
 from .arms import Arm, damaged_files
 from .comparable import refusal, remarks
-from .intervals import Z_95
-from .statistics import FLAT, SHORT
-from .text import duration, interval, number, plain, unit_for, words
+from .statistics import FLAT, SHORT, Speedup
+from .text import duration, interval, number, plain, tally, unit_for, with_interval, words
 
 _NAMED = 6  # pairs or arms that get a line of their own
+
+
+# ----------------------------------------------------------------------------- one number, in cells and sentences
+
+
+def final_text(result: ArmResult) -> str:
+    """Return the final score with its interval over runs, or of a single run with the error of its evaluation."""
+    final = result.final
+    if final is None:
+        return "–"
+    score = number(final.final)
+    if not math.isnan(result.margin):
+        return f"{score} ± {number(result.margin)}"
+    return with_interval(score, final.low, final.high, 3)
+
+
+def speedup_text(speedup: Speedup | None) -> str:
+    """Return a speedup with its interval; of an arm that does not reach the level only what the interval allows."""
+    if speedup is None:
+        return "–"
+    if not speedup.never_reached:
+        return with_interval(number(speedup.speedup, 2), speedup.ci_low, speedup.ci_high)
+    if speedup.ci_high > 0:
+        return f"never {interval(0.0, speedup.ci_high)}"
+    return "never"
+
+
+def time_to_level_text(speedup: Speedup | None, unit: str) -> str:
+    """Return when an arm reached the level. An arm that ended too early to know had not at its end."""
+    if speedup is None:
+        return "–"
+    if speedup.problem == SHORT:
+        return f"> {duration(speedup.arm_end, unit)}"
+    if speedup.problem:
+        return "–"
+    return duration(speedup.arm_time, unit)
+
+
+def settled_text(pair: Pair) -> str:
+    """Return which of the two comparisons of a pair are settled."""
+    settled = []
+    if pair.difference.settled:
+        settled.append("score")
+    if pair.speedup.settled:
+        settled.append("speedup")
+    text = " and ".join(settled) or "neither"
+    if pair.difference.order:
+        text += f", but every run is {pair.difference.order}"
+    return text
+
+
+def pairing_text(pair: Pair) -> str:
+    """Return the kind of the interval of a difference."""
+    if math.isnan(pair.difference.low):
+        return "–"
+    return "paired by seed" if pair.difference.paired else "unpaired"
+
+
+def runs_text(arm: Arm) -> str:
+    """Return the number of runs, and how many of them did not finish."""
+    if arm.unfinished:
+        return f"{arm.run_count} ({arm.unfinished})"
+    return str(arm.run_count)
+
+
+# ------------------------------------------------------------------------------------------------- headlines
 
 
 def headlines(analysis: Analysis) -> tuple[str, ...]:
     """Return a line for each of the first pairs of arms, then the speedup of the one that the experiment is about.
 
-    Without a pair: the first and last score of each arm.
+    Without a pair, return the first and last score of each arm.
     """
     pairs = analysis.pairs
-    if not pairs:
-        scored = [arm for arm in analysis.arms if arm.name in analysis.finals]
-        scored.sort(key=lambda arm: -analysis.finals[arm.name].final)
-        found = tuple(_progress(analysis, arm) for arm in scored[:_NAMED])
-        return found or (f"No evaluation of {plain(analysis.metric)} yet.",)
-    return (*(_scores(analysis, pair) for pair in pairs[:_NAMED]), _speedup(pairs[0]))
+    if pairs:
+        return (*(_scores(analysis, pair) for pair in pairs[:_NAMED]), _speedup(pairs[0]))
+    scored = sorted(analysis.scored, key=_final_score, reverse=True)
+    if scored:
+        return tuple(_progress(analysis, result) for result in scored[:_NAMED])
+    return (f"No evaluation of {plain(analysis.metric)} yet.",)
 
 
-def _trained(arm: Arm) -> bool:
-    """Whether an arm was evaluated after its start."""
-    return arm.curve is not None and arm.curve.end > 0
+def _final_score(result: ArmResult) -> float:
+    assert result.final is not None
+    return result.final.final
 
 
-def _progress(analysis: Analysis, arm: Arm) -> str:
+def _progress(analysis: Analysis, result: ArmResult) -> str:
     """Return the first and last score of an arm."""
-    end = analysis.finals[arm.name]
-    what = words(analysis.metric)
+    arm = result.arm
+    final = result.final
+    assert final is not None
+    metric = words(analysis.metric)
     runs = counted(arm.run_count, "run")
     if arm.unfinished:
         runs += f" ({arm.unfinished})"
-    if not _trained(arm):
-        return f"{arm.label} starts at {number(end.start)} {what}, {runs}."
-    spread = f" {interval(end.low, end.high, 3)}".removesuffix(" –")
-    if arm.is_single and not math.isnan(end.error):
-        spread = f" ± {number(Z_95 * end.error)}"
-    times = f"in {duration(end.final_seconds)}, {runs}"
-    return f"{arm.label} went from {number(end.start)} to {number(end.final)}{spread} {what} {times}."
+    if not arm.is_trained:
+        return f"{arm.label} starts at {number(final.start)} {metric}, {runs}."
+    scores = f"from {number(final.start)} to {final_text(result)} {metric}"
+    return f"{arm.label} went {scores} in {duration(final.final_seconds)}, {runs}."
 
 
 def _scores(analysis: Analysis, pair: Pair) -> str:
-    """Return who is higher and by how much, and in a second sentence whether to believe it."""
+    """Return which arm is higher and by how much, and in a second sentence whether that is settled."""
     arm = pair.arm.label
-    other = pair.other.label
+    rival = pair.rival.label
     gap = pair.difference
     side = "above" if gap.mean >= 0 else "below"
-    place = f"{abs(gap.mean):.3f} {side}" if round(gap.mean, 3) else "level with"
-    early = _ends_earlier(pair)
-    verb = "is" if early else "ends"
-    scores = f"{words(analysis.metric)} {number(pair.score)} against {number(pair.other_score)}"
-    line = f"{early}{arm} {verb} {place} {other}: {scores}."
+    place = f"{abs(gap.mean):.3f} {side}"
+    if round(gap.mean, 3) == 0:
+        place = "level with"
+    verb = "is" if pair.is_early else "ends"
+    scores = f"{words(analysis.metric)} {number(pair.score)} against {number(pair.rival_score)}"
+    line = f"{_when(pair)}{arm} {verb} {place} {rival}: {scores}."
     runs = _runs_of(pair)
     if math.isnan(gap.low):
         return f"{line} Not settled: {runs}."
-    order = f", but every run of {arm} is {side} every run of {other}" if gap.side and not gap.settled else ""
     verdict = "Settled" if gap.settled else "Not settled"
-    return f"{line} {verdict}: 95 % interval {interval(gap.low, gap.high, 3)}, {runs}{order}."
+    if gap.order:
+        runs += f", but every run of {arm} is {gap.order} every run of {rival}"
+    return f"{line} {verdict}: 95 % interval {interval(gap.low, gap.high, 3)}, {runs}."
 
 
-def _ends_earlier(pair: Pair) -> str:
+def _when(pair: Pair) -> str:
     """Return the time of a comparison before the end of an arm, and which arm ends there; empty at the end of both."""
-    ends = {arm.label: arm.curve.end for arm in (pair.arm, pair.other) if arm.curve}
-    if max(ends.values()) <= pair.due * (1 + 1e-9):
+    if not pair.is_early:
         return ""
-    unit = unit_for(max(ends.values()))
-    enders = [label for label, end in ends.items() if end <= pair.due * (1 + 1e-9)]
-    where = f", where {enders[0]} ends" if enders else ""
-    return f"At {duration(pair.due, unit)}{where}, "
+    unit = unit_for(max(pair.arm.end, pair.rival.end))
+    when = f"At {duration(pair.due, unit)}"
+    for arm in (pair.arm, pair.rival):
+        if arm.end <= pair.due * (1 + 1e-9):
+            return f"{when}, where {arm.label} ends, "
+    return f"{when}, "
 
 
 def _runs_of(pair: Pair) -> str:
     """Return how many runs a comparison is over, and how many of the arms' runs did not finish."""
-    if pair.runs == pair.other_runs:
+    if pair.runs == pair.rival_runs:
         text = f"{counted(pair.runs, 'run')} each"
     else:
-        text = f"{pair.runs} and {counted(pair.other_runs, 'run')}"
-    unfinished = [f"{arm.label}: {arm.unfinished}" for arm in (pair.arm, pair.other) if arm.unfinished]
-    return f"{text} ({'; '.join(unfinished)})" if unfinished else text
+        text = f"{pair.runs} and {counted(pair.rival_runs, 'run')}"
+    unfinished = [f"{arm.label}: {arm.unfinished}" for arm in (pair.arm, pair.rival) if arm.unfinished]
+    if unfinished:
+        text += f" ({'; '.join(unfinished)})"
+    return text
 
 
 def _speedup(pair: Pair) -> str:
-    """Return how much sooner an arm reached the other's level."""
-    result = pair.speedup
+    """Return how much sooner an arm reached its rival's level."""
+    speedup = pair.speedup
     arm = pair.arm.label
-    other = pair.other.label
-    goal = f"99 % of {other}’s peak ({number(result.threshold)})"
-    if result.problem == FLAT:
-        level = number(result.threshold)
-        return f"No speedup: {other} has 99 % of its own peak ({level}) at its first evaluation already."
-    unit = unit_for(result.baseline_time)
-    if result.problem == SHORT:
-        ends = duration(result.arm_end, unit)
-        return (
-            f"No speedup: {arm} ends at {ends}, below {goal}, which {other} reaches after "
-            f"{duration(result.baseline_time, unit)}."
-        )
-    if math.isinf(result.arm_time):
-        high = "" if math.isnan(result.ci_high) else f" Its speedup is at most {number(result.ci_high, 2)}x."
-        return f"{arm} never reached {goal}." + (high if result.ci_high > 0 else "")
-    if result.arm_time <= 0:
-        return f"{arm} has {goal} at its first evaluation, {other} after {duration(result.baseline_time, unit)}."
-    times = f"after {duration(result.arm_time, unit)}, {other} after {duration(result.baseline_time, unit)}"
-    spread = f" {interval(result.ci_low, result.ci_high)}".removesuffix(" –")
-    settled = "settled" if result.settled else "not settled"
-    return f"{arm} reached {goal} {times}: a speedup of {number(result.speedup, 2)}x{spread}, {settled}."
+    rival = pair.rival.label
+    level = number(speedup.threshold)
+    if speedup.problem == FLAT:
+        return f"No speedup: {rival} has 99 % of its own peak ({level}) at its first evaluation already."
+    goal = f"99 % of {rival}’s peak ({level})"
+    unit = unit_for(speedup.baseline_time)
+    rival_time = duration(speedup.baseline_time, unit)
+    if speedup.problem == SHORT:
+        ends = duration(speedup.arm_end, unit)
+        return f"No speedup: {arm} ends at {ends}, below {goal}, which {rival} reaches after {rival_time}."
+    if speedup.never_reached:
+        line = f"{arm} never reached {goal}."
+        if speedup.ci_high > 0:
+            line += f" Its speedup is at most {number(speedup.ci_high, 2)}x."
+        return line
+    if speedup.arm_time <= 0:
+        return f"{arm} has {goal} at its first evaluation, {rival} after {rival_time}."
+    times = f"after {duration(speedup.arm_time, unit)}, {rival} after {rival_time}"
+    ratio = with_interval(f"{number(speedup.speedup, 2)}x", speedup.ci_low, speedup.ci_high)
+    settled = "settled" if speedup.settled else "not settled"
+    return f"{arm} reached {goal} {times}: a speedup of {ratio}, {settled}."
+
+
+# ----------------------------------------------------------------------------------------------------- notes
 
 
 def notes(analysis: Analysis) -> tuple[str, ...]:
     """Return the limitations of the numbers, each a sentence or two; empty if there are none."""
-    found, runs = [], [run for arm in analysis.arms for run in arm.runs]
-    states = Counter(run.state for run in runs if run.state != "finished")
-    if states:
-        parts = ", ".join(f"{count} {plain(state)}" for state, count in sorted(states.items()))
-        unfinished = f"{states.total()} of {len(runs)} runs did not finish ({parts})."
-        found.append(f"{unfinished} Each counts up to its last evaluation.")
-    if lone := [arm.label for arm in analysis.arms if arm.is_single]:
-        found.append(f"One run does not show how seeds differ. Its ± and band are over prompts: {', '.join(lone)}.")
-    found += _baseline_notes(analysis)
+    lines = _unfinished_notes(analysis)
+    single = [arm.label for arm in analysis.arms if arm.is_single]
+    if single:
+        lines.append(f"One run does not show how seeds differ. Its ± and band are over prompts: {', '.join(single)}.")
+    lines += _baseline_notes(analysis)
+    for result in analysis.results:
+        lines += [f"{result.arm.label}: {line}" for line in _curve_notes(analysis, result)]
+    damage = damaged_files(analysis.arms)
+    if damage:
+        lines.append(f"Skipped unreadable data: {damage}.")
+    lines += remarks(analysis.compared)
+    return tuple(lines)
+
+
+def _unfinished_notes(analysis: Analysis) -> list[str]:
+    """Return how many runs did not finish, by state."""
+    states: Counter[str] = Counter()
     for arm in analysis.arms:
-        found += [f"{arm.label}: {line}" for line in _curve_notes(analysis, arm)]
-    if damage := damaged_files(analysis.arms):
-        found.append(f"Skipped unreadable data: {damage}.")
-    found += remarks(analysis.compared)
-    return tuple(found)
+        states.update(run.state for run in arm.runs)
+    run_count = states.total()
+    del states["finished"]
+    if not states:
+        return []
+    unfinished = f"{states.total()} of {run_count} runs did not finish ({tally(sorted(states.items()))})."
+    return [f"{unfinished} Each counts up to its last evaluation."]
 
 
-def _curve_notes(analysis: Analysis, arm: Arm) -> list[str]:
+def _curve_notes(analysis: Analysis, result: ArmResult) -> list[str]:
     """Return what is missing from an arm's curve."""
-    found = []
-    curve, end = arm.curve, analysis.finals.get(arm.name)
-    if silent := arm.run_count - (len(curve.runs) if curve else 0):
-        found.append(f"{silent} of {arm.run_count} runs have no evaluation of {plain(analysis.metric)}.")
-    if curve is None:
-        return found
-    if not _trained(arm):
-        found.append("no evaluation after its start.")
-    if curve.interpolated:
-        found.append("its runs were evaluated at different times. Scores are interpolated linearly to common times.")
-    if end and end.final_runs < len(curve.runs):
-        found.append(f"its final score is the mean of {end.final_runs} of {len(curve.runs)} runs; the others ended.")
+    arm = result.arm
+    if arm.curve is None:
+        return _silent_notes(analysis, arm, arm.run_count)
+    run_count = len(arm.curve.runs)
+    lines = _silent_notes(analysis, arm, arm.run_count - run_count)
+    if not arm.is_trained:
+        lines.append("no evaluation after its start.")
+    if arm.curve.interpolated:
+        lines.append("its runs were evaluated at different times. Scores are interpolated linearly to common times.")
+    if result.final and result.final.final_runs < run_count:
+        lines.append(f"its final score is the mean of {result.final.final_runs} of {run_count} runs; the others ended.")
     duplicates = [seed for seed, count in Counter(arm.seeds).items() if count > 1]
     if duplicates and arm.runs:
-        found.append(f"several of its runs have seed {plain(duplicates[0])}. They may not be independent.")
-    return found
+        lines.append(f"several of its runs have seed {plain(duplicates[0])}. They may not be independent.")
+    return lines
+
+
+def _silent_notes(analysis: Analysis, arm: Arm, silent: int) -> list[str]:
+    """Return how many runs of an arm were never evaluated."""
+    if silent == 0:
+        return []
+    return [f"{silent} of {arm.run_count} runs have no evaluation of {plain(analysis.metric)}."]
 
 
 def _baseline_notes(analysis: Analysis) -> list[str]:
     """Return why nothing is compared, or what is odd about the level that speedups are to."""
     base = analysis.baseline
-    if len(analysis.arms) < 2:
+    if len(analysis.results) < 2:
         return []
     if base is None:
         return ["No baseline is set, so nothing is compared.", *_mixed(analysis)]
-    if base.curve is None or base.name not in analysis.finals:
+    base_result = analysis.result_of(base.name)
+    if base_result.final is None:
         return [f"{base.label}, the baseline, has no evaluation that most of its runs share: nothing is compared."]
-    found = []
-    for arm in analysis.arms:
-        if arm.name in analysis.refused:
-            found.append(f"{arm.label} is not compared with {base.label}: {analysis.refused[arm.name]}.")
-    level = analysis.speedup_of(base.name)
-    if level and level.problem == FLAT:
-        found.append(
+    lines = []
+    for result in analysis.results:
+        if result.refused:
+            lines.append(f"{result.arm.label} is not compared with {base.label}: {result.refused}.")
+    if base_result.speedup and base_result.speedup.problem == FLAT:
+        lines.append(
             f"{base.label} has 99 % of its peak at its first evaluation: no speedup can be measured against it."
         )
-    early = {pair.arm.label: pair for pair in analysis.pairs if pair.other is base and _ends_earlier(pair)}
-    for label, pair in early.items():
-        found.append(f"{label} and {base.label} end at different times. They are compared at {duration(pair.due)}.")
+    for pair in analysis.pairs:
+        if pair.rival is base and pair.is_early:
+            ends = f"{pair.arm.label} and {base.label} end at different times."
+            lines.append(f"{ends} They are compared at {duration(pair.due)}.")
     counts = {arm.label: arm.run_count for arm in analysis.compared}
     if len({*counts.values()}) > 1:
         parts = ", ".join(f"{label} {count}" for label, count in counts.items())
-        found.append(f"Arms have different numbers of runs: {parts}.")
-    return found
+        lines.append(f"Arms have different numbers of runs: {parts}.")
+    return lines
 
 
 def _mixed(analysis: Analysis) -> list[str]:
     """Return why scores next to each other cannot be compared by eye either."""
-    scored = [arm for arm in analysis.arms if arm.name in analysis.finals]
+    scored = [result.arm for result in analysis.scored]
     for arm in scored[1:]:
         reason = refusal(scored[0], arm)
         if reason:
