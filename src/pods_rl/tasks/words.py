@@ -152,13 +152,16 @@ def _write_story(rng: random.Random, scene: dict[str, list[str]], written: list[
 
     `groups` is the number of groups, if the story opens with groups.
     """
-    names_she = _stories()["she"]
-    names_he = _stories()["he"]
+    stories = _stories()
+    # The friends have the other pronouns, so that a pronoun always means the person.
     if rng.random() < 0.5:
-        names, friends_names, pronouns = names_she, names_he, ("she", "her", "her")
+        names = stories["she"]
+        friends_names = stories["he"]
+        subjective, possessive, objective = ("she", "her", "her")
     else:
-        names, friends_names, pronouns = names_he, names_she, ("he", "his", "him")
-    subjective, possessive, objective = pronouns
+        names = stories["he"]
+        friends_names = stories["she"]
+        subjective, possessive, objective = ("he", "his", "him")
     name = rng.choice(names)
     friends = rng.sample(friends_names, 2)
     fields: dict[str, Any] = {
@@ -171,14 +174,15 @@ def _write_story(rng: random.Random, scene: dict[str, list[str]], written: list[
         "k": groups,
         "things": rng.choice(scene["things"]),
     }
-    text = []
+    sentences: list[str] = []
     person_is_subject = False  # of the sentence before
     for sentence, number in written:
         if not person_is_subject:  # a pronoun would be unclear
             sentence = _PRONOUN.sub(_name_for_pronoun, sentence, count=1)
         person_is_subject = sentence.startswith(("{He}", "{A} "))
-        text.append(sentence.format(**fields, n=number, times=TIMES.get(number), B=rng.choice(friends)))
-    return " ".join(text)
+        friend = rng.choice(friends)
+        sentences.append(sentence.format(**fields, n=number, times=TIMES.get(number), B=friend))
+    return " ".join(sentences)
 
 
 def _name_for_pronoun(pronoun: re.Match[str]) -> str:
